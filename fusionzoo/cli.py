@@ -1,0 +1,126 @@
+"""The console command: `fusionzoo train | embed | zoo | data`. Imports only what a command needs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from .errors import FusionZooError
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run one subcommand; an error that the user can mend is one line and exit code 2."""
+    args = list(sys.argv[1:] if args is None else args)
+    if args[:1] == ["train"]:
+        from .scripts.train import main as train
+
+        return train(args[1:])
+    if args[:1] == ["embed"]:
+        from .scripts.embed import main as embed
+
+        return embed(args[1:])
+    parsed = _parser().parse_args(args)
+    try:
+        return int(parsed.run(parsed) or 0)
+    except FusionZooError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="fusionzoo", description="Multimodal feature fusion.")
+    commands = parser.add_subparsers(required=True, metavar="command")
+    commands.add_parser("train", help="train a fusion model: `fusionzoo train --help`")
+    commands.add_parser("embed", help="write fused embeddings: `fusionzoo embed --help`")
+
+    zoo = commands.add_parser("zoo", help="list the fusions and encoders, explain or check one")
+    zoo.set_defaults(run=_list_zoo)
+    actions = zoo.add_subparsers(metavar="action")
+    info = actions.add_parser("info", help="what one fusion does and what may be set")
+    info.add_argument("name")
+    info.set_defaults(run=_info)
+    check = actions.add_parser("check", help="hold a fusion to the contract")
+    check.add_argument("target", metavar="module:Class|name")
+    check.set_defaults(run=_check)
+
+    data = commands.add_parser("data", help="list or fetch data sets")
+    data.set_defaults(run=_list_data)
+    actions = data.add_subparsers(metavar="action")
+    actions.add_parser("list", help="the data sets").set_defaults(run=_list_data)
+    fetch = actions.add_parser("fetch", help="download a data set")
+    fetch.add_argument("name", choices=["stamps"])
+    fetch.add_argument("--root", help="folder to put it in; default: the cache")
+    fetch.set_defaults(run=_fetch)
+    return parser
+
+
+def _list_zoo(_: argparse.Namespace) -> None:
+    from .encoders import list_encoders
+    from .fusion import fusion_info, list_fusions
+
+    rows = [fusion_info(name) for name in list_fusions()]
+    print_table(
+        f"{len(rows)} fusions (fusionzoo zoo info NAME says more)",
+        ("name", "family", "reads", "what it does", "paper"),
+        [(row.name, row.family, row.reads, row.summary, row.paper or "-") for row in rows],
+    )
+    kinds = ("image", "text", "audio", "vector", "sequence")
+    print_table(
+        "Encoders",
+        ("kind", "names"),
+        [(kind, ", ".join(list_encoders(kind))) for kind in kinds],
+    )
+
+
+def _info(parsed: argparse.Namespace) -> None:
+    import inspect
+
+    from .fusion import fusion_info
+
+    entry = fusion_info(parsed.name)
+    print(f"{entry.name}  ({entry.family} fusion, reads {entry.reads})\n")
+    print(inspect.getdoc(entry.cls) or "")
+    print(f"\npaper: {entry.paper or '-'}\n\nsettings:")
+    for name, parameter in entry.parameters.items():
+        print(f"  --fusion.{name:<18} default {parameter.default!r}")
+
+
+def _check(parsed: argparse.Namespace) -> int:
+    from .conformance import main_check
+
+    return main_check(parsed.target)
+
+
+def _list_data(_: argparse.Namespace) -> None:
+    from .datasets import DATASETS
+
+    rows = [DATASETS[name] for name in DATASETS]
+    settings = [", ".join(row.parameters) for row in rows]
+    table = [(row.name, row.summary, own) for row, own in zip(rows, settings, strict=True)]
+    print_table("Data sets", ("name", "what it holds", "settings (--data.<setting>)"), table)
+
+
+def _fetch(parsed: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from .datasets.stamps import fetch
+
+    print(f"ready: {fetch(Path(parsed.root) if parsed.root else None)}")
+
+
+def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table; its first column never breaks."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for number, name in enumerate(header):
+        table.add_column(name, no_wrap=not number)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

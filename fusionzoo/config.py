@@ -1,0 +1,294 @@
+"""Settings of a run: typed dataclasses, a YAML file, dotted flags. Nothing heavy is imported here.
+
+`python train.py --config a.yaml --optim.lr 1e-3 --fusion.name mbt`: flags win over the file, the
+file wins over the defaults. The sections `data`, `fusion` and `encoders.<modality>` name a registry
+entry; what else they hold are keyword arguments of that entry's constructor.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+
+from annotated_types import Ge, Gt, Interval
+
+from .errors import FusionZooError, did_you_mean
+
+Tree = dict[str, Any]
+C = TypeVar("C")
+Count = Annotated[int, Ge(1)]
+Positive = Annotated[float, Gt(0)]
+NotNegative = Annotated[float, Ge(0)]
+Share = Annotated[float, Interval(ge=0, lt=1)]
+
+
+def option(default: Any, says: str) -> Any:
+    """A dataclass field with its line of help; dicts are copied for each instance."""
+    metadata = {"help": says}
+    if isinstance(default, dict):
+        return field(default_factory=lambda: dict(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    name: Literal["adamw", "adam", "sgd"] = option("adamw", "optimiser")
+    lr: Positive = option(1e-3, "learning rate of every group that has none of its own")
+    modality_lr: dict[str, Positive] = option({}, "modality -> learning rate of its encoder")
+    fusion_lr: Positive | None = option(None, "learning rate of the fusion")
+    weight_decay: NotNegative = option(0.05, "decay; never on norms, biases and scalars")
+    momentum: Share = option(0.9, "of sgd")
+    betas: tuple[float, float] = option((0.9, 0.999), "of adam and adamw")
+    schedule: Literal["cosine", "step", "constant"] = option("cosine", "after the warm-up")
+    warmup: Share = option(0.05, "share of all steps with a linearly rising rate")
+    gamma: Positive = option(0.1, "factor of each drop of the step schedule")
+    step_epochs: Count = option(10, "epochs between the drops of the step schedule")
+    clip: Positive | None = option(1.0, "largest norm of the whole gradient; null = no clipping")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    epochs: Count = option(20, "passes over the training split")
+    batch_size: Count = option(32, "samples per process and step")
+    accumulate: Count = option(1, "batches whose gradients are averaged before a step")
+    eval_batch_size: Count | None = option(None, "null = twice batch_size")
+    num_workers: Annotated[int, Ge(0)] | None = option(None, "loader processes per rank; null = chosen by cores")
+    group_by_length: bool = option(False, "batches of similar lengths: less padding")
+    sampler: Literal["random", "class_weighted"] = option("random", "order of training samples")
+    unimodal: bool = option(True, "train each modality's own head beside the fusion, to compare")
+    amp: Literal["none", "bf16", "fp16"] = option("none", "mixed precision")
+    label_smoothing: Share = option(0.0, "of the training loss")
+    log_every: Count = option(10, "steps between two lines of metrics.jsonl")
+    save_every: Count | None = option(None, "steps between two checkpoints; null = every epoch")
+    tensorboard: bool = option(True, "write runs/<run>/tensorboard")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistConfig:
+    strategy: Literal["ddp", "dp", "none"] = option("ddp", "ddp is plain training on one process")
+    nproc: Count = option(1, "processes that train.py starts itself on this machine")
+    backend: Literal["auto", "nccl", "gloo", "mpi"] = option("auto", "nccl on GPUs, else gloo")
+    init_method: str = option("env://", "env:// | tcp://host:port | file:///path")
+    rank: int | None = option(None, "of this process, where the environment has no RANK")
+    world_size: int | None = option(None, "where the environment has no WORLD_SIZE")
+    timeout: Positive = option(600.0, "seconds a collective may take")
+    sync_batchnorm: bool = option(False, "share batch statistics between processes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that a run needs; stored as config.yaml beside its results."""
+
+    data: Tree = option({"name": "digits"}, "data set and its settings: `fusionzoo data list`")
+    encoders: dict[str, Tree] = option({}, "modality -> encoder; empty = the data set's own choice")
+    fusion: Tree = option({"name": "gmu"}, "fusion and its settings: `fusionzoo zoo`")
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    dist: DistConfig = field(default_factory=DistConfig)
+    seed: int = option(0, "of weights, order, dropout and augmentation")
+    device: str = option("auto", "auto | cpu | cuda | cuda:1")
+    out: str | None = option(None, "run folder; null = runs/<data set>, numbered when taken")
+    overwrite: bool = option(False, "replace the run that the folder holds")
+    resume: bool = option(False, "continue the run in `out` from its last checkpoint")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedConfig:
+    model: str = option("", "model folder, or run folder with a model in it (required)")
+    data: Tree = option({}, "data set and its settings; empty = the one of the run")
+    split: str = option("all", "train | val | test | all")
+    out: str = option("embeddings.parquet", "Parquet file; with N processes N files beside it")
+    batch_size: Count = option(64, "samples per step")
+    num_workers: Annotated[int, Ge(0)] | None = option(None, "loader processes; null = chosen by cores")
+    device: str = option("auto", "auto | cpu | cuda")
+    dist: DistConfig = field(default_factory=DistConfig)
+
+
+def from_args(cls: type[C], args: Sequence[str]) -> C:
+    """Build a configuration of type `cls` from command-line flags and the files they name."""
+    flags = parse_flags(args)
+    tree: Tree = {}
+    config_file = flags.pop("config", None)
+    if config_file is not None:
+        tree = read_yaml(Path(str(config_file)))
+    if flags.get("resume") and not config_file:
+        if not flags.get("out"):
+            raise FusionZooError("--resume needs --out: the folder of the run to continue")
+        tree = read_yaml(Path(str(flags["out"])) / "config.yaml")
+    return from_tree(cls, merge(tree, flags))
+
+
+def from_tree(cls: type[C], tree: Mapping[str, Any]) -> C:
+    """Validate a nested mapping and build `cls` from it; one clear line says what is wrong."""
+    from pydantic import TypeAdapter, ValidationError
+
+    known = _leaves(cls)
+    _refuse_unknown(tree, known, "")
+    components = {key: value for key, value in asdict(cls()).items() if known.get(key)}  # type: ignore[call-overload]
+    try:
+        return TypeAdapter(cls).validate_python(merge(components, tree))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        reason = first["msg"][0].lower() + first["msg"][1:]
+        raise FusionZooError(f"--{key} {first['input']!r}: {reason}") from None
+
+
+def parse_flags(args: Sequence[str]) -> Tree:
+    """Turn `--a.b 1 --c=x --flag` into `{"a": {"b": 1}, "c": "x", "flag": True}`.
+
+    >>> parse_flags(["--optim.lr", "1e-3", "--data.name=stamps", "--resume"])
+    {'optim': {'lr': 0.001}, 'data': {'name': 'stamps'}, 'resume': True}
+    """
+    tree: Tree = {}
+    rest = list(args)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--") or word == "--":
+            raise FusionZooError(f"expected a flag such as --train.epochs 5, found {word!r}")
+        key, equals, text = word[2:].partition("=")
+        if not equals:
+            text = rest.pop(0) if rest and not _is_flag(rest[0]) else "true"
+        branch = tree
+        *path, leaf = key.split(".")
+        for part in path:
+            branch = branch.setdefault(part, {})
+            if not isinstance(branch, dict):
+                raise FusionZooError(f"--{key}: {part!r} was given a value of its own before")
+        branch[leaf] = parse_value(text)
+    return tree
+
+
+def parse_value(text: str) -> Any:
+    """Read a flag's value: a number, true, false, null, a [list] or {mapping}, else a string.
+
+    >>> [parse_value(x) for x in ("1e-4", "no", "true", "[fr, en]", "null")]
+    [0.0001, 'no', True, ['fr', 'en'], None]
+    """
+    if text[:1] in ("[", "{"):
+        import yaml
+
+        try:
+            return _numbers(yaml.safe_load(text))
+        except yaml.YAMLError as error:
+            raise FusionZooError(f"cannot read the value {text!r}: {error}") from None
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def read_yaml(path: Path) -> Tree:
+    """Read a recipe."""
+    import yaml
+
+    if not path.is_file():
+        raise FusionZooError(f"no configuration file {path}")
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise FusionZooError(f"{path} is not YAML: {error}") from None
+    if not isinstance(tree, dict):
+        raise FusionZooError(f"{path} must hold a mapping of settings")
+    return _numbers(tree)
+
+
+def write_yaml(config: Any, path: Path) -> None:
+    """Write a complete, resolved configuration."""
+    import yaml
+
+    tree = json.loads(json.dumps(asdict(config)))
+    path.write_text(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
+    """Lay `over` on `base`; a component with another name does not inherit the old settings."""
+    renamed = "name" in over and "name" in base and over["name"] != base["name"]
+    out = {} if renamed else dict(base)
+    for key, value in over.items():
+        below = out.get(key)
+        nested = isinstance(below, Mapping) and isinstance(value, Mapping)
+        out[key] = merge(below, value) if nested else value  # type: ignore[arg-type]
+    return out
+
+
+def split_name(component: Mapping[str, Any], what: str) -> tuple[str, Tree]:
+    """Split `{"name": n, **settings}`; a component without a name is an error."""
+    settings = dict(component)
+    name = settings.pop("name", None)
+    if not isinstance(name, str):
+        raise FusionZooError(f"{what} has no name: give --{what}.name")
+    return name, settings
+
+
+def help_text(cls: type, prefix: str = "") -> str:
+    """Return a line per setting: flag, default, meaning."""
+    lines = []
+    hints = get_type_hints(cls)
+    for one in fields(cls):
+        if is_dataclass(hints[one.name]):
+            lines.append(help_text(hints[one.name], f"{prefix}{one.name}."))  # type: ignore[arg-type]
+        else:
+            flag = f"--{prefix}{one.name}"
+            says = one.metadata.get("help", "")
+            lines.append(f"  {flag:<28} {_default(one)!s:<34} {says}".rstrip())
+    return "\n".join(lines)
+
+
+def _default(one: Field[Any]) -> Any:
+    if one.default_factory is not MISSING:
+        return json.dumps(one.default_factory())
+    return "null" if one.default is None else one.default
+
+
+def _is_flag(word: str) -> bool:
+    return bool(re.match(r"--[A-Za-z]", word))
+
+
+def _leaves(cls: Any, prefix: str = "") -> dict[str, bool]:
+    """Map each dotted key to whether it may hold keys of its own."""
+    found: dict[str, bool] = {}
+    hints = get_type_hints(cls)
+    for one in fields(cls):
+        key, hint = prefix + one.name, hints[one.name]
+        if is_dataclass(hint):
+            found |= _leaves(hint, f"{key}.")
+        else:
+            found[key] = getattr(hint, "__origin__", None) is dict
+    return found
+
+
+def _refuse_unknown(tree: Mapping[str, Any], known: Mapping[str, bool], prefix: str) -> None:
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if key in known:
+            if known[key] and not isinstance(value, Mapping):
+                raise FusionZooError(f"--{key} holds settings: give --{key}.<setting> {value}")
+            continue
+        if not any(leaf.startswith(f"{key}.") for leaf in known):
+            raise FusionZooError(
+                f"unknown setting --{key}.{_nearest_flag(key, known)} --help lists all of them."
+            )
+        if not isinstance(value, Mapping):
+            raise FusionZooError(f"--{key} is a group of settings: give --{key}.<setting> {value}")
+        _refuse_unknown(value, known, f"{key}.")
+
+
+def _nearest_flag(key: str, known: Mapping[str, bool]) -> str:
+    sections = {leaf.rpartition(".")[0] for leaf in known} - {""}
+    return did_you_mean(f"--{key}", [f"--{leaf}" for leaf in [*known, *sections]])
+
+
+def _numbers(tree: Any) -> Any:
+    """Read `1e-4` as a number, which YAML 1.1 does not."""
+    if isinstance(tree, dict):
+        return {str(key): _numbers(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_numbers(value) for value in tree]
+    if isinstance(tree, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", tree):
+        return float(tree)
+    return tree

@@ -1,0 +1,20 @@
+"""The one error that a user can cause, and the helper that suggests what was meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FusionZooError(ValueError):
+    """Something a user can mend: the message says what was found, what was expected, what to do."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return ``" Did you mean 'x'?"`` for the nearest known word, or nothing.
+
+    >>> did_you_mean("gmv", ["gmu", "lmf"])
+    " Did you mean 'gmu'?"
+    """
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" Did you mean {near[0]!r}?" if near else ""

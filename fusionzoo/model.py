@@ -1,0 +1,253 @@
+"""Encoders and a fusion, joined: train it, save it, load it anywhere, give it raw samples."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .config import split_name
+from .encoders import Encoder, create_encoder
+from .errors import FusionZooError, did_you_mean
+from .fusion import Fusion, create_fusion
+from .structures import Batch, Features, FusionOutput, Sample
+
+FORMAT = 1  # of the model folder
+Raw = Mapping[str, Any]  # modality -> path, PIL picture, string, array; absent = missing
+
+
+class Prediction(NamedTuple):
+    """What the model says of one sample."""
+
+    label: str
+    probability: float
+    probabilities: dict[str, float]
+
+
+class FusionModel(nn.Module):
+    """One encoder per modality, then a fusion.
+
+    Only rows that have a modality are encoded (gathered, encoded, scattered back), so a missing
+    picture costs nothing and touches no running statistic. Where a whole batch lacks a modality,
+    its encoder's parameters take part with weight zero: under DDP each rank then has a gradient for
+    every parameter, and nothing waits.
+
+    Shapes: `forward(batch)` returns embedding (B, dim), logits (B, K).
+    """
+
+    def __init__(
+        self, encoders: Mapping[str, Encoder], fusion: Fusion, spec: Raw, classes: Sequence[str]
+    ) -> None:
+        super().__init__()
+        self.encoders = nn.ModuleDict(encoders)
+        self.fusion = fusion
+        self.spec = dict(spec)
+        self.classes = list(classes)
+
+    @property
+    def modalities(self) -> dict[str, str]:
+        """Modality -> kind, in the order of the batch's columns."""
+        return {name: encoder.kind for name, encoder in self.named_encoders()}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return next(self.parameters()).device
+
+    def named_encoders(self) -> Iterator[tuple[str, Encoder]]:
+        """Yield modality and encoder."""
+        for name, module in self.encoders.items():
+            assert isinstance(module, Encoder)
+            yield name, module
+
+    def encode(self, batch: Batch) -> dict[str, Features]:
+        """Run each encoder on the rows that have its modality."""
+        return {
+            name: encode_rows(encoder, batch.inputs[name], batch.present[:, column])
+            for column, (name, encoder) in enumerate(self.named_encoders())
+        }
+
+    def forward(self, batch: Batch) -> FusionOutput:
+        output: FusionOutput = self.fusion(self.encode(batch))
+        return output
+
+    @torch.no_grad()
+    def embed(self, samples: Batch | Sequence[Raw | Sample]) -> dict[str, Tensor]:
+        """Return `fused` (B, dim) and each modality's pooled features (B, D); absent rows are 0."""
+        batch = self._batch(samples)
+        with _eval(self):
+            features = self.encode(batch)
+            fused = self.fusion(features).embedding
+        own = {name: _zero_absent(x, batch.present[:, i]) for i, (name, x) in enumerate(features.items())}
+        return {"fused": fused, **own}
+
+    @torch.no_grad()
+    def predict(self, samples: Batch | Sequence[Raw | Sample]) -> list[Prediction]:
+        """Classify raw samples: `[{"image": "cat.png", "text": "a cat"}, ...]`."""
+        if not self.classes:
+            raise FusionZooError("this model was trained without classes: it can only embed")
+        with _eval(self):
+            rows = self(self._batch(samples)).logits.float().softmax(-1).tolist()
+        made = [dict(zip(self.classes, row, strict=True)) for row in rows]
+        best = [max(row, key=row.__getitem__) for row in made]
+        return [Prediction(label, row[label], row) for label, row in zip(best, made, strict=True)]
+
+    def collate(self, train: bool = False) -> Any:
+        """Return the picklable function that turns a list of samples into this model's batch."""
+        from .datasets import Collate
+
+        return Collate({name: encoder.processor(train) for name, encoder in self.named_encoders()})
+
+    def save(self, folder: str | Path) -> Path:
+        """Write `config.json`, `model.safetensors` and what the processors need; no pickle."""
+        from safetensors.torch import save_model
+
+        from . import __version__
+
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, encoder in self.named_encoders():
+            encoder.save_assets(folder / name)
+        save_model(self, str(folder / "model.safetensors"))
+        about = {"format": FORMAT, "fusionzoo": __version__, "torch": str(torch.__version__)}
+        config = {**about, "classes": self.classes, **self.spec}
+        (folder / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+        return folder
+
+    def _batch(self, samples: Batch | Sequence[Raw | Sample]) -> Batch:
+        if not isinstance(samples, Batch):
+            if isinstance(samples, Mapping | str):
+                raise FusionZooError("give a list of samples: [{'image': 'cat.png', 'text': ...}]")
+            rows = [self._sample(one, number) for number, one in enumerate(samples)]
+            samples = self.collate()(rows)
+        return samples.to(self.device)
+
+    def _sample(self, raw: Raw | Sample, number: int) -> Sample:
+        from .datasets.media import decode
+
+        if isinstance(raw, Sample):
+            return raw
+        for name in raw:
+            if name not in self.encoders:
+                raise FusionZooError(
+                    f"sample {number}: the model has no modality {name!r}."
+                    f"{did_you_mean(name, self.encoders)} It has: {', '.join(self.encoders)}."
+                )
+        given = {name: raw.get(name) for name in self.encoders}
+        values = {m: None if x is None else decode(self.modalities[m], x) for m, x in given.items()}
+        return Sample(str(number), "", None, values)
+
+
+def create_model(
+    fusion: str | Raw = "gmu",
+    encoders: Mapping[str, str | Raw] | None = None,
+    num_outputs: int | None = None,
+    *,
+    classes: Sequence[str] = (),
+    dim: int = 128,
+    kinds: Mapping[str, str] | None = None,
+    assets: Path | None = None,
+) -> FusionModel:
+    """Build a model: `create_model("gmu", {"image": "timm/resnet18", "text": "chars"}, 10)`.
+
+    A component is a name or `{"name": ..., **settings}`. `kinds` says what a modality holds whose
+    name is not a kind (`{"xray": "image"}`). `assets` is a model folder to read processors from.
+    """
+    if not encoders:
+        raise FusionZooError("a model needs at least one encoder: encoders={'image': ...}")
+    num_outputs = len(classes) if num_outputs is None else num_outputs
+    if num_outputs < 1:
+        raise FusionZooError("a model needs num_outputs, or the names of its classes")
+    specs = {name: _component(given) for name, given in encoders.items()}
+    built = {}
+    for modality, given in specs.items():
+        name, settings = split_name(given, f"encoders.{modality}")
+        settings.setdefault("kind", (kinds or {}).get(modality))
+        if assets is not None:
+            settings |= {"assets": assets / modality}
+        built[modality] = create_encoder(modality, name, **settings)
+    given = {"dim": dim, **_component(fusion)}
+    name, settings = split_name(given, "fusion")
+    dims = {modality: encoder.dim for modality, encoder in built.items()}
+    head = create_fusion(name, dims, settings.pop("dim"), num_outputs, **settings)
+    spec = {"num_outputs": num_outputs, "fusion": given, "encoders": {m: e.spec for m, e in built.items()}}
+    spec["kinds"] = {m: e.kind for m, e in built.items()}
+    return FusionModel(built, head, spec, classes)
+
+
+def load(folder: str | Path, device: str | torch.device = "cpu") -> FusionModel:
+    """Load a model folder, or the model of a run folder; needs no hub and no original settings."""
+    from safetensors.torch import load_model
+
+    folder = Path(folder)
+    folder = folder / "model" if (folder / "model" / "config.json").is_file() else folder
+    if not (folder / "config.json").is_file():
+        raise FusionZooError(f"{folder} is no model folder: it holds no config.json")
+    config = json.loads((folder / "config.json").read_text())
+    if config.get("format") != FORMAT:
+        raise FusionZooError(f"{folder}: format {config.get('format')!r}; this version reads {FORMAT}")
+    encoders = {m: _offline(spec) for m, spec in config["encoders"].items()}
+    model = create_model(
+        config["fusion"],
+        encoders,
+        config["num_outputs"],
+        classes=config["classes"],
+        kinds=config["kinds"],
+        assets=folder,
+    )
+    try:
+        load_model(model, str(folder / "model.safetensors"), strict=True)
+    except Exception as error:
+        raise FusionZooError(f"{folder / 'model.safetensors'}: {error}") from error
+    return model.to(device).eval()
+
+
+def encode_rows(encoder: Encoder, inputs: Mapping[str, Tensor], present: Tensor) -> Features:
+    """Encode the rows where `present` (B,) holds; the others get an empty mask and zeros."""
+    if bool(present.all()) and len(present):
+        return encoder(inputs)
+    rows = present.nonzero()[:, 0]
+    if not len(rows):
+        touch = sum((p.flatten()[:1].sum() for p in encoder.parameters() if p.requires_grad), 0.0)
+        pooled = torch.zeros(len(present), encoder.dim, device=present.device) + 0.0 * touch
+        mask = torch.zeros(len(present), 1, dtype=torch.bool, device=present.device)
+        return Features(pooled[:, None], mask, pooled)
+    some: Features = encoder({name: x.index_select(0, rows) for name, x in inputs.items()})
+
+    def scatter(x: Tensor) -> Tensor:
+        return x.new_zeros(len(present), *x.shape[1:]).index_copy(0, rows, x)
+
+    return Features(*map(scatter, some))
+
+
+def _zero_absent(features: Features, present: Tensor) -> Tensor:
+    return features.pooled.masked_fill(~present[:, None], 0)
+
+
+def _component(given: str | Raw) -> dict[str, Any]:
+    return {"name": given} if isinstance(given, str) else dict(given)
+
+
+def _offline(spec: Raw) -> dict[str, Any]:
+    """What an encoder was, without the sources of its first weights."""
+    first = ("weights", "match", "prefix", "init")
+    return {k: v for k, v in spec.items() if k not in first} | (
+        {"pretrained": False} if "pretrained" in spec else {}
+    )
+
+
+class _eval:
+    """Evaluation mode for a block; the mode before is restored."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module, self.training = module, module.training
+
+    def __enter__(self) -> None:
+        self.module.eval()
+
+    def __exit__(self, *error: object) -> None:
+        self.module.train(self.training)

@@ -1,0 +1,91 @@
+"""A name for every encoder, fusion and data set: one small class serves all three."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from .errors import FusionZooError, did_you_mean
+
+T = TypeVar("T")
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Entry(Generic[T]):
+    """Facts about one registered class; the summary is its docstring's first line."""
+
+    name: str
+    cls: Callable[..., T]
+    summary: str
+    family: str
+    paper: str | None = None
+    reads: str = ""
+
+    @property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        """The keyword-only arguments of the constructor: what the command line may set."""
+        given = inspect.signature(self.cls).parameters.values()
+        return {p.name: p for p in given if p.kind is p.KEYWORD_ONLY}
+
+
+class Registry(Generic[T]):
+    """A mapping of names to entries that never overwrites and that knows the nearest name.
+
+    >>> SHAPES: Registry[object] = Registry("shape", "shapes")
+    >>> @SHAPES.register("round", family="plane")
+    ... class Round:
+    ...     '''No corner at all.'''
+    >>> SHAPES["round"].summary
+    'No corner at all.'
+    """
+
+    def __init__(self, noun: str, listed_by: str) -> None:
+        self.noun, self.listed_by = noun, listed_by
+        self._entries: dict[str, Entry[T]] = {}
+
+    def register(
+        self, name: str | None = None, *, family: str, paper: str | None = None, reads: str = ""
+    ) -> Callable[[C], C]:
+        """Register the decorated class, by default under the name of the file it stands in."""
+
+        def decorate(cls: C) -> C:
+            key = name or cls.__module__.rpartition(".")[2]
+            if key in self._entries:
+                raise FusionZooError(f"{self.noun} {key!r} is registered twice")
+            summary = (inspect.getdoc(cls) or "").partition("\n")[0]
+            self._entries[key] = Entry(key, cls, summary, family, paper, reads)
+            return cls
+
+        return decorate
+
+    def create(self, name: str, *args: Any, **settings: Any) -> T:
+        """Build the entry `name`; a setting that its constructor does not have is an error."""
+        entry = self[name]
+        for key in settings:
+            if key not in entry.parameters:
+                raise FusionZooError(
+                    f"{self.noun} {name!r} has no setting {key!r}."
+                    f"{did_you_mean(key, entry.parameters)} It has: "
+                    f"{', '.join(entry.parameters) or 'none'}."
+                )
+        return entry.cls(*args, **settings)
+
+    def __getitem__(self, name: str) -> Entry[T]:
+        if name not in self._entries:
+            raise FusionZooError(
+                f"unknown {self.noun} {name!r}.{did_you_mean(name, self._entries)}"
+                f" `{self.listed_by}` lists all {len(self._entries)}."
+            )
+        return self._entries[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)

@@ -1,0 +1,83 @@
+"""The types that cross folders: plain tuples, so that DDP, compile and export see pytrees.
+
+Shapes: `B` batch, `M` modalities, `T` tokens, `D` width, `K` outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+KINDS = ("image", "text", "audio", "vector", "sequence")
+
+
+class Audio(NamedTuple):
+    """One mono clip as it was recorded."""
+
+    samples: Tensor  # (n,) float32 in [-1, 1]
+    rate: int  # Hz
+
+
+class Sample(NamedTuple):
+    """One row of a paired data set, decoded.
+
+    A value is, by kind: image uint8 (3, H, W) RGB; text str; audio `Audio`;
+    vector float32 (D,); sequence float32 (T, D); None where the sample lacks the modality.
+    """
+
+    id: str
+    split: str
+    target: int | None
+    values: Mapping[str, Any]
+    seed: int = 0  # of this visit: what augmentation draws from, so that any worker draws the same
+
+
+class Features(NamedTuple):
+    """What an encoder says of one modality; a sample lacks it where its mask row is all False."""
+
+    tokens: Tensor  # (B, T, D)
+    mask: Tensor  # (B, T) bool, True = real token
+    pooled: Tensor  # (B, D)
+
+
+class FusionOutput(NamedTuple):
+    """What a fusion says of a batch."""
+
+    embedding: Tensor  # (B, dim)
+    logits: Tensor  # (B, K)
+    unimodal: dict[str, Tensor]  # modality -> (B, K); empty where the strategy has none
+    weights: Tensor | None  # (B, M), rows sum to 1 over what is present
+
+
+class Batch(NamedTuple):
+    """Aligned samples, padded; `inputs` and the columns of `present` have one order."""
+
+    ids: list[str]
+    inputs: dict[str, dict[str, Tensor]]  # modality -> name -> (B, ...)
+    present: Tensor  # (B, M) bool
+    target: Tensor | None  # (B,) int64
+
+    def to(self, device: torch.device) -> Batch:
+        """Copy the tensors to `device` without waiting for them."""
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=True)
+
+        inputs = {m: {k: move(v) for k, v in given.items()} for m, given in self.inputs.items()}
+        target = None if self.target is None else move(self.target)
+        return Batch(self.ids, inputs, move(self.present), target)
+
+    def pin_memory(self) -> Batch:
+        """Pin the tensors (the DataLoader calls this)."""
+        inputs = {m: {k: v.pin_memory() for k, v in x.items()} for m, x in self.inputs.items()}
+        target = None if self.target is None else self.target.pin_memory()
+        return Batch(self.ids, inputs, self.present.pin_memory(), target)
+
+
+def masked_mean(tokens: Tensor, mask: Tensor) -> Tensor:
+    """Average the real tokens: (B, T, D), (B, T) -> (B, D); zero where a row has none."""
+    kept = tokens.masked_fill(~mask[..., None], 0)
+    return kept.sum(1) / mask.sum(1, keepdim=True).clamp(min=1).to(tokens.dtype)

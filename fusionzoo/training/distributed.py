@@ -1,0 +1,168 @@
+"""Processes: who am I, set up and tear down the group, the few collectives that training needs."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from ..config import DistConfig
+from ..errors import FusionZooError
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among the others."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = torch.device("cpu")
+
+    @property
+    def main(self) -> bool:
+        """Whether this process writes files and shows progress."""
+        return self.rank == 0
+
+
+@contextmanager
+def process_group(cfg: DistConfig, device: str = "auto") -> Iterator[World]:
+    """Join the other processes, if there are any; leave them on every way out.
+
+    Reads RANK, WORLD_SIZE and LOCAL_RANK (torchrun, SLURM wrappers), else `cfg.rank` and
+    `cfg.world_size`. `backend="auto"` is NCCL where each process has a GPU, else gloo.
+    """
+    rank = int(os.environ.get("RANK", cfg.rank or 0))
+    size = int(os.environ.get("WORLD_SIZE", cfg.world_size or 1))
+    local = int(os.environ.get("LOCAL_RANK", rank))
+    where = pick_device(device, local)
+    if size == 1:
+        yield World(0, 1, where)
+        return
+    if cfg.strategy != "ddp":
+        raise FusionZooError(
+            f"--dist.strategy {cfg.strategy} is for one process, and this is one of {size}:"
+            " use ddp, or start it without torchrun"
+        )
+    backend = pick_backend(cfg.backend, where)
+    if where.type == "cuda":
+        torch.cuda.set_device(where)
+    # With env:// the rank stands in the environment, and torch reads it there.
+    numbered = {} if cfg.init_method == "env://" else {"rank": rank, "world_size": size}
+    try:
+        dist.init_process_group(
+            backend, init_method=cfg.init_method, timeout=timedelta(seconds=cfg.timeout), **numbered
+        )
+    except (ValueError, RuntimeError, dist.DistError) as error:
+        raise FusionZooError(
+            f"process {rank} of {size} cannot join the others by {cfg.init_method}: {error}"
+        ) from error
+    try:
+        yield World(rank, size, where)
+    finally:
+        dist.destroy_process_group()
+
+
+def pick_device(wanted: str, local_rank: int = 0) -> torch.device:
+    """Resolve `auto`: this process's own GPU where there is one, else the CPU."""
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise FusionZooError(f"--device {wanted!r} is none: auto, cpu, cuda or cuda:1") from None
+    if device.type != "cuda":
+        return device
+    index = local_rank if device.index is None else device.index
+    if index >= torch.cuda.device_count():
+        raise FusionZooError(
+            f"--device {wanted}: process {local_rank} would need GPU {index}, and there are"
+            f" {torch.cuda.device_count()} here"
+        )
+    return torch.device("cuda", index)
+
+
+def pick_backend(wanted: str, device: torch.device) -> str:
+    """Resolve `auto` and refuse what this torch was built without."""
+    if wanted == "auto":
+        return "nccl" if device.type == "cuda" else "gloo"
+    if not getattr(dist, f"is_{wanted}_available")():
+        raise FusionZooError(f"this torch was built without {wanted}: --dist.backend auto works")
+    if wanted == "nccl" and device.type != "cuda":
+        raise FusionZooError("--dist.backend nccl needs a GPU for each process: use gloo")
+    return wanted
+
+
+def launched() -> bool:
+    """Whether a launcher (torchrun, or `launch`) started this process."""
+    return "WORLD_SIZE" in os.environ
+
+
+def launch(cfg: DistConfig, script: str, args: Sequence[str]) -> int:
+    """Start `cfg.nproc` processes of `script` on this machine by torchrun; return the exit code."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as torchrun
+
+    # Each process would otherwise take all cores for itself.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // cfg.nproc)))
+    try:
+        torchrun(["--standalone", f"--nproc-per-node={cfg.nproc}", script, *args])
+    except ChildFailedError as error:
+        return next(iter(error.failures.values())).exitcode
+    return 0
+
+
+def wrap(module: nn.Module, cfg: DistConfig, world: World) -> nn.Module:
+    """Wrap `module` for the chosen strategy; the state dict stays that of `module` itself."""
+    if cfg.strategy == "dp":
+        if torch.cuda.device_count() < 2:
+            raise FusionZooError(
+                f"--dist.strategy dp splits a batch over several GPUs, and there are"
+                f" {torch.cuda.device_count()} here: use --dist.strategy none"
+            )
+        return nn.DataParallel(module)
+    if world.size == 1:
+        return module
+    ids = [world.device.index] if world.device.type == "cuda" else None
+    return nn.parallel.DistributedDataParallel(module, device_ids=ids, gradient_as_bucket_view=True)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed every generator that training draws from."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def total(values: Tensor, world: World) -> Tensor:
+    """Sum `values` over the processes; the same on all of them."""
+    if world.size == 1:
+        return values
+    shared = values.to(world.device)  # NCCL sums what is on its GPU
+    dist.all_reduce(shared)
+    return shared
+
+
+def gather(value: Any, world: World) -> list[Any]:
+    """Collect a small object of each process, in the order of ranks, on all of them."""
+    if world.size == 1:
+        return [value]
+    values: list[Any] = [None] * world.size
+    dist.all_gather_object(values, value)
+    return values
+
+
+def from_main(value: Any, world: World) -> Any:
+    """Return what the main process has."""
+    return gather(value, world)[0]
+
+
+def barrier(world: World) -> None:
+    """Wait for all."""
+    gather(None, world)

@@ -1,0 +1,119 @@
+"""One learning-rate group per modality and one for the fusion, each split by weight decay."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn, optim
+
+from ..config import OptimConfig
+from ..errors import FusionZooError, did_you_mean
+from ..model import FusionModel
+
+Group = dict[str, Any]
+
+
+def param_groups(model: FusionModel, heads: nn.Module, cfg: OptimConfig) -> list[Group]:
+    """Put every trainable parameter in exactly one named group: `image`, `image/no_decay`, ...
+
+    `heads` are the modalities' own heads (group `unimodal`); they learn at the base rate. Norms,
+    biases and other vectors are never decayed.
+    """
+    for name in cfg.modality_lr:
+        if name not in model.encoders:
+            raise FusionZooError(
+                f"--optim.modality_lr.{name}: the model has no modality {name!r}."
+                f"{did_you_mean(name, model.encoders)} It has: {', '.join(model.encoders)}."
+            )
+    rates = {name: cfg.modality_lr.get(name, cfg.lr) for name in model.encoders}
+    owners = [(name, encoder, rates[name]) for name, encoder in model.named_encoders()]
+    owners += [("fusion", model.fusion, cfg.fusion_lr or cfg.lr), ("unimodal", heads, cfg.lr)]
+    groups = [group for owner in owners for group in _split(*owner, cfg.weight_decay)]
+    _check_coverage(groups, [*model.parameters(), *heads.parameters()])
+    return groups
+
+
+def _split(name: str, module: nn.Module, lr: float, decay: float) -> Iterator[Group]:
+    trainable = [p for p in module.parameters() if p.requires_grad]
+    matrices = [p for p in trainable if p.ndim > 1]
+    vectors = [p for p in trainable if p.ndim <= 1]
+    for label, params, weight_decay in ((name, matrices, decay), (f"{name}/no_decay", vectors, 0.0)):
+        if params:
+            yield {
+                "name": label,
+                "params": params,
+                "lr": lr,
+                "base_lr": lr,
+                "weight_decay": weight_decay,
+            }
+
+
+def _check_coverage(groups: list[Group], parameters: list[nn.Parameter]) -> None:
+    grouped = [id(p) for group in groups for p in group["params"]]
+    wanted = {id(p) for p in parameters if p.requires_grad}
+    if len(grouped) != len(set(grouped)) or set(grouped) != wanted:
+        raise FusionZooError("a trainable parameter stands in no group, or in more than one")
+    if not grouped:
+        raise FusionZooError("nothing to train: every parameter is frozen")
+
+
+def build_optimizer(groups: list[Group], cfg: OptimConfig) -> optim.Optimizer:
+    """Build the optimiser; the fused kernels are faster on CPU too."""
+    if cfg.name == "sgd":
+        return optim.SGD(groups, momentum=cfg.momentum, fused=True)
+    kind = optim.AdamW if cfg.name == "adamw" else optim.Adam
+    return kind(groups, betas=cfg.betas, fused=True)
+
+
+def schedule(cfg: OptimConfig, steps: int, steps_per_epoch: int) -> Callable[[int], float]:
+    """Return the factor of every group's rate as a function of the step alone.
+
+    >>> factor = schedule(OptimConfig(warmup=0.2), steps=10, steps_per_epoch=5)
+    >>> [round(factor(step), 2) for step in (0, 1, 2, 6, 9)]
+    [0.5, 1.0, 1.0, 0.5, 0.04]
+    """
+    rising = round(cfg.warmup * steps)
+
+    def factor(step: int) -> float:
+        if step < rising:
+            return (step + 1) / rising
+        if cfg.schedule == "cosine":
+            done = (step - rising) / max(1, steps - rising)
+            return 0.5 * (1 + math.cos(math.pi * done))
+        if cfg.schedule == "step":
+            return cfg.gamma ** (step // (cfg.step_epochs * steps_per_epoch))
+        return 1.0
+
+    return factor
+
+
+def set_rates(optimizer: optim.Optimizer, factor: float) -> None:
+    """Scale each group's own base rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["base_lr"] * factor
+
+
+def rates(optimizer: optim.Optimizer) -> dict[str, float]:
+    """Return each group's rate of the moment."""
+    return {group["name"]: group["lr"] for group in optimizer.param_groups}
+
+
+def group_rows(
+    groups: list[Group], model: FusionModel
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the header and the rows of the table of groups; what is frozen stands in it too."""
+    header = ("group", "tensors", "parameters", "lr", "weight decay")
+
+    def row(name: str, params: list[nn.Parameter], lr: str, decay: str) -> tuple[str, ...]:
+        return name, f"{len(params)}", f"{sum(p.numel() for p in params):,}", lr, decay
+
+    rows = [
+        row(g["name"], g["params"], f"{g['base_lr']:g}", f"{g['weight_decay']:g}") for g in groups
+    ]
+    for name, module in (*model.named_encoders(), ("fusion", model.fusion)):
+        frozen = [p for p in module.parameters() if not p.requires_grad]
+        if frozen:
+            rows.append(row(f"{name} (frozen)", frozen, "-", "-"))
+    return header, rows

@@ -1,0 +1,130 @@
+"""What a run tells: progress, tables, metrics.jsonl, TensorBoard. Silent but on rank 0."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+from .checkpoint import State
+from .distributed import World
+
+PACKAGES = ("torch", "torchvision", "torchaudio", "transformers", "timm", "fusionzoo")
+
+
+class Tracker:
+    """Show a run's progress, append a line per event to metrics.jsonl, feed TensorBoard."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.bar: tqdm[Any] | None = None
+        self.file, self.board = None, None
+        self.seconds: dict[str, float] = {}
+        self._since = time.perf_counter()
+
+    def start(self, folder: Path, step: int, tensorboard: bool) -> None:
+        """Open the files; a resumed run drops what came after its checkpoint, to write it again."""
+        if not self.world.main:
+            return
+        path = folder / "metrics.jsonl"
+        kept = [line for line in _lines(path) if json.loads(line)["step"] <= step] if step else []
+        path.write_text("".join(kept))
+        self.file = path.open("a", buffering=1)
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            purge = step + 1 if step else None
+            self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
+
+    def progress(self, total: int, done: int) -> tqdm[Any]:
+        """Return the progress bar of the run's steps, with rate and time left."""
+        self.lap("set up")
+        quiet = not self.world.main
+        self.bar = tqdm(total=total, initial=done, unit="step", disable=quiet, dynamic_ncols=True)
+        return self.bar
+
+    def lap(self, part: str) -> None:
+        """Book the time since the last call under `part`."""
+        now = time.perf_counter()
+        self.seconds[part] = self.seconds.get(part, 0.0) + now - self._since
+        self._since = now
+
+    def log(self, step: int, event: str, figures: Mapping[str, Any]) -> None:
+        """Record `figures` (numbers, nested by name) of one event."""
+        if self.bar is not None and "loss" in figures:
+            self.bar.set_postfix({"loss": f"{figures['loss']:.3f}"}, refresh=False)
+        if self.file is not None:
+            self.file.write(json.dumps({"step": step, "event": event, **figures}) + "\n")
+        if self.board is not None:
+            for name, value in _flat(figures, event):
+                self.board.add_scalar(name, value, step)
+
+    def log_epoch(self, state: State, train_loss: float, val: Mapping[str, Any]) -> None:
+        """Record an epoch and print its line."""
+        figures = {"epoch": state.evaluated, "train": {"loss": train_loss}, "val": val}
+        self.log(state.step, "epoch", figures)
+        alone = [f"{name} {own['accuracy']:.3f}" for name, own in val["unimodal"].items()]
+        self.say(
+            f"epoch {state.evaluated:3d}  train loss {train_loss:.3f}  val loss {val['loss']:.3f}"
+            f"  val accuracy {val['accuracy']:.3f}" + (f"  ({', '.join(alone)})" if alone else "")
+        )
+
+    def say(self, text: str) -> None:
+        """Print a line above the progress bar."""
+        if self.world.main:
+            tqdm.write(text)
+
+    def table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Print a table; all columns but the first hold numbers."""
+        if self.world.main:
+            table = Table(title=title, title_justify="left")
+            for number, name in enumerate(header):
+                table.add_column(name, justify="right" if number else "left", no_wrap=True)
+            for row in rows:
+                table.add_row(*row)
+            Console().print(table)
+
+    def close(self) -> None:
+        """Flush and close everything."""
+        for one in (self.bar, self.file, self.board):
+            if one is not None:
+                one.close()
+        self.bar = self.file = self.board = None
+
+
+def environment(world: World) -> dict[str, Any]:
+    """Say where a figure came from."""
+    gpu = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else None
+    return {
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in PACKAGES},
+        "machine": platform.machine(),
+        "device": gpu or "cpu",
+        "processes": world.size,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _lines(path: Path) -> list[str]:
+    """Return the whole lines of a file; a kill may have cut the last one."""
+    text = path.read_text() if path.is_file() else ""
+    return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _flat(figures: Mapping[str, Any], prefix: str) -> list[tuple[str, float]]:
+    found: list[tuple[str, float]] = []
+    for name, value in figures.items():
+        if isinstance(value, Mapping):
+            found += _flat(value, f"{prefix}/{name}")
+        elif isinstance(value, int | float):
+            found.append((f"{prefix}/{name}", value))
+    return found
