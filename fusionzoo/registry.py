@@ -30,6 +30,12 @@ class Entry(Generic[T]):
         given = inspect.signature(self.cls).parameters.values()
         return {p.name: p for p in given if p.kind is p.KEYWORD_ONLY}
 
+    @property
+    def open_ended(self) -> bool:
+        """Whether the constructor passes further settings on, say to timm, which checks them."""
+        given = inspect.signature(self.cls).parameters.values()
+        return any(p.kind is p.VAR_KEYWORD for p in given)
+
 
 class Registry(Generic[T]):
     """A mapping of names to entries that never overwrites and that knows the nearest name.
@@ -64,7 +70,7 @@ class Registry(Generic[T]):
     def create(self, name: str, *args: Any, **settings: Any) -> T:
         """Build the entry `name`; a setting that its constructor does not have is an error."""
         entry = self[name]
-        for key in settings:
+        for key in settings if not entry.open_ended else ():
             if key not in entry.parameters:
                 raise FusionZooError(
                     f"{self.noun} {name!r} has no setting {key!r}."

@@ -1,0 +1,98 @@
+"""What every encoder shares: the registry, the way in, the contract of processors.
+
+Shapes: `B` batch, `T` tokens, `D` width.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from ..registry import Registry
+from ..structures import Features
+
+Item = dict[str, Tensor]
+
+
+class Processor(ABC):
+    """Turn decoded values into tensors, in the loader's workers; picklable."""
+
+    @abstractmethod
+    def __call__(self, value: Any, generator: torch.Generator | None = None) -> Item:
+        """Prepare one value; augmentation draws from `generator` alone (None: no augmentation)."""
+
+    @abstractmethod
+    def blank(self) -> Item:
+        """Return the smallest valid item: what stands for a sample that lacks the modality."""
+
+    def collate(self, items: Sequence[Item]) -> Item:
+        """Stack items; along a first dimension that differs they are padded with zeros."""
+        return {name: pad_sequence([i[name] for i in items], batch_first=True) for name in items[0]}
+
+
+class Encoder(nn.Module):
+    """Turn one modality's batch into `Features`; knows nothing of other modalities.
+
+    `dim` is the width of tokens and of the pooled vector. `spec` rebuilds the encoder: it is what
+    `create_encoder` was given.
+    """
+
+    kind: str
+    dim: int
+    modality: str = ""
+    spec: Mapping[str, Any] = {}
+    frozen: bool = False
+
+    @abstractmethod
+    def encode(self, inputs: Mapping[str, Tensor]) -> Features:
+        """Compute features of rows that all have the modality."""
+
+    @abstractmethod
+    def processor(self, train: bool) -> Processor:
+        """Return what prepares this encoder's inputs."""
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> Features:
+        if not self.frozen:
+            return self.encode(inputs)
+        with torch.no_grad():
+            return self.encode(inputs)
+
+    def freeze(self) -> None:
+        """Keep every parameter and running statistic as it is."""
+        self.frozen = True
+        self.requires_grad_(False)
+        self.eval()
+
+    def train(self, mode: bool = True) -> Encoder:
+        super().train(mode and not self.frozen)
+        return self
+
+    def save_assets(self, folder: Path) -> None:
+        """Write what a rebuild needs beside the weights; most encoders need nothing."""
+
+
+ENCODERS: Registry[Encoder] = Registry("encoder", "fusionzoo zoo")
+
+
+def run_by_length(
+    lengths: Tensor, rows: Tensor, run: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Run each group of equally long rows unpadded: (B, N, ...) -> tokens (B, T, D), mask (B, T).
+
+    For models whose output depends on padding, such as a group norm over time. Processors round
+    lengths up, so that groups form.
+    """
+    tokens: list[Tensor] = [torch.empty(0)] * len(rows)
+    for length in lengths.unique().tolist():
+        same = (lengths == length).nonzero()[:, 0]
+        for row, out in zip(same.tolist(), run(rows[same, :length]), strict=True):
+            tokens[row] = out
+    counts = torch.tensor([len(x) for x in tokens], device=rows.device)
+    padded = pad_sequence(tokens, batch_first=True)
+    return padded, torch.arange(padded.shape[1], device=rows.device) < counts[:, None]

@@ -1,0 +1,29 @@
+"""Fusion strategies: `create_fusion("mbt", {"image": 512, "text": 384}, dim=256, num_outputs=16)`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from . import attention, early, late
+from .base import FUSIONS, Fusion
+from ..registry import Entry
+
+__all__ = ["FUSIONS", "Fusion", "create_fusion", "fusion_info", "list_fusions"]
+
+
+def create_fusion(
+    name: str, dims: Mapping[str, int], dim: int, num_outputs: int, **hyperparameters: Any
+) -> Fusion:
+    """Build the fusion `name` for modalities of the widths `dims`."""
+    return FUSIONS.create(name, dims, dim, num_outputs, **hyperparameters)
+
+
+def list_fusions(family: str | None = None) -> list[str]:
+    """Return the names of all fusions, or of one family (early, late, attention), sorted."""
+    return sorted(name for name in FUSIONS if family in (None, FUSIONS[name].family))
+
+
+def fusion_info(name: str) -> Entry[Fusion]:
+    """Return the facts about one fusion: family, paper, what it reads, its settings."""
+    return FUSIONS[name]

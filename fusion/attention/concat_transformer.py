@@ -1,0 +1,52 @@
+"""Single stream: one transformer over the tokens of all modalities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ...structures import Features, FusionOutput
+from ..base import FUSIONS
+from ._blocks import Block, TokenFusion
+
+
+@FUSIONS.register(family="attention", paper="Dou et al. 2022, arXiv:2111.02387", reads="tokens")
+class ConcatTransformer(TokenFusion):
+    """Attend over the tokens of all modalities at once; read the answer off a [CLS] token.
+
+    x = [cls; E_1 X_1 + t_1; ...; E_M X_M + t_M] through L pre-norm blocks; embedding = LN(x)_cls. Keys
+    are real tokens only. The merged attention of METER; the default of 2 layers suits features of
+    pre-trained encoders (METER: 12). No positions are added: encoders' tokens carry their own.
+
+    Shapes:
+        features[name].tokens: (B, T, dims[name]), any T for each
+        returns: embedding (B, dim), logits (B, K)
+    """
+
+    def __init__(
+        self,
+        dims: Mapping[str, int],
+        dim: int,
+        num_outputs: int,
+        *,
+        num_layers: int = 2,
+        num_heads: int = 4,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__(dims, dim, num_outputs)
+        self.cls = nn.Parameter(torch.randn(dim) * 0.02)
+        self.blocks = nn.ModuleList(Block(dim, num_heads, dropout) for _ in range(num_layers))
+
+    def forward(self, features: Mapping[str, Features]) -> FusionOutput:
+        tokens, masks = self.embedded(features)
+        present = self.present(features)
+        cls = self.cls.to(next(iter(tokens.values())).dtype).expand(len(present), 1, -1)
+        x = torch.cat([cls, *tokens.values()], dim=1)
+        mask = F.pad(torch.cat(list(masks.values()), dim=1), (1, 0), value=True)
+        for block in self.blocks:
+            x = block(x, mask)
+        embedding = self.or_null(self.norm(x[:, 0]), present)
+        return FusionOutput(embedding, self.head(embedding), {}, None)

@@ -1,0 +1,84 @@
+"""Multimodal bottleneck transformer: modalities speak through a few shared tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...errors import FusionZooError
+from ...structures import Features, FusionOutput, masked_mean
+from ..base import FUSIONS, present_mean
+from ._blocks import Block, TokenFusion
+
+
+@FUSIONS.register(family="attention", paper="Nagrani et al. 2021, arXiv:2107.00135", reads="tokens")
+class MBT(TokenFusion):
+    """Give each modality its own transformer; from one layer on, they share bottleneck tokens.
+
+    Layers below `fusion_layer` are unimodal. From there, [X_m; z] <- Block_m([X_m; z]) with the *same* z
+    for every modality, and then z <- mean over present m of the returned z: information takes two
+    fusion layers to cross. embedding = mean over present m of the mean of LN(X_m). The paper
+    fine-tunes 12-layer ViTs and fuses from layer 8; as a head on encoders' tokens the default is 4
+    layers, fused from layer 2, without stochastic depth.
+
+    Shapes:
+        features[name].tokens: (B, T, dims[name]), any T for each
+        returns: embedding (B, dim), logits (B, K)
+    """
+
+    def __init__(
+        self,
+        dims: Mapping[str, int],
+        dim: int,
+        num_outputs: int,
+        *,
+        num_layers: int = 4,
+        fusion_layer: int = 2,
+        num_bottlenecks: int = 4,
+        num_heads: int = 4,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__(dims, dim, num_outputs)
+        if not 0 <= fusion_layer <= num_layers:
+            raise FusionZooError(f"fusion_layer={fusion_layer} is not within 0 to {num_layers}")
+        self.fusion_layer = fusion_layer
+        self.bottlenecks = nn.Parameter(torch.randn(num_bottlenecks, dim) * 0.02)
+        self.streams = nn.ModuleDict(
+            {
+                name: nn.ModuleList(Block(dim, num_heads, dropout) for _ in range(num_layers))
+                for name in dims
+            }
+        )
+
+    def forward(self, features: Mapping[str, Features]) -> FusionOutput:
+        tokens, masks = self.embedded(features)
+        present = self.present(features)
+        z = self.bottlenecks.to(next(iter(tokens.values())).dtype).expand(len(present), -1, -1)
+        for layer in range(len(next(iter(self.streams.values())))):  # type: ignore[arg-type]
+            if layer < self.fusion_layer:
+                tokens = {m: self.streams[m][layer](x, masks[m]) for m, x in tokens.items()}  # type: ignore[index]
+            else:
+                tokens, z = self._fuse(layer, tokens, masks, z, present)
+        means = [masked_mean(self.norm(x), masks[name]) for name, x in tokens.items()]
+        embedding = self.or_null(present_mean(torch.stack(means, dim=1), present), present)
+        return FusionOutput(embedding, self.head(embedding), {}, None)
+
+    def _fuse(
+        self,
+        layer: int,
+        tokens: dict[str, Tensor],
+        masks: dict[str, Tensor],
+        z: Tensor,
+        present: Tensor,
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Run one fusion layer; all modalities read the z of the layer before."""
+        new, returned = {}, []
+        for name, x in tokens.items():
+            mask = F.pad(masks[name], (0, z.shape[1]), value=True)
+            both = self.streams[name][layer](torch.cat([x, z], dim=1), mask)  # type: ignore[index]
+            new[name], own = both.split([x.shape[1], z.shape[1]], dim=1)
+            returned.append(own)
+        return new, present_mean(torch.stack(returned, dim=1), present)

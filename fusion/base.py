@@ -1,0 +1,107 @@
+"""What every fusion shares: the registry, the contract's masks, the answer to "nothing is there".
+
+Shapes: `B` batch, `M` modalities, `T` tokens, `D` width, `K` outputs.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import FusionZooError, did_you_mean
+from ..registry import Registry
+from ..structures import Features, FusionOutput
+
+
+class Fusion(nn.Module):
+    """Join the features of any number of modalities, any of them missing in any sample.
+
+    A sample lacks a modality where its mask row is all False; what its tokens and pooled vector hold
+    there may be anything, NaN included, and must reach no output. The helpers below replace it by
+    exact zeros *before* arithmetic (0 x NaN is NaN, also in backward); a strategy then gives the
+    absent modality the neutral element of its own operator. A sample with no modality at all is
+    embedded as the learned vector `null`.
+    """
+
+    def __init__(self, dims: Mapping[str, int], dim: int, num_outputs: int) -> None:
+        super().__init__()
+        if not dims:
+            raise FusionZooError("a fusion needs at least one modality: dims={'image': 512, ...}")
+        for what, size in (*dims.items(), ("dim", dim), ("num_outputs", num_outputs)):
+            if size < 1:
+                raise FusionZooError(f"{what} = {size}; it must be at least 1")
+        self.dims, self.dim, self.num_outputs = dict(dims), dim, num_outputs
+        self.null = nn.Parameter(torch.zeros(dim))
+
+    @abstractmethod
+    def forward(self, features: Mapping[str, Features]) -> FusionOutput:
+        """Fuse `{modality: Features}`; the order of the modalities is that of `dims`."""
+
+    def align(self) -> nn.ModuleDict:
+        """Return a linear map to the fusion's width for each modality."""
+        return nn.ModuleDict({name: nn.Linear(width, self.dim) for name, width in self.dims.items()})
+
+    def present(self, features: Mapping[str, Features]) -> Tensor:
+        """Return which modalities each sample has, (B, M)."""
+        self._check(features)
+        return torch.stack([features[name].mask.any(1) for name in self.dims], dim=1)
+
+    def pooled(self, features: Mapping[str, Features]) -> dict[str, Tensor]:
+        """Return the pooled vectors (B, D), exact zeros where the modality is absent."""
+        self._check(features)
+        return {
+            name: torch.where(features[name].mask.any(1)[:, None], features[name].pooled, 0)
+            for name in self.dims
+        }
+
+    def tokens(self, features: Mapping[str, Features]) -> dict[str, Tensor]:
+        """Return the tokens (B, T, D), exact zeros where there is none."""
+        self._check(features)
+        return {
+            name: torch.where(features[name].mask[..., None], features[name].tokens, 0)
+            for name in self.dims
+        }
+
+    def or_null(self, embedding: Tensor, present: Tensor) -> Tensor:
+        """Put `null` where a sample has no modality: (B, dim), (B, M) -> (B, dim)."""
+        return torch.where(present.any(1)[:, None], embedding, self.null.to(embedding.dtype))
+
+    def _check(self, features: Mapping[str, Features]) -> None:
+        for name, width in self.dims.items():
+            if name not in features:
+                raise FusionZooError(
+                    f"no features of modality {name!r}.{did_you_mean(name, features)}"
+                    " A sample that lacks it still has a row, with an empty mask."
+                )
+            if features[name].tokens.shape[-1] != width:
+                raise FusionZooError(
+                    f"features of {name!r} are {features[name].tokens.shape[-1]} wide;"
+                    f" this fusion was built for {width}"
+                )
+
+
+FUSIONS: Registry[Fusion] = Registry("fusion", "fusionzoo zoo")
+
+
+def masked_softmax(scores: Tensor, mask: Tensor, dim: int = 1) -> Tensor:
+    """Softmax over the entries where `mask` holds; exact zeros elsewhere, even where none does."""
+    floor = torch.finfo(scores.dtype).min
+    weights = scores.masked_fill(~mask, floor).softmax(dim)
+    return weights.masked_fill(~mask, 0)
+
+
+def present_mean(stacked: Tensor, present: Tensor) -> Tensor:
+    """Average over the modalities that are there: (B, M, ...), (B, M) -> (B, ...)."""
+    mask = present.reshape(*present.shape, *[1] * (stacked.ndim - 2))
+    kept = stacked.masked_fill(~mask, 0)
+    return kept.sum(1) / mask.sum(1).clamp(min=1).to(stacked.dtype)
+
+
+def check_heads(dim: int, num_heads: int) -> None:
+    """Refuse a number of heads that does not divide the width."""
+    if dim % num_heads:
+        divisors = [n for n in range(1, dim + 1) if dim % n == 0 and n <= 2 * num_heads]
+        raise FusionZooError(f"num_heads={num_heads} does not divide dim={dim}; {divisors} do")

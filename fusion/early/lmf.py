@@ -1,0 +1,52 @@
+"""Low-rank fusion: every product of the modalities' features, without the tensor that holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, einsum, nn
+
+from ...errors import FusionZooError
+from ...structures import Features, FusionOutput
+from ..base import FUSIONS, Fusion
+
+
+@FUSIONS.register(family="early", paper="Liu et al. 2018, arXiv:1806.00064", reads="pooled")
+class LMF(Fusion):
+    """Multiply low-rank projections of the modalities: the tensor product at linear cost.
+
+    out = sum_r w_r prod_m ([1; x_m] F_m[r]) + b. It equals a linear layer on the outer product of all
+    [1; x_m] whose weight is sum_r w_r F_1[r] x ... x F_M[r]. An absent modality leaves [1; 0], so
+    the lower-order terms of the others stay. Factors start at std (D_m + 1)^-1/2 and w at
+    R^-1/2, so that the output has unit scale for any width and rank.
+
+    Shapes:
+        features[name].pooled: (B, dims[name])
+        returns: embedding (B, dim), logits (B, K)
+    """
+
+    def __init__(
+        self, dims: Mapping[str, int], dim: int, num_outputs: int, *, rank: int = 4
+    ) -> None:
+        super().__init__(dims, dim, num_outputs)
+        if rank < 1:
+            raise FusionZooError(f"rank={rank}; it must be at least 1")
+        self.factors = nn.ParameterDict(
+            {m: torch.randn(rank, w + 1, dim) * (w + 1) ** -0.5 for m, w in dims.items()}
+        )
+        self.rank_weights = nn.Parameter(torch.full((rank,), rank**-0.5))
+        self.bias = nn.Parameter(torch.zeros(dim))
+        self.head = nn.Linear(dim, num_outputs)
+
+    def forward(self, features: Mapping[str, Features]) -> FusionOutput:
+        product: Tensor | None = None
+        for name, x in self.pooled(features).items():
+            with_one = F.pad(x, (1, 0), value=1.0)
+            factor = einsum("bi,rio->bro", with_one, self.factors[name])
+            product = factor if product is None else product * factor
+        assert product is not None
+        fused = einsum("bro,r->bo", product, self.rank_weights) + self.bias
+        embedding = self.or_null(fused, self.present(features))
+        return FusionOutput(embedding, self.head(embedding), {}, None)

@@ -1,0 +1,47 @@
+"""Mean of the modalities' votes: the fixed rule that learned fusions have to beat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from ...errors import FusionZooError
+from ...structures import Features, FusionOutput
+from ..base import FUSIONS, present_mean
+from ._base import LateFusion
+
+
+@FUSIONS.register(family="late", paper="Kittler et al. 1998, TPAMI 20(3)", reads="pooled")
+class LateMean(LateFusion):
+    """Average each modality's logits, or its probabilities, over what is present.
+
+    `space="logit"`: mean_m z_m, whose softmax is the normalised geometric mean of the modalities'.
+    `space="prob"`: log mean_m softmax(z_m), never worse than the mean of their cross-entropies.
+
+    Shapes:
+        features[name].pooled: (B, dims[name])
+        returns: embedding (B, dim), logits (B, K), unimodal {modality: (B, K)}, weights (B, M) equal
+    """
+
+    def __init__(
+        self,
+        dims: Mapping[str, int],
+        dim: int,
+        num_outputs: int,
+        *,
+        space: Literal["logit", "prob"] = "logit",
+    ) -> None:
+        super().__init__(dims, dim, num_outputs)
+        if space not in ("logit", "prob"):
+            raise FusionZooError(f"space={space!r} is neither 'logit' nor 'prob'")
+        self.space = space
+
+    def forward(self, features: Mapping[str, Features]) -> FusionOutput:
+        embedding, votes, present = self.votes(features)
+        if self.space == "logit":
+            logits = present_mean(votes, present)
+        else:
+            floor = 1e-30  # keeps the logarithm finite where nothing is present
+            logits = present_mean(votes.softmax(-1), present).clamp(min=floor).log()
+        weights = present / present.sum(1, keepdim=True).clamp(min=1)
+        return self.output(embedding, logits, votes, present, weights.to(logits.dtype))

@@ -1,0 +1,136 @@
+"""The layout: imports flow one way, names live side by side, a wheel is whole."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import pkgutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import fusionzoo
+
+ROOT = Path(__file__).parents[1]
+LEVELS = {
+    "errors": 0,
+    "config": 1,
+    "registry": 1,
+    "structures": 2,
+    "encoders": 3,
+    "fusion": 3,
+    "datasets": 3,
+    "conformance": 4,
+    "model": 4,
+    "evaluation": 5,
+    "training": 6,
+    "scripts": 7,
+    "cli": 8,
+}
+
+
+def modules() -> list[str]:
+    return [info.name for info in pkgutil.walk_packages(fusionzoo.__path__, "fusionzoo.")]
+
+
+def imported(module: str) -> set[str]:
+    """The parts of fusionzoo that a module imports, anywhere in its source."""
+    spec = importlib.util.find_spec(module)
+    assert spec and spec.origin
+    tree = ast.parse(Path(spec.origin).read_text())
+    package = module if spec.submodule_search_locations else module.rpartition(".")[0]
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) - node.level + 1]
+            name = ".".join([*base, node.module or ""]).strip(".") if node.level else node.module
+            names = [f"{name}.{alias.name}" for alias in node.names] if name == "fusionzoo" else [name]
+            found |= {n.split(".")[1] for n in names if n and n.startswith("fusionzoo.")}
+    return found
+
+
+@pytest.mark.parametrize("module", modules())
+def test_imports_flow_one_way(module: str) -> None:
+    part = module.split(".")[1]
+    for other in imported(module) & set(LEVELS):
+        if other != part:
+            assert LEVELS[other] < LEVELS[part], f"{module} imports {other}"
+
+
+def test_every_module_has_a_level() -> None:
+    assert {name.split(".")[1] for name in modules()} <= set(LEVELS)
+
+
+def test_importing_fusionzoo_imports_nothing_heavy() -> None:
+    code = "import sys, fusionzoo; print([m for m in ('torch', 'timm', 'numpy') if m in sys.modules])"
+    assert run(sys.executable, "-c", code) == "[]\n"
+
+
+def test_the_public_names_are_the_ones_that_the_design_fixes() -> None:
+    for name in fusionzoo.__all__:
+        assert getattr(fusionzoo, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'modle'"):
+        _ = fusionzoo.modle  # type: ignore[attr-defined]
+
+
+def test_help_needs_no_torch() -> None:
+    for command in (["--help"], ["train", "--help"], ["embed", "--help"]):
+        code = (
+            "import sys; from fusionzoo.cli import main\n"
+            f"try: main({command!r})\nexcept SystemExit: pass\n"
+            "print('torch' in sys.modules)"
+        )
+        assert run(sys.executable, "-c", code).endswith("False\n")
+
+
+@pytest.mark.parametrize("start", [["train.py"], ["embed.py"], ["-m", "fusionzoo.cli", "train"]])
+def test_hugging_face_datasets_is_reachable_from_every_way_in(start: list[str]) -> None:
+    """The scripts stand beside a folder `datasets`, which must not hide the installed package."""
+    probe = (
+        "import runpy, sys; sys.argv = {argv!r}; sys.path.insert(0, {root!r})\n"
+        "try: runpy.{call}\nexcept SystemExit: pass\n"
+        "import datasets; print(datasets.Dataset.__name__)"
+    )
+    if start[0] == "-m":
+        call, root = "run_module('fusionzoo.cli', run_name='__main__')", "/nonexistent"
+        argv = ["fusionzoo", *start[2:], "--help"]
+    else:
+        call, root = f"run_path({start[0]!r}, run_name='__main__')", str(ROOT)
+        argv = [start[0], "--help"]
+    out = run(sys.executable, "-P", "-c", probe.format(argv=argv, root=root, call=call))
+    assert out.endswith("Dataset\n")
+
+
+@pytest.mark.slow
+def test_a_wheel_is_whole_and_brings_no_generic_package(tmp_path: Path) -> None:
+    run(sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path), str(ROOT))
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.split("/")[0] for name in names}
+    assert tops == {"fusionzoo", f"fusionzoo-{fusionzoo.__version__}.dist-info"}
+    for needed in (
+        "fusionzoo/fusion/attention/mbt.py",
+        "fusionzoo/encoders/image.py",
+        "fusionzoo/datasets/stamps.py",
+        "fusionzoo/scripts/train.py",
+        "fusionzoo/scripts/embed.py",
+        "fusionzoo/py.typed",
+    ):
+        assert needed in names
+    target = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(target)
+    code = "import fusionzoo; from fusionzoo.cli import main; print(fusionzoo.__file__); main(['zoo'])"
+    out = run(sys.executable, "-P", "-c", code, PYTHONPATH=str(target))
+    assert str(target) in out
+    assert "mbt" in out
+
+
+def run(*command: str, **environment: str) -> str:
+    env = {**os.environ, **environment}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

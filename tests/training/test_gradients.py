@@ -1,0 +1,123 @@
+"""N processes learn what one process learns, whatever rows and modalities each of them lacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import multiprocessing as mp
+
+from fusionzoo.config import DistConfig, RunConfig, from_tree
+from fusionzoo.model import create_model
+from fusionzoo.structures import Batch
+from fusionzoo.training.distributed import World, process_group, wrap
+from fusionzoo.training.loop import Stepper
+from fusionzoo.training.objectives import Objective, UnimodalHeads, freeze_unused
+
+WIDTHS = {"image": 5, "text": 7, "audio": 3}
+ROWS, CLASSES = 8, 4
+ABSENT = {
+    "nothing": [],
+    # With two processes, rank 1 takes the odd rows: it then sees no audio at all.
+    "a whole modality on one rank": [(row, 2) for row in range(1, ROWS, 2)],
+    "a modality everywhere": [(row, 1) for row in range(ROWS)],
+    "something here and there": [(0, 0), (1, 2), (2, 2), (5, 0), (5, 1), (6, 0), (6, 1), (6, 2)],
+}
+
+
+def make_objective(fusion: str) -> Objective:
+    torch.manual_seed(0)
+    encoders = {
+        name: {"name": "vector/mlp", "in_dim": width, "dim": 6} for name, width in WIDTHS.items()
+    }
+    model = create_model(fusion, encoders, CLASSES, dim=8)
+    prior = torch.full((CLASSES,), 1 / CLASSES)
+    objective = Objective(model, UnimodalHeads(dict.fromkeys(WIDTHS, 6), 8, prior))
+    freeze_unused(objective)
+    for module in objective.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return objective.double()
+
+
+def make_batch(absent: list[tuple[int, int]]) -> Batch:
+    draw = torch.Generator().manual_seed(1)
+    present = torch.ones(ROWS, len(WIDTHS), dtype=torch.bool)
+    for row, column in absent:
+        present[row, column] = False
+    inputs = {
+        name: {"values": torch.randn(ROWS, width, generator=draw).double()}
+        for name, width in WIDTHS.items()
+    }
+    target = torch.randint(CLASSES, (ROWS,), generator=draw)
+    return Batch([str(row) for row in range(ROWS)], inputs, present, target)
+
+
+def take(batch: Batch, rows: slice) -> Batch:
+    inputs = {m: {k: x[rows] for k, x in given.items()} for m, given in batch.inputs.items()}
+    assert batch.target is not None
+    return Batch(batch.ids[rows], inputs, batch.present[rows], batch.target[rows])
+
+
+def learn_once(objective: Objective, batches: list[Batch], world: World) -> dict[str, torch.Tensor]:
+    """Make one step of plain gradient descent at rate 1: the change is the gradient."""
+    before = {name: p.detach().clone() for name, p in objective.named_parameters()}
+    cfg = from_tree(RunConfig, {"optim": {"clip": None}})
+    trainable = [p for p in objective.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trainable, lr=1.0)
+    Stepper(wrap(objective, DistConfig(), world), optimizer, cfg, world)(batches)
+    return {name: before[name] - p.detach() for name, p in objective.named_parameters()}
+
+
+def learn_in_process(rank: int, folder: str, fusion: str, case: str, accumulate: int) -> None:
+    torch.set_num_threads(1)
+    cfg = DistConfig(init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=60)
+    with process_group(cfg, "cpu") as world:
+        own = take(make_batch(ABSENT[case]), slice(rank, None, 2))
+        parts = [take(own, slice(i, None, accumulate)) for i in range(accumulate)]
+        gradients = learn_once(make_objective(fusion), parts, world)
+        torch.save(gradients, f"{folder}/{rank}.pt")
+
+
+@pytest.mark.parametrize("case", ABSENT)
+@pytest.mark.parametrize("fusion", ["concat", "late_poe", "mbt"])
+def test_two_processes_have_the_gradients_of_one_with_the_whole_batch(
+    fusion: str, case: str, tmp_path: Path
+) -> None:
+    mp.spawn(learn_in_process, (str(tmp_path), fusion, case, 1), nprocs=2)
+    wanted = learn_once(make_objective(fusion), [make_batch(ABSENT[case])], World())
+    for rank in range(2):
+        found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-11)
+    assert any(gradient.abs().max() > 1e-3 for gradient in wanted.values())
+
+
+def test_accumulation_across_processes_has_the_gradient_of_the_whole_batch(tmp_path: Path) -> None:
+    mp.spawn(learn_in_process, (str(tmp_path), "gmu", "nothing", 2), nprocs=2)
+    wanted = learn_once(make_objective("gmu"), [make_batch([])], World())
+    found = torch.load(tmp_path / "0.pt", weights_only=True)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-11)
+
+
+def test_an_absent_modality_leaves_its_encoder_alone() -> None:
+    gradients = learn_once(
+        make_objective("concat"), [make_batch(ABSENT["a modality everywhere"])], World()
+    )
+    text = [g for name, g in gradients.items() if "encoders.text" in name]
+    assert text
+    assert all((g == 0).all() for g in text)
+
+
+def test_the_heads_of_the_modalities_do_not_change_what_the_fusion_learns() -> None:
+    with_heads = learn_once(make_objective("gmu"), [make_batch([])], World())
+    bare = make_objective("gmu")
+    bare.heads = UnimodalHeads({}, 8, bare.heads.prior)
+    without = learn_once(bare, [make_batch([])], World())
+    for name, gradient in without.items():
+        assert torch.equal(gradient, with_heads[name]), name
+
+
+def test_a_batch_without_rows_on_one_rank_is_no_trouble() -> None:
+    gradients = learn_once(make_objective("gmu"), [take(make_batch([]), slice(0, 0))], World())
+    assert all(torch.isfinite(g).all() and (g == 0).all() for g in gradients.values())
