@@ -52,7 +52,7 @@ class OptimConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    epochs: Count = option(20, "passes over the training split")
+    epochs: Count = option(12, "passes over the training split")
     batch_size: Count = option(32, "samples per process and step")
     accumulate: Count = option(1, "batches whose gradients are averaged before a step")
     eval_batch_size: Count | None = option(None, "null = twice batch_size")

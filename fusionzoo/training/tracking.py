@@ -86,12 +86,12 @@ class Tracker:
     def table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table; all columns but the first hold numbers."""
         if self.world.main:
-            table = Table(title=title, title_justify="left")
+            table = Table()
             for number, name in enumerate(header):
                 table.add_column(name, justify="right" if number else "left", no_wrap=True)
             for row in rows:
                 table.add_row(*row)
-            Console().print(table)
+            Console().print(title, table, sep="\n")
 
     def close(self) -> None:
         """Flush and close everything."""

@@ -1,0 +1,40 @@
+"""Paired data: `create_dataset("manifest", root="my.csv")`, `create_dataset("digits")`."""
+
+if __name__ == "datasets":
+    raise ImportError(
+        "this is fusionzoo's folder `datasets`, met under a bare name because its parent folder is on"
+        " sys.path: import `fusionzoo.datasets`, or run from elsewhere to get Hugging Face's `datasets`"
+    )
+
+from typing import Any
+
+from . import digits, formats, interactions, stamps
+from .collate import Collate
+from .paired import DATASETS, PairedDataset, split_by_hash
+from .samplers import PairedBatchSampler, PairedSampler, make_sampler
+
+__all__ = [
+    "DATASETS",
+    "Collate",
+    "PairedBatchSampler",
+    "PairedDataset",
+    "PairedSampler",
+    "create_dataset",
+    "digits",
+    "formats",
+    "interactions",
+    "list_datasets",
+    "make_sampler",
+    "split_by_hash",
+    "stamps",
+]
+
+
+def create_dataset(name: str, **settings: Any) -> PairedDataset:
+    """Open the data set `name`; see `fusionzoo data list` for names and settings."""
+    return DATASETS.create(name, **settings)
+
+
+def list_datasets() -> list[str]:
+    """Return the names of all data sets."""
+    return sorted(DATASETS)

@@ -1,0 +1,50 @@
+"""From a list of samples to an aligned, padded batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import FusionZooError
+from ..structures import Batch, Sample
+
+
+class Collate:
+    """Prepare each modality with its processor and align the rows; runs in the loader's workers.
+
+    A sample that lacks a modality gets the processor's blank item, and `present` says so. A sample
+    that the data set skips (`on_error="skip"`) leaves no row. `processors` are the encoders'.
+    """
+
+    def __init__(self, processors: Mapping[str, Any]) -> None:
+        self.processors = dict(processors)
+        self.blanks = {name: processor.blank() for name, processor in self.processors.items()}
+
+    def __call__(self, samples: Sequence[Sample | None]) -> Batch:
+        rows = [sample for sample in samples if sample is not None]
+        items = {name: [self._item(name, one) for one in rows] for name in self.processors}
+        inputs = {
+            # An empty list still has to say what shape nothing has.
+            name: self.processors[name].collate(own or [self.blanks[name]])
+            for name, own in items.items()
+        }
+        if not rows:
+            inputs = {name: {k: x[:0] for k, x in own.items()} for name, own in inputs.items()}
+        present = [[one.values.get(name) is not None for name in self.processors] for one in rows]
+        targets = [one.target for one in rows]
+        target = None if None in targets else torch.tensor(targets, dtype=torch.int64)
+        shaped = torch.tensor(present, dtype=torch.bool).reshape(len(rows), len(self.processors))
+        return Batch([one.id for one in rows], inputs, shaped, target)
+
+    def _item(self, name: str, sample: Sample) -> dict[str, torch.Tensor]:
+        value = sample.values.get(name)
+        if value is None:
+            return self.blanks[name]
+        generator = torch.Generator().manual_seed(sample.seed) if sample.seed else None
+        prepare: Callable[..., dict[str, torch.Tensor]] = self.processors[name]
+        try:
+            return prepare(value, generator)
+        except FusionZooError as error:
+            raise FusionZooError(f"sample {sample.id!r}, {name}: {error}") from error

@@ -1,0 +1,58 @@
+"""Class folders: the path says split and class, files of one stem are one sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from ...errors import FusionZooError
+from ..media import SUFFIXES
+from ..paired import DATASETS, OnError, PairedDataset, SHARES, SPLITS, split_by_hash, tidy
+
+
+@DATASETS.register("folders", family="own")
+def folders(
+    *,
+    root: str = "",
+    shares: Sequence[float] = SHARES,
+    on_error: OnError = "raise",
+    modalities: str | Sequence[str] | None = None,
+    missing: float = 0.0,
+) -> PairedDataset:
+    """One's own files in class folders: `root/[split/]class/id.png|jpg|txt|wav|flac|ogg|mp3`.
+
+    Files that share folder and stem are one sample: `cat/7.jpg`, `cat/7.txt` and `cat/7.wav`. Without
+    folders train, val and test the split follows from a hash of the id, in the given `shares`.
+    """
+    top = Path(root)
+    if not top.is_dir():
+        raise FusionZooError(f"no folder {top}: --data.root names it")
+    kind_of = {suffix: kind for kind in ("image", "text", "audio") for suffix in SUFFIXES[kind]}
+    given_splits = any((top / split).is_dir() for split in SPLITS)
+    rows: dict[str, dict[str, str]] = {}
+    for path in sorted(top.rglob("*")):
+        kind = kind_of.get(path.suffix.lower())
+        if kind is None or not path.is_file():
+            continue
+        parts = path.relative_to(top).parts
+        if len(parts) != 2 + given_splits:
+            raise FusionZooError(
+                f"{path}: expected {'split/' if given_splits else ''}class/file below {top}"
+            )
+        key = "/".join((*parts[:-1], path.stem))
+        row = rows.setdefault(key, {"id": key, "target": parts[-2]})
+        row["split"] = parts[0] if given_splits else split_by_hash(key, shares)
+        if kind in row:
+            raise FusionZooError(f"{path}: sample {key!r} has another {kind}, {row[kind]}")
+        row[kind] = str(path.relative_to(top))
+    if not rows:
+        raise FusionZooError(f"{top} holds no picture, text or clip in class folders")
+    found = [kind for kind in ("image", "text", "audio") if any(kind in row for row in rows.values())]
+    columns = {name: [row.get(name) for row in rows.values()] for name in ("id", "split", "target", *found)}
+    table = pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
+    dataset = PairedDataset(
+        table, {kind: kind for kind in found}, root=top, source=str(top), on_error=on_error
+    )
+    return tidy(dataset, modalities, missing)

@@ -1,0 +1,84 @@
+"""Pair separate sources by id."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from ...errors import FusionZooError
+from ..paired import PairedDataset
+
+
+def join(
+    sources: Mapping[str, PairedDataset], how: Literal["inner", "outer"] = "inner"
+) -> PairedDataset:
+    """Pair `sources` by id; see `PairedDataset.join`."""
+    if how not in ("inner", "outer"):
+        raise FusionZooError(f"how={how!r} is neither 'inner' nor 'outer'")
+    rows = {name: dict(zip(one.ids, range(len(one)), strict=True)) for name, one in sources.items()}
+    sets = [set(own) for own in rows.values()]
+    common = set.intersection(*sets) if how == "inner" else set.union(*sets)
+    if not common:
+        some = {name: next(iter(own)) for name, own in rows.items()}
+        raise FusionZooError(f"no id is in all sources; they have, for instance, {some}")
+    ids = [key for key in dict.fromkeys(k for own in rows.values() for k in own) if key in common]
+    columns: dict[str, Any] = {"id": pa.array(ids)}
+    for what in ("split", "target"):
+        columns[what] = pa.array([_agreed(what, key, sources, rows) for key in ids], pa.string())
+    memory, kinds, encoders = {}, {}, {}
+    for name, one in sources.items():
+        inside = name if name in one.modalities else next(iter(one.modalities))
+        if inside != name and len(one.modalities) > 1:
+            raise FusionZooError(f"source {name!r} has several modalities, none of that name")
+        kinds[name] = one.modalities[inside]
+        encoders[name] = one.default_encoders[inside]
+        # Values are read through their own source, whatever it is made of.
+        memory[name] = _Through(one, inside)
+        here = one.present[:, list(one.modalities).index(inside)].tolist()
+        places = [rows[name].get(key) for key in ids]
+        kept = [place if place is not None and here[place] else None for place in places]
+        columns[name] = pa.array(kept, pa.int64())
+    return PairedDataset(
+        pa.table(columns),
+        kinds,
+        memory=memory,
+        source=" + ".join(one.source for one in sources.values()),
+        on_error=next(iter(sources.values())).on_error,
+        encoders=encoders,
+    )
+
+
+class _Through:
+    """The undecoded values of one source's modality, by its own index."""
+
+    def __init__(self, dataset: PairedDataset, modality: str) -> None:
+        self.dataset, self.modality = dataset, modality
+
+    def __getitem__(self, index: int) -> Any:
+        one = self.dataset
+        row = int(one.rows[index])
+        return one.reference(self.modality, row)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+
+def _agreed(
+    what: str,
+    key: str,
+    sources: Mapping[str, PairedDataset],
+    rows: Mapping[str, Mapping[str, int]],
+) -> str | None:
+    """Return what the sources that have the id say, which must be one thing."""
+    said = {}
+    for name, one in sources.items():
+        if key in rows[name]:
+            column = one.table["split" if what == "split" else "target"]
+            value = column[int(one.rows[rows[name][key]])].as_py()
+            if value is not None:
+                said[name] = value
+    if len(set(said.values())) > 1:
+        raise FusionZooError(f"id {key!r}: the sources disagree on its {what}: {said}")
+    return next(iter(said.values()), None)

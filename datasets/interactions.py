@@ -1,0 +1,105 @@
+"""`interactions`: vectors whose modalities share, own or only together hold the answer, by design."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from ..errors import FusionZooError, did_you_mean
+from .paired import DATASETS, OnError, PairedDataset, tidy
+
+TASKS = ("redundant", "unique", "xor", "and", "copy")
+
+
+@DATASETS.register("interactions", family="built-in")
+def interactions(
+    *,
+    task: str = "xor",
+    num_modalities: int = 2,
+    samples: int = 2000,
+    width: int = 8,
+    noise: float = 0.3,
+    flip: float = 0.0,
+    seed: int = 0,
+    on_error: OnError = "raise",
+    modalities: str | Sequence[str] | None = None,
+    missing: float = 0.0,
+) -> PairedDataset:
+    """Synthetic vectors a, b, ... with known redundant, unique and synergistic information.
+
+    Each modality holds one fair bit, +1 or -1 along a fixed direction of `width` dimensions, plus normal
+    noise. `redundant`: all hold the same bit, the target. `unique`: the target is a's bit. `xor`: their
+    product, of which no modality alone says anything. `and`: whether all are +1. `copy`: all bits, 2^M
+    classes. A share `flip` of the targets is replaced at random. With little noise the best possible
+    accuracy is `bayes_accuracy(task, num_modalities, flip)`. Split 60/20/20.
+    """
+    if task not in TASKS:
+        raise FusionZooError(f"unknown task {task!r}.{did_you_mean(task, TASKS)} {', '.join(TASKS)}")
+    if num_modalities < 2:
+        raise FusionZooError(f"num_modalities={num_modalities}; an interaction needs at least 2")
+    draw = np.random.default_rng(seed)
+    bits = draw.integers(0, 2, (samples, num_modalities))
+    if task == "redundant":
+        bits[:] = bits[:, :1]
+    target = _answer(task, bits)
+    classes = 2**num_modalities if task == "copy" else 2
+    flipped = draw.random(samples) < flip
+    target = np.where(flipped, draw.integers(0, classes, samples), target)
+    names = [chr(ord("a") + column) for column in range(num_modalities)]
+    memory: dict[str, Any] = {}
+    for column, name in enumerate(names):
+        direction = draw.standard_normal(width)
+        direction /= np.linalg.norm(direction)
+        signal = (2 * bits[:, column : column + 1] - 1) * direction
+        values = signal + noise * draw.standard_normal((samples, width)) / width**0.5
+        memory[name] = torch.from_numpy(values.astype(np.float32))
+    number = np.arange(samples)
+    splits = ("train", "val", "train", "test", "train")
+    table = {
+        "id": pa.array([str(row) for row in number]),
+        "split": pa.array([splits[row % 5] for row in number]),
+        "target": pa.array([str(label) for label in target]),
+        **{name: pa.array(number) for name in names},
+    }
+    dataset = PairedDataset(
+        pa.table(table),
+        dict.fromkeys(names, "vector"),
+        memory=memory,
+        source=f"interactions ({task})",
+        on_error=on_error,
+        encoders={name: {"name": "vector/mlp", "dim": 32, "hidden": 32} for name in names},
+    )
+    return tidy(dataset, modalities, missing)
+
+
+def bayes_accuracy(task: str, num_modalities: int, flip: float = 0.0, known: int | None = None) -> float:
+    """Return the best accuracy from the first `known` modalities (default: all), noise aside.
+
+    >>> [bayes_accuracy(task, 2, known=1) for task in TASKS]
+    [1.0, 1.0, 0.5, 0.75, 0.5]
+    """
+    known = num_modalities if known is None else known
+    classes = 2**num_modalities if task == "copy" else 2
+    if known == num_modalities or (task in ("redundant", "unique") and known):
+        clean = 1.0
+    elif task == "and":
+        # All known bits +1: then the rest decide; otherwise the answer is certainly "no".
+        rest = 0.5 ** (num_modalities - known)
+        clean = 1 - 0.5**known * min(rest, 1 - rest)
+    else:
+        clean = 0.5 ** (num_modalities - known) if task == "copy" else 0.5
+    return (1 - flip) * clean + flip / classes
+
+
+def _answer(task: str, bits: np.ndarray) -> np.ndarray:
+    if task in ("redundant", "unique"):
+        return bits[:, 0]
+    if task == "xor":
+        return bits.sum(1) % 2
+    if task == "and":
+        return bits.all(1).astype(int)
+    return bits @ (1 << np.arange(bits.shape[1]))

@@ -1,0 +1,174 @@
+"""Decode pictures, clips, texts and vectors, from paths, bytes or objects, without system packages.
+
+What cannot be read is one `FusionZooError` that names the file.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import FusionZooError
+from ..structures import Audio
+
+T = TypeVar("T")
+PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".svg"}
+CLIPS = {".wav", ".flac", ".ogg", ".oga", ".mp3"}
+TEXTS = {".txt"}
+ARRAYS = {".npy"}
+SUFFIXES = {"image": PICTURES, "audio": CLIPS, "text": TEXTS, "vector": ARRAYS, "sequence": ARRAYS}
+SVG_SIDE = 512  # pixels of the longer side that a drawing is rendered at
+
+
+def decode(kind: str, value: Any) -> Any:
+    """Decode one value of a kind (image, text, audio, vector, sequence); see `structures.Sample`."""
+    decoders = {"image": decode_image, "audio": decode_audio, "text": decode_text}
+    if kind in decoders:
+        return decoders[kind](value)
+    return decode_array(value, 1 if kind == "vector" else 2)
+
+
+def decode_image(source: Any) -> Tensor:
+    """Return RGB, uint8 (3, H, W), from a path, bytes, a PIL picture, or an array.
+
+    Transparency is composed on white; 16-bit, palette and CMYK pictures are converted; the camera's
+    orientation is applied; of an animation the first picture counts. Arrays are uint8 (H, W),
+    (H, W, 3) or (3, H, W).
+    """
+    if isinstance(source, np.ndarray | Tensor):
+        return _image_from_array(torch.as_tensor(source))
+    if isinstance(source, str | Path | bytes):
+        path, data = _read(source)
+        picture = _open_svg(data, path) if _is_svg(path, data) else _open_picture(data, path)
+    else:
+        picture = source
+    return _to_rgb(picture)
+
+
+def _open_picture(data: bytes, path: str) -> Any:
+    from PIL import Image, ImageOps
+
+    try:
+        picture = Image.open(io.BytesIO(data))
+        picture.load()
+        return ImageOps.exif_transpose(picture)
+    except Exception as error:
+        raise FusionZooError(f"{path} is no picture that can be read: {error}") from error
+
+
+def _is_svg(path: str, data: bytes) -> bool:
+    return path.lower().endswith(".svg") or data[:256].lstrip().startswith(b"<svg")
+
+
+def _open_svg(data: bytes, path: str) -> Any:
+    from PIL import Image
+
+    try:
+        import resvg_py
+    except ImportError:
+        raise FusionZooError(f"{path}: drawings need an extra: pip install 'fusionzoo[svg]'") from None
+    try:
+        made = resvg_py.svg_to_bytes(svg_string=data.decode(), width=SVG_SIDE)
+        return Image.open(io.BytesIO(bytes(made)))
+    except Exception as error:
+        raise FusionZooError(f"{path} is no drawing that can be read: {error}") from error
+
+
+def _to_rgb(picture: Any) -> Tensor:
+    """Compose on white and convert."""
+    from PIL import Image
+
+    if not isinstance(picture, Image.Image):
+        raise FusionZooError(
+            f"a {type(picture).__name__} is no picture: give a path, bytes, a PIL picture or an array"
+        )
+    if picture.mode.startswith(("I", "F")):  # 16 bits and more: Pillow would clip, not scale
+        wide = np.asarray(picture).astype(np.float64)
+        top = 65535.0 if picture.mode.startswith("I") and wide.max() > 255 else max(wide.max(), 255.0)
+        picture = Image.fromarray((wide * (255.0 / top)).clip(0, 255).astype(np.uint8))
+    if "A" in picture.getbands() or "transparency" in picture.info:
+        picture = picture.convert("RGBA")
+        white = Image.new("RGBA", picture.size, "white")
+        picture = Image.alpha_composite(white, picture)
+    rgb = np.array(picture.convert("RGB"))
+    return torch.from_numpy(rgb).permute(2, 0, 1).contiguous()
+
+
+def _image_from_array(array: Tensor) -> Tensor:
+    if array.dtype != torch.uint8:
+        raise FusionZooError(f"a picture given as an array must be uint8, found {array.dtype}")
+    if array.ndim == 2:
+        return array.expand(3, -1, -1).contiguous()
+    if array.ndim == 3 and array.shape[0] == 3:
+        return array
+    if array.ndim == 3 and array.shape[-1] == 3:
+        return array.permute(2, 0, 1).contiguous()
+    raise FusionZooError(f"an array of shape {tuple(array.shape)} is no picture: (H, W[, 3]), (3, H, W)")
+
+
+def decode_audio(source: Any) -> Audio:
+    """Return a mono clip at its own rate, from a path, bytes, `Audio`, or `(samples, rate)`.
+
+    WAV, FLAC, OGG and MP3; channels are averaged.
+    """
+    import soundfile
+
+    if isinstance(source, tuple) and len(source) == 2:
+        samples = torch.as_tensor(source[0], dtype=torch.float32)
+        if samples.ndim != 1:
+            raise FusionZooError(f"a clip of shape {tuple(samples.shape)}; expected mono, (n,)")
+        return Audio(samples, int(source[1]))
+    if not isinstance(source, str | Path | bytes):
+        raise FusionZooError(f"a {type(source).__name__} is no clip: a path, bytes or (samples, rate)")
+    path, data = _read(source)
+    try:
+        samples, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
+    except (soundfile.LibsndfileError, RuntimeError) as error:
+        raise FusionZooError(f"{path} is no clip that can be read: {error}") from error
+    if not len(samples):
+        raise FusionZooError(f"{path} holds no sound: 0 samples")
+    return Audio(torch.from_numpy(samples.mean(1)), int(rate))
+
+
+def decode_text(source: Any) -> str:
+    """Return the text itself, or that of a .txt file given as a `Path`."""
+    if isinstance(source, Path):
+        path, data = _read(source)
+        try:
+            return data.decode("utf-8-sig").strip()
+        except UnicodeDecodeError as error:
+            raise FusionZooError(f"{path} is not UTF-8 text: {error}") from error
+    if not isinstance(source, str):
+        raise FusionZooError(f"a {type(source).__name__} is no text")
+    return source
+
+
+def decode_array(source: Any, ndim: int) -> Tensor:
+    """Return float32 of `ndim` dimensions, from a .npy file, a list, an array or a tensor."""
+    if isinstance(source, str | Path):
+        try:
+            source = np.load(source, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise FusionZooError(f"{source} is no array that can be read: {error}") from error
+    array = torch.as_tensor(np.asarray(source, dtype=np.float32))
+    if array.ndim != ndim:
+        raise FusionZooError(f"an array of shape {tuple(array.shape)}; expected {ndim} dimensions")
+    return array
+
+
+def _read(source: str | Path | bytes) -> tuple[str, bytes]:
+    """Return a name for messages and the contents."""
+    if isinstance(source, bytes):
+        return "<bytes>", source
+    try:
+        data = Path(source).read_bytes()
+    except OSError as error:
+        raise FusionZooError(f"{source} cannot be opened: {error.strerror}") from error
+    if not data:
+        raise FusionZooError(f"{source} is empty")
+    return str(source), data

@@ -1,0 +1,345 @@
+"""Paired samples: a table of references, aligned by id, decoded when a sample is asked for."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from ..errors import FusionZooError, did_you_mean
+from ..registry import Registry
+from ..structures import KINDS, Sample
+from .media import decode
+
+OnError = Literal["raise", "missing", "skip"]
+SPLITS = ("train", "val", "test")
+SHARES = (0.70, 0.15, 0.15)  # of a data set that comes without a split column
+
+
+class PairedDataset(Dataset[Sample | None]):
+    """Samples with an id, a split, a target and, per modality, a value or nothing.
+
+    `table` has string columns `id`, `split`, `target` (null: none) and a column per modality: a
+    reference (path or text; null: the sample lacks the modality), or a row number into
+    `memory[modality]`, values that are there already. `modalities` maps each to its kind.
+
+    `on_error` says what to do with a file that cannot be decoded: `raise` its error, take it for
+    `missing`, or `skip` the sample; `failures()` lists what was met, in workers too.
+    """
+
+    def __init__(
+        self,
+        table: pa.Table,
+        modalities: Mapping[str, str],
+        *,
+        memory: Mapping[str, Sequence[Any] | Tensor] | None = None,
+        root: Path | None = None,
+        source: str = "the data set",
+        on_error: OnError = "raise",
+        encoders: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        if on_error not in ("raise", "missing", "skip"):
+            raise FusionZooError(f"on_error={on_error!r} is none of raise, missing, skip")
+        for name, kind in modalities.items():
+            if kind not in KINDS:
+                raise FusionZooError(f"{name} is of kind {kind!r}; kinds are {', '.join(KINDS)}")
+        self.table, self.modalities = table.combine_chunks(), dict(modalities)
+        self.memory, self.root, self.source = dict(memory or {}), root, source
+        self.on_error = on_error
+        self._encoders = {name: dict(own) for name, own in (encoders or {}).items()}
+        self.rows = torch.arange(len(table))
+        # Shared with the loader's workers, which note here what they could not read.
+        self.failed = torch.zeros(len(table), len(modalities), dtype=torch.uint8).share_memory_()
+        self._check_rows()
+        self.classes = self._find_classes()
+
+    # ---- what it holds
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, key: int | tuple[int, int]) -> Sample | None:
+        index, seed = key if isinstance(key, tuple) else (key, 0)
+        row = int(self.rows[index])
+        values = {}
+        for column, (name, kind) in enumerate(self.modalities.items()):
+            try:
+                values[name] = self._value(name, kind, row)
+            except FusionZooError as error:
+                if self.on_error == "raise":
+                    where = f"{self.source}, sample {self._cell('id', row)!r}, {name}"
+                    raise FusionZooError(f"{where}: {error}") from error
+                self.failed[row, column] = 1
+                if self.on_error == "skip":
+                    return None
+                values[name] = None
+        label = self._cell("target", row)
+        target = self.classes.index(label) if self.classes else None
+        return Sample(self._cell("id", row), self._cell("split", row), target, values, seed)
+
+    @property
+    def ids(self) -> list[str]:
+        """The samples' ids."""
+        return self._column("id")
+
+    @property
+    def split_names(self) -> list[str]:
+        """The samples' splits."""
+        return self._column("split")
+
+    @property
+    def labels(self) -> list[str | None]:
+        """The samples' targets, in words."""
+        return self._column("target")
+
+    @property
+    def targets(self) -> Tensor:
+        """The samples' targets as indices into `classes`, int64 (N,)."""
+        index = {label: number for number, label in enumerate(self.classes)}
+        return torch.tensor([index[str(label)] for label in self.labels], dtype=torch.int64)
+
+    @property
+    def present(self) -> Tensor:
+        """What the table says each sample has, bool (N, M)."""
+        columns = [self.table[name].is_valid().to_numpy() for name in self.modalities]
+        return torch.stack([torch.tensor(column) for column in columns], dim=1)[self.rows]
+
+    @property
+    def splits(self) -> dict[str, int]:
+        """How many samples each split has."""
+        return dict(Counter(self.split_names))
+
+    @property
+    def default_encoders(self) -> dict[str, dict[str, Any]]:
+        """The encoder that each modality gets where the user names none."""
+        usual: dict[str, dict[str, Any]] = {
+            "image": {"name": "timm/resnet18"},
+            "text": {"name": "hf/sentence-transformers/all-MiniLM-L6-v2"},
+            "audio": {"name": "mel/resnet18"},
+            "vector": {"name": "vector/mlp"},
+            "sequence": {"name": "sequence/transformer"},
+        }
+        chosen = {name: dict(self._encoders.get(name, usual[k])) for name, k in self.modalities.items()}
+        for name, kind in self.modalities.items():
+            if kind in ("vector", "sequence"):
+                chosen[name].setdefault("in_dim", self._width(name, kind))
+        return chosen
+
+    def lengths(self) -> Tensor:
+        """Return a rough cost per sample, for batches of similar lengths: text, clip, steps."""
+        total = torch.zeros(len(self.table), dtype=torch.float64)
+        for name, kind in self.modalities.items():
+            if kind in ("text", "audio", "sequence"):
+                own = torch.tensor([self._length(name, kind, row) for row in range(len(total))])
+                total += own.double() / own.double().mean().clamp(min=1e-9)
+        return total[self.rows]
+
+    def failures(self) -> list[tuple[str, str]]:
+        """Return (id, modality) of every value that could not be decoded so far."""
+        names = list(self.modalities)
+        found = self.failed.nonzero().tolist()
+        return [(self._cell("id", row), names[column]) for row, column in found]
+
+    # ---- other views of it
+
+    def split(self, name: str) -> PairedDataset:
+        """Return the samples of one split."""
+        chosen = [i for i, own in enumerate(self.split_names) if own == name]
+        if not chosen:
+            has = ", ".join(f"{key} ({count})" for key, count in self.splits.items())
+            raise FusionZooError(
+                f"{self.source}: split {name!r} is empty.{did_you_mean(name, self.splits)} It has: {has}"
+            )
+        return self.subset(chosen)
+
+    def subset(self, indices: Sequence[int] | Tensor) -> PairedDataset:
+        """Return some of the samples; the table is shared, not copied."""
+        view = copy.copy(self)
+        view.rows = self.rows[torch.as_tensor(indices)]
+        return view
+
+    def select(self, modalities: str | Sequence[str]) -> PairedDataset:
+        """Keep some modalities (`"image,text"` or a list); samples left with none are dropped."""
+        names = modalities.split(",") if isinstance(modalities, str) else list(modalities)
+        names = [name.strip() for name in names]
+        for name in names:
+            if name not in self.modalities:
+                raise FusionZooError(
+                    f"{self.source} has no modality {name!r}.{did_you_mean(name, self.modalities)}"
+                    f" It has: {', '.join(self.modalities)}"
+                )
+        keep = {name: kind for name, kind in self.modalities.items() if name in names}
+        return self._with(self.table, keep)
+
+    def drop(self, rate: float, seed: int = 0) -> PairedDataset:
+        """Remove a share `rate` of each modality at random (mcar), always the same for one seed.
+
+        A sample that would lose everything keeps what its id's hash chooses.
+        """
+        if not 0 <= rate < 1:
+            raise FusionZooError(f"missing={rate}; it must be at least 0 and below 1")
+        draw = torch.Generator().manual_seed(seed)
+        size = (len(self.table), len(self.modalities))
+        before = torch.stack(
+            [torch.tensor(self.table[name].is_valid().to_numpy()) for name in self.modalities], dim=1
+        )
+        order = torch.rand(size, generator=draw)
+        kept = before & (torch.rand(size, generator=draw) >= rate)
+        saved = order.masked_fill(~before, 2.0).argmin(1)
+        kept[torch.arange(size[0]), saved] |= ~kept.any(1)
+        table = self.table
+        for column, name in enumerate(self.modalities):
+            mask = pa.array(kept[:, column].numpy())
+            values = pc.if_else(mask, table[name], pa.scalar(None, table[name].type))
+            table = table.set_column(table.column_names.index(name), name, values)
+        return self._with(table, self.modalities)
+
+    @classmethod
+    def join(
+        cls, sources: Mapping[str, PairedDataset], how: Literal["inner", "outer"] = "inner"
+    ) -> PairedDataset:
+        """Pair separate sources by id: `join({"image": photos, "audio": clips}, how="outer")`.
+
+        Each source gives the modality it is named after, or its only one. `inner` keeps the ids that
+        all have; `outer` keeps all, with modalities missing. Splits and targets must agree.
+        """
+        from .formats.join import join
+
+        return join(sources, how)
+
+    # ---- inside
+
+    def _with(self, table: pa.Table, modalities: Mapping[str, str]) -> PairedDataset:
+        valid = [torch.tensor(table[name].is_valid().to_numpy()) for name in modalities]
+        kept = torch.stack(valid, dim=1).any(1)
+        out = PairedDataset(
+            table.filter(pa.array(kept.numpy())),
+            modalities,
+            memory=self.memory,
+            root=self.root,
+            source=self.source,
+            on_error=self.on_error,
+            encoders=self._encoders,
+        )
+        out.rows = (kept.cumsum(0) - 1)[self.rows[kept[self.rows]]]
+        return out
+
+    def _cell(self, column: str, row: int) -> Any:
+        return self.table[column][row].as_py()
+
+    def _column(self, name: str) -> list[Any]:
+        return self.table[name].take(pa.array(self.rows.numpy())).to_pylist()
+
+    def reference(self, name: str, row: int) -> Any:
+        """Return what a row of the table refers to, undecoded: a path, text, a value, or None."""
+        reference = self._cell(name, row)
+        if reference is None:
+            return None
+        if name in self.memory:
+            return self.memory[name][reference]
+        return self._path(self.modalities[name], reference)
+
+    def _value(self, name: str, kind: str, row: int) -> Any:
+        reference = self.reference(name, row)
+        return None if reference is None else decode(kind, reference)
+
+    def _path(self, kind: str, reference: Any) -> Any:
+        """Resolve a reference: text is itself unless it names a .txt file that exists."""
+        if not isinstance(reference, str):
+            return reference
+        if kind == "text":
+            path = (self.root or Path()) / reference if reference.endswith(".txt") else None
+            return path if path and path.is_file() else reference
+        return (self.root or Path()) / reference
+
+    def _length(self, name: str, kind: str, row: int) -> float:
+        value = self.reference(name, row)
+        if value is None:
+            return 0.0
+        if isinstance(value, Path):
+            return float(value.stat().st_size) if value.is_file() else 0.0
+        return float(len(value[0] if kind == "audio" else value))
+
+    def _width(self, name: str, kind: str) -> int:
+        """Return the width of the first vector that is there."""
+        valid = self.table[name].is_valid().to_pylist()
+        return int(self._value(name, kind, valid.index(True)).shape[-1]) if any(valid) else 0
+
+    def _check_rows(self) -> None:
+        if not len(self.table):
+            raise FusionZooError(f"{self.source} has no rows")
+        twice = [key for key, count in Counter(self.table["id"].to_pylist()).items() if count > 1]
+        if twice:
+            raise FusionZooError(f"{self.source}: id {twice[0]!r} stands {self._count(twice[0])} times")
+        bare = (~self.present.any(1)).nonzero()[:, 0].tolist()
+        if bare:
+            where = f"row {bare[0] + 1}, sample {self._cell('id', bare[0])!r}"
+            raise FusionZooError(f"{self.source}, {where}: every modality is empty")
+        if self.on_error == "raise":
+            self._check_files()
+
+    def _check_files(self) -> None:
+        for name, kind in self.modalities.items():
+            if name in self.memory or kind == "text" or not pa.types.is_string(self.table[name].type):
+                continue
+            for row, reference in enumerate(self.table[name].to_pylist()):
+                if reference is not None and not self._path(kind, reference).is_file():
+                    raise FusionZooError(
+                        f"{self.source}, row {row + 1}, sample {self._cell('id', row)!r}: {name} file"
+                        f" {self._path(kind, reference)} does not exist"
+                        " (--data.on_error missing or skip goes on without it)"
+                    )
+
+    def _count(self, key: str) -> int:
+        return self.table["id"].to_pylist().count(key)
+
+    def _find_classes(self) -> list[str]:
+        """Sort the training split's labels; numbers as numbers. No target column, no classes."""
+        labels, splits = self.table["target"].to_pylist(), self.table["split"].to_pylist()
+        if all(label is None for label in labels):
+            return []
+        known = {x for x, split in zip(labels, splits, strict=True) if split == "train"} or set(labels)
+        for row, label in enumerate(labels):
+            if label is None or label not in known:
+                what = "no target" if label is None else f"the label {label!r}, which no sample of"
+                rest = "" if label is None else " split 'train' has"
+                raise FusionZooError(
+                    f"{self.source}, row {row + 1}, sample {self._cell('id', row)!r} (split"
+                    f" {splits[row]!r}) has {what}{rest}"
+                )
+        numbers = all(str(label).lstrip("-").isdigit() for label in known)
+        return sorted((str(x) for x in known), key=(lambda x: (int(x), x)) if numbers else None)
+
+
+def split_by_hash(key: str, shares: Sequence[float] = SHARES, salt: str = "") -> str:
+    """Assign a key to train, val or test by its hash: stable when other samples come or go.
+
+    >>> [split_by_hash(str(i)) for i in range(4)]
+    ['train', 'train', 'test', 'test']
+    """
+    digest = hashlib.sha256(f"{salt}{key}".encode()).digest()
+    place = int.from_bytes(digest[:8], "big") / 2**64 * sum(shares)
+    if place < shares[0]:
+        return "train"
+    return "val" if place < shares[0] + shares[1] else "test"
+
+
+DATASETS: Registry[PairedDataset] = Registry("data set", "fusionzoo data list")
+
+
+def tidy(
+    dataset: PairedDataset, modalities: str | Sequence[str] | None, missing: float, seed: int = 0
+) -> PairedDataset:
+    """Apply the settings that every data set has: some modalities only, some values removed."""
+    if modalities is not None:
+        dataset = dataset.select(modalities)
+    return dataset.drop(missing, seed) if missing else dataset

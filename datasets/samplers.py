@@ -1,0 +1,213 @@
+"""Which samples, in which order: a function of (seed, epoch, position) and of nothing else.
+
+So a run resumes exactly where it stopped, with any number of workers, and N processes with batch B see
+the very rows that one process with batch N x B sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from ..errors import FusionZooError
+
+Key = tuple[int, int]  # index, seed of this visit
+WINDOW = 50  # batches that are sorted by length together
+
+
+class PairedSampler(Sampler[int]):
+    """One process's share of an order that all processes agree on; `make_sampler` explains it."""
+
+    def __init__(
+        self,
+        indices: Tensor,
+        *,
+        shuffle: bool,
+        weights: Tensor | None,
+        rank: int,
+        world: int,
+        tail: Literal["pad", "drop", "keep"],
+        seed: int,
+    ) -> None:
+        self.indices, self.shuffle, self.weights = indices, shuffle, weights
+        self.rank, self.world, self.tail, self.seed = rank, world, tail, seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of an epoch."""
+        self.epoch = epoch
+
+    def generator(self) -> torch.Generator:
+        """Return this epoch's source of chance, the same on all processes."""
+        return torch.Generator().manual_seed(visit_seed(self.seed, self.epoch, 0))
+
+    def order(self) -> Tensor:
+        """Return the whole epoch's order, before it is shared out."""
+        size = len(self.indices)
+        if self.weights is not None:
+            chosen = torch.multinomial(self.weights, size, True, generator=self.generator())
+        elif self.shuffle:
+            chosen = torch.randperm(size, generator=self.generator())
+        else:
+            chosen = torch.arange(size)
+        order = self.indices[chosen]
+        rest = size % self.world
+        if self.tail == "drop":
+            return order[: size - rest]
+        if self.tail == "pad" and rest:
+            return torch.cat([order, order.repeat(self.world)[: self.world - rest]])
+        return order
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self.order()[self.rank :: self.world].tolist()
+
+    def __len__(self) -> int:
+        return len(range(self.rank, len(self.order()), self.world))
+
+
+def make_sampler(
+    dataset: Any,
+    *,
+    shuffle: bool,
+    distributed: tuple[int, int] | None = None,
+    weights: Literal["class"] | Sequence[float] | Tensor | None = None,
+    subset: Sequence[int] | Tensor | None = None,
+    drop_last: bool = False,
+    pad: bool | None = None,
+    seed: int = 0,
+) -> PairedSampler:
+    """Return a sampler over `dataset`, which needs a length (and `targets` for class weights).
+
+    `distributed=(rank, world)` shares the order out. `weights` draws with replacement, in proportion
+    (one per sample of the data set, or `"class"`: each class as often as any other). `subset` keeps
+    some indices. A tail that does not divide by the number of processes is dropped (`drop_last`),
+    padded by starting over (`pad`, the default when shuffling or weighting) or kept, so that processes
+    may differ by one sample and none counts twice (the default otherwise, right for evaluation).
+    """
+    rank, world = distributed or (0, 1)
+    if not 0 <= rank < world:
+        raise FusionZooError(f"distributed=({rank}, {world}): the rank must be within 0 to {world - 1}")
+    indices = torch.arange(len(dataset)) if subset is None else torch.as_tensor(subset)
+    if not len(indices):
+        raise FusionZooError("there is nothing to sample from: 0 samples")
+    if int(indices.min()) < 0 or int(indices.max()) >= len(dataset):
+        raise FusionZooError(f"subset holds indices outside 0 to {len(dataset) - 1}")
+    chances = None if weights is None else _weights(dataset, weights)[indices]
+    pad = (shuffle or weights is not None) if pad is None else pad
+    tail: Literal["pad", "drop", "keep"] = "drop" if drop_last else "pad" if pad else "keep"
+    return PairedSampler(
+        indices, shuffle=shuffle, weights=chances, rank=rank, world=world, tail=tail, seed=seed
+    )
+
+
+def _weights(dataset: Any, weights: Literal["class"] | Sequence[float] | Tensor) -> Tensor:
+    if isinstance(weights, str):
+        counts = torch.bincount(dataset.targets)
+        return (1.0 / counts.clamp(min=1).double())[dataset.targets]
+    given = torch.as_tensor(weights, dtype=torch.float64)
+    if len(given) != len(dataset) or bool((given < 0).any()) or not float(given.sum()):
+        raise FusionZooError(f"{len(given)} weights for {len(dataset)} samples; one each, none negative")
+    return given
+
+
+class PairedBatchSampler(Sampler[list[Key]]):
+    """Cut a sampler's order into batches of `(index, seed)` keys.
+
+    Batches are formed over all processes and then shared out. With `lengths` (one per sample) similar
+    lengths meet: sorted within windows of 50 batches when the sampler shuffles, else over the whole
+    order. `set_start(n)` begins the next pass at its batch n. With `num_iters` a pass is that many
+    batches instead, from `start_iter` on, however many epochs that takes.
+    """
+
+    def __init__(
+        self,
+        sampler: PairedSampler,
+        batch_size: int,
+        *,
+        lengths: Tensor | None = None,
+        drop_last: bool = False,
+        num_iters: int | None = None,
+        start_iter: int = 0,
+    ) -> None:
+        self.sampler, self.batch_size, self.lengths = sampler, batch_size, lengths
+        self.drop_last, self.num_iters, self.start = drop_last, num_iters, start_iter
+        self._epochs_own = num_iters is not None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of an epoch."""
+        self.sampler.set_epoch(epoch)
+
+    def set_start(self, batch: int) -> None:
+        """Begin the next pass at this batch."""
+        self.start = batch
+
+    def batches(self) -> list[Tensor]:
+        """Return this epoch's batches of this process."""
+        sampler, whole = self.sampler, self.batch_size * self.sampler.world
+        order = sampler.order()
+        if self.lengths is not None:
+            order = self._by_length(order, whole)
+        cut = list(order.split(whole))
+        if self.drop_last and len(cut[-1]) < whole:
+            cut.pop()
+        if self.lengths is not None and (sampler.shuffle or sampler.weights is not None):
+            # The last, shorter batch stays last, so that positions mean the same on all processes.
+            full = len(cut) - (len(cut[-1]) < whole if cut else 0)
+            draw = torch.randperm(full, generator=sampler.generator()).tolist()
+            cut = [cut[i] for i in draw] + cut[full:]
+        shares = (batch[sampler.rank :: sampler.world] for batch in cut)
+        return [share for share in shares if len(share)]
+
+    def _by_length(self, order: Tensor, whole: int) -> Tensor:
+        assert self.lengths is not None
+        lengths = self.lengths[order]
+        shuffled = self.sampler.shuffle or self.sampler.weights is not None
+        size = WINDOW * whole if shuffled else len(order)
+        parts = zip(order.split(size), lengths.split(size), strict=True)
+        return torch.cat([rows[own.argsort(stable=True)] for rows, own in parts])
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        start, self.start = self.start, 0
+        if self.num_iters is None:
+            yield from self._keys(start)
+            return
+        done = start
+        while done < self.num_iters:
+            epoch, position = divmod(done, self._epoch_length())
+            self.set_epoch(epoch)
+            for batch in self._keys(position):
+                yield batch
+                done += 1
+                if done == self.num_iters:
+                    return
+
+    def _keys(self, start: int) -> Iterator[list[Key]]:
+        seed, epoch = self.sampler.seed, self.sampler.epoch
+        for batch in self.batches()[start:]:
+            yield [(index, visit_seed(seed, epoch, index + 1)) for index in batch.tolist()]
+
+    def _epoch_length(self) -> int:
+        sampler = self.sampler
+        rows, whole = len(sampler.indices), self.batch_size * sampler.world
+        if sampler.tail == "drop":
+            rows -= rows % sampler.world
+        elif sampler.tail == "pad":
+            rows += -rows % sampler.world
+        full, rest = divmod(rows, whole)
+        return full + (rest > sampler.rank and not self.drop_last)
+
+    def __len__(self) -> int:
+        return self._epoch_length() if self.num_iters is None else self.num_iters - self.start
+
+
+def visit_seed(seed: int, epoch: int, index: int) -> int:
+    """Mix three numbers into a seed that no other visit has (splitmix64's finaliser); never 0."""
+    mask = (1 << 64) - 1
+    x = (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9 + index * 0x94D049BB133111EB) & mask
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x = ((x ^ (x >> shift)) * factor) & mask
+    return (x ^ (x >> 31)) >> 1 or 1
