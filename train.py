@@ -40,9 +40,11 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         cfg = from_args(RunConfig, args)
         from fusionzoo.training.distributed import launch, launched, process_group
+        from fusionzoo.training.memory import keep_freed_memory
 
         if cfg.dist.nproc > 1 and not launched():
             return launch(cfg.dist, __file__, args)
+        keep_freed_memory()
         with process_group(cfg.dist, cfg.device) as world:
             return train(cfg, world)
     except FusionZooError as error:

@@ -213,7 +213,9 @@ def encode_rows(encoder: Encoder, inputs: Mapping[str, Tensor], present: Tensor)
     rows = present.nonzero()[:, 0]
     if not len(rows):
         touch = sum((p.flatten()[:1].sum() for p in encoder.parameters() if p.requires_grad), 0.0)
-        pooled = torch.zeros(len(present), encoder.dim, device=present.device) + 0.0 * touch
+        dtype = next((p.dtype for p in encoder.parameters()), torch.get_default_dtype())
+        empty = torch.zeros(len(present), encoder.dim, device=present.device, dtype=dtype)
+        pooled = empty + 0.0 * touch
         mask = torch.zeros(len(present), 1, dtype=torch.bool, device=present.device)
         return Features(pooled[:, None], mask, pooled)
     some: Features = encoder({name: x.index_select(0, rows) for name, x in inputs.items()})

@@ -76,11 +76,11 @@ def test_each_optimiser_lowers_a_loss(name: str) -> None:
     optimizer = build_optimizer(param_groups(model, heads, cfg), cfg)
     losses = []
     for _ in range(20):
-        loss = sum((p**2).sum() for p in model.parameters())
+        loss = torch.stack([(p**2).sum() for p in model.parameters()]).sum()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     assert losses[-1] < losses[0]
 
 
