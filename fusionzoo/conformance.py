@@ -1,0 +1,376 @@
+"""The contract that every fusion keeps, as checks that anyone can run: `fusionzoo zoo check m:MyFusion`.
+
+Each check builds the fusion, tries inputs that commonly break one, and raises `AssertionError` with the
+smallest input that fails. All run on the CPU in float64 and evaluation mode unless they say otherwise.
+
+Shapes: `B` batch, `M` modalities, `T` tokens, `D` width.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .errors import FusionZooError
+from .fusion import FUSIONS, Fusion
+from .structures import Features, FusionOutput
+
+Maker = Callable[..., Fusion]  # (dims, dim, num_outputs) -> Fusion
+Given = dict[str, Features]
+DIMS = {"image": 5, "text": 7, "audio": 3, "depth": 4, "table": 6}
+DIM, OUTPUTS = 8, 4
+CHECKS: dict[str, Callable[[Maker], None]] = {}
+
+
+def check(function: Callable[[Maker], None]) -> Callable[[Maker], None]:
+    """Add a check; its name is what it holds."""
+    CHECKS[function.__name__] = function
+    return function
+
+
+# ---- what the checks are made of
+
+
+def build(make: Maker, modalities: int = 3, *, dtype: torch.dtype = torch.float64) -> Fusion:
+    """Build a fusion of the first few modalities, every parameter away from its initial value."""
+    torch.manual_seed(0)
+    fusion = make(dict(itertools.islice(DIMS.items(), modalities)), DIM, OUTPUTS)
+    with torch.no_grad():
+        for parameter in fusion.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return fusion.to(dtype).eval()
+
+
+def features(presence: Tensor, *, seed: int = 1, dtype: torch.dtype = torch.float64) -> Given:
+    """Make features of different lengths with padding, absent where `presence` (B, M) is False."""
+    draw = torch.Generator().manual_seed(seed)
+    made = {}
+    for column, (name, width) in enumerate(itertools.islice(DIMS.items(), presence.shape[1])):
+        rows, length = len(presence), 3 + column
+        tokens = torch.randn(rows, length, width, generator=draw).to(dtype)
+        counts = torch.randint(2, length + 1, (rows,), generator=draw)
+        mask = (torch.arange(length) < counts[:, None]) & presence[:, column, None]
+        pooled = torch.randn(rows, width, generator=draw).to(dtype)
+        made[name] = Features(tokens, mask, pooled)
+    return made
+
+
+def patterns(modalities: int) -> Tensor:
+    """Return every subset of modalities, all of them first, none last: (2^M, M)."""
+    rows = itertools.product([True, False], repeat=modalities)
+    return torch.tensor(list(rows))
+
+
+def full(rows: int, modalities: int = 3) -> Tensor:
+    """Return that everything is there."""
+    return torch.ones(rows, modalities, dtype=torch.bool)
+
+
+def poison(given: Mapping[str, Features], value: float) -> Given:
+    """Overwrite all that carries nothing: padded tokens, and pooled vectors of absent rows."""
+    return {
+        name: Features(
+            torch.where(x.mask[..., None], x.tokens, value),
+            x.mask,
+            torch.where(x.mask.any(1)[:, None], x.pooled, value),
+        )
+        for name, x in given.items()
+    }
+
+
+def named(output: FusionOutput) -> dict[str, Tensor]:
+    """Return an output's tensors by name."""
+    found = {"embedding": output.embedding, "logits": output.logits}
+    found |= {f"unimodal[{name}]": x for name, x in output.unimodal.items()}
+    return found if output.weights is None else {**found, "weights": output.weights}
+
+
+def same(found: FusionOutput, wanted: FusionOutput, why: str, tolerance: float = 1e-10) -> None:
+    """Require equal outputs, to the bit where `tolerance` is 0."""
+    ours, theirs = named(found), named(wanted)
+    assert ours.keys() == theirs.keys(), f"{why}: outputs {list(ours)} became {list(theirs)}"
+    for name, x in ours.items():
+        torch.testing.assert_close(
+            x, theirs[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{why}: {n}: {m}"
+        )
+
+
+def rows_of(given: Mapping[str, Features], rows: Any) -> Given:
+    """Return some rows."""
+    return {name: Features(*(x[rows] for x in one)) for name, one in given.items()}
+
+
+def loss_of(output: FusionOutput) -> Tensor:
+    """Return a number that depends on every output."""
+    return torch.stack([x.square().sum() for x in named(output).values()]).sum()
+
+
+# ---- the checks
+
+
+@check
+def shapes_and_dtypes_are_those_of_a_fusion_output(make: Maker) -> None:
+    for modalities in (1, 2, 3, 5):
+        fusion = build(make, modalities, dtype=torch.float32)
+        for rows in (0, 1, 4):
+            out = fusion(features(full(rows, modalities), dtype=torch.float32))
+            where = f"{modalities} modalities, {rows} rows"
+            assert isinstance(out, FusionOutput), f"{where}: returned {type(out).__name__}"
+            assert out.embedding.shape == (rows, DIM), f"{where}: embedding {out.embedding.shape}"
+            assert out.logits.shape == (rows, OUTPUTS), f"{where}: logits {out.logits.shape}"
+            assert set(out.unimodal) <= set(DIMS), f"{where}: unimodal {set(out.unimodal)}"
+            for name, x in named(out).items():
+                assert x.dtype == torch.float32, f"{where}: {name} is {x.dtype}"
+                assert torch.isfinite(x).all(), f"{where}: {name} is not finite"
+
+
+@check
+def weights_are_shares_of_what_is_present(make: Maker) -> None:
+    out = build(make)(features(patterns(3)))
+    if out.weights is None:
+        return
+    absent = ~patterns(3)
+    assert (out.weights[absent] == 0).all(), "an absent modality has weight"
+    assert (out.weights >= 0).all(), "a weight is negative"
+    sums = out.weights.sum(1)[:-1]
+    torch.testing.assert_close(sums, torch.ones_like(sums))
+
+
+@check
+def the_content_of_a_missing_modality_changes_nothing(make: Maker) -> None:
+    fusion, given = build(make), features(patterns(3))
+    wanted = fusion(poison(given, 0.0))
+    for value in (float("nan"), float("inf"), 1e30):
+        same(fusion(poison(given, value)), wanted, f"absent content set to {value}", tolerance=0)
+
+
+@check
+def gradients_stay_finite_and_do_not_reach_what_is_absent(make: Maker) -> None:
+    fusion = build(make)
+    given = poison(features(patterns(3)), float("nan"))
+    leaves = {n: Features(x.tokens.requires_grad_(), x.mask, x.pooled.requires_grad_()) for n, x in given.items()}
+    loss_of(fusion(leaves)).backward()
+    for name, parameter in fusion.named_parameters():
+        fine = parameter.grad is None or torch.isfinite(parameter.grad).all()
+        assert fine, f"the gradient of {name} is not finite when a modality is absent"
+    for name, x in leaves.items():
+        for tensor, absent in ((x.tokens, ~x.mask), (x.pooled, ~x.mask.any(1))):
+            if tensor.grad is not None:
+                assert (tensor.grad[absent] == 0).all(), f"a gradient reaches absent {name}"
+
+
+@check
+def every_subset_of_modalities_gives_finite_outputs(make: Maker) -> None:
+    for modalities in (1, 2, 3, 5):
+        out = build(make, modalities)(features(patterns(modalities)))
+        for name, x in named(out).items():
+            bad = (~torch.isfinite(x)).any(-1).nonzero()[:, 0].tolist()
+            subset = patterns(modalities)[bad[:1]].tolist()
+            assert not bad, f"{name} is not finite for presence {subset}"
+
+
+@check
+def padding_changes_nothing(make: Maker) -> None:
+    fusion, given = build(make), features(full(4))
+    wanted = fusion(given)
+    same(fusion(poison(given, 1e6)), wanted, "padded tokens set to 1e6")
+    longer = {
+        name: Features(F.pad(x.tokens, (0, 0, 0, 3), value=7.0), F.pad(x.mask, (0, 3)), x.pooled)
+        for name, x in given.items()
+    }
+    same(fusion(longer), wanted, "three padded tokens appended")
+
+
+@check
+def batch_mates_change_nothing(make: Maker) -> None:
+    fusion, given = build(make), features(patterns(3))
+    together = fusion(given)
+    for row, presence in enumerate(patterns(3).tolist()):
+        alone = fusion(rows_of(given, slice(row, row + 1)))
+        part = {n: x[row : row + 1] for n, x in named(together).items()}
+        for name, x in named(alone).items():
+            message = f"{name} of a sample with presence {presence} depends on its batch"
+            torch.testing.assert_close(x, part[name], rtol=1e-10, atol=1e-10, msg=message)
+
+
+@check
+def every_present_modality_matters(make: Maker) -> None:
+    fusion, given = build(make), features(full(2))
+    wanted = fusion(given).logits
+    for name, x in given.items():
+        other = Features(x.tokens + 1, x.mask, x.pooled + 1)
+        changed = fusion({**given, name: other}).logits
+        assert not torch.allclose(changed, wanted), f"the logits do not depend on {name}"
+
+
+@check
+def every_parameter_is_registered_and_gets_a_gradient(make: Maker) -> None:
+    fusion = build(make)
+    held = {id(x) for x in itertools.chain(fusion.parameters(), fusion.buffers())}
+    for module in fusion.modules():
+        for name, value in vars(module).items():
+            inside = value if isinstance(value, list | tuple) else [value]
+            for one in inside:
+                loose = isinstance(one, torch.nn.Parameter | Tensor) and one.requires_grad
+                assert not loose or id(one) in held, (
+                    f"{type(module).__name__}.{name} is a tensor that no optimiser will see:"
+                    " register it, or use nn.ParameterList or nn.ParameterDict"
+                )
+    presence = patterns(3)
+    loss_of(fusion(features(presence))).backward()
+    for name, parameter in fusion.named_parameters():
+        got = parameter.grad is not None and bool((parameter.grad != 0).any())
+        assert got, f"{name} gets no gradient"
+
+
+@check
+def gradients_are_the_derivatives(make: Maker) -> None:
+    fusion = build(make, 2)
+    given = features(full(2, 2))
+    flat = [x for one in given.values() for x in (one.tokens, one.pooled)]
+    leaves = [x.clone().requires_grad_() for x in flat]
+
+    def run(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+        pairs = zip(given.items(), zip(inputs[::2], inputs[1::2], strict=True), strict=True)
+        made = {name: Features(t, one.mask, p) for (name, one), (t, p) in pairs}
+        out = fusion(made)
+        return out.embedding, out.logits
+
+    assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
+
+
+@check
+def it_compiles_whole_and_exports(make: Maker) -> None:
+    fusion = build(make, dtype=torch.float32)
+    given = features(full(4), dtype=torch.float32)
+    wanted = fusion(given)
+    compiled = torch.compile(fusion, fullgraph=True, backend="aot_eager")
+    same(compiled(given), wanted, "torch.compile", tolerance=1e-5)
+    exported = torch.export.export(fusion, (given,), strict=False)
+    same(exported.module()(given), wanted, "torch.export", tolerance=1e-5)
+
+
+@check
+def bfloat16_autocast_is_finite_and_near(make: Maker) -> None:
+    fusion = build(make, dtype=torch.float32)
+    given = features(patterns(3), dtype=torch.float32)
+    wanted = fusion(given)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = fusion(poison(given, float("nan")))
+    for name, x in named(found).items():
+        assert torch.isfinite(x).all(), f"{name} is not finite under bfloat16"
+        off = (x.float() - named(wanted)[name]).abs().max() / named(wanted)[name].abs().max()
+        assert off < 0.1, f"{name} is {off:.0%} off under bfloat16"
+
+
+@check
+def a_state_dict_restores_it_exactly(make: Maker) -> None:
+    fusion = build(make)
+    other = make(dict(itertools.islice(DIMS.items(), 3)), DIM, OUTPUTS).double().eval()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "weights.pt"
+        torch.save(fusion.state_dict(), path)
+        other.load_state_dict(torch.load(path, weights_only=True))
+    given = features(patterns(3))
+    same(other(given), fusion(given), "after a state dict round trip", tolerance=0)
+
+
+@check
+def the_same_seed_builds_the_same_fusion(make: Maker) -> None:
+    first, second = (build(make).state_dict() for _ in range(2))
+    for name, x in first.items():
+        assert torch.equal(x, second[name]), f"{name} differs between two builds with one seed"
+
+
+@check
+def the_order_of_the_dict_does_not_matter(make: Maker) -> None:
+    fusion, given = build(make), features(patterns(3))
+    shuffled = dict(reversed(given.items()))
+    same(fusion(shuffled), fusion(given), "modalities given in another order", tolerance=0)
+
+
+@check
+def one_modality_alone_is_enough_to_learn(make: Maker) -> None:
+    assert accuracy(make, "unique") > 0.95, f"reaches {accuracy(make, 'unique'):.2f} on one modality's bit"
+
+
+def accuracy(make: Maker, task: str, steps: int = 150) -> float:
+    """Train on two noisy bits, one per modality; return the accuracy on fresh samples.
+
+    `unique`: the answer is the first bit. `xor`: whether they differ, of which no bit alone says
+    anything, so a sum of unimodal logits stays at chance.
+    """
+    torch.manual_seed(0)
+    dims = {"a": 4, "b": 4}
+    fusion = make(dims, 16, 2).float().train()
+    optimizer = torch.optim.Adam(fusion.parameters(), lr=1e-2)
+    for _ in range(steps):
+        given, target = _bits(task, 128)
+        loss = F.cross_entropy(fusion(given).logits, target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    given, target = _bits(task, 1000)
+    with torch.no_grad():
+        return (fusion.eval()(given).logits.argmax(-1) == target).double().mean().item()
+
+
+def _bits(task: str, rows: int) -> tuple[Given, Tensor]:
+    bits = torch.randint(0, 2, (rows, 2))
+    given = {}
+    for column, name in enumerate(("a", "b")):
+        signal = (2.0 * bits[:, column, None] - 1) * torch.tensor([1.0, -1.0, 0.5, 0.0])
+        pooled = signal + 0.1 * torch.randn(rows, 4)
+        given[name] = Features(pooled[:, None], torch.ones(rows, 1, dtype=torch.bool), pooled)
+    target = bits[:, 0] if task == "unique" else (bits[:, 0] != bits[:, 1]).long()
+    return given, target
+
+
+# ---- running them
+
+
+def run(make: Maker) -> Iterator[tuple[str, str | None]]:
+    """Yield each check's name and what failed, or None."""
+    for name, function in CHECKS.items():
+        try:
+            function(make)
+        except Exception as error:  # whatever a fusion raises is a finding
+            yield name, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        else:
+            yield name, None
+
+
+def maker(target: str) -> Maker:
+    """Resolve a fusion's name or `module:Class`."""
+    module, colon, name = target.partition(":")
+    if not colon:
+        return FUSIONS[target].cls
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Maker = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise FusionZooError(f"cannot import {target}: {error}") from error
+    finally:
+        sys.path.pop(0)
+    return found
+
+
+def main_check(target: str) -> int:
+    """Print what was tried and what failed; return 0 if nothing did."""
+    failed = 0
+    for name, problem in run(maker(target)):
+        print(f"{'FAIL' if problem else 'ok  '}  {name.replace('_', ' ')}")
+        if problem:
+            failed += 1
+            print(f"      {problem}")
+    print(f"{target}: {len(CHECKS) - failed} of {len(CHECKS)} checks passed")
+    return int(failed > 0)

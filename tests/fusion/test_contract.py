@@ -1,0 +1,85 @@
+"""Every registered fusion keeps the contract; the checks are the public ones."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusionzoo import conformance
+from fusionzoo.errors import FusionZooError
+from fusionzoo.fusion import create_fusion, fusion_info, list_fusions
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside torch.compile and export
+
+
+@pytest.mark.parametrize("name", list_fusions())
+@pytest.mark.parametrize("check", conformance.CHECKS)
+def test_contract(check: str, name: str) -> None:
+    conformance.CHECKS[check](conformance.maker(name))
+
+
+@pytest.mark.parametrize("name", list_fusions())
+def test_a_sum_of_votes_cannot_learn_xor_and_everything_else_does(name: str) -> None:
+    reached = conformance.accuracy(conformance.maker(name), "xor")
+    if fusion_info(name).family == "late":
+        assert reached < 0.6
+    else:
+        assert reached > 0.95
+
+
+@pytest.mark.parametrize("name", list_fusions())
+def test_golden_numbers(name: str) -> None:
+    spec = importlib.util.spec_from_file_location("make", GOLDEN / "make.py")
+    assert spec and spec.loader
+    make = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(make)
+    path = GOLDEN / "fusion" / f"{name}.json"
+    assert path.is_file(), f"no golden numbers: make golden NAME={name}"
+    wanted, found = json.loads(path.read_text()), make.numbers(name)
+    assert found["parameters"] == wanted["parameters"]
+    for key in ("mean", "std", "values"):
+        assert found[key] == pytest.approx(wanted[key], abs=1e-9), key
+
+
+@pytest.mark.parametrize("name", list_fusions())
+def test_the_file_is_named_after_the_entry_and_says_what_it_is(name: str) -> None:
+    entry = fusion_info(name)
+    assert Path(inspect.getfile(entry.cls)).stem == name
+    assert Path(inspect.getfile(entry.cls)).parent.name == entry.family
+    assert entry.summary.endswith(".")
+    assert entry.reads in ("pooled", "tokens")
+    assert "Shapes" in (inspect.getdoc(entry.cls) or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "says"),
+    [
+        ("gmv", {}, "unknown fusion 'gmv'. Did you mean 'gmu'?"),
+        ("concta", {}, "Did you mean 'concat'?"),
+        ("lmf", {"ranks": 3}, "has no setting 'ranks'. Did you mean 'rank'?"),
+        ("lmf", {"rank": 0}, "rank=0; it must be at least 1"),
+        ("mbt", {"num_heads": 3}, "num_heads=3 does not divide dim=8"),
+        ("mbt", {"num_layers": 2, "fusion_layer": 3}, "fusion_layer=3 is not within 0 to 2"),
+        ("cross_attention", {"query": "imag"}, "query='imag' is no modality. Did you mean 'image'?"),
+        ("gmu", {"gate": "tanh"}, "gate='tanh' is neither"),
+    ],
+)
+def test_a_wrong_setting_is_one_clear_error(name: str, settings: dict[str, object], says: str) -> None:
+    with pytest.raises(FusionZooError) as caught:
+        create_fusion(name, {"image": 4, "text": 6}, 8, 3, **settings)
+    assert says in str(caught.value)
+
+
+def test_features_that_do_not_fit_are_one_clear_error() -> None:
+    fusion = create_fusion("concat", {"image": 5, "text": 7}, 8, 3).double()
+    given = conformance.features(torch.ones(2, 2, dtype=torch.bool))
+    with pytest.raises(FusionZooError, match="no features of modality 'text'"):
+        fusion({"image": given["image"]})
+    with pytest.raises(FusionZooError, match="features of 'text' are 5 wide"):
+        fusion({**given, "text": given["image"]})

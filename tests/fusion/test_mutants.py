@@ -1,0 +1,145 @@
+"""The contract's checks catch what commonly goes wrong: each broken fusion here fails at least one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fusionzoo import conformance
+from fusionzoo.fusion import Fusion
+from fusionzoo.fusion.base import masked_softmax
+from fusionzoo.structures import Features, FusionOutput, masked_mean
+
+
+class Sound(Fusion):
+    """Mean of aligned, pooled tokens with softmax weights: sound; each mutant breaks one line of it."""
+
+    def __init__(self, dims: Mapping[str, int], dim: int, num_outputs: int) -> None:
+        super().__init__(dims, dim, num_outputs)
+        self.project = self.align()
+        self.score = nn.Linear(dim, 1)
+        self.head = nn.Linear(dim, num_outputs)
+
+    def means(self, features: Mapping[str, Features]) -> list[Tensor]:
+        return [masked_mean(features[m].tokens, features[m].mask) for m in self.dims]
+
+    def names(self, features: Mapping[str, Features]) -> list[str]:
+        return list(self.dims)
+
+    def weigh(self, scores: Tensor, present: Tensor) -> Tensor:
+        return masked_softmax(scores, present)
+
+    def forward(self, features: Mapping[str, Features]) -> FusionOutput:
+        present = self.present(features)
+        pooled = self.means(features)
+        names = self.names(features)
+        aligned = torch.stack([self.project[m](x) for m, x in zip(names, pooled, strict=True)], 1)
+        aligned = aligned.masked_fill(~present[..., None], 0)
+        weights = self.weigh(self.score(aligned)[..., 0], present)
+        embedding = self.or_null((weights[..., None] * aligned).sum(1), present)
+        return FusionOutput(embedding, self.head(embedding.tanh()), {}, weights)
+
+
+class FactorsInAList(Sound):
+    def __init__(self, dims: Mapping[str, int], dim: int, num_outputs: int) -> None:
+        super().__init__(dims, dim, num_outputs)
+        self.factors = [torch.randn(dim, requires_grad=True) for _ in dims]
+
+    def weigh(self, scores: Tensor, present: Tensor) -> Tensor:
+        scale = torch.stack([f.sum() for f in self.factors]).to(scores.dtype)
+        return masked_softmax(scores * scale, present)
+
+
+class MeanDividedByM(Sound):
+    def weigh(self, scores: Tensor, present: Tensor) -> Tensor:
+        return masked_softmax(scores, present) * present.sum(1, keepdim=True) / present.shape[1]
+
+
+class MaskByMultiplication(Sound):
+    def means(self, features: Mapping[str, Features]) -> list[Tensor]:
+        found = (features[m] for m in self.dims)
+        return [
+            (x.tokens * x.mask[..., None]).sum(1) / x.mask.sum(1, keepdim=True).clamp(min=1)
+            for x in found
+        ]
+
+
+class SoftmaxOverTheBatch(Sound):
+    def weigh(self, scores: Tensor, present: Tensor) -> Tensor:
+        return masked_softmax(scores, present, dim=0)
+
+
+class PaddingCounted(Sound):
+    def means(self, features: Mapping[str, Features]) -> list[Tensor]:
+        return [x.mean(1) for x in self.tokens(features).values()]
+
+
+class MissingAttendedTo(Sound):
+    def weigh(self, scores: Tensor, present: Tensor) -> Tensor:
+        return scores.softmax(1)
+
+
+class OrderOfTheDict(Sound):
+    def names(self, features: Mapping[str, Features]) -> list[str]:
+        return list(features)
+
+    def means(self, features: Mapping[str, Features]) -> list[Tensor]:
+        return [masked_mean(x.tokens, x.mask) for x in features.values()]
+
+
+class SumOfVotes(Sound):
+    """Sound, but deaf to one modality."""
+
+    def means(self, features: Mapping[str, Features]) -> list[Tensor]:
+        first, *others = super().means(features)
+        return [first, *(x * 0 for x in others)]
+
+
+class BatchStatistics(Sound):
+    def forward(self, features: Mapping[str, Features]) -> FusionOutput:
+        out = super().forward(features)
+        return out._replace(logits=out.logits - out.logits.mean(0))
+
+
+MUTANTS: list[Callable[..., Fusion]] = [
+    FactorsInAList,
+    MeanDividedByM,
+    MaskByMultiplication,
+    SoftmaxOverTheBatch,
+    PaddingCounted,
+    MissingAttendedTo,
+    OrderOfTheDict,
+    SumOfVotes,
+    BatchStatistics,
+]
+QUICK = [name for name in conformance.CHECKS if "compiles" not in name]
+
+
+def failures(make: Callable[..., Fusion]) -> list[str]:
+    found = []
+    for name in QUICK:
+        try:
+            conformance.CHECKS[name](make)
+        except (AssertionError, RuntimeError):
+            found.append(name)
+    return found
+
+
+def test_the_sound_one_passes() -> None:
+    assert failures(Sound) == []
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.__name__)
+def test_the_broken_one_is_caught(mutant: Callable[..., Fusion]) -> None:
+    assert failures(mutant)
+
+
+def test_the_report_names_what_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    problems = {name: p for name, p in conformance.run(PaddingCounted) if p}
+    assert "padding_changes_nothing" in problems
+    assert conformance.main_check("late_mean") == 0
+    out = capsys.readouterr().out
+    assert f"{len(conformance.CHECKS)} of {len(conformance.CHECKS)} checks passed" in out
