@@ -100,7 +100,9 @@ def open_data(cfg: EmbedConfig, modalities: list[str]) -> tuple[PairedDataset, d
     settings = dict(cfg.data)
     if not settings.get("name"):
         if not recipe.is_file():
-            raise FusionZooError(f"{cfg.model} is no run folder, so --data.name must say what to embed")
+            raise FusionZooError(
+                f"{cfg.model} is no run folder, so --data.name must say what to embed"
+            )
         settings = merge(read_yaml(recipe)["data"], settings)
     dataset = open_dataset(settings)
     if not set(modalities) & set(dataset.modalities):

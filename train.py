@@ -102,9 +102,7 @@ def train(cfg: RunConfig, world: World) -> int:
     return 0
 
 
-def fit(
-    learn: Stepper, loaders: Loaders, state: State, folder: Path, tracker: Tracker
-) -> int:
+def fit(learn: Stepper, loaders: Loaders, state: State, folder: Path, tracker: Tracker) -> int:
     """Train the epochs that remain; return the signal that stopped it after a step, or 0."""
     from fusionzoo.training import checkpoint
     from fusionzoo.training.loop import catch_signals, chunks, evaluate

@@ -1,7 +1,8 @@
-"""Time `import fusionzoo` against `import torch`, and `fusionzoo --help` against Python's own start.
+"""Time `import fusionzoo` against `import torch`, and `fusionzoo --help` against Python's own
+start.
 
-`python benchmarks/imports.py`. Bars: import at most 1.1 times that of torch; --help under 1 s of CPU
-time beyond `python -c pass`.
+`python benchmarks/imports.py`. Bars: import at most 1.1 times that of torch; --help under 1 s of
+CPU time beyond `python -c pass`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Time the data loader, one worker, against a bare loop that decodes the same files.
 
-`python benchmarks/loader.py`. Bar: at least 0.85 of the bare loop's samples per second. The files are
-made here: JPEG pictures, FLAC clips, short texts, in a CSV manifest. The bare loop decodes and
+`python benchmarks/loader.py`. Bar: at least 0.85 of the bare loop's samples per second. The files
+are made here: JPEG pictures, FLAC clips, short texts, in a CSV manifest. The bare loop decodes and
 prepares them with the same encoders' processors, in one process, and pads nothing.
 """
 

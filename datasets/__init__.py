@@ -2,8 +2,8 @@
 
 if __name__ == "datasets":
     raise ImportError(
-        "this is fusionzoo's folder `datasets`, met under a bare name because its parent folder is on"
-        " sys.path: import `fusionzoo.datasets`, or run from elsewhere to get Hugging Face's `datasets`"
+        "this is fusionzoo's folder `datasets`, met under a bare name because its parent folder"
+        " is on sys.path: import `fusionzoo.datasets`, or run from elsewhere to get Hugging Face's"
     )
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""`digits`: one digit as a picture, a word and a telephone tone, each damaged; nothing to download."""
+"""`digits`: one digit as a picture, a word and a telephone tone, each damaged; no download."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def digits(
 ) -> PairedDataset:
     """1,797 handwritten digits of scikit-learn with number words and DTMF tones, all damaged.
 
-    Picture: 8 x 8 pixels enlarged to 32 x 32, under noise, in four of ten one half covered. Text: the English word,
-    more than half of its letters lost. Audio: the telephone key's two tones, 0.15 to 0.3 s at 8 kHz in
-    noise, often only one of the two. The damage is the same for one `seed`; 60/20/20 % are
-    train/val/test, stratified.
+    Picture: 8 x 8 pixels enlarged to 32 x 32, under noise, in four of ten one half covered. Text:
+    the English word, more than half of its letters lost. Audio: the telephone key's two tones, 0.15
+    to 0.3 s at 8 kHz in noise, often only one of the two. The damage is the same for one `seed`;
+    60/20/20 % are train/val/test, stratified.
     """
     from sklearn.datasets import load_digits
 

@@ -1,4 +1,4 @@
-"""`interactions`: vectors whose modalities share, own or only together hold the answer, by design."""
+"""`interactions`: vectors that share, own or only together hold the answer, by design."""
 
 from __future__ import annotations
 
@@ -31,14 +31,17 @@ def interactions(
 ) -> PairedDataset:
     """Synthetic vectors a, b, ... with known redundant, unique and synergistic information.
 
-    Each modality holds one fair bit, +1 or -1 along a fixed direction of `width` dimensions, plus normal
-    noise. `redundant`: all hold the same bit, the target. `unique`: the target is a's bit. `xor`: their
-    product, of which no modality alone says anything. `and`: whether all are +1. `copy`: all bits, 2^M
-    classes. A share `flip` of the targets is replaced at random. With little noise the best possible
-    accuracy is `bayes_accuracy(task, num_modalities, flip)`. Split 60/20/20.
+    Each modality holds one fair bit, +1 or -1 along a fixed direction of `width` dimensions, plus
+    normal noise. `redundant`: all hold the same bit, the target. `unique`: the target is a's bit.
+    `xor`: their product, of which no modality alone says anything. `and`: whether all are +1.
+    `copy`: all bits, 2^M classes. A share `flip` of the targets is replaced at random. With little
+    noise the best possible accuracy is `bayes_accuracy(task, num_modalities, flip)`. Split
+    60/20/20.
     """
     if task not in TASKS:
-        raise FusionZooError(f"unknown task {task!r}.{did_you_mean(task, TASKS)} {', '.join(TASKS)}")
+        raise FusionZooError(
+            f"unknown task {task!r}.{did_you_mean(task, TASKS)} {', '.join(TASKS)}"
+        )
     if num_modalities < 2:
         raise FusionZooError(f"num_modalities={num_modalities}; an interaction needs at least 2")
     draw = np.random.default_rng(seed)
@@ -76,7 +79,9 @@ def interactions(
     return tidy(dataset, modalities, missing)
 
 
-def bayes_accuracy(task: str, num_modalities: int, flip: float = 0.0, known: int | None = None) -> float:
+def bayes_accuracy(
+    task: str, num_modalities: int, flip: float = 0.0, known: int | None = None
+) -> float:
     """Return the best accuracy from the first `known` modalities (default: all), noise aside.
 
     >>> [bayes_accuracy(task, 2, known=1) for task in TASKS]

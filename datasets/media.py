@@ -26,7 +26,7 @@ SVG_SIDE = 512  # pixels of the longer side that a drawing is rendered at
 
 
 def decode(kind: str, value: Any) -> Any:
-    """Decode one value of a kind (image, text, audio, vector, sequence); see `structures.Sample`."""
+    """Decode one value of a kind (image, text, audio, vector, sequence), as `Sample` says."""
     decoders = {"image": decode_image, "audio": decode_audio, "text": decode_text}
     if kind in decoders:
         return decoders[kind](value)
@@ -71,7 +71,9 @@ def _open_svg(data: bytes, path: str) -> Any:
     try:
         import resvg_py
     except ImportError:
-        raise FusionZooError(f"{path}: drawings need an extra: pip install 'fusionzoo[svg]'") from None
+        raise FusionZooError(
+            f"{path}: drawings need an extra: pip install 'fusionzoo[svg]'"
+        ) from None
     try:
         made = resvg_py.svg_to_bytes(svg_string=data.decode(), width=SVG_SIDE)
         return Image.open(io.BytesIO(bytes(made)))
@@ -85,11 +87,14 @@ def _to_rgb(picture: Any) -> Tensor:
 
     if not isinstance(picture, Image.Image):
         raise FusionZooError(
-            f"a {type(picture).__name__} is no picture: give a path, bytes, a PIL picture or an array"
+            f"a {type(picture).__name__} is no picture:"
+            " give a path, bytes, a PIL picture or an array"
         )
     if picture.mode.startswith(("I", "F")):  # 16 bits and more: Pillow would clip, not scale
         wide = np.asarray(picture).astype(np.float64)
-        top = 65535.0 if picture.mode.startswith("I") and wide.max() > 255 else max(wide.max(), 255.0)
+        top = (
+            65535.0 if picture.mode.startswith("I") and wide.max() > 255 else max(wide.max(), 255.0)
+        )
         picture = Image.fromarray((wide * (255.0 / top)).clip(0, 255).astype(np.uint8))
     if "A" in picture.getbands() or "transparency" in picture.info:
         picture = picture.convert("RGBA")
@@ -108,7 +113,9 @@ def _image_from_array(array: Tensor) -> Tensor:
         return array
     if array.ndim == 3 and array.shape[-1] == 3:
         return array.permute(2, 0, 1).contiguous()
-    raise FusionZooError(f"an array of shape {tuple(array.shape)} is no picture: (H, W[, 3]), (3, H, W)")
+    raise FusionZooError(
+        f"an array of shape {tuple(array.shape)} is no picture: (H, W[, 3]), (3, H, W)"
+    )
 
 
 def decode_audio(source: Any) -> Audio:
@@ -124,7 +131,9 @@ def decode_audio(source: Any) -> Audio:
             raise FusionZooError(f"a clip of shape {tuple(samples.shape)}; expected mono, (n,)")
         return Audio(samples, int(source[1]))
     if not isinstance(source, str | Path | bytes):
-        raise FusionZooError(f"a {type(source).__name__} is no clip: a path, bytes or (samples, rate)")
+        raise FusionZooError(
+            f"a {type(source).__name__} is no clip: a path, bytes or (samples, rate)"
+        )
     path, data = _read(source)
     try:
         samples, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)

@@ -128,7 +128,9 @@ class PairedDataset(Dataset[Sample | None]):
             "vector": {"name": "vector/mlp"},
             "sequence": {"name": "sequence/transformer"},
         }
-        chosen = {name: dict(self._encoders.get(name, usual[k])) for name, k in self.modalities.items()}
+        chosen = {
+            name: dict(self._encoders.get(name, usual[k])) for name, k in self.modalities.items()
+        }
         for name, kind in self.modalities.items():
             if kind in ("vector", "sequence"):
                 chosen[name].setdefault("in_dim", self._width(name, kind))
@@ -157,7 +159,8 @@ class PairedDataset(Dataset[Sample | None]):
         if not chosen:
             has = ", ".join(f"{key} ({count})" for key, count in self.splits.items())
             raise FusionZooError(
-                f"{self.source}: split {name!r} is empty.{did_you_mean(name, self.splits)} It has: {has}"
+                f"{self.source}: split {name!r} is empty.{did_you_mean(name, self.splits)}"
+                f" It has: {has}"
             )
         return self.subset(chosen)
 
@@ -190,7 +193,8 @@ class PairedDataset(Dataset[Sample | None]):
         draw = torch.Generator().manual_seed(seed)
         size = (len(self.table), len(self.modalities))
         before = torch.stack(
-            [torch.tensor(self.table[name].is_valid().to_numpy()) for name in self.modalities], dim=1
+            [torch.tensor(self.table[name].is_valid().to_numpy()) for name in self.modalities],
+            dim=1,
         )
         order = torch.rand(size, generator=draw)
         kept = before & (torch.rand(size, generator=draw) >= rate)
@@ -209,8 +213,8 @@ class PairedDataset(Dataset[Sample | None]):
     ) -> PairedDataset:
         """Pair separate sources by id: `join({"image": photos, "audio": clips}, how="outer")`.
 
-        Each source gives the modality it is named after, or its only one. `inner` keeps the ids that
-        all have; `outer` keeps all, with modalities missing. Splits and targets must agree.
+        Each source gives the modality it is named after, or its only one. `inner` keeps the ids
+        that all have; `outer` keeps all, with modalities missing. Splits and targets must agree.
         """
         from .formats.join import join
 
@@ -279,7 +283,9 @@ class PairedDataset(Dataset[Sample | None]):
             raise FusionZooError(f"{self.source} has no rows")
         twice = [key for key, count in Counter(self.table["id"].to_pylist()).items() if count > 1]
         if twice:
-            raise FusionZooError(f"{self.source}: id {twice[0]!r} stands {self._count(twice[0])} times")
+            raise FusionZooError(
+                f"{self.source}: id {twice[0]!r} stands {self._count(twice[0])} times"
+            )
         bare = (~self.present.any(1)).nonzero()[:, 0].tolist()
         if bare:
             where = f"row {bare[0] + 1}, sample {self._cell('id', bare[0])!r}"
@@ -289,13 +295,17 @@ class PairedDataset(Dataset[Sample | None]):
 
     def _check_files(self) -> None:
         for name, kind in self.modalities.items():
-            if name in self.memory or kind == "text" or not pa.types.is_string(self.table[name].type):
+            if (
+                name in self.memory
+                or kind == "text"
+                or not pa.types.is_string(self.table[name].type)
+            ):
                 continue
             for row, reference in enumerate(self.table[name].to_pylist()):
                 if reference is not None and not self._path(kind, reference).is_file():
                     raise FusionZooError(
-                        f"{self.source}, row {row + 1}, sample {self._cell('id', row)!r}: {name} file"
-                        f" {self._path(kind, reference)} does not exist"
+                        f"{self.source}, row {row + 1}, sample {self._cell('id', row)!r}: {name}"
+                        f" file {self._path(kind, reference)} does not exist"
                         " (--data.on_error missing or skip goes on without it)"
                     )
 
@@ -307,7 +317,9 @@ class PairedDataset(Dataset[Sample | None]):
         labels, splits = self.table["target"].to_pylist(), self.table["split"].to_pylist()
         if all(label is None for label in labels):
             return []
-        known = {x for x, split in zip(labels, splits, strict=True) if split == "train"} or set(labels)
+        known = {x for x, split in zip(labels, splits, strict=True) if split == "train"} or set(
+            labels
+        )
         for row, label in enumerate(labels):
             if label is None or label not in known:
                 what = "no target" if label is None else f"the label {label!r}, which no sample of"
@@ -324,7 +336,7 @@ def split_by_hash(key: str, shares: Sequence[float] = SHARES, salt: str = "") ->
     """Assign a key to train, val or test by its hash: stable when other samples come or go.
 
     >>> [split_by_hash(str(i)) for i in range(4)]
-    ['train', 'train', 'test', 'test']
+    ['train', 'train', 'val', 'train']
     """
     digest = hashlib.sha256(f"{salt}{key}".encode()).digest()
     place = int.from_bytes(digest[:8], "big") / 2**64 * sum(shares)

@@ -1,7 +1,7 @@
 """Which samples, in which order: a function of (seed, epoch, position) and of nothing else.
 
-So a run resumes exactly where it stopped, with any number of workers, and N processes with batch B see
-the very rows that one process with batch N x B sees.
+So a run resumes exactly where it stopped, with any number of workers, and N processes with batch B
+see the very rows that one process with batch N x B sees.
 """
 
 from __future__ import annotations
@@ -82,15 +82,18 @@ def make_sampler(
 ) -> PairedSampler:
     """Return a sampler over `dataset`, which needs a length (and `targets` for class weights).
 
-    `distributed=(rank, world)` shares the order out. `weights` draws with replacement, in proportion
-    (one per sample of the data set, or `"class"`: each class as often as any other). `subset` keeps
-    some indices. A tail that does not divide by the number of processes is dropped (`drop_last`),
-    padded by starting over (`pad`, the default when shuffling or weighting) or kept, so that processes
-    may differ by one sample and none counts twice (the default otherwise, right for evaluation).
+    `distributed=(rank, world)` shares the order out. `weights` draws with replacement, in
+    proportion (one per sample of the data set, or `"class"`: each class as often as any other).
+    `subset` keeps some indices. A tail that does not divide by the number of processes is dropped
+    (`drop_last`), padded by starting over (`pad`, the default when shuffling or weighting) or kept,
+    so that processes may differ by one sample and none counts twice (the default otherwise, right
+    for evaluation).
     """
     rank, world = distributed or (0, 1)
     if not 0 <= rank < world:
-        raise FusionZooError(f"distributed=({rank}, {world}): the rank must be within 0 to {world - 1}")
+        raise FusionZooError(
+            f"distributed=({rank}, {world}): the rank must be within 0 to {world - 1}"
+        )
     indices = torch.arange(len(dataset)) if subset is None else torch.as_tensor(subset)
     if not len(indices):
         raise FusionZooError("there is nothing to sample from: 0 samples")
@@ -110,17 +113,19 @@ def _weights(dataset: Any, weights: Literal["class"] | Sequence[float] | Tensor)
         return (1.0 / counts.clamp(min=1).double())[dataset.targets]
     given = torch.as_tensor(weights, dtype=torch.float64)
     if len(given) != len(dataset) or bool((given < 0).any()) or not float(given.sum()):
-        raise FusionZooError(f"{len(given)} weights for {len(dataset)} samples; one each, none negative")
+        raise FusionZooError(
+            f"{len(given)} weights for {len(dataset)} samples; one each, none negative"
+        )
     return given
 
 
 class PairedBatchSampler(Sampler[list[Key]]):
     """Cut a sampler's order into batches of `(index, seed)` keys.
 
-    Batches are formed over all processes and then shared out. With `lengths` (one per sample) similar
-    lengths meet: sorted within windows of 50 batches when the sampler shuffles, else over the whole
-    order. `set_start(n)` begins the next pass at its batch n. With `num_iters` a pass is that many
-    batches instead, from `start_iter` on, however many epochs that takes.
+    Batches are formed over all processes and then shared out. With `lengths` (one per sample)
+    similar lengths meet: sorted within windows of 50 batches when the sampler shuffles, else over
+    the whole order. `set_start(n)` begins the next pass at its batch n. With `num_iters` a pass is
+    that many batches instead, from `start_iter` on, however many epochs that takes.
     """
 
     def __init__(

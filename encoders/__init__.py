@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import FusionZooError, did_you_mean
-from . import audio, image, text, vector
+from . import audio, image, text, vector  # noqa: F401
 from .base import ENCODERS, Encoder, Processor
 from .init import initialise
 from .weights import WeightsReport, load_weights

@@ -1,7 +1,8 @@
 """Audio encoders: log-mel and any timm model, torchaudio's bundles and conformer, Hugging Face.
 
-Shapes: `B` batch, `N` samples of a wave, `F` mel bands, `T` tokens, `D` width. Rates in Hz, durations in s.
-Padding never changes an output: a model either sees a window of fixed length, or rows of one length.
+Shapes: `B` batch, `N` samples of a wave, `F` mel bands, `T` tokens, `D` width. Rates in Hz,
+durations in s. Padding never changes an output: a model either sees a window of fixed length, or
+rows of one length.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from ..errors import FusionZooError, did_you_mean
 from ..structures import Audio, Features, masked_mean
 from .base import ENCODERS, Encoder, Item, Processor, run_by_length
-from .image import build_timm, timm_tokens
+from .image import build_timm, channels_last, timm_tokens
 from .text import load_hf
 from .weights import from_hub, resolve
 
@@ -102,10 +103,10 @@ class LogMel(nn.Module):
 class MelTimm(Encoder):
     """Log-mel picture of a fixed window through any timm model.
 
-    A clip is cut or filled with silence to `duration`, whatever stands beside it in the batch; tokens
-    and pooled vector count the cells of real time only. The log-mel is computed in the batch, on the
-    model's device. `window` and `hop` are in seconds; further settings go to `timm.create_model`.
-    With `pretrained` timm adapts the first layer to one channel.
+    A clip is cut or filled with silence to `duration`, whatever stands beside it in the batch;
+    tokens and pooled vector count the cells of real time only. The log-mel is computed in the
+    batch, on the model's device. `window` and `hop` are in seconds; further settings go to
+    `timm.create_model`. With `pretrained` timm adapts the first layer to one channel.
 
     Shapes (T = cells of the final feature map; D = model.num_features):
         inputs["wave"]: int16 (B, N) at `rate`, inputs["lengths"]: (B,)
@@ -151,8 +152,7 @@ class MelTimm(Encoder):
     def _grid(self, found: Tensor) -> tuple[int, int]:
         """Return bands x columns of the feature map."""
         if found.ndim == 4:
-            last = found.shape[-1] == self.net.num_features
-            height, width = found.shape[1:3] if last else found.shape[2:4]
+            height, width = found.shape[1:3] if channels_last(self.net) else found.shape[2:4]
             return height, width
         height, width = self.net.patch_embed.grid_size
         return height, width
@@ -160,7 +160,8 @@ class MelTimm(Encoder):
 
 @ENCODERS.register("torchaudio", family="audio")
 class TorchaudioBundle(Encoder):
-    """A self-supervised model of `torchaudio.pipelines`: WAV2VEC2_BASE, HUBERT_BASE, WAVLM_BASE, ...
+    """A self-supervised model of `torchaudio.pipelines`: WAV2VEC2_BASE, HUBERT_BASE, WAVLM_BASE,
+    ...
 
     Tokens are the last layer's frames, pooled is their mean. Some of these models normalise over
     time, so rows are run in groups of equal length; clips are rounded up to 0.1 s with silence.
@@ -266,7 +267,8 @@ class FeatureProcessor(Processor):
     """Resample, then compute a Hugging Face feature extractor's fixed window of features."""
 
     def __init__(self, extractor: Any, rate: int, longest: float) -> None:
-        self.extractor, self.wave = extractor, WaveProcessor(rate, longest)
+        # No extractor takes a clip that is shorter than its own window.
+        self.extractor, self.wave = extractor, WaveProcessor(rate, longest, STEP)
 
     def __call__(self, value: Audio, generator: torch.Generator | None = None) -> Item:
         item = self.wave(value, generator)
@@ -284,13 +286,15 @@ class FeatureProcessor(Processor):
 
 @ENCODERS.register("hf-audio", family="audio")
 class HFAudio(Encoder):
-    """Any Hugging Face audio encoder: wav2vec 2.0, HuBERT, WavLM, AST, the encoder of Whisper, CLAP.
+    """Any Hugging Face audio encoder: wav2vec 2.0, HuBERT, WavLM, AST, the encoder of Whisper,
+    CLAP.
 
     Models of waves run rows of equal length together, rounded up to 0.1 s with silence. Models of
     spectrograms see their own fixed window; tokens and pooled vector count its real part, in the
     order of time where the model's tokens have one (Whisper), else all of them.
 
-    Shapes: a wave int16 (B, N) or the model's own features, lengths (B,) -> (B, T, D), (B, T), (B, D)
+    Shapes: a wave int16 (B, N) or the model's own features, lengths (B,) -> (B, T, D), (B, T), (B,
+    D)
     """
 
     kind = "audio"
@@ -319,6 +323,9 @@ class HFAudio(Encoder):
         config = self.net.config
         self.dim = getattr(config, "hidden_size", None) or config.d_model
         self.rate, self.longest = self.extractor.sampling_rate, longest
+        # Its masking of spans refuses short clips, and is no part of a features' contract.
+        if hasattr(config, "apply_spec_augment"):
+            config.apply_spec_augment = False
         self.of_waves = hasattr(self.net, "_get_feat_extract_output_lengths") and hasattr(
             self.net, "feature_extractor"
         )

@@ -25,8 +25,8 @@ class ImageProcessor(Processor):
     """Resize uint8 (3, H, W) to uint8 (3, size, size); normalising is left to the model's device.
 
     `fit`: `crop` the centre after resizing the shorter side (as timm and torchvision evaluate),
-    `pad` to a square with white, or `squash`. `augment` in training: a random crop of 60 to 100 % of
-    the area, and a horizontal flip.
+    `pad` to a square with white, or `squash`. `augment` in training: a random crop of 60 to 100 %
+    of the area, and a horizontal flip.
     """
 
     def __init__(
@@ -51,7 +51,9 @@ class ImageProcessor(Processor):
 
     def _before_crop(self, shape: torch.Size) -> tuple[int, int]:
         """Return the size at which the crop covers `crop_pct` of the shorter side."""
-        scale = max(wanted / self.crop_pct / own for wanted, own in zip(self.size, shape, strict=True))
+        scale = max(
+            wanted / self.crop_pct / own for wanted, own in zip(self.size, shape, strict=True)
+        )
         height, width = (max(w, round(s * scale)) for w, s in zip(self.size, shape, strict=True))
         return height, width
 
@@ -94,7 +96,7 @@ class ImageEncoder(Encoder):
         for name, chosen, known in (("augment", augment, AUGMENT), ("fit", fit, FIT)):
             if chosen not in known:
                 raise FusionZooError(f"{name}={chosen!r} is none of {', '.join(known)}")
-        self.settings = (tuple(size), crop_pct, interpolation, fit, augment)
+        self.settings = ((size[0], size[1]), crop_pct, interpolation, fit, augment)
         std, mean = (torch.tensor(x, dtype=torch.float32)[:, None, None] for x in (std, mean))
         self.register_buffer("scale", 1 / (255 * std), persistent=False)
         self.register_buffer("shift", -mean / std, persistent=False)
@@ -122,7 +124,8 @@ class TimmImage(ImageEncoder):
     """Any timm model; size, mean, std and interpolation come from the model's own configuration.
 
     Further settings go to `timm.create_model` (`img_size`, `drop_path_rate`, `embed_dim`, ...). The
-    pooled vector is the model's own head pooling where that is as wide as the tokens, else their mean.
+    pooled vector is the model's own head pooling where that is as wide as the tokens, else their
+    mean.
 
     Shapes (T = cells of the final feature map, or patches; D = model.num_features):
         inputs["pixels"]: uint8 (B, 3, H, W)
@@ -193,11 +196,16 @@ def timm_features(net: Any, x: Tensor) -> Features:
     return Features(tokens, mask, masked_mean(tokens, mask))
 
 
+def channels_last(net: Any) -> bool:
+    """Whether a timm model's feature map is (B, H, W, D), as Swin's."""
+    return str(getattr(net, "output_fmt", "NCHW")).endswith("NHWC")
+
+
 def timm_tokens(net: Any, found: Tensor) -> Tensor:
     """Arrange a feature map, channels first or last, or a token sequence as (B, T, D)."""
     if found.ndim == 3:
         return found[:, getattr(net, "num_prefix_tokens", 0) :]
-    layout = "b h w d" if found.shape[-1] == net.num_features else "b d h w"
+    layout = "b h w d" if channels_last(net) else "b d h w"
     return rearrange(found, f"{layout} -> b (h w) d")
 
 
@@ -205,8 +213,8 @@ def timm_tokens(net: Any, found: Tensor) -> Tensor:
 class TorchvisionImage(ImageEncoder):
     """Any torchvision classification model but GoogLeNet and Inception (timm has those).
 
-    Tokens are the final feature map's cells, or a ViT's patches; pooled is their mean, for a ViT the
-    class token. Further settings go to `torchvision.models.get_model`.
+    Tokens are the final feature map's cells, or a ViT's patches; pooled is their mean, for a ViT
+    the class token. Further settings go to `torchvision.models.get_model`.
 
     Shapes: as `TimmImage`.
     """
@@ -223,6 +231,8 @@ class TorchvisionImage(ImageEncoder):
         super().__init__()
         import torchvision.models as zoo
 
+        if model in ("googlenet", "inception_v3"):
+            raise FusionZooError(f"torchvision's {model} is not supported: timm has it")
         if model not in zoo.list_models(module=zoo):
             near = did_you_mean(model, zoo.list_models(module=zoo))
             raise FusionZooError(f"torchvision has no classification model {model!r}.{near}")
@@ -254,8 +264,6 @@ class TorchvisionImage(ImageEncoder):
         names = [name for name, _ in self.net.named_children()]
         ends = ("avgpool", "fc", "classifier", "head", "heads", "permute")
         first = next(i for i, name in enumerate(names) if name in ends)
-        if type(self.net).__name__ in ("GoogLeNet", "Inception3"):
-            raise FusionZooError(f"torchvision's {type(self.net).__name__} is not supported: timm has it")
         for name in names[first:]:
             setattr(self.net, name, nn.Identity())
         return names[:first]

@@ -31,8 +31,9 @@ def initialise(module: nn.Module, scheme: str = "default", **settings: Any) -> n
 
     `scheme` is `default` (each layer's own, nothing is touched) or sets the weights of linear and
     convolution layers: xavier_* (Glorot & Bengio 2010), kaiming_* (He et al. 2015), orthogonal
-    (Saxe et al. 2014), trunc_normal and normal (std 0.02), constant (0). Biases become 0, norms 1 and 0,
-    embeddings normal with std 0.02. `settings` go to the scheme, e.g. `std=0.01`, `gain=2.0`, `val=0.1`.
+    (Saxe et al. 2014), trunc_normal and normal (std 0.02), constant (0). Biases become 0, norms 1
+    and 0, embeddings normal with std 0.02. `settings` go to the scheme, e.g. `std=0.01`,
+    `gain=2.0`, `val=0.1`.
 
     >>> layer = initialise(nn.Linear(2, 2), "constant", val=0.5)
     >>> layer.weight.tolist(), layer.bias.tolist()
@@ -42,7 +43,9 @@ def initialise(module: nn.Module, scheme: str = "default", **settings: Any) -> n
         return module
     if scheme not in SCHEMES:
         known = ", ".join(["default", *SCHEMES])
-        raise FusionZooError(f"unknown init {scheme!r}.{did_you_mean(scheme, SCHEMES)} There are: {known}.")
+        raise FusionZooError(
+            f"unknown init {scheme!r}.{did_you_mean(scheme, SCHEMES)} There are: {known}."
+        )
     for layer in module.modules():
         if isinstance(layer, WEIGHTED):
             SCHEMES[scheme](layer.weight, **settings)

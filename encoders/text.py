@@ -70,7 +70,8 @@ class BytesProcessor(TokenProcessor):
 
 @ENCODERS.register("hf-text", family="text")
 class HFText(Encoder):
-    """Any Hugging Face `AutoModel` for text, by hub name or local folder; T5-like: the encoder half.
+    """Any Hugging Face `AutoModel` for text, by hub name or local folder; T5-like: the encoder
+    half.
 
     `pooling`: the mean over real tokens (as sentence-transformers' MiniLM), or the first token
     (`cls`). Texts are cut to `max_length` tokens, or to what the model can take.

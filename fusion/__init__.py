@@ -1,13 +1,13 @@
-"""Fusion strategies: `create_fusion("mbt", {"image": 512, "text": 384}, dim=256, num_outputs=16)`."""
+"""Fusion strategies: `create_fusion("mbt", {"image": 512, "text": 384}, 256, 16)`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from . import attention, early, late
-from .base import FUSIONS, Fusion
 from ..registry import Entry
+from . import attention, early, late  # noqa: F401
+from .base import FUSIONS, Fusion
 
 __all__ = ["FUSIONS", "Fusion", "create_fusion", "fusion_info", "list_fusions"]
 

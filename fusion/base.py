@@ -19,9 +19,9 @@ from ..structures import Features, FusionOutput
 class Fusion(nn.Module):
     """Join the features of any number of modalities, any of them missing in any sample.
 
-    A sample lacks a modality where its mask row is all False; what its tokens and pooled vector hold
-    there may be anything, NaN included, and must reach no output. The helpers below replace it by
-    exact zeros *before* arithmetic (0 x NaN is NaN, also in backward); a strategy then gives the
+    A sample lacks a modality where its mask row is all False; what its tokens and pooled vector
+    hold there may be anything, NaN included, and must reach no output. The helpers below replace it
+    by exact zeros *before* arithmetic (0 x NaN is NaN, also in backward); a strategy then gives the
     absent modality the neutral element of its own operator. A sample with no modality at all is
     embedded as the learned vector `null`.
     """
@@ -42,7 +42,9 @@ class Fusion(nn.Module):
 
     def align(self) -> nn.ModuleDict:
         """Return a linear map to the fusion's width for each modality."""
-        return nn.ModuleDict({name: nn.Linear(width, self.dim) for name, width in self.dims.items()})
+        return nn.ModuleDict(
+            {name: nn.Linear(width, self.dim) for name, width in self.dims.items()}
+        )
 
     def present(self, features: Mapping[str, Features]) -> Tensor:
         """Return which modalities each sample has, (B, M)."""

@@ -1,4 +1,4 @@
-"""The console command: `fusionzoo train | embed | zoo | data`. Imports only what a command needs."""
+"""The console command `fusionzoo`; each subcommand imports only what it needs."""
 
 from __future__ import annotations
 

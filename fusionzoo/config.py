@@ -56,7 +56,9 @@ class TrainConfig:
     batch_size: Count = option(32, "samples per process and step")
     accumulate: Count = option(1, "batches whose gradients are averaged before a step")
     eval_batch_size: Count | None = option(None, "null = twice batch_size")
-    num_workers: Annotated[int, Ge(0)] | None = option(None, "loader processes per rank; null = chosen by cores")
+    num_workers: Annotated[int, Ge(0)] | None = option(
+        None, "loader processes per rank; null = chosen by cores"
+    )
     group_by_length: bool = option(False, "batches of similar lengths: less padding")
     sampler: Literal["random", "class_weighted"] = option("random", "order of training samples")
     unimodal: bool = option(True, "train each modality's own head beside the fusion, to compare")
@@ -103,7 +105,9 @@ class EmbedConfig:
     split: str = option("all", "train | val | test | all")
     out: str = option("embeddings.parquet", "Parquet file; with N processes N files beside it")
     batch_size: Count = option(64, "samples per step")
-    num_workers: Annotated[int, Ge(0)] | None = option(None, "loader processes; null = chosen by cores")
+    num_workers: Annotated[int, Ge(0)] | None = option(
+        None, "loader processes; null = chosen by cores"
+    )
     device: str = option("auto", "auto | cpu | cuda")
     dist: DistConfig = field(default_factory=DistConfig)
 
@@ -212,7 +216,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
     for key, value in over.items():
         below = out.get(key)
         nested = isinstance(below, Mapping) and isinstance(value, Mapping)
-        out[key] = merge(below, value) if nested else value  # type: ignore[arg-type]
+        out[key] = merge(below, value) if nested else value
     return out
 
 

@@ -82,7 +82,10 @@ class FusionModel(nn.Module):
         with _eval(self):
             features = self.encode(batch)
             fused = self.fusion(features).embedding
-        own = {name: _zero_absent(x, batch.present[:, i]) for i, (name, x) in enumerate(features.items())}
+        own = {
+            name: _zero_absent(x, batch.present[:, i])
+            for i, (name, x) in enumerate(features.items())
+        }
         return {"fused": fused, **own}
 
     @torch.no_grad()
@@ -119,12 +122,13 @@ class FusionModel(nn.Module):
         return folder
 
     def _batch(self, samples: Batch | Sequence[Raw | Sample]) -> Batch:
-        if not isinstance(samples, Batch):
-            if isinstance(samples, Mapping | str):
-                raise FusionZooError("give a list of samples: [{'image': 'cat.png', 'text': ...}]")
-            rows = [self._sample(one, number) for number, one in enumerate(samples)]
-            samples = self.collate()(rows)
-        return samples.to(self.device)
+        if isinstance(samples, Batch):
+            return samples.to(self.device)
+        if isinstance(samples, Mapping | str):
+            raise FusionZooError("give a list of samples: [{'image': 'cat.png', 'text': ...}]")
+        rows = [self._sample(one, number) for number, one in enumerate(samples)]
+        batch: Batch = self.collate()(rows)
+        return batch.to(self.device)
 
     def _sample(self, raw: Raw | Sample, number: int) -> Sample:
         from .datasets.media import decode
@@ -174,7 +178,11 @@ def create_model(
     name, settings = split_name(given, "fusion")
     dims = {modality: encoder.dim for modality, encoder in built.items()}
     head = create_fusion(name, dims, settings.pop("dim"), num_outputs, **settings)
-    spec = {"num_outputs": num_outputs, "fusion": given, "encoders": {m: e.spec for m, e in built.items()}}
+    spec = {
+        "num_outputs": num_outputs,
+        "fusion": given,
+        "encoders": {m: e.spec for m, e in built.items()},
+    }
     spec["kinds"] = {m: e.kind for m, e in built.items()}
     return FusionModel(built, head, spec, classes)
 
@@ -189,7 +197,9 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> FusionModel:
         raise FusionZooError(f"{folder} is no model folder: it holds no config.json")
     config = json.loads((folder / "config.json").read_text())
     if config.get("format") != FORMAT:
-        raise FusionZooError(f"{folder}: format {config.get('format')!r}; this version reads {FORMAT}")
+        raise FusionZooError(
+            f"{folder}: format {config.get('format')!r}; this version reads {FORMAT}"
+        )
     encoders = {m: _offline(spec) for m, spec in config["encoders"].items()}
     model = create_model(
         config["fusion"],

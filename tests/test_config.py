@@ -37,7 +37,9 @@ def test_another_component_does_not_inherit_the_settings_of_the_first() -> None:
 
 
 def test_a_written_configuration_reads_back_the_same(tmp_path: Path) -> None:
-    cfg = from_args(RunConfig, ["--optim.modality_lr.image", "1e-5", "--data.languages", "[fr, no]"])
+    cfg = from_args(
+        RunConfig, ["--optim.modality_lr.image", "1e-5", "--data.languages", "[fr, no]"]
+    )
     write_yaml(cfg, tmp_path / "config.yaml")
     assert from_tree(RunConfig, read_yaml(tmp_path / "config.yaml")) == cfg
 

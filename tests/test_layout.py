@@ -48,7 +48,9 @@ def imported(module: str) -> set[str]:
         if isinstance(node, ast.ImportFrom):
             base = package.split(".")[: len(package.split(".")) - node.level + 1]
             name = ".".join([*base, node.module or ""]).strip(".") if node.level else node.module
-            names = [f"{name}.{alias.name}" for alias in node.names] if name == "fusionzoo" else [name]
+            names = (
+                [f"{name}.{alias.name}" for alias in node.names] if name == "fusionzoo" else [name]
+            )
             found |= {n.split(".")[1] for n in names if n and n.startswith("fusionzoo.")}
     return found
 
@@ -66,7 +68,9 @@ def test_every_module_has_a_level() -> None:
 
 
 def test_importing_fusionzoo_imports_nothing_heavy() -> None:
-    code = "import sys, fusionzoo; print([m for m in ('torch', 'timm', 'numpy') if m in sys.modules])"
+    code = (
+        "import sys, fusionzoo; print([m for m in ('torch', 'timm', 'numpy') if m in sys.modules])"
+    )
     assert run(sys.executable, "-c", code) == "[]\n"
 
 
@@ -123,7 +127,9 @@ def test_a_wheel_is_whole_and_brings_no_generic_package(tmp_path: Path) -> None:
         assert needed in names
     target = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(target)
-    code = "import fusionzoo; from fusionzoo.cli import main; print(fusionzoo.__file__); main(['zoo'])"
+    code = (
+        "import fusionzoo; from fusionzoo.cli import main; print(fusionzoo.__file__); main(['zoo'])"
+    )
     out = run(sys.executable, "-P", "-c", code, PYTHONPATH=str(target))
     assert str(target) in out
     assert "mbt" in out

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ...errors import FusionZooError
 from ..media import SUFFIXES
-from ..paired import DATASETS, OnError, PairedDataset, SHARES, SPLITS, split_by_hash, tidy
+from ..paired import DATASETS, SHARES, SPLITS, OnError, PairedDataset, split_by_hash, tidy
 
 
 @DATASETS.register("folders", family="own")
@@ -23,8 +23,9 @@ def folders(
 ) -> PairedDataset:
     """One's own files in class folders: `root/[split/]class/id.png|jpg|txt|wav|flac|ogg|mp3`.
 
-    Files that share folder and stem are one sample: `cat/7.jpg`, `cat/7.txt` and `cat/7.wav`. Without
-    folders train, val and test the split follows from a hash of the id, in the given `shares`.
+    Files that share folder and stem are one sample: `cat/7.jpg`, `cat/7.txt` and `cat/7.wav`.
+    Without folders train, val and test the split follows from a hash of the id, in the given
+    `shares`.
     """
     top = Path(root)
     if not top.is_dir():
@@ -49,8 +50,12 @@ def folders(
         row[kind] = str(path.relative_to(top))
     if not rows:
         raise FusionZooError(f"{top} holds no picture, text or clip in class folders")
-    found = [kind for kind in ("image", "text", "audio") if any(kind in row for row in rows.values())]
-    columns = {name: [row.get(name) for row in rows.values()] for name in ("id", "split", "target", *found)}
+    found = [
+        kind for kind in ("image", "text", "audio") if any(kind in row for row in rows.values())
+    ]
+    columns = {
+        name: [row.get(name) for row in rows.values()] for name in ("id", "split", "target", *found)
+    }
     table = pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
     dataset = PairedDataset(
         table, {kind: kind for kind in found}, root=top, source=str(top), on_error=on_error

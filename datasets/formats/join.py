@@ -27,7 +27,8 @@ def join(
     columns: dict[str, Any] = {"id": pa.array(ids)}
     for what in ("split", "target"):
         columns[what] = pa.array([_agreed(what, key, sources, rows) for key in ids], pa.string())
-    memory, kinds, encoders = {}, {}, {}
+    memory: dict[str, Any] = {}
+    kinds, encoders = {}, {}
     for name, one in sources.items():
         inside = name if name in one.modalities else next(iter(one.modalities))
         if inside != name and len(one.modalities) > 1:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ...errors import FusionZooError, did_you_mean
 from ...structures import KINDS
-from ..paired import DATASETS, OnError, PairedDataset, SHARES, split_by_hash, tidy
+from ..paired import DATASETS, SHARES, OnError, PairedDataset, split_by_hash, tidy
 
 READERS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 
@@ -28,12 +28,13 @@ def manifest(
 ) -> PairedDataset:
     """One's own data: a CSV, TSV, JSONL or Parquet file with a row per sample.
 
-    Columns: `id` (default: the row's number), `split` (default: by a hash of the id, in the `shares` of
-    train, val, test), `target` (may be absent: then one can only embed), and one per modality. Those
-    named image, text, audio, vector, sequence are found; others are named by
-    `columns={"xray": "file_2"}` (also `id`, `split`, `target`) and `kinds={"xray": "image"}`. An empty cell is a
-    missing modality. Paths are relative to the manifest; text stands in its cell, or in the .txt file
-    that the cell names; vectors and sequences are lists (JSONL, Parquet) or .npy files.
+    Columns: `id` (default: the row's number), `split` (default: by a hash of the id, in the
+    `shares` of train, val, test), `target` (may be absent: then one can only embed), and one per
+    modality. Those named image, text, audio, vector, sequence are found; others are named by
+    `columns={"xray": "file_2"}` (also `id`, `split`, `target`) and `kinds={"xray": "image"}`. An
+    empty cell is a missing modality. Paths are relative to the manifest; text stands in its cell,
+    or in the .txt file that the cell names; vectors and sequences are lists (JSONL, Parquet) or
+    .npy files.
     """
     path = Path(root)
     table = read(path)
@@ -58,7 +59,8 @@ def manifest(
     for name, kind in own.items():
         if kind not in KINDS:
             raise FusionZooError(
-                f"{path}: what does column {name!r} hold? --data.kinds.{name} image (or {', '.join(KINDS[1:])})"
+                f"{path}: what does column {name!r} hold?"
+                f" --data.kinds.{name} image (or {', '.join(KINDS[1:])})"
             )
         made[name] = _references(table[columns.get(name, name)])
     dataset = PairedDataset(

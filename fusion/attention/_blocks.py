@@ -75,7 +75,9 @@ class TokenFusion(Fusion):
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, num_outputs)
 
-    def embedded(self, features: Mapping[str, Features]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def embedded(
+        self, features: Mapping[str, Features]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return tokens {modality: (B, T, dim)} and masks {modality: (B, T)}."""
         tokens = self.tokens(features)
         embedded = {name: self.project[name](x) + self.modality[name] for name, x in tokens.items()}

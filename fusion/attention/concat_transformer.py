@@ -17,9 +17,9 @@ from ._blocks import Block, TokenFusion
 class ConcatTransformer(TokenFusion):
     """Attend over the tokens of all modalities at once; read the answer off a [CLS] token.
 
-    x = [cls; E_1 X_1 + t_1; ...; E_M X_M + t_M] through L pre-norm blocks; embedding = LN(x)_cls. Keys
-    are real tokens only. The merged attention of METER; the default of 2 layers suits features of
-    pre-trained encoders (METER: 12). No positions are added: encoders' tokens carry their own.
+    x = [cls; E_1 X_1 + t_1; ...; E_M X_M + t_M] through L pre-norm blocks; embedding = LN(x)_cls.
+    Keys are real tokens only. The merged attention of METER; the default of 2 layers suits features
+    of pre-trained encoders (METER: 12). No positions are added: encoders' tokens carry their own.
 
     Shapes:
         features[name].tokens: (B, T, dims[name]), any T for each

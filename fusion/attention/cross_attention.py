@@ -17,10 +17,10 @@ from ._blocks import Block, TokenFusion
 class CrossAttention(TokenFusion):
     """Let the tokens of one modality attend to those of all others, layer after layer.
 
-    x_q <- x_q + CA(x_q, [X_n]_{n != q}); x_q <- x_q + MLP(x_q); embedding = mean of LN(x_q). `query`
-    names the asking modality (default: the first). A sample that lacks it asks with one learned
-    token; a sample that has nothing else keeps its own stream. The one-directional form of the
-    crossmodal block of the paper, without its future mask.
+    x_q <- x_q + CA(x_q, [X_n]_{n != q}); x_q <- x_q + MLP(x_q); embedding = mean of LN(x_q).
+    `query` names the asking modality (default: the first). A sample that lacks it asks with one
+    learned token; a sample that has nothing else keeps its own stream. The one-directional form of
+    the crossmodal block of the paper, without its future mask.
 
     Shapes:
         features[name].tokens: (B, T, dims[name]), any T for each

@@ -18,11 +18,11 @@ from ._blocks import Block, TokenFusion
 class MBT(TokenFusion):
     """Give each modality its own transformer; from one layer on, they share bottleneck tokens.
 
-    Layers below `fusion_layer` are unimodal. From there, [X_m; z] <- Block_m([X_m; z]) with the *same* z
-    for every modality, and then z <- mean over present m of the returned z: information takes two
-    fusion layers to cross. embedding = mean over present m of the mean of LN(X_m). The paper
-    fine-tunes 12-layer ViTs and fuses from layer 8; as a head on encoders' tokens the default is 4
-    layers, fused from layer 2, without stochastic depth.
+    Layers below `fusion_layer` are unimodal. From there, [X_m; z] <- Block_m([X_m; z]) with the
+    *same* z for every modality, and then z <- mean over present m of the returned z: information
+    takes two fusion layers to cross. embedding = mean over present m of the mean of LN(X_m). The
+    paper fine-tunes 12-layer ViTs and fuses from layer 8; as a head on encoders' tokens the default
+    is 4 layers, fused from layer 2, without stochastic depth.
 
     Shapes:
         features[name].tokens: (B, T, dims[name]), any T for each

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -37,7 +38,7 @@ class Concat(Fusion):
         self.presence_bits = presence_bits
         widths = [sum(dims.values()) + presence_bits * len(dims), *hidden]
         layers: list[nn.Module] = []
-        for before, after in zip(widths, widths[1:], strict=False):
+        for before, after in pairwise(widths):
             layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout)]
         self.mlp = nn.Sequential(*layers, nn.Linear(widths[-1], dim))
         self.head = nn.Linear(dim, num_outputs)

@@ -21,12 +21,13 @@ class GMU(Fusion):
     With u_m = V_m x_m, s = [u_1; ...; u_M] and g_m = W_m s, the embedding is
     sum_m softmax_m(g)_m * tanh(u_m), a gate for each dimension. Differs from the paper:
     `gate="softmax"` (default) makes the gates of a dimension sum to 1 for any number of modalities,
-    and equals the paper's tied gate for two; `gate="sigmoid"` is the paper's form for more than two,
-    whose sum grows with the number of modalities.
+    and equals the paper's tied gate for two; `gate="sigmoid"` is the paper's form for more than
+    two, whose sum grows with the number of modalities.
 
     Shapes:
         features[name].pooled: (B, dims[name])
-        returns: embedding (B, dim), logits (B, K), weights (B, M) for softmax: gates averaged over dim
+        returns: embedding (B, dim), logits (B, K), weights (B, M) for softmax: gates averaged over
+        dim
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class GMU(Fusion):
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         present = self.present(features)
         projected = [self.project[name](x) for name, x in self.pooled(features).items()]
-        scores = rearrange(self.gate(torch.cat(projected, -1)), "b (m d) -> b m d", m=len(self.dims))
+        scores = rearrange(
+            self.gate(torch.cat(projected, -1)), "b (m d) -> b m d", m=len(self.dims)
+        )
         gates = self._gates(scores, present[..., None])
         hidden = torch.stack(projected, dim=1).tanh()
         embedding = self.or_null(self.dropout((gates * hidden).sum(1)), present)

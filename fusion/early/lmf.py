@@ -1,4 +1,4 @@
-"""Low-rank fusion: every product of the modalities' features, without the tensor that holds them."""
+"""Low-rank fusion: every product of the modalities' features, without their tensor."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ..base import FUSIONS, Fusion
 class LMF(Fusion):
     """Multiply low-rank projections of the modalities: the tensor product at linear cost.
 
-    out = sum_r w_r prod_m ([1; x_m] F_m[r]) + b. It equals a linear layer on the outer product of all
-    [1; x_m] whose weight is sum_r w_r F_1[r] x ... x F_M[r]. An absent modality leaves [1; 0], so
-    the lower-order terms of the others stay. Factors start at std (D_m + 1)^-1/2 and w at
+    out = sum_r w_r prod_m ([1; x_m] F_m[r]) + b. It equals a linear layer on the outer product of
+    all [1; x_m] whose weight is sum_r w_r F_1[r] x ... x F_M[r]. An absent modality leaves [1; 0],
+    so the lower-order terms of the others stay. Factors start at std (D_m + 1)^-1/2 and w at
     R^-1/2, so that the output has unit scale for any width and rank.
 
     Shapes:

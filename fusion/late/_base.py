@@ -34,7 +34,12 @@ class LateFusion(Fusion):
         return self.or_null(embedding, present), votes, present
 
     def output(
-        self, embedding: Tensor, logits: Tensor, votes: Tensor, present: Tensor, weights: Tensor | None
+        self,
+        embedding: Tensor,
+        logits: Tensor,
+        votes: Tensor,
+        present: Tensor,
+        weights: Tensor | None,
     ) -> FusionOutput:
         """Answer with the prior where nothing is there, and hand out the votes by modality."""
         prior = self.prior_logits.to(logits.dtype)

@@ -20,7 +20,8 @@ class LateMean(LateFusion):
 
     Shapes:
         features[name].pooled: (B, dims[name])
-        returns: embedding (B, dim), logits (B, K), unimodal {modality: (B, K)}, weights (B, M) equal
+        returns: embedding (B, dim), logits (B, K), unimodal {modality: (B, K)}, weights (B, M)
+        equal
     """
 
     def __init__(

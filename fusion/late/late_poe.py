@@ -18,11 +18,11 @@ from ._base import LateFusion
 class LatePoE(LateFusion):
     """Add the modalities' log-probabilities, counting the class prior once.
 
-    logits = sum_m beta_m log softmax(z_m) - (sum_m beta_m - 1) log prior, over what is present. With
-    the true prior it is the exact posterior where modalities are independent given the class.
-    `beta="one"` takes each expert whole; `beta="mean"` (1 / number present) is the geometric mean, for
-    experts that repeat one another. `log_prior` is a buffer, uniform until set; an expert with the
-    prior as its opinion then changes nothing, and no expert at all answers with the prior.
+    logits = sum_m beta_m log softmax(z_m) - (sum_m beta_m - 1) log prior, over what is present.
+    With the true prior it is the exact posterior where modalities are independent given the class.
+    `beta="one"` takes each expert whole; `beta="mean"` (1 / number present) is the geometric mean,
+    for experts that repeat one another. `log_prior` is a buffer, uniform until set; an expert with
+    the prior as its opinion then changes nothing, and no expert at all answers with the prior.
 
     Shapes:
         features[name].pooled: (B, dims[name])
@@ -55,4 +55,6 @@ class LatePoE(LateFusion):
         prior = self.log_prior.to(votes.dtype)
         opinion = (beta[..., None] * experts).sum(1)
         logits = opinion - (beta.sum(1, keepdim=True) - 1) * prior
-        return FusionOutput(embedding, logits, dict(zip(self.dims, votes.unbind(1), strict=True)), None)
+        return FusionOutput(
+            embedding, logits, dict(zip(self.dims, votes.unbind(1), strict=True)), None
+        )

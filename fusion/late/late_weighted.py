@@ -16,8 +16,8 @@ from ._base import LateFusion
 class LateWeighted(LateFusion):
     """Average the modalities' logits with learned weights, renormalised over what is present.
 
-    logits = sum_m w_m z_m with w = softmax(theta) over present modalities; theta starts at 0, where it
-    is `late_mean`. `per_class=True` learns a theta for each class.
+    logits = sum_m w_m z_m with w = softmax(theta) over present modalities; theta starts at 0, where
+    it is `late_mean`. `per_class=True` learns a theta for each class.
 
     Shapes:
         features[name].pooled: (B, dims[name])

@@ -17,8 +17,6 @@ def classification(logits: Tensor, target: Tensor) -> dict[str, float]:
     labels = target.unique().tolist()
     return {
         "accuracy": (guess == target).double().mean().item(),
-        "macro_f1": float(
-            f1_score(target, guess, labels=labels, average="macro", zero_division=0)
-        ),
+        "macro_f1": float(f1_score(target, guess, labels=labels, average="macro", zero_division=0)),
         "loss": F.cross_entropy(logits.float(), target).item(),
     }

@@ -55,7 +55,9 @@ def process_group(cfg: DistConfig, device: str = "auto") -> Iterator[World]:
     if where.type == "cuda":
         torch.cuda.set_device(where)
     # With env:// the rank stands in the environment, and torch reads it there.
-    numbered = {} if cfg.init_method == "env://" else {"rank": rank, "world_size": size}
+    numbered: dict[str, Any] = {}
+    if cfg.init_method != "env://":
+        numbered = {"rank": rank, "world_size": size}
     try:
         dist.init_process_group(
             backend, init_method=cfg.init_method, timeout=timedelta(seconds=cfg.timeout), **numbered

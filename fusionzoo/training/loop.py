@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
@@ -39,7 +40,9 @@ def build_loader(
 ) -> DataLoader[Batch]:
     """Build the loader of one split; the order is a function of the seed and the epoch alone."""
     train = split == "train"
-    weights = "class" if train and cfg.train.sampler == "class_weighted" else None
+    weights: Literal["class"] | None = (
+        "class" if train and cfg.train.sampler == "class_weighted" else None
+    )
     sampler = make_sampler(
         dataset,
         shuffle=train,
@@ -52,7 +55,7 @@ def build_loader(
     lengths = dataset.lengths() if cfg.train.group_by_length else None
     workers = num_workers(cfg.train.num_workers, world)
     return DataLoader(
-        dataset,
+        dataset,  # type: ignore[arg-type]
         batch_sampler=PairedBatchSampler(sampler, size, lengths=lengths),
         collate_fn=collate,
         num_workers=workers,
@@ -70,13 +73,13 @@ class Stepper:
     optimizer: torch.optim.Optimizer
     cfg: RunConfig
     world: World
-    scaler: torch.amp.GradScaler = field(init=False)
+    scaler: GradScaler = field(init=False)
     plain: Objective = field(init=False)
     rows: int = 0  # learned from, on all processes
 
     def __post_init__(self) -> None:
         fp16 = self.cfg.train.amp == "fp16"
-        self.scaler = torch.amp.GradScaler(self.world.device.type, enabled=fp16)
+        self.scaler = GradScaler(self.world.device.type, enabled=fp16)
         self.plain = unwrap(self.objective)
         self.owners = [list(self.plain.model.parameters()), list(self.plain.heads.parameters())]
 

@@ -13,9 +13,9 @@ LARGEST = 2**30  # bytes: glibc's own limit is 32 MiB, and a batch's activations
 def keep_freed_memory() -> bool:
     """Let glibc reuse large blocks; return whether it could be told.
 
-    By default glibc maps every block above 32 MiB anew and unmaps it when freed, so each convolution
-    on a CPU pays for thousands of page faults: `benchmarks/memory.py` measures how much.
-    Elsewhere (macOS, musl) nothing happens.
+    By default glibc maps every block above 32 MiB anew and unmaps it when freed, so each
+    convolution on a CPU pays for thousands of page faults: `benchmarks/memory.py` measures how
+    much. Elsewhere (macOS, musl) nothing happens.
     """
     name = ctypes.util.find_library("c")
     mallopt = getattr(ctypes.CDLL(name), "mallopt", None) if name else None

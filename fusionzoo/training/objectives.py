@@ -41,7 +41,10 @@ class UnimodalHeads(nn.Module):
         self.heads = nn.ModuleDict(
             {
                 name: nn.Sequential(
-                    nn.LayerNorm(width), nn.Linear(width, dim), nn.GELU(), nn.Linear(dim, len(prior))
+                    nn.LayerNorm(width),
+                    nn.Linear(width, dim),
+                    nn.GELU(),
+                    nn.Linear(dim, len(prior)),
                 )
                 for name, width in dims.items()
             }
@@ -60,7 +63,9 @@ class UnimodalHeads(nn.Module):
 class Objective(nn.Module):
     """Cross-entropy of the fusion and of each modality's own head."""
 
-    def __init__(self, model: FusionModel, heads: UnimodalHeads, label_smoothing: float = 0) -> None:
+    def __init__(
+        self, model: FusionModel, heads: UnimodalHeads, label_smoothing: float = 0
+    ) -> None:
         super().__init__()
         self.model, self.heads, self.label_smoothing = model, heads, label_smoothing
 

@@ -28,7 +28,8 @@ def param_groups(model: FusionModel, heads: nn.Module, cfg: OptimConfig) -> list
                 f"{did_you_mean(name, model.encoders)} It has: {', '.join(model.encoders)}."
             )
     rates = {name: cfg.modality_lr.get(name, cfg.lr) for name in model.encoders}
-    owners = [(name, encoder, rates[name]) for name, encoder in model.named_encoders()]
+    owners: list[tuple[str, nn.Module, float]] = []
+    owners += [(name, encoder, rates[name]) for name, encoder in model.named_encoders()]
     owners += [("fusion", model.fusion, cfg.fusion_lr or cfg.lr), ("unimodal", heads, cfg.lr)]
     groups = [group for owner in owners for group in _split(*owner, cfg.weight_decay)]
     _check_coverage(groups, [*model.parameters(), *heads.parameters()])
@@ -39,7 +40,10 @@ def _split(name: str, module: nn.Module, lr: float, decay: float) -> Iterator[Gr
     trainable = [p for p in module.parameters() if p.requires_grad]
     matrices = [p for p in trainable if p.ndim > 1]
     vectors = [p for p in trainable if p.ndim <= 1]
-    for label, params, weight_decay in ((name, matrices, decay), (f"{name}/no_decay", vectors, 0.0)):
+    for label, params, weight_decay in (
+        (name, matrices, decay),
+        (f"{name}/no_decay", vectors, 0.0),
+    ):
         if params:
             yield {
                 "name": label,

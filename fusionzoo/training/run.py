@@ -109,7 +109,7 @@ def report(
             "environment": environment(tracker.world),
         }
         (folder / "metrics.json").write_text(json.dumps(results, indent=2) + "\n")
-    rows = [(f"{name} alone", *_figures(own)) for name, own in alone.items()]
+    rows: list[tuple[str, ...]] = [(f"{name} alone", *_figures(own)) for name, own in alone.items()]
     rows += [(f"fusion: {cfg.fusion['name']}", *_figures(test))]
     if len(alone) > 1:
         best = max(alone, key=lambda name: alone[name]["accuracy"])

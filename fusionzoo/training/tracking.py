@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 from rich.console import Console
@@ -17,6 +17,9 @@ from tqdm import tqdm
 
 from .checkpoint import State
 from .distributed import World
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 PACKAGES = ("torch", "torchvision", "torchaudio", "transformers", "timm", "fusionzoo")
 
@@ -27,7 +30,8 @@ class Tracker:
     def __init__(self, world: World) -> None:
         self.world = world
         self.bar: tqdm[Any] | None = None
-        self.file, self.board = None, None
+        self.file: TextIO | None = None
+        self.board: SummaryWriter | None = None
         self.seconds: dict[str, float] = {}
         self._since = time.perf_counter()
 

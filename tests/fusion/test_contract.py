@@ -15,7 +15,9 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import create_fusion, fusion_info, list_fusions
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside torch.compile and export
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning"
+)  # inside torch.compile and export
 
 
 @pytest.mark.parametrize("name", list_fusions())
@@ -66,11 +68,17 @@ def test_the_file_is_named_after_the_entry_and_says_what_it_is(name: str) -> Non
         ("lmf", {"rank": 0}, "rank=0; it must be at least 1"),
         ("mbt", {"num_heads": 3}, "num_heads=3 does not divide dim=8"),
         ("mbt", {"num_layers": 2, "fusion_layer": 3}, "fusion_layer=3 is not within 0 to 2"),
-        ("cross_attention", {"query": "imag"}, "query='imag' is no modality. Did you mean 'image'?"),
+        (
+            "cross_attention",
+            {"query": "imag"},
+            "query='imag' is no modality. Did you mean 'image'?",
+        ),
         ("gmu", {"gate": "tanh"}, "gate='tanh' is neither"),
     ],
 )
-def test_a_wrong_setting_is_one_clear_error(name: str, settings: dict[str, object], says: str) -> None:
+def test_a_wrong_setting_is_one_clear_error(
+    name: str, settings: dict[str, object], says: str
+) -> None:
     with pytest.raises(FusionZooError) as caught:
         create_fusion(name, {"image": 4, "text": 6}, 8, 3, **settings)
     assert says in str(caught.value)

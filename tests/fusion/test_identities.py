@@ -69,9 +69,9 @@ def test_lmf_is_a_linear_layer_on_the_outer_product() -> None:
     out = []
     for row in range(7):
         ones = []
-        for name in WIDTHS:
+        for name, width in WIDTHS.items():
             here = bool(given[name].mask[row].any())
-            x = given[name].pooled[row] if here else torch.zeros(WIDTHS[name]).double()
+            x = given[name].pooled[row] if here else torch.zeros(width).double()
             ones.append(torch.cat([torch.ones(1).double(), x]))
         outer = torch.einsum("i,j,k->ijk", *ones)
         weight = torch.einsum(
@@ -162,7 +162,7 @@ def test_trust_per_class_that_is_equal_over_classes_is_one_trust() -> None:
 
 
 def test_product_of_experts_is_the_exact_posterior_of_independent_modalities() -> None:
-    """Gaussian likelihoods p(x_m | c), a prior: Bayes by hand against experts that know p(c | x_m)."""
+    """Likelihoods p(x_m | c) and a prior: Bayes by hand, against experts that know p(c | x_m)."""
     torch.manual_seed(3)
     prior = torch.tensor([0.1, 0.2, 0.3, 0.4]).double()
     likelihood = {m: torch.randn(5, 4).double() for m in WIDTHS}  # log p(x_m | c), five samples
@@ -211,7 +211,10 @@ def test_one_expert_alone_is_that_expert() -> None:
 
 def shortened(given: dict[str, Features]) -> dict[str, Features]:
     """Remove the padding of a single sample physically."""
-    return {m: Features(x.tokens[:, x.mask[0]], x.mask[:, x.mask[0]], x.pooled) for m, x in given.items()}
+    return {
+        m: Features(x.tokens[:, x.mask[0]], x.mask[:, x.mask[0]], x.pooled)
+        for m, x in given.items()
+    }
 
 
 def test_attention_sees_the_same_as_if_padding_had_been_cut_off() -> None:
@@ -270,7 +273,9 @@ def test_cross_attention_to_one_token_is_independent_of_the_question() -> None:
 def test_repeating_every_key_leaves_cross_attention_unchanged() -> None:
     fusion, given = made("cross_attention"), features(full(3))
     twice = {
-        m: x if m == fusion.query else Features(x.tokens.repeat(1, 2, 1), x.mask.repeat(1, 2), x.pooled)
+        m: x
+        if m == fusion.query
+        else Features(x.tokens.repeat(1, 2, 1), x.mask.repeat(1, 2), x.pooled)
         for m, x in given.items()
     }
     close(fusion(twice).logits, fusion(given).logits)

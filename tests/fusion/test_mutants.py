@@ -1,4 +1,4 @@
-"""The contract's checks catch what commonly goes wrong: each broken fusion here fails at least one."""
+"""The contract's checks catch what commonly goes wrong in a fusion."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fusionzoo.structures import Features, FusionOutput, masked_mean
 
 
 class Sound(Fusion):
-    """Mean of aligned, pooled tokens with softmax weights: sound; each mutant breaks one line of it."""
+    """Mean of aligned, pooled tokens with softmax weights; each mutant breaks a line of it."""
 
     def __init__(self, dims: Mapping[str, int], dim: int, num_outputs: int) -> None:
         super().__init__(dims, dim, num_outputs)

@@ -1,4 +1,5 @@
-"""Write the golden numbers of fusions: `python tests/golden/make.py gmu`, or all of them without a name.
+"""Write the golden numbers of fusions: `python tests/golden/make.py gmu`, or all of them without a
+name.
 
 Weights and inputs are filled with a sine, so the numbers depend on no random generator.
 """

@@ -81,7 +81,9 @@ def learn_in_process(rank: int, folder: str) -> None:
         for number, (fusion, case, accumulate) in enumerate(RUNS):
             own = take(make_batch(ABSENT[case]), slice(rank, None, 2))
             parts = [take(own, slice(i, None, accumulate)) for i in range(accumulate)]
-            torch.save(learn_once(make_objective(fusion), parts, world), f"{folder}/{rank}-{number}")
+            torch.save(
+                learn_once(make_objective(fusion), parts, world), f"{folder}/{rank}-{number}"
+            )
 
 
 @pytest.fixture(scope="module")

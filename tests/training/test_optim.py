@@ -85,9 +85,7 @@ def test_each_optimiser_lowers_a_loss(name: str) -> None:
 
 
 def test_schedules_warm_up_and_then_fall_as_named() -> None:
-    step = schedule(
-        OptimConfig(schedule="step", warmup=0.1, step_epochs=2, gamma=0.5), 100, 10
-    )
+    step = schedule(OptimConfig(schedule="step", warmup=0.1, step_epochs=2, gamma=0.5), 100, 10)
     assert [step(i) for i in (0, 4, 9, 10, 19, 20, 39, 40, 99)] == pytest.approx(
         [0.1, 0.5, 1, 1, 1, 0.5, 0.5, 0.25, 0.0625]
     )

@@ -1,0 +1,176 @@
+"""Whatever the file, a picture is RGB uint8, a clip mono float32, or one clear error."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from PIL import Image
+
+from fusionzoo.datasets.media import decode, decode_audio, decode_image, decode_text
+from fusionzoo.errors import FusionZooError
+
+RED = (200, 30, 40)
+
+
+def saved(picture: Image.Image, path: Path, **settings: Any) -> Path:
+    picture.save(path, **settings)
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "webp", "gif", "bmp", "tiff"])
+def test_each_format_gives_the_same_picture(suffix: str, tmp_path: Path) -> None:
+    path = saved(Image.new("RGB", (6, 4), RED), tmp_path / f"a.{suffix}")
+    image = decode_image(path)
+    assert image.shape == (3, 4, 6)
+    assert image.dtype == torch.uint8
+    assert (image[:, 1, 1].int() - torch.tensor(RED)).abs().max() <= 6
+
+
+def test_transparency_is_composed_on_white(tmp_path: Path) -> None:
+    clear = Image.new("RGBA", (2, 2), (0, 0, 0, 0))
+    half = Image.new("RGBA", (2, 2), (255, 0, 0, 128))
+    grey = Image.new("LA", (2, 2), (0, 0))
+    assert (decode_image(saved(clear, tmp_path / "a.png")) == 255).all()
+    assert decode_image(saved(half, tmp_path / "b.png"))[:, 0, 0].tolist() == [255, 127, 127]
+    assert (decode_image(saved(grey, tmp_path / "c.png")) == 255).all()
+
+
+def test_a_palette_with_a_transparent_colour_is_composed_on_white(tmp_path: Path) -> None:
+    picture = Image.new("P", (2, 1))
+    picture.putpalette([10, 20, 30, 200, 30, 40])
+    picture.putpixel((1, 0), 1)
+    path = saved(picture, tmp_path / "a.gif", transparency=0)
+    image = decode_image(path)
+    assert image[:, 0, 0].tolist() == [255, 255, 255]
+    assert image[:, 0, 1].tolist() == [200, 30, 40]
+
+
+def test_cmyk_grey_and_one_bit_pictures_become_rgb(tmp_path: Path) -> None:
+    cmyk = Image.new("RGB", (8, 8), RED).convert("CMYK")
+    found = decode_image(saved(cmyk, tmp_path / "a.jpg"))[:, 4, 4].int()
+    assert (found - torch.tensor(RED)).abs().max() <= 6
+    assert (
+        decode_image(saved(Image.new("L", (2, 2), 77), tmp_path / "b.png"))[:, 0, 0].tolist()
+        == [77] * 3
+    )
+    assert (
+        decode_image(saved(Image.new("1", (2, 2), 1), tmp_path / "c.png"))[:, 0, 0].tolist()
+        == [255] * 3
+    )
+
+
+def test_sixteen_bits_are_scaled_and_not_cut_off(tmp_path: Path) -> None:
+    ramp = np.array([[0, 16384, 32768, 65535]], dtype=np.uint16)
+    image = decode_image(saved(Image.fromarray(ramp), tmp_path / "a.png"))
+    assert image[0, 0].tolist() == [0, 63, 127, 255]
+
+
+def test_the_cameras_orientation_is_applied(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    path = saved(Image.new("RGB", (6, 4), RED), tmp_path / "a.jpg", exif=exif)
+    assert decode_image(path).shape == (3, 6, 4)
+
+
+def test_of_an_animation_the_first_picture_counts(tmp_path: Path) -> None:
+    first, second = Image.new("RGB", (3, 3), RED), Image.new("RGB", (3, 3), (0, 0, 0))
+    path = saved(first, tmp_path / "a.gif", save_all=True, append_images=[second])
+    assert decode_image(path)[:, 0, 0].tolist() == list(RED)
+
+
+def test_a_drawing_is_rendered_on_white(tmp_path: Path) -> None:
+    pytest.importorskip("resvg_py")
+    path = tmp_path / "a.svg"
+    path.write_text(
+        '<svg xmlns="http://www.w3.org/2000/svg" width="10" height="10">'
+        '<rect width="5" height="10" fill="#c81e28"/></svg>'
+    )
+    image = decode_image(path)
+    assert image.shape == (3, 512, 512)
+    assert image[:, 256, 100].tolist() == list(RED)
+    assert image[:, 256, 400].tolist() == [255] * 3
+
+
+def test_pictures_come_from_bytes_objects_and_arrays_too() -> None:
+    picture = Image.new("RGB", (3, 2), RED)
+    held = io.BytesIO()
+    picture.save(held, "png")
+    wanted = decode_image(picture)
+    for source in (held.getvalue(), np.array(picture), wanted):
+        assert torch.equal(decode_image(source), wanted)
+
+
+@pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "mp3"])
+def test_stereo_of_any_format_becomes_mono_at_its_own_rate(suffix: str, tmp_path: Path) -> None:
+    time = np.arange(22050) / 44100
+    left = 0.5 * np.sin(2 * np.pi * 440 * time)
+    path = tmp_path / f"a.{suffix}"
+    soundfile.write(path, np.stack([left, np.zeros_like(left)], 1), 44100)
+    clip = decode_audio(path)
+    assert clip.rate == 44100
+    assert clip.samples.ndim == 1
+    assert clip.samples.dtype == torch.float32
+    assert abs(len(clip.samples) - 22050) <= 2400  # MP3 adds a frame or two
+    assert clip.samples[2000:20000].abs().max() == pytest.approx(0.25, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("kind", "suffix"), [("image", "png"), ("image", "jpg"), ("audio", "wav"), ("audio", "ogg")]
+)
+@pytest.mark.parametrize("damage", ["empty", "truncated", "not media", "missing"])
+def test_a_damaged_file_is_one_error_that_names_it(
+    kind: str, suffix: str, damage: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"broken.{suffix}"
+    if kind == "image":
+        noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+        saved(Image.fromarray(noise), path)
+    else:
+        soundfile.write(path, np.zeros(8000), 8000)
+    contents = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    else:
+        cut = {"empty": b"", "truncated": contents[: 40 if kind == "audio" else len(contents) // 2]}
+        path.write_bytes(cut.get(damage, b"this is no picture and no sound " * 9))
+    with pytest.raises(FusionZooError) as caught:
+        decode(kind, path)
+    assert f"broken.{suffix}" in str(caught.value)
+
+
+def test_texts_come_from_strings_and_from_files(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\ufeffgrüße\n", encoding="utf-8")
+    assert decode_text(tmp_path / "a.txt") == "grüße"
+    assert decode_text("a.txt") == "a.txt"
+    (tmp_path / "b.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(FusionZooError, match=r"b\.txt is not UTF-8"):
+        decode_text(tmp_path / "b.txt")
+
+
+def test_vectors_and_sequences_come_from_lists_and_files(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.ones((3, 2)))
+    assert decode("sequence", tmp_path / "a.npy").shape == (3, 2)
+    assert decode("vector", [1, 2, 3]).tolist() == [1.0, 2.0, 3.0]
+    with pytest.raises(FusionZooError, match="expected 1 dimensions"):
+        decode("vector", tmp_path / "a.npy")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("image", 3),
+        ("image", np.zeros((2, 2))),
+        ("audio", 3),
+        ("text", 3),
+        ("audio", (np.zeros((2, 2)), 8000)),
+    ],
+)
+def test_an_object_of_the_wrong_type_is_an_error(kind: str, value: Any) -> None:
+    with pytest.raises(FusionZooError):
+        decode(kind, value)

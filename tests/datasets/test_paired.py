@@ -1,0 +1,329 @@
+"""Paired data: aligned by id, missing where nothing is there, clear where something is wrong."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import soundfile
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from fusionzoo import PairedDataset, create_dataset
+from fusionzoo.datasets import Collate
+from fusionzoo.encoders import create_encoder
+from fusionzoo.errors import FusionZooError
+
+HEADER = ("id", "split", "target", "image", "text", "audio")
+ROWS = [
+    ("a", "train", "cat", "a.png", "a small cat", "a.wav"),
+    ("b", "train", "dog", "b.png", "", "b.wav"),
+    ("c", "train", "cat", "", "two cats", ""),
+    ("d", "val", "dog", "d.png", "a dog, barking", "d.wav"),
+    ("e", "test", "cat", "e.png", "cat", ""),
+]
+
+
+def write_media(folder: Path) -> None:
+    for key in "abde":
+        Image.new("RGB", (8, 8), (10, 20, 30)).save(folder / f"{key}.png")
+        soundfile.write(folder / f"{key}.wav", 0.1 * np.ones(800 * (1 + ord(key) % 3)), 8000)
+
+
+def write_csv(
+    path: Path, rows: Sequence[Sequence[str]] = ROWS, header: Sequence[str] = HEADER
+) -> str:
+    write_media(path.parent)
+    delimiter = "\t" if path.suffix == ".tsv" else ","
+    with path.open("w", newline="") as file:
+        csv.writer(file, delimiter=delimiter).writerows([header, *rows])
+    return str(path)
+
+
+def write(path: Path) -> str:
+    if path.suffix in (".csv", ".tsv"):
+        return write_csv(path)
+    write_media(path.parent)
+    rows = [{k: v or None for k, v in zip(HEADER, row, strict=True)} for row in ROWS]
+    if path.suffix == ".jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    return str(path)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
+def test_each_form_of_manifest_gives_the_same_samples(suffix: str, tmp_path: Path) -> None:
+    data = create_dataset("manifest", root=write(tmp_path / f"data.{suffix}"))
+    assert data.modalities == {"image": "image", "text": "text", "audio": "audio"}
+    assert data.classes == ["cat", "dog"]
+    assert data.splits == {"train": 3, "val": 1, "test": 1}
+    assert data.ids == list("abcde")
+    assert data.targets.tolist() == [0, 1, 0, 1, 0]
+    assert data.present.tolist() == [[bool(cell) for cell in row[3:]] for row in ROWS]
+    sample = data[3]
+    assert sample is not None
+    assert (sample.id, sample.split, sample.target) == ("d", "val", 1)
+    assert sample.values["image"].shape == (3, 8, 8)
+    assert sample.values["text"] == "a dog, barking"
+    assert sample.values["audio"].rate == 8000
+
+
+def test_columns_and_kinds_may_have_other_names(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "x.csv", header=("key", "part", "label", "scan", "note", "voice"))
+    columns = {"id": "key", "split": "part", "target": "label", "xray": "scan", "text": "note"}
+    data = create_dataset(
+        "manifest", root=path, columns=columns, kinds={"xray": "image", "voice": "audio"}
+    )
+    assert data.modalities == {"xray": "image", "text": "text", "voice": "audio"}
+    assert data[0].values["xray"].shape == (3, 8, 8)
+
+
+def test_text_may_stand_in_files(tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("from a file")
+    (tmp_path / "x.csv").write_text(
+        "id,target,text\n1,a,note.txt\n2,a,just text\n3,b,nowhere.txt\n"
+    )
+    data = create_dataset("manifest", root=str(tmp_path / "x.csv"), shares=(1, 0, 0))
+    assert [data[i].values["text"] for i in range(3)] == ["from a file", "just text", "nowhere.txt"]
+
+
+def test_vectors_stand_in_json_and_parquet(tmp_path: Path) -> None:
+    rows = [
+        {"id": str(i), "split": "train", "target": "x", "vector": [i, 1.0, 2.0]} for i in range(3)
+    ]
+    (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = create_dataset("manifest", root=str(tmp_path / "x.jsonl"))
+    assert data[2].values["vector"].tolist() == [2.0, 1.0, 2.0]
+    assert data.default_encoders == {"vector": {"name": "vector/mlp", "in_dim": 3}}
+
+
+def test_without_a_split_column_a_hash_decides_and_stays_put(tmp_path: Path) -> None:
+    lines = [f"{i},{i % 2},text {i}" for i in range(2000)]
+    (tmp_path / "x.csv").write_text("\n".join(["id,target,text", *lines]))
+    (tmp_path / "y.csv").write_text("\n".join(["id,target,text", *lines[:500]]))
+    data, half = (
+        create_dataset("manifest", root=str(tmp_path / name)) for name in ("x.csv", "y.csv")
+    )
+    assert data.splits["train"] == pytest.approx(1400, abs=80)
+    assert data.split_names[:500] == half.split_names
+
+
+def test_without_a_target_one_can_still_embed(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("id,text\n1,one\n2,two\n")
+    data = create_dataset("manifest", root=str(tmp_path / "x.csv"))
+    assert data.classes == []
+    assert data[0].target is None
+
+
+def test_class_folders_pair_files_of_one_stem(tmp_path: Path) -> None:
+    for split, label, key in (("train", "cat", "1"), ("train", "dog", "2"), ("test", "cat", "3")):
+        folder = tmp_path / split / label
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4)).save(folder / f"{key}.png")
+        (folder / f"{key}.txt").write_text(f"a {label}")
+    soundfile.write(tmp_path / "train" / "cat" / "1.flac", np.zeros(100), 8000)
+    data = create_dataset("folders", root=str(tmp_path))
+    assert data.ids == ["test/cat/3", "train/cat/1", "train/dog/2"]
+    assert data.classes == ["cat", "dog"]
+    assert data.splits == {"test": 1, "train": 2}
+    assert data.present.tolist() == [[True, True, False], [True, True, True], [True, True, False]]
+    assert data[1].values["text"] == "a cat"
+
+
+def sources(tmp_path: Path) -> dict[str, PairedDataset]:
+    (tmp_path / "t.csv").write_text(
+        "id,split,target,text\n1,train,y,one\n2,train,x,two\n3,test,x,three\n"
+    )
+    (tmp_path / "v.jsonl").write_text(
+        "\n".join(
+            json.dumps({"id": i, "split": s, "target": t, "vector": [float(i)] * 2})
+            for i, s, t in (("3", "test", "x"), ("2", "train", "x"), ("4", "train", "y"))
+        )
+    )
+    return {
+        "text": create_dataset("manifest", root=str(tmp_path / "t.csv")),
+        "sensor": create_dataset("manifest", root=str(tmp_path / "v.jsonl")),
+    }
+
+
+def test_an_inner_join_keeps_what_all_have(tmp_path: Path) -> None:
+    data = PairedDataset.join(sources(tmp_path))
+    assert data.ids == ["2", "3"]
+    assert data.modalities == {"text": "text", "sensor": "vector"}
+    assert [(data[i].values["text"], data[i].values["sensor"].tolist()) for i in range(2)] == [
+        ("two", [2.0, 2.0]),
+        ("three", [3.0, 3.0]),
+    ]
+
+
+def test_an_outer_join_keeps_all_with_modalities_missing(tmp_path: Path) -> None:
+    data = PairedDataset.join(sources(tmp_path), how="outer")
+    assert data.ids == ["1", "2", "3", "4"]
+    assert data.present.tolist() == [[True, False], [True, True], [True, True], [False, True]]
+    assert data[3].values["text"] is None
+    assert data[3].values["sensor"].tolist() == [4.0, 4.0]
+
+
+def test_sources_that_disagree_or_share_nothing_are_an_error(tmp_path: Path) -> None:
+    given = sources(tmp_path)
+    (tmp_path / "w.csv").write_text("id,split,target,text\n2,train,y,zwei\n9,train,y,neun\n")
+    other = create_dataset("manifest", root=str(tmp_path / "w.csv"))
+    with pytest.raises(FusionZooError, match="id '2': the sources disagree on its target"):
+        PairedDataset.join({"sensor": given["sensor"], "text": other})
+    lone = other.subset([1])
+    with pytest.raises(FusionZooError, match="no id is in all sources"):
+        PairedDataset.join({"sensor": given["sensor"], "text": lone})
+
+
+def edit(rows: list[Any], row: int, column: int, value: str) -> list[Any]:
+    out = [list(one) for one in rows]
+    out[row][column] = value
+    return out
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (edit(ROWS, 1, 0, "a"), "id 'a' stands 2 times"),
+        (
+            edit(ROWS, 3, 2, "bird"),
+            "row 4, sample 'd' (split 'val') has the label 'bird', which no",
+        ),
+        (edit(ROWS, 3, 2, ""), "row 4, sample 'd' (split 'val') has no target"),
+        (edit(ROWS, 0, 3, "nowhere.png"), "row 1, sample 'a': image file"),
+        (
+            edit(edit(edit(ROWS, 4, 3, ""), 4, 4, ""), 4, 5, ""),
+            "row 5, sample 'e': every modality is",
+        ),
+        ([], "has no rows"),
+    ],
+)
+def test_a_wrong_row_is_one_error_that_names_it(rows: list[Any], says: str, tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "data.csv", rows)
+    with pytest.raises(FusionZooError) as caught:
+        create_dataset("manifest", root=path)
+    assert says in str(caught.value)
+    assert "data.csv" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (
+            {"columns": {"image": "imge"}},
+            "no column 'imge' for --data.columns.image. Did you mean 'image'",
+        ),
+        ({"columns": {"target": "label"}}, "no column 'label' for --data.columns.target"),
+        ({"kinds": {"text": "words"}}, "what does column 'text' hold?"),
+        ({"modalities": "image,txt"}, "has no modality 'txt'. Did you mean 'text'?"),
+        ({"on_error": "ignore"}, "on_error='ignore' is none of raise, missing, skip"),
+        ({"missing": 1.5}, "missing=1.5; it must be at least 0 and below 1"),
+        ({"colums": {}}, "has no setting 'colums'. Did you mean 'columns'?"),
+        ({"root": "nowhere.csv"}, "no manifest nowhere.csv"),
+    ],
+)
+def test_a_wrong_setting_is_one_clear_error(
+    settings: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    path = write_csv(tmp_path / "data.csv")
+    with pytest.raises(FusionZooError) as caught:
+        create_dataset("manifest", **{"root": path, **settings})
+    assert says in str(caught.value)
+
+
+def test_an_empty_split_is_an_error_that_says_what_there_is(tmp_path: Path) -> None:
+    data = create_dataset("manifest", root=write_csv(tmp_path / "data.csv", ROWS[:4]))
+    with pytest.raises(
+        FusionZooError, match=r"split 'test' is empty.* It has: train \(3\), val \(1\)"
+    ):
+        data.split("test")
+
+
+def broken(tmp_path: Path, on_error: str) -> PairedDataset:
+    path = write_csv(tmp_path / "data.csv")
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    (tmp_path / "b.wav").unlink()
+    return create_dataset("manifest", root=path, on_error=on_error)
+
+
+def collate() -> Collate:
+    encoders = (
+        create_encoder("image", "timm/resnet10t", pretrained=False, size=32),
+        create_encoder("text", "chars", dim=8, num_heads=2),
+        create_encoder("audio", "mel/resnet10t", pretrained=False, duration=0.2),
+    )
+    return Collate({e.modality: e.processor(False) for e in encoders})
+
+
+def test_what_cannot_be_read_raises_by_default(tmp_path: Path) -> None:
+    with pytest.raises(FusionZooError, match=r"sample 'b': audio file .*b\.wav does not exist"):
+        broken(tmp_path, "raise")
+    path = write_csv(tmp_path / "data.csv")
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    with pytest.raises(
+        FusionZooError, match=r"data\.csv, sample 'a', image: .*a\.png is no picture"
+    ):
+        create_dataset("manifest", root=path)[0]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_cannot_be_read_may_count_as_missing(workers: int, tmp_path: Path) -> None:
+    data = broken(tmp_path, "missing")
+    (batch,) = DataLoader(data, batch_size=5, collate_fn=collate(), num_workers=workers)
+    assert batch.ids == list("abcde")
+    assert batch.present[:2].tolist() == [[False, True, True], [True, False, False]]
+    assert data.failures() == [("a", "image"), ("b", "audio")]
+
+
+def test_what_cannot_be_read_may_be_skipped(tmp_path: Path) -> None:
+    data = broken(tmp_path, "skip")
+    (batch,) = DataLoader(data, batch_size=5, collate_fn=collate())
+    assert batch.ids == list("cde")
+    assert data.failures() == [("a", "image"), ("b", "audio")]
+    nothing = collate()([None, None])
+    assert (nothing.ids, nothing.present.shape) == ([], (0, 3))
+    assert nothing.inputs["image"]["pixels"].shape == (0, 3, 32, 32)
+
+
+def test_a_batch_is_aligned_and_padded(tmp_path: Path) -> None:
+    data = create_dataset("manifest", root=write_csv(tmp_path / "data.csv"))
+    batch = collate()([data[i] for i in range(5)])
+    assert batch.target.tolist() == [0, 1, 0, 1, 0]
+    assert torch.equal(batch.present, data.present)
+    assert batch.inputs["image"]["pixels"].dtype == torch.uint8
+    assert batch.inputs["audio"]["wave"].dtype == torch.int16
+    lengths = batch.inputs["text"]["attention_mask"].sum(1).tolist()
+    assert lengths == [len(row[4]) + 1 for row in ROWS]  # and a start token
+
+
+def test_modalities_may_be_selected_and_dropped_at_random(tmp_path: Path) -> None:
+    data = create_dataset(
+        "manifest", root=write_csv(tmp_path / "data.csv"), modalities="audio,image"
+    )
+    assert list(data.modalities) == ["image", "audio"]
+    assert data.ids == list("abde")  # c has neither
+    digits = create_dataset("digits")
+    fewer, again = (create_dataset("digits", missing=0.4) for _ in range(2))
+    assert torch.equal(fewer.present, again.present)
+    assert fewer.present.any(1).all()
+    rates = fewer.present.double().mean(0)
+    assert ((rates > 0.58) & (rates < 0.68)).all()  # 0.6, and what is kept lest nothing be left
+    assert fewer.ids == digits.ids
+
+
+def test_views_and_pickles_hold_the_same_samples(tmp_path: Path) -> None:
+    data = create_dataset("manifest", root=write_csv(tmp_path / "data.csv")).split("train")
+    copy = pickle.loads(pickle.dumps(data))
+    assert copy.ids == data.ids == ["a", "b", "c"]
+    assert copy[2].values["text"] == "two cats"
+    assert data.subset([2, 0]).ids == ["c", "a"]

