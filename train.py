@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fusionzoo.config import RunConfig, from_args, help_text, merge
+from fusionzoo.config import RunConfig, from_args, help_text
 from fusionzoo.errors import FusionZooError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def train(cfg: RunConfig, world: World) -> int:
     tracker = Tracker(world)
     dataset = run.open_dataset(cfg.data)
     splits = {name: dataset.split(name) for name in ("train", "val", "test")}
-    cfg = replace(cfg, encoders=merge(dataset.default_encoders, cfg.encoders))
+    cfg = replace(cfg, encoders=run.choose_encoders(dataset, cfg.encoders))
 
     # ---- model: the same weights on every process, then each its own dropout
     seed_everything(cfg.seed)

@@ -216,7 +216,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
     for key, value in over.items():
         below = out.get(key)
         nested = isinstance(below, Mapping) and isinstance(value, Mapping)
-        out[key] = merge(below, value) if nested else value
+        out[key] = merge(below, value) if nested else value  # type: ignore[arg-type]
     return out
 
 
@@ -235,7 +235,7 @@ def help_text(cls: type, prefix: str = "") -> str:
     hints = get_type_hints(cls)
     for one in fields(cls):
         if is_dataclass(hints[one.name]):
-            lines.append(help_text(hints[one.name], f"{prefix}{one.name}."))  # type: ignore[arg-type]
+            lines.append(help_text(hints[one.name], f"{prefix}{one.name}."))
         else:
             flag = f"--{prefix}{one.name}"
             says = one.metadata.get("help", "")

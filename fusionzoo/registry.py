@@ -74,7 +74,7 @@ class Registry(Generic[T]):
             if key not in entry.parameters:
                 raise FusionZooError(
                     f"{self.noun} {name!r} has no setting {key!r}."
-                    f"{did_you_mean(key, entry.parameters)} It has: "
+                    f"{did_you_mean(key, [*entry.parameters, 'name'])} It has: "
                     f"{', '.join(entry.parameters) or 'none'}."
                 )
         return entry.cls(*args, **settings)

@@ -91,22 +91,26 @@ def test_help_needs_no_torch() -> None:
         assert run(sys.executable, "-c", code).endswith("False\n")
 
 
-@pytest.mark.parametrize("start", [["train.py"], ["embed.py"], ["-m", "fusionzoo.cli", "train"]])
-def test_hugging_face_datasets_is_reachable_from_every_way_in(start: list[str]) -> None:
+@pytest.mark.parametrize("start", ["train.py", "embed.py", "console"])
+def test_hugging_face_datasets_is_reachable_from_every_way_in(start: str) -> None:
     """The scripts stand beside a folder `datasets`, which must not hide the installed package."""
-    probe = (
-        "import runpy, sys; sys.argv = {argv!r}; sys.path.insert(0, {root!r})\n"
-        "try: runpy.{call}\nexcept SystemExit: pass\n"
+    if start == "console":
+        argv, call = ["fusionzoo", "train", "--help"], "run_module('fusionzoo.cli', run_name={!r})"
+    else:
+        argv, call = [start, "--help"], f"run_path({start!r}, run_name={{!r}})"
+    code = (
+        f"import runpy, sys; sys.argv = {argv!r}\n"
+        f"try: runpy.{call.format('__main__')}\nexcept SystemExit: pass\n"
         "import datasets; print(datasets.Dataset.__name__)"
     )
-    if start[0] == "-m":
-        call, root = "run_module('fusionzoo.cli', run_name='__main__')", "/nonexistent"
-        argv = ["fusionzoo", *start[2:], "--help"]
-    else:
-        call, root = f"run_path({start[0]!r}, run_name='__main__')", str(ROOT)
-        argv = [start[0], "--help"]
-    out = run(sys.executable, "-P", "-c", probe.format(argv=argv, root=root, call=call))
-    assert out.endswith("Dataset\n")
+    # `python -c` puts the working folder first, as `python train.py` puts the script's.
+    safe = ["-P"] if start == "console" else []
+    assert run(sys.executable, *safe, "-c", code).endswith("Dataset\n")
+
+
+def test_the_folder_refuses_to_be_imported_under_the_bare_name() -> None:
+    code = "try: import datasets\nexcept ImportError as error: print(error)"
+    assert "import `fusionzoo.datasets`" in run(sys.executable, "-c", code)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..config import RunConfig, split_name, write_yaml
+from ..config import RunConfig, Tree, merge, split_name, write_yaml
 from ..datasets import PairedDataset, create_dataset
 from ..errors import FusionZooError, did_you_mean
 from ..model import create_model
@@ -27,6 +27,19 @@ def open_dataset(settings: dict[str, Any]) -> PairedDataset:
     """Open the data set that `--data.name` and its settings describe."""
     name, rest = split_name(settings, "data")
     return create_dataset(name, **rest)
+
+
+def choose_encoders(dataset: PairedDataset, chosen: dict[str, Tree]) -> dict[str, Tree]:
+    """Lay what the user says of encoders on the data set's own choice."""
+    own = dataset.default_encoders
+    encoders = merge(own, chosen)
+    for name, encoder in encoders.items():
+        # The width of given vectors is a fact of the data, whichever encoder reads them.
+        if "in_dim" in own.get(name, {}) and str(encoder.get("name")).startswith(
+            ("vector/", "seq")
+        ):
+            encoder.setdefault("in_dim", own[name]["in_dim"])
+    return encoders
 
 
 def build_objective(cfg: RunConfig, train_set: PairedDataset) -> tuple[Objective, list[str]]:

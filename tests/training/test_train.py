@@ -1,0 +1,341 @@
+"""train.py, as a user runs it: it trains, reports, stops, resumes, and says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import fusionzoo
+from fusionzoo.scripts.embed import main as embed
+from fusionzoo.scripts.train import main as train
+
+ROOT = Path(__file__).parents[2]
+QUICK = ["--data.name", "interactions", "--data.samples", "300", "--train.tensorboard", "false"]
+
+
+def flags(out: Path, *more: str) -> list[str]:
+    return [*QUICK, "--out", str(out), *more]
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    state = torch.load(out / "checkpoints" / "last.pt", weights_only=True)
+    found: dict[str, torch.Tensor] = state["objective"]
+    return found
+
+
+def assert_same_run(first: Path, second: Path) -> None:
+    ours, theirs = weights(first), weights(second)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+    assert (first / "metrics.jsonl").read_text() == (second / "metrics.jsonl").read_text()
+    results = [json.loads((out / "metrics.json").read_text()) for out in (first, second)]
+    for part in ("train", "val", "test", "unimodal"):
+        assert results[0][part] == results[1][part]
+
+
+def script(*args: str, **settings: Any) -> subprocess.Popen[str]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *args]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=env, text=True, stderr=subprocess.PIPE, **settings
+    )
+
+
+def finished(process: subprocess.Popen[str]) -> bool:
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said[-2000:]
+    return True
+
+
+def test_a_run_leaves_what_the_design_promises(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "a"
+    assert train([*QUICK[:-2], "--out", str(out), "--train.epochs", "8", "--optim.lr", "5e-3"]) == 0
+    for name in ("config.yaml", "metrics.jsonl", "model/config.json", "model/model.safetensors"):
+        assert (out / name).is_file(), name
+    assert list((out / "tensorboard").iterdir())
+    assert {x.name for x in (out / "checkpoints").iterdir()} == {"best.pt", "last.pt"}
+    results = json.loads((out / "metrics.json").read_text())
+    assert set(results) >= {"train", "val", "test", "unimodal", "throughput", "environment"}
+    assert results["test"]["accuracy"] > 0.95  # xor, from two modalities
+    assert all(own["accuracy"] < 0.7 for own in results["unimodal"].values())  # and from none alone
+    shown = capsys.readouterr().out
+    for part in ("a alone", "fusion: gmu", "gain over", "embed.py --model", "Learning-rate groups"):
+        assert part in shown
+
+
+def test_the_same_seed_gives_the_same_run_and_another_does_not(tmp_path: Path) -> None:
+    for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
+        assert train(flags(tmp_path / name, "--seed", seed, "--train.epochs", "2")) == 0
+    assert_same_run(tmp_path / "a", tmp_path / "b")
+    assert any(
+        not torch.equal(x, weights(tmp_path / "c")[n]) for n, x in weights(tmp_path / "a").items()
+    )
+
+
+def test_workers_do_not_change_a_run(tmp_path: Path) -> None:
+    for workers in ("0", "2"):
+        done = train(
+            flags(tmp_path / workers, "--train.epochs", "1", "--train.num_workers", workers)
+        )
+        assert done == 0
+    assert_same_run(tmp_path / "0", tmp_path / "2")
+
+
+def test_the_unimodal_heads_do_not_change_the_fusion(tmp_path: Path) -> None:
+    for heads in ("true", "false"):
+        assert train(flags(tmp_path / heads, "--train.epochs", "2", "--train.unimodal", heads)) == 0
+    ours, theirs = weights(tmp_path / "true"), weights(tmp_path / "false")
+    for name, tensor in theirs.items():
+        assert torch.equal(tensor, ours[name]), name
+
+
+def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
+    long = ["--train.epochs", "40", "--train.save_every", "3", "--train.accumulate", "2"]
+    assert train(flags(tmp_path / "whole", *long)) == 0
+    cut = tmp_path / "cut"
+    running = script("train.py", *flags(cut, *long))
+    log = cut / "metrics.jsonl"
+    while running.poll() is None and (not log.is_file() or log.read_text().count("\n") < 12):
+        time.sleep(0.01)
+    assert running.poll() is None, "the run ended before it could be killed"
+    running.kill()
+    running.communicate()
+    assert not (cut / "metrics.json").exists()
+    assert train(["--resume", "--out", str(cut)]) == 0
+    assert_same_run(tmp_path / "whole", cut)
+
+
+def test_a_run_that_is_asked_to_stop_saves_and_resumes(tmp_path: Path) -> None:
+    long = ["--train.epochs", "40"]
+    assert train(flags(tmp_path / "whole", *long)) == 0
+    cut = tmp_path / "cut"
+    running = script("train.py", *flags(cut, *long), stdout=subprocess.PIPE)
+    log = cut / "metrics.jsonl"
+    while running.poll() is None and (not log.is_file() or log.read_text().count("\n") < 9):
+        time.sleep(0.01)
+    running.send_signal(signal.SIGTERM)
+    shown, _ = running.communicate(timeout=60)
+    assert running.returncode == 128 + signal.SIGTERM
+    assert "--resume" in shown
+    assert train(["--resume", "--out", str(cut)]) == 0
+    assert_same_run(tmp_path / "whole", cut)
+
+
+@pytest.mark.slow
+def test_a_killed_run_of_two_processes_resumes_bit_for_bit(tmp_path: Path) -> None:
+    long = ["--train.epochs", "30", "--train.save_every", "4", "--dist.nproc", "2"]
+    assert finished(script("train.py", *flags(tmp_path / "whole", *long)))
+    cut = tmp_path / "cut"
+    running = script("train.py", *flags(cut, *long), start_new_session=True)
+    log = cut / "metrics.jsonl"
+    while running.poll() is None and (not log.is_file() or log.read_text().count("\n") < 12):
+        time.sleep(0.01)
+    os.killpg(running.pid, signal.SIGKILL)
+    running.communicate()
+    resume = ["--resume", "--out", str(cut), "--dist.nproc", "2"]
+    assert finished(script("train.py", *resume))
+    assert_same_run(tmp_path / "whole", cut)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "start",
+    [
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"],
+        ["-m", "fusionzoo.cli", "train", "--dist.nproc", "2"],
+    ],
+    ids=["torchrun", "own launcher"],
+)
+def test_two_processes_train_and_one_of_them_writes(start: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "two"
+    done = script(
+        *start,
+        *flags(out, "--train.epochs", "12", "--train.batch_size", "16", "--optim.lr", "5e-3"),
+    )
+    _, said = done.communicate(timeout=300)
+    assert done.returncode == 0, said[-2000:]
+    results = json.loads((out / "metrics.json").read_text())
+    assert results["environment"]["processes"] == 2
+    assert results["test"]["accuracy"] > 0.9
+    one = tmp_path / "one"
+    assert (
+        train(flags(one, "--train.epochs", "12", "--train.batch_size", "32", "--optim.lr", "5e-3"))
+        == 0
+    )
+    single = json.loads((one / "metrics.json").read_text())
+    assert abs(single["test"]["accuracy"] - results["test"]["accuracy"]) < 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["tcp://127.0.0.1:29571", "file"])
+def test_processes_meet_by_address_or_file(method: str, tmp_path: Path) -> None:
+    where = method if method != "file" else f"file://{tmp_path}/meet"
+    ranks = [
+        script(
+            "train.py",
+            *flags(tmp_path / "run", "--train.epochs", "1", "--dist.init_method", where),
+            *["--dist.rank", str(rank), "--dist.world_size", "2", "--dist.timeout", "60"],
+        )
+        for rank in range(2)
+    ]
+    for one in ranks:
+        _, said = one.communicate(timeout=200)
+        assert one.returncode == 0, said[-2000:]
+    assert (tmp_path / "run" / "metrics.json").is_file()
+
+
+def test_embeddings_hold_every_sample_once_and_match_the_model(tmp_path: Path) -> None:
+    run, out = tmp_path / "run", tmp_path / "e.parquet"
+    assert train(flags(run, "--train.epochs", "1", "--data.missing", "0.3")) == 0
+    assert embed(["--model", str(run), "--split", "test", "--out", str(out)]) == 0
+    table = pq.read_table(out)
+    data = fusionzoo.create_dataset("interactions", samples=300, missing=0.3).split("test")
+    assert sorted(table["id"].to_pylist()) == sorted(data.ids)
+    about = json.loads(table.schema.metadata[b"fusionzoo"])
+    assert about["model"] == str(run)
+    assert about["data"]["name"] == "interactions"
+    model = fusionzoo.load(run)
+    for row in range(len(data)):
+        at = table["id"].to_pylist().index(data.ids[row])
+        wanted = model.embed([data[row]])
+        for name, vectors in wanted.items():
+            found = torch.tensor(table[name][at].as_py())
+            torch.testing.assert_close(found, vectors[0], rtol=1e-5, atol=1e-5)
+        assert table["present_a"][at].as_py() == bool(data.present[row, 0])
+        assert table["target"][at].as_py() == data.labels[row]
+
+
+@pytest.mark.slow
+def test_two_processes_embed_the_same_rows_as_one(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert train(flags(run, "--train.epochs", "1")) == 0
+    assert embed(["--model", str(run), "--out", str(tmp_path / "one.parquet")]) == 0
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = script(
+        *launcher, "embed.py", "--model", str(run), "--out", str(tmp_path / "two.parquet")
+    )
+    assert finished(done)
+    one = {row["id"]: row for row in pq.read_table(tmp_path / "one.parquet").to_pylist()}
+    parts = [pq.read_table(tmp_path / f"two-{rank}-of-2.parquet").to_pylist() for rank in range(2)]
+    two = {row["id"]: row for part in parts for row in part}
+    assert sum(map(len, parts)) == len(two) == len(one) == 300
+    for key, row in one.items():
+        torch.testing.assert_close(
+            torch.tensor(row["fused"]), torch.tensor(two[key]["fused"]), rtol=1e-5, atol=1e-5
+        )
+
+
+def test_a_finished_run_is_never_overwritten_unasked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = flags(tmp_path / "a", "--train.epochs", "1")
+    assert train(run) == 0
+    assert train(run) == 2
+    assert "holds a run: --resume continues it, --overwrite replaces it" in capsys.readouterr().err
+    assert train([*run, "--overwrite"]) == 0
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert train([*QUICK, "--train.epochs", "1"]) == 0
+    assert {x.name for x in (tmp_path / "runs").iterdir()} == {"interactions", "interactions-2"}
+
+
+MANIFEST = "id,split,target,text\n1,train,x,one\n2,train,y,two\n3,val,x,three\n4,test,y,four\n"
+TEXT = ["--data.name", "manifest", "--encoders.text.name", "chars"]
+
+
+@pytest.mark.parametrize(
+    ("manifest", "args", "says"),
+    [
+        (MANIFEST, ["--fusion.name", "concta"], "unknown fusion 'concta'. Did you mean 'concat'?"),
+        (MANIFEST, ["--fusion.nam", "concat"], "has no setting 'nam'. Did you mean 'name'?"),
+        (
+            MANIFEST,
+            ["--train.epoch", "3"],
+            "unknown setting --train.epoch. Did you mean '--train.epochs'",
+        ),
+        (MANIFEST, ["--fusion.ranks", "3"], "fusion 'gmu' has no setting 'ranks'"),
+        (MANIFEST, ["--data.colums.text", "t"], "has no setting 'colums'. Did you mean 'columns'?"),
+        (
+            MANIFEST,
+            ["--data.columns.text", "txt"],
+            "no column 'txt' for --data.columns.text. Did you mean 'text'",
+        ),
+        (
+            MANIFEST,
+            ["--encoders.txt.name", "chars"],
+            "the data has no modality 'txt'. Did you mean 'text'?",
+        ),
+        (
+            MANIFEST,
+            ["--encoders.text.name", "char"],
+            "unknown encoder 'char'. Did you mean 'chars'?",
+        ),
+        (MANIFEST, ["--optim.modality_lr.image", "1"], "the model has no modality 'image'"),
+        (
+            MANIFEST,
+            ["--data.name", "manifst"],
+            "unknown data set 'manifst'. Did you mean 'manifest'?",
+        ),
+        (MANIFEST, ["--device", "gpu"], "--device 'gpu' is none"),
+        (MANIFEST, ["--dist.strategy", "dp"], "splits a batch over several GPUs"),
+        (
+            MANIFEST.replace("3,val,x", "3,val,z"),
+            [],
+            "row 3, sample '3' (split 'val') has the label 'z'",
+        ),
+        (MANIFEST.replace("val", "train"), [], "split 'val' is empty"),
+        (MANIFEST.replace("target", "label"), [], "the data has no target column"),
+        (
+            MANIFEST.replace("text", "image").replace("one", "one.png"),
+            [],
+            "row 1, sample '1': image",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    manifest: str,
+    args: list[str],
+    says: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "m.csv").write_text(manifest)
+    root = ["--data.root", str(tmp_path / "m.csv"), "--out", str(tmp_path / "out")]
+    assert train([*TEXT, *root, *args]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert says in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+SETTINGS = [
+    "--train.amp bf16",
+    "--optim.name sgd --optim.lr 0.1",
+    "--train.sampler class_weighted",
+    "--train.group_by_length",
+    "--train.label_smoothing 0.1 --optim.schedule step",
+    "--encoders.a.name vector/identity",
+    "--encoders.a.freeze all --encoders.a.init orthogonal",
+    "--train.log_every 1 --optim.clip null",
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_each_setting_trains(settings: str, tmp_path: Path) -> None:
+    assert train(flags(tmp_path / "a", "--train.epochs", "1", *settings.split())) == 0
+    results = json.loads((tmp_path / "a" / "metrics.json").read_text())
+    assert 0 <= results["test"]["accuracy"] <= 1
