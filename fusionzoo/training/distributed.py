@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from collections.abc import Iterator, Sequence
@@ -69,6 +70,7 @@ def process_group(cfg: DistConfig, device: str = "auto") -> Iterator[World]:
     try:
         yield World(rank, size, where)
     finally:
+        gc.collect()  # a DDP module in a reference cycle must not outlive its group
         dist.destroy_process_group()
 
 

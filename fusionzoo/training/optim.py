@@ -27,6 +27,11 @@ def param_groups(model: FusionModel, heads: nn.Module, cfg: OptimConfig) -> list
                 f"--optim.modality_lr.{name}: the model has no modality {name!r}."
                 f"{did_you_mean(name, model.encoders)} It has: {', '.join(model.encoders)}."
             )
+        if not any(p.requires_grad for p in model.encoders[name].parameters()):
+            raise FusionZooError(
+                f"--optim.modality_lr.{name}: its encoder is frozen or has no parameters;"
+                f" --encoders.{name}.freeze none trains it"
+            )
     rates = {name: cfg.modality_lr.get(name, cfg.lr) for name in model.encoders}
     owners: list[tuple[str, nn.Module, float]] = []
     owners += [(name, encoder, rates[name]) for name, encoder in model.named_encoders()]

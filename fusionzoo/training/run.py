@@ -107,6 +107,8 @@ def report(
     cfg, model = learn.cfg, learn.plain.model
     alone = test.pop("unimodal")
     seconds = {part: round(time, 2) for part, time in tracker.seconds.items()}
+    # A run that resumes after its last step has nothing left to time.
+    busy = seconds.get("data", 0.0) + seconds.get("train", 0.0)
     if tracker.world.main:
         model.save(folder / "model")
         results = {
@@ -116,7 +118,7 @@ def report(
             "unimodal": alone,
             "best_epoch": state.best["epoch"],
             "throughput": {
-                "samples_per_second": learn.rows / (seconds["data"] + seconds["train"]),
+                "samples_per_second": learn.rows / busy if busy else None,
                 "seconds": seconds,
             },
             "environment": environment(tracker.world),

@@ -69,6 +69,12 @@ def test_a_rate_for_a_modality_that_is_not_there_is_an_error() -> None:
         param_groups(model, heads, OptimConfig(modality_lr={"imag": 1e-5}))
 
 
+def test_a_rate_for_a_frozen_encoder_is_an_error() -> None:
+    model, heads = make(freeze="all")
+    with pytest.raises(FusionZooError, match="its encoder is frozen"):
+        param_groups(model, heads, OptimConfig(modality_lr={"image": 1e-5}))
+
+
 @pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])
 def test_each_optimiser_lowers_a_loss(name: str) -> None:
     model, heads = make()

@@ -134,6 +134,14 @@ def test_a_run_that_is_asked_to_stop_saves_and_resumes(tmp_path: Path) -> None:
     assert_same_run(tmp_path / "whole", cut)
 
 
+def test_resuming_a_finished_run_reports_it_again(tmp_path: Path) -> None:
+    assert train(flags(tmp_path / "a", "--train.epochs", "1")) == 0
+    before = json.loads((tmp_path / "a" / "metrics.json").read_text())
+    assert train(["--resume", "--out", str(tmp_path / "a")]) == 0
+    after = json.loads((tmp_path / "a" / "metrics.json").read_text())
+    assert after["test"] == before["test"]
+
+
 @pytest.mark.slow
 def test_a_killed_run_of_two_processes_resumes_bit_for_bit(tmp_path: Path) -> None:
     long = ["--train.epochs", "30", "--train.save_every", "4", "--dist.nproc", "2"]
