@@ -34,9 +34,9 @@ def interactions(
     Each modality holds one fair bit, +1 or -1 along a fixed direction of `width` dimensions, plus
     normal noise. `redundant`: all hold the same bit, the target. `unique`: the target is a's bit.
     `xor`: their product, of which no modality alone says anything. `and`: whether all are +1.
-    `copy`: all bits, 2^M classes. A share `flip` of the targets is replaced at random. With little
-    noise the best possible accuracy is `bayes_accuracy(task, num_modalities, flip)`. Split
-    60/20/20.
+    `copy`: all bits, 2^M classes. A share `flip` of the targets is replaced at random. A bit is
+    misread with chance Q(sqrt(width) / noise), by default 1e-21; while that is small, the best
+    possible accuracy is `bayes_accuracy(task, num_modalities, flip)`. Split 60/20/20.
     """
     if task not in TASKS:
         raise FusionZooError(

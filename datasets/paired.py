@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -104,6 +105,8 @@ class PairedDataset(Dataset[Sample | None]):
     @property
     def targets(self) -> Tensor:
         """The samples' targets as indices into `classes`, int64 (N,)."""
+        if not self.classes:
+            raise FusionZooError(f"{self.source} has no target column")
         index = {label: number for number, label in enumerate(self.classes)}
         return torch.tensor([index[str(label)] for label in self.labels], dtype=torch.int64)
 
@@ -225,16 +228,15 @@ class PairedDataset(Dataset[Sample | None]):
     def _with(self, table: pa.Table, modalities: Mapping[str, str]) -> PairedDataset:
         valid = [torch.tensor(table[name].is_valid().to_numpy()) for name in modalities]
         kept = torch.stack(valid, dim=1).any(1)
-        out = PairedDataset(
-            table.filter(pa.array(kept.numpy())),
-            modalities,
-            memory=self.memory,
-            root=self.root,
-            source=self.source,
-            on_error=self.on_error,
-            encoders=self._encoders,
-        )
-        out.rows = (kept.cumsum(0) - 1)[self.rows[kept[self.rows]]]
+        rows = self.rows[kept[self.rows]]
+        if not len(rows):
+            raise FusionZooError(f"{self.source}: no sample has {' or '.join(modalities)}")
+        # A copy, not a new data set: its files are checked, and its classes stay what they are.
+        out = copy.copy(self)
+        out.table = table.filter(pa.array(kept.numpy())).combine_chunks()
+        out.modalities, out.rows = dict(modalities), (kept.cumsum(0) - 1)[rows]
+        out.failed = torch.zeros(len(out.table), len(modalities), dtype=torch.uint8)
+        out.failed.share_memory_()
         return out
 
     def _cell(self, column: str, row: int) -> Any:
@@ -274,13 +276,22 @@ class PairedDataset(Dataset[Sample | None]):
         return float(len(value[0] if kind == "audio" else value))
 
     def _width(self, name: str, kind: str) -> int:
-        """Return the width of the first vector that is there."""
-        valid = self.table[name].is_valid().to_pylist()
-        return int(self._value(name, kind, valid.index(True)).shape[-1]) if any(valid) else 0
+        """Return the width of the first vector that can be read."""
+        for row, valid in enumerate(self.table[name].is_valid().to_pylist()):
+            try:
+                if valid:
+                    return int(self._value(name, kind, row).shape[-1])
+            except FusionZooError:
+                if self.on_error == "raise":
+                    raise
+        raise FusionZooError(f"{self.source}: no {name} can be read, so its width is unknown")
 
     def _check_rows(self) -> None:
         if not len(self.table):
             raise FusionZooError(f"{self.source} has no rows")
+        if self.table["id"].null_count:
+            row = self.table["id"].is_null().to_pylist().index(True)
+            raise FusionZooError(f"{self.source}, row {row + 1}: the id is empty")
         twice = [key for key, count in Counter(self.table["id"].to_pylist()).items() if count > 1]
         if twice:
             raise FusionZooError(
@@ -328,7 +339,7 @@ class PairedDataset(Dataset[Sample | None]):
                     f"{self.source}, row {row + 1}, sample {self._cell('id', row)!r} (split"
                     f" {splits[row]!r}) has {what}{rest}"
                 )
-        numbers = all(str(label).lstrip("-").isdigit() for label in known)
+        numbers = all(re.fullmatch(r"-?[0-9]+", str(label)) for label in known)
         return sorted((str(x) for x in known), key=(lambda x: (int(x), x)) if numbers else None)
 
 

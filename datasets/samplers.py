@@ -99,7 +99,11 @@ def make_sampler(
         raise FusionZooError("there is nothing to sample from: 0 samples")
     if int(indices.min()) < 0 or int(indices.max()) >= len(dataset):
         raise FusionZooError(f"subset holds indices outside 0 to {len(dataset) - 1}")
-    chances = None if weights is None else _weights(dataset, weights)[indices]
+    if drop_last and len(indices) < world:
+        raise FusionZooError(
+            f"{len(indices)} samples for {world} processes: drop_last leaves nothing"
+        )
+    chances = None if weights is None else _weights(dataset, weights, indices)
     pad = (shuffle or weights is not None) if pad is None else pad
     tail: Literal["pad", "drop", "keep"] = "drop" if drop_last else "pad" if pad else "keep"
     return PairedSampler(
@@ -107,16 +111,21 @@ def make_sampler(
     )
 
 
-def _weights(dataset: Any, weights: Literal["class"] | Sequence[float] | Tensor) -> Tensor:
+def _weights(dataset: Any, weights: str | Sequence[float] | Tensor, indices: Tensor) -> Tensor:
+    """Return the weights of the samples at `indices`."""
     if isinstance(weights, str):
-        counts = torch.bincount(dataset.targets)
-        return (1.0 / counts.clamp(min=1).double())[dataset.targets]
+        if weights != "class":
+            raise FusionZooError(f"weights={weights!r}; the one scheme with a name is 'class'")
+        targets = dataset.targets[indices]
+        return (1.0 / torch.bincount(targets).double())[targets]
     given = torch.as_tensor(weights, dtype=torch.float64)
-    if len(given) != len(dataset) or bool((given < 0).any()) or not float(given.sum()):
+    if given.shape != (len(dataset),) or not bool((given.isfinite() & (given >= 0)).all()):
         raise FusionZooError(
-            f"{len(given)} weights for {len(dataset)} samples; one each, none negative"
+            f"{given.numel()} weights for {len(dataset)} samples; one each, finite, none negative"
         )
-    return given
+    if not given[indices].any():
+        raise FusionZooError("all weights are 0: there is nothing to sample from")
+    return given[indices]
 
 
 class PairedBatchSampler(Sampler[list[Key]]):
@@ -138,9 +147,15 @@ class PairedBatchSampler(Sampler[list[Key]]):
         num_iters: int | None = None,
         start_iter: int = 0,
     ) -> None:
+        if batch_size < 1:
+            raise FusionZooError(f"batch_size={batch_size}; it must be at least 1")
         self.sampler, self.batch_size, self.lengths = sampler, batch_size, lengths
         self.drop_last, self.num_iters, self.start = drop_last, num_iters, start_iter
-        self._epochs_own = num_iters is not None
+        if num_iters is not None and not self._epoch_length():
+            raise FusionZooError(
+                f"{len(sampler.indices)} samples make no batch of {batch_size}:"
+                " iterations would never end (drop_last?)"
+            )
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of an epoch."""

@@ -177,6 +177,8 @@ def fetch(folder: Path | None = None) -> Path:
     target = home / "stamps"
     if (target / "animals").is_dir():
         return target
+    if target.exists():
+        raise FusionZooError(f"{target} holds something else: move it away, then fetch again")
     for tool in ("apt-get", "dpkg-deb"):
         if shutil.which(tool) is None:
             raise FusionZooError(

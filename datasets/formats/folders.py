@@ -25,19 +25,19 @@ def folders(
 
     Files that share folder and stem are one sample: `cat/7.jpg`, `cat/7.txt` and `cat/7.wav`.
     Without folders train, val and test the split follows from a hash of the id, in the given
-    `shares`.
+    `shares`. Hidden files and folders are left alone.
     """
     top = Path(root)
-    if not top.is_dir():
-        raise FusionZooError(f"no folder {top}: --data.root names it")
+    if not root or not top.is_dir():
+        raise FusionZooError(f"no folder {root!r}: --data.root names it")
     kind_of = {suffix: kind for kind in ("image", "text", "audio") for suffix in SUFFIXES[kind]}
     given_splits = any((top / split).is_dir() for split in SPLITS)
     rows: dict[str, dict[str, str]] = {}
     for path in sorted(top.rglob("*")):
-        kind = kind_of.get(path.suffix.lower())
-        if kind is None or not path.is_file():
+        kind, parts = kind_of.get(path.suffix.lower()), path.relative_to(top).parts
+        hidden = any(part.startswith(".") for part in parts)
+        if kind is None or hidden or not path.is_file():
             continue
-        parts = path.relative_to(top).parts
         if len(parts) != 2 + given_splits:
             raise FusionZooError(
                 f"{path}: expected {'split/' if given_splits else ''}class/file below {top}"

@@ -17,6 +17,9 @@ def join(
     """Pair `sources` by id; see `PairedDataset.join`."""
     if how not in ("inner", "outer"):
         raise FusionZooError(f"how={how!r} is neither 'inner' nor 'outer'")
+    if len({one.on_error for one in sources.values()}) != 1:
+        said = {name: one.on_error for name, one in sources.items()}
+        raise FusionZooError(f"sources to join need one on_error between them, found {said}")
     rows = {name: dict(zip(one.ids, range(len(one)), strict=True)) for name, one in sources.items()}
     sets = [set(own) for own in rows.values()]
     common = set.intersection(*sets) if how == "inner" else set.union(*sets)

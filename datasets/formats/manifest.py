@@ -42,6 +42,9 @@ def manifest(
     for role, column in columns.items():
         if column not in table.column_names:
             _no_column(path, table, column, f"--data.columns.{role}")
+    for name in kinds or {}:
+        if columns.get(name, name) not in table.column_names:
+            _no_column(path, table, name, f"--data.kinds.{name}")
     wanted = [name for name in columns if name not in ("id", "split", "target")]
     found = [name for name in (*KINDS, *(kinds or {})) if name in table.column_names]
     wanted += [name for name in found if name not in columns]
@@ -51,7 +54,7 @@ def manifest(
     made = {"id": _strings(table, columns.get("id", "id"))}
     if made["id"] is None:
         made["id"] = pa.array([str(row) for row in range(len(table))])
-    made["split"] = _splits(table, columns.get("split", "split"), made["id"], shares)
+    made["split"] = _splits(path, table, columns.get("split", "split"), made["id"], shares)
     made["target"] = _strings(table, columns.get("target", "target"))
     if made["target"] is None:
         made["target"] = pa.nulls(len(table), pa.string())
@@ -111,15 +114,23 @@ def _strings(table: pa.Table, name: str) -> Any:
     return table[name].cast(pa.string()) if name in table.column_names else None
 
 
-def _splits(table: pa.Table, name: str, ids: Any, shares: Sequence[float]) -> Any:
+def _splits(path: Path, table: pa.Table, name: str, ids: Any, shares: Sequence[float]) -> Any:
     given = _strings(table, name)
-    if given is not None:
-        return given.fill_null("train")
-    return pa.array([split_by_hash(key, shares) for key in ids.to_pylist()])
+    if given is None:
+        return pa.array([split_by_hash(key, shares) for key in ids.to_pylist()])
+    if given.null_count:
+        row = given.is_null().to_pylist().index(True)
+        raise FusionZooError(
+            f"{path}, row {row + 1}, sample {ids[row].as_py()!r}: {name} is empty; say train, val"
+            " or test, or leave the whole column out for a split by hash"
+        )
+    return given
 
 
 def _references(column: Any) -> Any:
     """Keep text and lists; empty text is a missing value."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
     if not pa.types.is_string(column.type) and not pa.types.is_large_string(column.type):
         return column
     return pa.array([value or None for value in column.to_pylist()], pa.string())

@@ -71,11 +71,41 @@ def test_sixteen_bits_are_scaled_and_not_cut_off(tmp_path: Path) -> None:
     assert image[0, 0].tolist() == [0, 63, 127, 255]
 
 
-def test_the_cameras_orientation_is_applied(tmp_path: Path) -> None:
+def test_a_dark_picture_of_sixteen_bits_stays_dark(tmp_path: Path) -> None:
+    dark = np.full((2, 2), 257, dtype=np.uint16)
+    assert (decode_image(saved(Image.fromarray(dark), tmp_path / "a.png")) == 1).all()
+
+
+@pytest.mark.parametrize(("largest", "grey"), [(1, 127), (255, 127), (65535, 127), (1e6, 127)])
+def test_of_thirty_two_bits_the_usual_range_is_taken(largest: float, grey: int) -> None:
+    wide = np.array([[0, largest / 2, largest]], dtype=np.float32)
+    assert decode_image(Image.fromarray(wide))[0, 0].tolist() == [0, grey, 255]
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "tiff", "webp"])
+def test_the_cameras_orientation_is_applied(suffix: str, tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by a quarter
-    path = saved(Image.new("RGB", (6, 4), RED), tmp_path / "a.jpg", exif=exif)
+    path = saved(Image.new("RGB", (6, 4), RED), tmp_path / f"a.{suffix}", exif=exif)
     assert decode_image(path).shape == (3, 6, 4)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("suffix", ["jpg", "png"])
+def test_the_fast_decoder_and_pillow_agree(mode: str, suffix: str, tmp_path: Path) -> None:
+    if (mode, suffix) == ("CMYK", "png"):
+        mode = "P"  # PNG has no CMYK
+    noise = np.random.default_rng(0).integers(0, 255, (9, 7, 3), dtype=np.uint8)
+    picture = Image.fromarray(noise).resize((70, 50)).convert(mode)
+    path = saved(picture, tmp_path / f"a.{suffix}")
+    with Image.open(path) as reference:
+        wanted = torch.from_numpy(np.array(reference.convert("RGB"))).permute(2, 0, 1)
+    assert torch.equal(decode_image(path), wanted)
+
+
+def test_one_colour_of_an_rgb_png_may_be_transparent(tmp_path: Path) -> None:
+    path = saved(Image.new("RGB", (2, 2), RED), tmp_path / "a.png", transparency=RED)
+    assert (decode_image(path) == 255).all()
 
 
 def test_of_an_animation_the_first_picture_counts(tmp_path: Path) -> None:
@@ -151,6 +181,23 @@ def test_texts_come_from_strings_and_from_files(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(FusionZooError, match=r"b\.txt is not UTF-8"):
         decode_text(tmp_path / "b.txt")
+
+
+def test_values_that_are_no_finite_numbers_are_an_error(tmp_path: Path) -> None:
+    np.save(tmp_path / "nan.npy", np.array([1.0, np.nan]))
+    np.savez(tmp_path / "several.npz", a=np.ones(2))
+    soundfile.write(tmp_path / "nan.wav", np.array([0.0, np.inf]), 8000, subtype="FLOAT")
+    wrong: list[tuple[str, Any]] = [
+        ("vector", tmp_path / "nan.npy"),
+        ("vector", tmp_path / "several.npz"),
+        ("audio", tmp_path / "nan.wav"),
+        ("vector", ["a"]),
+        ("sequence", [[1.0], [2.0, 3.0]]),
+        ("vector", [1.0, float("inf")]),
+    ]
+    for kind, value in wrong:
+        with pytest.raises(FusionZooError):
+            decode(kind, value)
 
 
 def test_vectors_and_sequences_come_from_lists_and_files(tmp_path: Path) -> None:

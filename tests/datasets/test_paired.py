@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import pickle
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -205,6 +207,8 @@ def edit(rows: list[Any], row: int, column: int, value: str) -> list[Any]:
             edit(edit(edit(ROWS, 4, 3, ""), 4, 4, ""), 4, 5, ""),
             "row 5, sample 'e': every modality is",
         ),
+        (edit(ROWS, 1, 1, ""), "row 2, sample 'b': split is empty"),
+        (edit(ROWS, 1, 0, ""), "row 2: the id is empty"),
         ([], "has no rows"),
     ],
 )
@@ -225,6 +229,7 @@ def test_a_wrong_row_is_one_error_that_names_it(rows: list[Any], says: str, tmp_
         ),
         ({"columns": {"target": "label"}}, "no column 'label' for --data.columns.target"),
         ({"kinds": {"text": "words"}}, "what does column 'text' hold?"),
+        ({"kinds": {"imgae": "image"}}, "no column 'imgae' for --data.kinds.imgae. Did you mean"),
         ({"modalities": "image,txt"}, "has no modality 'txt'. Did you mean 'text'?"),
         ({"on_error": "ignore"}, "on_error='ignore' is none of raise, missing, skip"),
         ({"missing": 1.5}, "missing=1.5; it must be at least 0 and below 1"),
@@ -319,6 +324,48 @@ def test_modalities_may_be_selected_and_dropped_at_random(tmp_path: Path) -> Non
     rates = fewer.present.double().mean(0)
     assert ((rates > 0.58) & (rates < 0.68)).all()  # 0.6, and what is kept lest nothing be left
     assert fewer.ids == digits.ids
+
+
+def test_a_selection_keeps_the_classes_so_that_models_stay_comparable(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "data.csv", edit(ROWS, 2, 2, "emu"))
+    data = create_dataset("manifest", root=path, modalities="image")
+    assert data.classes == ["cat", "dog", "emu"]  # though no picture of an emu is left
+    assert data.targets.tolist() == [0, 1, 1, 0]
+    with pytest.raises(FusionZooError, match="no sample has audio"):
+        create_dataset("manifest", root=path).split("test").select("audio")
+
+
+def test_a_width_is_that_of_the_first_vector_that_can_be_read(tmp_path: Path) -> None:
+    np.save(tmp_path / "b.npy", np.zeros(4))
+    (tmp_path / "x.csv").write_text("id,vector\na,a.npy\nb,b.npy\n")
+    data = create_dataset("manifest", root=str(tmp_path / "x.csv"), on_error="missing")
+    assert data.default_encoders["vector"]["in_dim"] == 4
+    with pytest.raises(FusionZooError, match="no target column"):
+        _ = data.targets
+
+
+def test_text_in_categories_is_text(tmp_path: Path) -> None:
+    columns = {"id": ["a", "b"], "text": pa.array(["x", "y"]).dictionary_encode()}
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    data = create_dataset("manifest", root=str(tmp_path / "x.parquet"))
+    assert [data[i].values["text"] for i in range(2)] == ["x", "y"]
+
+
+def test_hidden_files_are_no_samples(tmp_path: Path) -> None:
+    for name in ("cat/1.txt", "cat/._1.txt", ".trash/2.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("a cat")
+    data = create_dataset("folders", root=str(tmp_path), shares=(1, 0, 0))
+    assert data.ids == ["cat/1"]
+    with pytest.raises(FusionZooError, match="no folder ''"):
+        create_dataset("folders")
+
+
+def test_the_folder_refuses_to_stand_in_for_hugging_face() -> None:
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", "import datasets"]  # from here, the folder comes first
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].startswith("ImportError: this is fusionzoo's folder")
 
 
 def test_views_and_pickles_hold_the_same_samples(tmp_path: Path) -> None:

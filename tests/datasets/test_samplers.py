@@ -72,6 +72,13 @@ def test_class_weights_show_each_class_as_often(world: int) -> None:
     assert rows.targets[seen].double().mean().item() == pytest.approx(0.5, abs=0.05)
 
 
+def test_class_weights_follow_the_subset() -> None:
+    rows = Rows(2000)
+    subset = [i for i in range(2000) if i % 10 == 0 or i < 100]  # there, class 1 is the larger
+    seen = list(make_sampler(rows, shuffle=True, weights="class", subset=subset))
+    assert rows.targets[seen].double().mean().item() == pytest.approx(0.5, abs=0.1)
+
+
 def test_given_weights_leave_out_what_has_none() -> None:
     weights = torch.zeros(30)
     weights[[4, 9]] = torch.tensor([1.0, 3.0])
@@ -156,6 +163,14 @@ def test_a_short_last_batch_may_be_dropped() -> None:
     assert len(sampler) == 2
 
 
+def test_batches_that_would_never_come_are_an_error() -> None:
+    sampler = make_sampler(Rows(4), shuffle=True)
+    with pytest.raises(FusionZooError, match="make no batch of 8"):
+        PairedBatchSampler(sampler, 8, drop_last=True, num_iters=3)
+    with pytest.raises(FusionZooError, match="batch_size=0"):
+        PairedBatchSampler(sampler, 0)
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
@@ -164,6 +179,10 @@ def test_a_short_last_batch_may_be_dropped() -> None:
         ({"subset": [30]}, "indices outside 0 to 9"),
         ({"weights": [1.0, 2.0]}, "2 weights for 10 samples"),
         ({"weights": [-1.0] * 10}, "none negative"),
+        ({"weights": [float("nan")] * 10}, "finite"),
+        ({"weights": [1.0] + [0.0] * 9, "subset": [3]}, "all weights are 0"),
+        ({"weights": "clas"}, "scheme with a name is 'class'"),
+        ({"distributed": (0, 11), "drop_last": True}, "drop_last leaves nothing"),
     ],
 )
 def test_a_wrong_request_is_one_clear_error(settings: dict[str, object], says: str) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from torch import multiprocessing as mp
 
 from fusionzoo.config import DistConfig, RunConfig, from_tree
 from fusionzoo.model import create_model
@@ -90,7 +91,11 @@ def learn_in_process(rank: int, folder: str) -> None:
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of what two processes learnt: `<rank>-<run>`."""
     folder = tmp_path_factory.mktemp("two")
-    mp.spawn(learn_in_process, (str(folder),), nprocs=2)
+    ranks = [
+        subprocess.Popen([sys.executable, "-P", __file__, str(rank), str(folder)])
+        for rank in range(2)
+    ]
+    assert [one.wait(timeout=300) for one in ranks] == [0, 0]
     return folder
 
 
@@ -127,3 +132,7 @@ def test_the_heads_of_the_modalities_do_not_change_what_the_fusion_learns() -> N
 def test_a_batch_without_rows_on_one_rank_is_no_trouble() -> None:
     gradients = learn_once(make_objective("gmu"), [take(make_batch([]), slice(0, 0))], World())
     assert all(torch.isfinite(g).all() and (g == 0).all() for g in gradients.values())
+
+
+if __name__ == "__main__":
+    learn_in_process(int(sys.argv[1]), sys.argv[2])
