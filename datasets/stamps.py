@@ -31,6 +31,8 @@ VARIANTS = frozenset(
     large left little mirror new of old on open orange outline outlined photo pink purple red right
     silver sliced small the white whole with yellow""".split()  # noqa: SIM905
 )
+# Letters that are mirror images of one another, and one thing under two names.
+SAME = {"d": "b", "p": "b", "q": "b", "firetruck": "fire"}
 ENCODERS: dict[str, dict[str, Any]] = {
     "image": {
         "name": "timm/tf_efficientnet_lite0",
@@ -69,7 +71,8 @@ def stamps(
 
     The split is fixed, 60/20/20 by a hash of a group: stamps of one top folder whose names begin
     with the same word once sizes, colours, numbers and the like are taken off (`grave-a`,
-    `grave-b`; `horse`, `horse_mirror`), all letters of one name, all coins of one currency.
+    `grave-b`; `horse`, `horse_mirror`), all letters of one name, all coins of one currency,
+    all chessmen.
     Near-duplicates so stay on one side.
     """
     top = find(root)
@@ -120,10 +123,12 @@ def group(key: str) -> str:
     parts = key.split("/")
     if "money" in parts:
         return "/".join(parts[:3])
+    if "chess" in parts:  # black and white pieces share shape, text and speech
+        return "/".join(parts[:2])
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", parts[-1])
     words = re.findall(r"[a-z]+", spaced.lower())
     plain = [word for word in words if word not in VARIANTS] or words or parts[1:-1] or parts[-1:]
-    return f"{parts[0]}/{plain[0]}"
+    return f"{parts[0]}/{SAME.get(plain[0], plain[0])}"
 
 
 def find(root: str | None) -> Path:

@@ -130,6 +130,7 @@ def test_without_the_data_the_error_says_how_to_get_it(
         ("space/rocket1", "space/rocket-2"),
         ("seasonal/hanukkah/dreydl-gimel", "seasonal/hanukkah/dreydl-nun"),
         ("symbols/money/us/coins/001penny", "symbols/money/us/coins/025quarter"),
+        ("symbols/chess/b_1_king", "symbols/chess/w_1_king"),
         ("symbols/alphabets/english/A_filled", "symbols/alphabets/english/outlined/a_outline"),
         ("food/fruit/apple_red", "food/fruit/AppleGreen_half"),
         ("clothes/little_black_dress", "clothes/dress_blue"),
