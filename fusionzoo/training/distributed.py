@@ -134,6 +134,10 @@ def wrap(module: nn.Module, cfg: DistConfig, world: World) -> nn.Module:
         return nn.DataParallel(module)
     if world.size == 1:
         return module
+    if cfg.sync_batchnorm:
+        if world.device.type != "cuda":
+            raise FusionZooError("--dist.sync_batchnorm shares statistics between GPUs only")
+        module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
     ids = [world.device.index] if world.device.type == "cuda" else None
     return nn.parallel.DistributedDataParallel(module, device_ids=ids, gradient_as_bucket_view=True)
 
