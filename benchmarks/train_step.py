@@ -20,7 +20,7 @@ from fusionzoo.training.loop import Stepper
 from fusionzoo.training.optim import build_optimizer, param_groups, set_rates
 from fusionzoo.training.run import build_objective, open_dataset
 
-STEPS = 20
+STEPS = 5
 
 
 def main() -> None:
