@@ -106,12 +106,12 @@ def fit(learn: Stepper, loaders: Loaders, state: State, folder: Path, tracker: T
     """Train the epochs that remain; return the signal that stopped it after a step, or 0."""
     from fusionzoo.training import checkpoint
     from fusionzoo.training.loop import catch_signals, chunks, evaluate
-    from fusionzoo.training.optim import rates, schedule, set_rates
+    from fusionzoo.training.optim import phased, rates, set_rates
 
     cfg = learn.cfg.train
     last, best = folder / "checkpoints" / "last.pt", folder / "checkpoints" / "best.pt"
     epoch_steps = -(-len(loaders["train"]) // cfg.accumulate)
-    factor = schedule(learn.cfg.optim, cfg.epochs * epoch_steps, epoch_steps)
+    plan = phased(learn.cfg.optim, learn.phases, cfg.epochs * epoch_steps, epoch_steps)
     progress = tracker.progress(cfg.epochs * epoch_steps, state.step)
 
     with catch_signals() as signals:
@@ -121,8 +121,9 @@ def fit(learn: Stepper, loaders: Loaders, state: State, folder: Path, tracker: T
             done = state.step - state.evaluated * epoch_steps
             for batches in chunks(loaders["train"], cfg.accumulate, state.evaluated, skip=done):
                 tracker.lap("data")
-                set_rates(learn.optimizer, factor(state.step))
-                loss, stop = learn(batches, stop=bool(signals))
+                phase, factor = plan(state.step)
+                set_rates(learn.optimizer, factor)
+                loss, stop = learn(batches, bool(signals), state.step / epoch_steps, phase)
                 state.step, state.loss = state.step + 1, state.loss + loss
                 tracker.lap("train")
                 progress.update()
@@ -139,7 +140,8 @@ def fit(learn: Stepper, loaders: Loaders, state: State, folder: Path, tracker: T
             state.evaluated += 1
             train_loss = learn.mean(state.loss) / epoch_steps
             tracker.log_epoch(state, train_loss, val)
-            if state.better(val):
+            last_phase = plan(state.step - 1)[0] == len(learn.phases) - 1
+            if last_phase and state.better(val):
                 state.best = {**val, "epoch": state.evaluated, "train_loss": train_loss}
                 checkpoint.save(best, learn, state)
             state.loss.zero_()

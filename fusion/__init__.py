@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..errors import FusionZooError
 from ..registry import Entry
-from . import attention, early, late  # noqa: F401
+from . import attention, early, hybrid, late  # noqa: F401
 from .base import FUSIONS, Fusion
 
 __all__ = ["FUSIONS", "Fusion", "create_fusion", "fusion_info", "list_fusions"]
@@ -16,11 +17,17 @@ def create_fusion(
     name: str, dims: Mapping[str, int], dim: int, num_outputs: int, **hyperparameters: Any
 ) -> Fusion:
     """Build the fusion `name` for modalities of the widths `dims`."""
+    entry = FUSIONS[name]
+    if len(dims) < entry.at_least:
+        raise FusionZooError(
+            f"fusion {name!r} needs at least {entry.at_least} modalities; there is only"
+            f" {', '.join(dims) or 'none'}"
+        )
     return FUSIONS.create(name, dims, dim, num_outputs, **hyperparameters)
 
 
 def list_fusions(family: str | None = None) -> list[str]:
-    """Return the names of all fusions, or of one family (early, late, attention), sorted."""
+    """Return the names of all fusions, or of one family (early, late, ...), sorted."""
     return sorted(name for name in FUSIONS if family in (None, FUSIONS[name].family))
 
 

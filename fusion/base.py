@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import reduce
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import FusionZooError, did_you_mean
 from ..registry import Registry
-from ..structures import Features, FusionOutput
+from ..structures import Features, FusionOutput, Moment, Phase
 
 
 class Fusion(nn.Module):
@@ -24,7 +26,12 @@ class Fusion(nn.Module):
     by exact zeros *before* arithmetic (0 x NaN is NaN, also in backward); a strategy then gives the
     absent modality the neutral element of its own operator. A sample with no modality at all is
     embedded as the learned vector `null`.
+
+    Training calls `prepare` once, then `loss` at every step of every phase of `phases`; a strategy
+    with a loss of its own overrides them.
     """
+
+    phases: tuple[Phase, ...] = (Phase("train", 1.0),)
 
     def __init__(self, dims: Mapping[str, int], dim: int, num_outputs: int) -> None:
         super().__init__()
@@ -39,6 +46,18 @@ class Fusion(nn.Module):
     @abstractmethod
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         """Fuse `{modality: Features}`; the order of the modalities is that of `dims`."""
+
+    def prepare(self, targets: Tensor) -> nn.Module | None:
+        """Get ready for a training split with these targets (N,); return what `loss` remembers.
+
+        What is returned holds its state in buffers: it is kept in checkpoints, not in the model,
+        and comes back as `moment.memory`.
+        """
+        return None
+
+    def loss(self, output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:
+        """Return the loss of each row, (B,); a term over the batch is added to every row."""
+        return moment.criterion(output.logits, target)
 
     def align(self) -> nn.ModuleDict:
         """Return a linear map to the fusion's width for each modality."""
@@ -66,6 +85,13 @@ class Fusion(nn.Module):
             name: torch.where(features[name].mask[..., None], features[name].tokens, 0)
             for name in self.dims
         }
+
+    def aligned(self, features: Mapping[str, Features]) -> tuple[Tensor, Tensor]:
+        """Return a_m = project[m](x_m), zeros where absent, and presence: (B, M, dim), (B, M)."""
+        present = self.present(features)
+        pooled = self.pooled(features)
+        rows = [self.project[name](x) for name, x in pooled.items()]  # type: ignore[operator, index]
+        return torch.stack(rows, dim=1).masked_fill(~present[..., None], 0), present
 
     def or_null(self, embedding: Tensor, present: Tensor) -> Tensor:
         """Put `null` where a sample has no modality: (B, dim), (B, M) -> (B, dim)."""
@@ -100,6 +126,34 @@ def present_mean(stacked: Tensor, present: Tensor) -> Tensor:
     mask = present.reshape(*present.shape, *[1] * (stacked.ndim - 2))
     kept = stacked.masked_fill(~mask, 0)
     return kept.sum(1) / mask.sum(1).clamp(min=1).to(stacked.dtype)
+
+
+def product(stacked: Tensor, present: Tensor) -> Tensor:
+    """Multiply over the modalities that are there: (B, M, ...), (B, M) -> (B, ...)."""
+    mask = present.reshape(*present.shape, *[1] * (stacked.ndim - 2))
+    return reduce(torch.mul, stacked.masked_fill(~mask, 1).unbind(1))
+
+
+def power_norm(x: Tensor, dim: int = -1) -> Tensor:
+    """Take signed square roots, then scale to unit length; smooth at 0, where the root is not."""
+    return F.normalize(x / (x.abs() + 1e-6).sqrt(), dim=dim)
+
+
+def check_choice(what: str, given: str, choices: tuple[str, ...]) -> None:
+    """Refuse a setting that is none of the choices."""
+    if given not in choices:
+        raise FusionZooError(f"{what}={given!r} is neither {' nor '.join(map(repr, choices))}")
+
+
+def check_modality(what: str, given: str | None, dims: Mapping[str, int]) -> str:
+    """Resolve the name of a modality, None meaning the first, and refuse one that is not there."""
+    name = next(iter(dims)) if given is None else given
+    if name not in dims:
+        raise FusionZooError(
+            f"{what}={name!r} is no modality.{did_you_mean(name, dims)}"
+            f" There are: {', '.join(dims)}."
+        )
+    return name
 
 
 def check_heads(dim: int, num_heads: int) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from .errors import FusionZooError
 from .fusion import FUSIONS, Fusion
-from .structures import Features, FusionOutput
+from .structures import Features, FusionOutput, Moment
 
 Maker = Callable[..., Fusion]  # (dims, dim, num_outputs) -> Fusion
 Given = dict[str, Features]
@@ -118,12 +118,31 @@ def loss_of(output: FusionOutput) -> Tensor:
     return torch.stack([x.square().sum() for x in named(output).values()]).sum()
 
 
+def entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy of each row."""
+    return F.cross_entropy(logits, target, reduction="none")
+
+
+def own_loss(fusion: Fusion, output: FusionOutput, phase: int = 0) -> Tensor:
+    """Return the fusion's own loss of each row, (B,), as training would ask for it."""
+    rows = torch.arange(len(output.logits))
+    target = rows % output.logits.shape[1]
+    memory = fusion.prepare(target)
+    return fusion.loss(output, target, Moment(rows, 1.5, phase, entropy, memory))
+
+
+def counts_for(make: Maker) -> list[int]:
+    """Return the numbers of modalities that the fusion accepts, of 1, 2, 3 and 5."""
+    entry = next((FUSIONS[name] for name in FUSIONS if FUSIONS[name].cls is make), None)
+    return [n for n in (1, 2, 3, 5) if entry is None or n >= entry.at_least]
+
+
 # ---- the checks
 
 
 @check
 def shapes_and_dtypes_are_those_of_a_fusion_output(make: Maker) -> None:
-    for modalities in (1, 2, 3, 5):
+    for modalities in counts_for(make):
         fusion = build(make, modalities, dtype=torch.float32)
         for rows in (0, 1, 4):
             out = fusion(features(full(rows, modalities), dtype=torch.float32))
@@ -177,7 +196,7 @@ def gradients_stay_finite_and_do_not_reach_what_is_absent(make: Maker) -> None:
 
 @check
 def every_subset_of_modalities_gives_finite_outputs(make: Maker) -> None:
-    for modalities in (1, 2, 3, 5):
+    for modalities in counts_for(make):
         out = build(make, modalities)(features(patterns(modalities)))
         for name, x in named(out).items():
             bad = (~torch.isfinite(x)).any(-1).nonzero()[:, 0].tolist()
@@ -232,11 +251,44 @@ def every_parameter_is_registered_and_gets_a_gradient(make: Maker) -> None:
                     f"{type(module).__name__}.{name} is a tensor that no optimiser will see:"
                     " register it, or use nn.ParameterList or nn.ParameterDict"
                 )
-    presence = patterns(3)
-    loss_of(fusion(features(presence))).backward()
+    given = features(patterns(3))
+    for phase in range(len(fusion.phases)):
+        output = fusion(given)
+        (loss_of(output) + own_loss(fusion, output, phase).sum()).backward()
     for name, parameter in fusion.named_parameters():
         got = parameter.grad is not None and bool((parameter.grad != 0).any())
         assert got, f"{name} gets no gradient"
+
+
+@check
+def its_loss_is_finite_whatever_is_missing(make: Maker) -> None:
+    fusion = build(make).train()
+    for phase in range(len(fusion.phases)):
+        given = poison(features(patterns(3)), float("nan"))
+        torch.manual_seed(0)
+        loss = own_loss(fusion, fusion(given), phase)
+        assert loss.shape == (8,), f"the loss has shape {tuple(loss.shape)}; one per row is (8,)"
+        bad = (~torch.isfinite(loss)).nonzero()[:, 0].tolist()
+        assert not bad, f"the loss is not finite for presence {patterns(3)[bad[:1]].tolist()}"
+        fusion.zero_grad()
+        loss.sum().backward()
+        for name, parameter in fusion.named_parameters():
+            fine = parameter.grad is None or torch.isfinite(parameter.grad).all()
+            assert fine, f"the gradient of {name} is not finite in training"
+        assert own_loss(fusion, fusion(features(full(0))), phase).shape == (0,), "fails on no rows"
+
+
+@check
+def its_phases_train_every_parameter(make: Maker) -> None:
+    fusion = build(make)
+    assert abs(sum(phase.share for phase in fusion.phases) - 1) < 1e-9, "shares do not sum to 1"
+    for phase in fusion.phases:
+        for prefix in phase.trains:
+            known = any(name.startswith(prefix) for name, _ in fusion.named_parameters())
+            assert known, f"phase {phase.name!r} trains {prefix!r}, and nothing is called so"
+    prefixes = tuple(prefix for phase in fusion.phases for prefix in phase.trains)
+    for name, _ in fusion.named_parameters():
+        assert name.startswith(prefixes), f"no phase trains {name}"
 
 
 @check
@@ -316,18 +368,22 @@ def accuracy(make: Maker, task: str, steps: int = 150) -> float:
     """Train on two noisy bits, one per modality; return the accuracy on fresh samples.
 
     `unique`: the answer is the first bit. `xor`: whether they differ, of which no bit alone says
-    anything, so a sum of unimodal logits stays at chance.
+    anything, so a sum of unimodal logits stays at chance. Every phase gets `steps` steps.
     """
     torch.manual_seed(0)
-    dims = {"a": 4, "b": 4}
-    fusion = make(dims, 16, 2).float().train()
-    optimizer = torch.optim.Adam(fusion.parameters(), lr=1e-2)
-    for _ in range(steps):
-        given, target = _bits(task, 128)
-        loss = F.cross_entropy(fusion(given).logits, target)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    fusion = make({"a": 4, "b": 4}, 16, 2).float().train()
+    rows, target = torch.arange(128), torch.zeros(128, dtype=torch.int64)
+    memory = fusion.prepare(target)
+    for number, phase in enumerate(fusion.phases):
+        learning = [p for n, p in fusion.named_parameters() if n.startswith(phase.trains)]
+        optimizer = torch.optim.Adam(learning, lr=1e-2)
+        for step in range(steps):
+            given, target = _bits(task, 128)
+            moment = Moment(rows, step / 10, number, entropy, memory)
+            loss = fusion.loss(fusion(given), target, moment).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
     given, target = _bits(task, 1000)
     with torch.no_grad():
         return (fusion.eval()(given).logits.argmax(-1) == target).double().mean().item()

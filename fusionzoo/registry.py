@@ -23,6 +23,8 @@ class Entry(Generic[T]):
     family: str
     paper: str | None = None
     reads: str = ""
+    synergy: bool = True  # of a fusion: whether it can express an exclusive or of two modalities
+    at_least: int = 1  # modalities a fusion needs
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
@@ -53,7 +55,14 @@ class Registry(Generic[T]):
         self._entries: dict[str, Entry[T]] = {}
 
     def register(
-        self, name: str | None = None, *, family: str, paper: str | None = None, reads: str = ""
+        self,
+        name: str | None = None,
+        *,
+        family: str,
+        paper: str | None = None,
+        reads: str = "",
+        synergy: bool = True,
+        at_least: int = 1,
     ) -> Callable[[C], C]:
         """Register the decorated class, by default under the name of the file it stands in."""
 
@@ -62,7 +71,8 @@ class Registry(Generic[T]):
             if key in self._entries:
                 raise FusionZooError(f"{self.noun} {key!r} is registered twice")
             summary = (inspect.getdoc(cls) or "").partition("\n")[0]
-            self._entries[key] = Entry(key, cls, summary, family, paper, reads)
+            facts = (summary, family, paper, reads, synergy, at_least)
+            self._entries[key] = Entry(key, cls, *facts)
             return cls
 
         return decorate

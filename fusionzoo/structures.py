@@ -5,11 +5,11 @@ Shapes: `B` batch, `M` modalities, `T` tokens, `D` width, `K` outputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 KINDS = ("image", "text", "audio", "vector", "sequence")
 
@@ -50,6 +50,26 @@ class FusionOutput(NamedTuple):
     logits: Tensor  # (B, K)
     unimodal: dict[str, Tensor]  # modality -> (B, K); empty where the strategy has none
     weights: Tensor | None  # (B, M), rows sum to 1 over what is present
+    extra: Mapping[str, Tensor] = {}  # what the strategy's own loss reads; no result
+
+
+class Phase(NamedTuple):
+    """A stretch of training in which only some parameters learn."""
+
+    name: str
+    share: float  # of all steps
+    trains: tuple[str, ...] = ("",)  # prefixes of the fusion's parameter names
+    encoders: bool = True  # whether the encoders learn too
+
+
+class Moment(NamedTuple):
+    """What a strategy's own loss may ask of training besides output and target."""
+
+    rows: Tensor  # (B,) int64: the samples' numbers in the training split; -1 = none of it
+    epoch: Tensor  # () float: epochs done, with the fraction of the current one
+    phase: int  # of the fusion's `phases`
+    criterion: Callable[[Tensor, Tensor], Tensor]  # (B, K), (B,) -> (B,), say cross-entropy
+    memory: nn.Module | None = None  # what `Fusion.prepare` returned
 
 
 class Batch(NamedTuple):

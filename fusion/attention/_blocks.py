@@ -19,13 +19,13 @@ from ..base import Fusion, check_heads
 class Attention(nn.Module):
     """Multi-head attention; a row without a single key gets exact zeros, bias included."""
 
-    def __init__(self, dim: int, num_heads: int) -> None:
+    def __init__(self, dim: int, num_heads: int, *, bias: bool = True) -> None:
         super().__init__()
         check_heads(dim, num_heads)
         self.num_heads = num_heads
-        self.query = nn.Linear(dim, dim)
-        self.key_value = nn.Linear(dim, 2 * dim)
-        self.out = nn.Linear(dim, dim)
+        self.query = nn.Linear(dim, dim, bias=bias)
+        self.key_value = nn.Linear(dim, 2 * dim, bias=bias)
+        self.out = nn.Linear(dim, dim, bias=bias)
 
     def forward(self, x: Tensor, context: Tensor, mask: Tensor) -> Tensor:
         """Attend from x (B, T, D) to context (B, S, D) where mask (B, S) holds."""
@@ -40,6 +40,12 @@ class Attention(nn.Module):
         return torch.where(any_key[:, None, None], out, 0)
 
 
+def perceptron(dim: int, *, bias: bool = True) -> nn.Sequential:
+    """Return the feed-forward half of a pre-norm block: 8 D^2 + 7 D parameters."""
+    wide = [nn.Linear(dim, 4 * dim, bias=bias), nn.GELU(), nn.Linear(4 * dim, dim, bias=bias)]
+    return nn.Sequential(nn.LayerNorm(dim), *wide)
+
+
 class Block(nn.Module):
     """Pre-norm block: attention, then a perceptron; 12 D^2 + 13 D parameters (15 D across)."""
 
@@ -48,19 +54,16 @@ class Block(nn.Module):
         self.norm = nn.LayerNorm(dim)
         self.context_norm = nn.LayerNorm(dim) if across else None
         self.attention = Attention(dim, num_heads)
-        self.mlp = nn.Sequential(
-            nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)
-        )
+        self.mlp = perceptron(dim)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor, context: Tensor | None = None) -> Tensor:
-        """Attend to x itself, or to context; mask (B, S) says which keys are real."""
+        """Attend to x itself, or to context, normed by `context_norm` where there is one.
+
+        mask (B, S) says which keys are real.
+        """
         normed = self.norm(x)
-        if self.context_norm is None:
-            keys = normed
-        else:
-            assert context is not None
-            keys = self.context_norm(context)
+        keys = normed if context is None else (self.context_norm or self.norm)(context)
         x = x + self.dropout(self.attention(normed, keys, mask))
         return x + self.dropout(self.mlp(x))
 
@@ -82,3 +85,19 @@ class TokenFusion(Fusion):
         tokens = self.tokens(features)
         embedded = {name: self.project[name](x) + self.modality[name] for name, x in tokens.items()}
         return embedded, {name: features[name].mask for name in self.dims}
+
+
+def join(
+    tokens: Mapping[str, Tensor], masks: Mapping[str, Tensor], like: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Put all modalities' tokens and masks in one row; no modality is one token that is masked."""
+    if not tokens:
+        return like[:, :1], torch.zeros(len(like), 1, dtype=torch.bool, device=like.device)
+    return torch.cat(list(tokens.values()), dim=1), torch.cat(list(masks.values()), dim=1)
+
+
+def with_stand_in(x: Tensor, mask: Tensor, stand_in: Tensor) -> tuple[Tensor, Tensor]:
+    """Put a learned token (D,) first in the rows that have none."""
+    absent = ~mask.any(1, keepdim=True)
+    first = torch.arange(mask.shape[1], device=mask.device) == 0
+    return torch.where(absent[..., None], stand_in.to(x.dtype), x), mask | (absent & first)

@@ -21,6 +21,10 @@ class ConcatTransformer(TokenFusion):
     Keys are real tokens only. The merged attention of METER; the default of 2 layers suits features
     of pre-trained encoders (METER: 12). No positions are added: encoders' tokens carry their own.
 
+    Missing: its tokens are no keys.
+    Pitfall: cost grows with the square of all tokens together; `mbt` and `perceiver` grow slower.
+    Use when: tokens should find one another across modalities, and sequences are short.
+
     Shapes:
         features[name].tokens: (B, T, dims[name]), any T for each
         returns: embedding (B, dim), logits (B, K)

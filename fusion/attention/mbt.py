@@ -24,6 +24,11 @@ class MBT(TokenFusion):
     paper fine-tunes 12-layer ViTs and fuses from layer 8; as a head on encoders' tokens the default
     is 4 layers, fused from layer 2, without stochastic depth.
 
+    Missing: never updates z and does not count in the mean.
+    Pitfall: updating z modality by modality instead of at once makes their order matter; fewer than
+    two fusion layers carry nothing across.
+    Use when: long token sequences, and cross-talk at linear cost.
+
     Shapes:
         features[name].tokens: (B, T, dims[name]), any T for each
         returns: embedding (B, dim), logits (B, K)

@@ -19,6 +19,10 @@ class Concat(Fusion):
     embedding = MLP([x_1; ...; x_M; p]); p is one bit per modality that says whether it is there,
     without which "absent" and "all features are 0" would look alike. With `hidden=()` it is linear.
 
+    Missing: a zero block, and its bit is 0.
+    Pitfall: cutting the first layer's weight in equal parts for unimodal logits assumes equal D_m.
+    Use when: you need the baseline that every other fusion has to beat; often it is not beaten.
+
     Shapes:
         features[name].pooled: (B, dims[name])
         returns: embedding (B, dim), logits (B, K)

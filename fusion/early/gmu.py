@@ -9,9 +9,8 @@ import torch
 from einops import rearrange, reduce
 from torch import Tensor, nn
 
-from ...errors import FusionZooError
 from ...structures import Features, FusionOutput
-from ..base import FUSIONS, Fusion, masked_softmax
+from ..base import FUSIONS, Fusion, check_choice, masked_softmax
 
 
 @FUSIONS.register(family="early", paper="Arevalo et al. 2017, arXiv:1702.01992", reads="pooled")
@@ -23,6 +22,10 @@ class GMU(Fusion):
     `gate="softmax"` (default) makes the gates of a dimension sum to 1 for any number of modalities,
     and equals the paper's tied gate for two; `gate="sigmoid"` is the paper's form for more than
     two, whose sum grows with the number of modalities.
+
+    Missing: its gate is 0 and it does not enter the others' gates.
+    Pitfall: the sigmoid form's sum grows with the number of modalities.
+    Use when: a strong default at low cost; the gates also say which modality was used.
 
     Shapes:
         features[name].pooled: (B, dims[name])
@@ -40,8 +43,7 @@ class GMU(Fusion):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(dims, dim, num_outputs)
-        if gate not in ("softmax", "sigmoid"):
-            raise FusionZooError(f"gate={gate!r} is neither 'softmax' nor 'sigmoid'")
+        check_choice("gate", gate, ("softmax", "sigmoid"))
         self.softmax = gate == "softmax"
         self.project = nn.ModuleDict({m: nn.Linear(w, dim, bias=False) for m, w in dims.items()})
         self.gate = nn.Linear(len(dims) * dim, len(dims) * dim, bias=False)

@@ -22,6 +22,10 @@ class LMF(Fusion):
     so the lower-order terms of the others stay. Factors start at std (D_m + 1)^-1/2 and w at
     R^-1/2, so that the output has unit scale for any width and rank.
 
+    Missing: [1; 0], which keeps the factor's bias row; not a factor of 1.
+    Pitfall: the original training script left w and b out of the optimiser.
+    Use when: `tfn` would be too large.
+
     Shapes:
         features[name].pooled: (B, dims[name])
         returns: embedding (B, dim), logits (B, K)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from ...structures import Features, FusionOutput
+from ...structures import Features, FusionOutput, Moment
 from ..base import Fusion, present_mean
 
 
@@ -26,12 +26,11 @@ class LateFusion(Fusion):
 
     def votes(self, features: Mapping[str, Features]) -> tuple[Tensor, Tensor, Tensor]:
         """Return embedding (B, dim), votes (B, M, K) with zeros where absent, presence (B, M)."""
-        present = self.present(features)
-        aligned = {name: self.project[name](x) for name, x in self.pooled(features).items()}
-        votes = torch.stack([self.heads[name](a) for name, a in aligned.items()], dim=1)
-        embedding = present_mean(torch.stack(list(aligned.values()), dim=1), present)
+        aligned, present = self.aligned(features)
+        rows = zip(self.heads.values(), aligned.unbind(1), strict=True)
+        votes = torch.stack([head(a) for head, a in rows], dim=1)
         votes = votes.masked_fill(~present[..., None], 0)
-        return self.or_null(embedding, present), votes, present
+        return self.or_null(present_mean(aligned, present), present), votes, present
 
     def output(
         self,
@@ -40,9 +39,23 @@ class LateFusion(Fusion):
         votes: Tensor,
         present: Tensor,
         weights: Tensor | None,
+        **extra: Tensor,
     ) -> FusionOutput:
         """Answer with the prior where nothing is there, and hand out the votes by modality."""
         prior = self.prior_logits.to(logits.dtype)
         logits = torch.where(present.any(1)[:, None], logits, prior)
         unimodal = dict(zip(self.dims, votes.unbind(1), strict=True))
-        return FusionOutput(embedding, logits, unimodal, weights)
+        return FusionOutput(embedding, logits, unimodal, weights, {"present": present, **extra})
+
+
+def loss_of_votes(output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:
+    """Add up each present modality's own loss, (B,); the prior's where nothing is there."""
+    present = output.extra["present"]
+    each = [moment.criterion(vote, target) for vote in output.unimodal.values()]
+    own = torch.stack(each, dim=1).masked_fill(~present, 0).sum(1)
+    return torch.where(present.any(1), own, moment.criterion(output.logits, target))
+
+
+def equal_weights(present: Tensor, like: Tensor) -> Tensor:
+    """Share out one evenly among what is present: (B, M)."""
+    return (present / present.sum(1, keepdim=True).clamp(min=1)).to(like.dtype)

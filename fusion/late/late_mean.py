@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from ...errors import FusionZooError
 from ...structures import Features, FusionOutput
-from ..base import FUSIONS, present_mean
-from ._base import LateFusion
+from ..base import FUSIONS, check_choice, present_mean
+from ._base import LateFusion, equal_weights
 
 
-@FUSIONS.register(family="late", paper="Kittler et al. 1998, TPAMI 20(3)", reads="pooled")
+@FUSIONS.register(
+    family="late", paper="Kittler et al. 1998, TPAMI 20(3)", reads="pooled", synergy=False
+)
 class LateMean(LateFusion):
     """Average each modality's logits, or its probabilities, over what is present.
 
     `space="logit"`: mean_m z_m, whose softmax is the normalised geometric mean of the modalities'.
     `space="prob"`: log mean_m softmax(z_m), never worse than the mean of their cross-entropies.
+
+    Missing: left out of the average.
+    Pitfall: a weak modality counts as much as a strong one.
+    Use when: you want the fixed rule that every learned fusion has to beat.
 
     Shapes:
         features[name].pooled: (B, dims[name])
@@ -33,8 +38,7 @@ class LateMean(LateFusion):
         space: Literal["logit", "prob"] = "logit",
     ) -> None:
         super().__init__(dims, dim, num_outputs)
-        if space not in ("logit", "prob"):
-            raise FusionZooError(f"space={space!r} is neither 'logit' nor 'prob'")
+        check_choice("space", space, ("logit", "prob"))
         self.space = space
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
@@ -44,5 +48,4 @@ class LateMean(LateFusion):
         else:
             floor = 1e-30  # keeps the logarithm finite where nothing is present
             logits = present_mean(votes.softmax(-1), present).clamp(min=floor).log()
-        weights = present / present.sum(1, keepdim=True).clamp(min=1)
-        return self.output(embedding, logits, votes, present, weights.to(logits.dtype))
+        return self.output(embedding, logits, votes, present, equal_weights(present, votes))

@@ -8,21 +8,27 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ...errors import FusionZooError
 from ...structures import Features, FusionOutput
-from ..base import FUSIONS
+from ..base import FUSIONS, check_choice
 from ._base import LateFusion
 
 
-@FUSIONS.register(family="late", paper="Hinton 2002, Neural Computation 14(8)", reads="pooled")
+@FUSIONS.register(
+    family="late", paper="Hinton 2002, Neural Computation 14(8)", reads="pooled", synergy=False
+)
 class LatePoE(LateFusion):
     """Add the modalities' log-probabilities, counting the class prior once.
 
     logits = sum_m beta_m log softmax(z_m) - (sum_m beta_m - 1) log prior, over what is present.
     With the true prior it is the exact posterior where modalities are independent given the class.
     `beta="one"` takes each expert whole; `beta="mean"` (1 / number present) is the geometric mean,
-    for experts that repeat one another. `log_prior` is a buffer, uniform until set; an expert with
-    the prior as its opinion then changes nothing, and no expert at all answers with the prior.
+    for experts that repeat one another. `log_prior` is a buffer, uniform, or with
+    `prior="train"` the class frequencies of the training split; an expert with the prior as its
+    opinion then changes nothing, and no expert at all answers with the prior.
+
+    Missing: contributes no factor, and the prior is divided out once less.
+    Pitfall: experts that repeat one another are counted twice and overconfident; `beta="mean"`.
+    Use when: modalities are nearly independent given the class.
 
     Shapes:
         features[name].pooled: (B, dims[name])
@@ -38,13 +44,19 @@ class LatePoE(LateFusion):
         num_outputs: int,
         *,
         beta: Literal["one", "mean"] = "one",
+        prior: Literal["uniform", "train"] = "uniform",
     ) -> None:
         super().__init__(dims, dim, num_outputs)
-        if beta not in ("one", "mean"):
-            raise FusionZooError(f"beta={beta!r} is neither 'one' nor 'mean'")
-        self.beta = beta
+        check_choice("beta", beta, ("one", "mean"))
+        check_choice("prior", prior, ("uniform", "train"))
+        self.beta, self.prior = beta, prior
         del self.prior_logits  # here the prior is known, not learned
         self.register_buffer("log_prior", torch.full((num_outputs,), 1 / num_outputs).log())
+
+    def prepare(self, targets: Tensor) -> None:
+        if self.prior == "train":
+            counts = torch.bincount(targets, minlength=self.num_outputs) + 1  # none is impossible
+            self.log_prior.copy_((counts / counts.sum()).log())
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         embedding, votes, present = self.votes(features)

@@ -12,12 +12,16 @@ from ..base import FUSIONS, masked_softmax
 from ._base import LateFusion
 
 
-@FUSIONS.register(family="late", paper=None, reads="pooled")
+@FUSIONS.register(family="late", paper=None, reads="pooled", synergy=False)
 class LateWeighted(LateFusion):
     """Average the modalities' logits with learned weights, renormalised over what is present.
 
     logits = sum_m w_m z_m with w = softmax(theta) over present modalities; theta starts at 0, where
     it is `late_mean`. `per_class=True` learns a theta for each class.
+
+    Missing: weight 0; the others' weights are renormalised.
+    Pitfall: the scale of z_m and its weight are confounded, and theta moves slowly.
+    Use when: one modality is better than another on all samples alike.
 
     Shapes:
         features[name].pooled: (B, dims[name])

@@ -21,7 +21,7 @@ from ..datasets import PairedBatchSampler, PairedDataset, make_sampler
 from ..evaluation.metrics import classification
 from ..structures import Batch
 from .distributed import World, gather, total
-from .objectives import Objective, Step
+from .objectives import Objective, Step, resting
 
 Metrics = dict[str, Any]
 AMP = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -82,28 +82,36 @@ class Stepper:
         self.scaler = GradScaler(self.world.device.type, enabled=fp16)
         self.plain = unwrap(self.objective)
         self.owners = [list(self.plain.model.parameters()), list(self.plain.heads.parameters())]
+        self.phases = self.plain.model.fusion.phases
+        self.resting = [resting(self.plain.model, phase) for phase in self.phases]
 
-    def __call__(self, batches: list[Batch], stop: bool = False) -> tuple[Tensor, bool]:
+    def __call__(
+        self, batches: list[Batch], stop: bool = False, epoch: float = 0.0, phase: int = 0
+    ) -> tuple[Tensor, bool]:
         """Learn from `batches` (accumulated); return the mean loss, and whether any rank must stop.
 
         The loss is the mean over all rows of all processes, so N processes with batch B have the
         gradients of one process with batch N x B, whatever rows or modalities each of them lacks.
         """
         self.objective.train()
+        self.plain.model.encoders.train(self.phases[phase].encoders)
         loss = torch.zeros((), device=self.world.device)
         for number, batch in enumerate(batches):
             counts, stop = self._counts(batch.present, stop)
+            rows = self.plain.rows(batch).to(self.world.device)
             batch = batch.to(self.world.device)
             with self._sync(last=number == len(batches) - 1):
                 with autocast(self.cfg.train, self.world.device):
-                    step: Step = self.objective(batch)
-                fused = step.loss.sum() / counts[0]
+                    step: Step = self.objective(batch, rows, epoch, phase)
+                fused = step.loss.sum() / counts[0] + self._touch(phase)
                 alone = [
                     own.sum() / count
                     for own, count in zip(step.unimodal_loss.values(), counts[1:], strict=False)
                 ]
                 self.scaler.scale((fused + sum(alone)) / len(batches)).backward()
             loss += fused.detach() / len(batches)
+        for parameter in self.resting[phase]:
+            parameter.grad = None  # neither momentum nor decay moves it
         self._update()
         return loss, stop
 
@@ -123,6 +131,11 @@ class Stepper:
         if not last and isinstance(self.objective, DistributedDataParallel):
             return self.objective.no_sync()
         return nullcontext()
+
+    def _touch(self, phase: int) -> Tensor | float:
+        """Give what rests in this phase a gradient of zero, for which DDP waits."""
+        rest = [p.flatten()[0] for p in self.resting[phase] if p.requires_grad]
+        return 0.0 * torch.stack(rest).sum() if rest else 0.0
 
     def _update(self) -> None:
         """Clip and step; the heads are clipped on their own, to leave the fusion as it would be."""

@@ -5,7 +5,7 @@ Shapes: `B` rows, `K` outputs, `D` width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..model import FusionModel
-from ..structures import Batch, Features, Sample
+from ..structures import Batch, Features, FusionOutput, Moment, Phase, Sample
 
 
 class Step(NamedTuple):
@@ -61,47 +61,78 @@ class UnimodalHeads(nn.Module):
 
 
 class Objective(nn.Module):
-    """Cross-entropy of the fusion and of each modality's own head."""
+    """The fusion's own loss and the cross-entropy of each modality's own head.
+
+    `ids` and `targets` are those of the training split: a strategy may remember its samples.
+    """
 
     def __init__(
-        self, model: FusionModel, heads: UnimodalHeads, label_smoothing: float = 0
+        self,
+        model: FusionModel,
+        heads: UnimodalHeads,
+        label_smoothing: float = 0,
+        ids: Sequence[str] = (),
+        targets: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.model, self.heads, self.label_smoothing = model, heads, label_smoothing
+        self.numbers = {name: number for number, name in enumerate(ids)}
+        no_targets = torch.zeros(0, dtype=torch.int64)
+        self.memory = model.fusion.prepare(no_targets if targets is None else targets)
 
-    def forward(self, batch: Batch) -> Step:
+    def rows(self, batch: Batch) -> Tensor:
+        """Return the samples' numbers in the training split, -1 where it has no such id: (B,)."""
+        return torch.tensor([self.numbers.get(name, -1) for name in batch.ids], dtype=torch.int64)
+
+    def forward(
+        self, batch: Batch, rows: Tensor | None = None, epoch: float = 0.0, phase: int = 0
+    ) -> Step:
+        """Return logits and losses; without `rows`, in evaluation, plain cross-entropy."""
         features = self.model.encode(batch)
-        logits = self.model.fusion(features).logits
+        output: FusionOutput = self.model.fusion(features)
         unimodal = self.heads(features)
+        assert batch.target is not None
+        if rows is None:
+            loss = self.criterion(output.logits, batch.target)
+        else:
+            moment = Moment(rows, epoch, phase, self.criterion, self.memory)
+            loss = self.model.fusion.loss(output, batch.target, moment)
         return Step(
-            logits,
-            self._loss(logits, batch),
+            output.logits,
+            loss,
             unimodal,
             {
-                name: self._loss(own, batch) * features[name].mask.any(1)
+                name: self.criterion(own, batch.target) * features[name].mask.any(1)
                 for name, own in unimodal.items()
             },
         )
 
-    def _loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        assert batch.target is not None
+    def criterion(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Cross-entropy in single precision: (B, K), (B,) -> (B,)."""
         smoothing = self.label_smoothing
-        return F.cross_entropy(
-            logits.float(), batch.target, reduction="none", label_smoothing=smoothing
-        )
+        return F.cross_entropy(logits.float(), target, reduction="none", label_smoothing=smoothing)
+
+
+def resting(model: FusionModel, phase: Phase) -> list[nn.Parameter]:
+    """Return the parameters that do not learn in a phase of the fusion."""
+    named = model.fusion.named_parameters()
+    rest = [p for name, p in named if not name.startswith(phase.trains)]
+    return rest if phase.encoders else [*rest, *model.encoders.parameters()]
 
 
 def freeze_unused(objective: Objective) -> list[str]:
-    """Freeze the parameters that no loss reads, and return their names.
+    """Freeze the parameters that no loss of any phase reads, and return their names.
 
     A fusion that reads tokens leaves, say, an encoder's pooling head without a gradient. DDP would
-    wait for it for ever; weight decay would shrink it. Found by one backward pass over two blank
-    rows that claim to have every modality.
+    wait for it for ever; weight decay would shrink it. Found by a backward pass of each phase over
+    two blank rows that claim to have every modality.
     """
     training = objective.training
     objective.eval()
-    step = objective(_blank_batch(objective.model))
-    (step.loss.sum() + sum(own.sum() for own in step.unimodal_loss.values())).backward()
+    batch = _blank_batch(objective.model)
+    for phase in range(len(objective.model.fusion.phases)):
+        step = objective(batch, rows=torch.zeros(2, dtype=torch.int64), phase=phase)
+        (step.loss.sum() + sum(own.sum() for own in step.unimodal_loss.values())).backward()
     unused = []
     for name, parameter in objective.named_parameters():
         if parameter.requires_grad and parameter.grad is None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 from torch import nn, optim
@@ -11,6 +13,7 @@ from torch import nn, optim
 from ..config import OptimConfig
 from ..errors import FusionZooError, did_you_mean
 from ..model import FusionModel
+from ..structures import Phase
 
 Group = dict[str, Any]
 
@@ -96,6 +99,30 @@ def schedule(cfg: OptimConfig, steps: int, steps_per_epoch: int) -> Callable[[in
         return 1.0
 
     return factor
+
+
+def phased(
+    cfg: OptimConfig, phases: Sequence[Phase], steps: int, steps_per_epoch: int
+) -> Callable[[int], tuple[int, float]]:
+    """Return the phase of a step, and its factor: each phase has a schedule of its own.
+
+    >>> halves = [Phase("first", 0.5), Phase("second", 0.5)]
+    >>> at = phased(OptimConfig(warmup=0.0), halves, steps=8, steps_per_epoch=4)
+    >>> [(phase, round(factor, 2)) for phase, factor in map(at, (0, 2, 4, 6))]
+    [(0, 1.0), (0, 0.5), (1, 1.0), (1, 0.5)]
+    """
+    stops = [round(steps * share) for share in accumulate(phase.share for phase in phases)]
+    starts = [0, *stops[:-1]]
+    factors = [
+        schedule(cfg, stop - start, steps_per_epoch)
+        for start, stop in zip(starts, stops, strict=True)
+    ]
+
+    def at(step: int) -> tuple[int, float]:
+        number = min(bisect_right(stops, step), len(stops) - 1)
+        return number, factors[number](step - starts[number])
+
+    return at
 
 
 def set_rates(optimizer: optim.Optimizer, factor: float) -> None:

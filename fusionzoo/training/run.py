@@ -60,7 +60,8 @@ def build_objective(cfg: RunConfig, train_set: PairedDataset) -> tuple[Objective
     dims = {name: encoder.dim for name, encoder in model.named_encoders()}
     dim = model.spec["fusion"]["dim"]
     heads = UnimodalHeads(dims if cfg.train.unimodal else {}, dim, counts / counts.sum())
-    objective = Objective(model, heads, cfg.train.label_smoothing)
+    ids, targets = train_set.ids, train_set.targets
+    objective = Objective(model, heads, cfg.train.label_smoothing, ids, targets)
     return objective, freeze_unused(objective)
 
 

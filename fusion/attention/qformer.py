@@ -1,0 +1,108 @@
+"""Q-Former: learned queries that talk to one another, and now and then to the modalities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ...structures import Features, FusionOutput
+from ..base import FUSIONS, check_modality
+from ._blocks import Attention, TokenFusion, join, perceptron
+
+
+class Layer(nn.Module):
+    """Self-attention over queries and text, cross-attention of the queries, two perceptrons."""
+
+    def __init__(
+        self, dim: int, num_heads: int, dropout: float, *, across: bool, text: bool
+    ) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.own = Attention(dim, num_heads)
+        self.question_norm = nn.LayerNorm(dim) if across else None
+        self.context_norm = nn.LayerNorm(dim) if across else None
+        self.across = Attention(dim, num_heads) if across else None
+        self.mlp = perceptron(dim)
+        self.text_mlp = perceptron(dim) if text else None
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self, x: Tensor, mask: Tensor, context: Tensor, keys: Tensor, queries: int
+    ) -> Tensor:
+        """Update x (B, R + T, D), queries first; mask (B, R + T) and keys (B, S) are real."""
+        normed = self.norm(x)
+        x = x + self.dropout(self.own(normed, normed, mask))
+        q, text = x[:, :queries], x[:, queries:]
+        if self.across is not None:
+            assert self.question_norm is not None
+            assert self.context_norm is not None
+            q = q + self.dropout(
+                self.across(self.question_norm(q), self.context_norm(context), keys)
+            )
+        q = q + self.dropout(self.mlp(q))
+        if self.text_mlp is None:
+            return q
+        return torch.cat([q, text + self.dropout(self.text_mlp(text))], dim=1)
+
+
+@FUSIONS.register(family="attention", paper="Li et al. 2023, arXiv:2301.12597", reads="tokens")
+class QFormer(TokenFusion):
+    """Let learned queries attend to one another, and in every second layer to the modalities.
+
+    x = [queries; text]; per layer x += SA(x); in layers 0, 2, ... queries += CA(queries, other
+    modalities); then a perceptron, one for queries and one for text. embedding = mean of
+    LN(queries). `text` names the modality that shares self-attention with the queries; none by
+    default. BLIP-2 has 12 layers of width 768; as a head on encoders' tokens the default is 2.
+
+    Missing: no keys; without any key the cross-attention term is 0, without text there are only
+    queries.
+    Pitfall: for contrastive training the queries must not see the text, or the answer leaks.
+    Use when: few fixed-size tokens are wanted from long inputs, say in front of a language model.
+
+    Shapes:
+        features[name].tokens: (B, T, dims[name]), any T for each
+        returns: embedding (B, dim), logits (B, K)
+    """
+
+    def __init__(
+        self,
+        dims: Mapping[str, int],
+        dim: int,
+        num_outputs: int,
+        *,
+        num_queries: int = 32,
+        text: str | None = None,
+        num_layers: int = 2,
+        num_heads: int = 4,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__(dims, dim, num_outputs)
+        self.text = None if text is None else check_modality("text", text, dims)
+        self.queries = nn.Parameter(torch.randn(num_queries, dim) * 0.02)
+        others = len(dims) > (text is not None)
+        self.layers = nn.ModuleList(
+            Layer(
+                dim,
+                num_heads,
+                dropout,
+                across=others and number % 2 == 0,
+                text=self.text is not None and number < num_layers - 1,
+            )
+            for number in range(num_layers)
+        )
+
+    def forward(self, features: Mapping[str, Features]) -> FusionOutput:
+        tokens, masks = self.embedded(features)
+        present, count = self.present(features), len(self.queries)
+        x = self.queries.to(next(iter(tokens.values())).dtype).expand(len(present), -1, -1)
+        mask = present.new_ones(x.shape[:2])
+        if self.text is not None:
+            words, real = tokens.pop(self.text), masks.pop(self.text)
+            x, mask = torch.cat([x, words], dim=1), torch.cat([mask, real], dim=1)
+        context, keys = join(tokens, masks, x)
+        for layer in self.layers:
+            x = layer(x, mask, context, keys, count)
+        embedding = self.or_null(self.norm(x[:, :count]).mean(1), present)
+        return FusionOutput(embedding, self.head(embedding), {}, None)

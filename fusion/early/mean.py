@@ -1,0 +1,37 @@
+"""Mean: the sum, whose scale does not depend on how much is there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from ...structures import Features, FusionOutput
+from ..base import FUSIONS, Fusion, present_mean
+
+
+@FUSIONS.register(family="early", paper=None, reads="pooled", synergy=False)
+class Mean(Fusion):
+    """Average the modalities' aligned vectors over what is present.
+
+    embedding = sum_m p_m a_m / sum_m p_m with a_m = V_m x_m + c_m.
+
+    Missing: left out of the average, which is over what is present.
+    Pitfall: a weak modality counts as much as a strong one; `attn_pool` learns whom to trust.
+    Use when: modalities come and go, and each says much the same.
+
+    Shapes:
+        features[name].pooled: (B, dims[name])
+        returns: embedding (B, dim), logits (B, K), weights (B, M) equal
+    """
+
+    def __init__(self, dims: Mapping[str, int], dim: int, num_outputs: int) -> None:
+        super().__init__(dims, dim, num_outputs)
+        self.project = self.align()
+        self.head = nn.Linear(dim, num_outputs)
+
+    def forward(self, features: Mapping[str, Features]) -> FusionOutput:
+        aligned, present = self.aligned(features)
+        embedding = self.or_null(present_mean(aligned, present), present)
+        weights = present / present.sum(1, keepdim=True).clamp(min=1)
+        return FusionOutput(embedding, self.head(embedding), {}, weights.to(embedding.dtype))

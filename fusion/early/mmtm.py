@@ -1,0 +1,61 @@
+"""Multimodal transfer module: squeeze every modality, let all of them excite each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from ...errors import FusionZooError
+from ...structures import Features, FusionOutput, masked_mean
+from ..base import FUSIONS, Fusion, present_mean
+
+
+@FUSIONS.register(family="early", paper="Joze et al. 2020, arXiv:1911.08670", reads="tokens")
+class MMTM(Fusion):
+    """Rescale each modality's channels by gates that read all modalities, then average.
+
+    S_m = mean of the real tokens X_m; Z = ReLU(W [S_1; ...; S_M] + b); gate_m = g sigmoid(W_m Z +
+    b_m) with g = 2 (the paper's; its public code leaves it out); embedding = mean over present m of
+    V_m (gate_m * S_m). A gate is constant over tokens, so gating the tokens and then averaging them
+    is the same. One modality alone is squeeze-and-excitation.
+
+    Missing: squeezed to 0, and left out of the mean.
+    Pitfall: padding must not count in S_m; the public code has no mask.
+    Use when: convolutional features of several modalities should recalibrate one another.
+
+    Shapes:
+        features[name].tokens: (B, T, dims[name]), any T for each
+        returns: embedding (B, dim), logits (B, K)
+    """
+
+    def __init__(
+        self,
+        dims: Mapping[str, int],
+        dim: int,
+        num_outputs: int,
+        *,
+        ratio: float = 4.0,
+        gate: float = 2.0,
+    ) -> None:
+        super().__init__(dims, dim, num_outputs)
+        width = int(2 * sum(dims.values()) / ratio) if ratio > 0 else 0
+        if width < 1:
+            raise FusionZooError(f"ratio={ratio} leaves {width} squeezed channels; at least 1")
+        self.gate = gate
+        self.squeeze = nn.Linear(sum(dims.values()), width)
+        self.excite = nn.ModuleDict({name: nn.Linear(width, w) for name, w in dims.items()})
+        self.project = self.align()
+        self.head = nn.Linear(dim, num_outputs)
+
+    def forward(self, features: Mapping[str, Features]) -> FusionOutput:
+        present, tokens = self.present(features), self.tokens(features)
+        means = {name: masked_mean(x, features[name].mask) for name, x in tokens.items()}
+        squeezed = self.squeeze(torch.cat(list(means.values()), dim=-1)).relu()
+        aligned = [
+            self.project[name](self.gate * self.excite[name](squeezed).sigmoid() * x)
+            for name, x in means.items()
+        ]
+        embedding = self.or_null(present_mean(torch.stack(aligned, dim=1), present), present)
+        return FusionOutput(embedding, self.head(embedding), {}, None)

@@ -1,0 +1,55 @@
+"""MUTAN: a Tucker decomposition whose core is a sum of rank-one slices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from einops import rearrange
+from torch import nn
+
+from ...errors import FusionZooError
+from ...structures import Features, FusionOutput
+from ..base import FUSIONS, Fusion
+from ._factorised import Factors
+from ._tucker import SlicedProduct
+
+
+@FUSIONS.register(family="early", paper="Ben-younes et al. 2017, arXiv:1705.06676", reads="pooled")
+class MUTAN(Fusion):
+    """Project the modalities, then sum R elementwise products of their maps.
+
+    y_m = A_m x_m in `width` dimensions; z = sum_r prod_m (y_m M_m^r); embedding = W z + c. The
+    default width and rank are the paper's region of good results (width 360, rank 10).
+
+    Missing: its factor, after the map M_m^r, is 1 in all R slices.
+    Pitfall: cost grows with width^2 * rank for each modality; `block` splits it into chunks.
+    Use when: a full bilinear form of two modalities is wanted with a controlled rank.
+
+    Shapes:
+        features[name].pooled: (B, dims[name])
+        returns: embedding (B, dim), logits (B, K)
+    """
+
+    def __init__(
+        self,
+        dims: Mapping[str, int],
+        dim: int,
+        num_outputs: int,
+        *,
+        width: int = 360,
+        rank: int = 10,
+    ) -> None:
+        super().__init__(dims, dim, num_outputs)
+        if rank < 1:
+            raise FusionZooError(f"rank={rank}; it must be at least 1")
+        self.factors = Factors(dims, width)
+        self.slices = SlicedProduct(dims, 1, width, rank)
+        self.out = nn.Linear(width, dim)
+        self.head = nn.Linear(dim, num_outputs)
+
+    def forward(self, features: Mapping[str, Features]) -> FusionOutput:
+        present = self.present(features)
+        projected = rearrange(self.factors(self.pooled(features)), "b m t -> b m 1 t")
+        z = rearrange(self.slices(projected, present), "b 1 t -> b t")
+        embedding = self.or_null(self.out(z), present)
+        return FusionOutput(embedding, self.head(embedding), {}, None)

@@ -1,0 +1,64 @@
+"""Tensor fusion: the outer product of all modalities, with every lower order in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from einops import einsum, rearrange
+from torch import nn
+
+from ...structures import Features, FusionOutput
+from ..base import FUSIONS, Fusion
+from ._outer import check_budget, narrow, with_ones
+
+
+@FUSIONS.register(family="early", paper="Zadeh et al. 2017, arXiv:1707.07250", reads="pooled")
+class TFN(Fusion):
+    """Form the outer product of all [1; x_m] and pass it through a perceptron.
+
+    z = [1; x_1] x ... x [1; x_M], flattened; embedding = MLP(z) with two hidden layers. Modalities
+    wider than `proj_dim` are first projected to it (paper: at most 128). The product is refused
+    before it is allocated when prod(D_m + 1) * hidden exceeds `budget` weights.
+
+    Missing: [1; 0], which leaves the product of the others at index 0.
+    Pitfall: the product grows as D^M: beyond three modalities choose a small `proj_dim`, or `lmf`.
+    Use when: two or three modalities, and their products matter (synergy).
+
+    Shapes:
+        features[name].pooled: (B, dims[name])
+        returns: embedding (B, dim), logits (B, K)
+    """
+
+    def __init__(
+        self,
+        dims: Mapping[str, int],
+        dim: int,
+        num_outputs: int,
+        *,
+        proj_dim: int = 32,
+        hidden: int = 128,
+        dropout: float = 0.1,
+        budget: int = 20_000_000,
+    ) -> None:
+        super().__init__(dims, dim, num_outputs)
+        size = check_budget("tfn", dims, proj_dim, hidden, budget)
+        self.narrow = narrow(dims, proj_dim)
+        self.mlp = nn.Sequential(
+            nn.Dropout(dropout),
+            nn.Linear(size, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, dim),
+        )
+        self.head = nn.Linear(dim, num_outputs)
+
+    def forward(self, features: Mapping[str, Features]) -> FusionOutput:
+        present = self.present(features)
+        column = dict(zip(self.dims, present.unbind(1), strict=True))
+        first, *others = with_ones(self.pooled(features), self.narrow, column)
+        outer = first
+        for x in others:
+            outer = rearrange(einsum(outer, x, "b i, b j -> b i j"), "b i j -> b (i j)")
+        embedding = self.or_null(self.mlp(outer), present)
+        return FusionOutput(embedding, self.head(embedding), {}, None)

@@ -1,0 +1,52 @@
+"""What the tests of single fusions share: modules away from their start, inputs, comparison."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from fusionzoo.conformance import DIMS, build, entropy
+from fusionzoo.fusion import Fusion, create_fusion
+from fusionzoo.structures import Features, Moment
+
+WIDTHS = dict(itertools.islice(DIMS.items(), 3))
+TWO = dict(itertools.islice(DIMS.items(), 2))
+
+
+def made(name: str, dims: dict[str, int] | None = None, **settings: object) -> Fusion:
+    """Build a fusion in float64, every parameter away from its initial value."""
+    return build(lambda *_: create_fusion(name, dims or WIDTHS, 8, 4, **settings))
+
+
+def close(found: Tensor, wanted: Tensor, tolerance: float = 1e-10) -> None:
+    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+
+
+def copy(source: Fusion, target: Fusion, *, strict: bool = True) -> Fusion:
+    """Give `target` the weights of `source`, those that it has too."""
+    theirs = target.state_dict()
+    own = {k: v for k, v in source.state_dict().items() if k in theirs}
+    target.load_state_dict(own if strict else {**theirs, **own})
+    return target
+
+
+def given(**pooled: Tensor) -> dict[str, Features]:
+    """Make features of one token each."""
+    return {
+        m: Features(x[:, None], torch.ones(len(x), 1, dtype=torch.bool), x)
+        for m, x in pooled.items()
+    }
+
+
+def moment(rows: int, *, epoch: float = 1.0, phase: int = 0, memory: object = None) -> Moment:
+    return Moment(torch.arange(rows), epoch, phase, entropy, memory)  # type: ignore[arg-type]
+
+
+def aligned(fusion: Fusion, features: dict[str, Features]) -> dict[str, Tensor]:
+    """Return a_m = V_m x_m + c_m of complete samples."""
+    return {
+        m: features[m].pooled @ fusion.project[m].weight.T + fusion.project[m].bias
+        for m in fusion.dims
+    }

@@ -1,0 +1,338 @@
+"""The attention fusions are what their formulas say."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from oracle import TWO, WIDTHS, aligned, close, copy, made, moment
+from torch import Tensor
+
+from fusionzoo.conformance import features, full, patterns, rows_of
+from fusionzoo.errors import FusionZooError
+from fusionzoo.fusion import create_fusion
+from fusionzoo.fusion.attention._moe import Experts, Router, imbalance
+from fusionzoo.fusion.attention.flex_moe import combination_of
+from fusionzoo.fusion.attention.mult import last_step, positions
+from fusionzoo.structures import Features, masked_mean
+
+Given = dict[str, Features]
+
+
+def repeated(x: Given, names: tuple[str, ...]) -> Given:
+    """Repeat every token of some modalities."""
+    return {
+        m: Features(f.tokens.repeat(1, 2, 1), f.mask.repeat(1, 2), f.pooled) if m in names else f
+        for m, f in x.items()
+    }
+
+
+def turned(x: Given) -> Given:
+    """Reverse the tokens of every modality."""
+    return {m: Features(f.tokens.flip(1), f.mask.flip(1), f.pooled) for m, f in x.items()}
+
+
+# ---- attn_pool
+
+
+def test_attention_pooling_without_a_score_is_the_mean() -> None:
+    fusion, x = made("attn_pool"), features(patterns(3))
+    mean = made("mean")
+    copy(fusion, mean, strict=False)
+    torch.nn.init.zeros_(fusion.score.weight)
+    close(fusion(x).logits, mean(x).logits)
+
+
+def test_attention_pooling_weighs_by_the_gated_score_and_picks_the_largest_in_the_limit() -> None:
+    fusion, x = made("attn_pool"), features(full(4))
+    a = torch.stack(list(aligned(fusion, x).values()), dim=1)
+    s = fusion.score(fusion.content(a).tanh() * fusion.gate(a).sigmoid())[..., 0]
+    close(fusion(x).weights, s.softmax(1))
+    close(fusion(x).embedding, torch.einsum("bm,bmd->bd", s.softmax(1), a))
+    with torch.no_grad():
+        fusion.score.weight *= 1e6
+    close(fusion(x).embedding, a[torch.arange(4), s.argmax(1)])
+
+
+# ---- co_attention
+
+
+def swapped(fusion: torch.nn.Module) -> torch.nn.Module:
+    """The same fusion of (text, image) with the streams' parameters exchanged."""
+    other = made("co_attention", dict(reversed(TWO.items())))
+    state = fusion.state_dict()
+    width, bits = state["join.weight"].split([16, 2], dim=1)
+    first, second = width.split(8, dim=1)
+    state["join.weight"] = torch.cat([second, first, bits.flip(1)], dim=1)
+    other.load_state_dict(state)
+    return other
+
+
+def test_swapping_the_streams_swaps_nothing_so_updates_are_synchronous() -> None:
+    fusion, x = made("co_attention", TWO), features(full(4, 2))
+    close(swapped(fusion)(x).logits, fusion(x).logits)
+
+
+def test_co_attention_without_its_cross_output_is_independent_transformers() -> None:
+    fusion, x = made("co_attention"), features(full(3))
+    for layer in fusion.layers:
+        for stream in layer.values():
+            torch.nn.init.zeros_(stream.across.out.weight)
+            torch.nn.init.zeros_(stream.across.out.bias)
+    seen: list[Tensor] = []
+    fusion.join.register_forward_hook(lambda _m, i, _o: seen.append(i[0][:, :8]))
+    fusion(x)
+    fusion({**x, "text": x["text"]._replace(tokens=x["text"].tokens + 1)})
+    close(seen[0], seen[1])
+
+
+# ---- mult
+
+
+def test_positions_count_real_tokens_and_the_last_step_is_real() -> None:
+    mask = torch.tensor([[True, False, True, True, False]])
+    found = positions(mask, 4, torch.zeros(1).double())[0]
+    for step, index in ((0, 0), (2, 1), (3, 2)):
+        wanted = [math.sin(index), math.cos(index), math.sin(index / 100), math.cos(index / 100)]
+        close(found[step], torch.tensor(wanted, dtype=torch.float64))
+    x = torch.arange(5.0)[None, :, None]
+    assert last_step(x, mask).item() == 3
+    assert last_step(x, torch.zeros_like(mask)).item() == 0
+
+
+def test_a_crossmodal_stack_without_outputs_is_the_normed_target() -> None:
+    fusion, x = made("mult"), features(full(3))
+    stack = fusion.pairs["text->image"]
+    for block in stack.blocks:
+        for last in (block.attention.out, block.mlp[-1]):
+            torch.nn.init.zeros_(last.weight)
+            torch.nn.init.zeros_(last.bias)
+    tokens = math.sqrt(30) * x["image"].tokens @ fusion.embed["image"].weight.T
+    tokens = tokens + positions(x["image"].mask, 30, tokens)
+    context = torch.randn(3, 6, 30).double()
+    close(stack(tokens, torch.ones(3, 6, dtype=torch.bool), context), stack.norm(tokens))
+
+
+def test_mult_has_a_stack_for_every_ordered_pair() -> None:
+    for count in (2, 3):
+        fusion = made("mult", dict(list(WIDTHS.items())[:count]))
+        assert len(fusion.pairs) == count * (count - 1)
+
+
+def test_padding_in_front_and_between_changes_nothing_even_with_positions() -> None:
+    fusion, x = made("mult"), features(full(3))
+    spread = {}
+    for m, f in x.items():
+        tokens = torch.full((3, 2 * f.mask.shape[1], f.tokens.shape[2]), 9.0).double()
+        mask = torch.zeros(3, 2 * f.mask.shape[1], dtype=torch.bool)
+        tokens[:, 1::2], mask[:, 1::2] = f.tokens, f.mask
+        spread[m] = Features(tokens, mask, f.pooled)
+    close(fusion(spread).logits, fusion(x).logits)
+
+
+# ---- perceiver, qformer, gated_xattn
+
+
+@pytest.mark.parametrize("settings", [{}, {"resampler": True}, {"io_decoder": True}])
+def test_latents_ignore_the_order_of_tokens(settings: dict[str, bool]) -> None:
+    fusion, x = made("perceiver", **settings), features(full(3))
+    close(fusion(turned(x)).logits, fusion(x).logits)
+
+
+def test_repeating_all_tokens_changes_the_resampler_but_not_the_perceiver() -> None:
+    x = features(full(3))
+    twice = repeated(x, tuple(WIDTHS))
+    plain, resampler = made("perceiver"), made("perceiver", resampler=True)
+    close(plain(twice).logits, plain(x).logits)
+    assert not torch.allclose(resampler(twice).logits, resampler(x).logits)
+
+
+def test_queries_without_their_cross_output_know_nothing_but_text() -> None:
+    fusion, x = made("qformer", text="text", num_layers=3), features(full(3))
+    assert [layer.across is not None for layer in fusion.layers] == [True, False, True]
+    for layer in fusion.layers[::2]:
+        torch.nn.init.zeros_(layer.across.out.weight)
+        torch.nn.init.zeros_(layer.across.out.bias)
+    wanted = fusion(x).logits
+    for m, same in (("image", True), ("audio", True), ("text", False)):
+        other = {**x, m: x[m]._replace(tokens=x[m].tokens + 1)}
+        assert torch.allclose(fusion(other).logits, wanted) == same, m
+
+
+def test_closed_gates_leave_the_base_stream_bit_for_bit_and_are_first_to_move() -> None:
+    torch.manual_seed(0)
+    fusion = create_fusion("gated_xattn", WIDTHS, 8, 4, base="text").double().eval()
+    x = features(full(4))
+    base = x["text"].tokens @ fusion.project["text"].weight.T + fusion.project["text"].bias
+    base = torch.where(x["text"].mask[..., None], base + fusion.modality["text"], base)
+    wanted = masked_mean(fusion.norm(base), x["text"].mask)
+    close(fusion(x).embedding, wanted, 1e-14)
+    fusion(x).logits.square().sum().backward()
+    for layer in fusion.layers:
+        assert layer.attention_gate.grad != 0
+        assert all((p.grad == 0).all() for p in layer.attention.parameters())
+
+
+def test_without_media_only_the_attention_branch_closes() -> None:
+    fusion = made("gated_xattn")
+    x = features(torch.tensor([[True, False, False]]))
+    open_gates = fusion(x).embedding
+    with torch.no_grad():
+        for layer in fusion.layers:
+            layer.attention_gate.zero_()
+    assert torch.equal(fusion(x).embedding, open_gates)
+    with torch.no_grad():
+        for layer in fusion.layers:
+            layer.mlp_gate.zero_()
+    assert not torch.allclose(fusion(x).embedding, open_gates)
+
+
+# ---- mixtures of experts
+
+
+def expert(experts: Experts, number: int, x: Tensor) -> Tensor:
+    hidden = torch.nn.functional.gelu(x @ experts.wide[number] + experts.wide_bias[number])
+    return hidden @ experts.narrow[number] + experts.narrow_bias[number]
+
+
+def test_a_token_gets_the_weighted_answers_of_its_experts() -> None:
+    torch.manual_seed(0)
+    experts, router = Experts(6, 5).double(), Router(6, 5, 2, "softmax", 0.0).double()
+    x = torch.randn(7, 6).double()
+    scores, gates = router(x, torch.ones(7, dtype=torch.bool))
+    assert ((gates > 0).sum(1) == 2).all()
+    close(gates.sum(1), torch.ones(7).double())
+    every = torch.stack([expert(experts, e, x) for e in range(5)], dim=1)
+    for row in range(7):
+        best = scores[row].topk(2)
+        wanted = best.values.softmax(0) @ every[row, best.indices]
+        close(experts(x, gates)[row], wanted)
+
+
+def test_all_experts_at_once_are_the_dense_mixture() -> None:
+    torch.manual_seed(0)
+    router = Router(6, 3, 3, "laplace", 0.0).double()
+    x = torch.randn(7, 6).double()
+    _, gates = router(x, torch.ones(7, dtype=torch.bool))
+    close(gates, router.scores(x).softmax(-1))
+
+
+@pytest.mark.parametrize("name", ["fuse_moe", "flex_moe"])
+def test_equal_experts_are_one_expert_whatever_the_router_says(name: str) -> None:
+    fusion, x = made(name), features(patterns(3))
+    with torch.no_grad():
+        for parameter in fusion.experts.parameters():
+            parameter.copy_(parameter[:1].clone().expand_as(parameter))
+    before = fusion(x).logits
+    with torch.no_grad():
+        for part, parameter in fusion.named_parameters():
+            if "centres" in part:
+                parameter.copy_(torch.randn_like(parameter))
+    close(fusion(x).logits, before)
+
+
+def test_a_laplace_router_likes_what_is_near_and_ignores_rotations() -> None:
+    torch.manual_seed(0)
+    router = Router(6, 4, 2, "laplace", 0.0).double()
+    x = router.centres.detach().clone()
+    assert torch.equal(router.scores(x).argmax(1), torch.arange(4))
+    turn = torch.linalg.qr(torch.randn(6, 6).double()).Q
+    before = router.scores(x)
+    with torch.no_grad():
+        router.centres.copy_(router.centres @ turn)
+    close(router.scores(x @ turn), before)
+
+
+def test_balance_costs_nothing_only_where_experts_share_evenly() -> None:
+    close(imbalance(torch.full((8, 4), 0.25)), torch.tensor(0.0), 1e-6)
+    assert imbalance(torch.eye(4)[:2]) > 0.5
+
+
+def test_only_real_tokens_are_routed() -> None:
+    fusion, x = made("fuse_moe"), features(patterns(3))
+    gates = fusion(x).extra["gates"]
+    real = torch.cat([x[m].mask for m in WIDTHS], dim=1).flatten()
+    assert torch.equal((gates > 0).any(1), real)
+    assert ((gates > 0).sum(1)[real] == 4).all()
+
+
+def test_combinations_are_numbered_from_complete_to_nothing() -> None:
+    assert combination_of(patterns(3)).tolist() == [0, 4, 2, 6, 1, 5, 3, 7]
+
+
+def test_the_bank_stands_in_by_combination() -> None:
+    fusion = made("flex_moe")
+    complete, two = features(full(2)), features(torch.tensor([[True, False, True]]))
+    before = fusion(complete).logits, fusion(two).logits
+    with torch.no_grad():
+        fusion.bank[2, 1] += torch.arange(8)  # combination 2: text is absent; its slot is number 1
+    assert torch.equal(fusion(complete).logits, before[0])
+    assert not torch.allclose(fusion(two).logits, before[1])
+
+
+def test_too_few_experts_for_the_combinations_are_refused() -> None:
+    with pytest.raises(FusionZooError, match="3 modalities have 7 combinations"):
+        create_fusion("flex_moe", WIDTHS, 8, 4, num_experts=6)
+
+
+def test_incomplete_samples_teach_the_router_their_combination() -> None:
+    fusion = made("flex_moe", balance_weight=1.0)
+    x = features(torch.tensor([[True, False, True]]))
+    output = fusion(x)
+    target = torch.tensor([1])
+    scores = output.extra["scores"][output.extra["mask"].flatten()]
+    wanted = -scores.log_softmax(-1)[:, 2].mean()
+    loss = fusion.loss(output, target, moment(1)) - moment(1).criterion(output.logits, target)
+    close(loss[0], wanted, 1e-6)
+
+
+# ---- mbt
+
+
+def test_mbt_without_fusion_is_a_block_diagonal_single_stream() -> None:
+    """Each modality's tokens see only their own, with weights of their own; pooled alike."""
+    fusion, x = made("mbt", num_layers=2, fusion_layer=2), features(full(1))
+    means = []
+    for m in WIDTHS:
+        alone = made("concat_transformer", {m: WIDTHS[m]}, num_layers=2)
+        state = alone.state_dict()
+        state |= {f"blocks.{k}": v for k, v in fusion.streams[m].state_dict().items()} | {
+            f"project.{m}.{k}": v for k, v in fusion.project[m].state_dict().items()
+        }
+        state |= {f"modality.{m}": fusion.modality[m].detach()}
+        alone.load_state_dict(state)
+        y = shorten(rows_of(x, slice(0, 1)))[m]
+        tokens, masks = alone.embedded({m: y})
+        z = tokens[m]
+        for block in alone.blocks:
+            z = block(z, masks[m])
+        means.append(fusion.norm(z)[0].mean(0))
+    close(fusion(x).embedding[0], torch.stack(means).mean(0))
+
+
+def shorten(x: Given) -> Given:
+    return {
+        m: Features(f.tokens[:, f.mask[0]], f.mask[:, f.mask[0]], f.pooled) for m, f in x.items()
+    }
+
+
+@pytest.mark.parametrize("name", ["co_attention", "mult", "perceiver", "qformer", "fuse_moe"])
+def test_cutting_the_padding_off_changes_nothing(name: str) -> None:
+    fusion, x = made(name), features(full(3))
+    together = fusion(x).logits
+    for row in range(3):
+        close(fusion(shorten(rows_of(x, slice(row, row + 1)))).logits, together[row : row + 1])
+
+
+def test_an_impossible_setting_is_one_clear_error() -> None:
+    for name, settings, says in (
+        ("mult", {"width": 31, "num_heads": 1}, "width=31 is odd"),
+        ("mult", {"num_heads": 4}, "num_heads=4 does not divide dim=30"),
+        ("gated_xattn", {"base": "txt"}, "base='txt' is no modality. Did you mean 'text'?"),
+        ("qformer", {"text": "words"}, "text='words' is no modality"),
+        ("fuse_moe", {"top_k": 17}, "top_k=17 is not within 1 to num_experts=16"),
+    ):
+        with pytest.raises(FusionZooError) as caught:
+            create_fusion(name, WIDTHS, 8, 4, **settings)
+        assert says in str(caught.value)

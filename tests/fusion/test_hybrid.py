@@ -1,0 +1,235 @@
+"""The hybrid fusions are what their formulas say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracle import WIDTHS, aligned, close, copy, made, moment
+from torch import Tensor
+
+from fusionzoo.conformance import features, full, patterns
+from fusionzoo.errors import FusionZooError
+from fusionzoo.fusion import create_fusion
+from fusionzoo.fusion.hybrid.misa import moment_discrepancy, overlap
+from fusionzoo.fusion.hybrid.mmin import keep_some, squared_error
+from fusionzoo.fusion.hybrid.mvae_poe import multiply
+
+ALL = torch.ones(12, dtype=torch.bool)
+TARGET = torch.tensor([0, 1, 2, 3])
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).double()
+
+
+# ---- misa
+
+
+def test_equal_samples_have_no_discrepancy_and_a_finite_gradient() -> None:
+    x = draw(12, 5).requires_grad_()
+    found = moment_discrepancy(x, x, ALL)
+    assert found.abs() < 1e-9
+    (gradient,) = torch.autograd.grad(found, x)
+    assert torch.isfinite(gradient).all()
+
+
+def test_discrepancy_is_symmetric_and_a_shift_moves_its_first_moment_only() -> None:
+    x, y = draw(12, 5), draw(12, 4)[:, :1] + draw(12, 5)
+    close(moment_discrepancy(x, y, ALL), moment_discrepancy(y, x, ALL))
+    shifted = moment_discrepancy(x, x + 0.5, ALL)
+    close(shifted, torch.tensor(0.5 * 5**0.5).double(), 1e-5)
+
+
+def test_discrepancy_is_the_sum_over_moments_by_hand() -> None:
+    x, y = draw(12, 3), draw(12, 2) @ draw(2, 3)
+    wanted = (x.mean(0) - y.mean(0)).norm()
+    for order in range(2, 6):
+        c = ((x - x.mean(0)) ** order).mean(0) - ((y - y.mean(0)) ** order).mean(0)
+        wanted = wanted + c.norm()
+    close(moment_discrepancy(x, y, ALL), wanted, 1e-5)
+
+
+def test_orthogonal_columns_do_not_overlap_and_equal_rows_overlap_wholly() -> None:
+    x = torch.zeros(4, 2).double()
+    y = torch.zeros(4, 2).double()
+    x[:, 0] = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    y[:, 1] = torch.tensor([1.0, 1.0, -1.0, -1.0])
+    rows = torch.ones(4, dtype=torch.bool)
+    assert overlap(x, y, rows) < 1e-12
+    close(overlap(x, x, rows), torch.tensor(1.0).double(), 1e-6)
+
+
+def test_pair_losses_need_two_rows_that_have_both() -> None:
+    x, one = draw(12, 5), torch.arange(12) == 3
+    assert moment_discrepancy(x, x + 1, one) == 0
+    assert overlap(x, x, one) == 0
+    some = torch.arange(12) % 2 == 0
+    close(moment_discrepancy(x, 2 * x, some), moment_discrepancy(x[::2], 2 * x[::2], ALL[::2]))
+
+
+# ---- mvae_poe
+
+
+def test_experts_multiply_as_gaussians_do() -> None:
+    means, precision = draw(6, 3, 4), draw(3, 6, 4).transpose(0, 1).exp()
+    present = patterns(3)[:6]
+    mean, variance = multiply(means, precision, present)
+    for row in range(6):
+        there = present[row]
+        t = 1 + precision[row][there].sum(0)
+        close(variance[row], 1 / t)
+        close(mean[row], (precision[row] * means[row])[there].sum(0) / t)
+
+
+def test_nothing_is_the_prior_and_an_expert_only_sharpens() -> None:
+    means, precision = draw(1, 3, 4), draw(3, 1, 4).transpose(0, 1).exp()
+    mean, variance = multiply(means, precision, torch.zeros(1, 3, dtype=torch.bool))
+    assert (mean == 0).all()
+    assert (variance == 1).all()
+    two, three = (
+        multiply(means, precision, torch.tensor([[True, True, last]]))[1] for last in (False, True)
+    )
+    assert (three <= two).all()
+
+
+def test_equal_experts_add_their_precision() -> None:
+    mean, variance = multiply(
+        draw(1, 1, 4).expand(1, 3, 4), torch.full((1, 3, 4), 2.0).double(), full(1)
+    )
+    close(variance, torch.full((1, 4), 1 / 7, dtype=torch.float64))
+    close(mean, draw(1, 1, 4)[0] * 6 / 7)
+
+
+def test_the_embedding_is_the_mean_in_evaluation_and_a_draw_in_training() -> None:
+    fusion, x = made("mvae_poe", decoders=True), features(full(4))
+    output = fusion(x)
+    close(output.embedding, output.extra["mean"])
+    torch.manual_seed(0)
+    drawn = torch.stack([fusion.train()(x).embedding for _ in range(400)])
+    error = 4 * (output.extra["variance"] / 400).sqrt()
+    assert ((drawn.mean(0) - output.extra["mean"]).abs() < error).float().mean() > 0.98
+    loss = fusion.loss(fusion(x), TARGET, moment(4))
+    loss.sum().backward()
+    assert all(p.grad is not None for p in fusion.parameters())
+
+
+# ---- missing_tokens
+
+
+@pytest.mark.parametrize("base", ["concat", "mbt", "late_mean", "mmtm"])
+@pytest.mark.parametrize("bank", ["modality", "pattern"])
+def test_complete_samples_pass_as_if_there_were_no_stand_ins(base: str, bank: str) -> None:
+    fusion, x = made("missing_tokens", base=base, bank=bank), features(full(4))
+    inner = {
+        m: f._replace(tokens=fusion.project[m](f.tokens), pooled=fusion.project[m](f.pooled))
+        for m, f in x.items()
+    }
+    close(fusion(x).logits, fusion.base(inner).logits)
+
+
+def test_a_stand_in_learns_only_from_rows_that_lack_its_modality() -> None:
+    fusion = made("missing_tokens", base="concat")
+    x = features(torch.tensor([[True, True, True], [True, False, True]]))
+    fusion(x).logits.sum().backward()
+    moved = (fusion.stand_in.grad != 0).any(-1).any(-1)
+    assert moved.tolist() == [False, True, False]
+
+
+def test_a_pattern_bank_without_corrections_is_the_modality_bank() -> None:
+    plain = made("missing_tokens", base="concat")
+    pattern = copy(plain, made("missing_tokens", base="concat", bank="pattern"), strict=False)
+    torch.nn.init.zeros_(pattern.correction)
+    x = features(patterns(3))
+    close(pattern(x).logits, plain(x).logits)
+
+
+def test_a_wrapped_strategy_keeps_its_own_loss_and_phases() -> None:
+    fusion, x = made("missing_tokens", base="late_stacking"), features(patterns(3))
+    assert [phase.name for phase in fusion.phases] == ["base", "stack"]
+    assert "base.joiner" in fusion.phases[1].trains
+    target = torch.arange(8) % 4
+    assert torch.isfinite(fusion.loss(fusion(x), target, moment(8, phase=1))).all()
+    with pytest.raises(FusionZooError, match="unknown fusion 'mbtt'"):
+        create_fusion("missing_tokens", WIDTHS, 8, 4, base="mbtt")
+    with pytest.raises(FusionZooError, match="has no setting 'layers'"):
+        create_fusion("missing_tokens", WIDTHS, 8, 4, base="mbt", layers=2)
+
+
+# ---- shaspec
+
+
+def test_shaspec_without_its_mixture_is_the_shared_vector() -> None:
+    fusion, x = made("shaspec"), features(full(3))
+    torch.nn.init.zeros_(fusion.mix.weight)
+    torch.nn.init.zeros_(fusion.mix.bias)
+    shared = [fusion.shared(a) for a in aligned(fusion, x).values()]
+    close(fusion(x).embedding, fusion.join(torch.cat(shared, dim=1)))
+
+
+def test_an_absent_modality_borrows_the_mean_of_what_the_others_share() -> None:
+    fusion, seen = made("shaspec"), []
+    fusion.join.register_forward_hook(lambda _m, i, _o: seen.append(i[0]))
+    x = features(torch.tensor([[True, False, True]]))
+    fusion(x)
+    a = aligned(fusion, x)
+    wanted = (fusion.shared(a["image"]) + fusion.shared(a["audio"])) / 2
+    close(seen[0][:, 8:16], wanted)
+
+
+def test_alignment_is_nothing_only_where_shared_vectors_are_equal() -> None:
+    fusion, x = made("shaspec", alignment=1.0, domain=0.0), features(full(4))
+    output = fusion(x)
+    extra = fusion.loss(output, TARGET, moment(4)) - moment(4).criterion(output.logits, TARGET)
+    assert (extra > 0).all()
+    same = output.extra["shared"][:, :1].expand_as(output.extra["shared"])
+    output = output._replace(extra={**output.extra, "shared": same})
+    extra = fusion.loss(output, TARGET, moment(4)) - moment(4).criterion(output.logits, TARGET)
+    close(extra, torch.zeros(4).double())
+
+
+# ---- mmin
+
+
+def test_imagination_is_the_identity_at_the_start_and_complete_samples_bypass_it() -> None:
+    fusion = create_fusion("mmin", WIDTHS, 8, 4).double()
+    seen = draw(2, 3, 8)
+    close(fusion.imagine(seen, full(2)), seen)
+    trained, x = made("mmin"), features(full(3))
+    before = trained(x).logits
+    with torch.no_grad():
+        for parameter in trained.forth.parameters():
+            parameter.add_(1)
+    assert torch.equal(trained(x).logits, before)
+
+
+def test_what_is_hidden_is_a_proper_subset_and_never_everything() -> None:
+    torch.manual_seed(0)
+    present = patterns(3).repeat(200, 1)
+    kept = keep_some(present)
+    assert (kept <= present).all()
+    several = present.sum(1) > 1
+    assert (kept[several].sum(1) < present[several].sum(1)).all()
+    assert (kept[present.any(1)].sum(1) >= 1).all()
+    of_three = kept[present.all(1)]
+    assert set(of_three.sum(1).tolist()) == {1, 2}
+
+
+def test_errors_count_only_what_was_hidden() -> None:
+    found, wanted = draw(2, 3, 4), draw(2, 3, 5)[..., :4]
+    hidden = torch.tensor([[True, False, False], [False, False, False]])
+    by_hand = (found - wanted)[0, 0].square().mean()
+    close(squared_error(found, wanted, hidden)[0].double(), by_hand, 1e-6)
+    assert squared_error(found, wanted, hidden)[1] == 0
+
+
+def test_the_teacher_gets_no_gradient_from_the_imagination() -> None:
+    fusion, x = made("mmin"), features(full(4))
+    fusion.loss(fusion(x), TARGET, moment(4, phase=1)).sum().backward()
+    assert all(p.grad is None for p in fusion.project.parameters())
+    assert all(p.grad is not None for p in fusion.forth.parameters())
+    assert all(p.grad is not None for p in fusion.back.parameters())
+
+
+def test_mmin_needs_two_modalities() -> None:
+    with pytest.raises(FusionZooError, match="'mmin' needs at least 2 modalities; there is only"):
+        create_fusion("mmin", {"image": 4}, 8, 4)

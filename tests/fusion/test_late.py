@@ -1,0 +1,299 @@
+"""The late fusions are what their formulas say."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+from oracle import WIDTHS, close, copy, made, moment
+from torch import Tensor
+from torch.nn import functional as F
+
+from fusionzoo.conformance import features, full, patterns, rows_of
+from fusionzoo.fusion import Fusion, create_fusion
+from fusionzoo.fusion.late.late_vote import LateVote
+from fusionzoo.fusion.late.qmf import History, ranking_loss
+from fusionzoo.fusion.late.tmc import combine, divergence, evidential_loss
+from fusionzoo.structures import Features
+
+TARGET = torch.tensor([0, 1, 2, 3, 0, 1])
+
+
+def votes_of(fusion: Fusion, x: dict[str, Features]) -> Tensor:
+    """(M, B, K) of complete samples, without the module's own forward."""
+    return torch.stack([fusion.heads[m](fusion.project[m](x[m].pooled)) for m in WIDTHS])
+
+
+def test_the_max_rule_takes_probabilities_so_a_constant_changes_nothing() -> None:
+    fusion, x = made("late_max"), features(full(6))
+    largest = votes_of(fusion, x).softmax(-1).max(0).values
+    close(fusion(x).logits.exp(), largest / largest.sum(-1, keepdim=True))
+    before = fusion(x).logits
+    with torch.no_grad():
+        fusion.heads["text"].bias += 7
+    close(fusion(x).logits, before)
+
+
+def test_equal_modalities_are_idempotent_under_every_fixed_rule() -> None:
+    x = torch.randn(4, 5).double()
+    dims = {"a": 5, "b": 5}
+    mask = torch.ones(4, 1, dtype=torch.bool)
+    both = {m: Features(x[:, None], mask, x) for m in dims}
+    for name in ("late_mean", "late_max", "late_confidence", "ume"):
+        fusion = made(name, dims)
+        with torch.no_grad():
+            fusion.project["b"].load_state_dict(fusion.project["a"].state_dict())
+            fusion.heads["b"].load_state_dict(fusion.heads["a"].state_dict())
+        single = fusion.heads["a"](fusion.project["a"](x))
+        close(fusion(both).logits.softmax(-1), single.softmax(-1))
+
+
+def test_a_vote_counts_first_choices_and_breaks_ties_by_mean_probability() -> None:
+    fusion, x = made("late_vote"), features(full(50))
+    votes = votes_of(fusion, x)
+    for row in range(50):
+        counts = torch.bincount(votes[:, row].argmax(-1), minlength=4)
+        leaders = (counts == counts.max()).nonzero()[:, 0].tolist()
+        share = votes[:, row].softmax(-1).mean(0)
+        assert int(fusion(x).logits[row].argmax()) == max(leaders, key=lambda k: share[k])
+    total = fusion(x).logits.exp().sum(-1)
+    close(total, torch.ones(50).double())
+    assert LateVote.EPS < 1  # a tie-break never outweighs a vote
+
+
+def test_one_vote_is_that_modality_whatever_its_temperature() -> None:
+    fusion = made("late_vote")
+    x = features(torch.tensor([[False, True, False]]).expand(6, 3))
+    first = votes_of(fusion, x)[1].argmax(-1)
+    assert torch.equal(fusion(x).logits.argmax(-1), first)
+    with torch.no_grad():
+        for parameter in fusion.heads["text"].parameters():
+            parameter *= 3
+    assert torch.equal(fusion(x).logits.argmax(-1), first)
+
+
+def test_late_confidence_without_kappa_is_the_mean_and_with_much_the_surest() -> None:
+    x = features(patterns(3))
+    mean = made("late_mean")
+    close(copy(mean, made("late_confidence", kappa=0.0))(x).logits, mean(x).logits)
+    sure = copy(mean, made("late_confidence", kappa=1e6))
+    y = features(full(5))
+    votes = votes_of(sure, y)
+    entropy = -(votes.softmax(-1) * votes.log_softmax(-1)).sum(-1)
+    wanted = torch.stack([votes[entropy[:, b].argmin(), b] for b in range(5)])
+    close(sure(y).logits, wanted)
+
+
+def test_confidence_ignores_constants_and_the_order_of_classes() -> None:
+    fusion = made("late_confidence")
+    votes = torch.randn(4, 3, 4).double()
+    for measure in ("entropy", "max", "margin"):
+        fusion.measure = measure
+        close(fusion.confidence(votes + 5), fusion.confidence(votes))
+        close(fusion.confidence(votes.flip(-1)), fusion.confidence(votes))
+    fusion.measure = "entropy"
+    close(fusion.confidence(torch.zeros(1, 1, 4).double())[0, 0], -torch.tensor(4.0).double().log())
+
+
+def test_the_unimodal_ensemble_learns_what_separate_runs_learn() -> None:
+    fusion, x = made("ume"), features(full(6))
+    fusion.loss(fusion(x), TARGET, moment(6)).sum().backward()
+    for m in WIDTHS:
+        alone = {n: p.clone().detach().requires_grad_() for n, p in fusion.named_parameters()}
+        z = F.linear(x[m].pooled, alone[f"project.{m}.weight"], alone[f"project.{m}.bias"])
+        z = F.linear(z, alone[f"heads.{m}.weight"], alone[f"heads.{m}.bias"])
+        F.cross_entropy(z, TARGET, reduction="sum").backward()
+        for part in (f"project.{m}.weight", f"heads.{m}.bias"):
+            close(fusion.get_parameter(part).grad, alone[part].grad)
+
+
+# ---- tmc
+
+
+def dempster(first: Tensor, second: Tensor) -> Tensor:
+    """The reduced rule for two opinions, from evidence to evidence, as the paper writes it."""
+    classes = first.shape[-1]
+    masses = []
+    for evidence in (first, second):
+        strength = evidence.sum(-1, keepdim=True) + classes
+        masses.append((evidence / strength, classes / strength))
+    (b1, u1), (b2, u2) = masses
+    conflict = b1.sum(-1, keepdim=True) * b2.sum(-1, keepdim=True) - (b1 * b2).sum(-1, keepdim=True)
+    belief = (b1 * b2 + b1 * u2 + b2 * u1) / (1 - conflict)
+    doubt = u1 * u2 / (1 - conflict)
+    return belief * classes / doubt
+
+
+def test_the_closed_form_is_the_sequential_dempster_rule_in_any_order() -> None:
+    views = torch.rand(5, 3, 4).double() * 3
+    for order in itertools.permutations(range(3)):
+        a, b, c = (views[:, i] for i in order)
+        close(combine(views), dempster(dempster(a, b), c), 1e-9)
+
+
+def test_no_evidence_is_neutral_and_doubt_only_shrinks() -> None:
+    views = torch.rand(5, 3, 4).double() * 3
+    vacuous = torch.zeros(5, 1, 4).double()
+    close(combine(torch.cat([views, vacuous], 1)), combine(views))
+    doubt = 4 / (combine(views).sum(-1) + 4)
+    assert (doubt[:, None] <= 4 / (views.sum(-1) + 4)).all()
+
+
+def test_strong_evidence_is_a_product_of_experts() -> None:
+    views = (torch.rand(5, 2, 4) + 0.1).double()
+    joined = combine(1e9 * views)
+    wanted = views.prod(1)
+    close(joined / joined.sum(-1, keepdim=True), wanted / wanted.sum(-1, keepdim=True), 1e-6)
+
+
+def test_huge_evidence_stays_finite_where_the_pairwise_rule_fails() -> None:
+    views = 1e8 * torch.eye(4)[None, :2]  # single precision, each sure of another class
+    assert torch.isfinite(combine(views)).all()
+    assert not torch.isfinite(dempster(views[:, 0], views[:, 1])).all()
+
+
+def test_the_evidential_fit_is_the_expected_cross_entropy() -> None:
+    """200,000 draws, within four standard errors."""
+    evidence = torch.tensor([0.5, 2.0, 1.0, 0.1]).double()
+    torch.manual_seed(0)
+    draws = torch.distributions.Dirichlet(evidence + 1).sample((200_000,))
+    found = -draws[:, 1].log()
+    wanted = evidential_loss(evidence[None], torch.tensor([1]), 0.0)[0]
+    assert (found.mean() - wanted).abs() < 4 * found.std() / math.sqrt(len(found))
+
+
+def test_no_evidence_costs_a_harmonic_number_and_no_divergence() -> None:
+    none = torch.zeros(1, 4).double()
+    close(
+        evidential_loss(none, torch.tensor([2]), 1.0)[0],
+        torch.tensor(1 + 1 / 2 + 1 / 3, dtype=torch.float64),
+    )
+    alpha = torch.tensor([1.5, 2.0, 1.0, 4.0]).double()
+    ours = torch.distributions.kl_divergence(
+        torch.distributions.Dirichlet(alpha), torch.distributions.Dirichlet(torch.ones(4).double())
+    )
+    close(divergence(alpha), ours)
+
+
+def test_the_logits_of_tmc_are_the_expected_distribution() -> None:
+    fusion, x = made("tmc"), features(full(4))
+    alpha = combine(F.softplus(votes_of(fusion, x)).transpose(0, 1)) + 1
+    close(fusion(x).logits.softmax(-1), alpha / alpha.sum(-1, keepdim=True))
+    pseudo = made("tmc", pseudo_view=True)
+    assert "joint.weight" in dict(pseudo.named_parameters())
+    assert torch.isfinite(pseudo.loss(pseudo(x), TARGET[:4], moment(4))).all()
+
+
+# ---- qmf
+
+
+def test_qmf_weighs_votes_by_their_energy_and_is_not_shift_invariant() -> None:
+    fusion, x = made("qmf"), features(full(5))
+    votes = votes_of(fusion, x)
+    wanted = sum(votes[m] * votes[m].logsumexp(-1, keepdim=True) / 10 for m in range(3))
+    close(fusion(x).logits, wanted)
+    before = fusion(x).logits.softmax(-1)
+    with torch.no_grad():
+        fusion.heads["text"].bias += 3
+    assert not torch.allclose(fusion(x).logits.softmax(-1), before)
+
+
+def test_ranking_costs_nothing_where_the_harder_has_less_energy_by_the_margin() -> None:
+    hardness = torch.tensor([[0.1], [0.5], [0.9]])
+    there = torch.ones(3, 1, dtype=torch.bool)
+    assert (ranking_loss(-2 * hardness, hardness, there) == 0).all()
+    wrong = ranking_loss(hardness, hardness, there)
+    close(wrong, 2 * (hardness - hardness.roll(-1, 0)).abs()[:, 0])
+    assert (ranking_loss(hardness, hardness, ~there) == 0).all()
+
+
+def test_the_history_adds_up_what_was_seen_and_only_of_what_is_present() -> None:
+    history = History(4, 2)
+    assert (history.hardness(torch.tensor([0, 1])) == 0).all()  # the first epoch: no history yet
+    there = torch.tensor([[True, True], [True, False]])
+    for _ in range(2):
+        history.add(torch.tensor([3, 1]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]), there)
+    assert history.total.tolist() == [[0, 0], [6, 0], [0, 0], [2, 4]]
+    close(history.hardness(torch.tensor([3, -1])), torch.tensor([[1 / 3, 1.0], [0.0, 0.0]]), 1e-6)
+
+
+def test_qmf_remembers_in_training_only() -> None:
+    fusion, x = made("qmf"), features(full(6))
+    history = fusion.prepare(TARGET)
+    fusion.loss(fusion(x), TARGET, moment(6, memory=history))
+    assert (history.total == 0).all()
+    fusion.train()
+    fusion.loss(fusion(x), TARGET, moment(6, memory=history))
+    close(
+        history.total,
+        F.cross_entropy(
+            votes_of(fusion, x).movedim(2, 1), TARGET.expand(3, -1), reduction="none"
+        ).T.float(),
+        1e-5,
+    )
+
+
+# ---- stacking
+
+
+def test_stacking_with_averaging_weights_is_the_mean_of_probabilities() -> None:
+    fusion, x = made("late_stacking", folds=2), features(full(4))
+    with torch.no_grad():
+        fusion.joiner.weight.zero_()
+        fusion.joiner.bias.zero_()
+        for m in range(3):
+            fusion.joiner.weight[:, 4 * m : 4 * m + 4] = torch.eye(4).double() / 3
+    own = torch.stack([z.exp() for z in fusion(x).unimodal.values()])
+    close(fusion(x).logits, own.mean(0))
+
+
+def test_no_classifier_learns_from_its_own_fold() -> None:
+    fusion, x = made("late_stacking", folds=3), features(full(6))
+    for row in range(6):
+        fusion.zero_grad()
+        loss = fusion.loss(fusion(x), TARGET, moment(6))
+        loss[row].backward()
+        for m in WIDTHS:
+            per_fold = fusion.heads[m].grad.abs().sum((1, 2))
+            assert per_fold[row % 3] == 0
+            assert (per_fold > 0).sum() == 2
+
+
+def test_the_stacker_learns_from_the_fold_that_never_saw_the_sample() -> None:
+    fusion, x = made("late_stacking", folds=3), features(full(6))
+    output = fusion(x)
+    loss = fusion.loss(output, TARGET, moment(6, phase=1))
+    loss.sum().backward()
+    assert all(fusion.heads[m].grad is None for m in WIDTHS)
+    shares = output.extra["votes"].softmax(-1)
+    unseen = torch.stack([shares[row, :, row % 3] for row in range(6)])
+    wanted = F.cross_entropy(fusion.stack(unseen, full(6)), TARGET, reduction="none")
+    close(loss, wanted)
+
+
+def test_random_labels_look_learnt_in_fold_and_are_chance_out_of_fold() -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(60, 40)
+    target = torch.randint(2, (60,))
+    x = {"a": Features(rows[:, None], torch.ones(60, 1, dtype=torch.bool), rows)}
+    fusion = create_fusion("late_stacking", {"a": 40}, 16, 2, folds=5)
+    optimizer = torch.optim.Adam(fusion.parameters(), lr=1e-2)
+    for _ in range(150):
+        optimizer.zero_grad()
+        fusion.loss(fusion(x), target, moment(60)).mean().backward()
+        optimizer.step()
+    votes = fusion(x).extra["votes"][:, 0].argmax(-1)  # (60, folds)
+    fold = torch.arange(60) % 5
+    unseen = votes.gather(1, fold[:, None])[:, 0]
+    seen = votes.gather(1, (fold[:, None] + 1) % 5)[:, 0]
+    assert (seen == target).float().mean() > 0.95
+    assert (unseen == target).float().mean() < 0.7
+
+
+def test_the_prior_of_the_training_split_is_its_class_frequencies() -> None:
+    fusion = made("late_poe", prior="train")
+    fusion.prepare(torch.tensor([0, 0, 0, 1, 2]))
+    nothing = rows_of(features(patterns(3)), slice(7, 8))
+    wanted = torch.tensor([4.0, 2.0, 2.0, 1.0]).double() / 9
+    close(fusion(nothing).logits[0].exp(), wanted, 1e-6)
