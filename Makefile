@@ -1,4 +1,4 @@
-.PHONY: check test slow golden
+.PHONY: check test slow golden docs
 
 check:  ## lint, format, types
 	ruff check . && ruff format --check . && mypy
@@ -8,6 +8,9 @@ test:  ## the fast suite
 
 slow:  ## minutes rather than seconds
 	pytest -m slow
+
+docs:  ## write docs/zoo.md from the registry, and the figures in docs/which.md from results/
+	python docs/make.py
 
 golden:  ## write the golden numbers of one fusion: make golden NAME=gmu
 	python tests/golden/make.py $(NAME)

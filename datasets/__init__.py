@@ -8,7 +8,7 @@ if __name__ == "datasets":
 
 from typing import Any
 
-from . import digits, formats, interactions, stamps
+from . import digits, formats, interactions, mfeat, stamps
 from .collate import Collate
 from .paired import DATASETS, PairedDataset, split_by_hash
 from .samplers import PairedBatchSampler, PairedSampler, make_sampler
@@ -25,6 +25,7 @@ __all__ = [
     "interactions",
     "list_datasets",
     "make_sampler",
+    "mfeat",
     "split_by_hash",
     "stamps",
 ]

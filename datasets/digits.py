@@ -28,6 +28,7 @@ ENCODERS = {
         "pretrained": False,
         "size": 32,
         "channels": [16, 32, 48, 64],
+        "stem_width": 16,
         "output_stride": 16,
     },
     "text": {"name": "chars", "dim": 64, "max_length": 16},
@@ -38,6 +39,7 @@ ENCODERS = {
         "num_mels": 40,
         "duration": 0.3,
         "channels": [16, 32, 48, 64],
+        "stem_width": 16,
     },
 }
 

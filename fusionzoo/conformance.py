@@ -42,10 +42,16 @@ def check(function: Callable[[Maker], None]) -> Callable[[Maker], None]:
 # ---- what the checks are made of
 
 
-def build(make: Maker, modalities: int = 3, *, dtype: torch.dtype = torch.float64) -> Fusion:
+def build(
+    make: Maker,
+    modalities: int = 3,
+    *,
+    dtype: torch.dtype = torch.float64,
+    outputs: int = OUTPUTS,
+) -> Fusion:
     """Build a fusion of the first few modalities, every parameter away from its initial value."""
     torch.manual_seed(0)
-    fusion = make(dict(itertools.islice(DIMS.items(), modalities)), DIM, OUTPUTS)
+    fusion = make(dict(itertools.islice(DIMS.items(), modalities)), DIM, outputs)
     with torch.no_grad():
         for parameter in fusion.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -142,6 +148,7 @@ def counts_for(make: Maker) -> list[int]:
 
 @check
 def shapes_and_dtypes_are_those_of_a_fusion_output(make: Maker) -> None:
+    """Tried: 1, 2, 3 and 5 modalities of different widths and lengths; 0, 1 and 4 rows; float32."""
     for modalities in counts_for(make):
         fusion = build(make, modalities, dtype=torch.float32)
         for rows in (0, 1, 4):
@@ -158,6 +165,7 @@ def shapes_and_dtypes_are_those_of_a_fusion_output(make: Maker) -> None:
 
 @check
 def weights_are_shares_of_what_is_present(make: Maker) -> None:
+    """Tried: every subset of three modalities; weights at least 0, 0 where absent, summing to 1."""
     out = build(make)(features(patterns(3)))
     if out.weights is None:
         return
@@ -170,6 +178,7 @@ def weights_are_shares_of_what_is_present(make: Maker) -> None:
 
 @check
 def the_content_of_a_missing_modality_changes_nothing(make: Maker) -> None:
+    """Tried: NaN, infinity and 1e30 in everything that is absent or padding; equal to the bit."""
     fusion, given = build(make), features(patterns(3))
     wanted = fusion(poison(given, 0.0))
     for value in (float("nan"), float("inf"), 1e30):
@@ -178,6 +187,7 @@ def the_content_of_a_missing_modality_changes_nothing(make: Maker) -> None:
 
 @check
 def gradients_stay_finite_and_do_not_reach_what_is_absent(make: Maker) -> None:
+    """Tried: NaN in everything absent, every subset, backward through all outputs."""
     fusion = build(make)
     given = poison(features(patterns(3)), float("nan"))
     leaves = {
@@ -196,6 +206,7 @@ def gradients_stay_finite_and_do_not_reach_what_is_absent(make: Maker) -> None:
 
 @check
 def every_subset_of_modalities_gives_finite_outputs(make: Maker) -> None:
+    """Tried: all 2^M subsets of 1, 2, 3 and 5 modalities, the empty one included."""
     for modalities in counts_for(make):
         out = build(make, modalities)(features(patterns(modalities)))
         for name, x in named(out).items():
@@ -206,6 +217,7 @@ def every_subset_of_modalities_gives_finite_outputs(make: Maker) -> None:
 
 @check
 def padding_changes_nothing(make: Maker) -> None:
+    """Tried: 1e6 in padded tokens, and three more padded tokens at the end."""
     fusion, given = build(make), features(full(4))
     wanted = fusion(given)
     same(fusion(poison(given, 1e6)), wanted, "padded tokens set to 1e6")
@@ -218,6 +230,7 @@ def padding_changes_nothing(make: Maker) -> None:
 
 @check
 def batch_mates_change_nothing(make: Maker) -> None:
+    """Tried: every subset of three modalities in one batch, and each row alone."""
     fusion, given = build(make), features(patterns(3))
     together = fusion(given)
     for row, presence in enumerate(patterns(3).tolist()):
@@ -230,6 +243,7 @@ def batch_mates_change_nothing(make: Maker) -> None:
 
 @check
 def every_present_modality_matters(make: Maker) -> None:
+    """Tried: adding 1 to the features of one modality at a time."""
     fusion, given = build(make), features(full(2))
     wanted = fusion(given).logits
     for name, x in given.items():
@@ -240,6 +254,7 @@ def every_present_modality_matters(make: Maker) -> None:
 
 @check
 def every_parameter_is_registered_and_gets_a_gradient(make: Maker) -> None:
+    """Tried: backward through outputs and own loss, in every phase; loose tensors searched for."""
     fusion = build(make)
     held = {id(x) for x in itertools.chain(fusion.parameters(), fusion.buffers())}
     for module in fusion.modules():
@@ -262,6 +277,7 @@ def every_parameter_is_registered_and_gets_a_gradient(make: Maker) -> None:
 
 @check
 def its_loss_is_finite_whatever_is_missing(make: Maker) -> None:
+    """Tried: its own loss in training mode, every phase, every subset, NaN in what is absent."""
     fusion = build(make).train()
     for phase in range(len(fusion.phases)):
         given = poison(features(patterns(3)), float("nan"))
@@ -280,6 +296,7 @@ def its_loss_is_finite_whatever_is_missing(make: Maker) -> None:
 
 @check
 def its_phases_train_every_parameter(make: Maker) -> None:
+    """Tried: the prefixes of all phases against the parameters' names."""
     fusion = build(make)
     assert abs(sum(phase.share for phase in fusion.phases) - 1) < 1e-9, "shares do not sum to 1"
     for phase in fusion.phases:
@@ -293,6 +310,7 @@ def its_phases_train_every_parameter(make: Maker) -> None:
 
 @check
 def gradients_are_the_derivatives(make: Maker) -> None:
+    """Tried: torch.autograd.gradcheck on embedding and logits, two modalities."""
     fusion = build(make, 2)
     given = features(full(2, 2))
     flat = [x for one in given.values() for x in (one.tokens, one.pooled)]
@@ -309,6 +327,7 @@ def gradients_are_the_derivatives(make: Maker) -> None:
 
 @check
 def it_compiles_whole_and_exports(make: Maker) -> None:
+    """Tried: torch.compile(fullgraph=True) and torch.export, float32, equal to 1e-5."""
     fusion = build(make, dtype=torch.float32)
     given = features(full(4), dtype=torch.float32)
     wanted = fusion(given)
@@ -320,6 +339,7 @@ def it_compiles_whole_and_exports(make: Maker) -> None:
 
 @check
 def bfloat16_autocast_is_finite_and_near(make: Maker) -> None:
+    """Tried: bfloat16 autocast, every subset; finite, and within 10 % of the largest value."""
     fusion = build(make, dtype=torch.float32)
     given = features(patterns(3), dtype=torch.float32)
     wanted = fusion(given)
@@ -333,6 +353,7 @@ def bfloat16_autocast_is_finite_and_near(make: Maker) -> None:
 
 @check
 def a_state_dict_restores_it_exactly(make: Maker) -> None:
+    """Tried: saving the state dict, loading it into a second one; equal to the bit."""
     fusion = build(make)
     other = make(dict(itertools.islice(DIMS.items(), 3)), DIM, OUTPUTS).double().eval()
     with tempfile.TemporaryDirectory() as folder:
@@ -345,6 +366,7 @@ def a_state_dict_restores_it_exactly(make: Maker) -> None:
 
 @check
 def the_same_seed_builds_the_same_fusion(make: Maker) -> None:
+    """Tried: building it twice under one seed."""
     first, second = (build(make).state_dict() for _ in range(2))
     for name, x in first.items():
         assert torch.equal(x, second[name]), f"{name} differs between two builds with one seed"
@@ -352,13 +374,49 @@ def the_same_seed_builds_the_same_fusion(make: Maker) -> None:
 
 @check
 def the_order_of_the_dict_does_not_matter(make: Maker) -> None:
+    """Tried: the same features in a dict of reversed order."""
     fusion, given = build(make), features(patterns(3))
     shuffled = dict(reversed(given.items()))
     same(fusion(shuffled), fusion(given), "modalities given in another order", tolerance=0)
 
 
 @check
+def the_order_of_its_modalities_does_not_matter(make: Maker) -> None:
+    """Tried: building it for the reversed order with the same weights, if it says `symmetric`."""
+    fusion, given = build(make), features(patterns(3))
+    if not fusion.symmetric:
+        return
+    other = make(dict(reversed(fusion.dims.items())), DIM, OUTPUTS).double().eval()
+    other.load_state_dict(fusion.state_dict())
+    first, second = fusion(given), other(given)
+    if second.weights is not None:
+        second = second._replace(weights=second.weights.flip(1))
+    same(second, first, "built for its modalities in reversed order")
+
+
+@check
+def large_features_give_finite_outputs(make: Maker) -> None:
+    """Tried: features times 1e4, two classes, in float32 and under bfloat16 autocast."""
+    fusion = build(make, dtype=torch.float32, outputs=2)
+    given = features(full(64), dtype=torch.float32)
+    large = {n: Features(1e4 * x.tokens, x.mask, 1e4 * x.pooled) for n, x in given.items()}
+    for low in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=low):
+            output = fusion(large)
+            loss = own_loss(fusion, output).sum()
+        kind = "bfloat16" if low else "float32"
+        for name, x in named(output).items():
+            assert torch.isfinite(x).all(), f"{name} is not finite for features of 1e4 in {kind}"
+        fusion.zero_grad()
+        loss.backward()
+        for name, parameter in fusion.named_parameters():
+            fine = parameter.grad is None or torch.isfinite(parameter.grad).all()
+            assert fine, f"the gradient of {name} is not finite for features of 1e4 in {kind}"
+
+
+@check
 def one_modality_alone_is_enough_to_learn(make: Maker) -> None:
+    """Tried: 150 steps per phase on two noisy bits, of which the first is the answer."""
     assert accuracy(make, "unique") > 0.95, (
         f"reaches {accuracy(make, 'unique'):.2f} on one modality's bit"
     )
@@ -368,7 +426,8 @@ def accuracy(make: Maker, task: str, steps: int = 150) -> float:
     """Train on two noisy bits, one per modality; return the accuracy on fresh samples.
 
     `unique`: the answer is the first bit. `xor`: whether they differ, of which no bit alone says
-    anything, so a sum of unimodal logits stays at chance. Every phase gets `steps` steps.
+    anything, so a sum of unimodal logits stays at chance. Every phase gets `steps` steps; the last
+    ends early once it answers everything.
     """
     torch.manual_seed(0)
     fusion = make({"a": 4, "b": 4}, 16, 2).float().train()
@@ -384,9 +443,18 @@ def accuracy(make: Maker, task: str, steps: int = 150) -> float:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            last = number == len(fusion.phases) - 1
+            if last and step % 20 == 19 and _accuracy(fusion, task) == 1:
+                break
+    return _accuracy(fusion, task)
+
+
+@torch.no_grad()
+def _accuracy(fusion: Fusion, task: str) -> float:
     given, target = _bits(task, 1000)
-    with torch.no_grad():
-        return (fusion.eval()(given).logits.argmax(-1) == target).double().mean().item()
+    right = fusion.eval()(given).logits.argmax(-1) == target
+    fusion.train()
+    return right.double().mean().item()
 
 
 def _bits(task: str, rows: int) -> tuple[Given, Tensor]:
@@ -436,6 +504,6 @@ def main_check(target: str) -> int:
         print(f"{'FAIL' if problem else 'ok  '}  {name.replace('_', ' ')}")
         if problem:
             failed += 1
-            print(f"      {problem}")
+            print(f"      {CHECKS[name].__doc__}\n      Found: {problem}")
     print(f"{target}: {len(CHECKS) - failed} of {len(CHECKS)} checks passed")
     return int(failed > 0)

@@ -66,7 +66,7 @@ class Moment(NamedTuple):
     """What a strategy's own loss may ask of training besides output and target."""
 
     rows: Tensor  # (B,) int64: the samples' numbers in the training split; -1 = none of it
-    epoch: Tensor  # () float: epochs done, with the fraction of the current one
+    epoch: float  # epochs done, with the fraction of the current one
     phase: int  # of the fusion's `phases`
     criterion: Callable[[Tensor, Tensor], Tensor]  # (B, K), (B,) -> (B,), say cross-entropy
     memory: nn.Module | None = None  # what `Fusion.prepare` returned

@@ -35,13 +35,17 @@ class Experts(nn.Module):
             hidden = F.gelu(einsum(x, self.wide, "n d, e d h -> e n h") + self.wide_bias[:, None])
             each = einsum(hidden, self.narrow, "e n h, e h d -> e n d") + self.narrow_bias[:, None]
             return einsum(each, gates, "e n d, n e -> n d")
-        out = torch.zeros_like(x)
-        for expert, column in enumerate(gates.unbind(1)):
-            rows = column.nonzero()[:, 0]
-            hidden = F.gelu(x[rows] @ self.wide[expert] + self.wide_bias[expert])
-            answer = hidden @ self.narrow[expert] + self.narrow_bias[expert]
-            out = out.index_add(0, rows, (column[rows, None] * answer).to(out.dtype))
-        return out
+        asked = [column.nonzero()[:, 0] for column in gates.unbind(1)]
+        # unbind, for the gradient of an index would be as large as all experts together
+        weights = (self.wide, self.wide_bias, self.narrow, self.narrow_bias)
+        experts = zip(asked, gates.unbind(1), *(w.unbind(0) for w in weights), strict=True)
+        answers = [
+            gate[rows, None] * (F.gelu(x[rows] @ wide + wide_bias) @ narrow + narrow_bias)
+            for rows, gate, wide, wide_bias, narrow, narrow_bias in experts
+        ]
+        together = torch.cat(answers)
+        out = torch.zeros_like(x, dtype=together.dtype)
+        return out.index_add(0, torch.cat(asked), together).to(x.dtype)
 
 
 class Router(nn.Module):

@@ -30,6 +30,8 @@ class AttnPool(Fusion):
         returns: embedding (B, dim), logits (B, K), weights (B, M)
     """
 
+    symmetric = True
+
     def __init__(
         self, dims: Mapping[str, int], dim: int, num_outputs: int, *, hidden: int = 128
     ) -> None:

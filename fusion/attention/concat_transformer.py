@@ -30,6 +30,8 @@ class ConcatTransformer(TokenFusion):
         returns: embedding (B, dim), logits (B, K)
     """
 
+    symmetric = True
+
     def __init__(
         self,
         dims: Mapping[str, int],

@@ -34,6 +34,8 @@ class FuseMoE(TokenFusion):
         returns: embedding (B, dim), logits (B, K)
     """
 
+    symmetric = True
+
     def __init__(
         self,
         dims: Mapping[str, int],

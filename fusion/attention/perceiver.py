@@ -35,6 +35,8 @@ class Perceiver(TokenFusion):
         returns: embedding (B, dim), logits (B, K)
     """
 
+    symmetric = True
+
     def __init__(
         self,
         dims: Mapping[str, int],

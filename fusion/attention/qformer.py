@@ -66,6 +66,8 @@ class QFormer(TokenFusion):
         returns: embedding (B, dim), logits (B, K)
     """
 
+    symmetric = True
+
     def __init__(
         self,
         dims: Mapping[str, int],

@@ -20,7 +20,7 @@ class SlicedProduct(nn.Module):
 
     def __init__(self, dims: Mapping[str, int], chunks: int, size: int, rank: int) -> None:
         super().__init__()
-        self.rank = rank
+        self.size, self.rank = size, rank
         scale = size**-0.5
         self.weight = nn.Parameter(torch.randn(len(dims), chunks, size, size * rank) * scale)
         self.bias = nn.Parameter(torch.zeros(len(dims), chunks, size * rank))

@@ -70,8 +70,7 @@ class Block(Fusion):
         """Pool (B, M, width) chunk by chunk to (B, width)."""
         pooled = []
         for part, slices in zip(projected.split(self.sizes, dim=-1), self.slices, strict=False):
-            count = slices.weight.shape[1]
-            z = slices(rearrange(part, "b m (q s) -> b m q s", q=count), present)
+            z = slices(rearrange(part, "b m (q s) -> b m q s", s=slices.size), present)
             z = power_norm(z) if self.normalise else z
             pooled.append(rearrange(z, "b q s -> b (q s)"))
         return torch.cat(pooled, dim=-1)

@@ -32,6 +32,8 @@ class EmbraceNet(Fusion):
         returns: embedding (B, dim), logits (B, K), weights (B, M) equal
     """
 
+    symmetric = True
+
     def __init__(self, dims: Mapping[str, int], dim: int, num_outputs: int) -> None:
         super().__init__(dims, dim, num_outputs)
         self.project = self.align()

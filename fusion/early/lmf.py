@@ -31,6 +31,8 @@ class LMF(Fusion):
         returns: embedding (B, dim), logits (B, K)
     """
 
+    symmetric = True
+
     def __init__(
         self, dims: Mapping[str, int], dim: int, num_outputs: int, *, rank: int = 4
     ) -> None:

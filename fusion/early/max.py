@@ -26,6 +26,8 @@ class Max(Fusion):
         returns: embedding (B, dim), logits (B, K)
     """
 
+    symmetric = True
+
     def __init__(self, dims: Mapping[str, int], dim: int, num_outputs: int) -> None:
         super().__init__(dims, dim, num_outputs)
         self.project = self.align()

@@ -33,6 +33,8 @@ class MCB(Fusion):
         returns: embedding (B, dim), logits (B, K)
     """
 
+    symmetric = True
+
     def __init__(
         self,
         dims: Mapping[str, int],

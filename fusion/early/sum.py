@@ -26,6 +26,8 @@ class Sum(Fusion):
         returns: embedding (B, dim), logits (B, K)
     """
 
+    symmetric = True
+
     def __init__(
         self, dims: Mapping[str, int], dim: int, num_outputs: int, *, root_scale: bool = False
     ) -> None:

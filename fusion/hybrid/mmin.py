@@ -23,8 +23,8 @@ class Imagination(nn.Module):
             for _ in range(blocks)
         )
         for block in self.blocks:
-            nn.init.zeros_(block[2].weight)  # type: ignore[index, arg-type]
-            nn.init.zeros_(block[2].bias)  # type: ignore[index, arg-type]
+            nn.init.zeros_(block[2].weight)  # type: ignore[index]
+            nn.init.zeros_(block[2].bias)  # type: ignore[index]
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:

@@ -32,6 +32,8 @@ class MVAEPoE(Fusion):
             weights (B, M): share of the precision, averaged over dim
     """
 
+    symmetric = True
+
     def __init__(
         self,
         dims: Mapping[str, int],

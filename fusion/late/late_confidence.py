@@ -31,6 +31,8 @@ class LateConfidence(LateFusion):
         returns: embedding (B, dim), logits (B, K), unimodal {modality: (B, K)}, weights (B, M)
     """
 
+    symmetric = True
+
     def __init__(
         self,
         dims: Mapping[str, int],

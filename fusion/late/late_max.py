@@ -30,6 +30,8 @@ class LateMax(LateFusion):
         returns: embedding (B, dim), logits (B, K), unimodal {modality: (B, K)}
     """
 
+    symmetric = True
+
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         embedding, votes, present = self.votes(features)
         shares = votes.softmax(-1).masked_fill(~present[..., None], 0)

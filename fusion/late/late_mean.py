@@ -29,6 +29,8 @@ class LateMean(LateFusion):
         equal
     """
 
+    symmetric = True
+
     def __init__(
         self,
         dims: Mapping[str, int],

@@ -35,6 +35,8 @@ class LatePoE(LateFusion):
         returns: embedding (B, dim), logits (B, K), unimodal {modality: (B, K)}
     """
 
+    symmetric = True
+
     log_prior: Tensor
 
     def __init__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -76,7 +77,8 @@ class LateStacking(Fusion):
         )  # (B, M, F, K)
         means = torch.stack([a.mean(1) for a in aligned.values()], dim=1)
         shares = votes.softmax(-1).mean(2)
-        own = shares.log().masked_fill(~present[..., None], 0)
+        own = votes.log_softmax(-1).logsumexp(2) - math.log(self.folds)  # log of `shares`
+        own = own.masked_fill(~present[..., None], 0)
         return FusionOutput(
             self.or_null(present_mean(means, present), present),
             self.stack(shares, present),

@@ -33,6 +33,8 @@ class LateVote(LateFusion):
         equal
     """
 
+    symmetric = True
+
     EPS = 1e-2
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:

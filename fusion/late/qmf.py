@@ -33,6 +33,8 @@ class QMF(LateFusion):
         returns: embedding (B, dim), logits (B, K), unimodal {modality: (B, K)}
     """
 
+    symmetric = True
+
     def __init__(
         self, dims: Mapping[str, int], dim: int, num_outputs: int, *, rank_weight: float = 1.0
     ) -> None:

@@ -40,6 +40,8 @@ class TMC(LateFusion):
             weights (B, M): 1 - u_m, shared out
     """
 
+    symmetric = True
+
     def __init__(
         self,
         dims: Mapping[str, int],

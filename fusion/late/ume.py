@@ -31,6 +31,8 @@ class UME(LateFusion):
         equal
     """
 
+    symmetric = True
+
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         embedding, votes, present = self.votes(features)
         logits = present_mean(votes, present)

@@ -27,12 +27,13 @@ def test_contract(check: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list_fusions())
-def test_a_sum_of_votes_cannot_learn_xor_and_everything_else_does(name: str) -> None:
+def test_only_what_can_express_synergy_learns_exclusive_or(name: str) -> None:
+    """A threshold on a sum of unimodal terms is right on at most three of the four cases."""
     reached = conformance.accuracy(conformance.maker(name), "xor")
-    if fusion_info(name).family == "late":
-        assert reached < 0.6
-    else:
+    if fusion_info(name).synergy:
         assert reached > 0.95
+    else:
+        assert reached < 0.8
 
 
 @pytest.mark.parametrize("name", list_fusions())

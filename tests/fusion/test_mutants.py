@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import reduce
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from torch import Tensor, nn
 
 from fusionzoo import conformance
 from fusionzoo.fusion import Fusion
+from fusionzoo.fusion.attention.mbt import MBT
 from fusionzoo.fusion.base import masked_softmax
+from fusionzoo.fusion.late.tmc import TMC
 from fusionzoo.structures import Features, FusionOutput, masked_mean
 
 
@@ -104,6 +107,50 @@ class BatchStatistics(Sound):
         return out._replace(logits=out.logits - out.logits.mean(0))
 
 
+class SequentialBottleneck(MBT):
+    """Lets each modality read what the one before it just wrote into the bottleneck."""
+
+    def _fuse(
+        self,
+        layer: int,
+        tokens: dict[str, Tensor],
+        masks: dict[str, Tensor],
+        z: Tensor,
+        present: Tensor,
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        new = {}
+        for column, (name, x) in enumerate(tokens.items()):
+            mask = nn.functional.pad(masks[name], (0, z.shape[1]), value=True)
+            both = self.streams[name][layer](torch.cat([x, z], dim=1), mask)
+            new[name], own = both.split([x.shape[1], z.shape[1]], dim=1)
+            z = torch.where(present[:, column, None, None], own, z)
+        return new, z
+
+
+class PairwiseDempster(TMC):
+    """Combines evidence two by two, which divides 0 by 0 once both are sure and disagree."""
+
+    def forward(self, features: Mapping[str, Features]) -> FusionOutput:
+        embedding, votes, present = self.votes(features)
+        evidence = nn.functional.softplus(votes).masked_fill(~present[..., None], 0)
+        joined = reduce(pairwise_dempster, evidence.unbind(1))
+        logits = joined.log1p()
+        return self.output(embedding, logits, votes, present, None, views=evidence, joined=joined)
+
+
+def pairwise_dempster(first: Tensor, second: Tensor) -> Tensor:
+    classes = first.shape[-1]
+    masses = []
+    for evidence in (first, second):
+        strength = evidence.sum(-1, keepdim=True) + classes
+        masses.append((evidence / strength, classes / strength))
+    (b1, u1), (b2, u2) = masses
+    agreed = (b1 * b2).sum(-1, keepdim=True)
+    conflict = b1.sum(-1, keepdim=True) * b2.sum(-1, keepdim=True) - agreed
+    belief, doubt = (b1 * b2 + b1 * u2 + b2 * u1) / (1 - conflict), u1 * u2 / (1 - conflict)
+    return belief * classes / doubt
+
+
 MUTANTS: list[Callable[..., Fusion]] = [
     FactorsInAList,
     MeanDividedByM,
@@ -114,6 +161,8 @@ MUTANTS: list[Callable[..., Fusion]] = [
     OrderOfTheDict,
     SumOfVotes,
     BatchStatistics,
+    SequentialBottleneck,
+    PairwiseDempster,
 ]
 QUICK = [name for name in conformance.CHECKS if "compiles" not in name]
 

@@ -71,7 +71,7 @@ def learn_once(objective: Objective, batches: list[Batch], world: World) -> dict
     return {name: before[name] - p.detach() for name, p in objective.named_parameters()}
 
 
-RUNS = [(fusion, case, 1) for fusion in ("concat", "late_poe", "mbt") for case in ABSENT]
+RUNS = [(fusion, case, 1) for fusion in ("concat", "tmc", "mbt", "shaspec") for case in ABSENT]
 RUNS.append(("gmu", "nothing", 2))
 
 

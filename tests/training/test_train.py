@@ -102,8 +102,13 @@ def test_the_unimodal_heads_do_not_change_the_fusion(tmp_path: Path) -> None:
         assert torch.equal(tensor, ours[name]), name
 
 
-def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "fusion",
+    ["gmu", *(pytest.param(x, marks=pytest.mark.slow) for x in ("qmf", "mmin", "late_stacking"))],
+)
+def test_a_killed_run_resumes_bit_for_bit(fusion: str, tmp_path: Path) -> None:
     long = ["--train.epochs", "40", "--train.save_every", "3", "--train.accumulate", "2"]
+    long += ["--fusion.name", fusion, "--data.missing", "0.2"]
     assert train(flags(tmp_path / "whole", *long)) == 0
     cut = tmp_path / "cut"
     running = script("train.py", *flags(cut, *long))

@@ -1,0 +1,97 @@
+"""Train many small models in this process or several; what is done is never done again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from fusionzoo.config import RunConfig, from_tree
+from fusionzoo.datasets import PairedDataset
+from fusionzoo.structures import Batch
+from fusionzoo.training.distributed import World, seed_everything
+from fusionzoo.training.loop import Stepper
+from fusionzoo.training.memory import keep_freed_memory
+from fusionzoo.training.optim import build_optimizer, param_groups, phased, set_rates
+from fusionzoo.training.run import build_objective
+
+Cell = dict[str, Any]
+
+
+def train(dataset: PairedDataset, settings: dict[str, Any], test: PairedDataset) -> float:
+    """Train on the split `train` as train.py does, and return the accuracy on `test`.
+
+    The last epoch counts: nothing is chosen, so nothing is chosen on the test split. The data is
+    collated once, for it is small.
+    """
+    cfg = from_tree(RunConfig, settings)
+    known = dataset.split("train")
+    cfg = from_tree(RunConfig, {**settings, "encoders": dataset.default_encoders})
+    seed_everything(cfg.seed)
+    objective, _ = build_objective(cfg, known)
+    groups = param_groups(objective.model, objective.heads, cfg.optim)
+    learn = Stepper(objective, build_optimizer(groups, cfg.optim), cfg, World())
+    collate = objective.model.collate(train=True)
+    whole = collate([known[row] for row in range(len(known))])
+    epoch_steps = -(-len(known) // cfg.train.batch_size)
+    plan = phased(cfg.optim, learn.phases, cfg.train.epochs * epoch_steps, epoch_steps)
+    step = 0
+    for _ in range(cfg.train.epochs):
+        for rows in torch.randperm(len(known)).split(cfg.train.batch_size):
+            phase, factor = plan(step)
+            set_rates(learn.optimizer, factor)
+            learn([take(whole, rows)], epoch=step / epoch_steps, phase=phase)
+            step += 1
+    asked = collate([test[row] for row in range(len(test))])
+    objective.eval()
+    with torch.no_grad():
+        right = objective(asked).logits.argmax(-1) == asked.target
+    return right.double().mean().item()
+
+
+def take(batch: Batch, rows: torch.Tensor) -> Batch:
+    """Return some rows."""
+    inputs = {m: {k: x[rows] for k, x in given.items()} for m, given in batch.inputs.items()}
+    assert batch.target is not None
+    ids = [batch.ids[row] for row in rows.tolist()]
+    return Batch(ids, inputs, batch.present[rows], batch.target[rows])
+
+
+def run_all(
+    cells: Sequence[Cell], work: Callable[[Cell], float], path: Path, jobs: int
+) -> list[tuple[Cell, float]]:
+    """Return the result of every cell; finished ones are read from `path`, one line each."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = path.read_text().splitlines() if path.is_file() else []
+    done = {json.dumps(one["cell"]): one["result"] for one in map(json.loads, lines)}
+    todo = [cell for cell in cells if json.dumps(cell) not in done]
+    with path.open("a", buffering=1) as file:
+        for cell, result in _results(todo, work, jobs):
+            done[json.dumps(cell)] = result
+            file.write(json.dumps({"cell": cell, "result": result}) + "\n")
+    return [(cell, done[json.dumps(cell)]) for cell in cells]
+
+
+def _results(
+    todo: Sequence[Cell], work: Callable[[Cell], float], jobs: int
+) -> Iterable[tuple[Cell, float]]:
+    bar = tqdm(total=len(todo), unit="run", dynamic_ncols=True)
+    context = get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, _begin) as pool:
+        futures = {pool.submit(work, cell): cell for cell in todo}
+        for future in as_completed(futures):
+            bar.update()
+            yield futures[future], future.result()
+    bar.close()
+
+
+def _begin() -> None:
+    """Set a process up: one thread each, and freed memory kept."""
+    torch.set_num_threads(1)
+    keep_freed_memory()

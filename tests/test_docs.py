@@ -1,0 +1,58 @@
+"""The cards and the pages made from them say everything, and are up to date."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from fusionzoo.cards import card
+from fusionzoo.cli import main
+from fusionzoo.fusion import list_fusions
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+@pytest.mark.parametrize("name", list_fusions())
+def test_a_card_has_every_part(name: str) -> None:
+    one = card(name)
+    assert all([one.summary, one.equation, one.missing, one.pitfall, one.use_when])
+    assert one.parameters > 0
+    assert one.macs > 0
+    assert one.paper == "-" or re.search(r"(19|20)\d\d", one.paper)
+
+
+@pytest.mark.parametrize("page", ["zoo.md", "which.md"])
+def test_a_generated_page_is_what_the_registry_and_the_results_say(page: str) -> None:
+    spec = importlib.util.spec_from_file_location("make_docs", DOCS / "make.py")
+    assert spec
+    assert spec.loader
+    make = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(make)
+    text = (DOCS / page).read_text()
+    assert text == make.PAGES[page](text), "make docs"
+
+
+def test_the_command_lists_and_explains_the_zoo(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["zoo"]) == 0
+    shown = capsys.readouterr().out
+    assert len(list_fusions()) >= 42
+    for name in list_fusions():
+        assert name in shown
+    assert main(["zoo", "info", "mbt"]) == 0
+    shown = capsys.readouterr().out
+    for part in ("[X_m; z]", "arXiv:2107.00135", "pitfall", "use it when", "--fusion.num_layers"):
+        assert part in shown
+
+
+def test_every_name_and_link_in_the_guide_exists() -> None:
+    text = (DOCS / "which.md").read_text()
+    for name in re.findall(r"\(zoo\.md#(\w+)\)", text):
+        assert name in list_fusions(), name
+    for path in re.findall(r"\]\((\.\./[^)#]+)\)", text):
+        assert (DOCS / path).resolve().is_file(), path

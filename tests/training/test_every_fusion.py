@@ -1,0 +1,143 @@
+"""Every fusion trains from the command line, by its own loss, in its own phases, on any data."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusionzoo.config import RunConfig, from_tree
+from fusionzoo.fusion import Fusion, fusion_info, list_fusions
+from fusionzoo.model import create_model
+from fusionzoo.scripts.train import main as train
+from fusionzoo.structures import Batch, Phase
+from fusionzoo.training.distributed import World
+from fusionzoo.training.loop import Stepper
+from fusionzoo.training.objectives import Objective, UnimodalHeads, freeze_unused, resting
+from fusionzoo.training.optim import build_optimizer, param_groups
+
+ROOT = Path(__file__).parents[2]
+OWN_LOSS = [name for name in list_fusions() if fusion_info(name).cls.loss is not Fusion.loss]  # type: ignore[attr-defined]
+FIRST_OF_FAMILY = ["gmu", "late_mean", "mbt", "misa"]
+QUICK = ["--train.epochs", "1", "--train.tensorboard", "false"]
+
+
+def check_run(out: Path) -> None:
+    results = json.loads((out / "metrics.json").read_text())
+    assert math.isfinite(results["train"]["loss"])
+    assert 0 <= results["test"]["accuracy"] <= 1
+    assert (out / "model" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("name", list_fusions())
+def test_every_fusion_trains_while_much_is_missing(name: str, tmp_path: Path) -> None:
+    data = ["--data.name", "interactions", "--data.samples", "200", "--data.num_modalities", "3"]
+    flags = [*data, "--data.missing", "0.3", "--fusion.dim", "32", "--fusion.name", name]
+    assert train([*flags, *QUICK, "--out", str(tmp_path / "run")]) == 0
+    check_run(tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("missing", ["0.0", "0.3"])
+@pytest.mark.parametrize("name", list_fusions())
+def test_every_fusion_trains_on_digits(name: str, missing: str, tmp_path: Path) -> None:
+    flags = ["--fusion.name", name, "--data.missing", missing, "--train.unimodal", "false"]
+    assert train([*flags, *QUICK, "--out", str(tmp_path / "run")]) == 0
+    check_run(tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted({*OWN_LOSS, *FIRST_OF_FAMILY}))
+def test_every_loss_trains_on_two_processes_while_much_is_missing(
+    name: str, tmp_path: Path
+) -> None:
+    data = ["--data.name", "interactions", "--data.samples", "200", "--data.num_modalities", "3"]
+    flags = [*data, "--data.missing", "0.3", "--fusion.dim", "32", "--fusion.name", name]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [
+        sys.executable,
+        *launcher,
+        "train.py",
+        *flags,
+        *QUICK,
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    check_run(tmp_path / "run")
+
+
+# ---- phases
+
+
+def make_stepper(name: str) -> Stepper:
+    torch.manual_seed(0)
+    encoders = {m: {"name": "vector/mlp", "in_dim": 5, "dim": 6} for m in ("image", "text")}
+    model = create_model(name, encoders, 3, dim=8)
+    heads = UnimodalHeads({}, 8, torch.full((3,), 1 / 3))
+    ids = [str(row) for row in range(8)]
+    objective = Objective(model, heads, 0.0, ids, torch.arange(8) % 3)
+    freeze_unused(objective)
+    cfg = from_tree(RunConfig, {"optim": {"lr": 0.1}})
+    groups = param_groups(model, heads, cfg.optim)
+    return Stepper(objective, build_optimizer(groups, cfg.optim), cfg, World())
+
+
+def make_batch() -> Batch:
+    draw = torch.Generator().manual_seed(1)
+    inputs = {m: {"values": torch.randn(8, 5, generator=draw)} for m in ("image", "text")}
+    present = torch.ones(8, 2, dtype=torch.bool)
+    return Batch([str(row) for row in range(8)], inputs, present, torch.arange(8) % 3)
+
+
+@pytest.mark.parametrize("name", ["late_stacking", "mmin"])
+def test_what_rests_in_a_phase_does_not_move_by_momentum_or_decay_either(name: str) -> None:
+    learn = make_stepper(name)
+    for _ in range(3):
+        learn([make_batch()], phase=0)
+    rest = resting(learn.plain.model, learn.phases[1])
+    before = [p.detach().clone() for p in rest]
+    others = [p for p in learn.plain.model.parameters() if all(p is not q for q in rest)]
+    moving = [p.detach().clone() for p in others]
+    for _ in range(3):
+        learn([make_batch()], phase=1)
+    assert rest
+    assert all(torch.equal(p, q) for p, q in zip(rest, before, strict=True))
+    assert any(not torch.equal(p, q) for p, q in zip(others, moving, strict=True))
+
+
+def test_encoders_that_rest_are_in_evaluation_mode() -> None:
+    learn = make_stepper("mmin")
+    learn([make_batch()], phase=1)
+    assert not any(module.training for module in learn.plain.model.encoders.modules())
+    learn([make_batch()], phase=0)
+    assert all(module.training for module in learn.plain.model.encoders.modules())
+
+
+def test_a_phase_names_what_learns() -> None:
+    model = make_stepper("gmu").plain.model
+    some = resting(model, Phase("gates", 1.0, trains=("gate",), encoders=False))
+    learning = [n for n, p in model.named_parameters() if all(p is not q for q in some)]
+    assert learning == ["fusion.gate.weight"]
+
+
+def test_a_loss_sees_the_samples_numbers_and_remembers_them() -> None:
+    learn = make_stepper("qmf")
+    batch = make_batch()
+    part = {m: {"values": x["values"][[6, 2]]} for m, x in batch.inputs.items()}
+    learn([Batch(["6", "2"], part, batch.present[:2], torch.tensor([0, 2]))])
+    total = learn.plain.memory.total  # type: ignore[union-attr]
+    assert (total[[6, 2]] > 0).all()
+    assert (total[[0, 1, 3, 4, 5, 7]] == 0).all()
+    assert "memory.total" in learn.plain.state_dict()
+    assert not any("memory" in key for key in learn.plain.model.state_dict())
