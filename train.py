@@ -123,6 +123,7 @@ def fit(learn: Stepper, loaders: Loaders, state: State, folder: Path, tracker: T
                 tracker.lap("data")
                 phase, factor = plan(state.step)
                 set_rates(learn.optimizer, factor)
+                tracker.phase(learn.phases[phase].name)
                 loss, stop = learn(batches, bool(signals), state.step / epoch_steps, phase)
                 state.step, state.loss = state.step + 1, state.loss + loss
                 tracker.lap("train")

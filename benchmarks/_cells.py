@@ -30,7 +30,6 @@ def train(dataset: PairedDataset, settings: dict[str, Any], test: PairedDataset)
     The last epoch counts: nothing is chosen, so nothing is chosen on the test split. The data is
     collated once, for it is small.
     """
-    cfg = from_tree(RunConfig, settings)
     known = dataset.split("train")
     cfg = from_tree(RunConfig, {**settings, "encoders": dataset.default_encoders})
     seed_everything(cfg.seed)

@@ -22,7 +22,7 @@ def measured() -> str:
     xor = {(row["fusion"], row["modalities"]): row["accuracy"] for row in _tasks("xor")}
     times = {row["fusion"]: row for row in rows("fusions") if row["tokens_times"] == "1"}
     lines = [
-        "| fusion | family | `mfeat` accuracy, 10 seeds | xor of 2 | xor of 3 | time | parameters |",
+        "| fusion | family | `mfeat`, 10 seeds | xor of 2 | xor of 3 | time | parameters |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for one in sorted(cards(), key=lambda one: (FAMILIES.index(one.family), one.name)):

@@ -111,7 +111,16 @@ def phased(
     >>> [(phase, round(factor, 2)) for phase, factor in map(at, (0, 2, 4, 6))]
     [(0, 1.0), (0, 0.5), (1, 1.0), (1, 0.5)]
     """
-    stops = [round(steps * share) for share in accumulate(phase.share for phase in phases)]
+    if steps < len(phases):
+        raise FusionZooError(
+            f"the fusion trains in {len(phases)} phases, and the run has only {steps} steps"
+        )
+    shares = accumulate(phase.share for phase in phases)
+    least = range(1, len(phases) + 1)  # a step for each phase
+    stops = [
+        min(max(round(steps * share), number), steps - len(phases) + number)
+        for number, share in zip(least, shares, strict=True)
+    ]
     starts = [0, *stops[:-1]]
     factors = [
         schedule(cfg, stop - start, steps_per_epoch)
@@ -119,7 +128,7 @@ def phased(
     ]
 
     def at(step: int) -> tuple[int, float]:
-        number = min(bisect_right(stops, step), len(stops) - 1)
+        number = bisect_right(stops[:-1], step)
         return number, factors[number](step - starts[number])
 
     return at

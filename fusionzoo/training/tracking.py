@@ -33,6 +33,7 @@ class Tracker:
         self.file: TextIO | None = None
         self.board: SummaryWriter | None = None
         self.seconds: dict[str, float] = {}
+        self._phase = ""
         self._since = time.perf_counter()
 
     def start(self, folder: Path, step: int, tensorboard: bool) -> None:
@@ -81,6 +82,13 @@ class Tracker:
             f"epoch {state.evaluated:3d}  train loss {train_loss:.3f}  val loss {val['loss']:.3f}"
             f"  val accuracy {val['accuracy']:.3f}" + (f"  ({', '.join(alone)})" if alone else "")
         )
+
+    def phase(self, name: str) -> None:
+        """Say which phase of the fusion's training begins, if it has several."""
+        if name != self._phase:
+            self._phase = name
+            if name != "train":
+                self.say(f"phase: {name}")
 
     def say(self, text: str) -> None:
         """Print a line above the progress bar."""

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusionzoo.config import RunConfig, from_tree
+from fusionzoo.config import OptimConfig, RunConfig, from_tree
+from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import Fusion, fusion_info, list_fusions
 from fusionzoo.model import create_model
 from fusionzoo.scripts.train import main as train
@@ -20,7 +21,7 @@ from fusionzoo.structures import Batch, Phase
 from fusionzoo.training.distributed import World
 from fusionzoo.training.loop import Stepper
 from fusionzoo.training.objectives import Objective, UnimodalHeads, freeze_unused, resting
-from fusionzoo.training.optim import build_optimizer, param_groups
+from fusionzoo.training.optim import build_optimizer, param_groups, phased
 
 ROOT = Path(__file__).parents[2]
 OWN_LOSS = [name for name in list_fusions() if fusion_info(name).cls.loss is not Fusion.loss]  # type: ignore[attr-defined]
@@ -114,6 +115,15 @@ def test_what_rests_in_a_phase_does_not_move_by_momentum_or_decay_either(name: s
     assert rest
     assert all(torch.equal(p, q) for p, q in zip(rest, before, strict=True))
     assert any(not torch.equal(p, q) for p, q in zip(others, moving, strict=True))
+
+
+def test_every_phase_gets_a_step_and_too_few_steps_are_refused() -> None:
+    phases = [Phase("long", 0.98), Phase("short", 0.02)]
+    at = phased(OptimConfig(warmup=0.0), phases, 4, 4)
+    assert [at(step)[0] for step in range(4)] == [0, 0, 0, 1]
+    assert at(3)[1] == 1.0  # with a schedule of its own
+    with pytest.raises(FusionZooError, match="2 phases, and the run has only 1 steps"):
+        phased(OptimConfig(), phases, 1, 1)
 
 
 def test_encoders_that_rest_are_in_evaluation_mode() -> None:
