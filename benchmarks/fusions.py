@@ -1,9 +1,9 @@
 """What each fusion costs: time, memory, parameters and MACs, beside `concat_transformer`.
 
 `python benchmarks/fusions.py` times forward and backward of every strategy (batch 64; image 49
-tokens x 512, text 32 x 384, audio 50 x 256; dim 256), also with four times the tokens, in turn with
-`concat_transformer`, and writes results/fusions.csv. With a GPU: bfloat16, eager and compiled, into
-results/fusions_gpu.csv. About 20 minutes on two cores.
+tokens x 512, text 32 x 384, audio 50 x 256; dim 256), also with four times the tokens, beside
+`concat_transformer`, which is timed again after every few, and writes results/fusions.csv. With a
+GPU: bfloat16, eager and compiled, into results/fusions_gpu.csv. About 10 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import ctypes
 import statistics
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from _timing import seconds
@@ -25,10 +26,17 @@ from fusionzoo.structures import Features
 from fusionzoo.training.memory import keep_freed_memory
 
 ROOT = Path(__file__).parents[1]
-BATCH, REFERENCE = 64, "concat_transformer"
+BATCH, REFERENCE, REFRESH = 64, "concat_transformer", 11
 HEADER = ["fusion", "family", "mode", "tokens_times", "milliseconds", f"ratio_to_{REFERENCE}"]
 HEADER += ["peak_MiB", "parameters", "macs_per_sample"]
 Given = dict[str, Features]
+
+
+class Case(NamedTuple):
+    """One setting in which all strategies are measured."""
+
+    times: int  # the tokens of the standard case
+    compiled: bool
 
 
 def step(fusion: Fusion, given: Given, device: torch.device) -> Callable[[], None]:
@@ -65,25 +73,28 @@ def _status(key: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(key))
 
 
-def measure(name: str, times: int, rounds: int, device: torch.device, compiled: bool) -> list[str]:
-    """Time one strategy in turn with the reference."""
+def measure(name: str, case: Case, rounds: int, device: torch.device) -> tuple[float, float]:
+    """Return seconds of a step of one strategy, and its peak memory."""
     given = {
         m: Features(*(x.to(device) for x in f))
-        for m, f in random_features(STANDARD, BATCH, times).items()
+        for m, f in random_features(STANDARD, BATCH, case.times).items()
     }
-    own, reference = (
-        step(_built(one, device, compiled), given, device) for one in (name, REFERENCE)
-    )
-    peak = peak_mebibytes(own, device)
-    reference()
-    pairs = [(seconds(own), seconds(reference)) for _ in range(rounds)]
-    sizes = {m: (times * count, width) for m, (count, width) in STANDARD.items()}
+    work = step(_built(name, device, case.compiled), given, device)
+    if case.compiled:
+        work()
+    peak = peak_mebibytes(work, device)
+    return statistics.median(seconds(work) for _ in range(rounds)), peak
+
+
+def row(
+    name: str, case: Case, figures: tuple[float, float], reference: float, mode: str
+) -> list[str]:
+    """Put one strategy's figures in the table's order."""
+    sizes = {m: (case.times * count, width) for m, (count, width) in STANDARD.items()}
     needed = cost(standard_fusion(name), sizes)
-    ratio = statistics.median(a / b for a, b in pairs)
-    own_ms = 1000 * statistics.median(a for a, _ in pairs)
-    mode = "bf16 compiled" if compiled else "bf16" if device.type == "cuda" else "fp32"
-    figures = [f"{own_ms:.1f}", f"{ratio:.3f}", f"{peak:.0f}"]
-    return [name, fusion_info(name).family, mode, f"{times}", *figures, *map(str, needed)]
+    taken, peak = figures
+    shown = [f"{1000 * taken:.1f}", f"{taken / reference:.3f}", f"{peak:.0f}"]
+    return [name, fusion_info(name).family, mode, f"{case.times}", *shown, *map(str, needed)]
 
 
 def _built(name: str, device: torch.device, compiled: bool) -> Fusion:
@@ -104,14 +115,19 @@ def main() -> None:
         keep_freed_memory()
     out = ROOT / "results" / ("fusions_gpu.csv" if on_gpu else "fusions.csv")
     modes = (False, True) if on_gpu else (False,)
-    cases = [(n, t, c) for n in flags.only or list_fusions() for c in modes for t in (1, 4)]
-    with out.open("w", newline="") as file:
+    names = flags.only or list_fusions()
+    with out.open("w", newline="") as file, tqdm(total=2 * len(names) * len(modes)) as bar:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(HEADER)
-        for name, times, compiled in tqdm(cases, unit="case", dynamic_ncols=True):
-            rounds = flags.rounds if times == 1 or on_gpu else 1
-            writer.writerow(measure(name, times, rounds, device, compiled))
-            file.flush()
+        for case in (Case(times, compiled) for compiled in modes for times in (1, 4)):
+            mode = "bf16 compiled" if case.compiled else "bf16" if on_gpu else "fp32"
+            for number, name in enumerate(names):
+                if number % REFRESH == 0:  # a machine drifts
+                    reference, _ = measure(REFERENCE, case, flags.rounds, device)
+                figures = measure(name, case, flags.rounds, device)
+                writer.writerow(row(name, case, figures, reference, mode))
+                file.flush()
+                bar.update()
     print(f"wrote {out}")
 
 

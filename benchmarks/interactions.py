@@ -31,7 +31,7 @@ def accuracy(cell: Cell) -> float:
         "data": {"name": "interactions"},
         "fusion": {"name": cell["fusion"], "dim": 32},
         "train": {"epochs": 20, "batch_size": 64, "unimodal": False},
-        "optim": {"lr": 5e-3},
+        "optim": {"lr": 2e-3},
         "seed": cell["seed"],
     }
     return train(dataset, settings, dataset.subset(unseen))
