@@ -23,8 +23,9 @@ class LateStacking(Fusion):
     Training sample i belongs to fold i mod K. Phase "base": the K versions of each modality's
     classifier (projection and head) learn, version f from all folds but f. Phase "stack": they and
     the encoders rest, and logits = W [softmax(z_1); ...; softmax(z_M); p] + c learns from version
-    f(i) of sample i, which never saw it. Afterwards the versions' mean probability takes its place;
-    no classifier is refitted, which would shift what W was trained on.
+    f(i) of sample i, which never saw it; W starts as the sum of the probabilities. Afterwards the
+    versions' mean probability takes its place; no classifier is refitted, which would shift what W
+    was trained on.
 
     Missing: probabilities 0, and its presence bit 0.
     Pitfall: an encoder trained end to end has seen every sample; out-of-fold holds for all that is
@@ -61,6 +62,10 @@ class LateStacking(Fusion):
         )
         self.head_bias = nn.ParameterDict({m: torch.zeros(folds, num_outputs) for m in dims})
         self.joiner = nn.Linear(len(dims) * (num_outputs + 1), num_outputs)
+        with torch.no_grad():  # the sum of the probabilities, until it knows better
+            same = torch.eye(num_outputs).repeat(1, len(dims))
+            self.joiner.weight.copy_(torch.cat([same, torch.zeros(num_outputs, len(dims))], dim=1))
+            self.joiner.bias.zero_()
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         present, pooled = self.present(features), self.pooled(features)

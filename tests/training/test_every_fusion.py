@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +22,6 @@ from fusionzoo.training.loop import Stepper
 from fusionzoo.training.objectives import Objective, UnimodalHeads, freeze_unused, resting
 from fusionzoo.training.optim import build_optimizer, param_groups, phased
 
-ROOT = Path(__file__).parents[2]
 OWN_LOSS = [name for name in list_fusions() if fusion_info(name).cls.loss is not Fusion.loss]  # type: ignore[attr-defined]
 FIRST_OF_FAMILY = ["gmu", "late_mean", "mbt", "misa"]
 QUICK = ["--train.epochs", "1", "--train.tensorboard", "false"]
@@ -53,29 +51,45 @@ def test_every_fusion_trains_on_digits(name: str, missing: str, tmp_path: Path) 
     check_run(tmp_path / "run")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*OWN_LOSS, *FIRST_OF_FAMILY}))
-def test_every_loss_trains_on_two_processes_while_much_is_missing(
-    name: str, tmp_path: Path
-) -> None:
+TWO_PROCESSES = sorted({*OWN_LOSS, *FIRST_OF_FAMILY})
+
+
+def train_in_process(rank: int, folder: str) -> None:
+    """Train all of them, one after the other, as one of two processes."""
+    torch.set_num_threads(1)
     data = ["--data.name", "interactions", "--data.samples", "200", "--data.num_modalities", "3"]
-    flags = [*data, "--data.missing", "0.3", "--fusion.dim", "32", "--fusion.name", name]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [
-        sys.executable,
-        *launcher,
-        "train.py",
-        *flags,
-        *QUICK,
-        "--out",
-        str(tmp_path / "run"),
+    for name in TWO_PROCESSES:
+        meet = ["--dist.init_method", f"file://{folder}/meet-{name}", "--dist.timeout", "60"]
+        meet += ["--dist.rank", str(rank), "--dist.world_size", "2"]
+        flags = [*data, "--data.missing", "0.3", "--fusion.dim", "32", "--fusion.name", name]
+        assert train([*flags, *meet, *QUICK, "--out", f"{folder}/{name}"]) == 0
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the runs that two processes made."""
+    folder = tmp_path_factory.mktemp("two")
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-P", __file__, str(rank), str(folder)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
     ]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    check_run(tmp_path / "run")
+    for one in ranks:
+        _, said = one.communicate(timeout=500)
+        assert one.returncode == 0, said[-2000:]
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TWO_PROCESSES)
+def test_every_loss_trains_on_two_processes_while_much_is_missing(
+    name: str, two_processes: Path
+) -> None:
+    check_run(two_processes / name)
 
 
 # ---- phases
@@ -151,3 +165,7 @@ def test_a_loss_sees_the_samples_numbers_and_remembers_them() -> None:
     assert (total[[0, 1, 3, 4, 5, 7]] == 0).all()
     assert "memory.total" in learn.plain.state_dict()
     assert not any("memory" in key for key in learn.plain.model.state_dict())
+
+
+if __name__ == "__main__":
+    train_in_process(int(sys.argv[1]), sys.argv[2])
