@@ -65,7 +65,10 @@ def take(batch: Batch, rows: torch.Tensor) -> Batch:
 def run_all(
     cells: Sequence[Cell], work: Callable[[Cell], float], path: Path, jobs: int
 ) -> list[tuple[Cell, float]]:
-    """Return the result of every cell; finished ones are read from `path`, one line each."""
+    """Work off the cells; return all results of `path`, one line each, those of earlier runs too.
+
+    A cell is known by its own entries: delete the file after a change to what is run.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = path.read_text().splitlines() if path.is_file() else []
     done = {json.dumps(one["cell"]): one["result"] for one in map(json.loads, lines)}
@@ -74,7 +77,7 @@ def run_all(
         for cell, result in _results(todo, work, jobs):
             done[json.dumps(cell)] = result
             file.write(json.dumps({"cell": cell, "result": result}) + "\n")
-    return [(cell, done[json.dumps(cell)]) for cell in cells]
+    return [(json.loads(cell), result) for cell, result in done.items()]
 
 
 def _results(

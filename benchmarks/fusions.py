@@ -107,13 +107,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="*", help="some strategies")
+    parser.add_argument("--out", type=Path, help="CSV file")
     flags = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     on_gpu = device.type == "cuda"
     if not on_gpu:
         torch.set_num_threads(1)
         keep_freed_memory()
-    out = ROOT / "results" / ("fusions_gpu.csv" if on_gpu else "fusions.csv")
+    out = flags.out or ROOT / "results" / ("fusions_gpu.csv" if on_gpu else "fusions.csv")
     modes = (False, True) if on_gpu else (False,)
     names = flags.only or list_fusions()
     with out.open("w", newline="") as file, tqdm(total=2 * len(names) * len(modes)) as bar:

@@ -63,7 +63,7 @@ def main() -> None:
         writer.writerow(
             ["fusion", "family", "task", "modalities", "accuracy", "family_best", "bayes"]
         )
-        for cell, reached in sorted(found, key=lambda one: one[0]["fusion"]):
+        for cell, reached in sorted(found, key=lambda one: list(map(str, one[0].values()))):
             name, task, count = cell["fusion"], cell["task"], cell["modalities"]
             best, bayes = best_of_family(name, task, count), bayes_accuracy(task, count)
             row = [name, fusion_info(name).family, task, count, f"{reached:.3f}", best, bayes]

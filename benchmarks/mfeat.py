@@ -48,10 +48,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--only", nargs="*", help="some strategies; the others' rows stay as known")
     parser.add_argument("--out", default=str(ROOT / "results" / "mfeat.csv"))
     flags = parser.parse_args()
     names = [*(f"alone:{view}" for view in VIEWS), *list_fusions()]
-    cells = [{"fusion": name, "seed": s} for s in range(flags.seeds) for name in names]
+    cells = [{"fusion": n, "seed": s} for s in range(flags.seeds) for n in flags.only or names]
     found = run_all(cells, accuracy, ROOT / "runs" / "mfeat.jsonl", flags.jobs)
     with Path(flags.out).open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -60,6 +61,8 @@ def main() -> None:
             own = [result for cell, result in found if cell["fusion"] == name]
             family = "alone" if name.startswith("alone:") else fusion_info(name).family
             settings = " ".join(f"{k}={v}" for k, v in SETTINGS.get(name, {}).items())
+            if not own:
+                continue
             spread = statistics.stdev(own) if len(own) > 1 else 0.0
             figures = [f"{x:.4f}" for x in (statistics.mean(own), spread, min(own))]
             writer.writerow([name, family, len(own), *figures, settings])

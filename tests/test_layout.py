@@ -27,6 +27,7 @@ LEVELS = {
     "conformance": 4,
     "model": 4,
     "evaluation": 5,
+    "cards": 6,
     "training": 6,
     "scripts": 7,
     "cli": 8,

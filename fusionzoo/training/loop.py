@@ -76,6 +76,7 @@ class Stepper:
     scaler: GradScaler = field(init=False)
     plain: Objective = field(init=False)
     rows: int = 0  # learned from, on all processes
+    phase: int = -1  # of the last step
 
     def __post_init__(self) -> None:
         fp16 = self.cfg.train.amp == "fp16"
@@ -93,8 +94,10 @@ class Stepper:
         The loss is the mean over all rows of all processes, so N processes with batch B have the
         gradients of one process with batch N x B, whatever rows or modalities each of them lacks.
         """
-        self.objective.train()
-        self.plain.model.encoders.train(self.phases[phase].encoders)
+        if not self.plain.training or phase != self.phase:  # telling every module takes a while
+            self.objective.train()
+            self.plain.model.encoders.train(self.phases[phase].encoders)
+            self.phase = phase
         loss = torch.zeros((), device=self.world.device)
         for number, batch in enumerate(batches):
             counts, stop = self._counts(batch.present, stop)
