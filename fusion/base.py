@@ -129,6 +129,17 @@ def present_mean(stacked: Tensor, present: Tensor) -> Tensor:
     return kept.sum(1) / mask.sum(1).clamp(min=1).to(stacked.dtype)
 
 
+def equal_weights(present: Tensor, like: Tensor) -> Tensor:
+    """Share out one evenly among what is present: (B, M)."""
+    return (present / present.sum(1, keepdim=True).clamp(min=1)).to(like.dtype)
+
+
+def combination_of(present: Tensor) -> Tensor:
+    """Number what is there: 0 = everything, 2^M - 1 = nothing; (B, M) -> (B,)."""
+    bits = 2 ** torch.arange(present.shape[1], device=present.device)
+    return ((~present) * bits).sum(1)
+
+
 def product(stacked: Tensor, present: Tensor) -> Tensor:
     """Multiply over the modalities that are there: (B, M, ...), (B, M) -> (B, ...)."""
     mask = present.reshape(*present.shape, *[1] * (stacked.ndim - 2))

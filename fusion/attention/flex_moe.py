@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...errors import FusionZooError
 from ...structures import Features, FusionOutput, Moment, masked_mean
-from ..base import FUSIONS
+from ..base import FUSIONS, combination_of
 from ._blocks import Attention, TokenFusion
 from ._moe import Experts, Router, imbalance
 
@@ -115,9 +115,3 @@ class FlexMoE(TokenFusion):
         own = rearrange(each, "(b t) -> b t", t=mask.shape[1]).masked_fill(~counted, 0).sum(1)
         routing = own / counted.sum(1).clamp(min=1)
         return moment.criterion(output.logits, target) + self.balance_weight * (balance + routing)
-
-
-def combination_of(present: Tensor) -> Tensor:
-    """Number what is there: 0 = everything, 2^M - 1 = nothing; (B, M) -> (B,)."""
-    bits = 2 ** torch.arange(present.shape[1], device=present.device)
-    return ((~present) * bits).sum(1)

@@ -10,7 +10,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ...structures import Features, FusionOutput
-from ..base import FUSIONS, Fusion
+from ..base import FUSIONS, Fusion, equal_weights
 
 
 @FUSIONS.register(
@@ -42,12 +42,12 @@ class EmbraceNet(Fusion):
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         aligned, present = self.aligned(features)
         docked = aligned.relu()
-        weights = present / present.sum(1, keepdim=True).clamp(min=1)
-        shares = weights[..., None].to(docked.dtype)
+        weights = equal_weights(present, docked)
+        shares = weights[..., None]
         if self.training:
             shares = self._draw(present).to(docked.dtype)
         embedding = self.or_null((shares * docked).sum(1), present)
-        return FusionOutput(embedding, self.head(embedding), {}, weights.to(docked.dtype))
+        return FusionOutput(embedding, self.head(embedding), {}, weights)
 
     def _draw(self, present: Tensor) -> Tensor:
         """Pick a present modality for each dimension, one-hot: (B, M) -> (B, M, dim)."""

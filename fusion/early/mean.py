@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from ...structures import Features, FusionOutput
-from ..base import FUSIONS, Fusion, present_mean
+from ..base import FUSIONS, Fusion, equal_weights, present_mean
 
 
 @FUSIONS.register(family="early", paper=None, reads="pooled", synergy=False)
@@ -35,5 +35,4 @@ class Mean(Fusion):
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         aligned, present = self.aligned(features)
         embedding = self.or_null(present_mean(aligned, present), present)
-        weights = present / present.sum(1, keepdim=True).clamp(min=1)
-        return FusionOutput(embedding, self.head(embedding), {}, weights.to(embedding.dtype))
+        return FusionOutput(embedding, self.head(embedding), {}, equal_weights(present, embedding))

@@ -10,7 +10,7 @@ from einops import repeat
 from torch import Tensor, nn
 
 from ...structures import Features, FusionOutput, Moment, Phase
-from ..base import FUSIONS, Fusion, check_choice
+from ..base import FUSIONS, Fusion, check_choice, combination_of
 
 
 @FUSIONS.register(family="hybrid", paper="Lee et al. 2023, arXiv:2303.03369", reads="tokens")
@@ -76,8 +76,7 @@ class MissingTokens(Fusion):
         fill = ~present & present.any(1, keepdim=True)
         stand_ins = self.stand_in.expand(len(present), -1, -1, -1)
         if self.correction is not None:
-            bits = 2 ** torch.arange(len(self.dims), device=present.device)
-            stand_ins = stand_ins + self.correction[(present * bits).sum(1)]
+            stand_ins = stand_ins + self.correction[combination_of(~present)]
         tokens, pooled = self.tokens(features), self.pooled(features)
         made = {}
         for column, (name, align) in enumerate(self.project.items()):

@@ -48,14 +48,11 @@ class LateFusion(Fusion):
         return FusionOutput(embedding, logits, unimodal, weights, {"present": present, **extra})
 
 
-def loss_of_votes(output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:
-    """Add up each present modality's own loss, (B,); the prior's where nothing is there."""
-    present = output.extra["present"]
-    each = [moment.criterion(vote, target) for vote in output.unimodal.values()]
-    own = torch.stack(each, dim=1).masked_fill(~present, 0).sum(1)
-    return torch.where(present.any(1), own, moment.criterion(output.logits, target))
+class VotersAlone(LateFusion):
+    """Train each modality's classifier on its own loss, (B,); the prior where nothing is there."""
 
-
-def equal_weights(present: Tensor, like: Tensor) -> Tensor:
-    """Share out one evenly among what is present: (B, M)."""
-    return (present / present.sum(1, keepdim=True).clamp(min=1)).to(like.dtype)
+    def loss(self, output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:
+        present = output.extra["present"]
+        each = [moment.criterion(vote, target) for vote in output.unimodal.values()]
+        own = torch.stack(each, dim=1).masked_fill(~present, 0).sum(1)
+        return torch.where(present.any(1), own, moment.criterion(output.logits, target))

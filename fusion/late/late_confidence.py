@@ -7,15 +7,15 @@ from typing import Literal
 
 from torch import Tensor
 
-from ...structures import Features, FusionOutput, Moment
+from ...structures import Features, FusionOutput
 from ..base import FUSIONS, check_choice, masked_softmax
-from ._base import LateFusion, loss_of_votes
+from ._base import VotersAlone
 
 
 @FUSIONS.register(
     family="late", paper="Zhang et al. 2024, arXiv:2311.10707", reads="pooled", synergy=False
 )
-class LateConfidence(LateFusion):
+class LateConfidence(VotersAlone):
     """Weigh each modality's vote by how sure it is of this sample.
 
     w = softmax over present m of kappa c_m, c_m = -entropy, largest probability, or the margin
@@ -65,6 +65,3 @@ class LateConfidence(LateFusion):
             return (shares * votes.log_softmax(-1)).sum(-1)
         top = shares.topk(min(2, self.num_outputs), dim=-1).values
         return top[..., 0] if self.measure == "max" else top[..., 0] - top[..., -1]
-
-    def loss(self, output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:
-        return loss_of_votes(output, target, moment)

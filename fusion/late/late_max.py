@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import Tensor
-
-from ...structures import Features, FusionOutput, Moment
+from ...structures import Features, FusionOutput
 from ..base import FUSIONS
-from ._base import LateFusion, loss_of_votes
+from ._base import VotersAlone
 
 
 @FUSIONS.register(
     family="late", paper="Kittler et al. 1998, TPAMI 20(3)", reads="pooled", synergy=False
 )
-class LateMax(LateFusion):
+class LateMax(VotersAlone):
     """Take each class's largest probability over the modalities, and renormalise.
 
     logits = log(max_m softmax(z_m) / sum_k max_m softmax(z_m)_k). Each modality's classifier is
@@ -38,6 +36,3 @@ class LateMax(LateFusion):
         largest = shares.max(1).values.clamp(min=1e-30)  # all zeros where nothing is present
         logits = (largest / largest.sum(-1, keepdim=True)).log()
         return self.output(embedding, logits, votes, present, None)
-
-    def loss(self, output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:
-        return loss_of_votes(output, target, moment)

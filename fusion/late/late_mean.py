@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Literal
 
 from ...structures import Features, FusionOutput
-from ..base import FUSIONS, check_choice, present_mean
-from ._base import LateFusion, equal_weights
+from ..base import FUSIONS, check_choice, equal_weights, present_mean
+from ._base import LateFusion
 
 
 @FUSIONS.register(

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch.nn.functional as F
-from torch import Tensor
 
-from ...structures import Features, FusionOutput, Moment
-from ..base import FUSIONS, present_mean
-from ._base import LateFusion, equal_weights, loss_of_votes
+from ...structures import Features, FusionOutput
+from ..base import FUSIONS, equal_weights, present_mean
+from ._base import VotersAlone
 
 
 @FUSIONS.register(
     family="late", paper="Kittler et al. 1998, TPAMI 20(3)", reads="pooled", synergy=False
 )
-class LateVote(LateFusion):
+class LateVote(VotersAlone):
     """Count which class each modality puts first; the mean probability breaks ties.
 
     logits_k = log((n_k + eps q_k) / (P + eps)), n_k the votes for class k among P present
@@ -45,6 +44,3 @@ class LateVote(LateFusion):
         share = counted / (present.sum(1, keepdim=True).to(votes.dtype) + self.EPS)
         logits = share.clamp(min=1e-30).log()
         return self.output(embedding, logits, votes, present, equal_weights(present, votes))
-
-    def loss(self, output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:
-        return loss_of_votes(output, target, moment)

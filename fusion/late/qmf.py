@@ -9,13 +9,13 @@ from torch import Tensor, distributed, nn
 
 from ...structures import Features, FusionOutput, Moment
 from ..base import FUSIONS
-from ._base import LateFusion, loss_of_votes
+from ._base import VotersAlone
 
 
 @FUSIONS.register(
     family="late", paper="Zhang et al. 2023, arXiv:2306.02050", reads="pooled", synergy=False
 )
-class QMF(LateFusion):
+class QMF(VotersAlone):
     """Weigh each vote by its energy u_m = logsumexp(z_m) / 10; rank energies by past losses.
 
     logits = sum_m u_m z_m over what is present, not normalised. Loss: CE(logits) + sum_m CE(z_m) +
@@ -59,7 +59,7 @@ class QMF(LateFusion):
             each = [moment.criterion(vote, target) for vote in output.unimodal.values()]
             moment.memory.add(moment.rows, torch.stack(each, dim=1).detach(), present)
         joint = torch.where(present.any(1), moment.criterion(output.logits, target), 0)
-        return joint + loss_of_votes(output, target, moment) + self.rank_weight * rank
+        return joint + super().loss(output, target, moment) + self.rank_weight * rank
 
 
 def ranking_loss(energy: Tensor, hardness: Tensor, present: Tensor) -> Tensor:

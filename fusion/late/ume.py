@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import Tensor
-
-from ...structures import Features, FusionOutput, Moment
-from ..base import FUSIONS, present_mean
-from ._base import LateFusion, equal_weights, loss_of_votes
+from ...structures import Features, FusionOutput
+from ..base import FUSIONS, equal_weights, present_mean
+from ._base import VotersAlone
 
 
 @FUSIONS.register(
     family="late", paper="Du et al. 2023, arXiv:2305.01233", reads="pooled", synergy=False
 )
-class UME(LateFusion):
+class UME(VotersAlone):
     """Train each modality's encoder and classifier on its own loss; average their logits.
 
     logits = mean_m z_m over what is present; loss = sum_m p_m CE(z_m), so no gradient passes from
@@ -37,6 +35,3 @@ class UME(LateFusion):
         embedding, votes, present = self.votes(features)
         logits = present_mean(votes, present)
         return self.output(embedding, logits, votes, present, equal_weights(present, votes))
-
-    def loss(self, output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:
-        return loss_of_votes(output, target, moment)

@@ -13,8 +13,8 @@ from fusionzoo.conformance import features, full, patterns, rows_of
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import create_fusion
 from fusionzoo.fusion.attention._moe import Experts, Router, imbalance
-from fusionzoo.fusion.attention.flex_moe import combination_of
 from fusionzoo.fusion.attention.mult import last_step, positions
+from fusionzoo.fusion.base import combination_of
 from fusionzoo.structures import Features
 
 Given = dict[str, Features]
