@@ -111,6 +111,11 @@ class PairedDataset(Dataset[Sample | None]):
         return torch.tensor([index[str(label)] for label in self.labels], dtype=torch.int64)
 
     @property
+    def groups(self) -> list[str]:
+        """What folds must not tear apart: the table's column `group`, else each sample alone."""
+        return self._column("group" if "group" in self.table.column_names else "id")
+
+    @property
     def present(self) -> Tensor:
         """What the table says each sample has, bool (N, M)."""
         columns = [self.table[name].is_valid().to_numpy() for name in self.modalities]
@@ -147,6 +152,14 @@ class PairedDataset(Dataset[Sample | None]):
                 own = torch.tensor([self._length(name, kind, row) for row in range(len(total))])
                 total += own.double() / own.double().mean().clamp(min=1e-9)
         return total[self.rows]
+
+    def by_length(self) -> list[int]:
+        """Return the samples' positions, the longest first, those without any modality last."""
+        return self.lengths().argsort(descending=True, stable=True).tolist()
+
+    def references(self, modality: str) -> list[Any]:
+        """Return what each sample refers to, undecoded: a path, text, a value, or None."""
+        return [self.reference(modality, row) for row in self.rows.tolist()]
 
     def failures(self) -> list[tuple[str, str]]:
         """Return (id, modality) of every value that could not be decoded so far."""
@@ -185,6 +198,15 @@ class PairedDataset(Dataset[Sample | None]):
                 )
         keep = {name: kind for name, kind in self.modalities.items() if name in names}
         return self._with(self.table, keep)
+
+    def only(self, modality: str) -> PairedDataset:
+        """Return the same samples with one modality, those that lack it included."""
+        if modality not in self.modalities:
+            self.select(modality)  # names what there is
+        view = copy.copy(self)
+        view.modalities = {modality: self.modalities[modality]}
+        view.failed = torch.zeros(len(self.table), 1, dtype=torch.uint8).share_memory_()
+        return view
 
     def drop(self, rate: float, seed: int = 0) -> PairedDataset:
         """Remove a share `rate` of each modality at random (mcar), always the same for one seed.

@@ -94,6 +94,7 @@ def stamps(
     columns: dict[str, list[str | None]] = {
         "id": [*kept],
         "split": [split_by_hash(group(key), SHARES, SALT) for key in kept],
+        "group": [group(key) for key in kept],
         "target": [key.partition("/")[0] for key in kept],
         "image": [pictures[key].relative_to(top).as_posix() for key in kept],
         "text": [_text(top / key, text_language) for key in kept],

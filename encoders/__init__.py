@@ -4,7 +4,7 @@
 | --- | --- |
 | image | `timm/<model>`, `torchvision/<model>` |
 | text | `hf/<name or folder>`, `chars` |
-| audio | `mel/<timm model>`, `torchaudio/<bundle>`, `torchaudio/conformer`, `hf/<name or folder>` |
+| audio | `mel/<timm model>`, `mel/stats`, `torchaudio/<bundle or conformer>`, `hf/<name>` |
 | vector | `vector/mlp`, `vector/identity` |
 | sequence | `sequence/transformer` |
 """

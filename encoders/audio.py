@@ -158,6 +158,51 @@ class MelTimm(Encoder):
         return height, width
 
 
+@ENCODERS.register("mel/stats", family="audio")
+class MelStats(Encoder):
+    """Mean and deviation of each log-mel band over time: no parameters, the honest baseline.
+
+    One token. Clips are cut to `longest` seconds; frames of padding do not count. `window` and
+    `hop` are in seconds.
+
+    Shapes: inputs["wave"] int16 (B, N), inputs["lengths"] (B,) -> (B, 1, D), (B, 1), (B, D) with
+        D = 2 num_mels
+    """
+
+    kind = "audio"
+
+    def __init__(
+        self,
+        *,
+        rate: int = 16_000,
+        num_mels: int = 64,
+        window: float = 0.025,
+        hop: float = 0.010,
+        longest: float = 10.0,
+    ) -> None:
+        super().__init__()
+        self.rate, self.longest, self.dim = rate, longest, 2 * num_mels
+        self.mel = LogMel(rate, num_mels, window, hop)
+
+    def processor(self, train: bool) -> Processor:
+        return WaveProcessor(self.rate, self.longest)
+
+    def encode(self, inputs: Mapping[str, Tensor]) -> Features:
+        # A wave shorter than the window's reflection at its ends cannot be analysed.
+        spare = max(0, 2 * self.mel.mel.n_fft - inputs["wave"].shape[1])
+        bands = self.mel(F.pad(inputs["wave"], (0, spare)) / PEAK)  # (B, F, frames)
+        frames = torch.arange(bands.shape[-1], device=bands.device)
+        # A frame counts where its window ends before the clip does; the first always does.
+        last = (inputs["lengths"] - self.mel.mel.win_length // 2).clamp(min=0) // self.mel.hop
+        real = (frames <= last[:, None])[:, None]  # (B, 1, frames)
+        count = real.sum(-1)
+        mean = bands.masked_fill(~real, 0).sum(-1) / count
+        square = (bands - mean[..., None]).square().masked_fill(~real, 0).sum(-1) / count
+        pooled = torch.cat([mean, (square + 1e-12).sqrt()], dim=-1)
+        mask = torch.ones(len(pooled), 1, dtype=torch.bool, device=pooled.device)
+        return Features(pooled[:, None], mask, pooled)
+
+
 @ENCODERS.register("torchaudio", family="audio")
 class TorchaudioBundle(Encoder):
     """A self-supervised model of `torchaudio.pipelines`: WAV2VEC2_BASE, HUBERT_BASE, WAVLM_BASE,

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from .console import print_table
 from .errors import FusionZooError
 
 
@@ -20,6 +21,10 @@ def main(args: Sequence[str] | None = None) -> int:
         from .scripts.embed import main as embed
 
         return embed(args[1:])
+    if args[:1] == ["benchmark"]:
+        from .scripts.benchmark import main as benchmark
+
+        return benchmark(args[1:])
     parsed = _parser().parse_args(args)
     try:
         return int(parsed.run(parsed) or 0)
@@ -34,6 +39,8 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("train", help="train a fusion model: `fusionzoo train --help`")
     commands.add_parser("embed", help="write fused embeddings: `fusionzoo embed --help`")
 
+    commands.add_parser("benchmark", help="compare fusions: `fusionzoo benchmark --help`")
+
     zoo = commands.add_parser("zoo", help="list the fusions and encoders, explain or check one")
     zoo.set_defaults(run=_list_zoo)
     actions = zoo.add_subparsers(metavar="action")
@@ -43,6 +50,16 @@ def _parser() -> argparse.ArgumentParser:
     check = actions.add_parser("check", help="hold a fusion to the contract")
     check.add_argument("target", metavar="module:Class|name")
     check.set_defaults(run=_check)
+
+    cache = commands.add_parser("cache", help="list or prune the cached features")
+    cache.set_defaults(run=_list_cache)
+    actions = cache.add_subparsers(metavar="action")
+    actions.add_parser("list", help="what is cached").set_defaults(run=_list_cache)
+    prune = actions.add_parser("prune", help="remove cached features")
+    prune.add_argument("--older-than", type=float, metavar="DAYS", help="not used for so long")
+    prune.add_argument("--keep-gb", type=float, metavar="GB", help="keep the last used, up to this")
+    prune.add_argument("--all", action="store_true", help="remove everything")
+    prune.set_defaults(run=_prune_cache)
 
     data = commands.add_parser("data", help="list or fetch data sets")
     data.set_defaults(run=_list_data)
@@ -116,6 +133,36 @@ def _check(parsed: argparse.Namespace) -> int:
     return main_check(parsed.target)
 
 
+def _list_cache(_: argparse.Namespace) -> None:
+    from datetime import datetime
+
+    from .benchmark.prepare import feature_cache
+
+    cache, rows, total = feature_cache(), [], 0
+    for entry in cache.entries():
+        about = entry.about["description"]
+        how = " ".join(map(str, about.get("corruption", []))) or f"view {about.get('view', 0)}"
+        size, used = f"{entry.size / 1e6:.1f} MB", datetime.fromtimestamp(entry.used)
+        shape = " x ".join(map(str, entry.about["arrays"]["pooled"][1]))
+        what = (about["data"], about["modality"], about["encoder"].get("name", "-"), how)
+        name = entry.key[:10]
+        rows.append((name, *what, shape, size, f"{used:%Y-%m-%d %H:%M}"))
+        total += entry.size
+    header = ("entry", "data", "modality", "encoder", "how", "pooled", "size", "last used")
+    print_table(f"{len(rows)} entries, {total / 1e6:.0f} MB, in {cache.root}", header, rows)
+
+
+def _prune_cache(parsed: argparse.Namespace) -> None:
+    from .benchmark.prepare import feature_cache
+
+    if not parsed.all and parsed.older_than is None and parsed.keep_gb is None:
+        raise FusionZooError("say what to remove: --older-than DAYS, --keep-gb GB or --all")
+    most = None if parsed.keep_gb is None else int(parsed.keep_gb * 1e9)
+    days = 0.0 if parsed.all else parsed.older_than
+    freed = feature_cache().prune(days, most)
+    print(f"freed {freed / 1e6:.1f} MB")
+
+
 def _list_data(_: argparse.Namespace) -> None:
     from .datasets import DATASETS
 
@@ -131,19 +178,6 @@ def _fetch(parsed: argparse.Namespace) -> None:
 
     source = import_module(f".datasets.{parsed.name}", __package__)
     print(f"ready: {source.fetch(Path(parsed.root) if parsed.root else None)}")
-
-
-def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; its first column never breaks."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for number, name in enumerate(header):
-        table.add_column(name, no_wrap=not number)
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
 
 
 if __name__ == "__main__":

@@ -112,6 +112,43 @@ class EmbedConfig:
     dist: DistConfig = field(default_factory=DistConfig)
 
 
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkConfig:
+    """Everything that a comparison of strategies needs; stored as config.yaml beside the report."""
+
+    data: Tree = option({"name": "digits"}, "data set and its settings: `fusionzoo data list`")
+    encoders: dict[str, Tree] = option({}, "modality -> encoder; empty = the data set's own choice")
+    fusions: str | list[str] = option("all", "names or families, `mbt,lmf,late`, or all")
+    fusion: Tree = option({"dim": 128}, "settings of every fusion; what it does not have is left")
+    settings: dict[str, Tree] = option({}, "fusion -> settings of its own")
+    mode: Literal["probe", "finetune"] = option(
+        "probe", "probe: encoders frozen, features cached; finetune: end to end"
+    )
+    seeds: Count = option(5, "training seeds of each strategy")
+    folds: Annotated[int, Ge(0)] = option(0, "cross-validation; 0 = the data's own split")
+    epochs: Count = option(20, "passes over the training split, at most")
+    patience: Count | None = option(5, "epochs without a better validation loss; null = never stop")
+    batch_size: Count = option(32, "samples per step")
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    tune: Annotated[int, Ge(0)] = option(0, "Optuna trials of each strategy, on validation data")
+    encoder_epochs: Count = option(10, "probe: passes to train an encoder that has no weights")
+    max_tokens: dict[str, Count] = option({}, "modality -> tokens kept, neighbours averaged")
+    precision: Literal["fp32", "bf16"] = option("fp32", "of cached features")
+    views: Count = option(1, "probe: cached passes of the training split; from 2 on augmented")
+    stack: bool = option(True, "train the seeds of a small strategy at once, where that is equal")
+    controls: bool = option(True, "also train on shuffled labels, which must fall to chance")
+    corruptions: bool = option(True, "also test on damaged samples, five severities")
+    jobs: Count | None = option(None, "processes; null = one per core, one thread each")
+    engine: Literal["processes", "ray"] = option("processes", "what runs the cells")
+    num_workers: Annotated[int, Ge(0)] | None = option(None, "loader processes of encoding")
+    device: str = option("auto", "auto | cpu | cuda | cuda:1")
+    seed: int = option(0, "first training seed; also of encoders trained alone, folds and tuning")
+    out: str = option("report", "folder of the report and of the cells behind it")
+    combine: tuple[str, ...] = option(
+        (), "folders of finished reports: rank the strategies over them"
+    )
+
+
 def from_args(cls: type[C], args: Sequence[str]) -> C:
     """Build a configuration of type `cls` from command-line flags and the files they name."""
     flags = parse_flags(args)

@@ -18,6 +18,7 @@ import fusionzoo
 ROOT = Path(__file__).parents[1]
 LEVELS = {
     "errors": 0,
+    "console": 0,
     "config": 1,
     "registry": 1,
     "structures": 2,
@@ -29,8 +30,9 @@ LEVELS = {
     "evaluation": 5,
     "cards": 6,
     "training": 6,
-    "scripts": 7,
-    "cli": 8,
+    "benchmark": 7,
+    "scripts": 8,
+    "cli": 9,
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -25,15 +27,76 @@ class Cost(NamedTuple):
 
 
 def cost(fusion: Fusion, sizes: Mapping[str, tuple[int, int]]) -> Cost:
-    """Count parameters and the multiply-accumulates of matrix products, convolutions, attention."""
+    """Count parameters and multiply-accumulates of a fusion for features of given sizes."""
+    parameters = sum(p.numel() for p in fusion.parameters())
+    return Cost(parameters, macs(fusion, random_features(sizes, rows=1)))
+
+
+def macs(fusion: Fusion, given: Mapping[str, Features]) -> int:
+    """Count the multiply-accumulates of matrix products, convolutions, attention."""
     training = fusion.training
-    given = random_features(sizes, rows=1)
     on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     with FlopCounterMode(display=False, custom_mapping={on_cpu: _attention_flops}) as counter:
         fusion.eval()(given)
     fusion.train(training)
+    return counter.get_total_flops() // 2
+
+
+def head_cost(fusion: Fusion, features: Mapping[str, Features]) -> dict[str, float]:
+    """Measure a fusion on features that it will meet.
+
+    `parameters`; `macs` of the first sample; `latency_ms` of one sample and `samples_per_second` in
+    batches of 64, medians; `memory_mb` of a training step on 32: weights, gradients, Adam's two
+    moments and what the backward pass keeps.
+    """
+
+    def some(count: int) -> dict[str, Features]:
+        return {name: Features(*(x[:count] for x in one)) for name, one in features.items()}
+
+    rows = len(next(iter(features.values())).mask)
+    batch = min(rows, 64)
     parameters = sum(p.numel() for p in fusion.parameters())
-    return Cost(parameters, counter.get_total_flops() // 2)
+    kept = _saved_bytes(fusion, some(32))
+    fusion.eval()
+    return {
+        "parameters": parameters,
+        "macs": macs(fusion, some(1)),
+        "latency_ms": 1e3 * _median_seconds(fusion, some(1)),
+        "samples_per_second": batch / _median_seconds(fusion, some(batch)),
+        "memory_mb": (16 * parameters + kept) / 2**20,
+    }
+
+
+def _saved_bytes(fusion: Fusion, features: Mapping[str, Features]) -> int:
+    """Sum up what the backward pass keeps of one forward pass, each storage once."""
+    held: dict[int, int] = {}
+    own = {p.untyped_storage().data_ptr() for p in fusion.parameters()}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            held[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    # The outputs live until the end, so no address is used twice.
+    with (
+        torch.random.fork_rng(devices=[]),
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x),
+    ):
+        output = fusion.train()(features)
+    del output
+    return sum(held.values())
+
+
+@torch.no_grad()
+def _median_seconds(fusion: Fusion, features: Mapping[str, Features], rounds: int = 9) -> float:
+    fusion(features)
+    times = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        fusion(features)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
 
 
 def standard_fusion(name: str) -> Fusion:

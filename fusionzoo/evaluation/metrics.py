@@ -1,16 +1,20 @@
-"""Figures that say how well a classifier did."""
+"""Figures that say how well a model did, by task; and the score of each sample behind them.
+
+Shapes: classification logits (N, K), target (N,); multilabel logits and target (N, K), target 0 or
+1; regression prediction and target (N,) or (N, K).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
 def classification(logits: Tensor, target: Tensor) -> dict[str, float]:
-    """Return accuracy, macro F1 over the classes that occur, and loss in nats.
-
-    Shapes: logits (N, K), target (N,).
-    """
+    """Return accuracy, macro F1 over the classes that occur, and loss in nats."""
     from sklearn.metrics import f1_score
 
     guess = logits.argmax(-1)
@@ -20,3 +24,63 @@ def classification(logits: Tensor, target: Tensor) -> dict[str, float]:
         "macro_f1": float(f1_score(target, guess, labels=labels, average="macro", zero_division=0)),
         "loss": F.cross_entropy(logits.float(), target).item(),
     }
+
+
+def multilabel(logits: Tensor, target: Tensor) -> dict[str, float]:
+    """Return the mean F1 of samples, macro F1, mean average precision of labels that occur, loss.
+
+    A label is given where its logit is above 0. A sample without labels counts 1 where none is
+    given.
+    """
+    from sklearn.metrics import average_precision_score, f1_score
+
+    guess = logits > 0
+    occur = target.any(0)
+    precision = average_precision_score(target[:, occur], logits[:, occur], average="macro")
+    return {
+        "sample_f1": multilabel_scores(logits, target).mean().item(),
+        "macro_f1": float(f1_score(target, guess, average="macro", zero_division=0)),
+        "map": float(precision),
+        "loss": F.binary_cross_entropy_with_logits(logits.float(), target.float()).item(),
+    }
+
+
+def regression(prediction: Tensor, target: Tensor) -> dict[str, float]:
+    """Return mean absolute error, root mean squared error, R2 and Spearman's rank correlation."""
+    from scipy.stats import spearmanr
+    from sklearn.metrics import r2_score
+
+    error = (prediction - target).double()
+    return {
+        "mae": error.abs().mean().item(),
+        "rmse": error.square().mean().sqrt().item(),
+        "r2": float(r2_score(target, prediction)),
+        "spearman": float(spearmanr(prediction.flatten(), target.flatten()).statistic),
+    }
+
+
+def multilabel_scores(logits: Tensor, target: Tensor) -> Tensor:
+    """Return each sample's F1, (N,)."""
+    guess, wanted = (logits > 0).double(), target.double()
+    both, either = (guess * wanted).sum(-1), guess.sum(-1) + wanted.sum(-1)
+    return torch.where(either > 0, 2 * both / either.clamp(min=1), 1.0)
+
+
+def right(logits: Tensor, target: Tensor) -> Tensor:
+    """Return 1 for each sample that is answered correctly, else 0: (N,)."""
+    return (logits.argmax(-1) == target).double()
+
+
+def closeness(prediction: Tensor, target: Tensor) -> Tensor:
+    """Return each sample's negative absolute error, (N,): the higher the better."""
+    return -(prediction - target).double().abs().reshape(len(target), -1).mean(-1)
+
+
+# task -> its figures, and each sample's score, which statistics.compare takes
+TASKS: dict[
+    str, tuple[Callable[[Tensor, Tensor], dict[str, float]], Callable[[Tensor, Tensor], Tensor]]
+] = {
+    "classification": (classification, right),
+    "multilabel": (multilabel, multilabel_scores),
+    "regression": (regression, closeness),
+}

@@ -1,0 +1,1 @@
+"""Compare fusions: frozen features, cells, protocol, report. The script is benchmark.py."""

@@ -1,0 +1,323 @@
+"""One cell: train a strategy with one seed on one fold, then ask it everything the report tells.
+
+A unit is what is worked off, stored and never done again as a whole: one cell, or the cells of
+several seeds that are trained together.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+from zipfile import BadZipFile
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..config import from_tree, merge
+from ..datasets import PairedDataset
+from ..errors import FusionZooError
+from ..evaluation.calibration import calibration
+from ..evaluation.cost import head_cost
+from ..evaluation.metrics import classification
+from ..evaluation.modalities import subsets
+from ..evaluation.robustness import Corrupted
+from ..fusion import Fusion, create_fusion, fusion_info
+from ..model import FusionModel, create_model
+from ..structures import Features
+from ..training.distributed import seed_everything
+from ..training.run import choose_encoders, open_dataset
+from .features import Stored, encode
+from .fit import Fitted, Given, Single, Stack, fit, info, stackable
+from .prepare import BatchFeed, Bench, Condition, Fold, conditions, device, workers
+
+ALONE = "alone:"  # prefix of the strategies that see one modality
+Settings = dict[str, Any]
+Row = dict[str, Any]  # of results.parquet
+
+
+class Unit(NamedTuple):
+    """What one process works off at a time."""
+
+    strategy: str
+    fold: int
+    seeds: tuple[int, ...]
+    shuffled: bool  # labels of training and validation, as a control
+    settings: Settings  # of the fusion, complete
+    optim: Settings  # what tuning changed
+
+
+class Cell(NamedTuple):
+    """What came of one seed."""
+
+    seed: int
+    rows: list[Row]  # a line per subset, shuffled modality and damage
+    facts: dict[str, Any]
+    logits: np.ndarray  # (N, K) of the complete test split
+    val_logits: np.ndarray
+
+
+class ProbeFeed:
+    """Cached features of rows; with several views, each epoch reads the next."""
+
+    def __init__(self, views: Sequence[Mapping[str, Stored]], tokens: bool) -> None:
+        self.views, self.tokens = views, tokens
+
+    def __call__(self, chunks: Sequence[Tensor], epoch: int) -> Iterator[Given]:
+        stored = self.views[max(epoch, 0) % len(self.views)]
+        for rows in chunks:
+            yield {name: one.take(rows, self.tokens) for name, one in stored.items()}
+
+
+def run(bench: Bench, unit: Unit) -> list[Cell]:
+    """Train and examine the cells of a unit."""
+    cfg = tuned(bench.cfg, unit)
+    fold = bench.folds[unit.fold]
+    targets = bench.targets
+    if unit.shuffled:
+        targets = shuffle_labels(targets, fold, crc32(f"{unit.strategy}/{unit.seeds[0]}".encode()))
+    began = time.perf_counter()
+    models, feed = build(bench, unit)
+    if len(models) > 1:
+        fitted = fit(Stack(models, cfg), feed, targets, fold.train, fold.val, unit.seeds)
+    else:
+        on = targets.to(device(cfg)) if cfg.mode == "finetune" else targets
+        trainee = Single(models[0], cfg, on[fold.train])
+        fitted = fit(trainee, feed, on, fold.train, fold.val, unit.seeds)
+    seconds = (time.perf_counter() - began) / len(models)
+    examiner = Examiner(bench, unit)
+    cells = []
+    for seed, model, one in zip(unit.seeds, models, fitted, strict=True):
+        model.load_state_dict(one.weights)
+        cells.append(examiner.ask(model, seed, one, seconds))
+    return cells
+
+
+def tuned(cfg: Any, unit: Unit) -> Any:
+    """Lay what tuning found on the optimiser's settings."""
+    return replace(cfg, optim=from_tree(type(cfg.optim), merge(vars(cfg.optim), unit.optim)))
+
+
+def build(bench: Bench, unit: Unit) -> tuple[list[FusionModel], Any]:
+    """Build a model for each seed, and what feeds them."""
+    cfg, names = bench.cfg, names_of(bench, unit.strategy)
+    settings = {"name": fusion_of(unit.strategy), **unit.settings}
+    models = []
+    if cfg.mode == "finetune":
+        dataset = open_dataset(cfg.data)
+        encoders = choose_encoders(dataset, cfg.encoders)
+        kinds = {name: dataset.modalities[name] for name in names}
+        for seed in unit.seeds:
+            seed_everything(seed)
+            chosen = {name: encoders[name] for name in names}
+            model = create_model(settings, chosen, classes=bench.classes, kinds=kinds)
+            models.append(model.to(device(cfg)))
+        view = dataset.only(names[0]) if len(names) == 1 else dataset
+        return models, BatchFeed(view, models[0], cfg)
+    for seed in unit.seeds:
+        seed_everything(seed)
+        dims = {name: bench.dims[name] for name in names}
+        fusion = create_fusion(**_head(settings, dims, len(bench.classes)))
+        models.append(FusionModel({}, fusion, {}, bench.classes))
+    views = [
+        {name: bench.stored({**bench.features[unit.fold][name], "view": view}) for name in names}
+        for view in (range(cfg.views) if cfg.views > 1 else [0])
+    ]
+    return models, ProbeFeed(views, fusion_info(settings["name"]).reads == "tokens")
+
+
+def _head(settings: Settings, dims: dict[str, int], outputs: int) -> dict[str, Any]:
+    return {"dims": dims, "num_outputs": outputs, **settings}
+
+
+def can_stack(bench: Bench, unit: Unit) -> bool:
+    """Whether the seeds of a unit may be trained together."""
+    if bench.cfg.mode == "finetune" or len(unit.seeds) == 1 or not bench.cfg.stack:
+        return False
+    if fusion_info(fusion_of(unit.strategy)).reads == "tokens":
+        return False  # one copy fills the machine already
+    (model, *_), feed = build(bench, unit._replace(seeds=unit.seeds[:1]))
+    (features,) = feed([bench.folds[unit.fold].train[:8]], -1)
+    return stackable(model.fusion, features)
+
+
+def names_of(bench: Bench, strategy: str) -> list[str]:
+    """Return the modalities that a strategy sees."""
+    alone = strategy.removeprefix(ALONE)
+    return [alone] if strategy.startswith(ALONE) else list(bench.modalities)
+
+
+def fusion_of(strategy: str) -> str:
+    """Return the fusion behind a strategy; one modality alone goes through `concat`'s head."""
+    return "concat" if strategy.startswith(ALONE) else strategy
+
+
+def shuffle_labels(targets: Tensor, fold: Fold, seed: int) -> Tensor:
+    """Deal the labels of the training split, and those of validation, out at random."""
+    draw = torch.Generator().manual_seed(seed)
+    out = targets.clone()
+    for rows in (fold.train, fold.val):
+        out[rows] = targets[rows[torch.randperm(len(rows), generator=draw)]]
+    return out
+
+
+# ---- what a trained model is asked
+
+
+class Examiner:
+    """Ask trained models of one strategy about the test split, whole and in every way damaged."""
+
+    def __init__(self, bench: Bench, unit: Unit) -> None:
+        self.bench, self.unit = bench, unit
+        self.names = names_of(bench, unit.strategy)
+        self.fold = bench.folds[unit.fold]
+        self.target = bench.targets[self.fold.test]
+        self.tokens = fusion_info(fusion_of(unit.strategy)).reads == "tokens"
+
+    def ask(self, model: FusionModel, seed: int, fitted: Fitted, seconds: float) -> Cell:
+        """Return all figures of one trained model."""
+        model.eval()
+        test, val, damaged = self._features(model)
+        fusion = model.fusion.cpu()
+        logits = predict(fusion, test)
+        rows = [self._row(logits, "full")]
+        if not self.unit.shuffled:
+            rows += self._subsets(fusion, test) + self._pairings(fusion, test, seed)
+            for condition, stored in damaged.items():
+                changed = {**test, condition[0]: stored.take(_all(stored), self.tokens)}
+                rows.append(self._row(predict(fusion, changed), "full", condition))
+        facts = {**info(fitted), "seconds": seconds, **head_cost(fusion, test)}
+        stacked = len(self.unit.seeds) > 1
+        return Cell(
+            seed, rows, {**facts, "stacked": stacked}, logits.numpy(), predict(fusion, val).numpy()
+        )
+
+    def _features(
+        self, model: FusionModel
+    ) -> tuple[dict[str, Features], dict[str, Features], dict[Condition, Stored]]:
+        """Return what the fusion sees of test and validation, and of damaged test samples."""
+        bench, fold = self.bench, self.fold
+        if bench.cfg.mode == "probe":
+            own = {name: bench.stored(bench.features[self.unit.fold][name]) for name in self.names}
+            damaged = {
+                condition: bench.stored(described)
+                for condition, described in bench.corrupted[self.unit.fold].items()
+                if condition[0] in self.names and not self.unit.shuffled
+            }
+            test, val = (
+                {n: s.take(r, self.tokens) for n, s in own.items()} for r in (fold.test, fold.val)
+            )
+            return test, val, damaged
+        dataset = open_dataset(bench.cfg.data)
+        test_set, val_set = dataset.subset(fold.test), dataset.subset(fold.val)
+        test, val = (self._encode(model, part) for part in (test_set, val_set))
+        damaged = {}
+        for condition in conditions(bench):
+            if condition[0] in self.names and not self.unit.shuffled:
+                part = Corrupted(test_set, *condition)
+                damaged[condition] = self._stored(model, part, condition[0])
+        return test, val, damaged
+
+    def _encode(self, model: FusionModel, part: PairedDataset) -> dict[str, Features]:
+        stored = {name: self._stored(model, part, name) for name in self.names}
+        return {name: one.take(_all(one), self.tokens) for name, one in stored.items()}
+
+    def _stored(self, model: FusionModel, part: PairedDataset, name: str) -> Stored:
+        cfg = self.bench.cfg
+        encoder = dict(model.named_encoders())[name]
+        return encode(encoder, part, num_workers=workers(cfg), device=device(cfg), progress=False)
+
+    def _row(
+        self,
+        logits: Tensor,
+        subset: str,
+        condition: Condition | tuple[str, str, int] = ("", "", 0),
+    ) -> Row:
+        figures = classification(logits, self.target) | calibration(logits, self.target)
+        figures.pop("loss")  # `nll` is the same
+        modality, corruption, severity = condition
+        about = {"subset": subset, "modality": modality, "corruption": corruption}
+        return {**about, "severity": severity, **figures}
+
+    def _subsets(self, fusion: Fusion, test: dict[str, Features]) -> list[Row]:
+        """Answer with every smaller subset of the modalities, the others truly masked."""
+        rows = []
+        for some in subsets(self.names)[:-1]:
+            masked = {
+                name: one if name in some else one._replace(mask=torch.zeros_like(one.mask))
+                for name, one in test.items()
+            }
+            rows.append(self._row(predict(fusion, masked), "+".join(sorted(some)) or "none"))
+        return rows
+
+    def _pairings(self, fusion: Fusion, test: dict[str, Features], seed: int) -> list[Row]:
+        """Give each sample another one's picture, then another one's text, ..."""
+        rows = []
+        for number, (name, one) in enumerate(test.items()):
+            has = one.mask.any(1).nonzero()[:, 0]
+            draw = torch.Generator().manual_seed(1000 * seed + number)
+            # A random cycle: every sample gets the value of another.
+            cycle = has[torch.randperm(len(has), generator=draw)]
+            order = torch.arange(len(one.mask))
+            order[cycle] = cycle.roll(1)
+            changed = {**test, name: Features(*(x[order] for x in one))}
+            rows.append(self._row(predict(fusion, changed), "full", (name, "pairing", 0)))
+        return rows
+
+
+@torch.no_grad()
+def predict(fusion: Fusion, features: Mapping[str, Features]) -> Tensor:
+    """Return the logits of all samples, (N, K)."""
+    count = len(next(iter(features.values())).mask)
+    parts = []
+    for rows in torch.arange(count).split(256):
+        part = {name: Features(*(x[rows] for x in one)) for name, one in features.items()}
+        parts.append(fusion(part).logits.float())
+    logits = torch.cat(parts)
+    if not logits.isfinite().all():
+        raise FusionZooError("the logits of the test split are not finite")
+    return logits
+
+
+def _all(stored: Stored) -> Tensor:
+    return torch.arange(len(stored.pooled))
+
+
+# ---- stored cells
+
+
+def save(path: Path, unit: Unit, cells: Sequence[Cell]) -> None:
+    """Write a unit's cells: whole, or not at all."""
+    arrays: dict[str, np.ndarray] = {}
+    for number, cell in enumerate(cells):
+        arrays[f"logits{number}"], arrays[f"val{number}"] = cell.logits, cell.val_logits
+    told = [[cell.seed, cell.rows, cell.facts] for cell in cells]
+    about = json.dumps({"unit": unit._asdict(), "cells": told})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.stem}.part-{uuid4().hex[:8]}")
+    with part.open("wb") as file:
+        np.savez_compressed(file, about=np.array(about), allow_pickle=False, **arrays)
+    part.replace(path)
+
+
+def load(path: Path) -> list[Cell] | None:
+    """Read a unit's cells; None where there are none, or where the file is damaged."""
+    if not path.is_file():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            told = json.loads(str(found["about"]))["cells"]
+            return [
+                Cell(seed, rows, facts, found[f"logits{number}"], found[f"val{number}"])
+                for number, (seed, rows, facts) in enumerate(told)
+            ]
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        print(f"warning: {path} is damaged ({error}); its cells are run again")
+        path.unlink()
+        return None

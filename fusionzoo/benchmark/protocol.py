@@ -1,0 +1,251 @@
+"""Which cells there are, who works them off, and what is done already.
+
+A finished unit is a file under `<out>/cells`; its name holds a hash of all that determines it, so a
+changed setting is another file, and what is there is never run again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from tqdm import tqdm
+
+from .. import __version__
+from ..config import BenchmarkConfig
+from ..errors import FusionZooError, did_you_mean
+from ..fusion import fusion_info, list_fusions
+from ..training.memory import keep_freed_memory
+from . import cells
+from .cells import ALONE, Cell, Settings, Unit
+from .prepare import Bench
+from .tune import tune
+
+FAMILIES = ("early", "late", "attention", "hybrid")
+# What does not change a cell: where and how it is run, and what else is run.
+ELSEWHERE = {"fusions", "settings", "fusion", "seeds", "controls", "tune"}
+ELSEWHERE |= {"jobs", "engine", "num_workers", "out", "combine"}
+T = TypeVar("T")
+
+
+class Result(NamedTuple):
+    """A unit and its cells, or why there are none."""
+
+    unit: Unit
+    cells: list[Cell]
+    error: str | None
+
+
+def choose(wanted: str | Sequence[str], modalities: int) -> list[str]:
+    """Resolve names and families; an unknown one is named before anything is computed."""
+    words = wanted.split(",") if isinstance(wanted, str) else list(wanted)
+    found: list[str] = []
+    for word in (word.strip() for word in words):
+        if word == "all":
+            found += [n for n in list_fusions() if fusion_info(n).at_least <= modalities]
+        elif word in FAMILIES:
+            found += [n for n in list_fusions(word) if fusion_info(n).at_least <= modalities]
+        elif word not in list_fusions():
+            near = did_you_mean(word, [*list_fusions(), *FAMILIES, "all"])
+            raise FusionZooError(f"unknown fusion {word!r}.{near} `fusionzoo zoo` lists all.")
+        else:
+            found.append(word)
+    for name in found:
+        if fusion_info(name).at_least > modalities:
+            raise FusionZooError(
+                f"{name} needs {fusion_info(name).at_least} modalities; the data has {modalities}"
+            )
+    return list(dict.fromkeys(found))
+
+
+def settings_of(cfg: BenchmarkConfig, strategy: str) -> Settings:
+    """Return a strategy's settings: those of every fusion that it has, then its own."""
+    name = cells.fusion_of(strategy)
+    known = {"dim", *fusion_info(name).parameters}
+    common = {key: value for key, value in cfg.fusion.items() if key in known}
+    own = dict(cfg.settings.get(strategy, {}))
+    for key in own:
+        if key not in known:
+            raise FusionZooError(
+                f"--settings.{strategy}.{key}: {name} has no such setting."
+                f"{did_you_mean(key, known)} It has: {', '.join(sorted(known))}."
+            )
+    return common | own
+
+
+def check(cfg: BenchmarkConfig, strategies: Sequence[str]) -> None:
+    """Refuse settings that no strategy has, before anything is computed."""
+    for name in cfg.settings:
+        if name not in list_fusions() and not name.startswith(ALONE):
+            raise FusionZooError(
+                f"--settings.{name}: unknown fusion{did_you_mean(name, strategies)}"
+            )
+    for key in cfg.fusion:
+        if not any(key in {"dim", *fusion_info(n).parameters} for n in list_fusions()):
+            raise FusionZooError(f"--fusion.{key}: no fusion has this setting")
+    for name in strategies:
+        settings_of(cfg, name)
+
+
+def units(bench: Bench, strategies: Sequence[str]) -> list[Unit]:
+    """Return all units: every strategy on every fold with every seed, and its control."""
+    cfg, found = bench.cfg, []
+    seeds = tuple(range(cfg.seed, cfg.seed + cfg.seeds))
+    for strategy in strategies:
+        for fold in range(len(bench.folds)):
+            whole = Unit(strategy, fold, seeds, False, settings_of(cfg, strategy), {})
+            if cells.can_stack(bench, whole):
+                found.append(whole)
+            else:
+                found += [whole._replace(seeds=(seed,)) for seed in seeds]
+            if cfg.controls:
+                found.append(whole._replace(seeds=seeds[:1], shuffled=True))
+    return found
+
+
+def path_of(bench: Bench, unit: Unit) -> Path:
+    """Return where a unit's cells are kept."""
+    stable = {k: v for k, v in asdict(bench.cfg).items() if k not in ELSEWHERE}
+    known = bench.features[unit.fold] if bench.features else {}
+    about = [stable, unit._asdict(), known, __version__, str(torch.__version__)]
+    if not unit.shuffled and bench.corrupted:
+        about.append([str(key) for key in bench.corrupted[unit.fold]])
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()
+    name = unit.strategy.replace(":", "-") + ("-shuffled" if unit.shuffled else "")
+    return Path(bench.cfg.out) / "cells" / f"{name}-f{unit.fold}-s{unit.seeds[0]}-{digest[:12]}.npz"
+
+
+def run_all(bench: Bench, strategies: Sequence[str]) -> list[Result]:
+    """Work off what is not done yet; a unit that fails is reported and stops no other."""
+    todo = units(bench, strategies)
+    if bench.cfg.tune:
+        todo = _tuned(bench, todo)
+    results, missing = [], []
+    for unit in todo:
+        found = cells.load(path_of(bench, unit))
+        if found is None:
+            missing.append(unit)
+        else:
+            results.append(Result(unit, found, None))
+    # The costly ones first, so that no process waits long at the end.
+    missing.sort(key=lambda unit: -_effort(bench, unit))
+    for unit, error in work(bench, missing, _run_unit, "train"):
+        found = cells.load(path_of(bench, unit)) if error is None else None
+        results.append(Result(unit, found or [], error))
+    order = {unit: number for number, unit in enumerate(map(_name, todo))}
+    return sorted(results, key=lambda result: order[_name(result.unit)])
+
+
+def work(
+    bench: Bench, todo: Sequence[T], function: Callable[[Bench, T], Any], label: str
+) -> Iterator[tuple[T, Any]]:
+    """Call `function(bench, one)` for each, in processes or on Ray; yield results as they come."""
+    jobs = min(bench.cfg.jobs or len(os.sched_getaffinity(0)), max(len(todo), 1))
+    threads = max(1, len(os.sched_getaffinity(0)) // (bench.cfg.jobs or 10**6))
+    bar = tqdm(total=len(todo), desc=label, unit="unit", dynamic_ncols=True, smoothing=0.05)
+    engine = _ray if bench.cfg.engine == "ray" else _processes
+    for one, result in engine(bench, todo, function, jobs, threads):
+        bar.update()
+        yield one, result
+    bar.close()
+
+
+def _processes(
+    bench: Bench, todo: Sequence[T], function: Callable[[Bench, T], Any], jobs: int, threads: int
+) -> Iterator[tuple[T, Any]]:
+    if not todo:
+        return
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _begin, (threads,))
+    try:
+        futures = {pool.submit(function, bench, one): one for one in todo}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    except BrokenProcessPool:
+        raise FusionZooError(
+            "a worker process died, perhaps for want of memory: the same command goes on where it"
+            " stopped; --jobs 1 needs the least memory"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _ray(
+    bench: Bench, todo: Sequence[T], function: Callable[[Bench, T], Any], jobs: int, threads: int
+) -> Iterator[tuple[T, Any]]:
+    """Run on the Ray cluster of $RAY_ADDRESS, else on a local one; `out` and the cache are shared
+    folders."""
+    try:
+        import ray
+    except ImportError:
+        raise FusionZooError("--engine ray needs Ray: pip install 'fusionzoo[ray]'") from None
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False, include_dashboard=False)
+
+    def begin_and_call(bench: Bench, one: T) -> Any:
+        _begin(threads)
+        return function(bench, one)
+
+    call = ray.remote(num_cpus=threads)(begin_and_call)
+    shared = ray.put(bench)
+    waiting = {call.remote(shared, one): one for one in todo}
+    try:
+        while waiting:
+            (done, *_), _ = ray.wait(list(waiting), num_returns=1)
+            yield waiting.pop(done), ray.get(done)
+    finally:
+        ray.shutdown()
+
+
+def _begin(threads: int) -> None:
+    """Set a process up."""
+    torch.set_num_threads(threads)
+    keep_freed_memory()
+
+
+def _run_unit(bench: Bench, unit: Unit) -> str | None:
+    """Run and store a unit; return what went wrong, or None."""
+    try:
+        cells.save(path_of(bench, unit), unit, cells.run(bench, unit))
+    except Exception as error:  # reported in the table; the other strategies go on
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = "" if isinstance(error, FusionZooError) else f" ({last.filename}:{last.lineno})"
+        return f"{type(error).__name__}: {error}{where}"
+    return None
+
+
+def _tuned(bench: Bench, todo: Sequence[Unit]) -> list[Unit]:
+    """Give every strategy the same number of trials on validation data, and keep its best."""
+    names = list(dict.fromkeys((unit.strategy, unit.fold) for unit in todo))
+    best = dict(work(bench, names, _tune, "tune"))
+    return [
+        unit._replace(
+            settings={**unit.settings, **best[unit.strategy, unit.fold]["settings"]},
+            optim=best[unit.strategy, unit.fold]["optim"],
+        )
+        for unit in todo
+    ]
+
+
+def _tune(bench: Bench, name: tuple[str, int]) -> dict[str, Settings]:
+    strategy, fold = name
+    seeds = (bench.cfg.seed,)
+    return tune(bench, Unit(strategy, fold, seeds, False, settings_of(bench.cfg, strategy), {}))
+
+
+def _name(unit: Unit) -> tuple[str, int, tuple[int, ...], bool]:
+    return unit.strategy, unit.fold, unit.seeds, unit.shuffled
+
+
+def _effort(bench: Bench, unit: Unit) -> float:
+    tokens = fusion_info(cells.fusion_of(unit.strategy)).reads == "tokens"
+    return (10.0 if tokens else 1.0) * len(unit.seeds)

@@ -1,0 +1,153 @@
+"""Write what a benchmark found: index.html, results.parquet, summary.json, table.md, table.tex."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..console import print_table
+from ..errors import FusionZooError
+from .summary import Summary, parquet_rows
+
+COSTS = ("parameters", "macs", "seconds", "latency_ms", "samples_per_second", "memory_mb")
+
+
+def check() -> None:
+    """Say what is missing before anything is computed."""
+    try:
+        import jinja2  # noqa: F401
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise FusionZooError(
+            f"the report needs {error.name}: pip install 'fusionzoo[benchmark]'"
+        ) from None
+
+
+def write(summary: Summary, out: Path) -> None:
+    """Write all files; each is replaced as a whole."""
+    from .page import page
+
+    replace(out / "summary.json", json.dumps(_plain(summary.figures), indent=1) + "\n")
+    replace(out / "table.md", markdown(summary))
+    replace(out / "table.tex", latex(summary))
+    _parquet(summary, out / "results.parquet")
+    with (out / "costs.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["strategy", *COSTS])
+        for one in summary.strategies:
+            if one.facts:
+                writer.writerow([one.name, *(f"{one.facts[key]:.6g}" for key in COSTS)])
+    replace(out / "index.html", page(summary))
+
+
+def show(summary: Summary, out: Path) -> None:
+    """Print the head of the leaderboard and the verdict."""
+    rows = [
+        (
+            line["strategy"],
+            f"{line['accuracy']:.3f}",
+            _interval(line["low"], line["high"]),
+            f"{line['macro_f1']:.3f}",
+            f"{line['ece']:.3f}",
+            _gain(line),
+        )
+        for line in summary.leaderboard
+    ]
+    header = ("strategy", "accuracy", "95 % over seeds", "macro F1", "ECE", "gain over best single")
+    print_table("Test split", header, rows)
+    for name, error in summary.failed.items():
+        print(f"failed  {name}: {error}")
+    print(f"\n{summary.figures['verdict']}\n")
+    print(f"report  {out / 'index.html'}")
+
+
+def markdown(summary: Summary) -> str:
+    """Return the leaderboard as a Markdown table under its verdict."""
+    lines = [summary.figures["verdict"], ""]
+    lines += [
+        "| strategy | family | accuracy | macro F1 | ECE | gain over best single | p (Holm) |"
+    ]
+    lines += ["| --- | --- | --- | --- | --- | --- | --- |"]
+    for line in summary.leaderboard:
+        name = line["strategy"]
+        lines.append(
+            f"| {name if line['family'] in ('single', 'baseline') else f'`{name}`'}"
+            f" | {line['family']} | {_estimate(line)} | {line['macro_f1']:.3f} | {line['ece']:.3f}"
+            f" | {_gain(line)} | {_p(line)} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def latex(summary: Summary) -> str:
+    """Return the leaderboard as a booktabs table."""
+    lines = [
+        "% " + summary.figures["verdict"].replace("%", r"\%"),
+        r"\begin{tabular}{llrrrrr}",
+        r"\toprule",
+        r"strategy & family & accuracy & macro F1 & ECE & gain & $p$ (Holm) \\",
+        r"\midrule",
+    ]
+    for line in summary.leaderboard:
+        cells = [line["strategy"], line["family"], _estimate(line)]
+        cells += [f"{line['macro_f1']:.3f}", f"{line['ece']:.3f}", _gain(line), _p(line)]
+        lines.append(" & ".join(map(_escape, cells)) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def _parquet(summary: Summary, path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    part = path.with_suffix(".part")
+    table = pa.Table.from_pylist(parquet_rows(summary))
+    pq.write_table(table, part)
+    part.replace(path)
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a file as a whole, or not at all."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+def _plain(tree: Any) -> Any:
+    """Replace NaN, which JSON does not know, by null."""
+    if isinstance(tree, Mapping):
+        return {str(key): _plain(value) for key, value in tree.items()}
+    if isinstance(tree, Sequence) and not isinstance(tree, str):
+        return [_plain(value) for value in tree]
+    return None if isinstance(tree, float) and math.isnan(tree) else tree
+
+
+def _interval(low: float, high: float) -> str:
+    return "one seed" if math.isnan(low) else f"{low:.3f} to {high:.3f}"
+
+
+def _estimate(line: Mapping[str, Any]) -> str:
+    if math.isnan(line["low"]):
+        return f"{line['accuracy']:.3f}"
+    return f"{line['accuracy']:.3f} ± {(line['high'] - line['low']) / 2:.3f}"
+
+
+def _gain(line: Mapping[str, Any]) -> str:
+    if "gain_difference" not in line:
+        return ""
+    gain, low, high = (100 * line[f"gain_{key}"] for key in ("difference", "low", "high"))
+    return f"{gain:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
+def _p(line: Mapping[str, Any]) -> str:
+    if "gain_p_holm" not in line:
+        return ""
+    return "<0.001" if line["gain_p_holm"] < 0.001 else f"{line['gain_p_holm']:.3f}"
+
+
+def _escape(text: str) -> str:
+    for plain, escaped in (("_", r"\_"), ("%", r"\%"), ("±", r"$\pm$"), ("<", r"$<$")):
+        text = text.replace(plain, escaped)
+    return text

@@ -1,0 +1,214 @@
+"""Damage samples on purpose: five severities of what happens to pictures, texts, sounds, vectors.
+
+A corruption takes a decoded value, a severity from 1 to 5 and a numpy generator, and returns a
+value of the same kind. Pictures after Hendrycks and Dietterich (2019, arXiv:1903.12261), with
+strengths of our own that are relative to the picture's size.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable, Mapping
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..datasets import PairedDataset
+from ..errors import FusionZooError, did_you_mean
+from ..structures import Audio, Sample
+
+SEVERITIES = (1, 2, 3, 4, 5)
+Random = np.random.Generator
+Corruption = Callable[[Any, int, Random], Any]
+
+
+# ---- pictures: uint8 (3, H, W)
+
+
+def blur(picture: Tensor, severity: int, draw: Random) -> Tensor:
+    """Gaussian, of 0.5 to 8 % of the shorter side."""
+    from PIL import ImageFilter
+    from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
+
+    sigma = (0.005, 0.01, 0.02, 0.04, 0.08)[severity - 1] * min(picture.shape[1:])
+    return pil_to_tensor(to_pil_image(picture).filter(ImageFilter.GaussianBlur(sigma)))
+
+
+def noise(picture: Tensor, severity: int, draw: Random) -> Tensor:
+    """White, of 4 to 40 % of full scale."""
+    level = (0.04, 0.08, 0.14, 0.24, 0.4)[severity - 1] * 255
+    added = level * draw.standard_normal(tuple(picture.shape), dtype=np.float32)
+    return (picture + torch.from_numpy(added)).clamp(0, 255).to(torch.uint8)
+
+
+def jpeg(picture: Tensor, severity: int, draw: Random) -> Tensor:
+    """Compressed with quality 40 down to 3."""
+    from PIL import Image
+    from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
+
+    stored = io.BytesIO()
+    to_pil_image(picture).save(stored, "JPEG", quality=(40, 25, 15, 7, 3)[severity - 1])
+    return pil_to_tensor(Image.open(stored).convert("RGB"))
+
+
+def occlusion(picture: Tensor, severity: int, draw: Random) -> Tensor:
+    """Covered by a grey square of 10 to 70 % of the area."""
+    share = (0.1, 0.2, 0.35, 0.5, 0.7)[severity - 1]
+    _, height, width = picture.shape
+    tall, wide = round(height * share**0.5), round(width * share**0.5)
+    top = int(draw.integers(height - tall + 1))
+    left = int(draw.integers(width - wide + 1))
+    out = picture.clone()
+    out[:, top : top + tall, left : left + wide] = 128
+    return out
+
+
+def contrast(picture: Tensor, severity: int, draw: Random) -> Tensor:
+    """Drawn towards its mean: 60 down to 5 % of its contrast are left."""
+    left = (0.6, 0.4, 0.25, 0.12, 0.05)[severity - 1]
+    mean = picture.float().mean()
+    return ((picture - mean) * left + mean).round().clamp(0, 255).to(torch.uint8)
+
+
+# ---- text
+
+
+def typos(text: str, severity: int, draw: Random) -> str:
+    """Swap, drop, double or replace 3 to 40 % of the letters."""
+    share = (0.03, 0.08, 0.15, 0.25, 0.4)[severity - 1]
+    letters = list(text)
+    for place in np.flatnonzero(draw.random(len(letters)) < share):
+        kind = draw.integers(4)
+        if kind == 0 and place + 1 < len(letters):
+            letters[place], letters[place + 1] = letters[place + 1], letters[place]
+        elif kind == 1:
+            letters[place] = ""
+        elif kind == 2:
+            letters[place] *= 2
+        else:
+            letters[place] = chr(ord("a") + int(draw.integers(26)))
+    return "".join(letters)
+
+
+def word_drop(text: str, severity: int, draw: Random) -> str:
+    """Lose 10 to 90 % of the words."""
+    words = text.split()
+    kept = draw.random(len(words)) >= (0.1, 0.25, 0.45, 0.7, 0.9)[severity - 1]
+    return " ".join(word for word, keep in zip(words, kept, strict=True) if keep)
+
+
+def truncation(text: str, severity: int, draw: Random) -> str:
+    """Keep the first 80 down to 10 % of the letters."""
+    return text[: int(len(text) * (0.8, 0.6, 0.4, 0.25, 0.1)[severity - 1])]
+
+
+def empty(text: str, severity: int, draw: Random) -> str:
+    """Leave nothing of 20 to 100 % of the texts."""
+    return "" if draw.random() < severity / 5 else text
+
+
+# ---- sound: Audio(samples (n,) in [-1, 1], rate in Hz)
+
+
+def background(clip: Audio, severity: int, draw: Random) -> Audio:
+    """White noise at a signal-to-noise ratio of 20 down to -5 dB."""
+    ratio = (20.0, 12.0, 6.0, 0.0, -5.0)[severity - 1]
+    power = float(clip.samples.square().mean()) if len(clip.samples) else 0.0
+    level = (power / 10 ** (ratio / 10)) ** 0.5
+    added = level * draw.standard_normal(len(clip.samples), dtype=np.float32)
+    return _clip(clip.samples + torch.from_numpy(added), clip.rate)
+
+
+def clipping(clip: Audio, severity: int, draw: Random) -> Audio:
+    """Cut off beyond 50 down to 2 % of the peak, then loud again."""
+    peak = float(clip.samples.abs().max()) if len(clip.samples) else 0.0
+    limit = peak * (0.5, 0.25, 0.1, 0.05, 0.02)[severity - 1]
+    return _clip(clip.samples.clamp(-limit, limit) * (peak / limit if limit else 1.0), clip.rate)
+
+
+def low_pass(clip: Audio, severity: int, draw: Random) -> Audio:
+    """Nothing is left above 4,000 down to 250 Hz."""
+    highest = (4000, 2000, 1000, 500, 250)[severity - 1]
+    spectrum = torch.fft.rfft(clip.samples)
+    frequency = torch.fft.rfftfreq(len(clip.samples), 1 / clip.rate)
+    spectrum[frequency > highest] = 0
+    return _clip(torch.fft.irfft(spectrum, len(clip.samples)), clip.rate)
+
+
+def gain(clip: Audio, severity: int, draw: Random) -> Audio:
+    """Quieter by 10 to 50 dB."""
+    return _clip(clip.samples * 10 ** (-severity / 2), clip.rate)
+
+
+def silence(clip: Audio, severity: int, draw: Random) -> Audio:
+    """A stretch of 15 to 95 % of the clip is silent."""
+    count = len(clip.samples)
+    length = int(count * (0.15, 0.35, 0.55, 0.75, 0.95)[severity - 1])
+    start = int(draw.integers(count - length + 1))
+    samples = clip.samples.clone()
+    samples[start : start + length] = 0
+    return _clip(samples, clip.rate)
+
+
+def _clip(samples: Tensor, rate: int) -> Audio:
+    return Audio(samples.clamp(-1, 1).float(), rate)
+
+
+# ---- given features: float (D,) or (T, D)
+
+
+def jitter(values: Tensor, severity: int, draw: Random) -> Tensor:
+    """White noise of 0.2 to 3 times the vector's own deviation."""
+    level = (0.2, 0.5, 1.0, 2.0, 3.0)[severity - 1] * float(values.std(correction=0))
+    added = level * draw.standard_normal(tuple(values.shape), dtype=np.float32)
+    return values + torch.from_numpy(added)
+
+
+def dropout(values: Tensor, severity: int, draw: Random) -> Tensor:
+    """Zero 10 to 90 % of the entries."""
+    lost = draw.random(tuple(values.shape)) < (0.1, 0.3, 0.5, 0.7, 0.9)[severity - 1]
+    return values.masked_fill(torch.from_numpy(lost), 0)
+
+
+CORRUPTIONS: Mapping[str, Mapping[str, Corruption]] = {
+    "image": {"blur": blur, "noise": noise, "jpeg": jpeg, "occlusion": occlusion}
+    | {"contrast": contrast},
+    "text": {"typos": typos, "word_drop": word_drop, "truncation": truncation, "empty": empty},
+    "audio": {"background": background, "clipping": clipping, "low_pass": low_pass, "gain": gain}
+    | {"silence": silence},
+    "vector": {"jitter": jitter, "dropout": dropout},
+    "sequence": {"jitter": jitter, "dropout": dropout},
+}
+
+
+def corrupt(value: Any, kind: str, name: str, severity: int, seed: int = 0) -> Any:
+    """Damage one decoded value of a kind: `corrupt(picture, "image", "blur", 3)`."""
+    if name not in CORRUPTIONS[kind]:
+        raise FusionZooError(
+            f"no corruption {name!r} of {kind}.{did_you_mean(name, CORRUPTIONS[kind])}"
+            f" There are: {', '.join(CORRUPTIONS[kind])}."
+        )
+    if severity not in SEVERITIES:
+        raise FusionZooError(f"severity {severity}; it is 1 to 5")
+    return CORRUPTIONS[kind][name](value, severity, np.random.default_rng(seed))
+
+
+class Corrupted(PairedDataset):
+    """A data set whose one modality is damaged; each sample always in the same way."""
+
+    def __init__(self, dataset: PairedDataset, modality: str, name: str, severity: int) -> None:
+        self.__dict__.update(copy.copy(dataset).__dict__)
+        self.how = (modality, name, severity)
+
+    def __getitem__(self, key: int | tuple[int, int]) -> Sample | None:
+        sample = super().__getitem__(key)
+        modality, name, severity = self.how
+        if sample is None or sample.values[modality] is None:
+            return sample
+        seed = crc32(f"{sample.id}/{name}/{severity}".encode())
+        value = corrupt(sample.values[modality], self.modalities[modality], name, severity, seed)
+        return sample._replace(values={**sample.values, modality: value})
