@@ -134,6 +134,7 @@ class BenchmarkConfig:
     encoder_epochs: Count = option(10, "probe: passes to train an encoder that has no weights")
     max_tokens: dict[str, Count] = option({}, "modality -> tokens kept, neighbours averaged")
     precision: Literal["fp32", "bf16"] = option("fp32", "of cached features")
+    standardise: bool = option(False, "probe: features of mean 0 and deviation 1 in training")
     views: Count = option(1, "probe: cached passes of the training split; from 2 on augmented")
     stack: bool = option(True, "train the seeds of a small strategy at once, where that is equal")
     controls: bool = option(True, "also train on shuffled labels, which must fall to chance")

@@ -33,8 +33,8 @@ from ..model import FusionModel, create_model
 from ..structures import Features
 from ..training.distributed import seed_everything
 from ..training.run import choose_encoders, open_dataset
-from .features import Stored, encode
-from .fit import Fitted, Given, Single, Stack, fit, info, stackable
+from .features import Scaler, Stored, encode
+from .fit import Fitted, Single, Stack, fit, info, stackable
 from .prepare import BatchFeed, Bench, Condition, Fold, conditions, device, workers
 
 ALONE = "alone:"  # prefix of the strategies that see one modality
@@ -66,13 +66,33 @@ class Cell(NamedTuple):
 class ProbeFeed:
     """Cached features of rows; with several views, each epoch reads the next."""
 
-    def __init__(self, views: Sequence[Mapping[str, Stored]], tokens: bool) -> None:
-        self.views, self.tokens = views, tokens
+    def __init__(self, bench: Bench, unit: Unit) -> None:
+        self.tokens = reads_tokens(unit.strategy)
+        found = bench.features[unit.fold]
+        self.views = [
+            {
+                name: bench.stored({**found[name], "view": view})
+                for name in names_of(bench, unit.strategy)
+            }
+            for view in range(bench.cfg.views)
+        ]
+        train = bench.folds[unit.fold].train
+        self.scalers = {
+            name: Scaler.of(one, train, self.tokens)
+            for name, one in self.views[0].items()
+            if bench.cfg.standardise
+        }
 
-    def __call__(self, chunks: Sequence[Tensor], epoch: int) -> Iterator[Given]:
+    def __call__(self, chunks: Sequence[Tensor], epoch: int) -> Iterator[dict[str, Features]]:
+        """Yield the features of each chunk of rows."""
         stored = self.views[max(epoch, 0) % len(self.views)]
         for rows in chunks:
-            yield {name: one.take(rows, self.tokens) for name, one in stored.items()}
+            yield {name: self.take(name, one, rows) for name, one in stored.items()}
+
+    def take(self, name: str, stored: Stored, rows: Tensor) -> Features:
+        """Return some rows of one modality, scaled."""
+        features = stored.take(rows, self.tokens)
+        return self.scalers[name](features) if name in self.scalers else features
 
 
 def run(bench: Bench, unit: Unit) -> list[Cell]:
@@ -125,11 +145,7 @@ def build(bench: Bench, unit: Unit) -> tuple[list[FusionModel], Any]:
         dims = {name: bench.dims[name] for name in names}
         fusion = create_fusion(**_head(settings, dims, len(bench.classes)))
         models.append(FusionModel({}, fusion, {}, bench.classes))
-    views = [
-        {name: bench.stored({**bench.features[unit.fold][name], "view": view}) for name in names}
-        for view in (range(cfg.views) if cfg.views > 1 else [0])
-    ]
-    return models, ProbeFeed(views, fusion_info(settings["name"]).reads == "tokens")
+    return models, ProbeFeed(bench, unit)
 
 
 def _head(settings: Settings, dims: dict[str, int], outputs: int) -> dict[str, Any]:
@@ -140,7 +156,7 @@ def can_stack(bench: Bench, unit: Unit) -> bool:
     """Whether the seeds of a unit may be trained together."""
     if bench.cfg.mode == "finetune" or len(unit.seeds) == 1 or not bench.cfg.stack:
         return False
-    if fusion_info(fusion_of(unit.strategy)).reads == "tokens":
+    if reads_tokens(unit.strategy):
         return False  # one copy fills the machine already
     (model, *_), feed = build(bench, unit._replace(seeds=unit.seeds[:1]))
     (features,) = feed([bench.folds[unit.fold].train[:8]], -1)
@@ -154,8 +170,13 @@ def names_of(bench: Bench, strategy: str) -> list[str]:
 
 
 def fusion_of(strategy: str) -> str:
-    """Return the fusion behind a strategy; one modality alone goes through `concat`'s head."""
+    """Return the fusion behind a strategy; one modality alone goes through `concat`."""
     return "concat" if strategy.startswith(ALONE) else strategy
+
+
+def reads_tokens(strategy: str) -> bool:
+    """Whether a strategy reads tokens, or pooled vectors alone."""
+    return fusion_info(fusion_of(strategy)).reads == "tokens"
 
 
 def shuffle_labels(targets: Tensor, fold: Fold, seed: int) -> Tensor:
@@ -178,7 +199,7 @@ class Examiner:
         self.names = names_of(bench, unit.strategy)
         self.fold = bench.folds[unit.fold]
         self.target = bench.targets[self.fold.test]
-        self.tokens = fusion_info(fusion_of(unit.strategy)).reads == "tokens"
+        self.feed = ProbeFeed(bench, unit) if bench.cfg.mode == "probe" else None
 
     def ask(self, model: FusionModel, seed: int, fitted: Fitted, seconds: float) -> Cell:
         """Return all figures of one trained model."""
@@ -189,8 +210,8 @@ class Examiner:
         rows = [self._row(logits, "full")]
         if not self.unit.shuffled:
             rows += self._subsets(fusion, test) + self._pairings(fusion, test, seed)
-            for condition, stored in damaged.items():
-                changed = {**test, condition[0]: stored.take(_all(stored), self.tokens)}
+            for condition, features in damaged:
+                changed = {**test, condition[0]: features}
                 rows.append(self._row(predict(fusion, changed), "full", condition))
         facts = {**info(fitted), "seconds": seconds, **head_cost(fusion, test)}
         stacked = len(self.unit.seeds) > 1
@@ -200,38 +221,35 @@ class Examiner:
 
     def _features(
         self, model: FusionModel
-    ) -> tuple[dict[str, Features], dict[str, Features], dict[Condition, Stored]]:
+    ) -> tuple[dict[str, Features], dict[str, Features], Iterator[tuple[Condition, Features]]]:
         """Return what the fusion sees of test and validation, and of damaged test samples."""
-        bench, fold = self.bench, self.fold
-        if bench.cfg.mode == "probe":
-            own = {name: bench.stored(bench.features[self.unit.fold][name]) for name in self.names}
-            damaged = {
-                condition: bench.stored(described)
-                for condition, described in bench.corrupted[self.unit.fold].items()
-                if condition[0] in self.names and not self.unit.shuffled
-            }
-            test, val = (
-                {n: s.take(r, self.tokens) for n, s in own.items()} for r in (fold.test, fold.val)
-            )
-            return test, val, damaged
-        dataset = open_dataset(bench.cfg.data)
-        test_set, val_set = dataset.subset(fold.test), dataset.subset(fold.val)
-        test, val = (self._encode(model, part) for part in (test_set, val_set))
-        damaged = {}
-        for condition in conditions(bench):
-            if condition[0] in self.names and not self.unit.shuffled:
-                part = Corrupted(test_set, *condition)
-                damaged[condition] = self._stored(model, part, condition[0])
+        if self.feed is not None:
+            test, val = self.feed([self.fold.test, self.fold.val], -1)
+            return test, val, self._damaged_from_cache(self.feed)
+        dataset = open_dataset(self.bench.cfg.data)
+        test_set, val_set = dataset.subset(self.fold.test), dataset.subset(self.fold.val)
+        test, val = (
+            {name: self._encode(model, part, name) for name in self.names}
+            for part in (test_set, val_set)
+        )
+        damaged = (
+            (one, self._encode(model, Corrupted(test_set, *one), one[0]))
+            for one in conditions(self.bench)
+            if one[0] in self.names
+        )
         return test, val, damaged
 
-    def _encode(self, model: FusionModel, part: PairedDataset) -> dict[str, Features]:
-        stored = {name: self._stored(model, part, name) for name in self.names}
-        return {name: one.take(_all(one), self.tokens) for name, one in stored.items()}
+    def _damaged_from_cache(self, feed: ProbeFeed) -> Iterator[tuple[Condition, Features]]:
+        for condition, described in self.bench.corrupted[self.unit.fold].items():
+            if condition[0] in self.names:
+                stored = self.bench.stored(described)
+                yield condition, feed.take(condition[0], stored, _all(stored))
 
-    def _stored(self, model: FusionModel, part: PairedDataset, name: str) -> Stored:
+    def _encode(self, model: FusionModel, part: PairedDataset, name: str) -> Features:
         cfg = self.bench.cfg
         encoder = dict(model.named_encoders())[name]
-        return encode(encoder, part, num_workers=workers(cfg), device=device(cfg), progress=False)
+        stored = encode(encoder, part, num_workers=workers(cfg), device=device(cfg), progress=False)
+        return stored.take(_all(stored), reads_tokens(self.unit.strategy))
 
     def _row(
         self,

@@ -69,6 +69,40 @@ class Stored(NamedTuple):
         return Stored(self.pooled[rows], self.tokens[place], offsets)
 
 
+class Scaler(NamedTuple):
+    """Bring features to mean 0 and deviation 1, by what the training split has."""
+
+    pooled: tuple[Tensor, Tensor]  # mean and deviation, (D,)
+    tokens: tuple[Tensor, Tensor]
+
+    @classmethod
+    def of(cls, stored: Stored, rows: Tensor, with_tokens: bool = True) -> Scaler:
+        """Measure the samples of `rows` that have the modality."""
+        there = rows[stored.present[rows]]
+        pooled = _spread(stored.pooled[there])
+        return cls(pooled, _spread(stored.subset(there).tokens) if with_tokens else pooled)
+
+    def __call__(self, features: Features) -> Features:
+        """Scale; what is not there is zero."""
+        tokens = (features.tokens - self.tokens[0]) / self.tokens[1]
+        pooled = (features.pooled - self.pooled[0]) / self.pooled[1]
+        there = features.mask.any(-1, keepdim=True)
+        return Features(
+            tokens.masked_fill(~features.mask[..., None], 0),
+            features.mask,
+            pooled.masked_fill(~there, 0),
+        )
+
+
+def _spread(rows: Tensor) -> tuple[Tensor, Tensor]:
+    rows = rows.float()
+    if not len(rows):
+        return torch.zeros(rows.shape[1]), torch.ones(rows.shape[1])
+    deviation, mean = torch.std_mean(rows, dim=0, correction=0)
+    # A feature that never changes stays where it is.
+    return mean, deviation.clamp(min=1e-6)
+
+
 @torch.no_grad()
 def encode(
     encoder: Encoder,

@@ -45,7 +45,7 @@ class Fitted(NamedTuple):
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """(B, K), (B,) -> (B,)."""
-    return F.cross_entropy(logits.float(), target, reduction="none")
+    return F.cross_entropy(logits, target, reduction="none")
 
 
 def outputs(model: FusionModel, given: Given) -> FusionOutput:

@@ -73,6 +73,8 @@ def settings_of(cfg: BenchmarkConfig, strategy: str) -> Settings:
     name = cells.fusion_of(strategy)
     known = {"dim", *fusion_info(name).parameters}
     common = {key: value for key, value in cfg.fusion.items() if key in known}
+    if strategy.startswith(ALONE):
+        common["hidden"] = ()  # a linear head: the strongest probe of one encoder that we measured
     own = dict(cfg.settings.get(strategy, {}))
     for key in own:
         if key not in known:
@@ -153,11 +155,18 @@ def work(
     jobs = min(bench.cfg.jobs or len(os.sched_getaffinity(0)), max(len(todo), 1))
     threads = max(1, len(os.sched_getaffinity(0)) // (bench.cfg.jobs or 10**6))
     bar = tqdm(total=len(todo), desc=label, unit="unit", dynamic_ncols=True, smoothing=0.05)
-    engine = _ray if bench.cfg.engine == "ray" else _processes
+    engine = _ray if bench.cfg.engine == "ray" else _processes if jobs > 1 else _here
     for one, result in engine(bench, todo, function, jobs, threads):
         bar.update()
         yield one, result
     bar.close()
+
+
+def _here(
+    bench: Bench, todo: Sequence[T], function: Callable[[Bench, T], Any], jobs: int, threads: int
+) -> Iterator[tuple[T, Any]]:
+    for one in todo:
+        yield one, function(bench, one)
 
 
 def _processes(

@@ -133,6 +133,8 @@ def clipping(clip: Audio, severity: int, draw: Random) -> Audio:
 def low_pass(clip: Audio, severity: int, draw: Random) -> Audio:
     """Nothing is left above 4,000 down to 250 Hz."""
     highest = (4000, 2000, 1000, 500, 250)[severity - 1]
+    if not len(clip.samples):
+        return clip
     spectrum = torch.fft.rfft(clip.samples)
     frequency = torch.fft.rfftfreq(len(clip.samples), 1 / clip.rate)
     spectrum[frequency > highest] = 0

@@ -34,6 +34,7 @@ SMALL: dict[str, tuple[str, str, dict[str, Any]]] = {
     "chars": ("text", "chars", {"dim": 16, "num_layers": 1, "num_heads": 2}),
     "minilm": ("text", MINILM, {}),
     "mel": ("audio", "mel/resnet10t", {**SCRATCH, "duration": 1.0}),
+    "mel stats": ("audio", "mel/stats", {"rate": 8000, "num_mels": 20}),
     "mel vit": (
         "audio",
         "mel/vit_tiny_patch16_224",
@@ -350,5 +351,5 @@ def test_a_hub_out_of_reach_is_one_error_with_two_ways_out(modality: str, name: 
 def test_the_list_shows_every_family() -> None:
     assert list_encoders("image") == ["timm/*", "torchvision/*"]
     assert list_encoders("text") == ["chars", "hf/*"]
-    assert list_encoders("audio") == ["hf/*", "mel/*", "torchaudio/*", "torchaudio/conformer"]
+    assert list_encoders("audio") == ["hf/*", "mel/*", "mel/stats", "torchaudio/*", "torchaudio/conformer"]
     assert len(list_encoders()) == 10

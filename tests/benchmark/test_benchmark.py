@@ -1,0 +1,359 @@
+"""The whole command: what it finds, what it refuses, and that nothing is lost or done twice."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from setup_benchmark import SMALL, small
+
+import fusionzoo
+from fusionzoo.benchmark import cells, prepare, protocol
+from fusionzoo.config import BenchmarkConfig
+from fusionzoo.errors import FusionZooError
+from fusionzoo.scripts.benchmark import benchmark, main
+
+ROOT = Path(fusionzoo.__file__).parents[1]
+TABLES = ("results.parquet", "summary.json", "table.md", "table.tex")
+
+
+def run(cfg: BenchmarkConfig) -> dict[str, Any]:
+    code = benchmark(cfg)
+    found: dict[str, Any] = json.loads((Path(cfg.out) / "summary.json").read_text())
+    assert code == (1 if found["failed"] else 0)
+    return found
+
+
+def line(found: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(one for one in found["leaderboard"] if one["strategy"] == name)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("report")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FUSIONZOO_CACHE", str(out / "cache"))
+        run(small(out, seeds=3, fusions="sum,gmu,mbt", epochs=6))
+    return out
+
+
+def test_the_report_is_complete(report: Path) -> None:
+    found = json.loads((report / "summary.json").read_text())
+    names = {one["strategy"] for one in found["leaderboard"]}
+    assert {"sum", "gmu", "mbt", "alone:a", "alone:b", "majority class"} <= names
+    assert found["verdict"].split()[0] in {"Fusion", "A"}
+    rows = pq.read_table(report / "results.parquet").to_pylist()
+    for strategy in ("sum", "gmu", "mbt"):
+        own = [row for row in rows if row["strategy"] == strategy]
+        assert {row["seed"] for row in own} == {0, 1, 2}
+        assert {row["subset"] for row in own} == {"none", "a", "b", "a+b"}
+        assert {row["corruption"] for row in own} == {"", "pairing", "jitter", "dropout"}
+        assert {row["severity"] for row in own} == {0, 1, 2, 3, 4, 5}
+    assert (report / "table.md").read_text().startswith(found["verdict"])
+    assert r"\begin{tabular}" in (report / "table.tex").read_text()
+
+
+def test_shapley_values_sum_to_what_the_modalities_add(report: Path) -> None:
+    found = json.loads((report / "summary.json").read_text())
+    rows = pq.read_table(report / "results.parquet").to_pylist()
+    for name, values in found["shapley"].items():
+        own = [r for r in rows if r["strategy"] == name and not r["corruption"]]
+        full = [r["accuracy"] for r in own if r["subset"] == "a+b"]
+        none = [r["accuracy"] for r in own if r["subset"] == "none"]
+        gain = sum(full) / len(full) - sum(none) / len(none)
+        assert sum(values.values()) == pytest.approx(gain)
+
+
+def test_a_figure_is_what_the_stored_answers_say(report: Path) -> None:
+    found = json.loads((report / "summary.json").read_text())
+    rows = pq.read_table(report / "results.parquet").to_pylist()
+    for name in ("sum", "mbt"):
+        whole = [
+            r["accuracy"]
+            for r in rows
+            if r["strategy"] == name and r["subset"] == "a+b" and not r["corruption"]
+        ]
+        assert line(found, name)["accuracy"] == pytest.approx(sum(whole) / 3)
+
+
+def test_shuffled_labels_fall_to_chance(report: Path) -> None:
+    controls = json.loads((report / "summary.json").read_text())["controls"]
+    assert set(controls["labels_shuffled"]) == {"sum", "gmu", "mbt", "alone:a", "alone:b"}
+    assert not controls["above_chance"]
+
+
+def test_a_second_run_trains_nothing_and_writes_the_same_tables(
+    report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {name: (report / name).read_bytes() for name in TABLES}
+    monkeypatch.setenv("FUSIONZOO_CACHE", str(report / "cache"))
+
+    def never(*_: Any) -> None:
+        raise AssertionError("a finished cell was run again")
+
+    monkeypatch.setattr(cells, "run", never)
+    run(small(report, seeds=3, fusions="sum,gmu,mbt", epochs=6))
+    assert before == {name: (report / name).read_bytes() for name in TABLES}
+
+
+def test_more_strategies_reuse_what_is_there(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSIONZOO_CACHE", str(report / "cache"))
+    ran: list[str] = []
+    before = cells.run
+    monkeypatch.setattr(
+        cells, "run", lambda bench, unit: ran.append(unit.strategy) or before(bench, unit)
+    )
+    run(small(report, seeds=3, fusions="sum,gmu,mbt,max", epochs=6))
+    assert set(ran) == {"max"}
+
+
+def test_an_unknown_fusion_is_named_before_anything_is_computed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["--fusions", "mbt,lmf,nosuch", "--out", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert "unknown fusion 'nosuch'" in said
+    assert said.count("\n") == 1
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"settings": {"gmu": {"dropuot": 1}}}, r"--settings.gmu.dropuot.*dropout"),
+        ({"settings": {"gnu": {}}}, "--settings.gnu: unknown fusion.*gmu"),
+        ({"fusion": {"dmi": 8}}, "--fusion.dmi"),
+        ({"folds": 2}, "--folds 2"),
+        ({"data": {"modalities": "a"}}, "one modality: there is nothing to fuse"),
+        ({"encoders": {"c": {"name": "vector/identity"}}}, "no modality 'c'"),
+    ],
+)
+def test_what_cannot_be_is_one_clear_error(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(FusionZooError, match=message):
+        benchmark(small(tmp_path, **changes))
+
+
+def manifest(folder: Path, rows: list[str]) -> dict[str, Any]:
+    path = folder / "table.csv"
+    path.write_text("\n".join(["id,split,target,text,more", *rows]) + "\n")
+    return {"name": "manifest", "root": str(path), "modalities": {"text": "text", "more": "text"}}
+
+
+def test_an_empty_test_split_says_what_there_is(tmp_path: Path) -> None:
+    data = manifest(tmp_path, ["1,train,x,a,b", "2,train,y,a,b", "3,val,x,a,b"])
+    with pytest.raises(FusionZooError, match=r"split 'test' is empty.*train \(2\), val \(1\)"):
+        benchmark(small(tmp_path, data=data, encoders={}))
+
+
+def test_a_class_that_training_lacks_is_named(tmp_path: Path) -> None:
+    data = manifest(tmp_path, ["1,train,x,a,b", "2,val,x,a,b", "3,test,z,a,b"])
+    with pytest.raises(FusionZooError, match="'z', which no sample of split 'train' has"):
+        benchmark(small(tmp_path, data=data, encoders={}))
+
+
+def test_one_seed_is_said_to_have_no_interval(tmp_path: Path) -> None:
+    found = run(small(tmp_path, seeds=1, fusions="sum", corruptions=False))
+    assert "One seed" in found["verdict"]
+    assert line(found, "sum")["low"] is None
+    assert "one seed" in (tmp_path / "index.html").read_text()
+
+
+def test_a_strategy_that_fails_is_reported_and_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = cells.run
+
+    def fail(bench: prepare.Bench, unit: cells.Unit) -> list[cells.Cell]:
+        if unit.strategy == "gmu":
+            raise RuntimeError("no luck today")
+        return before(bench, unit)
+
+    monkeypatch.setattr(cells, "run", fail)
+    found = run(small(tmp_path, corruptions=False))
+    assert "RuntimeError: no luck today" in found["failed"]["gmu"]
+    assert "1 strategies failed: gmu" in found["verdict"]
+    assert line(found, "sum")["seeds"] == 2
+    monkeypatch.undo()
+    monkeypatch.setenv("FUSIONZOO_CACHE", str(tmp_path / "cache"))
+    assert not run(small(tmp_path, corruptions=False))["failed"]
+
+
+@pytest.mark.parametrize("task", ["xor", "redundant"])
+def test_synergy_shows_as_interaction_and_redundancy_does_not(task: str, tmp_path: Path) -> None:
+    data = {"name": "interactions", "task": task, "samples": 800, "noise": 0.3}
+    changes = {"data": data, "fusions": "gmu", "epochs": 25, "corruptions": False, "seeds": 1}
+    found = run(small(tmp_path, **changes, fusion={"dim": 32}, optim={"lr": 1e-2}))
+    value = found["interactions"]["gmu"]["a+b"]
+    assert value > 0.3 if task == "xor" else value < -0.3
+
+
+def test_folds_test_every_sample_once(tmp_path: Path) -> None:
+    cfg = small(tmp_path, folds=4, corruptions=False, controls=False, seeds=1, fusions="sum")
+    bench, dataset = prepare.open_bench(cfg)
+    tested = sorted(row for fold in bench.folds for row in fold.test.tolist())
+    assert tested == list(range(len(dataset)))
+    for fold in bench.folds:
+        parts = [set(part.tolist()) for part in (fold.train, fold.val, fold.test)]
+        assert sum(map(len, parts)) == len(set.union(*parts)) == len(dataset)
+    found = run(cfg)
+    assert found["data"]["test"] == 400
+
+
+def test_folds_keep_groups_together() -> None:
+    import pyarrow as pa
+
+    from fusionzoo.datasets import PairedDataset
+
+    ids = [str(i) for i in range(60)]
+    columns = {
+        "id": ids,
+        "split": ["train"] * 60,
+        "target": [str(i % 2) for i in range(60)],
+        "group": [str(i // 3) for i in range(60)],
+        "text": ids,
+        "more": ids,
+    }
+    dataset = PairedDataset(pa.table(columns), {"text": "text", "more": "text"})
+    for fold in prepare.make_folds(dataset, 5, 0):
+        where = [{int(row) // 3 for row in part} for part in (fold.train, fold.val, fold.test)]
+        assert not (where[0] & where[1] or where[0] & where[2] or where[1] & where[2])
+
+
+def test_tuning_never_looks_at_the_test_split_and_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"tune": 3, "fusions": "concat", "corruptions": False, "controls": False}
+    asked: list[Any] = []
+    before = cells.Examiner.ask
+    monkeypatch.setattr(
+        cells.Examiner, "ask", lambda self, *rest: asked.append(rest) or before(self, *rest)
+    )
+    first = run(small(tmp_path / "a", **changes))
+    assert len(asked) == 3 * 2  # one test of each cell that is reported, none of a trial
+    whole = next((tmp_path / "a" / "cells").glob("tune-concat-*")).read_text()
+    assert len(whole.splitlines()) == 3
+    settings = [json.loads(one) for one in whole.splitlines()]
+    assert settings[0]["optim"]["lr"] == 3e-3  # the default comes first
+    # Killed after one trial and a half: the rest is the same.
+    run_two = small(tmp_path / "b", **changes)
+    path = tmp_path / "b" / "cells" / next((tmp_path / "a" / "cells").glob("tune-concat-*")).name
+    path.parent.mkdir(parents=True)
+    path.write_text(whole[: len(whole) // 2])
+    second = run(run_two)
+    assert path.read_text() == whole
+    assert first["leaderboard"] == second["leaderboard"]
+
+
+def test_end_to_end_training_gives_the_same_kind_of_report(tmp_path: Path) -> None:
+    encoders = {name: {"name": "vector/mlp", "dim": 8, "hidden": 16} for name in "ab"}
+    found = run(small(tmp_path, mode="finetune", encoders=encoders, seeds=1, fusions="sum"))
+    rows = pq.read_table(tmp_path / "results.parquet").to_pylist()
+    assert {r["corruption"] for r in rows} == {"", "pairing", "jitter", "dropout"}
+    assert line(found, "sum")["accuracy"] > 0.5
+
+
+def test_an_encoder_without_weights_is_trained_alone_first_and_the_report_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoders = {name: {"name": "vector/mlp", "dim": 8, "hidden": 16} for name in "ab"}
+    changes = {"encoders": encoders, "seeds": 1, "fusions": "sum", "corruptions": False}
+    found = run(small(tmp_path, **changes))
+    assert [note.split(":")[0] for note in found["notes"]] == ["a", "b"]
+    assert all("trained alone on 240 training samples" in note for note in found["notes"])
+
+    def never(*_: Any) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(prepare, "train_alone", never)
+    assert run(small(tmp_path / "again", **changes))["leaderboard"] == found["leaderboard"]
+
+
+def test_several_views_are_cached_and_read_in_turn(tmp_path: Path) -> None:
+    cfg = small(tmp_path, views=2, seeds=1, fusions="sum", corruptions=False)
+    run(cfg)
+    views = [e.about["description"]["view"] for e in prepare.feature_cache().entries()]
+    assert sorted(views) == [0, 0, 1, 1]
+
+
+def test_reports_combine_into_ranks_over_data_sets(tmp_path: Path) -> None:
+    folders = []
+    for task in ("and", "redundant"):
+        folders.append(str(tmp_path / task))
+        data = {"name": "interactions", "task": task, "samples": 300, "noise": 1.0}
+        run(small(tmp_path / task, data=data, seeds=1, corruptions=False, fusions="sum,gmu,max"))
+    assert main(["--combine", json.dumps(folders), "--out", str(tmp_path / "all")]) == 0
+    found = json.loads((tmp_path / "all" / "summary.json").read_text())
+    assert set(found["ranks"]) == {"sum", "gmu", "max"}
+    assert "Over 2 data sets" in found["verdict"]
+    assert (tmp_path / "all" / "index.html").read_text().count("<svg") == 1
+
+
+def command(out: Path, cache: Path, **flags: str) -> list[str]:
+    recipe = out.parent / "recipe.yaml"
+    recipe.write_text(json.dumps(SMALL))
+    given = {"fusions": "sum,gmu,mbt,concat", "epochs": "8", "out": str(out), **flags}
+    words = [word for key, value in given.items() for word in (f"--{key}", value)]
+    return [sys.executable, str(ROOT / "benchmark.py"), "--config", str(recipe), *words]
+
+
+@pytest.mark.slow
+def test_a_killed_benchmark_goes_on_and_ends_with_the_same_tables(tmp_path: Path) -> None:
+    environment = {**os.environ, "FUSIONZOO_CACHE": str(tmp_path / "cache")}
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    subprocess.run(command(whole, tmp_path), env=environment, check=True, timeout=300)
+    kills = 0
+    for wanted in (1, 3, 6):
+        process = subprocess.Popen(
+            command(broken, tmp_path), env=environment, start_new_session=True
+        )
+        while process.poll() is None and len(list(broken.glob("cells/*.npz"))) < wanted:
+            time.sleep(0.02)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            kills += 1
+        process.wait()
+    assert kills == 3
+    stamps = {path: path.stat().st_mtime_ns for path in broken.glob("cells/*.npz")}
+    subprocess.run(command(broken, tmp_path), env=environment, check=True, timeout=300)
+    for path, stamp in stamps.items():
+        assert path.stat().st_mtime_ns == stamp, f"{path.name} was run again"
+    for name in TABLES:
+        assert (whole / name).read_bytes() == (broken / name).read_bytes(), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["processes", "ray"])
+def test_other_engines_give_the_same_tables(engine: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "FUSIONZOO_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    here, there = tmp_path / "here", tmp_path / "there"
+    flags = {"fusions": "sum,concat", "corruptions": "false"}
+    subprocess.run(command(here, tmp_path, **flags), env=environment, check=True, timeout=300)
+    flags |= {"engine": engine, "jobs": "2"}
+    subprocess.run(command(there, tmp_path, **flags), env=environment, check=True, timeout=300)
+    one, two = (json.loads((out / "summary.json").read_text()) for out in (here, there))
+    for a, b in zip(one["leaderboard"], two["leaderboard"], strict=True):
+        assert a["strategy"] == b["strategy"]
+        assert math.isclose(a["accuracy"], b["accuracy"])
+
+
+def test_what_does_not_change_a_cell_does_not_change_its_name(tmp_path: Path) -> None:
+    bench, dataset = prepare.open_bench(small(tmp_path))
+    prepare.prepare(bench, dataset, tokens=False)
+    (unit, *_) = protocol.units(bench, ["sum"])
+    names = []
+    for changes in ({}, {"jobs": 7, "engine": "ray", "fusions": "all"}, {"epochs": 5}):
+        other = prepare.Bench(**{**vars(bench), "cfg": small(tmp_path, **changes)})
+        names.append(protocol.path_of(other, unit).name)
+    assert names[0] == names[1] != names[2]

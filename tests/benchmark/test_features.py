@@ -1,0 +1,222 @@
+"""The cache gives what the encoder gives, and an entry is whole or not there at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusionzoo import create_dataset, create_encoder
+from fusionzoo.benchmark.features import FeatureCache, Scaler, Stored, describe, encode, key_of
+from fusionzoo.datasets import Collate
+from fusionzoo.encoders import Encoder
+from fusionzoo.model import encode_rows
+
+SCRATCH = {
+    "image": ("timm/resnet10t", {"pretrained": False, "size": 32, "channels": [8, 8, 8, 8]}),
+    "text": ("chars", {"dim": 16, "max_length": 16}),
+    "audio": ("mel/stats", {"rate": 8000, "num_mels": 20}),
+}
+
+
+def build(modality: str) -> Encoder:
+    torch.manual_seed(0)
+    name, settings = SCRATCH[modality]
+    encoder = create_encoder(modality, name, **settings)
+    encoder.freeze()
+    return encoder
+
+
+def some(rows: int = 40, missing: float = 0.3):  # type: ignore[no-untyped-def]
+    return create_dataset("digits", missing=missing).subset(range(rows))
+
+
+@pytest.mark.parametrize("modality", SCRATCH)
+def test_cached_features_equal_the_encoders(modality: str, tmp_path: Path) -> None:
+    encoder, dataset = build(modality), some()
+    about = describe(encoder, dataset)
+    cache = FeatureCache(tmp_path)
+    stored, seconds = cache.get(about, lambda: encode(encoder, dataset, batch_size=7))
+    assert seconds > 0
+    rows = torch.tensor([3, 0, 17, 39, 17])
+    found = stored.take(rows)
+    batch = Collate({modality: encoder.processor(False)})([dataset[row] for row in rows.tolist()])
+    with torch.no_grad():
+        wanted = encode_rows(encoder, batch.inputs[modality], batch.present[:, 0])
+    there = batch.present[:, 0]
+    assert torch.equal(found.mask.any(1), there)
+    assert torch.equal(found.mask.sum(1)[there], wanted.mask.sum(1)[there])
+    torch.testing.assert_close(found.pooled[there], wanted.pooled[there], atol=1e-6, rtol=1e-5)
+    for mine, own in zip(found, wanted, strict=True):
+        assert mine.shape[0] == own.shape[0]
+    real, same = found.tokens[found.mask], wanted.tokens[wanted.mask]
+    torch.testing.assert_close(real, same, atol=1e-6, rtol=1e-5)
+
+
+def test_a_warm_cache_computes_nothing(tmp_path: Path) -> None:
+    encoder, dataset = build("text"), some()
+    about, cache = describe(encoder, dataset), FeatureCache(tmp_path)
+    cache.get(about, lambda: encode(encoder, dataset))
+
+    def never() -> Stored:
+        raise AssertionError("computed again")
+
+    stored, seconds = cache.get(about, never)
+    assert seconds == 0
+    assert len(stored.pooled) == 40
+
+
+def test_the_key_follows_weights_preprocessing_and_data() -> None:
+    encoder, dataset = build("text"), some()
+    key = key_of(describe(encoder, dataset))
+    assert key == key_of(describe(build("text"), some()))
+    torch.manual_seed(0)
+    shorter = create_encoder("text", "chars", dim=16, max_length=12)
+    other = build("text")
+    with torch.no_grad():
+        next(other.parameters()).view(-1)[0] += 1e-3
+    assert len({key, *(key_of(describe(e, dataset)) for e in (shorter, other))}) == 3
+    assert key != key_of(describe(encoder, some(39)))
+    assert key != key_of(describe(encoder, create_dataset("digits", seed=1).subset(range(40))))
+
+
+def test_a_changed_file_changes_the_key(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for number in range(2):
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / f"{number}.png")
+    table = tmp_path / "table.csv"
+    table.write_text("id,split,target,image,text\n1,train,a,0.png,x\n2,test,a,1.png,y\n")
+    encoder = build("image")
+    before = key_of(describe(encoder, create_dataset("manifest", root=str(table))))
+    time.sleep(0.01)
+    Image.new("RGB", (8, 8), (9, 9, 9)).save(tmp_path / "1.png")
+    assert before != key_of(describe(encoder, create_dataset("manifest", root=str(table))))
+
+
+def test_a_damaged_entry_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    encoder, dataset = build("text"), some()
+    about, cache = describe(encoder, dataset), FeatureCache(tmp_path)
+    cache.get(about, lambda: encode(encoder, dataset))
+    path = tmp_path / key_of(about) / "tokens.bin"
+    path.write_bytes(path.read_bytes()[:-5])
+    again, seconds = cache.get(about, lambda: encode(encoder, dataset))
+    assert seconds > 0
+    assert "damaged" in capsys.readouterr().out
+    assert torch.equal(again.tokens, encode(encoder, dataset).tokens)
+
+
+WRITER = """
+import sys, torch
+from pathlib import Path
+from fusionzoo.benchmark.features import FeatureCache, Stored
+stored = Stored(torch.ones(50_000, 64), torch.ones(50_000, 64), torch.arange(50_001))
+cache = FeatureCache(Path(sys.argv[1]))
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(int(sys.argv[2])):
+    cache.save({"entry": number % 3}, stored, 0.0)
+print("done", flush=True)
+"""
+
+
+def writer(folder: Path, rounds: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", WRITER, str(folder), str(rounds)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_writers_race_and_die_and_every_entry_is_whole(tmp_path: Path) -> None:
+    both = [writer(tmp_path, 4), writer(tmp_path, 4)]
+    victim = writer(tmp_path, 1000)
+    for process in (*both, victim):
+        assert process.stdin and process.stdout
+        assert process.stdout.readline() == "ready\n"
+    for process in (*both, victim):
+        assert process.stdin
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    time.sleep(0.3)
+    os.kill(victim.pid, signal.SIGKILL)
+    for process in both:
+        said, _ = process.communicate(timeout=60)
+        assert said == "done\n"
+        assert process.returncode == 0
+    victim.communicate()
+    cache = FeatureCache(tmp_path)
+    assert len(list(cache.entries())) == 3
+    for number in range(3):
+        stored = cache.load({"entry": number})
+        assert stored is not None
+        assert bool((stored.tokens == 1).all())
+    cache.prune(keep_days=1.0)
+    assert not list(tmp_path.glob("*.part-*"))
+    assert len(list(cache.entries())) == 3
+
+
+def test_pruning_keeps_what_was_used_last(tmp_path: Path) -> None:
+    cache = FeatureCache(tmp_path)
+    stored = Stored(torch.ones(10, 4), torch.ones(10, 4), torch.arange(11))
+    for number in range(3):
+        cache.save({"entry": number}, stored, 0.0)
+        time.sleep(0.02)
+    cache.load({"entry": 0})
+    size = next(iter(cache.entries())).size
+    assert cache.prune(keep_bytes=2 * size + 10) > 0
+    assert cache.load({"entry": 1}) is None
+    assert cache.load({"entry": 0}) is not None
+    cache.prune(keep_days=0.0)
+    assert not list(cache.entries())
+
+
+def test_half_precision_is_stored_as_such(tmp_path: Path) -> None:
+    encoder, dataset = build("text"), some()
+    cache = FeatureCache(tmp_path)
+    made = encode(encoder, dataset, dtype=torch.bfloat16)
+    stored = cache.save({"entry": 0}, made, 0.0)
+    assert stored.tokens.dtype == torch.bfloat16
+    assert stored.take(torch.arange(3)).tokens.dtype == torch.float32
+    about = json.loads((tmp_path / key_of({"entry": 0}) / "about.json").read_text())
+    assert about["bytes"]["tokens"] == 2 * made.tokens.numel()
+
+
+def test_tokens_are_averaged_down_and_none_is_made_up() -> None:
+    encoder, dataset = build("text"), some(missing=0.0)
+    whole, few = encode(encoder, dataset), encode(encoder, dataset, max_tokens=3)
+    before, after = whole.offsets.diff(), few.offsets.diff()
+    assert torch.equal(after, before.clamp(max=3))
+    torch.testing.assert_close(few.pooled, whole.pooled)
+
+
+def test_augmented_views_differ_from_each_other_and_repeat_exactly() -> None:
+    torch.manual_seed(0)
+    encoder = create_encoder(
+        "image", "timm/resnet10t", augment="crop", **SCRATCH["image"][1]
+    )
+    encoder.freeze()
+    dataset = some(12, missing=0.0)
+    views = [encode(encoder, dataset, view=view).pooled for view in (0, 1, 2)]
+    assert not torch.equal(views[1], views[2])
+    assert torch.equal(views[1], encode(encoder, dataset, view=1).pooled)
+
+
+def test_scaled_training_features_have_mean_0_and_deviation_1() -> None:
+    stored = encode(build("text"), some(60))
+    rows = torch.arange(40)
+    scaled = Scaler.of(stored, rows)(stored.take(rows))
+    there = scaled.mask.any(1)
+    assert scaled.pooled[there].mean(0).abs().max() < 1e-5
+    torch.testing.assert_close(scaled.pooled[there].std(0, correction=0), torch.ones(16))
+    assert scaled.pooled[~there].abs().max() == 0
+    real = scaled.tokens[scaled.mask]
+    torch.testing.assert_close(real.std(0, correction=0), torch.ones(16), atol=1e-4, rtol=1e-4)

@@ -1,0 +1,46 @@
+"""Figures by task, against closed cases."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fusionzoo.evaluation.metrics import TASKS, classification, multilabel, regression
+
+
+def test_classification_counts() -> None:
+    logits = torch.tensor([[2.0, 0, 0], [0, 2, 0], [0, 2, 0], [0, 0, 2]])
+    found = classification(logits, torch.tensor([0, 1, 0, 2]))
+    assert found["accuracy"] == 0.75
+    assert found["macro_f1"] == pytest.approx((2 / 3 + 2 / 3 + 1) / 3)
+
+
+def test_multilabel_counts() -> None:
+    target = torch.tensor([[1, 0, 1], [0, 0, 0], [0, 1, 1]])
+    logits = torch.tensor([[1.0, -1, -1], [-1, -1, -1], [-1, 1, 1]])
+    found = multilabel(logits, target)
+    assert found["sample_f1"] == pytest.approx((2 / 3 + 1 + 1) / 3)
+    assert found["map"] == pytest.approx((1 + 1 + (1 + 2 / 3) / 2) / 3, abs=0.2)
+
+
+def test_regression_figures() -> None:
+    target = torch.tensor([1.0, 2, 3, 4])
+    found = regression(target + torch.tensor([1.0, -1, 1, -1]), target)
+    assert (found["mae"], found["rmse"]) == (1, 1)
+    assert found["r2"] == pytest.approx(1 - 4 / 5)
+    assert regression(target, target)["spearman"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_mean_of_the_scores_is_the_leading_figure(task: str) -> None:
+    figures, scores = TASKS[task]
+    draw = torch.Generator().manual_seed(0)
+    if task == "classification":
+        answer, target = torch.randn(30, 4, generator=draw), torch.randint(4, (30,), generator=draw)
+    elif task == "multilabel":
+        answer = torch.randn(30, 4, generator=draw)
+        target = torch.randint(2, (30, 4), generator=draw)
+    else:
+        answer, target = torch.randn(30, generator=draw), torch.randn(30, generator=draw)
+    leading = next(iter(figures(answer, target).values()))
+    assert scores(answer, target).mean().abs().item() == pytest.approx(leading)

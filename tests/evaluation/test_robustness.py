@@ -1,0 +1,106 @@
+"""Corruptions keep the kind of a value, grow with severity and are the same each time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fusionzoo import create_dataset
+from fusionzoo.errors import FusionZooError
+from fusionzoo.evaluation.robustness import CORRUPTIONS, SEVERITIES, Corrupted, corrupt
+from fusionzoo.structures import Audio
+
+EVERY = [(kind, name) for kind, found in CORRUPTIONS.items() for name in found]
+DRAW = torch.Generator().manual_seed(0)
+WORDS = "a small brown horse is standing in front of an old red barn near the green river bank"
+
+
+def sample(kind: str) -> Any:
+    return {
+        "image": torch.randint(256, (3, 40, 60), dtype=torch.uint8, generator=DRAW),
+        "text": WORDS,
+        "audio": Audio((torch.rand(8000, generator=DRAW) - 0.5) * 0.8, 16_000),
+        "vector": torch.randn(64, generator=DRAW),
+        "sequence": torch.randn(9, 16, generator=DRAW),
+    }[kind]
+
+
+def plain(value: Any) -> Any:
+    return value.samples if isinstance(value, Audio) else value
+
+
+@pytest.mark.parametrize(("kind", "name"), EVERY)
+def test_a_damaged_value_is_of_the_same_kind(kind: str, name: str) -> None:
+    value = sample(kind)
+    before = value if kind == "text" else plain(value).clone()
+    for severity in SEVERITIES:
+        out = corrupt(value, kind, name, severity)
+        assert type(out) is type(value)
+        if kind != "text":
+            assert plain(out).shape == plain(value).shape
+            assert plain(out).dtype == plain(value).dtype
+            assert plain(out).float().isfinite().all()
+    assert value == before if kind == "text" else torch.equal(plain(value), before)
+
+
+@pytest.mark.parametrize(("kind", "name"), EVERY)
+def test_the_same_seed_damages_in_the_same_way(kind: str, name: str) -> None:
+    value = sample(kind)
+    one, two = (plain(corrupt(value, kind, name, 4, seed=3)) for _ in range(2))
+    assert one == two if kind == "text" else torch.equal(one, two)
+
+
+@pytest.mark.parametrize(("kind", "name"), [pair for pair in EVERY if pair[0] != "text"])
+def test_damage_grows_with_severity(kind: str, name: str) -> None:
+    value = sample(kind)
+    off = [
+        np.mean([_off(value, corrupt(value, kind, name, s, seed)) for seed in range(5)])
+        for s in SEVERITIES
+    ]
+    assert off[0] > 0
+    assert all(a < b for a, b in zip(off, off[1:], strict=False)), off
+
+
+def _off(value: Any, out: Any) -> float:
+    return float((plain(out).float() - plain(value).float()).abs().mean())
+
+
+@pytest.mark.parametrize("name", ["word_drop", "truncation"])
+def test_less_text_is_left(name: str) -> None:
+    lengths = [len(corrupt(WORDS, "text", name, s, seed=1)) for s in SEVERITIES]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[-1] < len(WORDS) / 3
+
+
+def test_empty_clips_and_texts_survive() -> None:
+    for name in CORRUPTIONS["audio"]:
+        assert len(corrupt(Audio(torch.zeros(0), 8000), "audio", name, 5).samples) == 0
+        assert corrupt(Audio(torch.zeros(50), 8000), "audio", name, 5).samples.abs().max() == 0
+    for name in CORRUPTIONS["text"]:
+        assert corrupt("", "text", name, 5) == ""
+
+
+def test_one_modality_is_damaged_and_what_is_missing_stays_missing() -> None:
+    clean = create_dataset("digits", missing=0.3)
+    damaged = Corrupted(clean, "image", "noise", 3)
+    for row in range(20):
+        a, b = clean[row], damaged[row]
+        assert a is not None and b is not None
+        assert a.values["text"] == b.values["text"]
+        if a.values["image"] is None:
+            assert b.values["image"] is None
+        else:
+            assert not torch.equal(a.values["image"], b.values["image"])
+            again = damaged[row]
+            assert again is not None
+            assert torch.equal(b.values["image"], again.values["image"])
+
+
+def test_an_unknown_corruption_names_the_nearest() -> None:
+    with pytest.raises(FusionZooError, match="'blurr' of image.*'blur'"):
+        corrupt(sample("image"), "image", "blurr", 1)
+    with pytest.raises(FusionZooError, match="severity 6"):
+        corrupt(sample("image"), "image", "blur", 6)

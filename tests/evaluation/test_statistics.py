@@ -1,0 +1,145 @@
+"""Intervals cover, tests keep their level, and other people's libraries agree."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import scikit_posthocs
+from scipy import stats
+from statsmodels.stats.contingency_tables import mcnemar as reference_mcnemar
+from statsmodels.stats.multitest import multipletests
+
+from fusionzoo.evaluation.statistics import compare, crossed, holm, mcnemar, rank, seed_interval
+
+DRAW = np.random.default_rng(0)
+
+
+def test_one_seed_leaves_the_paired_t_test_over_items() -> None:
+    a, b = DRAW.random((1, 60)), DRAW.random((1, 60))
+    reference = stats.ttest_rel(a[0], b[0])
+    found = compare(a, b)
+    assert found.p == pytest.approx(reference.pvalue)
+    low, high = reference.confidence_interval(0.95)
+    assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
+
+
+def test_the_crossed_variance_is_that_of_the_analysis_of_variance() -> None:
+    seeds = DRAW.standard_normal((4, 1))
+    scores = 0.5 + seeds + DRAW.standard_normal((4, 50))
+    interval, _ = crossed(scores)
+    by_item, by_seed, mean = scores.mean(0), scores.mean(1), scores.mean()
+    items = 4 * by_item.var(ddof=1)
+    luck = 50 * by_seed.var(ddof=1)
+    rest = ((scores - by_item - by_seed[:, None] + mean) ** 2).sum() / (3 * 49)
+    variance = (items + luck - rest) / 200
+    freedom = (items + luck - rest) ** 2 / (items**2 / 49 + luck**2 / 3)
+    half = stats.t.ppf(0.975, freedom) * math.sqrt(variance)
+    assert interval.high - interval.mean == pytest.approx(half)
+
+
+def test_equal_models_tie_with_certainty() -> None:
+    same = (DRAW.random((3, 40)) < 0.7).astype(float)
+    found = compare(same, same)
+    assert (found.difference, found.low, found.high, found.p) == (0, 0, 0, 1)
+    assert (found.permutation_p, found.mcnemar_p) == (1, 1)
+
+
+def test_bootstrap_and_permutation_agree_with_scipys() -> None:
+    a, b = DRAW.random((1, 80)), DRAW.random((1, 80)) - 0.08
+    gain = (a - b)[0]
+    found = compare(a, b, resamples=20_000)
+    boot = stats.bootstrap((gain,), np.mean, method="percentile", n_resamples=20_000, rng=1)
+    assert found.bootstrap_low == pytest.approx(boot.confidence_interval.low, abs=0.005)
+    assert found.bootstrap_high == pytest.approx(boot.confidence_interval.high, abs=0.005)
+    flips = stats.permutation_test(
+        (gain,), np.mean, permutation_type="samples", n_resamples=20_000, rng=1
+    )
+    assert found.permutation_p == pytest.approx(flips.pvalue, abs=0.01)
+
+
+def test_mcnemar_agrees_with_statsmodels() -> None:
+    a, b = (DRAW.random((1, 50)) < 0.8).astype(float), (DRAW.random((1, 50)) < 0.6).astype(float)
+    table = [[np.sum((a == i) & (b == j)) for j in (1, 0)] for i in (1, 0)]
+    assert mcnemar(a, b) == pytest.approx(reference_mcnemar(table, exact=True).pvalue)
+    assert math.isnan(mcnemar(a + 0.5, b))
+
+
+def test_holm_agrees_with_statsmodels() -> None:
+    values = DRAW.random(20) ** 3
+    assert holm(values.tolist()) == pytest.approx(multipletests(values, method="holm")[1].tolist())
+    assert holm([]) == []
+
+
+def test_ranks_agree_with_scikit_posthocs() -> None:
+    scores = DRAW.random((6, 5)) + np.array([0, 0, 0.3, 0.6, 0.9])
+    found = rank(scores)
+    p = scikit_posthocs.posthoc_nemenyi_friedman(scores).to_numpy()
+    apart = np.abs(found.ranks[:, None] - found.ranks) > found.critical_difference
+    assert (apart == (p < 0.05)).all()
+    assert apart.any()
+    assert found.p == pytest.approx(stats.friedmanchisquare(*scores.T).pvalue)
+
+
+def test_one_block_has_no_critical_difference() -> None:
+    found = rank(np.array([[0.3, 0.5, 0.5]]))
+    assert found.ranks.tolist() == [3.0, 1.5, 1.5]
+    assert math.isnan(found.critical_difference)
+
+
+def test_one_seed_has_no_interval() -> None:
+    assert math.isnan(seed_interval([0.5]).low)
+    low, high = stats.t.interval(0.95, 4, *_location([0.1, 0.3, 0.2, 0.4, 0.2]))
+    found = seed_interval([0.1, 0.3, 0.2, 0.4, 0.2])
+    assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
+
+
+def _location(values: list[float]) -> tuple[float, float]:
+    return float(np.mean(values)), float(stats.sem(values))
+
+
+# ---- with known truth
+
+
+def answers(
+    accuracies: list[float], seeds: int, items: int, draw: np.random.Generator
+) -> list[np.ndarray]:
+    """Models that are right with given chances, on the same hard and easy items, with seeds that
+    are lucky or not: a probit model whose mean over items and seeds is exact."""
+    hard = 0.8 * draw.standard_normal(items)
+    own = [0.5 * draw.standard_normal(items) for _ in accuracies]
+    luck = [0.15 * draw.standard_normal((seeds, 1)) for _ in accuracies]
+    total = math.sqrt(1 + 0.8**2 + 0.5**2 + 0.15**2)
+    return [
+        (stats.norm.ppf(a) * total + hard + o + u + draw.standard_normal((seeds, items)) > 0) * 1.0
+        for a, o, u in zip(accuracies, own, luck, strict=True)
+    ]
+
+
+@pytest.mark.slow
+def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
+    draw, covered, runs = np.random.default_rng(7), 0, 500
+    for _ in range(runs):
+        a, b = answers([0.84, 0.80], seeds=5, items=184, draw=draw)
+        found = compare(a, b, resamples=10)
+        covered += found.low <= 0.04 <= found.high
+    assert 0.93 <= covered / runs <= 0.97, covered / runs
+
+
+@pytest.mark.slow
+def test_corrected_tests_keep_the_family_wise_error() -> None:
+    draw, wrong, runs = np.random.default_rng(8), 0, 500
+    for _ in range(runs):
+        first, *rest = answers([0.8] * 6, seeds=5, items=184, draw=draw)
+        wrong += min(holm([compare(one, first, resamples=10).p for one in rest])) < 0.05
+    assert wrong / runs < 0.06, wrong / runs
+
+
+@pytest.mark.slow
+def test_a_planted_difference_is_found_and_a_planted_tie_called_one() -> None:
+    draw, found, runs = np.random.default_rng(9), 0, 100
+    for _ in range(runs):
+        a, b = answers([0.88, 0.72], seeds=5, items=184, draw=draw)
+        found += compare(a, b, resamples=10).p < 0.05
+    assert found / runs > 0.95
