@@ -114,7 +114,6 @@ def encode(
     dtype: torch.dtype = torch.float32,
     view: int = 0,
     device: torch.device | None = None,
-    label: str = "",
     progress: bool = True,
 ) -> Stored:
     """Run one encoder over the samples that have its modality; similar lengths meet in a batch.
@@ -135,7 +134,7 @@ def encode(
     pooled = torch.zeros(len(alone), encoder.dim, dtype=dtype)
     tokens = [torch.zeros(0, encoder.dim, dtype=dtype)] * len(alone)
     encoder = encoder.to(device).eval()
-    desc = label or f"encode {name}"
+    desc = f"encode {name}, view {view}" if view else f"encode {name}"
     bar = tqdm(total=len(rows), desc=desc, unit="sample", disable=not progress, dynamic_ncols=True)
     for batch in loader:
         there = batch.present[:, 0]
@@ -253,7 +252,7 @@ class FeatureCache:
         os.utime(folder / "about.json")
         return Stored(*(_map(folder / f"{name}.bin", *about["arrays"][name]) for name in FILES))
 
-    def save(self, description: Mapping[str, Any], stored: Stored, seconds: float) -> Stored:
+    def save(self, description: Mapping[str, Any], stored: Stored) -> Stored:
         """Write an entry and return it mapped; an entry that is there already stays."""
         folder = self.root / key_of(description)
         part = self.root / f"{folder.name}.part-{os.getpid()}-{uuid4().hex[:8]}"
@@ -266,7 +265,6 @@ class FeatureCache:
                 "description": description,
                 "arrays": {n: [str(a.dtype)[6:], list(a.shape)] for n, a in arrays.items()},
                 "bytes": {name: (part / f"{name}.bin").stat().st_size for name in FILES},
-                "seconds": round(seconds, 3),
             }
             _write(part / "about.json", json.dumps(about, indent=1, default=str).encode())
         except OSError as error:
@@ -280,17 +278,14 @@ class FeatureCache:
         assert found is not None
         return found
 
-    def get(
-        self, description: Mapping[str, Any], make: Callable[[], Stored]
-    ) -> tuple[Stored, float]:
-        """Load an entry, or make and store it; also return the seconds that were spent."""
+    def has(self, description: Mapping[str, Any]) -> bool:
+        """Whether an entry is there."""
+        return (self.root / key_of(description) / "about.json").is_file()
+
+    def get(self, description: Mapping[str, Any], make: Callable[[], Stored]) -> Stored:
+        """Load an entry, or make and store it."""
         found = self.load(description)
-        if found is not None:
-            return found, 0.0
-        began = time.perf_counter()
-        made = make()
-        seconds = time.perf_counter() - began
-        return self.save(description, made, seconds), seconds
+        return self.save(description, make()) if found is None else found
 
     def entries(self) -> Iterator[CacheEntry]:
         """Yield all whole entries, the one that was used last first."""

@@ -6,8 +6,10 @@ What comes of it, a `Bench`, is all that a cell needs; it goes to worker process
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from ..config import BenchmarkConfig, split_name
+from ..config import BenchmarkConfig, from_tree, split_name
 from ..datasets import PairedDataset
 from ..datasets.stamps import cache
 from ..encoders import Encoder, create_encoder
@@ -27,6 +29,7 @@ from ..structures import Batch
 from ..training.distributed import World, seed_everything
 from ..training.loop import num_workers
 from ..training.run import choose_encoders, open_dataset
+from .engines import work
 from .features import FeatureCache, Stored, describe, encode, key_of, weights_hash
 from .fit import Given, Single, fit
 
@@ -57,7 +60,6 @@ class Bench:
     features: list[dict[str, Description]] = field(default_factory=list)  # by fold, of all rows
     corrupted: list[dict[Condition, Description]] = field(default_factory=list)  # of test rows
     notes: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)  # spent on encoders and features
 
     def stored(self, description: Description) -> Stored:
         """Map features into memory."""
@@ -151,15 +153,44 @@ def prepare(bench: Bench, dataset: PairedDataset, tokens: bool) -> None:
         return
     for number, fold in enumerate(bench.folds):
         frozen = {name: freeze(bench, dataset, fold, one) for name, one in encoders.items()}
-        bench.features.append(
-            {name: cached(bench, dataset, one, tokens) for name, one in frozen.items()}
+        whole = {name: about(bench, dataset, one, tokens) for name, one in frozen.items()}
+        test = dataset.subset(fold.test)
+        part = {name: about(bench, test, one, tokens) for name, one in frozen.items()}
+        for name, encoder in frozen.items():
+            for view in range(bench.cfg.views):
+                store(bench, dataset, encoder, {**whole[name], "view": view}, progress=True)
+        bench.features.append({name: {**one, "view": 0} for name, one in whole.items()})
+        bench.corrupted.append(
+            {
+                one: {**part[one[0]], "corruption": one[1:], "fold": number}
+                for one in conditions(bench)
+            }
         )
-        found: dict[Condition, Description] = {}
-        for condition in conditions(bench):
-            test = Corrupted(dataset.subset(fold.test), *condition)
-            how = {"corruption": list(condition[1:]), "fold": number if bench.cfg.folds else None}
-            found[condition] = cached(bench, test, frozen[condition[0]], tokens, **how)
-        bench.corrupted.append(found)
+    todo = [
+        (number, condition)
+        for number, found in enumerate(bench.corrupted)
+        for condition, described in found.items()
+        if not feature_cache().has(described)
+    ]
+    for _ in work(bench.cfg, bench, todo, encode_damage, "encode damage"):
+        pass
+
+
+def encode_damage(bench: Bench, piece: tuple[int, Condition]) -> None:
+    """Encode the test samples of a fold, one modality damaged."""
+    number, condition = piece
+    dataset, frozen = _frozen(json.dumps(asdict(bench.cfg)), number)
+    test = Corrupted(dataset.subset(bench.folds[number].test), *condition)
+    store(bench, test, frozen[condition[0]], bench.corrupted[number][condition], progress=False)
+
+
+@lru_cache(maxsize=1)
+def _frozen(settings: str, fold: int) -> tuple[PairedDataset, dict[str, Encoder]]:
+    """Build data and encoders once for each process; what was trained alone is on disk by now."""
+    bench, dataset = open_bench(from_tree(BenchmarkConfig, json.loads(settings)))
+    encoders = build_encoders(bench.cfg, dataset)
+    frozen = {n: freeze(bench, dataset, bench.folds[fold], one) for n, one in encoders.items()}
+    return dataset, frozen
 
 
 def conditions(bench: Bench) -> list[Condition]:
@@ -174,34 +205,30 @@ def conditions(bench: Bench) -> list[Condition]:
     ]
 
 
-def cached(
-    bench: Bench, dataset: PairedDataset, encoder: Encoder, tokens: bool, **how: Any
-) -> Description:
-    """Make sure that features are in the cache, views of the training split included."""
-    cfg, name = bench.cfg, encoder.modality
-    dtype = torch.bfloat16 if cfg.precision == "bf16" else torch.float32
+def about(bench: Bench, dataset: PairedDataset, encoder: Encoder, tokens: bool) -> Description:
+    """Describe an encoder's features of a data set."""
     # Where no strategy reads tokens, one per sample says that the modality is there.
-    most = cfg.max_tokens.get(name) if tokens else 1
-    described = describe(encoder, dataset, max_tokens=most, precision=cfg.precision, **how)
-    label = " ".join(map(str, ["encode", name, *how.get("corruption", [])]))
-    augmented = range(1, cfg.views) if not how else ()
-    for view in (0, *augmented):
-        own = {**described, "view": view}
-        _, seconds = feature_cache().get(
-            own,
-            lambda view=view: encode(  # type: ignore[misc]
-                encoder,
-                dataset,
-                num_workers=workers(cfg),
-                max_tokens=most,
-                dtype=dtype,
-                view=view,
-                device=device(cfg),
-                label=label,
-            ),
-        )
-        bench.seconds["features"] = bench.seconds.get("features", 0.0) + seconds
-    return {**described, "view": 0}
+    most = bench.cfg.max_tokens.get(encoder.modality) if tokens else 1
+    return describe(encoder, dataset, max_tokens=most, precision=bench.cfg.precision)
+
+
+def store(
+    bench: Bench, dataset: PairedDataset, encoder: Encoder, described: Description, progress: bool
+) -> None:
+    """Make sure that features are in the cache."""
+    feature_cache().get(
+        described,
+        lambda: encode(
+            encoder,
+            dataset,
+            num_workers=workers(bench.cfg),
+            max_tokens=described["max_tokens"],
+            dtype=torch.bfloat16 if bench.cfg.precision == "bf16" else torch.float32,
+            view=described.get("view", 0),
+            device=device(bench.cfg),
+            progress=progress,
+        ),
+    )
 
 
 # ---- encoders that nobody trained before
@@ -218,10 +245,10 @@ def freeze(bench: Bench, dataset: PairedDataset, fold: Fold, encoder: Encoder) -
     train, val = fold.train[has[fold.train]], fold.val[has[fold.val]]
     if not len(train) or not len(val):
         raise FusionZooError(f"{name}: its encoder has no weights, and no sample to learn from")
-    about = describe(encoder, dataset, trained_on=train.tolist(), judged_on=val.tolist())
-    about |= {"epochs": cfg.encoder_epochs, "batch_size": cfg.batch_size, "seed": cfg.seed}
-    about |= {"optim": asdict(cfg.optim)}
-    path = cache() / "weights" / f"{key_of(about)}.pt"
+    key = describe(encoder, dataset, trained_on=train.tolist(), judged_on=val.tolist())
+    key |= {"epochs": cfg.encoder_epochs, "batch_size": cfg.batch_size, "seed": cfg.seed}
+    key |= {"optim": asdict(cfg.optim)}
+    path = cache() / "weights" / f"{key_of(key)}.pt"
     if path.is_file():
         kept = torch.load(path, weights_only=True)
         frozen.load_state_dict(kept["weights"])
@@ -230,7 +257,6 @@ def freeze(bench: Bench, dataset: PairedDataset, fold: Fold, encoder: Encoder) -
         bar = tqdm(total=cfg.encoder_epochs, desc=f"train {name} alone", unit="epoch")
         accuracy = train_alone(bench, dataset, frozen, train, val, bar)
         bar.close()
-        bench.seconds["encoders"] = bench.seconds.get("encoders", 0.0) + bar.format_dict["elapsed"]
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".part-{weights_hash(frozen)[:8]}")
         torch.save({"weights": frozen.state_dict(), "accuracy": accuracy}, part)

@@ -8,26 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Sequence
 from dataclasses import asdict
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
-from tqdm import tqdm
 
 from .. import __version__
 from ..config import BenchmarkConfig
 from ..errors import FusionZooError, did_you_mean
 from ..fusion import fusion_info, list_fusions
-from ..training.memory import keep_freed_memory
 from . import cells
 from .cells import ALONE, Cell, Settings, Unit
+from .engines import work
 from .prepare import Bench
 from .tune import tune
 
@@ -35,7 +30,6 @@ FAMILIES = ("early", "late", "attention", "hybrid")
 # What does not change a cell: where and how it is run, and what else is run.
 ELSEWHERE = {"fusions", "settings", "fusion", "seeds", "controls", "tune"}
 ELSEWHERE |= {"jobs", "engine", "num_workers", "out", "combine"}
-T = TypeVar("T")
 
 
 class Result(NamedTuple):
@@ -141,84 +135,11 @@ def run_all(bench: Bench, strategies: Sequence[str]) -> list[Result]:
             results.append(Result(unit, found, None))
     # The costly ones first, so that no process waits long at the end.
     missing.sort(key=lambda unit: -_effort(bench, unit))
-    for unit, error in work(bench, missing, _run_unit, "train"):
+    for unit, error in work(bench.cfg, bench, missing, _run_unit, "train"):
         found = cells.load(path_of(bench, unit)) if error is None else None
         results.append(Result(unit, found or [], error))
     order = {unit: number for number, unit in enumerate(map(_name, todo))}
     return sorted(results, key=lambda result: order[_name(result.unit)])
-
-
-def work(
-    bench: Bench, todo: Sequence[T], function: Callable[[Bench, T], Any], label: str
-) -> Iterator[tuple[T, Any]]:
-    """Call `function(bench, one)` for each, in processes or on Ray; yield results as they come."""
-    jobs = min(bench.cfg.jobs or len(os.sched_getaffinity(0)), max(len(todo), 1))
-    threads = max(1, len(os.sched_getaffinity(0)) // (bench.cfg.jobs or 10**6))
-    bar = tqdm(total=len(todo), desc=label, unit="unit", dynamic_ncols=True, smoothing=0.05)
-    engine = _ray if bench.cfg.engine == "ray" else _processes if jobs > 1 else _here
-    for one, result in engine(bench, todo, function, jobs, threads):
-        bar.update()
-        yield one, result
-    bar.close()
-
-
-def _here(
-    bench: Bench, todo: Sequence[T], function: Callable[[Bench, T], Any], jobs: int, threads: int
-) -> Iterator[tuple[T, Any]]:
-    for one in todo:
-        yield one, function(bench, one)
-
-
-def _processes(
-    bench: Bench, todo: Sequence[T], function: Callable[[Bench, T], Any], jobs: int, threads: int
-) -> Iterator[tuple[T, Any]]:
-    if not todo:
-        return
-    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _begin, (threads,))
-    try:
-        futures = {pool.submit(function, bench, one): one for one in todo}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
-    except BrokenProcessPool:
-        raise FusionZooError(
-            "a worker process died, perhaps for want of memory: the same command goes on where it"
-            " stopped; --jobs 1 needs the least memory"
-        ) from None
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _ray(
-    bench: Bench, todo: Sequence[T], function: Callable[[Bench, T], Any], jobs: int, threads: int
-) -> Iterator[tuple[T, Any]]:
-    """Run on the Ray cluster of $RAY_ADDRESS, else on a local one; `out` and the cache are shared
-    folders."""
-    try:
-        import ray
-    except ImportError:
-        raise FusionZooError("--engine ray needs Ray: pip install 'fusionzoo[ray]'") from None
-    if not ray.is_initialized():
-        ray.init(log_to_driver=False, include_dashboard=False)
-
-    def begin_and_call(bench: Bench, one: T) -> Any:
-        _begin(threads)
-        return function(bench, one)
-
-    call = ray.remote(num_cpus=threads)(begin_and_call)
-    shared = ray.put(bench)
-    waiting = {call.remote(shared, one): one for one in todo}
-    try:
-        while waiting:
-            (done, *_), _ = ray.wait(list(waiting), num_returns=1)
-            yield waiting.pop(done), ray.get(done)
-    finally:
-        ray.shutdown()
-
-
-def _begin(threads: int) -> None:
-    """Set a process up."""
-    torch.set_num_threads(threads)
-    keep_freed_memory()
 
 
 def _run_unit(bench: Bench, unit: Unit) -> str | None:
@@ -235,7 +156,7 @@ def _run_unit(bench: Bench, unit: Unit) -> str | None:
 def _tuned(bench: Bench, todo: Sequence[Unit]) -> list[Unit]:
     """Give every strategy the same number of trials on validation data, and keep its best."""
     names = list(dict.fromkeys((unit.strategy, unit.fold) for unit in todo))
-    best = dict(work(bench, names, _tune, "tune"))
+    best = dict(work(bench.cfg, bench, names, _tune, "tune"))
     return [
         unit._replace(
             settings={**unit.settings, **best[unit.strategy, unit.fold]["settings"]},

@@ -30,7 +30,7 @@ RATES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of missing modalit
 FIGURES = ("accuracy", "macro_f1", "ece", "brier", "nll")
 SIGNIFICANT = 1 - statistics.LEVEL
 MAJORITY, MEAN_ALONE = "majority class", "mean of single modalities"
-CHOSEN_ALONE = "single modality chosen on validation"
+CHOSEN_ALONE = "single by validation"
 
 
 @dataclass

@@ -15,13 +15,14 @@ from torch import Tensor
 
 def classification(logits: Tensor, target: Tensor) -> dict[str, float]:
     """Return accuracy, macro F1 over the classes that occur, and loss in nats."""
-    from sklearn.metrics import f1_score
-
-    guess = logits.argmax(-1)
-    labels = target.unique().tolist()
+    guess, classes = logits.argmax(-1), logits.shape[-1]
+    # Counted here: a benchmark asks for this a thousand times, and sklearn's takes 10 ms.
+    hits = torch.bincount(target[guess == target], minlength=classes)
+    occurs, said = (torch.bincount(x, minlength=classes) for x in (target, guess))
+    f1 = 2 * hits / (occurs + said).clamp(min=1)
     return {
         "accuracy": (guess == target).double().mean().item(),
-        "macro_f1": float(f1_score(target, guess, labels=labels, average="macro", zero_division=0)),
+        "macro_f1": f1[occurs > 0].double().mean().item(),
         "loss": F.cross_entropy(logits.float(), target).item(),
     }
 

@@ -148,7 +148,12 @@ def test_what_cannot_be_is_one_clear_error(
 def manifest(folder: Path, rows: list[str]) -> dict[str, Any]:
     path = folder / "table.csv"
     path.write_text("\n".join(["id,split,target,text,more", *rows]) + "\n")
-    return {"name": "manifest", "root": str(path), "modalities": {"text": "text", "more": "text"}}
+    return {
+        "name": "manifest",
+        "root": str(path),
+        "columns": {"more": "more"},
+        "kinds": {"more": "text"},
+    }
 
 
 def test_an_empty_test_split_says_what_there_is(tmp_path: Path) -> None:

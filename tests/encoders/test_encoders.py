@@ -351,5 +351,11 @@ def test_a_hub_out_of_reach_is_one_error_with_two_ways_out(modality: str, name: 
 def test_the_list_shows_every_family() -> None:
     assert list_encoders("image") == ["timm/*", "torchvision/*"]
     assert list_encoders("text") == ["chars", "hf/*"]
-    assert list_encoders("audio") == ["hf/*", "mel/*", "mel/stats", "torchaudio/*", "torchaudio/conformer"]
-    assert len(list_encoders()) == 10
+    assert list_encoders("audio") == [
+        "hf/*",
+        "mel/*",
+        "mel/stats",
+        "torchaudio/*",
+        "torchaudio/conformer",
+    ]
+    assert len(list_encoders()) == 11

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from sklearn.metrics import f1_score
 
 from fusionzoo.evaluation.metrics import TASKS, classification, multilabel, regression
 
@@ -13,6 +14,14 @@ def test_classification_counts() -> None:
     found = classification(logits, torch.tensor([0, 1, 0, 2]))
     assert found["accuracy"] == 0.75
     assert found["macro_f1"] == pytest.approx((2 / 3 + 2 / 3 + 1) / 3)
+
+
+def test_macro_f1_is_sklearns_over_the_classes_that_occur() -> None:
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(40, 6, generator=draw)
+    target = torch.randint(4, (40,), generator=draw)  # two classes never occur, but are answered
+    wanted = f1_score(target, logits.argmax(-1), labels=[0, 1, 2, 3], average="macro")
+    assert classification(logits, target)["macro_f1"] == pytest.approx(wanted, abs=1e-6)
 
 
 def test_multilabel_counts() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ def test_damage_grows_with_severity(kind: str, name: str) -> None:
         for s in SEVERITIES
     ]
     assert off[0] > 0
-    assert all(a < b for a, b in zip(off, off[1:], strict=False)), off
+    assert all(a < b for a, b in pairwise(off)), off
 
 
 def _off(value: Any, out: Any) -> float:
@@ -100,7 +101,7 @@ def test_one_modality_is_damaged_and_what_is_missing_stays_missing() -> None:
 
 
 def test_an_unknown_corruption_names_the_nearest() -> None:
-    with pytest.raises(FusionZooError, match="'blurr' of image.*'blur'"):
+    with pytest.raises(FusionZooError, match=r"'blurr' of image.*'blur'"):
         corrupt(sample("image"), "image", "blurr", 1)
     with pytest.raises(FusionZooError, match="severity 6"):
         corrupt(sample("image"), "image", "blur", 6)
