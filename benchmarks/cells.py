@@ -23,7 +23,7 @@ from fusionzoo.training.distributed import seed_everything
 from fusionzoo.training.memory import keep_freed_memory
 
 ROOT = Path(__file__).parents[1]
-FUSIONS = ("concat", "gmu", "late_mean", "lmf", "mbt")
+FUSIONS = ("concat", "gmu", "late_mean", "lmf")
 
 
 def bare(bench: prepare.Bench, unit: cells.Unit) -> float:

@@ -85,7 +85,7 @@ def test_the_public_names_are_the_ones_that_the_design_fixes() -> None:
 
 
 def test_help_needs_no_torch() -> None:
-    for command in (["--help"], ["train", "--help"], ["embed", "--help"]):
+    for command in (["--help"], ["train", "--help"], ["embed", "--help"], ["benchmark", "--help"]):
         code = (
             "import sys; from fusionzoo.cli import main\n"
             f"try: main({command!r})\nexcept SystemExit: pass\n"
@@ -94,7 +94,7 @@ def test_help_needs_no_torch() -> None:
         assert run(sys.executable, "-c", code).endswith("False\n")
 
 
-@pytest.mark.parametrize("start", ["train.py", "embed.py", "console"])
+@pytest.mark.parametrize("start", ["train.py", "embed.py", "benchmark.py", "console"])
 def test_hugging_face_datasets_is_reachable_from_every_way_in(start: str) -> None:
     """The scripts stand beside a folder `datasets`, which must not hide the installed package."""
     if start == "console":
@@ -129,6 +129,8 @@ def test_a_wheel_is_whole_and_brings_no_generic_package(tmp_path: Path) -> None:
         "fusionzoo/datasets/stamps.py",
         "fusionzoo/scripts/train.py",
         "fusionzoo/scripts/embed.py",
+        "fusionzoo/scripts/benchmark.py",
+        "fusionzoo/benchmark/page.html",
         "fusionzoo/py.typed",
     ):
         assert needed in names

@@ -15,7 +15,7 @@ import soundfile
 from PIL import Image
 
 from fusionzoo import create_dataset, list_datasets, list_encoders, list_fusions
-from fusionzoo.config import EmbedConfig, RunConfig, from_args
+from fusionzoo.config import BenchmarkConfig, EmbedConfig, RunConfig, from_args
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -44,6 +44,30 @@ def test_every_training_command_is_understood(
 @pytest.mark.parametrize("flags", commands("embed.py"), ids=" ".join)
 def test_every_embedding_command_is_understood(flags: list[str]) -> None:
     assert from_args(EmbedConfig, flags).model
+
+
+@pytest.mark.parametrize("flags", commands("benchmark.py"), ids=" ".join)
+def test_every_benchmark_command_is_understood(
+    flags: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert from_args(BenchmarkConfig, flags).data["name"] in list_datasets()
+
+
+@pytest.mark.parametrize(
+    "path", sorted(ROOT.glob("configs/benchmarks/*.yaml")), ids=lambda p: p.stem
+)
+def test_every_benchmark_recipe_is_read(path: Path) -> None:
+    cfg = from_args(BenchmarkConfig, ["--config", str(path)])
+    assert cfg.data["name"] == path.stem
+
+
+def test_the_leaderboard_is_the_one_in_results() -> None:
+    measured = (ROOT / "results" / "benchmark" / "stamps" / "table.md").read_text()
+    assert f"> {measured.splitlines()[0]}\n" in README
+    shown = re.findall(r"^\| .* \| (?:late|single|baseline|early|attention) \| .*$", README, re.M)
+    assert len(shown) > 10
+    assert all(f"{line}\n" in measured for line in shown)
 
 
 def test_the_table_names_all_that_is_in_the_zoo() -> None:
