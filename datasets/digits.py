@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from ..errors import FusionZooError
 from ..structures import Audio
 from .paired import DATASETS, OnError, PairedDataset, tidy
 
@@ -48,6 +49,7 @@ ENCODERS = {
 def digits(
     *,
     seed: int = 0,
+    samples: int = 1797,
     on_error: OnError = "raise",
     modalities: str | Sequence[str] | None = None,
     missing: float = 0.0,
@@ -57,8 +59,10 @@ def digits(
     Picture: 8 x 8 pixels enlarged to 32 x 32, under noise, in four of ten one half covered. Text:
     the English word, more than half of its letters lost. Audio: the telephone key's two tones, 0.15
     to 0.3 s at 8 kHz in noise, often only one of the two. The damage is the same for one `seed`;
-    60/20/20 % are train/val/test, stratified.
+    60/20/20 % are train/val/test, stratified. `samples` keeps the first so many, for a quick try.
     """
+    if not 50 <= samples <= 1797:
+        raise FusionZooError(f"samples={samples}; it is 50 to 1797")
     from sklearn.datasets import load_digits
 
     source = load_digits()
@@ -84,7 +88,7 @@ def digits(
         on_error=on_error,
         encoders=ENCODERS,
     )
-    return tidy(dataset, modalities, missing)
+    return tidy(dataset.subset(range(samples)), modalities, missing)
 
 
 def _pictures(images: np.ndarray, draw: np.random.Generator) -> torch.Tensor:

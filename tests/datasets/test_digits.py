@@ -11,6 +11,7 @@ from sklearn.preprocessing import StandardScaler
 
 from fusionzoo import PairedDataset, create_dataset
 from fusionzoo.datasets.digits import COLUMNS, RATE, ROWS, WORDS
+from fusionzoo.errors import FusionZooError
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +73,12 @@ def test_no_modality_suffices_and_all_together_nearly_do(digits: PairedDataset) 
     alone = {name: score(x) for name, x in found.items()}
     assert all(0.6 < accuracy < 0.85 for accuracy in alone.values()), alone
     assert score(*found.values()) > 0.95
+
+
+def test_the_first_samples_are_those_of_the_whole() -> None:
+    few, whole = create_dataset("digits", samples=60), create_dataset("digits")
+    assert few.ids == whole.ids[:60]
+    assert few.classes == whole.classes
+    assert few[7].values["text"] == whole[7].values["text"]
+    with pytest.raises(FusionZooError, match="samples=5"):
+        create_dataset("digits", samples=5)
