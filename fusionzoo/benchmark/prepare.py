@@ -314,7 +314,8 @@ class BatchFeed:
         self.dataset, self.model, self.cfg = dataset, model, cfg
         self.whole: Batch | None = None
         if set(dataset.modalities.values()) == {"vector"}:
-            self.whole = model.collate()([dataset[row] for row in range(len(dataset))])
+            whole: Batch = model.collate()([dataset[row] for row in range(len(dataset))])
+            self.whole = whole.to(device(cfg))
 
     def __call__(self, chunks: Sequence[Tensor], epoch: int) -> Iterator[Batch]:
         """Yield a batch for each chunk of rows; in training a sample's seed is new each epoch."""
