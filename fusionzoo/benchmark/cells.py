@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..config import from_tree, merge
+from ..config import BenchmarkConfig, OptimConfig, from_tree, merge
 from ..datasets import PairedDataset
 from ..errors import FusionZooError
 from ..evaluation.calibration import calibration
@@ -119,9 +119,9 @@ def run(bench: Bench, unit: Unit) -> list[Cell]:
     return cells
 
 
-def tuned(cfg: Any, unit: Unit) -> Any:
+def tuned(cfg: BenchmarkConfig, unit: Unit) -> BenchmarkConfig:
     """Lay what tuning found on the optimiser's settings."""
-    return replace(cfg, optim=from_tree(type(cfg.optim), merge(vars(cfg.optim), unit.optim)))
+    return replace(cfg, optim=from_tree(OptimConfig, merge(vars(cfg.optim), unit.optim)))
 
 
 def build(bench: Bench, unit: Unit) -> tuple[list[FusionModel], Any]:

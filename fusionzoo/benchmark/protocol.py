@@ -134,7 +134,7 @@ def run_all(bench: Bench, strategies: Sequence[str]) -> list[Result]:
         else:
             results.append(Result(unit, found, None))
     # The costly ones first, so that no process waits long at the end.
-    missing.sort(key=lambda unit: -_effort(bench, unit))
+    missing.sort(key=lambda unit: -_effort(unit))
     for unit, error in work(bench.cfg, bench, missing, _run_unit, "train"):
         found = cells.load(path_of(bench, unit)) if error is None else None
         results.append(Result(unit, found or [], error))
@@ -176,6 +176,5 @@ def _name(unit: Unit) -> tuple[str, int, tuple[int, ...], bool]:
     return unit.strategy, unit.fold, unit.seeds, unit.shuffled
 
 
-def _effort(bench: Bench, unit: Unit) -> float:
-    tokens = fusion_info(cells.fusion_of(unit.strategy)).reads == "tokens"
-    return (10.0 if tokens else 1.0) * len(unit.seeds)
+def _effort(unit: Unit) -> float:
+    return (10.0 if cells.reads_tokens(unit.strategy) else 1.0) * len(unit.seeds)
