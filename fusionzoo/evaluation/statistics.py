@@ -59,7 +59,7 @@ def seed_interval(values: Sequence[float]) -> Interval:
     n, mean = len(values), float(np.mean(values))
     if n < 2:
         return Interval(mean, math.nan, math.nan)
-    half = t.ppf((1 + LEVEL) / 2, n - 1) * float(np.std(values, ddof=1)) / math.sqrt(n)
+    half = float(t.ppf((1 + LEVEL) / 2, n - 1)) * float(np.std(values, ddof=1)) / math.sqrt(n)
     return Interval(mean, mean - half, mean + half)
 
 
