@@ -41,7 +41,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def benchmark(cfg: BenchmarkConfig) -> int:
     """Run what is not done yet, and write the report; return 1 if a strategy failed."""
-    from fusionzoo.benchmark import prepare, protocol, report, summary, tune
+    from fusionzoo.benchmark import prepare, protocol, report, summary, tune, verdict
     from fusionzoo.fusion import fusion_info
     from fusionzoo.training.memory import keep_freed_memory
 
@@ -66,10 +66,11 @@ def benchmark(cfg: BenchmarkConfig) -> int:
     results = protocol.run_all(bench, [*singles, *fusions])
 
     # ---- what came of it
-    found = summary.summarise(bench, results)
-    report.write(found, out)
+    whole = summary.summarise(bench, results)
+    found = verdict.figures(whole)
+    report.write(whole, found, out)
     report.show(found, out)
-    return 1 if found.failed else 0
+    return 1 if whole.failed else 0
 
 
 if __name__ == "__main__":

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
-from fusionzoo.config import RunConfig, from_tree
+from fusionzoo.benchmark import engines
+from fusionzoo.config import BenchmarkConfig, RunConfig, from_tree
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.structures import Batch
 from fusionzoo.training.distributed import World, seed_everything
 from fusionzoo.training.loop import Stepper
-from fusionzoo.training.memory import keep_freed_memory
 from fusionzoo.training.optim import build_optimizer, param_groups, phased, set_rates
 from fusionzoo.training.run import build_objective
 
@@ -45,21 +41,13 @@ def train(dataset: PairedDataset, settings: dict[str, Any], test: PairedDataset)
         for rows in torch.randperm(len(known)).split(cfg.train.batch_size):
             phase, factor = plan(step)
             set_rates(learn.optimizer, factor)
-            learn([take(whole, rows)], epoch=step / epoch_steps, phase=phase)
+            learn([whole.take(rows)], epoch=step / epoch_steps, phase=phase)
             step += 1
     asked = collate([test[row] for row in range(len(test))])
     objective.eval()
     with torch.no_grad():
         right = objective(asked).logits.argmax(-1) == asked.target
     return right.double().mean().item()
-
-
-def take(batch: Batch, rows: torch.Tensor) -> Batch:
-    """Return some rows."""
-    inputs = {m: {k: x[rows] for k, x in given.items()} for m, given in batch.inputs.items()}
-    assert batch.target is not None
-    ids = [batch.ids[row] for row in rows.tolist()]
-    return Batch(ids, inputs, batch.present[rows], batch.target[rows])
 
 
 def run_all(
@@ -73,27 +61,14 @@ def run_all(
     lines = path.read_text().splitlines() if path.is_file() else []
     done = {json.dumps(one["cell"]): one["result"] for one in map(json.loads, lines)}
     todo = [cell for cell in cells if json.dumps(cell) not in done]
+    engines.begin(threads=1)  # as in each process, for one that works here
+    cfg = BenchmarkConfig(jobs=jobs)
     with path.open("a", buffering=1) as file:
-        for cell, result in _results(todo, work, jobs):
+        for cell, result in engines.work(cfg, work, todo, _call, "run"):
             done[json.dumps(cell)] = result
             file.write(json.dumps({"cell": cell, "result": result}) + "\n")
     return [(json.loads(cell), result) for cell, result in done.items()]
 
 
-def _results(
-    todo: Sequence[Cell], work: Callable[[Cell], float], jobs: int
-) -> Iterable[tuple[Cell, float]]:
-    bar = tqdm(total=len(todo), unit="run", dynamic_ncols=True)
-    context = get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, _begin) as pool:
-        futures = {pool.submit(work, cell): cell for cell in todo}
-        for future in as_completed(futures):
-            bar.update()
-            yield futures[future], future.result()
-    bar.close()
-
-
-def _begin() -> None:
-    """Set a process up: one thread each, and freed memory kept."""
-    torch.set_num_threads(1)
-    keep_freed_memory()
+def _call(function: Callable[[Cell], float], cell: Cell) -> float:
+    return function(cell)

@@ -90,6 +90,13 @@ class Batch(NamedTuple):
         target = None if self.target is None else move(self.target)
         return Batch(self.ids, inputs, move(self.present), target)
 
+    def take(self, rows: Tensor) -> Batch:
+        """Return some rows, as padded as they are."""
+        inputs = {m: {k: x[rows] for k, x in given.items()} for m, given in self.inputs.items()}
+        ids = [self.ids[row] for row in rows.tolist()]
+        target = None if self.target is None else self.target[rows]
+        return Batch(ids, inputs, self.present[rows], target)
+
     def pin_memory(self) -> Batch:
         """Pin the tensors (the DataLoader calls this)."""
         inputs = {m: {k: v.pin_memory() for k, v in x.items()} for m, x in self.inputs.items()}

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..config import BenchmarkConfig, OptimConfig, from_tree, merge
+from ..config import OptimConfig, from_tree, merge
 from ..datasets import PairedDataset
 from ..errors import FusionZooError
 from ..evaluation.calibration import calibration
-from ..evaluation.cost import head_cost
+from ..evaluation.cost import head_cost, random_features
 from ..evaluation.metrics import classification
-from ..evaluation.modalities import subsets
+from ..evaluation.modalities import subset_label, subsets
 from ..evaluation.robustness import Corrupted
 from ..fusion import Fusion, create_fusion, fusion_info
 from ..model import FusionModel, create_model
@@ -34,7 +34,7 @@ from ..structures import Features
 from ..training.distributed import seed_everything
 from ..training.run import choose_encoders, open_dataset
 from .features import Scaler, Stored, encode
-from .fit import Fitted, Single, Stack, fit, info, stackable
+from .fit import Fitted, Single, Stack, fit, stackable
 from .prepare import BatchFeed, Bench, Condition, Fold, conditions, device, workers
 
 ALONE = "alone:"  # prefix of the strategies that see one modality
@@ -97,21 +97,11 @@ class ProbeFeed:
 
 def run(bench: Bench, unit: Unit) -> list[Cell]:
     """Train and examine the cells of a unit."""
-    cfg = tuned(bench.cfg, unit)
-    fold = bench.folds[unit.fold]
-    targets = bench.targets
-    if unit.shuffled:
-        targets = shuffle_labels(targets, fold, crc32(f"{unit.strategy}/{unit.seeds[0]}".encode()))
     began = time.perf_counter()
     models, feed = build(bench, unit)
-    if len(models) > 1:
-        fitted = fit(Stack(models, cfg), feed, targets, fold.train, fold.val, unit.seeds)
-    else:
-        on = targets.to(device(cfg)) if cfg.mode == "finetune" else targets
-        trainee = Single(models[0], cfg, on[fold.train])
-        fitted = fit(trainee, feed, on, fold.train, fold.val, unit.seeds)
+    fitted = train(bench, unit, models, feed)
     seconds = (time.perf_counter() - began) / len(models)
-    examiner = Examiner(bench, unit)
+    examiner = Examiner(bench, unit, feed)
     cells = []
     for seed, model, one in zip(unit.seeds, models, fitted, strict=True):
         model.load_state_dict(one.weights)
@@ -119,15 +109,25 @@ def run(bench: Bench, unit: Unit) -> list[Cell]:
     return cells
 
 
-def tuned(cfg: BenchmarkConfig, unit: Unit) -> BenchmarkConfig:
-    """Lay what tuning found on the optimiser's settings."""
-    return replace(cfg, optim=from_tree(OptimConfig, merge(vars(cfg.optim), unit.optim)))
+def train(
+    bench: Bench, unit: Unit, models: Sequence[FusionModel], feed: ProbeFeed | BatchFeed
+) -> list[Fitted]:
+    """Train the models of a unit, with what tuning changed of the optimiser."""
+    cfg, fold = bench.cfg, bench.folds[unit.fold]
+    cfg = replace(cfg, optim=from_tree(OptimConfig, merge(vars(cfg.optim), unit.optim)))
+    targets = bench.targets
+    if unit.shuffled:
+        targets = shuffle_labels(targets, fold, crc32(f"{unit.strategy}/{unit.seeds[0]}".encode()))
+    if cfg.mode == "finetune":
+        targets = targets.to(device(cfg))
+    several = len(models) > 1
+    trainee = Stack(models, cfg) if several else Single(models[0], cfg, targets[fold.train])
+    return fit(trainee, feed, targets, fold.train, fold.val, unit.seeds)
 
 
-def build(bench: Bench, unit: Unit) -> tuple[list[FusionModel], Any]:
+def build(bench: Bench, unit: Unit) -> tuple[list[FusionModel], ProbeFeed | BatchFeed]:
     """Build a model for each seed, and what feeds them."""
     cfg, names = bench.cfg, names_of(bench, unit.strategy)
-    settings = {"name": fusion_of(unit.strategy), **unit.settings}
     models = []
     if cfg.mode == "finetune":
         dataset = open_dataset(cfg.data)
@@ -136,31 +136,33 @@ def build(bench: Bench, unit: Unit) -> tuple[list[FusionModel], Any]:
         for seed in unit.seeds:
             seed_everything(seed)
             chosen = {name: encoders[name] for name in names}
-            model = create_model(settings, chosen, classes=bench.classes, kinds=kinds)
+            fusion = {"name": fusion_of(unit.strategy), **unit.settings}
+            model = create_model(fusion, chosen, classes=bench.classes, kinds=kinds)
             models.append(model.to(device(cfg)))
         view = dataset.only(names[0]) if len(names) == 1 else dataset
         return models, BatchFeed(view, models[0], cfg)
     for seed in unit.seeds:
         seed_everything(seed)
-        dims = {name: bench.dims[name] for name in names}
-        fusion = create_fusion(**_head(settings, dims, len(bench.classes)))
-        models.append(FusionModel({}, fusion, {}, bench.classes))
+        models.append(FusionModel({}, head(bench, unit.strategy, unit.settings), {}, bench.classes))
     return models, ProbeFeed(bench, unit)
 
 
-def _head(settings: Settings, dims: dict[str, int], outputs: int) -> dict[str, Any]:
-    return {"dims": dims, "num_outputs": outputs, **settings}
+def head(bench: Bench, strategy: str, settings: Settings) -> Fusion:
+    """Build the fusion that a strategy puts on cached features."""
+    dims = {name: bench.dims[name] for name in names_of(bench, strategy)}
+    return create_fusion(fusion_of(strategy), dims, num_outputs=len(bench.classes), **settings)
 
 
-def can_stack(bench: Bench, unit: Unit) -> bool:
-    """Whether the seeds of a unit may be trained together."""
-    if bench.cfg.mode == "finetune" or len(unit.seeds) == 1 or not bench.cfg.stack:
+def can_stack(bench: Bench, strategy: str, settings: Settings) -> bool:
+    """Whether the seeds of a strategy may be trained together."""
+    if bench.cfg.mode == "finetune" or bench.cfg.seeds == 1 or not bench.cfg.stack:
         return False
-    if reads_tokens(unit.strategy):
+    if reads_tokens(strategy):
         return False  # one copy fills the machine already
-    (model, *_), feed = build(bench, unit._replace(seeds=unit.seeds[:1]))
-    (features,) = feed([bench.folds[unit.fold].train[:8]], -1)
-    return stackable(model.fusion, features)
+    fusion = head(bench, strategy, settings)
+    with torch.random.fork_rng(devices=[]):
+        features = random_features({name: (1, width) for name, width in fusion.dims.items()}, 8)
+    return stackable(fusion, features)
 
 
 def names_of(bench: Bench, strategy: str) -> list[str]:
@@ -194,12 +196,11 @@ def shuffle_labels(targets: Tensor, fold: Fold, seed: int) -> Tensor:
 class Examiner:
     """Ask trained models of one strategy about the test split, whole and in every way damaged."""
 
-    def __init__(self, bench: Bench, unit: Unit) -> None:
-        self.bench, self.unit = bench, unit
+    def __init__(self, bench: Bench, unit: Unit, feed: ProbeFeed | BatchFeed) -> None:
+        self.bench, self.unit, self.feed = bench, unit, feed
         self.names = names_of(bench, unit.strategy)
         self.fold = bench.folds[unit.fold]
         self.target = bench.targets[self.fold.test]
-        self.feed = ProbeFeed(bench, unit) if bench.cfg.mode == "probe" else None
 
     def ask(self, model: FusionModel, seed: int, fitted: Fitted, seconds: float) -> Cell:
         """Return all figures of one trained model."""
@@ -213,20 +214,24 @@ class Examiner:
             for condition, features in damaged:
                 changed = {**test, condition[0]: features}
                 rows.append(self._row(predict(fusion, changed), "full", condition))
-        facts = {**info(fitted), "seconds": seconds, **head_cost(fusion, test)}
-        stacked = len(self.unit.seeds) > 1
-        return Cell(
-            seed, rows, {**facts, "stacked": stacked}, logits.numpy(), predict(fusion, val).numpy()
-        )
+        facts = {
+            "best_epoch": fitted.best_epoch,
+            "epochs": fitted.epochs,
+            "val_loss": fitted.loss,
+            "seconds": seconds,
+            **head_cost(fusion, test),
+            "stacked": len(self.unit.seeds) > 1,
+        }
+        return Cell(seed, rows, facts, logits.numpy(), predict(fusion, val).numpy())
 
     def _features(
         self, model: FusionModel
     ) -> tuple[dict[str, Features], dict[str, Features], Iterator[tuple[Condition, Features]]]:
         """Return what the fusion sees of test and validation, and of damaged test samples."""
-        if self.feed is not None:
+        if isinstance(self.feed, ProbeFeed):
             test, val = self.feed([self.fold.test, self.fold.val], -1)
             return test, val, self._damaged_from_cache(self.feed)
-        dataset = open_dataset(self.bench.cfg.data)
+        dataset = self.feed.dataset
         test_set, val_set = dataset.subset(self.fold.test), dataset.subset(self.fold.val)
         test, val = (
             {name: self._encode(model, part, name) for name in self.names}
@@ -251,12 +256,7 @@ class Examiner:
         stored = encode(encoder, part, num_workers=workers(cfg), device=device(cfg), progress=False)
         return stored.take(_all(stored), reads_tokens(self.unit.strategy))
 
-    def _row(
-        self,
-        logits: Tensor,
-        subset: str,
-        condition: Condition | tuple[str, str, int] = ("", "", 0),
-    ) -> Row:
+    def _row(self, logits: Tensor, subset: str, condition: Condition = ("", "", 0)) -> Row:
         figures = classification(logits, self.target) | calibration(logits, self.target)
         figures.pop("loss")  # `nll` is the same
         modality, corruption, severity = condition
@@ -271,7 +271,7 @@ class Examiner:
                 name: one if name in some else one._replace(mask=torch.zeros_like(one.mask))
                 for name, one in test.items()
             }
-            rows.append(self._row(predict(fusion, masked), "+".join(sorted(some)) or "none"))
+            rows.append(self._row(predict(fusion, masked), subset_label(some)))
         return rows
 
     def _pairings(self, fusion: Fusion, test: dict[str, Features], seed: int) -> list[Row]:

@@ -47,7 +47,7 @@ def work(
 def _processes(
     shared: S, todo: Sequence[T], function: Call[S, T, R], jobs: int, threads: int
 ) -> Iterator[tuple[T, R]]:
-    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _begin, (threads,))
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), begin, (threads,))
     try:
         futures = {pool.submit(function, shared, piece): piece for piece in todo}
         for future in as_completed(futures):
@@ -74,7 +74,7 @@ def _ray(
         ray.init(log_to_driver=False, include_dashboard=False)
 
     def begin_and_call(shared: S, piece: T) -> R:
-        _begin(threads)
+        begin(threads)
         return function(shared, piece)
 
     call = ray.remote(num_cpus=threads)(begin_and_call)
@@ -88,7 +88,7 @@ def _ray(
         ray.shutdown()
 
 
-def _begin(threads: int) -> None:
+def begin(threads: int) -> None:
     """Set a process up."""
     torch.set_num_threads(threads)
     keep_freed_memory()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -50,8 +50,7 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
 def outputs(model: FusionModel, given: Given) -> FusionOutput:
     """Run the fusion on cached features, or encoders and fusion on a batch."""
-    features = model.encode(given) if isinstance(given, Batch) else given
-    output: FusionOutput = model.fusion(features)
+    output: FusionOutput = model(given) if isinstance(given, Batch) else model.fusion(given)
     return output
 
 
@@ -232,8 +231,3 @@ def validate(
         logits = trainee.logits(given)
         total += torch.stack([cross_entropy(own, targets[chunk]).double().sum() for own in logits])
     return (total / len(val)).tolist()
-
-
-def info(fitted: Fitted) -> dict[str, Any]:
-    """Return what is told of one seed's training."""
-    return {"best_epoch": fitted.best_epoch, "epochs": fitted.epochs, "val_loss": fitted.loss}

@@ -25,25 +25,25 @@ from .summary import (
     damage_curves,
     label,
     missing_curve,
-    pairwise,
     pareto,
     reliability_of,
 )
+from .verdict import pairwise
 
 SHOWN = 4  # fusions that stand out in the crowded pictures
 Table = tuple[Sequence[str], Sequence[Sequence[Any]]]  # header, rows
 
 
-def page(summary: Summary) -> str:
+def page(summary: Summary, found: Mapping[str, Any]) -> str:
     """Render the report."""
     text = (
         environment()
         .get_template("page.html")
         .render(
-            found=summary.figures,
+            found=found,
             costs={one.name: one.facts for one in summary.strategies if one.facts},
             sections=sections(summary),
-            heat=heat_map(summary),
+            heat=heat_map(summary, found.get("shapley", {})),
             version=__version__,
         )
     )
@@ -74,14 +74,19 @@ def sections(summary: Summary) -> dict[str, dict[str, Any]]:
 
 def data_link(table: Table) -> str:
     """Put a table into a link, so that the page stays one file."""
+    return "data:text/csv;base64," + base64.b64encode(csv_text(*table).encode()).decode()
+
+
+def csv_text(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Write a table as CSV."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(table[0])
-    writer.writerows(table[1])
-    return "data:text/csv;base64," + base64.b64encode(out.getvalue().encode()).decode()
+    writer.writerow(header)
+    writer.writerows(rows)
+    return out.getvalue()
 
 
-def heat_map(summary: Summary) -> dict[str, Any]:
+def heat_map(summary: Summary, worth: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     """Return accuracy by strategy and subset, with Shapley values beside it."""
     modalities = list(summary.bench.modalities)
     some = subsets(modalities)
@@ -89,10 +94,9 @@ def heat_map(summary: Summary) -> dict[str, Any]:
     if len(some) > 16:
         some = [s for s in some if len(s) <= 1 or len(s) >= len(modalities) - 1]
     rows = []
-    for one in summary.kind("fusion"):
-        scores = one.by_subset(modalities)
-        shapley = summary.figures["shapley"][one.name]
-        rows.append((one.name, [scores[s] for s in some], [shapley[m] for m in modalities]))
+    for name, shares in worth.items():
+        scores = summary.of(name).by_subset(modalities)
+        rows.append((name, [scores[s] for s in some], [shares[m] for m in modalities]))
     values = [x for _, own, _ in rows for x in own]
     names = [label(s, modalities) for s in some]
     table = (
@@ -212,4 +216,4 @@ def _pareto(summary: Summary) -> dict[str, Any] | None:
     keys = list(measured[0].facts)
     rows = [[one.name, one.figure("accuracy"), *one.facts.values()] for one in measured]
     picture = figures.pareto(panels, fronts, families)
-    return {"svg": picture, "table": (["strategy", "accuracy", *keys], rows), "fronts": fronts}
+    return {"svg": picture, "table": (["strategy", "accuracy", *keys], rows)}

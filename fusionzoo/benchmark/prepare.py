@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from ..config import BenchmarkConfig, from_tree, split_name
 from ..datasets import PairedDataset
+from ..datasets.paired import SPLITS
 from ..datasets.stamps import cache
 from ..encoders import Encoder, create_encoder
 from ..errors import FusionZooError
@@ -26,11 +27,13 @@ from ..evaluation.robustness import CORRUPTIONS, SEVERITIES, Corrupted
 from ..fusion import create_fusion
 from ..model import FusionModel
 from ..structures import Batch
-from ..training.distributed import World, seed_everything
+from ..training import checkpoint
+from ..training.distributed import World, pick_device, seed_everything
 from ..training.loop import num_workers
 from ..training.run import choose_encoders, open_dataset
+from .cache import FeatureCache
 from .engines import work
-from .features import FeatureCache, Stored, describe, encode, key_of, weights_hash
+from .features import Stored, describe, encode, fingerprint, key_of
 from .fit import Given, Single, fit
 
 Condition = tuple[str, str, int]  # modality, corruption, severity
@@ -96,12 +99,12 @@ def make_folds(dataset: PairedDataset, count: int, seed: int) -> list[Fold]:
     """
     if count == 0:
         names = dataset.split_names
-        for name in ("train", "val", "test"):
+        for name in SPLITS:
             if name not in names:
                 dataset.split(name)  # says what there is
         rows = {
             name: torch.tensor([row for row, own in enumerate(names) if own == name])
-            for name in ("train", "val", "test")
+            for name in SPLITS
         }
         return [Fold(**rows)]
     if count < 3:
@@ -155,7 +158,7 @@ def prepare(bench: Bench, dataset: PairedDataset, tokens: bool) -> None:
         frozen = {name: freeze(bench, dataset, fold, one) for name, one in encoders.items()}
         whole = {name: about(bench, dataset, one, tokens) for name, one in frozen.items()}
         test = dataset.subset(fold.test)
-        part = {name: about(bench, test, one, tokens) for name, one in frozen.items()}
+        part = {n: {**one, "samples": fingerprint(test, n)} for n, one in whole.items()}
         for name, encoder in frozen.items():
             for view in range(bench.cfg.views):
                 store(bench, dataset, encoder, {**whole[name], "view": view}, progress=True)
@@ -250,17 +253,14 @@ def freeze(bench: Bench, dataset: PairedDataset, fold: Fold, encoder: Encoder) -
     key |= {"optim": asdict(cfg.optim)}
     path = cache() / "weights" / f"{key_of(key)}.pt"
     if path.is_file():
-        kept = torch.load(path, weights_only=True)
+        kept = checkpoint.read(path)
         frozen.load_state_dict(kept["weights"])
         accuracy = kept["accuracy"]
     else:
         bar = tqdm(total=cfg.encoder_epochs, desc=f"train {name} alone", unit="epoch")
         accuracy = train_alone(bench, dataset, frozen, train, val, bar)
         bar.close()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".part-{weights_hash(frozen)[:8]}")
-        torch.save({"weights": frozen.state_dict(), "accuracy": accuracy}, part)
-        part.replace(path)
+        checkpoint.write({"weights": frozen.state_dict(), "accuracy": accuracy}, path)
     where = f" (fold {bench.folds.index(fold)})" if bench.cfg.folds else ""
     bench.notes.append(
         f"{name}{where}: {encoder.spec['name']} has no pretrained weights; it was trained alone on"
@@ -321,7 +321,7 @@ class BatchFeed:
         """Yield a batch for each chunk of rows; in training a sample's seed is new each epoch."""
         if self.whole is not None:
             for rows in chunks:
-                yield take(self.whole, rows)
+                yield self.whole.take(rows)
             return
         base = (epoch + 1) * len(self.dataset)  # 0 in evaluation: no augmentation
         loader: Any = DataLoader(
@@ -335,12 +335,6 @@ class BatchFeed:
         yield from (batch.to(device(self.cfg)) for batch in loader)
 
 
-def take(batch: Batch, rows: Tensor) -> Batch:
-    """Return some rows of a batch; their ids and targets are not needed here."""
-    inputs = {m: {k: x[rows] for k, x in given.items()} for m, given in batch.inputs.items()}
-    return Batch([], inputs, batch.present[rows], None)
-
-
 def workers(cfg: BenchmarkConfig) -> int:
     """Return how many processes load."""
     return num_workers(cfg.num_workers, World())
@@ -348,6 +342,4 @@ def workers(cfg: BenchmarkConfig) -> int:
 
 def device(cfg: BenchmarkConfig) -> torch.device:
     """Return where encoders run."""
-    if cfg.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(cfg.device)
+    return pick_device(cfg.device)

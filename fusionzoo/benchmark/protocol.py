@@ -6,8 +6,6 @@ changed setting is another file, and what is there is never run again.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -17,16 +15,17 @@ from typing import NamedTuple
 import torch
 
 from .. import __version__
+from ..cards import FAMILIES
 from ..config import BenchmarkConfig
 from ..errors import FusionZooError, did_you_mean
 from ..fusion import fusion_info, list_fusions
 from . import cells
 from .cells import ALONE, Cell, Settings, Unit
 from .engines import work
+from .features import key_of
 from .prepare import Bench
 from .tune import tune
 
-FAMILIES = ("early", "late", "attention", "hybrid")
 # What does not change a cell: where and how it is run, and what else is run.
 ELSEWHERE = {"fusions", "settings", "fusion", "seeds", "controls", "tune"}
 ELSEWHERE |= {"jobs", "engine", "num_workers", "out", "combine"}
@@ -45,10 +44,9 @@ def choose(wanted: str | Sequence[str], modalities: int) -> list[str]:
     words = wanted.split(",") if isinstance(wanted, str) else list(wanted)
     found: list[str] = []
     for word in (word.strip() for word in words):
-        if word == "all":
-            found += [n for n in list_fusions() if fusion_info(n).at_least <= modalities]
-        elif word in FAMILIES:
-            found += [n for n in list_fusions(word) if fusion_info(n).at_least <= modalities]
+        if word == "all" or word in FAMILIES:
+            family = list_fusions(None if word == "all" else word)
+            found += [name for name in family if fusion_info(name).at_least <= modalities]
         elif word not in list_fusions():
             near = did_you_mean(word, [*list_fusions(), *FAMILIES, "all"])
             raise FusionZooError(f"unknown fusion {word!r}.{near} `fusionzoo zoo` lists all.")
@@ -98,9 +96,11 @@ def units(bench: Bench, strategies: Sequence[str]) -> list[Unit]:
     cfg, found = bench.cfg, []
     seeds = tuple(range(cfg.seed, cfg.seed + cfg.seeds))
     for strategy in strategies:
+        settings = settings_of(cfg, strategy)
+        together = cells.can_stack(bench, strategy, settings)
         for fold in range(len(bench.folds)):
-            whole = Unit(strategy, fold, seeds, False, settings_of(cfg, strategy), {})
-            if cells.can_stack(bench, whole):
+            whole = Unit(strategy, fold, seeds, False, settings, {})
+            if together:
                 found.append(whole)
             else:
                 found += [whole._replace(seeds=(seed,)) for seed in seeds]
@@ -116,9 +116,12 @@ def path_of(bench: Bench, unit: Unit) -> Path:
     about = [stable, unit._asdict(), known, __version__, str(torch.__version__)]
     if not unit.shuffled and bench.corrupted:
         about.append([str(key) for key in bench.corrupted[unit.fold]])
-    digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()
     name = unit.strategy.replace(":", "-") + ("-shuffled" if unit.shuffled else "")
-    return Path(bench.cfg.out) / "cells" / f"{name}-f{unit.fold}-s{unit.seeds[0]}-{digest[:12]}.npz"
+    return (
+        Path(bench.cfg.out)
+        / "cells"
+        / f"{name}-f{unit.fold}-s{unit.seeds[0]}-{key_of(about)[:12]}.npz"
+    )
 
 
 def run_all(bench: Bench, strategies: Sequence[str]) -> list[Result]:

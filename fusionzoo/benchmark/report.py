@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -27,24 +26,21 @@ def check() -> None:
         ) from None
 
 
-def write(summary: Summary, out: Path) -> None:
-    """Write all files; each is replaced as a whole."""
-    from .page import page
+def write(summary: Summary, found: Mapping[str, Any], out: Path) -> None:
+    """Write all files, each as a whole; `found` are the figures of verdict.figures."""
+    from .page import csv_text, page
 
-    replace(out / "summary.json", json.dumps(_plain(summary.figures), indent=1) + "\n")
-    replace(out / "table.md", markdown(summary))
-    replace(out / "table.tex", latex(summary))
+    replace(out / "summary.json", json.dumps(_plain(found), indent=1) + "\n")
+    replace(out / "table.md", markdown(found))
+    replace(out / "table.tex", latex(found))
     _parquet(summary, out / "results.parquet")
-    with (out / "costs.csv").open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["strategy", *COSTS])
-        for one in summary.strategies:
-            if one.facts:
-                writer.writerow([one.name, *(f"{one.facts[key]:.6g}" for key in COSTS)])
-    replace(out / "index.html", page(summary))
+    measured = [one for one in summary.strategies if one.facts]
+    costs = [[one.name, *(f"{one.facts[key]:.6g}" for key in COSTS)] for one in measured]
+    replace(out / "costs.csv", csv_text(["strategy", *COSTS], costs))
+    replace(out / "index.html", page(summary, found))
 
 
-def show(summary: Summary, out: Path) -> None:
+def show(found: Mapping[str, Any], out: Path) -> None:
     """Print the head of the leaderboard and the verdict."""
     rows = [
         (
@@ -55,24 +51,24 @@ def show(summary: Summary, out: Path) -> None:
             f"{line['ece']:.3f}",
             _gain(line),
         )
-        for line in summary.leaderboard
+        for line in found["leaderboard"]
     ]
     header = ("strategy", "accuracy", "95 % over seeds", "macro F1", "ECE", "gain over best single")
     print_table("Test split", header, rows)
-    for name, error in summary.failed.items():
+    for name, error in found["failed"].items():
         print(f"failed  {name}: {error}")
-    print(f"\n{summary.figures['verdict']}\n")
+    print(f"\n{found['verdict']}\n")
     print(f"report  {out / 'index.html'}")
 
 
-def markdown(summary: Summary) -> str:
+def markdown(found: Mapping[str, Any]) -> str:
     """Return the leaderboard as a Markdown table under its verdict."""
-    lines = [summary.figures["verdict"], ""]
+    lines = [found["verdict"], ""]
     lines += [
         "| strategy | family | accuracy | macro F1 | ECE | gain over best single | p (Holm) |"
     ]
     lines += ["| --- | --- | --- | --- | --- | --- | --- |"]
-    for line in summary.leaderboard:
+    for line in found["leaderboard"]:
         name = line["strategy"]
         lines.append(
             f"| {name if line['family'] in ('single', 'baseline') else f'`{name}`'}"
@@ -82,16 +78,16 @@ def markdown(summary: Summary) -> str:
     return "\n".join(lines) + "\n"
 
 
-def latex(summary: Summary) -> str:
+def latex(found: Mapping[str, Any]) -> str:
     """Return the leaderboard as a booktabs table."""
     lines = [
-        "% " + summary.figures["verdict"].replace("%", r"\%"),
+        "% " + found["verdict"].replace("%", r"\%"),
         r"\begin{tabular}{llrrrrr}",
         r"\toprule",
         r"strategy & family & accuracy & macro F1 & ECE & gain & $p$ (Holm) \\",
         r"\midrule",
     ]
-    for line in summary.leaderboard:
+    for line in found["leaderboard"]:
         cells = [line["strategy"], line["family"], _estimate(line)]
         cells += [f"{line['macro_f1']:.3f}", f"{line['ece']:.3f}", _gain(line), _p(line)]
         lines.append(" & ".join(map(_escape, cells)) + r" \\")

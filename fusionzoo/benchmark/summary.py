@@ -1,4 +1,4 @@
-"""From cells to figures and words: the leaderboard, the comparisons, the verdict.
+"""From cells to figures: strategies seed by seed, baselines, curves, the leaderboard.
 
 Shapes: `S` seeds, `N` test samples (of all folds), `K` classes.
 """
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ..evaluation import statistics
 from ..evaluation.calibration import calibration, reliability, risk_coverage
-from ..evaluation.metrics import classification
-from ..evaluation.modalities import expected, interactions, shapley, subsets
+from ..evaluation.metrics import classification, right
+from ..evaluation.modalities import expected, subset_label, subsets
 from ..evaluation.robustness import SEVERITIES
 from ..fusion import fusion_info
 from .cells import ALONE, Row, names_of
@@ -54,12 +54,10 @@ class Strategy:
         found = [r[name] for r in self.rows if all(r[k] == v for k, v in wanted.items())]
         return float(np.mean(found)) if found else math.nan
 
-    def by_subset(
-        self, modalities: Sequence[str], metric: str = "accuracy"
-    ) -> dict[frozenset[str], float]:
-        """Return the metric for every subset of the modalities."""
+    def by_subset(self, modalities: Sequence[str]) -> dict[frozenset[str], float]:
+        """Return the accuracy for every subset of the modalities."""
         return {
-            some: self.figure(metric, subset=label(some, modalities))
+            some: self.figure("accuracy", subset=label(some, modalities))
             for some in subsets(modalities)
         }
 
@@ -74,11 +72,14 @@ class Summary:
     controls: dict[str, float]  # strategy -> accuracy after training on shuffled labels
     failed: dict[str, str]
     leaderboard: list[dict[str, Any]] = field(default_factory=list)
-    figures: dict[str, Any] = field(default_factory=dict)  # of summary.json
 
     def of(self, name: str) -> Strategy:
         """Return one strategy."""
         return next(one for one in self.strategies if one.name == name)
+
+    def line(self, name: str) -> dict[str, Any]:
+        """Return one strategy's line of the leaderboard."""
+        return next(line for line in self.leaderboard if line["strategy"] == name)
 
     def kind(self, kind: str) -> list[Strategy]:
         """Return the strategies of a kind, the best first."""
@@ -88,11 +89,11 @@ class Summary:
 
 def label(some: frozenset[str], modalities: Sequence[str]) -> str:
     """Name a subset as the rows do: `full`, `none`, `audio+text`."""
-    return "full" if len(some) == len(modalities) else "+".join(sorted(some)) or "none"
+    return "full" if len(some) == len(modalities) else subset_label(some)
 
 
 def summarise(bench: Bench, results: Sequence[Result]) -> Summary:
-    """Join units to strategies, add the baselines, compare, and find the words."""
+    """Join units to strategies, add the baselines, compare with the best single modality."""
     target = torch.cat([bench.targets[fold.test] for fold in bench.folds])
     failed = {r.unit.strategy: r.error for r in results if r.error}
     controls: dict[str, list[float]] = defaultdict(list)
@@ -105,9 +106,8 @@ def summarise(bench: Bench, results: Sequence[Result]) -> Summary:
     summary = Summary(bench, target, strategies, means, failed)
     _add_baselines(summary)
     for one in summary.strategies:
-        one.right = (one.logits.argmax(-1) == target).double().numpy()
+        one.right = right(one.logits, target).numpy()
     summary.leaderboard = _leaderboard(summary)
-    summary.figures = _figures(summary)
     return summary
 
 
@@ -166,7 +166,7 @@ def _add_baselines(summary: Summary) -> None:
         has = torch.cat([bench.present[fold.test] for fold in folds]).T[:, None, :, None]
         mean = (stacked * has).sum(0) / has.sum(0).clamp(min=1)
         made[MEAN_ALONE] = (torch.where(has.any(0), mean, prior), math.nan, math.nan)
-        best = max(singles, key=lambda one: (one.val_accuracy, -one.val_loss))
+        best = best_on_validation(singles)
         made[CHOSEN_ALONE] = (best.logits, best.val_accuracy, best.val_loss)
     for name, (logits, accuracy, loss) in made.items():
         rows = []
@@ -228,7 +228,12 @@ def best_single(summary: Summary) -> Strategy | None:
 def chosen_fusion(summary: Summary) -> Strategy | None:
     """Return the fusion that does best on the validation split: chosen without the test split."""
     fusions = summary.kind("fusion")
-    return max(fusions, key=lambda one: (one.val_accuracy, -one.val_loss), default=None)
+    return best_on_validation(fusions) if fusions else None
+
+
+def best_on_validation(strategies: Sequence[Strategy]) -> Strategy:
+    """Return who answers most validation samples, then who has the least loss there."""
+    return max(strategies, key=lambda one: (one.val_accuracy, -one.val_loss))
 
 
 def outcome(difference: float, p: float) -> str:
@@ -284,156 +289,6 @@ def _area(curve: Sequence[float], at: Sequence[float]) -> float:
     return float(np.trapezoid(curve, at) / (at[-1] - at[0]))
 
 
-# ---- what is said
-
-
-def pairwise(strategies: Sequence[Strategy]) -> tuple[list[list[str]], list[dict[str, Any]]]:
-    """Compare every two; return win/tie/loss of row against column, and the comparisons."""
-    pairs = [(i, j) for i in range(len(strategies)) for j in range(i)]
-    found = [statistics.compare(strategies[i].right, strategies[j].right) for i, j in pairs]
-    corrected = statistics.holm([one.p for one in found])
-    matrix = [[""] * len(strategies) for _ in strategies]
-    lines = []
-    for (i, j), one, p in zip(pairs, found, corrected, strict=True):
-        matrix[i][j] = outcome(one.difference, p)
-        matrix[j][i] = outcome(-one.difference, p)
-        about = {"a": strategies[i].name, "b": strategies[j].name}
-        lines.append({**about, **one._asdict(), "p_holm": p})
-    return matrix, lines
-
-
-def tied_with_leader(summary: Summary) -> list[str]:
-    """Return the fusions that cannot be told apart from the one that leads, that one first."""
-    leader, *rest = summary.kind("fusion")
-    compared = [statistics.compare(leader.right, one.right) for one in rest]
-    corrected = statistics.holm([one.p for one in compared])
-    ties = [o.name for o, p in zip(rest, corrected, strict=True) if p >= SIGNIFICANT]
-    return [leader.name, *ties]
-
-
-def _figures(summary: Summary) -> dict[str, Any]:
-    """Return what summary.json holds; nothing in it depends on how fast the machine was."""
-    bench = summary.bench
-    modalities = list(bench.modalities)
-    chosen, best = chosen_fusion(summary), best_single(summary)
-    found: dict[str, Any] = {
-        "verdict": verdict(summary),
-        "data": {
-            "name": bench.cfg.data["name"],
-            "modalities": bench.modalities,
-            "classes": len(bench.classes),
-            "folds": len(bench.folds) if bench.cfg.folds else 0,
-            "train": len(bench.folds[0].train),
-            "val": len(bench.folds[0].val),
-            "test": len(summary.target),
-            "missing": {
-                name: float((~bench.present[:, column]).double().mean())
-                for column, name in enumerate(modalities)
-            },
-        },
-        "mode": bench.cfg.mode,
-        "seeds": bench.cfg.seeds,
-        "tuning_trials": bench.cfg.tune,
-        "notes": bench.notes,
-        "failed": summary.failed,
-        "leaderboard": summary.leaderboard,
-        "controls": controls(summary),
-    }
-    if chosen is not None and best is not None:
-        line = next(x for x in summary.leaderboard if x["strategy"] == chosen.name)
-        found |= {
-            "chosen_on_validation": chosen.name,
-            "best_single": best.name.removeprefix(ALONE),
-            "gain": {key: line[f"gain_{key}"] for key in ("difference", "low", "high", "p")},
-            "leader": summary.kind("fusion")[0].name,
-            "cannot_be_told_apart": tied_with_leader(summary),
-        }
-        scores = {one.name: one.by_subset(modalities) for one in summary.kind("fusion")}
-        found["shapley"] = {name: shapley(own, modalities) for name, own in scores.items()}
-        found["interactions"] = {
-            name: {"+".join(pair): v for pair, v in interactions(own, modalities).items()}
-            for name, own in scores.items()
-        }
-    return found
-
-
-def controls(summary: Summary) -> dict[str, Any]:
-    """Judge the controls: labels shuffled in training, each modality's pairing broken in testing.
-
-    With shuffled labels nothing can be learned. Every strategy has a shuffle of its own, so that
-    their mean is compared with the test split's most frequent class (one-sided t-test).
-    """
-    from scipy.stats import ttest_1samp
-
-    counts = torch.bincount(summary.target)
-    chance, found = float(counts.max() / counts.sum()), list(summary.controls.values())
-    above, words = False, "The control with shuffled labels was not run."
-    if found:
-        spread = statistics.seed_interval(found)
-        if len(found) > 1 and max(found) > min(found):
-            above = bool(ttest_1samp(found, chance, alternative="greater").pvalue < SIGNIFICANT)
-        words = (
-            f"Trained on shuffled labels, {len(found)} strategies reach {spread.mean:.3f} on"
-            f" average ({min(found):.3f} to {max(found):.3f}); the test split's most frequent class"
-            f" makes {chance:.3f}: {'ABOVE CHANCE, SOMETHING LEAKS' if above else 'nothing leaks'}."
-        )
-    pairing = {
-        one.name: {
-            name: one.figure("accuracy")
-            - one.figure("accuracy", modality=name, corruption="pairing")
-            for name in summary.bench.modalities
-        }
-        for one in summary.kind("fusion")
-    }
-    return {
-        "words": words,
-        "chance": chance,
-        "labels_shuffled": summary.controls,
-        "above_chance": above,
-        "loss_when_pairing_is_broken": pairing,
-    }
-
-
-def verdict(summary: Summary) -> str:
-    """Say in words whether fusion helped, by how much, and which fusions cannot be told apart."""
-    chosen, best = chosen_fusion(summary), best_single(summary)
-    if chosen is None or best is None:
-        return "No verdict: no fusion or no single modality was trained to the end."
-    found = statistics.compare(chosen.right, best.right)
-    single = f"{best.name.removeprefix(ALONE)} alone"
-    points = f"{100 * found.difference:+.1f} points"
-    figures = f"(95 % interval {100 * found.low:.1f} to {100 * found.high:.1f})"
-    p = "p < 0.001" if found.p < 0.001 else f"p = {found.p:.3f}"
-    by = f"`{chosen.name}`, chosen on validation data"
-    if found.p >= SIGNIFICANT:
-        words = f"A tie: {points} {figures} over {single}, {p}; no difference can be shown ({by})."
-    elif found.difference > 0:
-        words = f"Fusion helps: {points} {figures} over {single}, {p} ({by})."
-    else:
-        words = f"Fusion hurts: {points} {figures} against {single}, {p} ({by})."
-    fusions = summary.kind("fusion")
-    if len(fusions) > 1:
-        outcomes = [line["outcome"] for line in summary.leaderboard if "outcome" in line]
-        wins, ties, losses = (outcomes.count(x) for x in ("win", "tie", "loss"))
-        words += (
-            f" Of {len(fusions)} fusions {wins} beat {single}, {ties} tie with it and {losses} lose"
-            " to it (Holm-corrected)."
-        )
-        tied = tied_with_leader(summary)
-        if len(tied) > 1:
-            words += f" `{tied[0]}` leads; the best {len(tied)} cannot be told apart."
-        else:
-            words += f" `{tied[0]}` leads, ahead of every other."
-    if len(chosen.seeds) == 1:
-        words += (
-            " One seed: the interval is over test samples alone; how much training's luck matters"
-            " cannot be said."
-        )
-    if summary.failed:
-        words += f" {len(summary.failed)} strategies failed: {', '.join(summary.failed)}."
-    return words
-
-
 def reliability_of(one: Strategy, target: Tensor) -> list[tuple[float, float, int]]:
     """Return (confidence, accuracy, count) of each bin, the seeds pooled."""
     probabilities = one.logits.double().softmax(-1).flatten(0, 1)
@@ -448,7 +303,7 @@ def parquet_rows(summary: Summary) -> list[dict[str, Any]]:
     for one in summary.strategies:
         seen = names_of(summary.bench, one.name) if one.kind == "single" else modalities
         for row in one.rows:
-            subset = "+".join(sorted(seen)) if row["subset"] == "full" else row["subset"]
+            subset = subset_label(seen) if row["subset"] == "full" else row["subset"]
             about = {"strategy": one.name, "family": one.family, **row, "subset": subset}
             lines.append(about)
     return lines

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FusionZooError
 from ..fusion import fusion_info
+from ..training.tracking import whole_lines
 from . import cells
 from .cells import Settings, Unit
-from .fit import Single, fit
-from .prepare import Bench, device
+from .features import key_of
+from .prepare import Bench
 
 if TYPE_CHECKING:
     import optuna
@@ -59,19 +59,17 @@ def tune(bench: Bench, unit: Unit) -> dict[str, Settings]:
 
 def _trials(path: Path) -> list[dict[str, Any]]:
     """Read the trials made so far; half a line, from a kill, is cut off."""
-    text = path.read_text() if path.is_file() else ""
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        path.write_text(whole)
-    return [json.loads(line) for line in whole.splitlines()]
+    whole = whole_lines(path)
+    path.write_text("".join(whole))
+    return [json.loads(line) for line in whole]
 
 
 def _defaults(bench: Bench, unit: Unit) -> Settings:
     optim = bench.cfg.optim
     start: Settings = {"lr": optim.lr, "weight_decay": max(optim.weight_decay, 1e-3)}
-    if "dropout" in fusion_info(cells.fusion_of(unit.strategy)).parameters:
-        entry = fusion_info(cells.fusion_of(unit.strategy)).parameters["dropout"]
-        start["dropout"] = unit.settings.get("dropout", entry.default)
+    known = fusion_info(cells.fusion_of(unit.strategy)).parameters
+    if "dropout" in known:
+        start["dropout"] = unit.settings.get("dropout", known["dropout"].default)
     return start
 
 
@@ -88,13 +86,8 @@ def _propose(trial: optuna.Trial, unit: Unit) -> tuple[Settings, Settings]:
 
 
 def _loss(bench: Bench, unit: Unit) -> float:
-    (model,), feed = cells.build(bench, unit)
-    fold, targets = bench.folds[unit.fold], bench.targets
-    if bench.cfg.mode == "finetune":
-        targets = targets.to(device(bench.cfg))
-    trainee = Single(model, cells.tuned(bench.cfg, unit), targets[fold.train])
     try:
-        (found,) = fit(trainee, feed, targets, fold.train, fold.val, unit.seeds)
+        (found,) = cells.train(bench, unit, *cells.build(bench, unit))
     except FusionZooError:
         return float("inf")  # a rate too high for it
     return found.loss
@@ -104,6 +97,5 @@ def _path(bench: Bench, unit: Unit) -> Path:
     cfg: Any = bench.cfg
     known = bench.features[unit.fold] if bench.features else cfg.encoders
     about = [cfg.data, known, unit._asdict(), cfg.optim, cfg.epochs, cfg.patience, cfg.batch_size]
-    digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()
     name = unit.strategy.replace(":", "-")
-    return Path(cfg.out) / "cells" / f"tune-{name}-f{unit.fold}-{digest[:12]}.jsonl"
+    return Path(cfg.out) / "cells" / f"tune-{name}-f{unit.fold}-{key_of(about)[:12]}.jsonl"

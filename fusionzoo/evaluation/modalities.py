@@ -6,7 +6,7 @@ the model says of a sample without any modality.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
 from math import comb
 
@@ -17,6 +17,15 @@ def subsets(modalities: Sequence[str]) -> list[frozenset[str]]:
     """Return all 2^M subsets, the empty one first, the full one last."""
     sizes = range(len(modalities) + 1)
     return [frozenset(some) for size in sizes for some in combinations(modalities, size)]
+
+
+def subset_label(some: Collection[str]) -> str:
+    """Name a subset.
+
+    >>> subset_label({"text", "audio"}), subset_label(())
+    ('audio+text', 'none')
+    """
+    return "+".join(sorted(some)) or "none"
 
 
 def shapley(scores: Scores, modalities: Sequence[str]) -> dict[str, float]:

@@ -41,7 +41,9 @@ class Tracker:
         if not self.world.main:
             return
         path = folder / "metrics.jsonl"
-        kept = [line for line in _lines(path) if json.loads(line)["step"] <= step] if step else []
+        kept = (
+            [line for line in whole_lines(path) if json.loads(line)["step"] <= step] if step else []
+        )
         path.write_text("".join(kept))
         self.file = path.open("a", buffering=1)
         if tensorboard:
@@ -126,7 +128,7 @@ def environment(world: World) -> dict[str, Any]:
     }
 
 
-def _lines(path: Path) -> list[str]:
+def whole_lines(path: Path) -> list[str]:
     """Return the whole lines of a file; a kill may have cut the last one."""
     text = path.read_text() if path.is_file() else ""
     return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]

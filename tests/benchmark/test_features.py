@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from fusionzoo import create_dataset, create_encoder
-from fusionzoo.benchmark.features import FeatureCache, Scaler, Stored, describe, encode, key_of
+from fusionzoo.benchmark.cache import FeatureCache
+from fusionzoo.benchmark.features import Scaler, Stored, describe, encode, key_of
 from fusionzoo.datasets import Collate
 from fusionzoo.encoders import Encoder
 from fusionzoo.model import encode_rows
@@ -114,7 +115,8 @@ def test_a_damaged_entry_is_made_again(tmp_path: Path, capsys: pytest.CaptureFix
 WRITER = """
 import sys, torch
 from pathlib import Path
-from fusionzoo.benchmark.features import FeatureCache, Stored
+from fusionzoo.benchmark.cache import FeatureCache
+from fusionzoo.benchmark.features import Stored
 stored = Stored(torch.ones(50_000, 64), torch.ones(50_000, 64), torch.arange(50_001))
 cache = FeatureCache(Path(sys.argv[1]))
 print("ready", flush=True)
