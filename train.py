@@ -68,9 +68,9 @@ def train(cfg: RunConfig, world: World) -> int:
 
     # ---- model: the same weights on every process, then each its own dropout
     seed_everything(cfg.seed)
-    objective, unused = run.build_objective(cfg, splits["train"])
+    objective, unused = run.build_objective(cfg, splits["train"], world)
     objective.to(world.device)
-    groups = param_groups(objective.model, objective.heads, cfg.optim)
+    groups = param_groups(objective.model, objective.heads, cfg.optim, objective.balance)
     optimizer = build_optimizer(groups, cfg.optim)
     learn = Stepper(wrap(objective, cfg.dist, world), optimizer, cfg, world)
     seed_everything(cfg.seed + world.rank)
@@ -105,6 +105,7 @@ def train(cfg: RunConfig, world: World) -> int:
 def fit(learn: Stepper, loaders: Loaders, state: State, folder: Path, tracker: Tracker) -> int:
     """Train the epochs that remain; return the signal that stopped it after a step, or 0."""
     from fusionzoo.training import checkpoint
+    from fusionzoo.training.balance import Now
     from fusionzoo.training.loop import catch_signals, chunks, evaluate
     from fusionzoo.training.optim import phased, rates, set_rates
 
@@ -119,12 +120,16 @@ def fit(learn: Stepper, loaders: Loaders, state: State, folder: Path, tracker: T
             checkpoint.save(last, learn, state)
         while state.evaluated < cfg.epochs:
             done = state.step - state.evaluated * epoch_steps
+            now = Now(state.step, state.evaluated, plan(state.step)[0])
+            for one in learn.plain.strategies(now) if not done else ():
+                one.begin_epoch(learn, loaders, now)
             for batches in chunks(loaders["train"], cfg.accumulate, state.evaluated, skip=done):
                 tracker.lap("data")
                 phase, factor = plan(state.step)
                 set_rates(learn.optimizer, factor)
                 tracker.phase(learn.phases[phase].name)
-                loss, stop = learn(batches, bool(signals), state.step / epoch_steps, phase)
+                now = Now(state.step, state.step / epoch_steps, phase)
+                loss, stop = learn(batches, now, bool(signals))
                 state.step, state.loss = state.step + 1, state.loss + loss
                 tracker.lap("train")
                 progress.update()

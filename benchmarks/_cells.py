@@ -12,6 +12,7 @@ import torch
 from fusionzoo.benchmark import engines
 from fusionzoo.config import BenchmarkConfig, RunConfig, from_tree
 from fusionzoo.datasets import PairedDataset
+from fusionzoo.training.balance import Now
 from fusionzoo.training.distributed import World, seed_everything
 from fusionzoo.training.loop import Stepper
 from fusionzoo.training.optim import build_optimizer, param_groups, phased, set_rates
@@ -41,7 +42,7 @@ def train(dataset: PairedDataset, settings: dict[str, Any], test: PairedDataset)
         for rows in torch.randperm(len(known)).split(cfg.train.batch_size):
             phase, factor = plan(step)
             set_rates(learn.optimizer, factor)
-            learn([whole.take(rows)], epoch=step / epoch_steps, phase=phase)
+            learn([whole.take(rows)], Now(step, step / epoch_steps, phase))
             step += 1
     asked = collate([test[row] for row in range(len(test))])
     objective.eval()

@@ -88,6 +88,8 @@ class RunConfig:
     data: Tree = option({"name": "digits"}, "data set and its settings: `fusionzoo data list`")
     encoders: dict[str, Tree] = option({}, "modality -> encoder; empty = the data set's own choice")
     fusion: Tree = option({"name": "gmu"}, "fusion and its settings: `fusionzoo zoo`")
+    balance: str | list[str] = option("", "training strategies, `ogm_ge,modality_dropout`")
+    balance_settings: dict[str, Tree] = option({}, "training strategy -> settings of its own")
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     dist: DistConfig = field(default_factory=DistConfig)

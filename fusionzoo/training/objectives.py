@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..model import FusionModel
 from ..structures import Batch, Features, FusionOutput, Moment, Phase, Sample
+from .balance import START, Balance, Now, Seen, Term
 
 
 class Step(NamedTuple):
@@ -23,6 +24,9 @@ class Step(NamedTuple):
     loss: Tensor  # (B,)
     unimodal: dict[str, Tensor]  # modality -> (B, K) of its own head
     unimodal_loss: dict[str, Tensor]  # modality -> (B,), 0 where the row lacks it
+    main: Term | None = None  # the fusion's loss as a training strategy left it; None: `loss`
+    terms: Mapping[str, Term] = {}  # losses of training strategies
+    apart: Mapping[str, Term] = {}  # those whose gradients a strategy wants by themselves
 
 
 class UnimodalHeads(nn.Module):
@@ -79,33 +83,47 @@ class Objective(nn.Module):
         self.numbers = {name: number for number, name in enumerate(ids)}
         no_targets = torch.zeros(0, dtype=torch.int64)
         self.memory = model.fusion.prepare(no_targets if targets is None else targets)
+        self.balance = nn.ModuleDict()
+
+    def strategies(self, now: Now) -> list[Balance]:
+        """Return the training strategies that are active."""
+        return [one for one in self.balance.values() if one.active(now)]  # type: ignore[misc, operator]
 
     def rows(self, batch: Batch) -> Tensor:
         """Return the samples' numbers in the training split, -1 where it has no such id: (B,)."""
         return torch.tensor([self.numbers.get(name, -1) for name in batch.ids], dtype=torch.int64)
 
-    def forward(
-        self, batch: Batch, rows: Tensor | None = None, epoch: float = 0.0, phase: int = 0
-    ) -> Step:
+    def forward(self, batch: Batch, rows: Tensor | None = None, now: Now = START) -> Step:
         """Return logits and losses; without `rows`, in evaluation, plain cross-entropy."""
+        assert batch.target is not None
         features = self.model.encode(batch)
         output: FusionOutput = self.model.fusion(features)
         unimodal = self.heads(features)
-        assert batch.target is not None
+        alone = {
+            name: self.criterion(own, batch.target) * features[name].mask.any(1)
+            for name, own in unimodal.items()
+        }
         if rows is None:
             loss = self.criterion(output.logits, batch.target)
-        else:
-            moment = Moment(rows, epoch, phase, self.criterion, self.memory)
-            loss = self.model.fusion.loss(output, batch.target, moment)
-        return Step(
-            output.logits,
-            loss,
-            unimodal,
-            {
-                name: self.criterion(own, batch.target) * features[name].mask.any(1)
-                for name, own in unimodal.items()
-            },
-        )
+            return Step(output.logits, loss, unimodal, alone)
+        moment = Moment(rows, now.epoch, now.phase, self.criterion, self.memory)
+        strategies = self.strategies(now)
+        seen = Seen(batch, rows, features, output, self.criterion, now)
+        for one in strategies:
+            seen = seen._replace(output=one.respond(seen))
+        loss = self.model.fusion.loss(seen.output, batch.target, moment)
+        step = Step(output.logits, loss, unimodal, alone)
+        return self._strategic(step, strategies, seen) if strategies else step
+
+    def _strategic(self, step: Step, strategies: Sequence[Balance], seen: Seen) -> Step:
+        """Let the training strategies change the fusion's loss and lay theirs beside it."""
+        main = Term(step.loss, torch.ones_like(seen.rows, dtype=torch.bool))
+        terms: Mapping[str, Term] = {}
+        apart: Mapping[str, Term] = {}
+        for one in strategies:
+            main = one.main(seen, main)
+            (apart if one.apart else terms).update(one.terms(seen))
+        return step._replace(main=main, terms=terms, apart=apart)
 
     def criterion(self, logits: Tensor, target: Tensor) -> Tensor:
         """Cross-entropy in single precision: (B, K), (B,) -> (B,)."""
@@ -131,7 +149,7 @@ def freeze_unused(objective: Objective) -> list[str]:
     objective.eval()
     batch = _blank_batch(objective.model)
     for phase in range(len(objective.model.fusion.phases)):
-        step = objective(batch, rows=torch.zeros(2, dtype=torch.int64), phase=phase)
+        step = objective(batch, torch.zeros(2, dtype=torch.int64), Now(phase=phase))
         (step.loss.sum() + sum(own.sum() for own in step.unimodal_loss.values())).backward()
     unused = []
     for name, parameter in objective.named_parameters():

@@ -18,12 +18,15 @@ from ..structures import Phase
 Group = dict[str, Any]
 
 
-def param_groups(model: FusionModel, heads: nn.Module, cfg: OptimConfig) -> list[Group]:
+def param_groups(
+    model: FusionModel, heads: nn.Module, cfg: OptimConfig, balance: nn.Module | None = None
+) -> list[Group]:
     """Put every trainable parameter in exactly one named group: `image`, `image/no_decay`, ...
 
-    `heads` are the modalities' own heads (group `unimodal`); they learn at the base rate. Norms,
-    biases and other vectors are never decayed.
+    `heads` are the modalities' own heads (group `unimodal`), `balance` what training strategies
+    learn; both learn at the base rate. Norms, biases and other vectors are never decayed.
     """
+    balance = nn.ModuleDict() if balance is None else balance
     for name in cfg.modality_lr:
         if name not in model.encoders:
             raise FusionZooError(
@@ -39,8 +42,9 @@ def param_groups(model: FusionModel, heads: nn.Module, cfg: OptimConfig) -> list
     owners: list[tuple[str, nn.Module, float]] = []
     owners += [(name, encoder, rates[name]) for name, encoder in model.named_encoders()]
     owners += [("fusion", model.fusion, cfg.fusion_lr or cfg.lr), ("unimodal", heads, cfg.lr)]
+    owners += [("balance", balance, cfg.lr)]
     groups = [group for owner in owners for group in _split(*owner, cfg.weight_decay)]
-    _check_coverage(groups, [*model.parameters(), *heads.parameters()])
+    _check_coverage(groups, [*model.parameters(), *heads.parameters(), *balance.parameters()])
     return groups
 
 

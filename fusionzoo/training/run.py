@@ -14,12 +14,14 @@ from ..config import RunConfig, Tree, merge, split_name, write_yaml
 from ..datasets import PairedDataset, create_dataset
 from ..errors import FusionZooError, did_you_mean
 from ..model import create_model
+from .balance import Setting, build_balance
 from .checkpoint import State
 from .distributed import World, from_main, gather
 from .loop import Stepper
 from .objectives import Objective, UnimodalHeads, freeze_unused
 from .tracking import Tracker, environment
 
+ALONE = World()
 WRITTEN = ("checkpoints", "model", "tensorboard", "config.yaml", "metrics.json", "metrics.jsonl")
 
 
@@ -42,7 +44,9 @@ def choose_encoders(dataset: PairedDataset, chosen: dict[str, Tree]) -> dict[str
     return encoders
 
 
-def build_objective(cfg: RunConfig, train_set: PairedDataset) -> tuple[Objective, list[str]]:
+def build_objective(
+    cfg: RunConfig, train_set: PairedDataset, world: World = ALONE
+) -> tuple[Objective, list[str]]:
     """Build model, heads and loss for the data; also return what no loss reads, now frozen."""
     for modality in cfg.encoders:
         if modality not in train_set.modalities:
@@ -62,6 +66,8 @@ def build_objective(cfg: RunConfig, train_set: PairedDataset) -> tuple[Objective
     heads = UnimodalHeads(dims if cfg.train.unimodal else {}, dim, counts / counts.sum())
     ids, targets = train_set.ids, train_set.targets
     objective = Objective(model, heads, cfg.train.label_smoothing, ids, targets)
+    setting = Setting(model, targets, cfg.seed, world)
+    objective.balance = build_balance(cfg.balance, cfg.balance_settings, setting)
     return objective, freeze_unused(objective)
 
 

@@ -17,6 +17,7 @@ from fusionzoo.fusion import Fusion, fusion_info, list_fusions
 from fusionzoo.model import create_model
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Batch, Phase
+from fusionzoo.training.balance import Now
 from fusionzoo.training.distributed import World
 from fusionzoo.training.loop import Stepper
 from fusionzoo.training.objectives import Objective, UnimodalHeads, freeze_unused, resting
@@ -120,13 +121,13 @@ def make_batch() -> Batch:
 def test_what_rests_in_a_phase_does_not_move_by_momentum_or_decay_either(name: str) -> None:
     learn = make_stepper(name)
     for _ in range(3):
-        learn([make_batch()], phase=0)
+        learn([make_batch()], Now(phase=0))
     rest = resting(learn.plain.model, learn.phases[1])
     before = [p.detach().clone() for p in rest]
     others = [p for p in learn.plain.model.parameters() if all(p is not q for q in rest)]
     moving = [p.detach().clone() for p in others]
     for _ in range(3):
-        learn([make_batch()], phase=1)
+        learn([make_batch()], Now(phase=1))
     assert rest
     assert all(torch.equal(p, q) for p, q in zip(rest, before, strict=True))
     assert any(not torch.equal(p, q) for p, q in zip(others, moving, strict=True))
@@ -143,9 +144,9 @@ def test_every_phase_gets_a_step_and_too_few_steps_are_refused() -> None:
 
 def test_encoders_that_rest_are_in_evaluation_mode() -> None:
     learn = make_stepper("mmin")
-    learn([make_batch()], phase=1)
+    learn([make_batch()], Now(phase=1))
     assert not any(module.training for module in learn.plain.model.encoders.modules())
-    learn([make_batch()], phase=0)
+    learn([make_batch()], Now(phase=0))
     assert all(module.training for module in learn.plain.model.encoders.modules())
 
 
