@@ -118,11 +118,12 @@ class Objective(nn.Module):
     def _strategic(self, step: Step, strategies: Sequence[Balance], seen: Seen) -> Step:
         """Let the training strategies change the fusion's loss and lay theirs beside it."""
         main = Term(step.loss, torch.ones_like(seen.rows, dtype=torch.bool))
-        terms: Mapping[str, Term] = {}
-        apart: Mapping[str, Term] = {}
+        terms: dict[str, Term] = {}
+        apart: dict[str, Term] = {}
         for one in strategies:
             main = one.main(seen, main)
-            (apart if one.apart else terms).update(one.terms(seen))
+            into = apart if one.apart else terms
+            into.update(one.terms(seen))
         return step._replace(main=main, terms=terms, apart=apart)
 
     def criterion(self, logits: Tensor, target: Tensor) -> Tensor:
