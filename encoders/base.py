@@ -48,6 +48,7 @@ class Encoder(nn.Module):
     modality: str = ""
     spec: Mapping[str, Any] = {}
     frozen: bool = False
+    sharded: bool = False  # its weights are shared out over processes
 
     @abstractmethod
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:

@@ -66,12 +66,22 @@ class TrainConfig:
     label_smoothing: Share = option(0.0, "of the training loss")
     log_every: Count = option(10, "steps between two lines of metrics.jsonl")
     save_every: Count | None = option(None, "steps between two checkpoints; null = every epoch")
+    last_k: Count = option(2, "checkpoints kept; an older one stands in for a damaged one")
+    ema: Share | None = option(None, "decay of the weights' moving average, which is then tested")
+    max_bad_steps: Annotated[int, Ge(0)] = option(
+        5, "steps in a row skipped for a loss or gradient that is not finite, before stopping"
+    )
+    compile: bool = option(False, "torch.compile encoders and fusion")
+    channels_last: bool = option(False, "pictures and their encoders in channels-last memory")
+    checkpointing: bool = option(False, "encoders recompute activations: less memory, more time")
     tensorboard: bool = option(True, "write runs/<run>/tensorboard")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistConfig:
-    strategy: Literal["ddp", "dp", "none"] = option("ddp", "ddp is plain training on one process")
+    strategy: Literal["ddp", "fsdp", "dp", "none"] = option(
+        "ddp", "ddp is plain training on one process; fsdp shares out the weights"
+    )
     nproc: Count = option(1, "processes that train.py starts itself on this machine")
     backend: Literal["auto", "nccl", "gloo", "mpi"] = option("auto", "nccl on GPUs, else gloo")
     init_method: str = option("env://", "env:// | tcp://host:port | file:///path")

@@ -105,9 +105,12 @@ class FusionModel(nn.Module):
 
         return Collate({name: encoder.processor(train) for name, encoder in self.named_encoders()})
 
-    def save(self, folder: str | Path) -> Path:
-        """Write `config.json`, `model.safetensors` and what the processors need; no pickle."""
-        from safetensors.torch import save_model
+    def save(self, folder: str | Path, weights: Mapping[str, Tensor] | None = None) -> Path:
+        """Write `config.json`, `model.safetensors` and what the processors need; no pickle.
+
+        `weights` stand in for the model's own, where processes share those.
+        """
+        from safetensors.torch import save_file, save_model
 
         from . import __version__
 
@@ -115,7 +118,10 @@ class FusionModel(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         for name, encoder in self.named_encoders():
             encoder.save_assets(folder / name)
-        save_model(self, str(folder / "model.safetensors"))
+        if weights is None:
+            save_model(self, str(folder / "model.safetensors"))
+        else:
+            save_file(dict(weights), str(folder / "model.safetensors"))
         about = {"format": FORMAT, "fusionzoo": __version__, "torch": str(torch.__version__)}
         config = {**about, "classes": self.classes, **self.spec}
         (folder / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
@@ -221,6 +227,8 @@ def encode_rows(encoder: Encoder, inputs: Mapping[str, Tensor], present: Tensor)
     if bool(present.all()) and len(present):
         return encoder(inputs)
     rows = present.nonzero()[:, 0]
+    if not len(rows) and encoder.sharded:
+        return _run_blank(encoder, len(present), present.device)
     if not len(rows):
         touch = sum((p.flatten()[:1].sum() for p in encoder.parameters() if p.requires_grad), 0.0)
         dtype = next((p.dtype for p in encoder.parameters()), torch.get_default_dtype())
@@ -234,6 +242,18 @@ def encode_rows(encoder: Encoder, inputs: Mapping[str, Tensor], present: Tensor)
         return x.new_zeros(len(present), *x.shape[1:]).index_copy(0, rows, x)
 
     return Features(*map(scatter, some))
+
+
+def _run_blank(encoder: Encoder, count: int, device: torch.device) -> Features:
+    """Encode one blank row with weight zero: where processes share weights, all must run alike."""
+    processor, training = encoder.processor(False), encoder.training
+    inputs = {n: x.to(device) for n, x in processor.collate([processor.blank()]).items()}
+    encoder.eval()
+    made: Features = encoder(inputs)
+    encoder.train(training)
+    tokens = (0.0 * made.tokens).expand(count, -1, -1)
+    mask = torch.zeros(count, tokens.shape[1], dtype=torch.bool, device=device)
+    return Features(tokens, mask, (0.0 * made.pooled).expand(count, -1))
 
 
 def _zero_absent(features: Features, present: Tensor) -> Tensor:

@@ -148,7 +148,7 @@ def freeze_unused(objective: Objective) -> list[str]:
     """
     training = objective.training
     objective.eval()
-    batch = _blank_batch(objective.model)
+    batch = blank_batch(objective.model)
     for phase in range(len(objective.model.fusion.phases)):
         step = objective(batch, torch.zeros(2, dtype=torch.int64), Now(phase=phase))
         (step.loss.sum() + sum(own.sum() for own in step.unimodal_loss.values())).backward()
@@ -162,7 +162,8 @@ def freeze_unused(objective: Objective) -> list[str]:
     return unused
 
 
-def _blank_batch(model: FusionModel) -> Batch:
+def blank_batch(model: FusionModel) -> Batch:
+    """Return two blank rows that claim to have every modality."""
     blank = Sample("", "", 0, dict.fromkeys(model.encoders))
     batch: Batch = model.collate()([blank, blank])
     return batch._replace(present=torch.ones_like(batch.present))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from .checkpoint import State
 from .distributed import World, from_main, gather
 from .loop import Stepper
 from .objectives import Objective, UnimodalHeads, freeze_unused
+from .sharding import sharded, whole_state
 from .tracking import Tracker, environment
 
 ALONE = World()
@@ -71,26 +75,31 @@ def build_objective(
     return objective, freeze_unused(objective)
 
 
-def claim_folder(cfg: RunConfig, world: World) -> tuple[RunConfig, Path]:
-    """Resolve the run folder on the main process, for all; a finished run is never overwritten."""
+@contextmanager
+def claim_folder(cfg: RunConfig, world: World) -> Iterator[Path]:
+    """Hold the run folder, resolved by the main process for all, until the block ends; a finished
+    run is never overwritten, and no two runs write into one folder at once."""
     claimed = problem = None
-    if world.main:
-        try:
-            claimed = _claim(cfg)
-        except (FusionZooError, OSError) as error:
-            problem = str(error)
-    claimed, problem = from_main((claimed, problem), world)
-    if claimed is None:
-        raise FusionZooError(problem)
-    return replace(cfg, out=str(claimed)), claimed
+    with ExitStack() as held:
+        if world.main:
+            try:
+                claimed = _claim(cfg, held)
+            except (FusionZooError, OSError) as error:
+                problem = str(error)
+        claimed, problem = from_main((claimed, problem), world)
+        if claimed is None:
+            raise FusionZooError(problem)
+        yield claimed
 
 
-def _claim(cfg: RunConfig) -> Path:
+def _claim(cfg: RunConfig, held: ExitStack) -> Path:
     folder = Path(cfg.out or f"runs/{cfg.data['name']}")
     if cfg.out is None:
         base, number = folder, 2
         while folder.exists():
             folder, number = base.with_name(f"{base.name}-{number}"), number + 1
+    folder.mkdir(parents=True, exist_ok=True)
+    _lock(folder, held)
     taken = (folder / "config.yaml").exists()
     if taken and not (cfg.resume or cfg.overwrite):
         raise FusionZooError(
@@ -101,23 +110,49 @@ def _claim(cfg: RunConfig) -> Path:
         for name in WRITTEN:
             old = folder / name
             shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
-    folder.mkdir(parents=True, exist_ok=True)
     stored = replace(cfg, out=str(folder), resume=False, overwrite=False)
     write_yaml(stored, folder / "config.yaml")
     return folder
+
+
+def _lock(folder: Path, held: ExitStack) -> None:
+    """Lock the folder while a file in it is open; the system lets go when a process dies."""
+    file = held.enter_context((folder / "lock").open("w"))
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise FusionZooError(f"another run is writing into {folder}: take another --out") from None
+
+
+def save_model(folder: Path, learn: Stepper) -> None:
+    """Write the model folder; called by all processes, for they may share the weights."""
+    model = learn.plain.model
+    weights = whole_state(model) if sharded(learn.plain) else None
+    if learn.world.main:
+        model.save(folder / "model", weights)
+
+
+def out_of_memory(learn: Stepper) -> FusionZooError:
+    """Say what to make smaller: the batch, or the largest encoder."""
+    sizes = {n: sum(p.numel() for p in own) for n, own in learn.encoders.items()}
+    name = max(sizes, key=sizes.__getitem__)
+    return FusionZooError(
+        f"{learn.world.device} is out of memory: --train.batch_size is {learn.cfg.train.batch_size}"
+        f" (a smaller one with --train.accumulate learns the same), the largest encoder is {name}"
+        f" with {sizes[name]:,} parameters; --train.checkpointing and --train.amp bf16 save memory"
+    )
 
 
 def report(
     folder: Path, learn: Stepper, state: State, test: dict[str, Any], tracker: Tracker
 ) -> None:
     """Save the model, write metrics.json, and print what each modality and the fusion reach."""
-    cfg, model = learn.cfg, learn.plain.model
+    cfg = learn.cfg
     alone = test.pop("unimodal")
     seconds = {part: round(time, 2) for part, time in tracker.seconds.items()}
     # A run that resumes after its last step has nothing left to time.
     busy = seconds.get("data", 0.0) + seconds.get("train", 0.0)
     if tracker.world.main:
-        model.save(folder / "model")
         results = {
             "train": {"loss": state.best["train_loss"]},
             "val": {name: state.best[name] for name in test},

@@ -52,12 +52,16 @@ class Tracker:
             purge = step + 1 if step else None
             self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
 
-    def progress(self, total: int, done: int) -> tqdm[Any]:
-        """Return the progress bar of the run's steps, with rate and time left."""
+    def progress(self, total: int, done: int) -> None:
+        """Show the progress bar of the run's steps, with rate and time left."""
         self.lap("set up")
         quiet = not self.world.main
         self.bar = tqdm(total=total, initial=done, unit="step", disable=quiet, dynamic_ncols=True)
-        return self.bar
+
+    def advance(self) -> None:
+        """Count a step."""
+        if self.bar is not None:
+            self.bar.update()
 
     def lap(self, part: str) -> None:
         """Book the time since the last call under `part`."""
