@@ -228,7 +228,7 @@ def encode_rows(encoder: Encoder, inputs: Mapping[str, Tensor], present: Tensor)
         return encoder(inputs)
     rows = present.nonzero()[:, 0]
     if not len(rows) and encoder.sharded:
-        return _run_blank(encoder, len(present), present.device)
+        return _run_blank(encoder, inputs, len(present))
     if not len(rows):
         touch = sum((p.flatten()[:1].sum() for p in encoder.parameters() if p.requires_grad), 0.0)
         dtype = next((p.dtype for p in encoder.parameters()), torch.get_default_dtype())
@@ -244,15 +244,17 @@ def encode_rows(encoder: Encoder, inputs: Mapping[str, Tensor], present: Tensor)
     return Features(*map(scatter, some))
 
 
-def _run_blank(encoder: Encoder, count: int, device: torch.device) -> Features:
+def _run_blank(encoder: Encoder, inputs: Mapping[str, Tensor], count: int) -> Features:
     """Encode one blank row with weight zero: where processes share weights, all must run alike."""
-    processor, training = encoder.processor(False), encoder.training
-    inputs = {n: x.to(device) for n, x in processor.collate([processor.blank()]).items()}
-    encoder.eval()
-    made: Features = encoder(inputs)
+    if not count:
+        blank = encoder.processor(False).blank()
+        inputs = {name: blank[name][None].to(x) for name, x in inputs.items()}
+    training = encoder.training
+    encoder.eval()  # running statistics stay as they are
+    made: Features = encoder({name: x[:1] for name, x in inputs.items()})
     encoder.train(training)
     tokens = (0.0 * made.tokens).expand(count, -1, -1)
-    mask = torch.zeros(count, tokens.shape[1], dtype=torch.bool, device=device)
+    mask = torch.zeros(count, tokens.shape[1], dtype=torch.bool, device=tokens.device)
     return Features(tokens, mask, (0.0 * made.pooled).expand(count, -1))
 
 

@@ -127,9 +127,10 @@ class Objective(nn.Module):
         return step._replace(main=main, terms=terms, apart=apart)
 
     def criterion(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Cross-entropy in single precision: (B, K), (B,) -> (B,)."""
+        """Cross-entropy, at least in single precision: (B, K), (B,) -> (B,)."""
         smoothing = self.label_smoothing
-        return F.cross_entropy(logits.float(), target, reduction="none", label_smoothing=smoothing)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return F.cross_entropy(logits, target, reduction="none", label_smoothing=smoothing)
 
 
 def resting(model: FusionModel, phase: Phase) -> list[nn.Parameter]:
