@@ -89,7 +89,7 @@ def train(cfg: RunConfig, world: World) -> int:
             state, odd = checkpoint.restore(folder / "checkpoints" / "last.pt", learn)
             notes += odd
         tracker.table("Learning-rate groups", *group_rows(groups, objective.model))
-        tracker.start(folder, state.step, cfg.train.tensorboard)
+        tracker.start(folder, state, cfg.log)
         for note in notes:
             tracker.say(note)
 

@@ -74,7 +74,6 @@ class TrainConfig:
     compile: bool = option(False, "torch.compile encoders and fusion")
     channels_last: bool = option(False, "pictures and their encoders in channels-last memory")
     checkpointing: bool = option(False, "encoders recompute activations: less memory, more time")
-    tensorboard: bool = option(True, "write runs/<run>/tensorboard")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +102,9 @@ class RunConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     dist: DistConfig = field(default_factory=DistConfig)
+    log: Literal["tensorboard", "wandb", "mlflow", "trackio", "none"] = option(
+        "tensorboard", "where figures are shown, beside metrics.jsonl"
+    )
     seed: int = option(0, "of weights, order, dropout and augmentation")
     device: str = option("auto", "auto | cpu | cuda | cuda:1")
     out: str | None = option(None, "run folder; null = runs/<data set>, numbered when taken")

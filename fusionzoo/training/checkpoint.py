@@ -10,6 +10,7 @@ import hashlib
 import os
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -144,7 +145,8 @@ def write(contents: Contents, path: Path, keep: int = 1) -> None:
         _rotate(path, keep)
         partial.replace(path)
     except (OSError, RuntimeError) as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
         kept = "the one before is kept" if path.is_file() else "there was none before"
         raise FusionZooError(
             f"cannot write {path} ({kept}): {error}; make room, then --resume"
@@ -157,7 +159,11 @@ def read_newest(path: Path) -> tuple[Contents, list[str]]:
     for one in (path, *_before(path)):
         if one == path or one.is_file():
             try:
-                return read(one), problems
+                contents = read(one)
+                if problems:
+                    step = contents["state"]["step"]
+                    problems = [f"warning: {problems[0]}; {one.name} is whole: step {step}"]
+                return contents, problems
             except FusionZooError as error:
                 problems.append(str(error))
     raise FusionZooError(problems[0])

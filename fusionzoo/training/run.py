@@ -26,7 +26,8 @@ from .sharding import sharded, whole_state
 from .tracking import Tracker, environment
 
 ALONE = World()
-WRITTEN = ("checkpoints", "model", "tensorboard", "config.yaml", "metrics.json", "metrics.jsonl")
+WRITTEN = ("checkpoints", "model", "config.yaml", "metrics.json", "metrics.jsonl", "groups.json")
+WRITTEN += ("tensorboard", "wandb", "wandb.id", "mlruns", "mlflow.id", "trackio", "trackio.id")
 
 
 def open_dataset(settings: dict[str, Any]) -> PairedDataset:
@@ -181,7 +182,8 @@ def report(
     data = cfg.data["name"]
     tracker.say(f"model   {folder / 'model'}   (fusionzoo.load reads it)")
     tracker.say(f"next    python embed.py --model {folder} --out {data}.parquet")
-    tracker.say(f"        tensorboard --logdir {folder / 'tensorboard'}")
+    if cfg.log == "tensorboard":
+        tracker.say(f"        tensorboard --logdir {folder / 'tensorboard'}")
 
 
 def report_failures(dataset: PairedDataset, tracker: Tracker) -> None:

@@ -8,49 +8,41 @@ import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from .boards import Board, open_board
 from .checkpoint import State
 from .distributed import World
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
 
 PACKAGES = ("torch", "torchvision", "torchaudio", "transformers", "timm", "fusionzoo")
 
 
 class Tracker:
-    """Show a run's progress, append a line per event to metrics.jsonl, feed TensorBoard."""
+    """Show a run's progress, append a line per event to metrics.jsonl, feed a board."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.bar: tqdm[Any] | None = None
         self.file: TextIO | None = None
-        self.board: SummaryWriter | None = None
+        self.board: Board | None = None
         self.seconds: dict[str, float] = {}
         self._phase = ""
         self._since = time.perf_counter()
 
-    def start(self, folder: Path, step: int, tensorboard: bool) -> None:
+    def start(self, folder: Path, state: State, board: str) -> None:
         """Open the files; a resumed run drops what came after its checkpoint, to write it again."""
         if not self.world.main:
             return
         path = folder / "metrics.jsonl"
-        kept = (
-            [line for line in whole_lines(path) if json.loads(line)["step"] <= step] if step else []
-        )
-        path.write_text("".join(kept))
+        lines = whole_lines(path) if state.step else []
+        path.write_text("".join(line for line in lines if _known(json.loads(line), state)))
         self.file = path.open("a", buffering=1)
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            purge = step + 1 if step else None
-            self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
+        self.board = open_board(board, folder, state.step)
 
     def progress(self, total: int, done: int) -> None:
         """Show the progress bar of the run's steps, with rate and time left."""
@@ -76,8 +68,7 @@ class Tracker:
         if self.file is not None:
             self.file.write(json.dumps({"step": step, "event": event, **figures}) + "\n")
         if self.board is not None:
-            for name, value in _flat(figures, event):
-                self.board.add_scalar(name, value, step)
+            self.board.scalars(step, dict(_flat(figures, event)))
 
     def log_epoch(self, state: State, train_loss: float, val: Mapping[str, Any]) -> None:
         """Record an epoch and print its line."""
@@ -136,6 +127,11 @@ def whole_lines(path: Path) -> list[str]:
     """Return the whole lines of a file; a kill may have cut the last one."""
     text = path.read_text() if path.is_file() else ""
     return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _known(line: Mapping[str, Any], state: State) -> bool:
+    """Whether a line of the log tells of something before the checkpoint."""
+    return line["step"] <= state.step and line.get("epoch", 0) <= state.evaluated
 
 
 def _flat(figures: Mapping[str, Any], prefix: str) -> list[tuple[str, float]]:

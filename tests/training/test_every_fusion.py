@@ -25,7 +25,7 @@ from fusionzoo.training.optim import build_optimizer, param_groups, phased
 
 OWN_LOSS = [name for name in list_fusions() if fusion_info(name).cls.loss is not Fusion.loss]  # type: ignore[attr-defined]
 FIRST_OF_FAMILY = ["gmu", "late_mean", "mbt", "misa"]
-QUICK = ["--train.epochs", "1", "--train.tensorboard", "false"]
+QUICK = ["--train.epochs", "1", "--log", "none"]
 
 
 def check_run(out: Path) -> None:

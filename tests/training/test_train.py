@@ -20,7 +20,7 @@ from fusionzoo.scripts.embed import main as embed
 from fusionzoo.scripts.train import main as train
 
 ROOT = Path(__file__).parents[2]
-QUICK = ["--data.name", "interactions", "--data.samples", "300", "--train.tensorboard", "false"]
+QUICK = ["--data.name", "interactions", "--data.samples", "300", "--log", "none"]
 
 
 def flags(out: Path, *more: str) -> list[str]:
