@@ -14,6 +14,7 @@ from ..errors import FusionZooError
 from .distributed import World, barrier, gather
 
 if TYPE_CHECKING:
+    from .joint import Tasks
     from .loop import Stepper
 
 Contents = dict[str, Any]
@@ -28,11 +29,9 @@ class State:
     loss: torch.Tensor = field(default_factory=lambda: torch.zeros(()))  # summed over the epoch
     best: Contents = field(default_factory=dict)  # figures of the best epoch so far
 
-    def better(self, figures: Contents) -> bool:
-        """Whether `figures` of the validation split beat the best: accuracy first, then loss."""
-        if not self.best:
-            return True
-        return (figures["accuracy"], -figures["loss"]) > (self.best["accuracy"], -self.best["loss"])
+    def better(self, figures: Contents, tasks: Tasks) -> bool:
+        """Whether `figures` of the validation split beat the best, as the tasks rank them."""
+        return not self.best or tasks.rank(figures) > tasks.rank(self.best)
 
 
 def save(path: Path, stepper: Stepper, state: State) -> None:
