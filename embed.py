@@ -60,8 +60,9 @@ def embed(cfg: EmbedConfig, world: World) -> Path:
     if not cfg.model:
         raise FusionZooError("--model is missing: a model folder, or a run folder such as runs/a")
     model = load(cfg.model, world.device)
-    labels = None if model.targets is None else {}  # words are written; numbers are not needed
-    dataset, settings = open_data(cfg, list(model.modalities), labels)
+    # Labels are written as they stand, so only plain classes are read.
+    targets: dict[str, str] | None = None if model.targets is None else {}
+    dataset, settings = open_data(cfg, list(model.modalities), targets)
     shard = (world.rank, world.size)
     sampler = make_sampler(dataset, shuffle=False, distributed=shard, pad=False)
     loader = DataLoader(

@@ -43,10 +43,17 @@ class Tasks(nn.Module):
             names = [(one.target.name, *one.shown[0]) for one in tasks]
             self.shown = tuple((f"{name}.{key}", f"{name}: {title}") for name, key, title in names)
 
+    @property
+    def first(self) -> Task:
+        """The only task of a plain run."""
+        task = self.tasks[0]
+        assert isinstance(task, Task)
+        return task
+
     def criterion(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return each row's loss in single precision: (B, K), labels -> (B,)."""
         if self.plain:
-            return self.tasks[0].criterion(logits, target)
+            return self.first.criterion(logits, target)
         total = logits.new_zeros(len(logits), dtype=torch.float32)
         for weight, (task, own, label) in zip(
             self.weights, self._parts(logits, target), strict=True
@@ -59,7 +66,7 @@ class Tasks(nn.Module):
     def figures(self, logits: Tensor, target: Tensor) -> dict[str, float]:
         """Measure a whole split, each task by the rows that have a label of it: (N, K), labels."""
         if self.plain:
-            return self.tasks[0].figures(logits, target)
+            return self.first.figures(logits, target)
         each: dict[str, dict[str, float]] = {}
         for task, own, label in self._parts(logits, target):
             there = ~label.isnan().any(-1)
@@ -91,9 +98,9 @@ class Tasks(nn.Module):
     def prior(self, labels: Tensor) -> Tensor:
         """Return what to answer where nothing is known, exp(logits): the split's labels -> (K,)."""
         if self.plain:
-            return self.tasks[0].prior(labels)
-        parts = zip(self.tasks, labels.split(self.columns, dim=-1), strict=True)
-        return torch.cat([task.prior(own[~own.isnan().any(-1)]) for task, own in parts])
+            return self.first.prior(labels)
+        parts = self._parts(labels.new_zeros(len(labels), sum(self.widths)), labels)
+        return torch.cat([task.prior(own[~own.isnan().any(-1)]) for task, _, own in parts])
 
     def _parts(self, logits: Tensor, target: Tensor) -> list[tuple[Task, Tensor, Tensor]]:
         slices = logits.split(self.widths, dim=-1), target.split(self.columns, dim=-1)
@@ -133,8 +140,8 @@ def build_tasks(cfg: RunConfig, train_set: PairedDataset) -> Tasks:
         )
     if scheme is None:
         name, settings = split_name(cfg.objective, "objective")
-        target = OneOf("target", tuple(train_set.classes))
-        return Tasks([OBJECTIVES.create(name, target, labels, **settings)], plain=True)
+        one = OneOf("target", tuple(train_set.classes))
+        return Tasks([OBJECTIVES.create(name, one, labels, **settings)], plain=True)
     if not scheme:
         return Tasks([Nothing(Target(""), labels)])
     tasks, weights = [], []
