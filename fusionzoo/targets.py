@@ -42,6 +42,7 @@ class Target:
     mean: float = 0.0  # of numbers
     deviation: float = 1.0
     kind: ClassVar[str] = ""
+    numbers: ClassVar[int] = 0  # of a label; 0 = one for each class
 
     @classmethod
     def learn(cls, name: str, cells: Sequence[str]) -> Target:
@@ -60,7 +61,7 @@ class Target:
     @property
     def columns(self) -> int:
         """How many numbers a label is."""
-        return len(self.classes)
+        return self.numbers or len(self.classes)
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -85,15 +86,11 @@ class Target:
 class OneOf(Target):
     """One class of several, as its index."""
 
-    kind = "classification"
+    kind, numbers = "classification", 1
 
     @classmethod
     def learn(cls, name: str, cells: Sequence[str]) -> Target:
         return cls(name, classes=tuple(sorted_words(set(cells))))
-
-    @property
-    def columns(self) -> int:
-        return 1
 
     def encode(self, cell: str) -> list[float]:
         return [self.index(cell)]
@@ -119,7 +116,7 @@ class AnyOf(Target):
 class Number(Target):
     """A number, in deviations from the training split's mean."""
 
-    kind = "regression"
+    kind, numbers = "regression", 1
 
     @staticmethod
     def check(cell: str) -> None:
@@ -133,10 +130,6 @@ class Number(Target):
 
     @property
     def width(self) -> int:
-        return 1
-
-    @property
-    def columns(self) -> int:
         return 1
 
     def encode(self, cell: str) -> list[float]:
@@ -157,7 +150,7 @@ class Level(Target):
     2023, arXiv:2111.08851). Their products P(level > k) fall with k whatever the logits are.
     """
 
-    kind = "ordinal"
+    kind, numbers = "ordinal", 1
 
     @staticmethod
     def check(cell: str) -> None:
@@ -173,10 +166,6 @@ class Level(Target):
     @property
     def width(self) -> int:
         return len(self.classes) - 1
-
-    @property
-    def columns(self) -> int:
-        return 1
 
     def encode(self, cell: str) -> list[float]:
         return [self.index(f"{number(cell):.12g}")]
@@ -232,10 +221,8 @@ def predictions(
 ) -> list[Any]:
     """Name the probabilities (N, K); the chosen class is the likeliest unless it is given."""
     made = [dict(zip(classes, row, strict=True)) for row in shares.tolist()]
-    if chosen is None:
-        best = [max(row, key=row.__getitem__) for row in made]
-    else:
-        best = [classes[index] for index in chosen]
+    likeliest = [max(row, key=row.__getitem__) for row in made]
+    best = likeliest if chosen is None else [classes[index] for index in chosen]
     return [Prediction(label, row[label], row) for label, row in zip(best, made, strict=True)]
 
 
