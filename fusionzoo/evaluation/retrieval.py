@@ -42,19 +42,20 @@ def retrieval_figures(embeddings: Mapping[str, Tensor], present: Tensor) -> dict
 
 
 def ranks(one: Tensor, two: Tensor) -> tuple[Tensor, Tensor]:
-    """Rank each row's partner by cosine, from 1, both ways: (N, D) x 2 -> int64 (N,) x 2.
+    """Rank each row's partner by cosine, from 1, both ways: (N, D) x 2 -> int32 (N,) x 2.
 
     A rank counts the candidates that are at least as near, so ties and NaN count as misses. Works
     through blocks of rows: memory is that of `CELLS` similarities for any N.
     """
     a, b = (F.normalize(x.float(), dim=-1) for x in (one, two))
     wanted = (a * b).sum(-1) - TIE
-    there, back = (torch.zeros(len(a), dtype=torch.int64, device=a.device) for _ in range(2))
+    # From all candidates take those that are farther; to count in 32 bits takes half the time.
+    there, back = (torch.full_like(wanted, len(a), dtype=torch.int32) for _ in range(2))
     size = max(1, CELLS // max(1, len(a)))
     for rows in torch.arange(len(a), device=a.device).split(size):
         cosines = a[rows] @ b.T
-        there[rows] = (~(cosines < wanted[rows, None])).sum(1)
-        back += (~(cosines < wanted)).sum(0)
+        there[rows] -= (cosines < wanted[rows, None]).sum(1, dtype=torch.int32)
+        back -= (cosines < wanted).sum(0, dtype=torch.int32)
     return there.clamp(min=1), back.clamp(min=1)
 
 
