@@ -60,13 +60,14 @@ def train(cfg: RunConfig, world: World) -> int:
 
     from fusionzoo.training import checkpoint, run
     from fusionzoo.training.distributed import seed_everything, wrap
+    from fusionzoo.training.joint import targets_of
     from fusionzoo.training.loop import AMP, Stepper, build_loader, evaluate
     from fusionzoo.training.optim import build_optimizer, group_rows, param_groups
     from fusionzoo.training.tracking import Tracker
 
     # ---- data: one table, three splits
     tracker = Tracker(world)
-    dataset = run.open_dataset(cfg.data)
+    dataset = run.open_dataset(cfg.data, targets_of(cfg))
     splits = {name: dataset.split(name) for name in ("train", "val", "test")}
     cfg = replace(cfg, encoders=run.choose_encoders(dataset, cfg.encoders))
 
@@ -138,9 +139,9 @@ def fit(learn: Stepper, loaders: Loaders, state: State, folder: Path, tracker: T
                 val = evaluate(learn, loaders["val"])
             state.evaluated += 1
             train_loss = learn.mean(state.loss) / epoch_steps
-            tracker.log_epoch(state, train_loss, val)
+            tracker.log_epoch(state, train_loss, val, learn.plain.tasks.leading)
             last_phase = plan(state.step - 1)[0] == len(learn.phases) - 1
-            if last_phase and state.better(val):
+            if last_phase and state.better(val, learn.plain.tasks):
                 state.best = {**val, "epoch": state.evaluated, "train_loss": train_loss}
                 checkpoint.save(best, learn, state, keep=2)
             state.loss.zero_()

@@ -1,8 +1,9 @@
 """Settings of a run: typed dataclasses, a YAML file, dotted flags. Nothing heavy is imported here.
 
 `python train.py --config a.yaml --optim.lr 1e-3 --fusion.name mbt`: flags win over the file, the
-file wins over the defaults. The sections `data`, `fusion` and `encoders.<modality>` name a registry
-entry; what else they hold are keyword arguments of that entry's constructor.
+file wins over the defaults. The sections `data`, `fusion`, `objective`, `targets.<column>` and
+`encoders.<modality>` name a registry entry; what else they hold are keyword arguments of that
+entry's constructor.
 """
 
 from __future__ import annotations
@@ -63,7 +64,6 @@ class TrainConfig:
     sampler: Literal["random", "class_weighted"] = option("random", "order of training samples")
     unimodal: bool = option(True, "train each modality's own head beside the fusion, to compare")
     amp: Literal["none", "bf16", "fp16"] = option("none", "mixed precision")
-    label_smoothing: Share = option(0.0, "of the training loss")
     log_every: Count = option(10, "steps between two lines of metrics.jsonl")
     save_every: Count | None = option(None, "steps between two checkpoints; null = every epoch")
     last_k: Count = option(2, "checkpoints kept; an older one stands in for a damaged one")
@@ -99,6 +99,8 @@ class RunConfig:
     fusion: Tree = option({"name": "gmu"}, "fusion and its settings: `fusionzoo zoo`")
     balance: str | list[str] = option("", "training strategies, `ogm_ge,modality_dropout`")
     balance_settings: dict[str, Tree] = option({}, "training strategy -> settings of its own")
+    objective: Tree = option({"name": "classification"}, "what is learnt: docs/objectives.md")
+    targets: dict[str, Tree] = option({}, "column -> objective, for several; empty = `objective`")
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     dist: DistConfig = field(default_factory=DistConfig)

@@ -22,6 +22,7 @@ from .distributed import World, gather
 from .sharding import load_optimizer, load_whole, whole_optimizer, whole_state
 
 if TYPE_CHECKING:
+    from .joint import Tasks
     from .loop import Stepper
 
 Contents = dict[str, Any]
@@ -41,11 +42,9 @@ class State:
     bad: int = 0  # steps skipped in a row, for a loss or gradient that was not finite
     epoch_steps: int = 0  # steps of an epoch, with the processes of the time
 
-    def better(self, figures: Contents) -> bool:
-        """Whether `figures` of the validation split beat the best: accuracy first, then loss."""
-        if not self.best:
-            return True
-        return (figures["accuracy"], -figures["loss"]) > (self.best["accuracy"], -self.best["loss"])
+    def better(self, figures: Contents, tasks: Tasks) -> bool:
+        """Whether `figures` of the validation split beat the best, as the tasks rank them."""
+        return not self.best or tasks.rank(figures) > tasks.rank(self.best)
 
     def count_bad(self, cause: str | None, most: int, say: Callable[[str], None]) -> None:
         """Count steps in a row that had to be skipped; beyond `most` the run ends."""

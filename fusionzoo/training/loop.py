@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader
 
 from ..config import RunConfig, TrainConfig
 from ..datasets import PairedBatchSampler, PairedDataset, make_sampler
-from ..evaluation.metrics import classification
 from ..structures import Batch
 from .average import Average
 from .balance import START, Balance, Now, Term
@@ -349,7 +348,9 @@ def evaluate(learn: Stepper, loader: DataLoader[Batch]) -> Metrics:
     shards = gather((_concat(target), own), world)
     wanted = torch.cat([shard[0] for shard in shards if shard[0] is not None])
     figures = {
-        name: classification(torch.cat([s[1][name] for s in shards if s[0] is not None]), wanted)
+        name: plain.tasks.figures(
+            torch.cat([s[1][name] for s in shards if s[0] is not None]), wanted
+        )
         for name in own
     }
     return figures.pop("") | {"unimodal": figures}

@@ -5,35 +5,42 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..config import RunConfig, Tree, merge, split_name, write_yaml
-from ..datasets import PairedDataset, create_dataset
+from ..datasets import DATASETS, PairedDataset, create_dataset
 from ..errors import FusionZooError, did_you_mean
 from ..model import create_model
 from .balance import Setting, build_balance
 from .checkpoint import State
 from .distributed import World, from_main, gather
+from .joint import Tasks, build_tasks
 from .loop import Stepper
 from .objectives import Objective, UnimodalHeads, freeze_unused
 from .sharding import sharded, whole_state
 from .tracking import Tracker, environment
 
 ALONE = World()
-WRITTEN = ("checkpoints", "model", "config.yaml", "metrics.json", "metrics.jsonl", "groups.json")
-WRITTEN += ("tensorboard", "wandb", "wandb.id", "mlruns", "mlflow.id", "trackio", "trackio.id")
+WRITTEN = (
+    *("checkpoints", "model", "config.yaml", "metrics.json", "metrics.jsonl", "groups.json"),
+    *("tensorboard", "wandb", "wandb.id", "mlruns", "mlflow.id", "trackio", "trackio.id"),
+)
 
 
-def open_dataset(settings: dict[str, Any]) -> PairedDataset:
-    """Open the data set that `--data.name` and its settings describe."""
+def open_dataset(
+    settings: dict[str, Any], targets: Mapping[str, str] | None = None
+) -> PairedDataset:
+    """Open the data set that `--data.name` and its settings describe, to read these targets."""
     name, rest = split_name(settings, "data")
-    return create_dataset(name, **rest)
+    if targets is None:
+        return create_dataset(name, **rest)
+    if "targets" in DATASETS[name].parameters:
+        return create_dataset(name, **{**rest, "targets": targets})
+    return create_dataset(name, **rest).with_targets(targets)
 
 
 def choose_encoders(dataset: PairedDataset, chosen: dict[str, Tree]) -> dict[str, Tree]:
@@ -60,17 +67,20 @@ def build_objective(
                 f"{did_you_mean(modality, train_set.modalities)}"
                 f" It has: {', '.join(train_set.modalities)}."
             )
-    if not train_set.classes:
+    if train_set.scheme is None and not train_set.classes:
         raise FusionZooError("the data has no target column, and training needs one")
+    tasks = build_tasks(cfg, train_set)
     encoders = {name: cfg.encoders[name] for name in train_set.modalities}
     kinds = train_set.modalities
-    model = create_model(cfg.fusion, encoders, classes=train_set.classes, kinds=kinds)
-    counts = torch.bincount(train_set.targets, minlength=len(train_set.classes))
+    model = create_model(
+        cfg.fusion, encoders, classes=train_set.classes, targets=train_set.scheme, kinds=kinds
+    )
     dims = {name: encoder.dim for name, encoder in model.named_encoders()}
     dim = model.spec["fusion"]["dim"]
-    heads = UnimodalHeads(dims if cfg.train.unimodal else {}, dim, counts / counts.sum())
+    compare = cfg.train.unimodal and train_set.scheme != ()
     ids, targets = train_set.ids, train_set.targets
-    objective = Objective(model, heads, cfg.train.label_smoothing, ids, targets)
+    heads = UnimodalHeads(dims if compare else {}, dim, tasks.prior(targets))
+    objective = Objective(model, heads, tasks, ids, targets)
     setting = Setting(model, targets, cfg.seed, world)
     objective.balance = build_balance(cfg.balance, cfg.balance_settings, setting)
     return objective, freeze_unused(objective)
@@ -167,17 +177,9 @@ def report(
             "environment": environment(tracker.world),
         }
         (folder / "metrics.json").write_text(json.dumps(results, indent=2) + "\n")
-    rows: list[tuple[str, ...]] = [(f"{name} alone", *_figures(own)) for name, own in alone.items()]
-    rows += [(f"fusion: {cfg.fusion['name']}", *_figures(test))]
-    if len(alone) > 1:
-        best = max(alone, key=lambda name: alone[name]["accuracy"])
-        gain = {name: test[name] - alone[best][name] for name in ("accuracy", "macro_f1")}
-        points = [f"{100 * x:+.1f} points" for x in gain.values()]
-        rows += [(f"gain over {best} alone", *points)]
     tracker.table(
         f"Test split, best epoch {state.best['epoch']} by validation",
-        ("", "accuracy", "macro F1"),
-        rows,
+        *comparison(learn.plain.tasks, cfg.fusion["name"], test, alone),
     )
     data = cfg.data["name"]
     tracker.say(f"model   {folder / 'model'}   (fusionzoo.load reads it)")
@@ -194,5 +196,15 @@ def report_failures(dataset: PairedDataset, tracker: Tracker) -> None:
         tracker.say(f"warning: {len(failed)} values could not be decoded: {some} ...")
 
 
-def _figures(metrics: dict[str, float]) -> tuple[str, str]:
-    return f"{metrics['accuracy']:.3f}", f"{metrics['macro_f1']:.3f}"
+def comparison(
+    tasks: Tasks, fusion: str, test: dict[str, Any], alone: dict[str, dict[str, Any]]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return header and rows of the final table: each modality alone, the fusion, its gain."""
+    shown = [(name, title) for name, title in tasks.shown if name in test]
+    lines = {f"{name} alone": own for name, own in alone.items()} | {f"fusion: {fusion}": test}
+    rows = [(line, *(f"{own[name]:.3f}" for name, _ in shown)) for line, own in lines.items()]
+    if len(alone) > 1:
+        best = max(alone, key=lambda name: tasks.leads(alone[name]))
+        gains = [tasks.gain(name, test, alone[best]) for name, _ in shown]
+        rows.append((f"gain over {best} alone", *gains))
+    return ("", *(title for _, title in shown)), rows

@@ -70,14 +70,18 @@ class Tracker:
         if self.board is not None:
             self.board.scalars(step, dict(_flat(figures, event)))
 
-    def log_epoch(self, state: State, train_loss: float, val: Mapping[str, Any]) -> None:
-        """Record an epoch and print its line."""
+    def log_epoch(
+        self, state: State, train_loss: float, val: Mapping[str, Any], leading: str = "accuracy"
+    ) -> None:
+        """Record an epoch and print its line, with the figure that chooses the best."""
         figures = {"epoch": state.evaluated, "train": {"loss": train_loss}, "val": val}
         self.log(state.step, "epoch", figures)
-        alone = [f"{name} {own['accuracy']:.3f}" for name, own in val["unimodal"].items()]
+        alone = [f"{m} {own[leading]:.3f}" for m, own in val["unimodal"].items() if leading in own]
+        known = leading != "loss" and leading in val
         self.say(
             f"epoch {state.evaluated:3d}  train loss {train_loss:.3f}  val loss {val['loss']:.3f}"
-            f"  val accuracy {val['accuracy']:.3f}" + (f"  ({', '.join(alone)})" if alone else "")
+            + (f"  val {leading} {val[leading]:.3f}" if known else "")
+            + (f"  ({', '.join(alone)})" if alone else "")
         )
 
     def phase(self, name: str) -> None:

@@ -103,7 +103,7 @@ def make_stepper(name: str) -> Stepper:
     model = create_model(name, encoders, 3, dim=8)
     heads = UnimodalHeads({}, 8, torch.full((3,), 1 / 3))
     ids = [str(row) for row in range(8)]
-    objective = Objective(model, heads, 0.0, ids, torch.arange(8) % 3)
+    objective = Objective(model, heads, None, ids, torch.arange(8) % 3)
     freeze_unused(objective)
     cfg = from_tree(RunConfig, {"optim": {"lr": 0.1}})
     groups = param_groups(model, heads, cfg.optim)

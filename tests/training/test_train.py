@@ -345,7 +345,7 @@ SETTINGS = [
     "--optim.name sgd --optim.lr 0.1",
     "--train.sampler class_weighted",
     "--train.group_by_length",
-    "--train.label_smoothing 0.1 --optim.schedule step",
+    "--objective.label_smoothing 0.1 --optim.schedule step",
     "--encoders.a.name vector/identity",
     "--encoders.a.freeze all --encoders.a.init orthogonal",
     "--train.log_every 1 --optim.clip null",
