@@ -56,8 +56,9 @@ def train(cfg: RunConfig, world: World) -> int:
     """Train, test, save; return 0, or 128 + the signal that ended the run early."""
     from fusionzoo.training import checkpoint, run
     from fusionzoo.training.distributed import seed_everything, wrap
+    from fusionzoo.training.groups import param_groups
     from fusionzoo.training.loop import Stepper, build_loader, evaluate
-    from fusionzoo.training.optim import build_optimizer, group_rows, param_groups
+    from fusionzoo.training.optim import build_optimizer
     from fusionzoo.training.tracking import Tracker
 
     # ---- data: one table, three splits
@@ -83,7 +84,7 @@ def train(cfg: RunConfig, world: World) -> int:
     cfg, folder = run.claim_folder(cfg, world)
     last, best = folder / "checkpoints" / "last.pt", folder / "checkpoints" / "best.pt"
     state = checkpoint.restore(last, learn) if cfg.resume else checkpoint.State()
-    tracker.table("Learning-rate groups", *group_rows(groups, objective.model))
+    run.show_groups(folder, groups, learn, tracker)
     for name in unused:
         tracker.say(f"no loss reads {name}: frozen")
 
@@ -106,7 +107,8 @@ def fit(learn: Stepper, loaders: Loaders, state: State, folder: Path, tracker: T
     """Train the epochs that remain; return the signal that stopped it after a step, or 0."""
     from fusionzoo.training import checkpoint
     from fusionzoo.training.loop import catch_signals, chunks, evaluate
-    from fusionzoo.training.optim import phased, rates, set_rates
+    from fusionzoo.training.optim import rates, set_rates
+    from fusionzoo.training.schedules import phased
 
     cfg = learn.cfg.train
     last, best = folder / "checkpoints" / "last.pt", folder / "checkpoints" / "best.pt"
@@ -121,8 +123,8 @@ def fit(learn: Stepper, loaders: Loaders, state: State, folder: Path, tracker: T
             done = state.step - state.evaluated * epoch_steps
             for batches in chunks(loaders["train"], cfg.accumulate, state.evaluated, skip=done):
                 tracker.lap("data")
-                phase, factor = plan(state.step)
-                set_rates(learn.optimizer, factor)
+                phase, factors = plan(state.step, state.val_losses)
+                set_rates(learn.optimizer, factors)
                 tracker.phase(learn.phases[phase].name)
                 loss, stop = learn(batches, bool(signals), state.step / epoch_steps, phase)
                 state.step, state.loss = state.step + 1, state.loss + loss
@@ -139,6 +141,7 @@ def fit(learn: Stepper, loaders: Loaders, state: State, folder: Path, tracker: T
 
             val = evaluate(learn, loaders["val"])
             state.evaluated += 1
+            state.val_losses.append(val["loss"])
             train_loss = learn.mean(state.loss) / epoch_steps
             tracker.log_epoch(state, train_loss, val)
             last_phase = plan(state.step - 1)[0] == len(learn.phases) - 1

@@ -27,6 +27,7 @@ class State:
     evaluated: int = 0  # epochs evaluated
     loss: torch.Tensor = field(default_factory=lambda: torch.zeros(()))  # summed over the epoch
     best: Contents = field(default_factory=dict)  # figures of the best epoch so far
+    val_losses: list[float] = field(default_factory=list)  # of each epoch: what plateau reads
 
     def better(self, figures: Contents) -> bool:
         """Whether `figures` of the validation split beat the best: accuracy first, then loss."""

@@ -22,6 +22,7 @@ from ..evaluation.metrics import classification
 from ..structures import Batch
 from .distributed import World, gather, total
 from .objectives import Objective, Step, resting
+from .unfreeze import Unfreezing
 
 Metrics = dict[str, Any]
 AMP = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -85,6 +86,7 @@ class Stepper:
         self.owners = [list(self.plain.model.parameters()), list(self.plain.heads.parameters())]
         self.phases = self.plain.model.fusion.phases
         self.resting = [resting(self.plain.model, phase) for phase in self.phases]
+        self.unfreezing = Unfreezing(self.plain.model, self.cfg.optim, self.cfg.train.epochs)
 
     def __call__(
         self, batches: list[Batch], stop: bool = False, epoch: float = 0.0, phase: int = 0
@@ -94,7 +96,9 @@ class Stepper:
         The loss is the mean over all rows of all processes, so N processes with batch B have the
         gradients of one process with batch N x B, whatever rows or modalities each of them lacks.
         """
-        if not self.plain.training or phase != self.phase:  # telling every module takes a while
+        changed = self.unfreezing.enter(int(epoch))
+        # Telling every module takes a while.
+        if changed or not self.plain.training or phase != self.phase:
             self.objective.train()
             self.plain.model.encoders.train(self.phases[phase].encoders)
             self.phase = phase
@@ -113,7 +117,7 @@ class Stepper:
                 ]
                 self.scaler.scale((fused + sum(alone)) / len(batches)).backward()
             loss += fused.detach() / len(batches)
-        for parameter in self.resting[phase]:
+        for parameter in self._rests(phase):
             parameter.grad = None  # neither momentum nor decay moves it
         self._update()
         return loss, stop
@@ -135,9 +139,13 @@ class Stepper:
             return self.objective.no_sync()
         return nullcontext()
 
+    def _rests(self, phase: int) -> list[nn.Parameter]:
+        """Return what does not learn in this phase and epoch."""
+        return [*self.resting[phase], *self.unfreezing.resting]
+
     def _touch(self, phase: int) -> Tensor | float:
-        """Give what rests in this phase a gradient of zero, for which DDP waits."""
-        rest = [p.flatten()[0] for p in self.resting[phase] if p.requires_grad]
+        """Give what rests a gradient of zero, for which DDP waits."""
+        rest = [p.flatten()[0] for p in self._rests(phase) if p.requires_grad]
         return 0.0 * torch.stack(rest).sum() if rest else 0.0
 
     def _update(self) -> None:

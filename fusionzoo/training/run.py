@@ -16,11 +16,15 @@ from ..errors import FusionZooError, did_you_mean
 from ..model import create_model
 from .checkpoint import State
 from .distributed import World, from_main, gather
+from .groups import Group, describe, group_rows
 from .loop import Stepper
 from .objectives import Objective, UnimodalHeads, freeze_unused
 from .tracking import Tracker, environment
 
-WRITTEN = ("checkpoints", "model", "tensorboard", "config.yaml", "metrics.json", "metrics.jsonl")
+WRITTEN = (
+    *("checkpoints", "model", "tensorboard"),
+    *("config.yaml", "groups.json", "metrics.json", "metrics.jsonl"),
+)
 
 
 def open_dataset(settings: dict[str, Any]) -> PairedDataset:
@@ -99,6 +103,14 @@ def _claim(cfg: RunConfig) -> Path:
     stored = replace(cfg, out=str(folder), resume=False, overwrite=False)
     write_yaml(stored, folder / "config.yaml")
     return folder
+
+
+def show_groups(folder: Path, groups: list[Group], learn: Stepper, tracker: Tracker) -> None:
+    """Print the table of learning-rate groups, and write it to groups.json."""
+    about = describe(groups, learn.plain.model, learn.cfg.optim, learn.unfreezing)
+    tracker.table("Learning-rate groups", *group_rows(about))
+    if tracker.world.main:
+        (folder / "groups.json").write_text(json.dumps(about, indent=2) + "\n")
 
 
 def report(
