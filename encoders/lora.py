@@ -31,6 +31,8 @@ def add_lora(encoder: nn.Module, settings: Mapping[str, Any], name: str) -> list
     default the attention's projections to queries and values. The network stays what it is: only
     the chosen layers are wrapped. At first the adapters change nothing.
     """
+    if not isinstance(settings, Mapping):
+        raise FusionZooError(f"{name} holds settings: give {name}.r {DEFAULTS['r']}")
     for key in settings:
         if key not in DEFAULTS:
             raise FusionZooError(
@@ -44,14 +46,14 @@ def add_lora(encoder: nn.Module, settings: Mapping[str, Any], name: str) -> list
     chosen = {**DEFAULTS, **settings}
     net = getattr(encoder, "net", encoder)
     targets = chosen["targets"] or _attention(net, name)
-    config = LoraConfig(
-        r=chosen["r"],
-        lora_alpha=chosen["alpha"],
-        lora_dropout=chosen["dropout"],
-        target_modules=list(targets),
-    )
     encoder.requires_grad_(False)
     try:
+        config = LoraConfig(
+            r=chosen["r"],
+            lora_alpha=chosen["alpha"],
+            lora_dropout=chosen["dropout"],
+            target_modules=list(targets),
+        )
         inject_adapter_in_model(config, net)
     except (ValueError, TypeError) as error:
         raise FusionZooError(f"{name}: {' '.join(str(error).split())}") from error

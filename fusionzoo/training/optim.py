@@ -33,7 +33,7 @@ def build_optimizer(groups: list[Group], cfg: OptimConfig) -> optim.Optimizer:
                 f"{did_you_mean(key, own)} It has: {', '.join(own)}."
             )
     settings: dict[str, Any] = {}
-    if name == "sgd":
+    if "sgd" in name and "momentum" in known:  # timm has variants
         settings["momentum"] = cfg.momentum
     elif name in ("adam", "adamw"):
         settings["betas"] = cfg.betas

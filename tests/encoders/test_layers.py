@@ -223,6 +223,8 @@ def test_a_wrong_lora_is_one_clear_error(
 ) -> None:
     for spec, settings, says in (
         (bert, {"lora": {"rank": 4}}, "lora.rank: lora has no such setting"),
+        (bert, {"lora": True}, "lora holds settings: give encoders.text.lora.r 8"),
+        (bert, {"lora": {"r": "many"}}, "encoders.text.lora: "),
         (bert, {"lora": {"r": 0}}, "lora: `r` should be a positive integer"),
         (bert, {"lora": {"targets": ["qq"]}}, "lora: Target modules"),
         (bert, {"lora": {}, "freeze": "norm"}, "lora freezes the encoder itself"),

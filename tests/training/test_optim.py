@@ -11,8 +11,8 @@ import torch
 from fusionzoo.config import OptimConfig
 from fusionzoo.errors import FusionZooError
 from fusionzoo.model import FusionModel, create_model
-from fusionzoo.training.objectives import UnimodalHeads
 from fusionzoo.training.groups import Group, describe, group_rows, param_groups
+from fusionzoo.training.objectives import UnimodalHeads
 from fusionzoo.training.optim import build_optimizer, rates, set_rates
 from fusionzoo.training.unfreeze import Unfreezing
 
@@ -153,7 +153,7 @@ def lowers_a_loss(cfg: OptimConfig) -> torch.optim.Optimizer:
 
 
 TORCH = ("adamw", "Adam", "sgd", "nadam", "radam", "rmsprop", "adagrad", "adafactor", "asgd")
-TIMM = ("lion", "lamb", "adan", "muon", "adopt", "cadamw", "laprop")
+TIMM = ("lion", "lamb", "adan", "muon", "adopt", "cadamw", "csgdw")
 
 
 @pytest.mark.parametrize("name", [*TORCH, *TIMM])
