@@ -18,7 +18,6 @@ from fusionzoo.config import RunConfig, from_args, help_text
 from fusionzoo.errors import FusionZooError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from torch.utils.data import DataLoader
@@ -27,10 +26,12 @@ if TYPE_CHECKING:
     from fusionzoo.training.checkpoint import State
     from fusionzoo.training.distributed import World
     from fusionzoo.training.loop import Stepper
+    from fusionzoo.training.schedules import Plan
     from fusionzoo.training.tracking import Tracker
 
     Loaders = dict[str, DataLoader[Batch]]
-    Plan = Callable[[int], tuple[int, float]]  # of a step: phase of the fusion, factor of rates
+        ..., tuple[int, dict[str, float]]
+    ]  # of step and losses: phase, factors of rates
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -60,9 +61,10 @@ def train(cfg: RunConfig, world: World) -> int:
 
     from fusionzoo.training import checkpoint, run
     from fusionzoo.training.distributed import seed_everything, wrap
+    from fusionzoo.training.groups import param_groups
     from fusionzoo.training.joint import targets_of
     from fusionzoo.training.loop import AMP, Stepper, build_loader, evaluate
-    from fusionzoo.training.optim import build_optimizer, group_rows, param_groups
+    from fusionzoo.training.optim import build_optimizer
     from fusionzoo.training.tracking import Tracker
 
     # ---- data: one table, three splits
@@ -89,7 +91,7 @@ def train(cfg: RunConfig, world: World) -> int:
         if cfg.resume:
             state, odd = checkpoint.restore(folder / "checkpoints" / "last.pt", learn)
             notes += odd
-        tracker.table("Learning-rate groups", *group_rows(groups, objective.model))
+        run.show_groups(folder, groups, learn, tracker)
         tracker.start(folder, state, cfg.log)
         for note in notes:
             tracker.say(note)
@@ -117,7 +119,7 @@ def fit(learn: Stepper, loaders: Loaders, state: State, folder: Path, tracker: T
     """Train the epochs that remain; return 0, or the exit code after a signal."""
     from fusionzoo.training import checkpoint
     from fusionzoo.training.loop import catch_signals, evaluate
-    from fusionzoo.training.optim import phased
+    from fusionzoo.training.schedules import phased
 
     cfg = learn.cfg.train
     last, best = folder / "checkpoints" / "last.pt", folder / "checkpoints" / "best.pt"
@@ -138,6 +140,7 @@ def fit(learn: Stepper, loaders: Loaders, state: State, folder: Path, tracker: T
             with learn.judged():
                 val = evaluate(learn, loaders["val"])
             state.evaluated += 1
+            state.val_losses.append(val["loss"])
             train_loss = learn.mean(state.loss) / epoch_steps
             tracker.log_epoch(state, train_loss, val, learn.plain.tasks.leading)
             last_phase = plan(state.step - 1)[0] == len(learn.phases) - 1
@@ -171,8 +174,8 @@ def train_epoch(
         learn.begin_epoch(loaders, Now(state.step, state.evaluated, plan(state.step)[0]))
     for batches in chunks(loaders["train"], cfg.accumulate, state.evaluated, skip=done):
         tracker.lap("data")
-        phase, factor = plan(state.step)
-        set_rates(learn.optimizer, factor)
+        phase, factors = plan(state.step, state.val_losses)
+        set_rates(learn.optimizer, factors)
         tracker.phase(learn.phases[phase].name)
         learn.watch = (state.step + 1) % cfg.log_every == 0
         now = Now(state.step, state.step / state.epoch_steps, phase)

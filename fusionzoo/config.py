@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 from annotated_types import Ge, Gt, Interval
 
@@ -25,6 +25,8 @@ Count = Annotated[int, Ge(1)]
 Positive = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Interval(ge=0, lt=1)]
+Factor = Annotated[float, Interval(gt=0, le=1)]
+Schedule = Literal["cosine", "linear", "step", "plateau", "constant", "onecycle"]
 
 
 def option(default: Any, says: str) -> Any:
@@ -37,17 +39,29 @@ def option(default: Any, says: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    name: Literal["adamw", "adam", "sgd"] = option("adamw", "optimiser")
+    """A setting of each modality may also have the key `fusion`, but for the two of unfreezing."""
+
+    name: str = option("adamw", "optimiser: any of torch.optim or timm.optim")
+    settings: Tree = option({}, "further arguments of the optimiser: --optim.settings.eps 1e-6")
     lr: Positive = option(1e-3, "learning rate of every group that has none of its own")
     modality_lr: dict[str, Positive] = option({}, "modality -> learning rate of its encoder")
     fusion_lr: Positive | None = option(None, "learning rate of the fusion")
+    layer_decay: dict[str, Factor] = option({}, "modality -> factor of lr from a layer to the next")
     weight_decay: NotNegative = option(0.05, "decay; never on norms, biases and scalars")
+    modality_weight_decay: dict[str, NotNegative] = option({}, "modality -> decay of its encoder")
     momentum: Share = option(0.9, "of sgd")
     betas: tuple[float, float] = option((0.9, 0.999), "of adam and adamw")
-    schedule: Literal["cosine", "step", "constant"] = option("cosine", "after the warm-up")
+    schedule: Schedule = option("cosine", f"after the warm-up: {' | '.join(get_args(Schedule))}")
+    modality_schedule: dict[str, Schedule] = option({}, "modality -> schedule of its encoder")
     warmup: Share = option(0.05, "share of all steps with a linearly rising rate")
-    gamma: Positive = option(0.1, "factor of each drop of the step schedule")
+    modality_warmup: dict[str, Share] = option({}, "modality -> warm-up of its encoder")
+    gamma: Positive = option(0.1, "factor of each drop of the step and plateau schedules")
     step_epochs: Count = option(10, "epochs between the drops of the step schedule")
+    plateau_epochs: Count = option(3, "epochs without a better validation loss before a drop")
+    unfreeze_at_epoch: dict[str, Count] = option({}, "modality -> epochs that its encoder waits")
+    gradual_unfreeze: dict[str, Count] = option(
+        {}, "modality -> epochs between its layers, which learn from the last one down"
+    )
     clip: Positive | None = option(1.0, "largest norm of the whole gradient; null = no clipping")
 
 

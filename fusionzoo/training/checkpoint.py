@@ -41,6 +41,7 @@ class State:
     best: Contents = field(default_factory=dict)  # figures of the best epoch so far
     bad: int = 0  # steps skipped in a row, for a loss or gradient that was not finite
     epoch_steps: int = 0  # steps of an epoch, with the processes of the time
+    val_losses: list[float] = field(default_factory=list)  # of each epoch: what plateau reads
 
     def better(self, figures: Contents, tasks: Tasks) -> bool:
         """Whether `figures` of the validation split beat the best, as the tasks rank them."""

@@ -26,6 +26,7 @@ from .diagnose import first_cause
 from .distributed import World, gather, total
 from .objectives import Objective, Step, blank_batch, resting
 from .sharding import sharded, whole
+from .unfreeze import Unfreezing
 
 Metrics = dict[str, Any]
 Gradients = dict[str, list[Tensor]]  # modality -> of its encoder's parameters
@@ -101,6 +102,7 @@ class Stepper:
         self.kept = [b.clone() for b in self.bare]  # as they were before the step
         self.phases = model.fusion.phases
         self.resting = [resting(model, phase) for phase in self.phases]
+        self.unfreezing = Unfreezing(model, self.cfg.optim, self.cfg.train.epochs)
 
     def __call__(
         self, batches: list[Batch], now: Now = START, stop: bool = False
@@ -151,7 +153,8 @@ class Stepper:
     def _modes(self, now: Now) -> None:
         """Put every module in the mode of the phase and the turn; telling them takes a while."""
         modes = (now.phase, now.turn)
-        if self.plain.training and modes == self.modes:
+        changed = self.unfreezing.enter(int(now.epoch))
+        if self.plain.training and modes == self.modes and not changed:
             return
         self.objective.train()
         encoders = self.plain.model.encoders
@@ -171,12 +174,12 @@ class Stepper:
             own = zip(step.unimodal_loss, alone, strict=True)
             self.terms = {f"{name} alone": x.detach() for name, x in own}
         if step.main is None:
-            return step.loss.sum() / counts[0] + self._touch(now.phase), sum(alone)
+            return step.loss.sum() / counts[0] + self._touch(now), sum(alone)
         terms = {"": step.main, **step.terms, **step.apart}
         means = self._means(list(terms.values()))
         if self.watch:
             self.terms |= {n: x.detach() for n, x in zip(terms, means, strict=True) if n}
-        fused = means[0] + self._touch(now.phase)
+        fused = means[0] + self._touch(now)
         extra = sum(means[1 : 1 + len(step.terms)])
         if step.apart:
             return fused + sum(alone) + extra, sum(means[1 + len(step.terms) :])
@@ -223,9 +226,18 @@ class Stepper:
             return self.objective.no_sync()
         return nullcontext()
 
-    def _touch(self, phase: int) -> Tensor | float:
-        """Give what rests in this phase a gradient of zero, for which DDP waits."""
-        rest = [p.flatten()[0] for p in self.resting[phase] if p.requires_grad]
+    def _rests(self, now: Now) -> list[nn.Parameter]:
+        """Return what does not learn in this phase, epoch and turn."""
+        rest = [*self.resting[now.phase], *self.unfreezing.resting]
+        for name, own in self.encoders.items():
+            rest += own if now.turn not in (None, name) else []
+        return rest
+
+    def _touch(self, now: Now) -> Tensor | float:
+        """Give what rests a gradient of zero, for which DDP waits."""
+        if sharded(self.plain):
+            return 0.0
+        rest = [p.flatten()[0] for p in self._rests(now) if p.requires_grad]
         rest += [p.flatten()[0] for p in self.owners[2] if p.requires_grad]  # maybe not active
         return 0.0 * torch.stack(rest).sum() if rest else 0.0
 
@@ -259,9 +271,7 @@ class Stepper:
 
     def _update(self, now: Now, batches: list[Batch], loss: Tensor) -> None:
         """Clip and step; the heads are clipped on their own, to leave the fusion as it would be."""
-        rest = list(self.resting[now.phase])
-        rest += [p for n, own in self.encoders.items() if now.turn not in (None, n) for p in own]
-        for parameter in rest:
+        for parameter in self._rests(now):
             parameter.grad = None  # neither momentum nor decay moves it
         strategies = self.plain.strategies(now)
         self.scaler.unscale_(self.optimizer)

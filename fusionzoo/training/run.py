@@ -18,6 +18,7 @@ from ..model import create_model
 from .balance import Setting, build_balance
 from .checkpoint import State
 from .distributed import World, from_main, gather
+from .groups import Group, describe, group_rows
 from .joint import Tasks, build_tasks
 from .loop import Stepper
 from .objectives import Objective, UnimodalHeads, freeze_unused
@@ -152,6 +153,14 @@ def out_of_memory(learn: Stepper) -> FusionZooError:
         f" (a smaller one with --train.accumulate learns the same), the largest encoder is {name}"
         f" with {sizes[name]:,} parameters; --train.checkpointing and --train.amp bf16 save memory"
     )
+
+
+def show_groups(folder: Path, groups: list[Group], learn: Stepper, tracker: Tracker) -> None:
+    """Print the table of learning-rate groups, and write it to groups.json."""
+    about = describe(groups, learn.plain.model, learn.cfg.optim, learn.unfreezing)
+    tracker.table("Learning-rate groups", *group_rows(about))
+    if tracker.world.main:
+        (folder / "groups.json").write_text(json.dumps(about, indent=2) + "\n")
 
 
 def report(

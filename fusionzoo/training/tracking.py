@@ -104,7 +104,8 @@ class Tracker:
                 table.add_column(name, justify="right" if number else "left", no_wrap=True)
             for row in rows:
                 table.add_row(*row)
-            Console().print(title, table, sep="\n")
+            # Wider than a narrow terminal rather than cut: a file has 80 columns.
+            Console(width=max(Console().width, 120)).print(title, table, sep="\n")
 
     def close(self) -> None:
         """Flush and close everything."""

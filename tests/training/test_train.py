@@ -349,6 +349,8 @@ SETTINGS = [
     "--encoders.a.name vector/identity",
     "--encoders.a.freeze all --encoders.a.init orthogonal",
     "--train.log_every 1 --optim.clip null",
+    "--optim.name lion --optim.modality_schedule.a linear --optim.layer_decay.fusion 0.5",
+    "--optim.schedule onecycle --encoders.b.freeze all_but_last_1",
 ]
 
 
