@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from fusionzoo.training.tracking import Tracker
 
     Loaders = dict[str, DataLoader[Batch]]
-        ..., tuple[int, dict[str, float]]
-    ]  # of step and losses: phase, factors of rates
 
 
 def main(args: Sequence[str] | None = None) -> int:
