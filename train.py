@@ -57,7 +57,7 @@ def train(cfg: RunConfig, world: World) -> int:
     """Train, test, save; return 0, or 75 (130 after Ctrl-C) if a signal ended the run early."""
     import torch
 
-    from fusionzoo.training import checkpoint, run
+    from fusionzoo.training import checkpoint, run, speed
     from fusionzoo.training.distributed import seed_everything, wrap
     from fusionzoo.training.groups import param_groups
     from fusionzoo.training.joint import targets_of
@@ -74,6 +74,7 @@ def train(cfg: RunConfig, world: World) -> int:
     # ---- model: the same weights on every process, then each its own dropout
     seed_everything(cfg.seed)
     objective, unused = run.build_objective(cfg, splits["train"], world)
+    speed.prepare(objective.model, cfg.train)
     wrapped = wrap(objective.to(world.device), cfg.dist, world, AMP[cfg.train.amp])
     groups = param_groups(objective.model, objective.heads, cfg.optim, objective.balance)
     learn = Stepper(wrapped, build_optimizer(groups, cfg.optim), cfg, world)
@@ -140,7 +141,7 @@ def fit(learn: Stepper, loaders: Loaders, state: State, folder: Path, tracker: T
             state.evaluated += 1
             state.val_losses.append(val["loss"])
             train_loss = learn.mean(state.loss) / epoch_steps
-            tracker.log_epoch(state, train_loss, val, learn.plain.tasks.leading)
+            tracker.log_epoch(state, train_loss, val, learn.plain.tasks.leading, learn.rows)
             last_phase = plan(state.step - 1)[0] == len(learn.phases) - 1
             if last_phase and state.better(val, learn.plain.tasks):
                 state.best = {**val, "epoch": state.evaluated, "train_loss": train_loss}

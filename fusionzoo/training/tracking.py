@@ -64,18 +64,28 @@ class Tracker:
     def log(self, step: int, event: str, figures: Mapping[str, Any]) -> None:
         """Record `figures` (numbers, nested by name) of one event."""
         if self.bar is not None and "loss" in figures:
-            self.bar.set_postfix({"loss": f"{figures['loss']:.3f}"}, refresh=False)
+            rates = {n: f"{x:.1e}" for n, x in figures.get("lr", {}).items() if "/" not in n}
+            shown = {"loss": f"{figures['loss']:.3f}", **rates}
+            self.bar.set_postfix(shown, refresh=False)
         if self.file is not None:
             self.file.write(json.dumps({"step": step, "event": event, **figures}) + "\n")
         if self.board is not None:
             self.board.scalars(step, dict(_flat(figures, event)))
 
     def log_epoch(
-        self, state: State, train_loss: float, val: Mapping[str, Any], leading: str = "accuracy"
+        self, state: State, train_loss: float, val: Mapping[str, Any], leading: str, rows: int
     ) -> None:
-        """Record an epoch and print its line, with the figure that chooses the best."""
+        """Record an epoch and print its line, with the figure that chooses the best; `rows` were
+        learned from so far."""
         figures = {"epoch": state.evaluated, "train": {"loss": train_loss}, "val": val}
+        if val.get(leading):  # how much of what the fusion reaches each modality reaches alone
+            shares = {m: x[leading] / val[leading] for m, x in val["unimodal"].items()}
+            figures["utilisation"] = shares
         self.log(state.step, "epoch", figures)
+        if self.board is not None:
+            busy = self.seconds.get("data", 0.0) + self.seconds.get("train", 0.0)
+            waits = {"time/data_wait": self.seconds.get("data", 0.0) / max(busy, 1e-9)}
+            self.board.scalars(state.step, waits | {"time/samples_per_second": rows / busy})
         alone = [f"{m} {own[leading]:.3f}" for m, own in val["unimodal"].items() if leading in own]
         known = leading != "loss" and leading in val
         self.say(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from fusionzoo.training.loop import Stepper
 from fusionzoo.training.schedules import drops, phased, schedule
 
 WHOLE = [Phase("train", 1.0)]
-QUICK = ["--data.name", "interactions", "--data.samples", "300", "--train.tensorboard", "false"]
+QUICK = ["--data.name", "interactions", "--data.samples", "300", "--log", "none"]
 
 
 def curve(steps: int = 100, **settings: object) -> list[float]:
@@ -105,9 +106,9 @@ def test_a_resumed_plateau_run_equals_the_uninterrupted_one(
     assert train([*QUICK, *long, "--data.missing", "0.4", "--out", str(whole)]) == 0
     update, left = Stepper._update, iter(range(27))  # in the fifth epoch of six steps
 
-    def broken(learn: Stepper) -> None:
+    def broken(learn: Stepper, *given: Any) -> None:
         next(left)
-        update(learn)
+        update(learn, *given)
 
     with monkeypatch.context() as patch, pytest.raises(StopIteration):
         patch.setattr(Stepper, "_update", broken)

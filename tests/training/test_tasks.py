@@ -19,6 +19,7 @@ from fusionzoo.model import create_model
 from fusionzoo.scripts.embed import main as embed
 from fusionzoo.scripts.train import main as train
 from fusionzoo.targets import AnyOf, Labels, Level, Number, OneOf, Prediction
+from fusionzoo.training.balance import Now
 from fusionzoo.training.joint import Tasks, plain_tasks
 from fusionzoo.training.tasks import Classification, Multilabel, Ordinal, Regression
 
@@ -195,7 +196,9 @@ def test_a_fusion_learns_other_targets_or_says_why_not(name: str) -> None:
     inputs = {m: {"values": torch.randn(4, 3)} for m in encoders}
     present = torch.tensor([[True, True], [True, False], [False, True], [True, True]])
     for phase in range(len(model.fusion.phases)):
-        step = objective(Batch(list("abcd"), inputs, present, labels), torch.arange(4), 0.5, phase)
+        step = objective(
+            Batch(list("abcd"), inputs, present, labels), torch.arange(4), Now(0, 0.5, phase)
+        )
         assert step.loss.isfinite().all()
         (step.loss.sum() + sum(own.sum() for own in step.unimodal_loss.values())).backward()
 
@@ -258,7 +261,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def flags(data: Path, out: Path, *more: str) -> list[str]:
     columns = ["--data.columns.a", "a", "--data.columns.b", "b", "--data.kinds.a", "vector"]
     columns += ["--data.kinds.b", "vector", "--data.name", "manifest", "--data.root", str(data)]
-    quick = ["--train.epochs", "12", "--train.tensorboard", "false", "--optim.lr", "1e-2"]
+    quick = ["--train.epochs", "12", "--log", "none", "--optim.lr", "1e-2"]
     return [*columns, *quick, "--out", str(out), *more]
 
 
@@ -334,8 +337,8 @@ def checkpoint_of(data: Path, out: Path, epoch: int) -> Any:
     kept: list[Any] = []
     save = checkpoint.save
 
-    def spy(path: Path, stepper: Any, state: Any) -> None:
-        save(path, stepper, state)
+    def spy(path: Path, stepper: Any, state: Any, keep: int = 1) -> None:
+        save(path, stepper, state, keep)
         if path.name == "last.pt" and state.evaluated == epoch:
             kept.append(checkpoint.read(path))
 
@@ -360,7 +363,7 @@ def test_without_an_objective_no_target_is_needed(data: Path, tmp_path: Path) ->
 
 def test_a_data_set_of_classes_has_other_readings(tmp_path: Path) -> None:
     given = ["--data.name", "interactions", "--data.samples", "100", "--objective.name", "ordinal"]
-    quick = ["--train.epochs", "1", "--train.tensorboard", "false"]
+    quick = ["--train.epochs", "1", "--log", "none"]
     assert train([*given, *quick, "--out", str(tmp_path / "run")]) == 0
     assert "kappa" in json.loads((tmp_path / "run" / "metrics.json").read_text())["test"]
 

@@ -16,6 +16,7 @@ from fusionzoo.encoders.layers import layer_numbers
 from fusionzoo.errors import FusionZooError
 from fusionzoo.model import create_model
 from fusionzoo.structures import Batch
+from fusionzoo.training.balance import Now
 from fusionzoo.training.distributed import World
 from fusionzoo.training.groups import param_groups
 from fusionzoo.training.loop import Stepper
@@ -56,7 +57,7 @@ def moved(learn: Stepper, epoch: float, steps: int = 2) -> set[str]:
     model = learn.plain.model
     before: dict[str, Tensor] = {name: x.clone() for name, x in model.state_dict().items()}
     for step in range(steps):
-        learn([make_batch()], epoch=epoch + step / 10)
+        learn([make_batch()], Now(epoch=epoch + step / 10))
     return {name for name, x in model.state_dict().items() if not torch.equal(x, before[name])}
 
 
@@ -79,7 +80,7 @@ def test_an_encoder_that_has_thawed_learns_as_without_the_setting() -> None:
     for learn in (plain, waits):
         torch.manual_seed(1)  # of dropout
         for step in range(2):
-            learn([make_batch()], epoch=1 + step / 10)
+            learn([make_batch()], Now(epoch=1 + step / 10))
     theirs = waits.plain.state_dict()
     for name, tensor in plain.plain.state_dict().items():
         assert torch.equal(tensor, theirs[name]), name
@@ -131,7 +132,7 @@ def test_an_encoder_that_would_never_learn_is_an_error(setting: str) -> None:
 def test_two_processes_leave_what_rests_as_it_was(tmp_path: Path) -> None:
     command = [sys.executable, "train.py", "--data.name", "interactions", "--data.samples", "200"]
     command += ["--train.epochs", "2", "--optim.unfreeze_at_epoch.a", "1", "--dist.nproc", "2"]
-    command += ["--train.tensorboard", "false", "--out", str(tmp_path), "--data.missing", "0.3"]
+    command += ["--log", "none", "--out", str(tmp_path), "--data.missing", "0.3"]
     command += ["--train.save_every", "1", "--optim.gradual_unfreeze.b", "1"]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False

@@ -1,0 +1,122 @@
+"""Recomputing, compiling and memory formats: less memory or time, the same weights."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from fusionzoo.config import RunConfig, from_tree
+from fusionzoo.encoders import create_encoder
+from fusionzoo.model import FusionModel, create_model
+from fusionzoo.structures import Batch
+from fusionzoo.training.speed import blocks, prepare
+
+SMALL = {"name": "timm/resnet10t", "pretrained": False, "size": 32}
+
+
+def make(fusion: str = "gmu") -> FusionModel:
+    torch.manual_seed(0)
+    return create_model(fusion, {"image": SMALL, "text": "chars"}, 3, dim=16)
+
+
+def make_batch(rows: int, length: int, seed: int = 0) -> Batch:
+    draw = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(0, 256, (rows, 3, 32, 32), generator=draw, dtype=torch.uint8)
+    ids = torch.randint(0, 256, (rows, length), generator=draw)
+    text = {"input_ids": ids, "attention_mask": torch.ones_like(ids, dtype=torch.bool)}
+    present = torch.ones(rows, 2, dtype=torch.bool)
+    present[0, 1] = False
+    return Batch(
+        list(map(str, range(rows))), {"image": {"pixels": pixels}, "text": text}, present, None
+    )
+
+
+def learn(model: FusionModel, batches: list[Batch]) -> dict[str, torch.Tensor]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in batches:
+        torch.manual_seed(len(batch.ids))  # the same dropout
+        model(batch).logits.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.state_dict()
+
+
+def test_recomputed_activations_change_nothing() -> None:
+    plain, frugal = make(), make()
+    prepare(frugal, from_tree(RunConfig, {"train": {"checkpointing": True}}).train)
+    batches = [make_batch(4, 9, seed) for seed in range(3)]
+    wanted, found = learn(plain, batches), learn(frugal, batches)
+    assert wanted.keys() == found.keys()
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-7)
+
+
+def test_recomputing_saves_activations() -> None:
+    def held(model: FusionModel) -> int:
+        sizes, weights = [], {p.data_ptr() for p in model.parameters()}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            sizes.append(0 if tensor.data_ptr() in weights else tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            model(make_batch(16, 64))
+        return sum(sizes)
+
+    plain, frugal = make(), make()
+    prepare(frugal, from_tree(RunConfig, {"train": {"checkpointing": True}}).train)
+    assert held(frugal) < 0.5 * held(plain)
+
+
+@pytest.mark.parametrize("model", ["vit_tiny_patch16_224", "resnet10t", "convnext_atto"])
+def test_every_kind_of_network_has_blocks(model: str) -> None:
+    encoder = create_encoder("image", f"timm/{model}", pretrained=False)
+    assert sum(1 for _ in blocks(encoder)) >= 4
+
+
+def test_a_copied_encoder_recomputes_its_own_weights() -> None:
+    model = make()
+    prepare(model, from_tree(RunConfig, {"train": {"checkpointing": True}}).train)
+    other = copy.deepcopy(model)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    learn(other, [make_batch(4, 9)])
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+
+
+def test_channels_last_learns_the_same() -> None:
+    plain, fast = make().double(), make().double()  # batch norms blow up what float32 rounds
+    prepare(fast, from_tree(RunConfig, {"train": {"channels_last": True}}).train)
+    assert any(
+        p.ndim == 4 and p.is_contiguous(memory_format=torch.channels_last) and p.shape[1] > 1
+        for p in fast.encoders["image"].parameters()
+    )
+    batches = [make_batch(4, 9, seed) for seed in range(2)]
+    wanted, found = learn(plain, batches), learn(fast, batches)
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torch, about itself
+def test_compiled_training_learns_the_same_and_does_not_compile_for_every_batch() -> None:
+    plain, fast = make(), make()
+    prepare(fast, from_tree(RunConfig, {"train": {"compile": True}}).train)
+    shapes = [(4, 9), (4, 12), (6, 15), (5, 20), (7, 11), (8, 33), (3, 17), (9, 28)]
+    batches = [make_batch(rows, length, length) for rows, length in shapes]
+    for model in (plain, fast):
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+    counters.clear()
+    learn(fast, batches[:4])
+    compiled = counters["stats"]["unique_graphs"]
+    found = learn(fast, batches[4:])
+    assert counters["stats"]["unique_graphs"] == compiled
+    learn(plain, batches[:4])
+    wanted = learn(plain, batches[4:])
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4)
