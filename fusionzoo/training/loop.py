@@ -89,6 +89,7 @@ class Stepper:
         owners = (model, self.plain.heads, self.plain.balance)
         self.owners = [list(one.parameters()) for one in owners]
         self.encoders = {n: list(own.parameters()) for n, own in model.named_encoders()}
+        self.belongs = {n: _belonging(self.plain, n) for n in self.encoders}
         self.phases = model.fusion.phases
         self.resting = [resting(model, phase) for phase in self.phases]
 
@@ -102,10 +103,11 @@ class Stepper:
         """
         strategies = self.plain.strategies(now)
         turns = next((t for one in strategies if (t := one.turns(now)) != (None,)), (None,))
-        loss = torch.zeros((), device=self.world.device)
+        loss, before = torch.zeros((), device=self.world.device), self.rows
         for turn in turns:
             own, stop = self._turn(batches, now._replace(turn=turn), stop)
             loss += own / len(turns)
+        self.rows = before + (self.rows - before) // len(turns)
         return loss, stop
 
     def _turn(self, batches: list[Batch], now: Now, stop: bool) -> tuple[Tensor, bool]:
@@ -229,7 +231,7 @@ class Stepper:
     def _update(self, now: Now) -> None:
         """Clip and step; the heads are clipped on their own, to leave the fusion as it would be."""
         rest = list(self.resting[now.phase])
-        rest += [p for n, own in self.encoders.items() if now.turn not in (None, n) for p in own]
+        rest += [p for n, own in self.belongs.items() if now.turn not in (None, n) for p in own]
         for parameter in rest:
             parameter.grad = None  # neither momentum nor decay moves it
         strategies = self.plain.strategies(now)
@@ -243,6 +245,13 @@ class Stepper:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
+
+
+def _belonging(plain: Objective, name: str) -> list[nn.Parameter]:
+    """Return what is one modality's alone: its encoder, its head, its map to the fusion's width."""
+    names = set(plain.model.encoders)
+    maps = [x for x in plain.modules() if isinstance(x, nn.ModuleDict) and {*x.keys()} == names]
+    return [p for one in maps for p in one[name].parameters()]
 
 
 def _taken(parameters: list[nn.Parameter]) -> list[Tensor]:

@@ -66,9 +66,11 @@ def build_objective(
     heads = UnimodalHeads(dims if cfg.train.unimodal else {}, dim, counts / counts.sum())
     ids, targets = train_set.ids, train_set.targets
     objective = Objective(model, heads, cfg.train.label_smoothing, ids, targets)
+    unused = freeze_unused(objective)
+    # After the blank batch above: of that a strategy must remember nothing.
     setting = Setting(model, targets, cfg.seed, world)
     objective.balance = build_balance(cfg.balance, cfg.balance_settings, setting)
-    return objective, freeze_unused(objective)
+    return objective, unused
 
 
 def claim_folder(cfg: RunConfig, world: World) -> tuple[RunConfig, Path]:
