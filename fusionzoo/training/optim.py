@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
+import torch
 from torch import nn, optim
 
 from ..config import OptimConfig
@@ -78,7 +79,13 @@ def _check_coverage(groups: list[Group], parameters: list[nn.Parameter]) -> None
 def build_optimizer(groups: list[Group], cfg: OptimConfig) -> optim.Optimizer:
     """Build the optimiser; the fused kernels are faster on CPU too."""
     if cfg.name == "sgd":
-        return optim.SGD(groups, momentum=cfg.momentum, fused=True)
+        sgd = optim.SGD(groups, momentum=cfg.momentum, fused=True)
+        # The fused kernel refuses a group of which only some have had a gradient before: turns,
+        # phases. A momentum of 0 is where the others start, too.
+        for parameter in (p for group in sgd.param_groups for p in group["params"]):
+            if cfg.momentum:
+                sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return sgd
     kind = optim.AdamW if cfg.name == "adamw" else optim.Adam
     return kind(groups, betas=cfg.betas, fused=True)
 
