@@ -69,13 +69,14 @@ class AGM(Balance):
         return seen.output._replace(logits=logits + scaled.sum(1).to(logits.dtype))
 
     def main(self, seen: Seen, loss: Term) -> Term:
-        if not self.felt and loss.values.requires_grad:
-            logits = seen.output.logits
-            asked = torch.autograd.grad(
-                loss.values.sum(), logits, retain_graph=True, allow_unused=True
+        there = presence(seen.features).any(1)
+        if not self.felt and loss.values.requires_grad and there.any():
+            answer = seen.output.logits
+            (asked,) = torch.autograd.grad(
+                loss.values.sum(), answer, retain_graph=True, allow_unused=True
             )
             self.require(
-                asked[0] is not None,
+                asked is not None and bool(asked[there].any()),
                 f"the loss of {type(self.fusion).__name__} does not read the fused logits, so"
                 " there is nothing to modulate: ogm_ge works with it",
             )

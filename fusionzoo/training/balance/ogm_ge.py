@@ -65,9 +65,9 @@ class OGMGE(Balance):
         if seen.output.unimodal:
             return torch.stack([seen.output.unimodal[name] for name in seen.features], 1)
         with quiet(self.fusion):
-            rest = self.fusion(blanked(seen.features)).logits
+            rest = widened(self.fusion(blanked(seen.features)).logits)
             each = [self.fusion(blanked(seen.features, n)).logits for n in seen.features]
-        share = 1 - 1 / presence(seen.features).sum(1).clamp(min=1)
+        share = 1 - 1 / presence(seen.features).sum(1).clamp(min=1).to(rest.dtype)
         return torch.stack(each, dim=1) - (share[:, None] * rest)[:, None]
 
     def gradients(self, encoders: Mapping[str, Sequence[nn.Parameter]], now: Now) -> None:

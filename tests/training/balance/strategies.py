@@ -20,6 +20,7 @@ from fusionzoo.training.optim import build_optimizer, param_groups
 
 WIDTHS = {"image": 5, "text": 7, "audio": 3}
 DIMS = {"image": 6, "text": 5, "audio": 4}
+ALONE = World()
 ROWS, CLASSES = 12, 4
 TARGETS = torch.arange(ROWS) % CLASSES
 SOME = [(0, 0), (1, 2), (2, 2), (5, 0), (5, 1), (6, 0), (6, 1), (6, 2), (8, 1)]  # row 6: nothing
@@ -56,7 +57,7 @@ def make_model(
 def make_objective(
     balance: str = "",
     settings: Mapping[str, Any] | None = None,
-    world: World = World(),
+    world: World = ALONE,
     *,
     model: FusionModel | None = None,
     dropout: bool = False,
@@ -77,7 +78,7 @@ def make_objective(
 
 
 def make_stepper(
-    objective: Objective, tree: Mapping[str, Any] | None = None, world: World = World()
+    objective: Objective, tree: Mapping[str, Any] | None = None, world: World = ALONE
 ) -> Stepper:
     cfg = from_tree(RunConfig, {"optim": {"lr": 0.01}, **(tree or {})})
     groups = param_groups(objective.model, objective.heads, cfg.optim, objective.balance)

@@ -12,7 +12,6 @@ import torch
 from strategies import (
     OFF,
     ROWS,
-    SOME,
     make_batch,
     make_model,
     make_objective,
@@ -117,7 +116,9 @@ def test_a_strategy_trains_any_fusion_in_half_precision_over_several_batches(
     for parameter in objective.parameters():
         assert parameter.isfinite().all()
     start = dict(before.named_parameters())
-    moved = {n.split(".")[1] for n, p in objective.model.named_parameters() if (p != start[n]).any()}
+    moved = {
+        n.split(".")[1] for n, p in objective.model.named_parameters() if (p != start[n]).any()
+    }
     assert {"image", "text", "audio"} <= moved
 
 
