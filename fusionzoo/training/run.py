@@ -67,6 +67,8 @@ def build_objective(
     ids, targets = train_set.ids, train_set.targets
     objective = Objective(model, heads, cfg.train.label_smoothing, ids, targets)
     unused = freeze_unused(objective)
+    if cfg.balance and cfg.dist.strategy == "dp":
+        raise FusionZooError("--balance: strategies remember what dp's threads forget: use ddp")
     # After the blank batch above: of that a strategy must remember nothing.
     setting = Setting(model, targets, cfg.seed, world)
     objective.balance = build_balance(cfg.balance, cfg.balance_settings, setting)

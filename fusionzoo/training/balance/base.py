@@ -108,9 +108,8 @@ class Balance(nn.Module):
 
     def require_classes(self, targets: Tensor) -> None:
         """Refuse targets other than one class for each sample."""
-        single = isinstance(targets, Tensor) and targets.ndim == 1
         self.require(
-            single and not targets.is_floating_point(),
+            targets.ndim == 1 and not targets.is_floating_point(),
             "it scores the probability of the right class, so the target must be one class for"
             " each sample",
         )
@@ -132,7 +131,7 @@ class Balance(nn.Module):
         return self.start <= now.epoch and (self.end is None or now.epoch < self.end)
 
     def begin_epoch(self, learn: Stepper, loaders: Mapping[str, Any], now: Now) -> None:
-        """Get ready for an epoch; not called where a run resumes in the middle of one."""
+        """Get ready for an epoch; not called when a run resumes within one."""
 
     def turns(self, now: Now) -> Sequence[str | None]:
         """Return who learns in this step, in turn: a modality's encoder alone, or None for all."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ._gather import gathered_rows
-from .base import BALANCE, Balance, Now, Seen, Setting, Term, pooled_of, presence
+from .base import BALANCE, Balance, Now, Seen, Setting, Term, pooled_of, presence, widened
 
 
 @BALANCE.register(family="loss", paper="Andrew et al. 2013, ICML, proceedings v28")
@@ -52,10 +52,11 @@ class CCALoss(Balance):
         return bool(self.weight) and super().active(now)
 
     def terms(self, seen: Seen) -> dict[str, Term]:
-        own = {
-            name: project(pooled_of(seen.features, name)[0]).double()
-            for name, project in self.project.items()
-        }
+        own = {}
+        for name, project in self.project.items():
+            x, _ = pooled_of(seen.features, name)
+            with torch.autocast(x.device.type, enabled=False):
+                own[name] = project(widened(x)).double()
         rows, present = gathered_rows(own, presence(seen.features), self.world)
         have = dict(zip(own, present.unbind(1), strict=True))
         found = {}

@@ -9,9 +9,12 @@ import pytest
 import torch
 from strategies import DIMS, make_batch, make_model, make_objective, make_stepper, save_teachers
 
+from fusionzoo.config import RunConfig, from_tree
+from fusionzoo.datasets import create_dataset
 from fusionzoo.errors import FusionZooError
-from fusionzoo.training.balance import BALANCE, Now, Setting
+from fusionzoo.training.balance import BALANCE, Now, Setting, build_balance
 from fusionzoo.training.distributed import World
+from fusionzoo.training.run import build_objective
 
 RIVALS = ["agm", "mla", "mmpareto", "ogm_ge", "pmr", "reconboost"]
 
@@ -34,6 +37,23 @@ def test_the_others_go_with_each_of_them(first: str) -> None:
         learn([make_batch()], Now(step, step / 2))
     assert all(p.isfinite().all() for p in learn.plain.parameters())
     assert any(name.startswith("unimodal_aux/") for name in learn.terms)
+
+
+def test_unknown_names_and_settings_without_a_strategy_are_refused() -> None:
+    setting = Setting(make_model("mean"), torch.zeros(9, dtype=torch.int64), 0, World())
+    with pytest.raises(FusionZooError, match="unknown training strategy 'ogmge'. Did you mean"):
+        build_balance("ogmge", {}, setting)
+    with pytest.raises(FusionZooError, match="agm: --balance does not name 'agm'"):
+        build_balance("ogm_ge", {"agm": {"alpha": 1}}, setting)
+
+
+def test_data_parallel_threads_are_refused() -> None:
+    data = create_dataset("interactions", samples=60)
+    tree = {"balance": "agm", "dist": {"strategy": "dp"}, "encoders": data.default_encoders}
+    encoders = {n: {**e, "in_dim": 8} for n, e in data.default_encoders.items()}
+    cfg = from_tree(RunConfig, {**tree, "encoders": encoders})
+    with pytest.raises(FusionZooError, match="remember what dp's threads forget: use ddp"):
+        build_objective(cfg, data.split("train"))
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
