@@ -41,9 +41,9 @@ def test_the_others_go_with_each_of_them(first: str) -> None:
 
 def test_unknown_names_and_settings_without_a_strategy_are_refused() -> None:
     setting = Setting(make_model("mean"), torch.zeros(9, dtype=torch.int64), 0, World())
-    with pytest.raises(FusionZooError, match="unknown training strategy 'ogmge'. Did you mean"):
+    with pytest.raises(FusionZooError, match=r"unknown training strategy 'ogmge'\. Did you mean"):
         build_balance("ogmge", {}, setting)
-    with pytest.raises(FusionZooError, match="agm: --balance does not name 'agm'"):
+    with pytest.raises(FusionZooError, match=r"agm: --balance does not name 'agm'"):
         build_balance("ogm_ge", {"agm": {"alpha": 1}}, setting)
 
 
