@@ -60,7 +60,9 @@ def embed(cfg: EmbedConfig, world: World) -> Path:
     if not cfg.model:
         raise FusionZooError("--model is missing: a model folder, or a run folder such as runs/a")
     model = load(cfg.model, world.device)
-    dataset, settings = open_data(cfg, list(model.modalities))
+    # Labels are written as they stand, so only plain classes are read.
+    targets: dict[str, str] | None = None if model.targets is None else {}
+    dataset, settings = open_data(cfg, list(model.modalities), targets)
     shard = (world.rank, world.size)
     sampler = make_sampler(dataset, shuffle=False, distributed=shard, pad=False)
     loader = DataLoader(
@@ -92,7 +94,9 @@ def embed(cfg: EmbedConfig, world: World) -> Path:
     return out
 
 
-def open_data(cfg: EmbedConfig, modalities: list[str]) -> tuple[PairedDataset, dict[str, Any]]:
+def open_data(
+    cfg: EmbedConfig, modalities: list[str], targets: dict[str, str] | None
+) -> tuple[PairedDataset, dict[str, Any]]:
     """Open the data set of the command line, else that of the run; keep what the model reads."""
     from fusionzoo.training.run import open_dataset
 
@@ -104,7 +108,7 @@ def open_data(cfg: EmbedConfig, modalities: list[str]) -> tuple[PairedDataset, d
                 f"{cfg.model} is no run folder, so --data.name must say what to embed"
             )
         settings = merge(read_yaml(recipe)["data"], settings)
-    dataset = open_dataset(settings)
+    dataset = open_dataset(settings, targets)
     if not set(modalities) & set(dataset.modalities):
         raise FusionZooError(
             f"the model reads {', '.join(modalities)}; the data has {', '.join(dataset.modalities)}"

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fusionzoo.training.checkpoint import State
     from fusionzoo.training.distributed import World
     from fusionzoo.training.loop import Stepper
+    from fusionzoo.training.schedules import Plan
     from fusionzoo.training.tracking import Tracker
 
     Loaders = dict[str, DataLoader[Batch]]
@@ -47,32 +48,35 @@ def main(args: Sequence[str] | None = None) -> int:
         keep_freed_memory()
         with process_group(cfg.dist, cfg.device) as world:
             return train(cfg, world)
-    except FusionZooError as error:
+    except (FusionZooError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
 def train(cfg: RunConfig, world: World) -> int:
-    """Train, test, save; return 0, or 128 + the signal that ended the run early."""
+    """Train, test, save; return 0, or 75 (130 after Ctrl-C) if a signal ended the run early."""
+    import torch
+
     from fusionzoo.training import checkpoint, run
     from fusionzoo.training.distributed import seed_everything, wrap
-    from fusionzoo.training.loop import Stepper, build_loader, evaluate
-    from fusionzoo.training.optim import build_optimizer, group_rows, param_groups
+    from fusionzoo.training.groups import param_groups
+    from fusionzoo.training.joint import targets_of
+    from fusionzoo.training.loop import AMP, Stepper, build_loader, evaluate
+    from fusionzoo.training.optim import build_optimizer
     from fusionzoo.training.tracking import Tracker
 
     # ---- data: one table, three splits
     tracker = Tracker(world)
-    dataset = run.open_dataset(cfg.data)
+    dataset = run.open_dataset(cfg.data, targets_of(cfg))
     splits = {name: dataset.split(name) for name in ("train", "val", "test")}
     cfg = replace(cfg, encoders=run.choose_encoders(dataset, cfg.encoders))
 
     # ---- model: the same weights on every process, then each its own dropout
     seed_everything(cfg.seed)
     objective, unused = run.build_objective(cfg, splits["train"], world)
-    objective.to(world.device)
+    wrapped = wrap(objective.to(world.device), cfg.dist, world, AMP[cfg.train.amp])
     groups = param_groups(objective.model, objective.heads, cfg.optim, objective.balance)
-    optimizer = build_optimizer(groups, cfg.optim)
-    learn = Stepper(wrap(objective, cfg.dist, world), optimizer, cfg, world)
+    learn = Stepper(wrapped, build_optimizer(groups, cfg.optim), cfg, world)
     seed_everything(cfg.seed + world.rank)
     loaders = {
         name: build_loader(part, objective.model.collate(name == "train"), cfg, world, name)
@@ -80,79 +84,111 @@ def train(cfg: RunConfig, world: World) -> int:
     }
 
     # ---- where we are: at the start, or where the last checkpoint left off
-    cfg, folder = run.claim_folder(cfg, world)
-    last, best = folder / "checkpoints" / "last.pt", folder / "checkpoints" / "best.pt"
-    state = checkpoint.restore(last, learn) if cfg.resume else checkpoint.State()
-    tracker.table("Learning-rate groups", *group_rows(groups, objective.model))
-    for name in unused:
-        tracker.say(f"no loss reads {name}: frozen")
+    with run.claim_folder(cfg, world) as folder:
+        state, notes = checkpoint.State(), [f"no loss reads {name}: frozen" for name in unused]
+        if cfg.resume:
+            state, odd = checkpoint.restore(folder / "checkpoints" / "last.pt", learn)
+            notes += odd
+        run.show_groups(folder, groups, learn, tracker)
+        tracker.start(folder, state, cfg.log)
+        for note in notes:
+            tracker.say(note)
 
-    # ---- the loop, then the test split: looked at once, with the best epoch's weights
-    tracker.start(folder, state.step, cfg.train.tensorboard)
-    try:
-        signal = fit(learn, loaders, state, folder, tracker)
-        if signal:
-            return 128 + signal
-        checkpoint.restore_weights(best, learn)
-        test = evaluate(learn, loaders["test"])
-    finally:
-        tracker.close()
-    run.report(folder, learn, state, test, tracker)
-    run.report_failures(dataset, tracker)
+        # ---- the loop, then the test split: looked at once, with the best epoch's weights
+        try:
+            stopped = fit(learn, loaders, state, folder, tracker)
+            if stopped:
+                return stopped
+            for note in checkpoint.restore_best(folder / "checkpoints" / "best.pt", learn, state):
+                tracker.say(note)
+            with learn.judged():
+                test = evaluate(learn, loaders["test"])
+                run.save_model(folder, learn)
+        except torch.OutOfMemoryError as error:
+            raise run.out_of_memory(learn) from error
+        finally:
+            tracker.close()
+        run.report(folder, learn, state, test, tracker)
+        run.report_failures(dataset, tracker)
     return 0
 
 
 def fit(learn: Stepper, loaders: Loaders, state: State, folder: Path, tracker: Tracker) -> int:
-    """Train the epochs that remain; return the signal that stopped it after a step, or 0."""
+    """Train the epochs that remain; return 0, or the exit code after a signal."""
     from fusionzoo.training import checkpoint
-    from fusionzoo.training.balance import Now
-    from fusionzoo.training.loop import catch_signals, chunks, evaluate
-    from fusionzoo.training.optim import phased, rates, set_rates
+    from fusionzoo.training.loop import catch_signals, evaluate
+    from fusionzoo.training.schedules import phased
 
     cfg = learn.cfg.train
     last, best = folder / "checkpoints" / "last.pt", folder / "checkpoints" / "best.pt"
     epoch_steps = -(-len(loaders["train"]) // cfg.accumulate)
+    for note in state.refit(epoch_steps):
+        tracker.say(note)
     plan = phased(learn.cfg.optim, learn.phases, cfg.epochs * epoch_steps, epoch_steps)
-    progress = tracker.progress(cfg.epochs * epoch_steps, state.step)
+    tracker.progress(cfg.epochs * epoch_steps, state.step)
 
     with catch_signals() as signals:
         if not state.step:
             checkpoint.save(last, learn, state)
         while state.evaluated < cfg.epochs:
-            done = state.step - state.evaluated * epoch_steps
-            now = Now(state.step, state.evaluated, plan(state.step)[0])
-            for one in learn.plain.strategies(now) if not done else ():
-                one.begin_epoch(learn, loaders, now)
-            for batches in chunks(loaders["train"], cfg.accumulate, state.evaluated, skip=done):
-                tracker.lap("data")
-                phase, factor = plan(state.step)
-                set_rates(learn.optimizer, factor)
-                tracker.phase(learn.phases[phase].name)
-                now = Now(state.step, state.step / epoch_steps, phase)
-                loss, stop = learn(batches, now, bool(signals))
-                state.step, state.loss = state.step + 1, state.loss + loss
-                tracker.lap("train")
-                progress.update()
-                if state.step % cfg.log_every == 0:
-                    figures = {"loss": learn.mean(loss), "lr": rates(learn.optimizer)}
-                    tracker.log(state.step, "step", figures)
-                if stop or (cfg.save_every and state.step % cfg.save_every == 0):
-                    checkpoint.save(last, learn, state)
-                if stop:
-                    tracker.say(f"stopped at step {state.step}: --resume --out {folder} goes on")
-                    return (signals or [15])[0]
-
-            val = evaluate(learn, loaders["val"])
+            stopped = train_epoch(learn, loaders, state, plan, last, tracker, signals)
+            if stopped:
+                tracker.say(f"stopped at step {state.step}: --resume --out {folder} goes on")
+                return stopped
+            with learn.judged():
+                val = evaluate(learn, loaders["val"])
             state.evaluated += 1
+            state.val_losses.append(val["loss"])
             train_loss = learn.mean(state.loss) / epoch_steps
-            tracker.log_epoch(state, train_loss, val)
+            tracker.log_epoch(state, train_loss, val, learn.plain.tasks.leading)
             last_phase = plan(state.step - 1)[0] == len(learn.phases) - 1
-            if last_phase and state.better(val):
+            if last_phase and state.better(val, learn.plain.tasks):
                 state.best = {**val, "epoch": state.evaluated, "train_loss": train_loss}
-                checkpoint.save(best, learn, state)
+                checkpoint.save(best, learn, state, keep=2)
             state.loss.zero_()
-            checkpoint.save(last, learn, state)
+            checkpoint.save(last, learn, state, keep=cfg.last_k)
             tracker.lap("evaluate and save")
+    return 0
+
+
+def train_epoch(
+    learn: Stepper,
+    loaders: Loaders,
+    state: State,
+    plan: Plan,
+    last: Path,
+    tracker: Tracker,
+    signals: list[int],
+) -> int:
+    """Make the steps that remain of an epoch; return 0, or the exit code after a signal."""
+    from fusionzoo.training import checkpoint
+    from fusionzoo.training.balance import Now
+    from fusionzoo.training.loop import chunks, exit_code
+    from fusionzoo.training.optim import rates, set_rates
+
+    cfg = learn.cfg.train
+    done = state.step - state.evaluated * state.epoch_steps
+    if not done:
+        learn.begin_epoch(loaders, Now(state.step, state.evaluated, plan(state.step)[0]))
+    for batches in chunks(loaders["train"], cfg.accumulate, state.evaluated, skip=done):
+        tracker.lap("data")
+        phase, factors = plan(state.step, state.val_losses)
+        set_rates(learn.optimizer, factors)
+        tracker.phase(learn.phases[phase].name)
+        learn.watch = (state.step + 1) % cfg.log_every == 0
+        now = Now(state.step, state.step / state.epoch_steps, phase)
+        loss, stop = learn(batches, now, bool(signals))
+        state.step, state.loss = state.step + 1, state.loss + loss
+        state.count_bad(learn.cause, cfg.max_bad_steps, tracker.say)
+        tracker.lap("train")
+        tracker.advance()
+        if learn.watch:
+            figures = {"loss": learn.mean(loss), "lr": rates(learn.optimizer), **learn.figures()}
+            tracker.log(state.step, "step", figures)
+        if stop or (cfg.save_every and state.step % cfg.save_every == 0):
+            checkpoint.save(last, learn, state, keep=cfg.last_k)
+        if stop:
+            return exit_code(signals)
     return 0
 
 

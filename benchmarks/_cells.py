@@ -14,9 +14,11 @@ from fusionzoo.config import BenchmarkConfig, RunConfig, from_tree
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.training.balance import Now
 from fusionzoo.training.distributed import World, seed_everything
+from fusionzoo.training.groups import param_groups
 from fusionzoo.training.loop import Stepper
-from fusionzoo.training.optim import build_optimizer, param_groups, phased, set_rates
+from fusionzoo.training.optim import build_optimizer, set_rates
 from fusionzoo.training.run import build_objective
+from fusionzoo.training.schedules import phased
 
 Cell = dict[str, Any]
 
@@ -40,8 +42,8 @@ def train(dataset: PairedDataset, settings: dict[str, Any], test: PairedDataset)
     step = 0
     for _ in range(cfg.train.epochs):
         for rows in torch.randperm(len(known)).split(cfg.train.batch_size):
-            phase, factor = plan(step)
-            set_rates(learn.optimizer, factor)
+            phase, factors = plan(step)
+            set_rates(learn.optimizer, factors)
             learn([whole.take(rows)], Now(step, step / epoch_steps, phase))
             step += 1
     asked = collate([test[row] for row in range(len(test))])

@@ -33,9 +33,11 @@ from fusionzoo.config import RunConfig, from_tree
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.training.balance import BALANCE, Now
 from fusionzoo.training.distributed import World, seed_everything
+from fusionzoo.training.groups import param_groups
 from fusionzoo.training.loop import Stepper, build_loader, chunks, evaluate
-from fusionzoo.training.optim import build_optimizer, param_groups, phased, set_rates
+from fusionzoo.training.optim import build_optimizer, set_rates
 from fusionzoo.training.run import build_objective
+from fusionzoo.training.schedules import phased
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("image", "text", "audio")
@@ -76,12 +78,10 @@ def fit(dataset: PairedDataset, cell: Cell, balance: str, settings: dict[str, An
     plan = phased(cfg.optim, learn.phases, cfg.train.epochs * steps, steps)
     step = 0
     for epoch in range(cfg.train.epochs):
-        now = Now(step, epoch, plan(step)[0])
-        for one in learn.plain.strategies(now):
-            one.begin_epoch(learn, loaders, now)
+        learn.begin_epoch(loaders, Now(step, epoch, plan(step)[0]))
         for batches in chunks(loaders["train"], 1, epoch):
-            phase, factor = plan(step)
-            set_rates(learn.optimizer, factor)
+            phase, factors = plan(step)
+            set_rates(learn.optimizer, factors)
             learn(batches, Now(step, step / steps, phase))
             step += 1
     return learn

@@ -16,8 +16,9 @@ from _timing import ratio
 from fusionzoo.config import RunConfig, from_args
 from fusionzoo.structures import Batch
 from fusionzoo.training.distributed import World
+from fusionzoo.training.groups import param_groups
 from fusionzoo.training.loop import Stepper
-from fusionzoo.training.optim import build_optimizer, param_groups, set_rates
+from fusionzoo.training.optim import build_optimizer, set_rates
 from fusionzoo.training.run import build_objective, open_dataset
 
 STEPS = 5
@@ -42,7 +43,7 @@ def main() -> None:
 
         def ours(learn: Stepper = learn, batches: list[Batch] = batches) -> None:
             for step in range(STEPS):
-                set_rates(learn.optimizer, 1e-3)
+                set_rates(learn.optimizer, {"": 1e-3})
                 learn([batches[step % len(batches)]])
 
         model = objective.model.train()

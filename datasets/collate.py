@@ -16,10 +16,11 @@ class Collate:
 
     A sample that lacks a modality gets the processor's blank item, and `present` says so. A sample
     that the data set skips (`on_error="skip"`) leaves no row. `processors` are the encoders'.
+    `columns` is how many numbers a target is; None: it is a class.
     """
 
-    def __init__(self, processors: Mapping[str, Any]) -> None:
-        self.processors = dict(processors)
+    def __init__(self, processors: Mapping[str, Any], columns: int | None = None) -> None:
+        self.processors, self.columns = dict(processors), columns
         self.blanks = {name: processor.blank() for name, processor in self.processors.items()}
 
     def __call__(self, samples: Sequence[Sample | None]) -> Batch:
@@ -33,10 +34,18 @@ class Collate:
         if not rows:
             inputs = {name: {k: x[:0] for k, x in own.items()} for name, own in inputs.items()}
         present = [[one.values.get(name) is not None for name in self.processors] for one in rows]
-        targets = [one.target for one in rows]
-        target = None if None in targets else torch.tensor(targets, dtype=torch.int64)
         shaped = torch.tensor(present, dtype=torch.bool).reshape(len(rows), len(self.processors))
-        return Batch([one.id for one in rows], inputs, shaped, target)
+        return Batch(
+            [one.id for one in rows], inputs, shaped, self._targets([one.target for one in rows])
+        )
+
+    def _targets(self, given: Sequence[Any]) -> torch.Tensor | None:
+        if None in given:
+            return None
+        if not (isinstance(given[0], tuple) if given else self.columns is not None):
+            return torch.tensor(given, dtype=torch.int64)
+        width = len(given[0]) if given else self.columns
+        return torch.tensor(given, dtype=torch.float32).reshape(len(given), width or 0)
 
     def _item(self, name: str, sample: Sample) -> dict[str, torch.Tensor]:
         value = sample.values.get(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,8 @@ from torch.utils.data import Dataset
 from ..errors import FusionZooError, did_you_mean
 from ..registry import Registry
 from ..structures import KINDS, Sample
+from ..targets import Target, sorted_words
+from .labels import read_labels
 from .media import decode
 
 OnError = Literal["raise", "missing", "skip"]
@@ -32,6 +33,10 @@ class PairedDataset(Dataset[Sample | None]):
     `table` has string columns `id`, `split`, `target` (null: none) and a column per modality: a
     reference (path or text; null: the sample lacks the modality), or a row number into
     `memory[modality]`, values that are there already. `modalities` maps each to its kind.
+
+    `targets` says what columns of labels hold, `{"age": "regression", "tags": "multilabel"}`, kinds
+    of `fusionzoo.targets`. None: `target` holds the one class of every sample; an empty mapping:
+    labels are not read.
 
     `on_error` says what to do with a file that cannot be decoded: `raise` its error, take it for
     `missing`, or `skip` the sample; `failures()` lists what was met, in workers too.
@@ -47,6 +52,7 @@ class PairedDataset(Dataset[Sample | None]):
         source: str = "the data set",
         on_error: OnError = "raise",
         encoders: Mapping[str, Mapping[str, Any]] | None = None,
+        targets: Mapping[str, str] | None = None,
     ) -> None:
         if on_error not in ("raise", "missing", "skip"):
             raise FusionZooError(f"on_error={on_error!r} is none of raise, missing, skip")
@@ -61,7 +67,12 @@ class PairedDataset(Dataset[Sample | None]):
         # Shared with the loader's workers, which note here what they could not read.
         self.failed = torch.zeros(len(table), len(modalities), dtype=torch.uint8).share_memory_()
         self._check_rows()
-        self.classes = self._find_classes()
+        self.scheme: tuple[Target, ...] | None = None  # what columns of labels hold
+        self.numbers = torch.zeros(len(table), 0)  # their labels, (N, W)
+        if targets is None:
+            self.classes = self._find_classes()
+        else:
+            self._read_labels(targets)
 
     # ---- what it holds
 
@@ -83,9 +94,9 @@ class PairedDataset(Dataset[Sample | None]):
                 if self.on_error == "skip":
                     return None
                 values[name] = None
-        label = self._cell("target", row)
-        target = self.classes.index(label) if self.classes else None
-        return Sample(self._cell("id", row), self._cell("split", row), target, values, seed)
+        return Sample(
+            self._cell("id", row), self._cell("split", row), self._target(row), values, seed
+        )
 
     @property
     def ids(self) -> list[str]:
@@ -104,7 +115,9 @@ class PairedDataset(Dataset[Sample | None]):
 
     @property
     def targets(self) -> Tensor:
-        """The samples' targets as indices into `classes`, int64 (N,)."""
+        """Indices into `classes`, int64 (N,); with a `scheme` its numbers, float32 (N, W)."""
+        if self.scheme is not None:
+            return self.numbers[self.rows]
         if not self.classes:
             raise FusionZooError(f"{self.source} has no target column")
         index = {label: number for number, label in enumerate(self.classes)}
@@ -232,6 +245,12 @@ class PairedDataset(Dataset[Sample | None]):
             table = table.set_column(table.column_names.index(name), name, values)
         return self._with(table, self.modalities)
 
+    def with_targets(self, targets: Mapping[str, str]) -> PairedDataset:
+        """Return the same samples with other columns as labels: `{"age": "regression"}`."""
+        view = copy.copy(self)
+        view._read_labels(targets)
+        return view
+
     @classmethod
     def join(
         cls, sources: Mapping[str, PairedDataset], how: Literal["inner", "outer"] = "inner"
@@ -247,6 +266,15 @@ class PairedDataset(Dataset[Sample | None]):
 
     # ---- inside
 
+    def _read_labels(self, targets: Mapping[str, str]) -> None:
+        found = read_labels(self.table, targets, self.source, list(self.modalities))
+        self.classes, (self.scheme, self.numbers) = [], found
+
+    def _target(self, row: int) -> int | tuple[float, ...] | None:
+        if self.scheme is not None:
+            return tuple(self.numbers[row].tolist())
+        return self.classes.index(self._cell("target", row)) if self.classes else None
+
     def _with(self, table: pa.Table, modalities: Mapping[str, str]) -> PairedDataset:
         valid = [torch.tensor(table[name].is_valid().to_numpy()) for name in modalities]
         kept = torch.stack(valid, dim=1).any(1)
@@ -256,6 +284,7 @@ class PairedDataset(Dataset[Sample | None]):
         # A copy, not a new data set: its files are checked, and its classes stay what they are.
         out = copy.copy(self)
         out.table = table.filter(pa.array(kept.numpy())).combine_chunks()
+        out.numbers = self.numbers[kept]
         out.modalities, out.rows = dict(modalities), (kept.cumsum(0) - 1)[rows]
         out.failed = torch.zeros(len(out.table), len(modalities), dtype=torch.uint8)
         out.failed.share_memory_()
@@ -361,8 +390,7 @@ class PairedDataset(Dataset[Sample | None]):
                     f"{self.source}, row {row + 1}, sample {self._cell('id', row)!r} (split"
                     f" {splits[row]!r}) has {what}{rest}"
                 )
-        numbers = all(re.fullmatch(r"-?[0-9]+", str(label)) for label in known)
-        return sorted((str(x) for x in known), key=(lambda x: (int(x), x)) if numbers else None)
+        return sorted_words({str(label) for label in known})
 
 
 def split_by_hash(key: str, shares: Sequence[float] = SHARES, salt: str = "") -> str:

@@ -117,6 +117,8 @@ def _weights(dataset: Any, weights: str | Sequence[float] | Tensor, indices: Ten
         if weights != "class":
             raise FusionZooError(f"weights={weights!r}; the one scheme with a name is 'class'")
         targets = dataset.targets[indices]
+        if targets.ndim > 1:
+            raise FusionZooError("class_weighted needs a target of one class, in column `target`")
         return (1.0 / torch.bincount(targets).double())[targets]
     given = torch.as_tensor(weights, dtype=torch.float64)
     if given.shape != (len(dataset),) or not bool((given.isfinite() & (given >= 0)).all()):

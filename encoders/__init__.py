@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from ..errors import FusionZooError, did_you_mean
 from . import audio, image, text, vector  # noqa: F401
 from .base import ENCODERS, Encoder, Processor
 from .init import initialise
+from .lora import add_lora
 from .weights import WeightsReport, load_weights
 
 __all__ = [
@@ -40,7 +42,8 @@ def create_encoder(
     name: str,
     *,
     kind: str | None = None,
-    freeze: Literal["none", "all"] = "none",
+    freeze: str = "none",
+    lora: Mapping[str, Any] | None = None,
     weights: str | None = None,
     match: Literal["name", "position"] = "name",
     prefix: str = "",
@@ -53,7 +56,9 @@ def create_encoder(
     `kind` (image, text, audio, vector, sequence) is the modality's name where that is one of these,
     else what the encoder is for. `weights` is a checkpoint, loaded by name or by position, `prefix`
     stripped; `init` a scheme for what is trained from scratch; `assets` a folder that
-    `Encoder.save_assets` wrote. The rest are settings of the family, see `fusionzoo zoo`.
+    `Encoder.save_assets` wrote. `freeze` is none, all, all_but_last_<n> (layers) or norm; `lora`
+    (r, alpha, dropout, targets) trains adapters in attention and freezes the rest. Further settings
+    are the family's, see `fusionzoo zoo`.
     """
     entry, model = _find(name, kind or modality)
     if "assets" in ENCODERS[entry].parameters:
@@ -65,10 +70,14 @@ def create_encoder(
     if weights is not None:
         report = load_weights(encoder, weights, match=match, prefix=prefix)
         _log.info("%s: %s", modality, report)
-    if freeze not in ("none", "all"):
-        raise FusionZooError(f"encoders.{modality}.freeze={freeze!r} is neither 'none' nor 'all'")
-    if freeze == "all":
-        encoder.freeze()
+    if lora is not None:
+        if freeze != "none":
+            raise FusionZooError(
+                f"encoders.{modality}: lora freezes the encoder itself; leave freeze={freeze!r} out"
+            )
+        encoder.still = add_lora(encoder, lora, f"encoders.{modality}.lora")
+        settings |= {"lora": dict(lora)}
+    encoder.freeze(freeze)
     given = {"kind": encoder.kind, "freeze": freeze, "weights": weights, "match": match}
     given |= {"prefix": prefix, "init": init, **settings}
     if "pretrained" in ENCODERS[entry].parameters:

@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..registry import Registry
 from ..structures import Features
+from .layers import freeze
 
 Item = dict[str, Tensor]
 
@@ -48,6 +49,8 @@ class Encoder(nn.Module):
     modality: str = ""
     spec: Mapping[str, Any] = {}
     frozen: bool = False
+    sharded: bool = False  # its weights are shared out over processes
+    still: Sequence[nn.Module] = ()  # parts that stay in evaluation mode
 
     @abstractmethod
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
@@ -63,14 +66,19 @@ class Encoder(nn.Module):
         with torch.no_grad():
             return self.encode(inputs)
 
-    def freeze(self) -> None:
-        """Keep every parameter and running statistic as it is."""
-        self.frozen = True
-        self.requires_grad_(False)
-        self.eval()
+    def freeze(self, mode: str = "all") -> None:
+        """Keep parameters and running statistics as they are: `all`, or a part, see `layers`."""
+        if mode == "all":
+            self.frozen = True
+            self.requires_grad_(False)
+            self.eval()
+        elif mode != "none":
+            self.still = freeze(self, mode, f"encoders.{self.modality}.freeze")
 
     def train(self, mode: bool = True) -> Encoder:
         super().train(mode and not self.frozen)
+        for part in self.still:
+            part.eval()
         return self
 
     def save_assets(self, folder: Path) -> None:

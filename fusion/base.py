@@ -32,6 +32,7 @@ class Fusion(nn.Module):
     """
 
     phases: tuple[Phase, ...] = (Phase("train", 1.0),)
+    classes_only = False  # whether its logits can only be those of one class out of several
     symmetric = False  # whether modalities may swap places, each with its own parameters
 
     def __init__(self, dims: Mapping[str, int], dim: int, num_outputs: int) -> None:

@@ -1,8 +1,9 @@
 """Settings of a run: typed dataclasses, a YAML file, dotted flags. Nothing heavy is imported here.
 
 `python train.py --config a.yaml --optim.lr 1e-3 --fusion.name mbt`: flags win over the file, the
-file wins over the defaults. The sections `data`, `fusion` and `encoders.<modality>` name a registry
-entry; what else they hold are keyword arguments of that entry's constructor.
+file wins over the defaults. The sections `data`, `fusion`, `objective`, `targets.<column>` and
+`encoders.<modality>` name a registry entry; what else they hold are keyword arguments of that
+entry's constructor.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 from annotated_types import Ge, Gt, Interval
 
@@ -24,6 +25,8 @@ Count = Annotated[int, Ge(1)]
 Positive = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Interval(ge=0, lt=1)]
+Factor = Annotated[float, Interval(gt=0, le=1)]
+Schedule = Literal["cosine", "linear", "step", "plateau", "constant", "onecycle"]
 
 
 def option(default: Any, says: str) -> Any:
@@ -36,17 +39,29 @@ def option(default: Any, says: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    name: Literal["adamw", "adam", "sgd"] = option("adamw", "optimiser")
+    """A setting of each modality may also have the key `fusion`, but for the two of unfreezing."""
+
+    name: str = option("adamw", "optimiser: any of torch.optim or timm.optim")
+    settings: Tree = option({}, "further arguments of the optimiser: --optim.settings.eps 1e-6")
     lr: Positive = option(1e-3, "learning rate of every group that has none of its own")
     modality_lr: dict[str, Positive] = option({}, "modality -> learning rate of its encoder")
     fusion_lr: Positive | None = option(None, "learning rate of the fusion")
+    layer_decay: dict[str, Factor] = option({}, "modality -> factor of lr from a layer to the next")
     weight_decay: NotNegative = option(0.05, "decay; never on norms, biases and scalars")
+    modality_weight_decay: dict[str, NotNegative] = option({}, "modality -> decay of its encoder")
     momentum: Share = option(0.9, "of sgd")
     betas: tuple[float, float] = option((0.9, 0.999), "of adam and adamw")
-    schedule: Literal["cosine", "step", "constant"] = option("cosine", "after the warm-up")
+    schedule: Schedule = option("cosine", f"after the warm-up: {' | '.join(get_args(Schedule))}")
+    modality_schedule: dict[str, Schedule] = option({}, "modality -> schedule of its encoder")
     warmup: Share = option(0.05, "share of all steps with a linearly rising rate")
-    gamma: Positive = option(0.1, "factor of each drop of the step schedule")
+    modality_warmup: dict[str, Share] = option({}, "modality -> warm-up of its encoder")
+    gamma: Positive = option(0.1, "factor of each drop of the step and plateau schedules")
     step_epochs: Count = option(10, "epochs between the drops of the step schedule")
+    plateau_epochs: Count = option(3, "epochs without a better validation loss before a drop")
+    unfreeze_at_epoch: dict[str, Count] = option({}, "modality -> epochs that its encoder waits")
+    gradual_unfreeze: dict[str, Count] = option(
+        {}, "modality -> epochs between its layers, which learn from the last one down"
+    )
     clip: Positive | None = option(1.0, "largest norm of the whole gradient; null = no clipping")
 
 
@@ -63,15 +78,23 @@ class TrainConfig:
     sampler: Literal["random", "class_weighted"] = option("random", "order of training samples")
     unimodal: bool = option(True, "train each modality's own head beside the fusion, to compare")
     amp: Literal["none", "bf16", "fp16"] = option("none", "mixed precision")
-    label_smoothing: Share = option(0.0, "of the training loss")
     log_every: Count = option(10, "steps between two lines of metrics.jsonl")
     save_every: Count | None = option(None, "steps between two checkpoints; null = every epoch")
-    tensorboard: bool = option(True, "write runs/<run>/tensorboard")
+    last_k: Count = option(2, "checkpoints kept; an older one stands in for a damaged one")
+    ema: Share | None = option(None, "decay of the weights' moving average, which is then tested")
+    max_bad_steps: Annotated[int, Ge(0)] = option(
+        5, "steps in a row skipped for a loss or gradient that is not finite, before stopping"
+    )
+    compile: bool = option(False, "torch.compile encoders and fusion")
+    channels_last: bool = option(False, "pictures and their encoders in channels-last memory")
+    checkpointing: bool = option(False, "encoders recompute activations: less memory, more time")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistConfig:
-    strategy: Literal["ddp", "dp", "none"] = option("ddp", "ddp is plain training on one process")
+    strategy: Literal["ddp", "fsdp", "dp", "none"] = option(
+        "ddp", "ddp is plain training on one process; fsdp shares out the weights"
+    )
     nproc: Count = option(1, "processes that train.py starts itself on this machine")
     backend: Literal["auto", "nccl", "gloo", "mpi"] = option("auto", "nccl on GPUs, else gloo")
     init_method: str = option("env://", "env:// | tcp://host:port | file:///path")
@@ -90,9 +113,14 @@ class RunConfig:
     fusion: Tree = option({"name": "gmu"}, "fusion and its settings: `fusionzoo zoo`")
     balance: str | list[str] = option("", "training strategies, `ogm_ge,modality_dropout`")
     balance_settings: dict[str, Tree] = option({}, "training strategy -> settings of its own")
+    objective: Tree = option({"name": "classification"}, "what is learnt: docs/objectives.md")
+    targets: dict[str, Tree] = option({}, "column -> objective, for several; empty = `objective`")
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     dist: DistConfig = field(default_factory=DistConfig)
+    log: Literal["tensorboard", "wandb", "mlflow", "trackio", "none"] = option(
+        "tensorboard", "where figures are shown, beside metrics.jsonl"
+    )
     seed: int = option(0, "of weights, order, dropout and augmentation")
     device: str = option("auto", "auto | cpu | cuda | cuda:1")
     out: str | None = option(None, "run folder; null = runs/<data set>, numbered when taken")

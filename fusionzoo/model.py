@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,17 +15,10 @@ from .encoders import Encoder, create_encoder
 from .errors import FusionZooError, did_you_mean
 from .fusion import Fusion, create_fusion
 from .structures import Batch, Features, FusionOutput, Sample
+from .targets import Target, decode, from_spec, predictions
 
 FORMAT = 1  # of the model folder
 Raw = Mapping[str, Any]  # modality -> path, PIL picture, string, array; absent = missing
-
-
-class Prediction(NamedTuple):
-    """What the model says of one sample."""
-
-    label: str
-    probability: float
-    probabilities: dict[str, float]
 
 
 class FusionModel(nn.Module):
@@ -47,6 +40,8 @@ class FusionModel(nn.Module):
         self.fusion = fusion
         self.spec = dict(spec)
         self.classes = list(classes)
+        targets = self.spec.get("targets")  # None: one class of `classes`
+        self.targets = None if targets is None else [from_spec(one) for one in targets]
 
     @property
     def modalities(self) -> dict[str, str]:
@@ -89,25 +84,34 @@ class FusionModel(nn.Module):
         return {"fused": fused, **own}
 
     @torch.no_grad()
-    def predict(self, samples: Batch | Sequence[Raw | Sample]) -> list[Prediction]:
-        """Classify raw samples: `[{"image": "cat.png", "text": "a cat"}, ...]`."""
-        if not self.classes:
-            raise FusionZooError("this model was trained without classes: it can only embed")
+    def predict(self, samples: Batch | Sequence[Raw | Sample]) -> list[Any]:
+        """Answer raw samples: `[{"image": "cat.png", "text": "a cat"}, ...]`.
+
+        A `Prediction` for a class or a level, `Labels`, or a number in the data's own units; of
+        several targets a dict of them by column.
+        """
+        if not (self.classes or self.targets):
+            raise FusionZooError("this model was trained without a target: it can only embed")
         with _eval(self):
-            rows = self(self._batch(samples)).logits.float().softmax(-1).tolist()
-        made = [dict(zip(self.classes, row, strict=True)) for row in rows]
-        best = [max(row, key=row.__getitem__) for row in made]
-        return [Prediction(label, row[label], row) for label, row in zip(best, made, strict=True)]
+            logits = self(self._batch(samples)).logits.float()
+        if self.targets is not None:
+            return decode(self.targets, logits)
+        return predictions(self.classes, logits.softmax(-1))
 
     def collate(self, train: bool = False) -> Any:
         """Return the picklable function that turns a list of samples into this model's batch."""
         from .datasets import Collate
 
-        return Collate({name: encoder.processor(train) for name, encoder in self.named_encoders()})
+        processors = {name: encoder.processor(train) for name, encoder in self.named_encoders()}
+        columns = None if self.targets is None else sum(one.columns for one in self.targets)
+        return Collate(processors, columns)
 
-    def save(self, folder: str | Path) -> Path:
-        """Write `config.json`, `model.safetensors` and what the processors need; no pickle."""
-        from safetensors.torch import save_model
+    def save(self, folder: str | Path, weights: Mapping[str, Tensor] | None = None) -> Path:
+        """Write `config.json`, `model.safetensors` and what the processors need; no pickle.
+
+        `weights` stand in for the model's own, where processes share those.
+        """
+        from safetensors.torch import save_file, save_model
 
         from . import __version__
 
@@ -115,7 +119,10 @@ class FusionModel(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         for name, encoder in self.named_encoders():
             encoder.save_assets(folder / name)
-        save_model(self, str(folder / "model.safetensors"))
+        if weights is None:
+            save_model(self, str(folder / "model.safetensors"))
+        else:
+            save_file(dict(weights), str(folder / "model.safetensors"))
         about = {"format": FORMAT, "fusionzoo": __version__, "torch": str(torch.__version__)}
         config = {**about, "classes": self.classes, **self.spec}
         (folder / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
@@ -152,6 +159,7 @@ def create_model(
     num_outputs: int | None = None,
     *,
     classes: Sequence[str] = (),
+    targets: Sequence[Target] | None = None,
     dim: int = 128,
     kinds: Mapping[str, str] | None = None,
     assets: Path | None = None,
@@ -159,11 +167,15 @@ def create_model(
     """Build a model: `create_model("gmu", {"image": "timm/resnet18", "text": "chars"}, 10)`.
 
     A component is a name or `{"name": ..., **settings}`. `kinds` says what a modality holds whose
-    name is not a kind (`{"xray": "image"}`). `assets` is a model folder to read processors from.
+    name is not a kind (`{"xray": "image"}`). `targets` are what the model answers if that is not
+    one class of `classes`; none at all gives it one idle output. `assets` is a model folder to read
+    processors from.
     """
     if not encoders:
         raise FusionZooError("a model needs at least one encoder: encoders={'image': ...}")
-    num_outputs = len(classes) if num_outputs is None else num_outputs
+    if num_outputs is None:
+        widths = [one.width for one in targets or ()]
+        num_outputs = len(classes) if targets is None else max(1, sum(widths))
     if num_outputs < 1:
         raise FusionZooError("a model needs num_outputs, or the names of its classes")
     specs = {name: _component(given) for name, given in encoders.items()}
@@ -184,6 +196,9 @@ def create_model(
         "encoders": {m: e.spec for m, e in built.items()},
     }
     spec["kinds"] = {m: e.kind for m, e in built.items()}
+    if targets is not None:
+        spec["targets"] = [one.spec for one in targets]
+        refuse_other_answers(name, head)
     return FusionModel(built, head, spec, classes)
 
 
@@ -206,6 +221,7 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> FusionModel:
         encoders,
         config["num_outputs"],
         classes=config["classes"],
+        targets=[from_spec(one) for one in config["targets"]] if "targets" in config else None,
         kinds=config["kinds"],
         assets=folder,
     )
@@ -221,6 +237,8 @@ def encode_rows(encoder: Encoder, inputs: Mapping[str, Tensor], present: Tensor)
     if bool(present.all()) and len(present):
         return encoder(inputs)
     rows = present.nonzero()[:, 0]
+    if not len(rows) and encoder.sharded:
+        return _run_blank(encoder, inputs, len(present))
     if not len(rows):
         touch = sum((p.flatten()[:1].sum() for p in encoder.parameters() if p.requires_grad), 0.0)
         dtype = next((p.dtype for p in encoder.parameters()), torch.get_default_dtype())
@@ -234,6 +252,29 @@ def encode_rows(encoder: Encoder, inputs: Mapping[str, Tensor], present: Tensor)
         return x.new_zeros(len(present), *x.shape[1:]).index_copy(0, rows, x)
 
     return Features(*map(scatter, some))
+
+
+def _run_blank(encoder: Encoder, inputs: Mapping[str, Tensor], count: int) -> Features:
+    """Encode one blank row with weight zero: where processes share weights, all must run alike."""
+    if not count:
+        blank = encoder.processor(False).blank()
+        inputs = {name: blank[name][None].to(x) for name, x in inputs.items()}
+    training = encoder.training
+    encoder.eval()  # running statistics stay as they are
+    made: Features = encoder({name: x[:1] for name, x in inputs.items()})
+    encoder.train(training)
+    tokens = (0.0 * made.tokens).expand(count, -1, -1)
+    mask = torch.zeros(count, tokens.shape[1], dtype=torch.bool, device=tokens.device)
+    return Features(tokens, mask, (0.0 * made.pooled).expand(count, -1))
+
+
+def refuse_other_answers(name: str, fusion: Fusion) -> None:
+    """Stop where a fusion's logits are those of one class, and other targets are asked for."""
+    if fusion.classes_only:
+        raise FusionZooError(
+            f"fusion {name!r} joins the probabilities of classes: it learns objective"
+            " 'classification' of one column `target`, without missing labels, and no other"
+        )
 
 
 def _zero_absent(features: Features, present: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ class Sample(NamedTuple):
 
     id: str
     split: str
-    target: int | None
+    target: int | tuple[float, ...] | None  # a class, or the numbers of several targets
     values: Mapping[str, Any]
     seed: int = 0  # of this visit: what augmentation draws from, so that any worker draws the same
 
@@ -68,7 +68,7 @@ class Moment(NamedTuple):
     rows: Tensor  # (B,) int64: the samples' numbers in the training split; -1 = none of it
     epoch: float  # epochs done, with the fraction of the current one
     phase: int  # of the fusion's `phases`
-    criterion: Callable[[Tensor, Tensor], Tensor]  # (B, K), (B,) -> (B,), say cross-entropy
+    criterion: Callable[[Tensor, Tensor], Tensor]  # (B, K), target -> (B,), say cross-entropy
     memory: nn.Module | None = None  # what `Fusion.prepare` returned
 
 
@@ -78,7 +78,7 @@ class Batch(NamedTuple):
     ids: list[str]
     inputs: dict[str, dict[str, Tensor]]  # modality -> name -> (B, ...)
     present: Tensor  # (B, M) bool
-    target: Tensor | None  # (B,) int64
+    target: Tensor | None  # (B,) int64; of other targets (B, W) float, NaN where a label is missing
 
     def to(self, device: torch.device) -> Batch:
         """Copy the tensors to `device` without waiting for them."""

@@ -22,6 +22,7 @@ LEVELS = {
     "config": 1,
     "registry": 1,
     "structures": 2,
+    "targets": 2,
     "encoders": 3,
     "fusion": 3,
     "datasets": 3,

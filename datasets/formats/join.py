@@ -28,7 +28,8 @@ def join(
         raise FusionZooError(f"no id is in all sources; they have, for instance, {some}")
     ids = [key for key in dict.fromkeys(k for own in rows.values() for k in own) if key in common]
     columns: dict[str, Any] = {"id": pa.array(ids)}
-    for what in ("split", "target"):
+    labels = [target.name for one in sources.values() for target in one.scheme or ()]
+    for what in dict.fromkeys(("split", "target", *labels)):
         columns[what] = pa.array([_agreed(what, key, sources, rows) for key in ids], pa.string())
     memory: dict[str, Any] = {}
     kinds, encoders = {}, {}
@@ -51,7 +52,20 @@ def join(
         source=" + ".join(one.source for one in sources.values()),
         on_error=next(iter(sources.values())).on_error,
         encoders=encoders,
+        targets=_kinds(sources),
     )
+
+
+def _kinds(sources: Mapping[str, PairedDataset]) -> dict[str, str] | None:
+    """Return what the sources' columns of labels hold, on which they must agree."""
+    if all(one.scheme is None for one in sources.values()):
+        return None
+    kinds: dict[str, str] = {}
+    for name, one in sources.items():
+        for target in one.scheme or ():
+            if kinds.setdefault(target.name, target.kind) != target.kind:
+                raise FusionZooError(f"source {name!r} takes {target.name!r} for {target.kind}")
+    return kinds
 
 
 class _Through:
@@ -79,8 +93,9 @@ def _agreed(
     said = {}
     for name, one in sources.items():
         if key in rows[name]:
-            column = one.table["split" if what == "split" else "target"]
-            value = column[int(one.rows[rows[name][key]])].as_py()
+            if what not in one.table.column_names:
+                continue
+            value = one.table[what][int(one.rows[rows[name][key]])].as_py()
             if value is not None:
                 said[name] = value
     if len(set(said.values())) > 1:

@@ -25,6 +25,7 @@ def manifest(
     on_error: OnError = "raise",
     modalities: str | Sequence[str] | None = None,
     missing: float = 0.0,
+    targets: Mapping[str, str] | None = None,
 ) -> PairedDataset:
     """One's own data: a CSV, TSV, JSONL or Parquet file with a row per sample.
 
@@ -34,7 +35,8 @@ def manifest(
     `columns={"xray": "file_2"}` (also `id`, `split`, `target`) and `kinds={"xray": "image"}`. An
     empty cell is a missing modality. Paths are relative to the manifest; text stands in its cell,
     or in the .txt file that the cell names; vectors and sequences are lists (JSONL, Parquet) or
-    .npy files.
+    .npy files. `targets` names columns of labels and what they hold (`{"age": "regression"}`), for
+    `target` too; train.py sets it by its objective.
     """
     path = Path(root)
     table = read(path)
@@ -48,7 +50,9 @@ def manifest(
     wanted = [name for name in columns if name not in ("id", "split", "target")]
     found = [name for name in (*KINDS, *(kinds or {})) if name in table.column_names]
     wanted += [name for name in found if name not in columns]
-    wanted = [name for name in wanted if columns.get(name, name) not in _roles(columns)]
+    labels = _labels(path, table, targets or {}, columns)
+    taken = {*_roles(columns), *labels}
+    wanted = [name for name in wanted if columns.get(name, name) not in taken]
     if not wanted:
         _no_column(path, table, "image", "a modality (image, text, audio, vector, sequence)")
     made = {"id": _strings(table, columns.get("id", "id"))}
@@ -58,6 +62,7 @@ def manifest(
     made["target"] = _strings(table, columns.get("target", "target"))
     if made["target"] is None:
         made["target"] = pa.nulls(len(table), pa.string())
+    made |= labels
     own = {name: (kinds or {}).get(name, name) for name in wanted}
     for name, kind in own.items():
         if kind not in KINDS:
@@ -67,7 +72,12 @@ def manifest(
             )
         made[name] = _references(table[columns.get(name, name)])
     dataset = PairedDataset(
-        pa.table(made), own, root=path.parent, source=str(path), on_error=on_error
+        pa.table(made),
+        own,
+        root=path.parent,
+        source=str(path),
+        on_error=on_error,
+        targets=targets,
     )
     return tidy(dataset, modalities, missing)
 
@@ -109,9 +119,32 @@ def _roles(columns: Mapping[str, str]) -> set[str]:
     return {columns[role] for role in ("id", "split", "target") if role in columns}
 
 
+def _labels(
+    path: Path, table: pa.Table, targets: Mapping[str, str], columns: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the columns of labels besides `target`, as text."""
+    found = {}
+    for name in targets:
+        if name in columns and name not in ("id", "split", "target"):
+            raise FusionZooError(f"{path}: {name!r} is a modality by --data.columns, and a target")
+        if columns.get(name, name) not in table.column_names:
+            _no_column(path, table, columns.get(name, name), f"--targets.{name}")
+        if name in ("id", "split"):
+            raise FusionZooError(f"{path}: {name!r} cannot be a target")
+        if name != "target":
+            found[name] = _strings(table, name)
+    return found
+
+
 def _strings(table: pa.Table, name: str) -> Any:
-    """Return a column as text, or None."""
-    return table[name].cast(pa.string()) if name in table.column_names else None
+    """Return a column as text, or None; a list of labels as `sun;beach`, an empty one as `;`."""
+    if name not in table.column_names:
+        return None
+    if pa.types.is_list(table[name].type) or pa.types.is_large_list(table[name].type):
+        cells = table[name].to_pylist()
+        joined = [None if x is None else ";".join(map(str, x)) or ";" for x in cells]
+        return pa.array(joined, pa.string())
+    return table[name].cast(pa.string())
 
 
 def _splits(path: Path, table: pa.Table, name: str, ids: Any, shares: Sequence[float]) -> Any:

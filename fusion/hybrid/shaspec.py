@@ -75,8 +75,7 @@ class ShaSpec(Fusion):
             loss = loss + self.alignment / len(pairs) * gap.masked_fill(~both, 0)
         for column, q in enumerate(output.extra["specific"].unbind(1)):
             named = self.namer(q).float()
-            error = nn.functional.cross_entropy(
-                named, torch.full_like(target, column), reduction="none"
-            )
+            own = torch.full((len(q),), column, device=q.device)
+            error = nn.functional.cross_entropy(named, own, reduction="none")
             loss = loss + self.domain * error.masked_fill(~present[:, column], 0)
         return loss

@@ -31,6 +31,7 @@ class LateConfidence(VotersAlone):
         returns: embedding (B, dim), logits (B, K), unimodal {modality: (B, K)}, weights (B, M)
     """
 
+    classes_only = True
     symmetric = True
 
     def __init__(

@@ -28,6 +28,7 @@ class LateMax(VotersAlone):
         returns: embedding (B, dim), logits (B, K), unimodal {modality: (B, K)}
     """
 
+    classes_only = True
     symmetric = True
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:

@@ -42,6 +42,7 @@ class LateMean(LateFusion):
         super().__init__(dims, dim, num_outputs)
         check_choice("space", space, ("logit", "prob"))
         self.space = space
+        self.classes_only = space == "prob"
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         embedding, votes, present = self.votes(features)

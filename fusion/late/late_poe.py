@@ -35,6 +35,7 @@ class LatePoE(LateFusion):
         returns: embedding (B, dim), logits (B, K), unimodal {modality: (B, K)}
     """
 
+    classes_only = True
     symmetric = True
 
     log_prior: Tensor

@@ -37,6 +37,8 @@ class LateStacking(Fusion):
         returns: embedding (B, dim), logits (B, K), unimodal {modality: (B, K)} log-probabilities
     """
 
+    classes_only = True
+
     def __init__(
         self,
         dims: Mapping[str, int],

@@ -32,6 +32,7 @@ class LateVote(VotersAlone):
         equal
     """
 
+    classes_only = True
     symmetric = True
 
     EPS = 1e-2

@@ -33,6 +33,7 @@ class QMF(VotersAlone):
         returns: embedding (B, dim), logits (B, K), unimodal {modality: (B, K)}
     """
 
+    classes_only = True
     symmetric = True
 
     def __init__(

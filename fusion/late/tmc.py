@@ -40,6 +40,7 @@ class TMC(LateFusion):
             weights (B, M): 1 - u_m, shared out
     """
 
+    classes_only = True
     symmetric = True
 
     def __init__(

@@ -20,8 +20,10 @@ from ..errors import FusionZooError
 from ..fusion import Fusion
 from ..model import FusionModel
 from ..structures import Batch, Features, FusionOutput, Moment
+from ..training.groups import param_groups
 from ..training.objectives import resting
-from ..training.optim import build_optimizer, param_groups, phased, set_rates
+from ..training.optim import build_optimizer, set_rates
+from ..training.schedules import phased
 
 Given = Mapping[str, Features] | Batch
 Weights = dict[str, Tensor]
@@ -188,11 +190,11 @@ def fit(
         rows = [train[chunk[0] if alone else chunk] for chunk in chunks]
         mode = -1
         for number, given in enumerate(feed(rows, epoch)):
-            phase, factor = plan(epoch * steps + number)
+            phase, factors = plan(epoch * steps + number)
             if phase != mode:
                 trainee.train(True, phase)
                 mode = phase
-            set_rates(trainee.optimizer, factor)
+            set_rates(trainee.optimizer, factors)
             target = targets[train[chunks[number]]]
             place = chunks[number].to(target.device)
             trainee.step(given, place, target, epoch + number / steps, phase)

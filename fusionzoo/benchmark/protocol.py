@@ -89,6 +89,12 @@ def check(cfg: BenchmarkConfig, strategies: Sequence[str]) -> None:
             raise FusionZooError(f"--fusion.{key}: no fusion has this setting")
     for name in strategies:
         settings_of(cfg, name)
+    optim = cfg.optim
+    if "plateau" in (optim.schedule, *optim.modality_schedule.values()):
+        raise FusionZooError("--optim.schedule plateau: here seeds share a rate; choose another")
+    for key in ("unfreeze_at_epoch", "gradual_unfreeze"):
+        if getattr(optim, key):
+            raise FusionZooError(f"--optim.{key} is a setting of train.py; benchmark.py has none")
 
 
 def units(bench: Bench, strategies: Sequence[str]) -> list[Unit]:

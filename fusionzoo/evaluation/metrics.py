@@ -1,7 +1,7 @@
 """Figures that say how well a model did, by task; and the score of each sample behind them.
 
 Shapes: classification logits (N, K), target (N,); multilabel logits and target (N, K), target 0 or
-1; regression prediction and target (N,) or (N, K).
+1; regression prediction and target (N,) or (N, K); ordinal predicted and true level, from 0, (N,).
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ def multilabel(logits: Tensor, target: Tensor) -> dict[str, float]:
 
     guess = logits > 0
     occur = target.any(0)
-    precision = average_precision_score(target[:, occur], logits[:, occur], average="macro")
+    precision = (
+        average_precision_score(target[:, occur], logits[:, occur], average="macro")
+        if occur.any()
+        else 0.0
+    )
     return {
         "sample_f1": multilabel_scores(logits, target).mean().item(),
         "macro_f1": float(f1_score(target, guess, average="macro", zero_division=0)),
@@ -47,16 +51,37 @@ def multilabel(logits: Tensor, target: Tensor) -> dict[str, float]:
 
 
 def regression(prediction: Tensor, target: Tensor) -> dict[str, float]:
-    """Return mean absolute error, root mean squared error, R2 and Spearman's rank correlation."""
+    """Return mean absolute error, root mean squared error, R2 and Spearman's rank correlation.
+
+    Where nothing varies, the last two are 0.
+    """
     from scipy.stats import spearmanr
     from sklearn.metrics import r2_score
 
     error = (prediction - target).double()
+    moves = [bool((x != x[:1]).any()) for x in (prediction, target)]
+    rank = spearmanr(prediction.flatten(), target.flatten()).statistic if all(moves) else 0.0
     return {
         "mae": error.abs().mean().item(),
         "rmse": error.square().mean().sqrt().item(),
-        "r2": float(r2_score(target, prediction)),
-        "spearman": float(spearmanr(prediction.flatten(), target.flatten()).statistic),
+        "r2": float(r2_score(target, prediction)) if moves[1] else 0.0,
+        "spearman": float(rank),
+    }
+
+
+def ordinal(prediction: Tensor, target: Tensor) -> dict[str, float]:
+    """Return the mean absolute error in levels, accuracy, and quadratic weighted kappa.
+
+    Kappa is 1 - E[(p - t)^2] / E[(p - t')^2], t' the target of another sample drawn at random: 0
+    for guessing, 1 for no error at all.
+    """
+    p, t = prediction.double(), target.double()
+    expected = p.square().mean() + t.square().mean() - 2 * p.mean() * t.mean()
+    error = (p - t).square().mean()
+    return {
+        "mae": (p - t).abs().mean().item(),
+        "accuracy": (p == t).double().mean().item(),
+        "kappa": (1 - error / expected).item() if expected > 0 else 1.0,
     }
 
 
@@ -84,4 +109,5 @@ TASKS: dict[
     "classification": (classification, right),
     "multilabel": (multilabel, multilabel_scores),
     "regression": (regression, closeness),
+    "ordinal": (ordinal, closeness),
 }

@@ -1,22 +1,34 @@
-"""Checkpoints: written atomically, read without executing anything."""
+"""Checkpoints: written atomically, checked when read, read without executing anything.
+
+A file is what `torch.save` writes, a zip archive; the digest of its bytes stands in the archive's
+comment. So `torch.load` reads it as ever, and a bit that turned is found.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
 from ..errors import FusionZooError
-from .distributed import World, barrier, gather
+from .distributed import World, gather
+from .sharding import load_optimizer, load_whole, whole_optimizer, whole_state
 
 if TYPE_CHECKING:
+    from .joint import Tasks
     from .loop import Stepper
 
 Contents = dict[str, Any]
+MARK = b"sha256:"  # of the archive's comment, before 64 hexadecimal digits
+COMMENT = len(MARK) + 64
+BLOCK = 1 << 22  # bytes hashed at once
 
 
 @dataclass
@@ -27,70 +39,143 @@ class State:
     evaluated: int = 0  # epochs evaluated
     loss: torch.Tensor = field(default_factory=lambda: torch.zeros(()))  # summed over the epoch
     best: Contents = field(default_factory=dict)  # figures of the best epoch so far
+    bad: int = 0  # steps skipped in a row, for a loss or gradient that was not finite
+    epoch_steps: int = 0  # steps of an epoch, with the processes of the time
+    val_losses: list[float] = field(default_factory=list)  # of each epoch: what plateau reads
 
-    def better(self, figures: Contents) -> bool:
-        """Whether `figures` of the validation split beat the best: accuracy first, then loss."""
-        if not self.best:
-            return True
-        return (figures["accuracy"], -figures["loss"]) > (self.best["accuracy"], -self.best["loss"])
+    def better(self, figures: Contents, tasks: Tasks) -> bool:
+        """Whether `figures` of the validation split beat the best, as the tasks rank them."""
+        return not self.best or tasks.rank(figures) > tasks.rank(self.best)
+
+    def count_bad(self, cause: str | None, most: int, say: Callable[[str], None]) -> None:
+        """Count steps in a row that had to be skipped; beyond `most` the run ends."""
+        if cause is None:
+            self.bad = 0
+            return
+        self.bad += 1
+        say(f"warning: step {self.step} skipped, its loss or gradient is not finite: {cause}")
+        if self.bad > most:
+            raise FusionZooError(
+                f"{self.bad} steps in a row were not finite (--train.max_bad_steps {most}). The"
+                f" last: {cause}. A lower --optim.lr, or mending those samples, may help"
+            )
+
+    def refit(self, epoch_steps: int) -> list[str]:
+        """Count steps as `epoch_steps` of them make an epoch; say so where that changes anything.
+
+        With other processes an epoch has another number of steps. What a run has seen is kept: the
+        epochs done, and the share of the current one, rounded down to whole steps.
+        """
+        before, self.epoch_steps = self.epoch_steps, epoch_steps
+        if before in (0, epoch_steps):
+            return []
+        done = self.step - self.evaluated * before
+        self.step = self.evaluated * epoch_steps + done * epoch_steps // before
+        return [f"an epoch had {before} steps and now has {epoch_steps}: going on at {self.step}"]
 
 
-def save(path: Path, stepper: Stepper, state: State) -> None:
-    """Write everything a bit-exact continuation needs; called by all processes."""
+def save(path: Path, stepper: Stepper, state: State, keep: int = 1) -> None:
+    """Write everything a bit-exact continuation needs; called by all processes.
+
+    The `keep - 1` files before it stay, as `last-1.pt`, `last-2.pt`, ...
+    """
     world = stepper.world
-    states = random_states(world)
+    contents = {
+        "state": asdict(state),
+        "objective": whole_state(stepper.plain),
+        "optimizer": whole_optimizer(stepper.optimizer),
+        "average": stepper.average.state_dict() if stepper.average else None,
+        "scaler": stepper.scaler.state_dict(),
+        "random": random_states(world),
+        "losses": gather(state.loss.cpu(), world),
+    }
+    problem = None
     if world.main:
-        contents = {
-            "state": asdict(state),
-            "objective": stepper.plain.state_dict(),
-            "optimizer": stepper.optimizer.state_dict(),
-            "scaler": stepper.scaler.state_dict(),
-            "random": states,
-        }
-        write(contents, path)
-    barrier(world)
+        try:
+            write(contents, path, keep)
+        except FusionZooError as error:
+            problem = str(error)
+    problem = gather(problem, world)[0]
+    if problem:
+        raise FusionZooError(problem)
 
 
-def restore(path: Path, stepper: Stepper) -> State:
-    """Continue from `path`."""
-    contents = read(path)
+def restore(path: Path, stepper: Stepper) -> tuple[State, list[str]]:
+    """Continue from `path`, or the newest before it that is whole; also say what was odd."""
+    contents, notes = read_newest(path)
     try:
-        stepper.plain.load_state_dict(contents["objective"])
-        stepper.optimizer.load_state_dict(contents["optimizer"])
-    except (KeyError, RuntimeError, ValueError) as error:
+        load_whole(stepper.plain, contents["objective"])
+        load_optimizer(stepper.optimizer, contents["optimizer"])
+        if stepper.average:
+            stepper.average.load_state_dict(contents["average"])
+    except (KeyError, RuntimeError, ValueError, TypeError) as error:
         raise FusionZooError(f"{path} belongs to another model: {error}") from error
     stepper.scaler.load_state_dict(contents["scaler"])
-    restore_random(contents["random"], stepper.world)
     state = State(**contents["state"])
+    state.loss = contents["losses"][stepper.world.rank % len(contents["losses"])]
     state.loss = state.loss.to(stepper.world.device)
-    return state
+    if not restore_random(contents["random"], stepper.world):
+        random.seed(f"{state.step}/{stepper.world.rank}")
+        torch.manual_seed(random.getrandbits(60))
+        count, now = len(contents["random"]), stepper.world.size
+        notes.append(f"made by {count} processes, going on with {now}: not bit for bit")
+    return state, notes
 
 
-def restore_weights(path: Path, stepper: Stepper) -> None:
-    """Take the weights of `path`, and nothing else."""
-    stepper.plain.load_state_dict(read(path)["objective"])
+def restore_best(path: Path, stepper: Stepper, state: State) -> list[str]:
+    """Take the weights of `path` (or of the best before it, if it is damaged), and its figures."""
+    contents, notes = read_newest(path)
+    load_whole(stepper.plain, contents["objective"])
+    if stepper.average:
+        stepper.average.load_state_dict(contents["average"])
+    state.best = contents["state"]["best"]
+    return notes
 
 
-def write(contents: Contents, path: Path) -> None:
+def write(contents: Contents, path: Path, keep: int = 1) -> None:
     """Write so that a kill at any moment leaves the old file or the new one, never half of one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     try:
-        with partial.open("wb") as file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb+") as file:
             torch.save(contents, file)
+            _seal(file)
             file.flush()
             os.fsync(file.fileno())
+        _rotate(path, keep)
         partial.replace(path)
     except (OSError, RuntimeError) as error:
-        partial.unlink(missing_ok=True)
-        raise FusionZooError(f"cannot write {path} (the one before is kept): {error}") from error
+        with suppress(OSError):
+            partial.unlink()
+        kept = "the one before is kept" if path.is_file() else "there was none before"
+        raise FusionZooError(
+            f"cannot write {path} ({kept}): {error}; make room, then --resume"
+        ) from error
+
+
+def read_newest(path: Path) -> tuple[Contents, list[str]]:
+    """Read `path`, or the newest before it that is whole; also say what was wrong with the rest."""
+    problems: list[str] = []
+    for one in (path, *_before(path)):
+        if one == path or one.is_file():
+            try:
+                contents = read(one)
+                if problems:
+                    step = contents["state"]["step"]
+                    problems = [f"warning: {problems[0]}; {one.name} is whole: step {step}"]
+                return contents, problems
+            except FusionZooError as error:
+                problems.append(str(error))
+    raise FusionZooError(problems[0])
 
 
 def read(path: Path) -> Contents:
-    """Read a checkpoint: tensors and plain values only."""
+    """Read a checkpoint whose digest is right: tensors and plain values only."""
     if not path.is_file():
         raise FusionZooError(f"no checkpoint {path} to resume from")
     try:
+        with path.open("rb") as file:
+            _verify(file)
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise FusionZooError(f"{path} cannot be read: {error}") from error
@@ -105,15 +190,62 @@ def random_states(world: World) -> list[Contents]:
     return gather(own, world)
 
 
-def restore_random(states: list[Contents], world: World) -> None:
-    """Put this process's generators back to where they were."""
+def restore_random(states: list[Contents], world: World) -> bool:
+    """Put this process's generators back to where they were; False where there were others."""
     if len(states) != world.size:
-        raise FusionZooError(
-            f"the run was made by {len(states)} processes and cannot go on with {world.size}"
-        )
+        return False
     own = states[world.rank]
     version, internal, gauss = own["python"]
     random.setstate((version, tuple(internal), gauss))
     torch.set_rng_state(own["torch"])
     if "cuda" in own and world.device.type == "cuda":
         torch.cuda.set_rng_state(own["cuda"], world.device)
+    return True
+
+
+def _seal(file: BinaryIO) -> None:
+    """Write the digest of what `file` holds into the comment of the archive's last record."""
+    digest = _digest(file, file.tell())
+    file.seek(-2, os.SEEK_END)  # the comment's length: 0 so far
+    file.write(COMMENT.to_bytes(2, "little") + MARK + digest)
+
+
+def _verify(file: BinaryIO) -> None:
+    size = file.seek(0, os.SEEK_END) - COMMENT
+    if size < 0:
+        raise ValueError("it is cut off")
+    file.seek(size)
+    comment = file.read()
+    if not comment.startswith(MARK):
+        raise ValueError("it is cut off, or was not written by fusionzoo")
+    if _digest(file, size) != comment.removeprefix(MARK):
+        raise ValueError("its bytes have changed since it was written")
+
+
+def _digest(file: BinaryIO, size: int) -> bytes:
+    """Hash the first `size` bytes, the comment's length counted as 0."""
+    file.seek(0)
+    found, left = hashlib.sha256(), size - 2
+    while block := file.read(min(BLOCK, left)):
+        found.update(block)
+        left -= len(block)
+    return found.hexdigest().encode()
+
+
+def _before(path: Path, number: int = 0) -> Iterator[Path]:
+    """Yield last-1.pt, last-2.pt, ... as far as there are any; one may be missing."""
+    numbered = [one.stem.rpartition("-")[2] for one in path.parent.glob(f"{path.stem}-*.pt")]
+    for number in sorted(int(text) for text in numbered if text.isdigit()):
+        yield path.with_stem(f"{path.stem}-{number}")
+
+
+def _rotate(path: Path, keep: int) -> None:
+    """Number the files before; a link, so that `path` itself is never missing."""
+    for number in range(keep - 1, 0, -1):
+        newer = path.with_stem(f"{path.stem}-{number - 1}") if number > 1 else path
+        older = path.with_stem(f"{path.stem}-{number}")
+        if newer.is_file():
+            spare = older.with_suffix(".spare")
+            spare.unlink(missing_ok=True)
+            os.link(newer, spare)
+            spare.replace(older)

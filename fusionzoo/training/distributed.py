@@ -47,10 +47,10 @@ def process_group(cfg: DistConfig, device: str = "auto") -> Iterator[World]:
     if size == 1:
         yield World(0, 1, where)
         return
-    if cfg.strategy != "ddp":
+    if cfg.strategy not in ("ddp", "fsdp"):
         raise FusionZooError(
             f"--dist.strategy {cfg.strategy} is for one process, and this is one of {size}:"
-            " use ddp, or start it without torchrun"
+            " use ddp or fsdp, or start it without torchrun"
         )
     backend = pick_backend(cfg.backend, where)
     if where.type == "cuda":
@@ -67,11 +67,31 @@ def process_group(cfg: DistConfig, device: str = "auto") -> Iterator[World]:
         raise FusionZooError(
             f"process {rank} of {size} cannot join the others by {cfg.init_method}: {error}"
         ) from error
+    world = World(rank, size, where)
     try:
-        yield World(rank, size, where)
+        yield world
+    except RuntimeError as error:
+        lost = _lost(error, world, cfg.timeout)
+        if lost is None:
+            raise
+        raise lost from error
     finally:
         gc.collect()  # a DDP module in a reference cycle must not outlive its group
         dist.destroy_process_group()
+
+
+def _lost(error: RuntimeError, world: World, timeout: float) -> FusionZooError | None:
+    """Say in one line that another process is gone or hangs; None for any other error."""
+    text = str(error)
+    if not (isinstance(error, dist.DistError) or "gloo" in text or "NCCL" in text):
+        return None
+    late = "imed out" in text or "imeout" in text
+    what = f"did not answer within {timeout:g} s" if late else "ended"
+    return FusionZooError(
+        f"process {world.rank} of {world.size}: another process {what} (its own message says why,"
+        f" --dist.timeout sets the wait); --resume goes on from the last checkpoint."
+        f" [{text.splitlines()[0]}]"
+    )
 
 
 def pick_device(wanted: str, local_rank: int = 0) -> torch.device:
@@ -123,8 +143,13 @@ def launch(cfg: DistConfig, script: str, args: Sequence[str]) -> int:
     return 0
 
 
-def wrap(module: nn.Module, cfg: DistConfig, world: World) -> nn.Module:
-    """Wrap `module` for the chosen strategy; the state dict stays that of `module` itself."""
+def wrap(
+    module: nn.Module, cfg: DistConfig, world: World, amp: torch.dtype | None = None
+) -> nn.Module:
+    """Wrap `module` for the chosen strategy; the state dict stays that of `module` itself.
+
+    Parameters are replaced under `fsdp`: build the optimiser afterwards.
+    """
     if cfg.strategy == "dp":
         if torch.cuda.device_count() < 2:
             raise FusionZooError(
@@ -134,10 +159,14 @@ def wrap(module: nn.Module, cfg: DistConfig, world: World) -> nn.Module:
         return nn.DataParallel(module)
     if world.size == 1:
         return module
-    if cfg.sync_batchnorm:
+    if cfg.sync_batchnorm and cfg.strategy == "ddp":
         if world.device.type != "cuda":
             raise FusionZooError("--dist.sync_batchnorm shares statistics between GPUs only")
         module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
+    if cfg.strategy == "fsdp":
+        from .sharding import shard
+
+        return shard(module, world.device, amp)
     ids = [world.device.index] if world.device.type == "cuda" else None
     return nn.parallel.DistributedDataParallel(module, device_ids=ids, gradient_as_bucket_view=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
@@ -14,15 +14,19 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grads_with_norm_
 from torch.utils.data import DataLoader
 
 from ..config import RunConfig, TrainConfig
 from ..datasets import PairedBatchSampler, PairedDataset, make_sampler
-from ..evaluation.metrics import classification
 from ..structures import Batch
+from .average import Average
 from .balance import START, Balance, Now, Term
+from .diagnose import first_cause
 from .distributed import World, gather, total
-from .objectives import Objective, Step, resting
+from .objectives import Objective, Step, blank_batch, resting
+from .sharding import sharded, whole
+from .unfreeze import Unfreezing
 
 Metrics = dict[str, Any]
 Gradients = dict[str, list[Tensor]]  # modality -> of its encoder's parameters
@@ -77,9 +81,13 @@ class Stepper:
     world: World
     scaler: GradScaler = field(init=False)
     plain: Objective = field(init=False)
+    average: Average | None = field(init=False)
     rows: int = 0  # learned from, on all processes
     modes: tuple[int, str | None] = (-1, None)  # phase and turn of the last step
     terms: dict[str, Tensor] = field(default_factory=dict)  # the last losses of strategies
+    watch: bool = False  # whether to keep the figures of the next step
+    norms: dict[str, Tensor] = field(default_factory=dict)  # of gradients, before clipping
+    cause: str | None = None  # why the last step was skipped; None: it was made
 
     def __post_init__(self) -> None:
         fp16 = self.cfg.train.amp == "fp16"
@@ -90,8 +98,12 @@ class Stepper:
         self.owners = [list(one.parameters()) for one in owners]
         self.encoders = {n: list(own.parameters()) for n, own in model.named_encoders()}
         self.belongs = {n: _belonging(self.plain, n) for n in self.encoders}
+        self.average = Average(self.plain, self.cfg.train.ema) if self.cfg.train.ema else None
+        self.bare = [b for b in self.plain.buffers() if b.is_floating_point()]
+        self.kept = [b.clone() for b in self.bare]  # as they were before the step
         self.phases = model.fusion.phases
         self.resting = [resting(model, phase) for phase in self.phases]
+        self.unfreezing = Unfreezing(model, self.cfg.optim, self.cfg.train.epochs)
 
     def __call__(
         self, batches: list[Batch], now: Now = START, stop: bool = False
@@ -101,6 +113,7 @@ class Stepper:
         The loss is the mean over all rows of all processes, so N processes with batch B have the
         gradients of one process with batch N x B, whatever rows or modalities each of them lacks.
         """
+        self.cause = None
         strategies = self.plain.strategies(now)
         turns = next((t for one in strategies if (t := one.turns(now)) != (None,)), (None,))
         loss, before = torch.zeros((), device=self.world.device), self.rows
@@ -113,6 +126,8 @@ class Stepper:
     def _turn(self, batches: list[Batch], now: Now, stop: bool) -> tuple[Tensor, bool]:
         """Forward and backward over the batches, then one update."""
         self._modes(now)
+        if self.bare:
+            torch._foreach_copy_(self.kept, self.bare)
         strategies = self.plain.strategies(now)
         apart = next((one for one in strategies if one.apart), None)
         held: list[Gradients] = []  # of the main loss and of the terms apart, encoder by encoder
@@ -134,13 +149,14 @@ class Stepper:
             loss += fused.detach() / len(batches)
         if apart:
             self._join(apart, held)
-        self._update(now)
-        return loss, stop
+        self._update(now, batches, loss)
+        return loss.nan_to_num(0.0, 0.0, 0.0) if self.cause else loss, stop
 
     def _modes(self, now: Now) -> None:
         """Put every module in the mode of the phase and the turn; telling them takes a while."""
         modes = (now.phase, now.turn)
-        if self.plain.training and modes == self.modes:
+        changed = self.unfreezing.enter(int(now.epoch))
+        if self.plain.training and modes == self.modes and not changed:
             return
         self.objective.train()
         encoders = self.plain.model.encoders
@@ -156,12 +172,16 @@ class Stepper:
             own.sum() / count
             for own, count in zip(step.unimodal_loss.values(), counts[1:], strict=False)
         ]
+        if self.watch:
+            own = zip(step.unimodal_loss, alone, strict=True)
+            self.terms = {f"{name} alone": x.detach() for name, x in own}
         if step.main is None:
-            return step.loss.sum() / counts[0] + self._touch(now.phase), sum(alone)
+            return step.loss.sum() / counts[0] + self._touch(now), sum(alone)
         terms = {"": step.main, **step.terms, **step.apart}
         means = self._means(list(terms.values()))
-        self.terms = dict(zip(terms, (x.detach() for x in means), strict=True))
-        fused = means[0] + self._touch(now.phase)
+        if self.watch:
+            self.terms |= {n: x.detach() for n, x in zip(terms, means, strict=True) if n}
+        fused = means[0] + self._touch(now)
         extra = sum(means[1 : 1 + len(step.terms)])
         if step.apart:
             return fused + sum(alone) + extra, sum(means[1 + len(step.terms) :])
@@ -176,6 +196,20 @@ class Stepper:
             term.weight * torch.where(term.mask, term.values, 0).sum() / count.to(term.values.dtype)
             for term, count in zip(terms, counts, strict=True)
         ]
+
+    def begin_epoch(self, loaders: Mapping[str, Any], now: Now) -> None:
+        """Let the training strategies get ready."""
+        for one in self.plain.strategies(now):
+            one.begin_epoch(self, loaders, now)
+
+    def figures(self) -> dict[str, Any]:
+        """Return losses and gradient norms of the last step, if it was watched."""
+        found = {"grad_norm": self.norms, "losses": self.terms}
+        return {what: {n: x.item() for n, x in own.items()} for what, own in found.items()}
+
+    def judged(self) -> AbstractContextManager[None]:
+        """Let the model wear what is evaluated and saved: the moving average, if there is one."""
+        return self.average.worn() if self.average else nullcontext()
 
     def mean(self, loss: Tensor) -> float:
         """Average a loss that `__call__` returned, or a sum of them, over the processes."""
@@ -194,9 +228,18 @@ class Stepper:
             return self.objective.no_sync()
         return nullcontext()
 
-    def _touch(self, phase: int) -> Tensor | float:
-        """Give what rests in this phase a gradient of zero, for which DDP waits."""
-        rest = [p.flatten()[0] for p in self.resting[phase] if p.requires_grad]
+    def _rests(self, now: Now) -> list[nn.Parameter]:
+        """Return what does not learn in this phase, epoch and turn."""
+        rest = [*self.resting[now.phase], *self.unfreezing.resting]
+        for name, own in self.belongs.items():
+            rest += own if now.turn not in (None, name) else []
+        return rest
+
+    def _touch(self, now: Now) -> Tensor | float:
+        """Give what rests a gradient of zero, for which DDP waits."""
+        if sharded(self.plain):
+            return 0.0
+        rest = [p.flatten()[0] for p in self._rests(now) if p.requires_grad]
         rest += [p.flatten()[0] for p in self.owners[2] if p.requires_grad]  # maybe not active
         return 0.0 * torch.stack(rest).sum() if rest else 0.0
 
@@ -228,23 +271,59 @@ class Stepper:
             for parameter, gradient in zip(learn, joined, strict=True):
                 parameter.grad = gradient
 
-    def _update(self, now: Now) -> None:
+    def _update(self, now: Now, batches: list[Batch], loss: Tensor) -> None:
         """Clip and step; the heads are clipped on their own, to leave the fusion as it would be."""
-        rest = list(self.resting[now.phase])
-        rest += [p for n, own in self.belongs.items() if now.turn not in (None, n) for p in own]
-        for parameter in rest:
+        for parameter in self._rests(now):
             parameter.grad = None  # neither momentum nor decay moves it
         strategies = self.plain.strategies(now)
-        if self.cfg.optim.clip is not None or strategies:
-            self.scaler.unscale_(self.optimizer)
+        self.scaler.unscale_(self.optimizer)
         for one in strategies:
             one.gradients(self.encoders, now)
-        if self.cfg.optim.clip is not None:
-            for parameters in self.owners:
-                nn.utils.clip_grad_norm_(parameters, self.cfg.optim.clip, foreach=True)
-        self.scaler.step(self.optimizer)
+        if self.watch:
+            self.norms = {
+                n: _norm(own)
+                for n, own in {
+                    "fusion": self.plain.model.fusion.parameters(),
+                    **self.encoders,
+                }.items()
+            }
+        cause = self._cause(self._clip(), batches, loss)
+        if cause is None:
+            self.scaler.step(self.optimizer)
+            if self.average:
+                self.average.update()
+        else:
+            torch._foreach_copy_(self.bare, self.kept)
+            self.cause = cause
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
+
+    def _clip(self) -> Tensor:
+        """Clip each owner's gradients; return their norms."""
+        norms = []
+        for parameters in self.owners:
+            norms.append(_norm(parameters))
+            if self.cfg.optim.clip is not None:
+                clip_grads_with_norm_(parameters, self.cfg.optim.clip, norms[-1], foreach=True)
+        return torch.stack([norm.to(self.world.device) for norm in norms])
+
+    def _cause(self, norms: Tensor, batches: list[Batch], loss: Tensor) -> str | None:
+        """Say why the step must not be made; None where it may. The same on every process.
+
+        Gradients that overflow in fp16 are the scaler's business, which skips and shrinks.
+        """
+        asked = total(loss.double(), self.world) if self.scaler.is_enabled() else norms
+        if asked.isfinite().all():
+            return None
+        device = self.world.device
+        causes = gather(first_cause(self.plain, [b.to(device) for b in batches]), self.world)
+        found = [f"process {i}: {x}" if len(causes) > 1 else x for i, x in enumerate(causes) if x]
+        return "; ".join(found) or "the gradients overflow, and no sample or layer by itself"
+
+
+def _norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    grads = [p.grad for p in parameters if p.grad is not None]
+    return whole(nn.utils.get_total_norm(grads, foreach=True))
 
 
 def _belonging(plain: Objective, name: str) -> list[nn.Parameter]:
@@ -273,10 +352,13 @@ def evaluate(learn: Stepper, loader: DataLoader[Batch]) -> Metrics:
     plain, world = learn.plain, learn.world
     plain.eval()
     target, fused, alone = [], [], {name: [] for name in plain.heads.heads}  # type: ignore[var-annotated]
-    for batch in loader:
+    for batch, counts in evenly(loader, learn):
         batch = batch.to(world.device)
         with autocast(learn.cfg.train, world.device):
             step: Step = plain(batch)
+        if not counts:
+            continue
+        assert batch.target is not None
         target.append(batch.target)
         fused.append(step.logits.float())
         for name, logits in step.unimodal.items():
@@ -285,10 +367,22 @@ def evaluate(learn: Stepper, loader: DataLoader[Batch]) -> Metrics:
     shards = gather((_concat(target), own), world)
     wanted = torch.cat([shard[0] for shard in shards if shard[0] is not None])
     figures = {
-        name: classification(torch.cat([s[1][name] for s in shards if s[0] is not None]), wanted)
+        name: plain.tasks.figures(
+            torch.cat([s[1][name] for s in shards if s[0] is not None]), wanted
+        )
         for name in own
     }
     return figures.pop("") | {"unimodal": figures}
+
+
+def evenly(loader: DataLoader[Batch], learn: Stepper) -> Iterator[tuple[Batch, bool]]:
+    """Yield the batches and whether they count; with shared weights every process must run as many
+    as any other, so blank ones follow that do not."""
+    yield from ((batch, True) for batch in loader)
+    if sharded(learn.plain):
+        own = len(loader)
+        blank = blank_batch(learn.plain.model)
+        yield from ((blank, False) for _ in range(max(gather(own, learn.world)) - own))
 
 
 def autocast(cfg: TrainConfig, device: torch.device) -> torch.autocast:
@@ -318,13 +412,18 @@ def chunks(
         yield held
 
 
+def exit_code(signals: list[int]) -> int:
+    """Return 130 after Ctrl-C, as shells do, else 75, which sysexits.h reads as "try again"."""
+    return 130 if signals[:1] == [signal.SIGINT] else 75
+
+
 @contextmanager
 def catch_signals() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM, so that a run ends after a whole step, with a checkpoint."""
+    """Collect what asks a run to stop, so that it ends after a whole step, with a checkpoint."""
     caught: list[int] = []
     before = {
         number: signal.signal(number, lambda number, _: caught.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
     }
     try:
         yield caught

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..model import FusionModel
 from ..structures import Batch, Features, FusionOutput, Moment, Phase, Sample
 from .balance import START, Balance, Now, Seen, Term
+from .joint import Tasks, plain_tasks
 
 
 class Step(NamedTuple):
@@ -34,7 +34,7 @@ class UnimodalHeads(nn.Module):
 
     It says what the fusion gained, and must not change what the fusion learns: no gradient flows
     back into the encoders, and nothing random happens here. A row that lacks the modality is
-    answered with the training split's class frequencies, `prior` (K,).
+    answered with what the training split says, `prior` (K,): class frequencies, or odds.
     """
 
     prior: Tensor
@@ -65,7 +65,7 @@ class UnimodalHeads(nn.Module):
 
 
 class Objective(nn.Module):
-    """The fusion's own loss and the cross-entropy of each modality's own head.
+    """The fusion's own loss and the tasks' loss of each modality's own head.
 
     `ids` and `targets` are those of the training split: a strategy may remember its samples.
     """
@@ -74,12 +74,12 @@ class Objective(nn.Module):
         self,
         model: FusionModel,
         heads: UnimodalHeads,
-        label_smoothing: float = 0,
+        tasks: Tasks | None = None,
         ids: Sequence[str] = (),
         targets: Tensor | None = None,
     ) -> None:
         super().__init__()
-        self.model, self.heads, self.label_smoothing = model, heads, label_smoothing
+        self.model, self.heads, self.tasks = model, heads, tasks or plain_tasks()
         self.numbers = {name: number for number, name in enumerate(ids)}
         no_targets = torch.zeros(0, dtype=torch.int64)
         self.memory = model.fusion.prepare(no_targets if targets is None else targets)
@@ -94,7 +94,7 @@ class Objective(nn.Module):
         return torch.tensor([self.numbers.get(name, -1) for name in batch.ids], dtype=torch.int64)
 
     def forward(self, batch: Batch, rows: Tensor | None = None, now: Now = START) -> Step:
-        """Return logits and losses; without `rows`, in evaluation, plain cross-entropy."""
+        """Return logits and losses; without `rows`, in evaluation, the plain loss."""
         assert batch.target is not None
         features = self.model.encode(batch)
         output: FusionOutput = self.model.fusion(features)
@@ -127,9 +127,8 @@ class Objective(nn.Module):
         return step._replace(main=main, terms=terms, apart=apart)
 
     def criterion(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Cross-entropy in single precision: (B, K), (B,) -> (B,)."""
-        smoothing = self.label_smoothing
-        return F.cross_entropy(logits.float(), target, reduction="none", label_smoothing=smoothing)
+        """The tasks' loss in single precision, say cross-entropy: (B, K), target -> (B,)."""
+        return self.tasks.criterion(logits, target)
 
 
 def resting(model: FusionModel, phase: Phase) -> list[nn.Parameter]:
@@ -148,7 +147,7 @@ def freeze_unused(objective: Objective) -> list[str]:
     """
     training = objective.training
     objective.eval()
-    batch = _blank_batch(objective.model)
+    batch = blank_batch(objective.model)
     for phase in range(len(objective.model.fusion.phases)):
         step = objective(batch, torch.zeros(2, dtype=torch.int64), Now(phase=phase))
         (step.loss.sum() + sum(own.sum() for own in step.unimodal_loss.values())).backward()
@@ -162,7 +161,9 @@ def freeze_unused(objective: Objective) -> list[str]:
     return unused
 
 
-def _blank_batch(model: FusionModel) -> Batch:
-    blank = Sample("", "", 0, dict.fromkeys(model.encoders))
+def blank_batch(model: FusionModel) -> Batch:
+    """Return two blank rows that claim to have every modality."""
+    target = 0 if model.targets is None else (0.0,) * sum(one.columns for one in model.targets)
+    blank = Sample("", "", target, dict.fromkeys(model.encoders))
     batch: Batch = model.collate()([blank, blank])
     return batch._replace(present=torch.ones_like(batch.present))

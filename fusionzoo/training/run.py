@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..config import RunConfig, Tree, merge, split_name, write_yaml
-from ..datasets import PairedDataset, create_dataset
+from ..datasets import DATASETS, PairedDataset, create_dataset
 from ..errors import FusionZooError, did_you_mean
 from ..model import create_model
 from .balance import Setting, build_balance
 from .checkpoint import State
 from .distributed import World, from_main, gather
+from .groups import Group, describe, group_rows
+from .joint import Tasks, build_tasks
 from .loop import Stepper
 from .objectives import Objective, UnimodalHeads, freeze_unused
+from .sharding import sharded, whole_state
 from .tracking import Tracker, environment
 
 ALONE = World()
-WRITTEN = ("checkpoints", "model", "tensorboard", "config.yaml", "metrics.json", "metrics.jsonl")
+WRITTEN = (
+    *("checkpoints", "model", "config.yaml", "metrics.json", "metrics.jsonl", "groups.json"),
+    *("tensorboard", "wandb", "wandb.id", "mlruns", "mlflow.id", "trackio", "trackio.id"),
+)
 
 
-def open_dataset(settings: dict[str, Any]) -> PairedDataset:
-    """Open the data set that `--data.name` and its settings describe."""
+def open_dataset(
+    settings: dict[str, Any], targets: Mapping[str, str] | None = None
+) -> PairedDataset:
+    """Open the data set that `--data.name` and its settings describe, to read these targets."""
     name, rest = split_name(settings, "data")
-    return create_dataset(name, **rest)
+    if targets is None:
+        return create_dataset(name, **rest)
+    if "targets" in DATASETS[name].parameters:
+        return create_dataset(name, **{**rest, "targets": targets})
+    return create_dataset(name, **rest).with_targets(targets)
 
 
 def choose_encoders(dataset: PairedDataset, chosen: dict[str, Tree]) -> dict[str, Tree]:
@@ -55,46 +68,57 @@ def build_objective(
                 f"{did_you_mean(modality, train_set.modalities)}"
                 f" It has: {', '.join(train_set.modalities)}."
             )
-    if not train_set.classes:
+    if train_set.scheme is None and not train_set.classes:
         raise FusionZooError("the data has no target column, and training needs one")
+    tasks = build_tasks(cfg, train_set)
     encoders = {name: cfg.encoders[name] for name in train_set.modalities}
     kinds = train_set.modalities
-    model = create_model(cfg.fusion, encoders, classes=train_set.classes, kinds=kinds)
-    counts = torch.bincount(train_set.targets, minlength=len(train_set.classes))
+    model = create_model(
+        cfg.fusion, encoders, classes=train_set.classes, targets=train_set.scheme, kinds=kinds
+    )
     dims = {name: encoder.dim for name, encoder in model.named_encoders()}
     dim = model.spec["fusion"]["dim"]
-    heads = UnimodalHeads(dims if cfg.train.unimodal else {}, dim, counts / counts.sum())
+    compare = cfg.train.unimodal and train_set.scheme != ()
     ids, targets = train_set.ids, train_set.targets
-    objective = Objective(model, heads, cfg.train.label_smoothing, ids, targets)
+    heads = UnimodalHeads(dims if compare else {}, dim, tasks.prior(targets))
+    objective = Objective(model, heads, tasks, ids, targets)
     unused = freeze_unused(objective)
     if cfg.balance and cfg.dist.strategy == "dp":
         raise FusionZooError("--balance: strategies remember what dp's threads forget: use ddp")
     # After the blank batch above: of that a strategy must remember nothing.
     setting = Setting(model, targets, cfg.seed, world)
     objective.balance = build_balance(cfg.balance, cfg.balance_settings, setting)
+    for name, one in objective.balance.items():
+        if cfg.dist.strategy == "fsdp" and not one.shards:
+            raise FusionZooError(f"--balance {name} needs whole weights: --dist.strategy ddp")
     return objective, unused
 
 
-def claim_folder(cfg: RunConfig, world: World) -> tuple[RunConfig, Path]:
-    """Resolve the run folder on the main process, for all; a finished run is never overwritten."""
+@contextmanager
+def claim_folder(cfg: RunConfig, world: World) -> Iterator[Path]:
+    """Hold the run folder, resolved by the main process for all, until the block ends; a finished
+    run is never overwritten, and no two runs write into one folder at once."""
     claimed = problem = None
-    if world.main:
-        try:
-            claimed = _claim(cfg)
-        except (FusionZooError, OSError) as error:
-            problem = str(error)
-    claimed, problem = from_main((claimed, problem), world)
-    if claimed is None:
-        raise FusionZooError(problem)
-    return replace(cfg, out=str(claimed)), claimed
+    with ExitStack() as held:
+        if world.main:
+            try:
+                claimed = _claim(cfg, held)
+            except (FusionZooError, OSError) as error:
+                problem = str(error)
+        claimed, problem = from_main((claimed, problem), world)
+        if claimed is None:
+            raise FusionZooError(problem)
+        yield claimed
 
 
-def _claim(cfg: RunConfig) -> Path:
+def _claim(cfg: RunConfig, held: ExitStack) -> Path:
     folder = Path(cfg.out or f"runs/{cfg.data['name']}")
     if cfg.out is None:
         base, number = folder, 2
         while folder.exists():
             folder, number = base.with_name(f"{base.name}-{number}"), number + 1
+    folder.mkdir(parents=True, exist_ok=True)
+    _lock(folder, held)
     taken = (folder / "config.yaml").exists()
     if taken and not (cfg.resume or cfg.overwrite):
         raise FusionZooError(
@@ -105,23 +129,57 @@ def _claim(cfg: RunConfig) -> Path:
         for name in WRITTEN:
             old = folder / name
             shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
-    folder.mkdir(parents=True, exist_ok=True)
     stored = replace(cfg, out=str(folder), resume=False, overwrite=False)
     write_yaml(stored, folder / "config.yaml")
     return folder
+
+
+def _lock(folder: Path, held: ExitStack) -> None:
+    """Lock the folder while a file in it is open; the system lets go when a process dies."""
+    file = held.enter_context((folder / "lock").open("w"))
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise FusionZooError(f"another run is writing into {folder}: take another --out") from None
+
+
+def save_model(folder: Path, learn: Stepper) -> None:
+    """Write the model folder; called by all processes, for they may share the weights."""
+    model = learn.plain.model
+    weights = whole_state(model) if sharded(learn.plain) else None
+    if learn.world.main:
+        model.save(folder / "model", weights)
+
+
+def out_of_memory(learn: Stepper) -> FusionZooError:
+    """Say what to make smaller: the batch, or the largest encoder."""
+    sizes = {n: sum(p.numel() for p in own) for n, own in learn.encoders.items()}
+    name = max(sizes, key=sizes.__getitem__)
+    return FusionZooError(
+        f"{learn.world.device} is out of memory: --train.batch_size is {learn.cfg.train.batch_size}"
+        f" (a smaller one with --train.accumulate learns the same), the largest encoder is {name}"
+        f" with {sizes[name]:,} parameters; --train.checkpointing and --train.amp bf16 save memory"
+    )
+
+
+def show_groups(folder: Path, groups: list[Group], learn: Stepper, tracker: Tracker) -> None:
+    """Print the table of learning-rate groups, and write it to groups.json."""
+    about = describe(groups, learn.plain.model, learn.cfg.optim, learn.unfreezing)
+    tracker.table("Learning-rate groups", *group_rows(about))
+    if tracker.world.main:
+        (folder / "groups.json").write_text(json.dumps(about, indent=2) + "\n")
 
 
 def report(
     folder: Path, learn: Stepper, state: State, test: dict[str, Any], tracker: Tracker
 ) -> None:
     """Save the model, write metrics.json, and print what each modality and the fusion reach."""
-    cfg, model = learn.cfg, learn.plain.model
+    cfg = learn.cfg
     alone = test.pop("unimodal")
     seconds = {part: round(time, 2) for part, time in tracker.seconds.items()}
     # A run that resumes after its last step has nothing left to time.
     busy = seconds.get("data", 0.0) + seconds.get("train", 0.0)
     if tracker.world.main:
-        model.save(folder / "model")
         results = {
             "train": {"loss": state.best["train_loss"]},
             "val": {name: state.best[name] for name in test},
@@ -135,22 +193,15 @@ def report(
             "environment": environment(tracker.world),
         }
         (folder / "metrics.json").write_text(json.dumps(results, indent=2) + "\n")
-    rows: list[tuple[str, ...]] = [(f"{name} alone", *_figures(own)) for name, own in alone.items()]
-    rows += [(f"fusion: {cfg.fusion['name']}", *_figures(test))]
-    if len(alone) > 1:
-        best = max(alone, key=lambda name: alone[name]["accuracy"])
-        gain = {name: test[name] - alone[best][name] for name in ("accuracy", "macro_f1")}
-        points = [f"{100 * x:+.1f} points" for x in gain.values()]
-        rows += [(f"gain over {best} alone", *points)]
     tracker.table(
         f"Test split, best epoch {state.best['epoch']} by validation",
-        ("", "accuracy", "macro F1"),
-        rows,
+        *comparison(learn.plain.tasks, cfg.fusion["name"], test, alone),
     )
     data = cfg.data["name"]
     tracker.say(f"model   {folder / 'model'}   (fusionzoo.load reads it)")
     tracker.say(f"next    python embed.py --model {folder} --out {data}.parquet")
-    tracker.say(f"        tensorboard --logdir {folder / 'tensorboard'}")
+    if cfg.log == "tensorboard":
+        tracker.say(f"        tensorboard --logdir {folder / 'tensorboard'}")
 
 
 def report_failures(dataset: PairedDataset, tracker: Tracker) -> None:
@@ -161,5 +212,15 @@ def report_failures(dataset: PairedDataset, tracker: Tracker) -> None:
         tracker.say(f"warning: {len(failed)} values could not be decoded: {some} ...")
 
 
-def _figures(metrics: dict[str, float]) -> tuple[str, str]:
-    return f"{metrics['accuracy']:.3f}", f"{metrics['macro_f1']:.3f}"
+def comparison(
+    tasks: Tasks, fusion: str, test: dict[str, Any], alone: dict[str, dict[str, Any]]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return header and rows of the final table: each modality alone, the fusion, its gain."""
+    shown = [(name, title) for name, title in tasks.shown if name in test]
+    lines = {f"{name} alone": own for name, own in alone.items()} | {f"fusion: {fusion}": test}
+    rows = [(line, *(f"{own[name]:.3f}" for name, _ in shown)) for line, own in lines.items()]
+    if len(alone) > 1:
+        best = max(alone, key=lambda name: tasks.leads(alone[name]))
+        gains = [tasks.gain(name, test, alone[best]) for name, _ in shown]
+        rows.append((f"gain over {best} alone", *gains))
+    return ("", *(title for _, title in shown)), rows

@@ -8,56 +8,52 @@ import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from .boards import Board, open_board
 from .checkpoint import State
 from .distributed import World
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
 
 PACKAGES = ("torch", "torchvision", "torchaudio", "transformers", "timm", "fusionzoo")
 
 
 class Tracker:
-    """Show a run's progress, append a line per event to metrics.jsonl, feed TensorBoard."""
+    """Show a run's progress, append a line per event to metrics.jsonl, feed a board."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.bar: tqdm[Any] | None = None
         self.file: TextIO | None = None
-        self.board: SummaryWriter | None = None
+        self.board: Board | None = None
         self.seconds: dict[str, float] = {}
         self._phase = ""
         self._since = time.perf_counter()
 
-    def start(self, folder: Path, step: int, tensorboard: bool) -> None:
+    def start(self, folder: Path, state: State, board: str) -> None:
         """Open the files; a resumed run drops what came after its checkpoint, to write it again."""
         if not self.world.main:
             return
         path = folder / "metrics.jsonl"
-        kept = (
-            [line for line in whole_lines(path) if json.loads(line)["step"] <= step] if step else []
-        )
-        path.write_text("".join(kept))
+        lines = whole_lines(path) if state.step else []
+        path.write_text("".join(line for line in lines if _known(json.loads(line), state)))
         self.file = path.open("a", buffering=1)
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
+        self.board = open_board(board, folder, state.step)
 
-            purge = step + 1 if step else None
-            self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
-
-    def progress(self, total: int, done: int) -> tqdm[Any]:
-        """Return the progress bar of the run's steps, with rate and time left."""
+    def progress(self, total: int, done: int) -> None:
+        """Show the progress bar of the run's steps, with rate and time left."""
         self.lap("set up")
         quiet = not self.world.main
         self.bar = tqdm(total=total, initial=done, unit="step", disable=quiet, dynamic_ncols=True)
-        return self.bar
+
+    def advance(self) -> None:
+        """Count a step."""
+        if self.bar is not None:
+            self.bar.update()
 
     def lap(self, part: str) -> None:
         """Book the time since the last call under `part`."""
@@ -72,17 +68,20 @@ class Tracker:
         if self.file is not None:
             self.file.write(json.dumps({"step": step, "event": event, **figures}) + "\n")
         if self.board is not None:
-            for name, value in _flat(figures, event):
-                self.board.add_scalar(name, value, step)
+            self.board.scalars(step, dict(_flat(figures, event)))
 
-    def log_epoch(self, state: State, train_loss: float, val: Mapping[str, Any]) -> None:
-        """Record an epoch and print its line."""
+    def log_epoch(
+        self, state: State, train_loss: float, val: Mapping[str, Any], leading: str = "accuracy"
+    ) -> None:
+        """Record an epoch and print its line, with the figure that chooses the best."""
         figures = {"epoch": state.evaluated, "train": {"loss": train_loss}, "val": val}
         self.log(state.step, "epoch", figures)
-        alone = [f"{name} {own['accuracy']:.3f}" for name, own in val["unimodal"].items()]
+        alone = [f"{m} {own[leading]:.3f}" for m, own in val["unimodal"].items() if leading in own]
+        known = leading != "loss" and leading in val
         self.say(
             f"epoch {state.evaluated:3d}  train loss {train_loss:.3f}  val loss {val['loss']:.3f}"
-            f"  val accuracy {val['accuracy']:.3f}" + (f"  ({', '.join(alone)})" if alone else "")
+            + (f"  val {leading} {val[leading]:.3f}" if known else "")
+            + (f"  ({', '.join(alone)})" if alone else "")
         )
 
     def phase(self, name: str) -> None:
@@ -105,7 +104,8 @@ class Tracker:
                 table.add_column(name, justify="right" if number else "left", no_wrap=True)
             for row in rows:
                 table.add_row(*row)
-            Console().print(title, table, sep="\n")
+            # Wider than a narrow terminal rather than cut: a file has 80 columns.
+            Console(width=max(Console().width, 120)).print(title, table, sep="\n")
 
     def close(self) -> None:
         """Flush and close everything."""
@@ -132,6 +132,11 @@ def whole_lines(path: Path) -> list[str]:
     """Return the whole lines of a file; a kill may have cut the last one."""
     text = path.read_text() if path.is_file() else ""
     return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _known(line: Mapping[str, Any], state: State) -> bool:
+    """Whether a line of the log tells of something before the checkpoint."""
+    return line["step"] <= state.step and line.get("epoch", 0) <= state.evaluated
 
 
 def _flat(figures: Mapping[str, Any], prefix: str) -> list[tuple[str, float]]:

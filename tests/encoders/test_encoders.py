@@ -318,7 +318,12 @@ def test_hugging_face_audio_models_of_each_kind(family: str, tmp_path: Path) -> 
         ("image", "timm/resnet10t", {**SCRATCH, "fit": "stretch"}, "fit='stretch' is none of"),
         ("text", "chars", {"width": 3}, "encoder 'chars' has no setting 'width'"),
         ("text", "chars", {"num_heads": 3}, "num_heads=3 does not divide dim=128"),
-        ("text", "chars", {"freeze": "some"}, "freeze='some' is neither"),
+        (
+            "text",
+            "chars",
+            {"freeze": "some"},
+            "freeze='some' is not one of none, all, all_but_last_<n>, norm",
+        ),
         ("sound", "hf/whisper", {}, "say kind=, found 'sound'"),
         ("audio", "torchaudio/WAV2VEC_BASE", SCRATCH, "Did you mean 'WAV2VEC2_BASE'?"),
         ("a", "vector/mlp", {}, "in_dim is missing"),

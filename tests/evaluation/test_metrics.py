@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sklearn.metrics import f1_score
+from sklearn.metrics import cohen_kappa_score, f1_score
 
-from fusionzoo.evaluation.metrics import TASKS, classification, multilabel, regression
+from fusionzoo.evaluation.metrics import TASKS, classification, multilabel, ordinal, regression
 
 
 def test_classification_counts() -> None:
@@ -38,6 +38,22 @@ def test_regression_figures() -> None:
     assert (found["mae"], found["rmse"]) == (1, 1)
     assert found["r2"] == pytest.approx(1 - 4 / 5)
     assert regression(target, target)["spearman"] == pytest.approx(1)
+
+
+def test_what_never_varies_has_no_rank_and_explains_nothing() -> None:
+    found = regression(torch.ones(4), torch.tensor([1.0, 2, 3, 4]))
+    assert found["spearman"] == 0
+    assert regression(torch.tensor([1.0, 2]), torch.ones(2))["r2"] == 0
+    assert multilabel(torch.ones(2, 2), torch.zeros(2, 2))["map"] == 0
+
+
+def test_ordinal_kappa_is_sklearns() -> None:
+    draw = torch.Generator().manual_seed(0)
+    p, t = (torch.randint(5, (50,), generator=draw) for _ in range(2))
+    wanted = cohen_kappa_score(p, t, weights="quadratic")
+    assert ordinal(p, t)["kappa"] == pytest.approx(wanted)
+    assert ordinal(t, t) == {"mae": 0, "accuracy": 1, "kappa": 1}
+    assert ordinal(torch.ones(3), torch.ones(3))["kappa"] == 1
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -19,13 +19,15 @@ from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Batch, Phase
 from fusionzoo.training.balance import Now
 from fusionzoo.training.distributed import World
+from fusionzoo.training.groups import param_groups
 from fusionzoo.training.loop import Stepper
 from fusionzoo.training.objectives import Objective, UnimodalHeads, freeze_unused, resting
-from fusionzoo.training.optim import build_optimizer, param_groups, phased
+from fusionzoo.training.optim import build_optimizer
+from fusionzoo.training.schedules import phased
 
 OWN_LOSS = [name for name in list_fusions() if fusion_info(name).cls.loss is not Fusion.loss]  # type: ignore[attr-defined]
 FIRST_OF_FAMILY = ["gmu", "late_mean", "mbt", "misa"]
-QUICK = ["--train.epochs", "1", "--train.tensorboard", "false"]
+QUICK = ["--train.epochs", "1", "--log", "none"]
 
 
 def check_run(out: Path) -> None:
@@ -103,7 +105,7 @@ def make_stepper(name: str) -> Stepper:
     model = create_model(name, encoders, 3, dim=8)
     heads = UnimodalHeads({}, 8, torch.full((3,), 1 / 3))
     ids = [str(row) for row in range(8)]
-    objective = Objective(model, heads, 0.0, ids, torch.arange(8) % 3)
+    objective = Objective(model, heads, None, ids, torch.arange(8) % 3)
     freeze_unused(objective)
     cfg = from_tree(RunConfig, {"optim": {"lr": 0.1}})
     groups = param_groups(model, heads, cfg.optim)
@@ -137,7 +139,7 @@ def test_every_phase_gets_a_step_and_too_few_steps_are_refused() -> None:
     phases = [Phase("long", 0.98), Phase("short", 0.02)]
     at = phased(OptimConfig(warmup=0.0), phases, 4, 4)
     assert [at(step)[0] for step in range(4)] == [0, 0, 0, 1]
-    assert at(3)[1] == 1.0  # with a schedule of its own
+    assert at(3)[1] == {"": 1.0}  # with a schedule of its own
     with pytest.raises(FusionZooError, match="2 phases, and the run has only 1 steps"):
         phased(OptimConfig(), phases, 1, 1)
 

@@ -55,7 +55,7 @@ class AGM(Balance):
         self.alpha, self.samples, self.felt = alpha, samples, False
         # Of the epoch so far: sums of CE(phi_m), rows.
         self.register_buffer("losses", torch.zeros(2, len(self.widths)))
-        self.register_buffer("epoch", torch.tensor(-1))
+        self.register_buffer("epoch", torch.tensor(-1.0))
 
     def active(self, now: Now) -> bool:
         return bool(self.alpha) and super().active(now)

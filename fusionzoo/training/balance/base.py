@@ -72,12 +72,12 @@ class Balance(nn.Module):
     `active`; a strategy that is switched off leaves every weight as plain training would, bit for
     bit. So nothing here may draw from the global generators: `draw` gives one that depends on the
     seed and the moment alone, the same on every process.
-
     Buffers are state: checkpoints keep them, and they must be equal on all processes (sum over
     `world` what each sees). Parameters learn in a group of their own, clipped on their own.
     """
 
     surgery = False  # whether it decides how fast each encoder learns; of these a run takes one
+    shards = True  # whether FSDP may share out the weights
     apart = False  # whether `combine` wants the gradients of its own terms by themselves
 
     def __init__(self, setting: Setting, *, start: float = 0.0, end: float | None = None) -> None:

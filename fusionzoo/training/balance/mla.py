@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ...structures import Batch
+from ..sharding import like, whole
 from .base import BALANCE, Balance, Now, Seen, Setting, Tally, Term, pooled_of
 
 
@@ -81,7 +82,8 @@ class MLA(Balance):
         weight = self.fusion.head.weight  # type: ignore[union-attr]
         assert isinstance(weight, nn.Parameter)
         if weight.grad is not None:
-            weight.grad.copy_(weight.grad @ self.projector.to(weight.grad))
+            given = whole(weight.grad)
+            weight.grad.copy_(like(given @ self.projector.to(given), weight.grad))
         fed = self.tally.take(self.world)
         if fed[-1] > 0:
             alpha = 0.1 ** (1 + now.epoch % 1) if self.alpha is None else self.alpha

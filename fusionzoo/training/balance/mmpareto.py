@@ -29,6 +29,7 @@ class MMPareto(Balance):
     """
 
     surgery = True
+    shards = False  # two backward passes
     apart = True
 
     def __init__(

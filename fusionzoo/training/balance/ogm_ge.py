@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ...structures import Features
+from ..sharding import like, whole
 from .base import BALANCE, Balance, Now, Seen, Setting, Tally, Term, presence, quiet, widened
 
 
@@ -80,12 +81,13 @@ class OGMGE(Balance):
                 gradient = parameter.grad
                 if gradient is None:
                     continue
-                spread = gradient.std() if self.noise and gradient.numel() > 1 else None
+                full = whole(gradient).clone() if self.noise and gradient.numel() > 1 else None
                 gradient.mul_(factor)
-                if spread is not None:
+                if full is not None:
                     seed = self.draw(now.step, number).initial_seed()
-                    draw = torch.Generator(gradient.device).manual_seed(seed)
-                    gradient.add_(spread * torch.empty_like(gradient).normal_(generator=draw))
+                    draw = torch.Generator(full.device).manual_seed(seed)
+                    spread = full.std()
+                    gradient.add_(like(spread * full.normal_(generator=draw), gradient))
 
 
 def damping(scores: Tensor, seen: Tensor, alpha: float) -> Tensor:

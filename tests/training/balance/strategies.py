@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,9 +14,10 @@ from fusionzoo.model import FusionModel, create_model
 from fusionzoo.structures import Batch, Features
 from fusionzoo.training.balance import START, Balance, Now, Seen, Setting, Term, build_balance
 from fusionzoo.training.distributed import World, wrap
+from fusionzoo.training.groups import param_groups
 from fusionzoo.training.loop import Stepper
 from fusionzoo.training.objectives import Objective, UnimodalHeads, freeze_unused
-from fusionzoo.training.optim import build_optimizer, param_groups
+from fusionzoo.training.optim import build_optimizer
 
 WIDTHS = {"image": 5, "text": 7, "audio": 3}
 DIMS = {"image": 6, "text": 5, "audio": 4}
@@ -66,7 +67,7 @@ def make_objective(
     model = make_model() if model is None else model
     prior = torch.full((CLASSES,), 1 / CLASSES)
     heads = UnimodalHeads({n: e.dim for n, e in model.named_encoders()}, 8, prior)
-    objective = Objective(model, heads, 0.0, [str(row) for row in range(ROWS)], TARGETS)
+    objective = Objective(model, heads, None, [str(row) for row in range(ROWS)], TARGETS)
     freeze_unused(objective)
     for module in objective.modules():
         if isinstance(module, torch.nn.Dropout) and not dropout:
@@ -78,12 +79,15 @@ def make_objective(
 
 
 def make_stepper(
-    objective: Objective, tree: Mapping[str, Any] | None = None, world: World = ALONE
+    objective: Objective,
+    tree: Mapping[str, Any] | None = None,
+    world: World = ALONE,
+    strategy: Literal["ddp", "fsdp"] = "ddp",
 ) -> Stepper:
     cfg = from_tree(RunConfig, {"optim": {"lr": 0.01}, **(tree or {})})
+    wrapped = wrap(objective, DistConfig(strategy=strategy), world)
     groups = param_groups(objective.model, objective.heads, cfg.optim, objective.balance)
-    optimizer = build_optimizer(groups, cfg.optim)
-    return Stepper(wrap(objective, DistConfig(), world), optimizer, cfg, world)
+    return Stepper(wrapped, build_optimizer(groups, cfg.optim), cfg, world)
 
 
 def make_batch(absent: list[tuple[int, int]] = SOME, names: Mapping[str, int] = WIDTHS) -> Batch:

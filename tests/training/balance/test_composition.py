@@ -33,6 +33,7 @@ def test_two_of_them_are_refused(second: str) -> None:
 def test_the_others_go_with_each_of_them(first: str) -> None:
     balance = f"{first},modality_dropout,unimodal_aux,contrastive_align,cca_loss"
     learn = make_stepper(make_objective(balance, model=make_model("mean")))
+    learn.watch = True
     for step in range(3):
         learn([make_batch()], Now(step, step / 2))
     assert all(p.isfinite().all() for p in learn.plain.parameters())
@@ -54,6 +55,15 @@ def test_data_parallel_threads_are_refused() -> None:
     cfg = from_tree(RunConfig, {**tree, "encoders": encoders})
     with pytest.raises(FusionZooError, match="remember what dp's threads forget: use ddp"):
         build_objective(cfg, data.split("train"))
+
+
+@pytest.mark.parametrize("name", ["gblend", "mmpareto"])
+def test_weights_that_are_shared_out_are_refused_by_those_that_need_whole_ones(name: str) -> None:
+    data = create_dataset("interactions", samples=60)
+    encoders = {n: {**e, "in_dim": 8} for n, e in data.default_encoders.items()}
+    tree = {"balance": name, "dist": {"strategy": "fsdp"}, "encoders": encoders}
+    with pytest.raises(FusionZooError, match=f"{name} needs whole weights"):
+        build_objective(from_tree(RunConfig, tree), data.split("train"))
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [

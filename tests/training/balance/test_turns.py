@@ -58,8 +58,8 @@ def heads_of_turns(learn: Stepper, now: Now) -> list[tuple[str | None, dict[str,
     seen: list[tuple[str | None, dict[str, Any]]] = []
     update = learn._update
 
-    def noted(now: Now) -> None:
-        update(now)
+    def noted(now: Now, *rest: Any) -> None:
+        update(now, *rest)
         state = {n: p.detach().clone() for n, p in learn.plain.named_parameters()}
         seen.append((now.turn, state))
 

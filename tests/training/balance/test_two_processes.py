@@ -16,9 +16,11 @@ from fusionzoo.config import DistConfig, RunConfig, from_tree
 from fusionzoo.datasets import create_dataset
 from fusionzoo.training.balance import BALANCE, Now
 from fusionzoo.training.distributed import World, process_group, wrap
+from fusionzoo.training.groups import param_groups
 from fusionzoo.training.loop import Stepper, build_loader
-from fusionzoo.training.optim import build_optimizer, param_groups
+from fusionzoo.training.optim import build_optimizer
 from fusionzoo.training.run import build_objective, choose_encoders
+from fusionzoo.training.sharding import whole_state
 
 # With two processes, rank 1 takes the odd rows: it then sees no audio at all.
 ABSENT = {
@@ -27,18 +29,20 @@ ABSENT = {
 }
 CASES = [(name, case) for name in BALANCE for case in ABSENT]
 CASES += [("contrastive_align", mode) for mode in ("siglip", "imagebind")]
+CASES += [(name, "fsdp") for name in BALANCE if BALANCE[name].cls.shards]  # type: ignore[attr-defined]
 
 
 def learned(
     name: str, case: str, world: World, teachers: dict[str, Any]
 ) -> dict[str, torch.Tensor]:
     """Make four steps, the strategy's epoch beginning anew after two; uneven shares."""
+    how: Any = case if case == "fsdp" and world.size > 1 else "ddp"
     settings = dict(teachers) if name == "umt" else {}
-    settings |= {} if case in ABSENT else {"mode": case}
+    settings |= {"mode": case} if case in ("siglip", "imagebind") else {}
     objective = make_objective(name, settings, world, model=make_model("mean"))
     if name == "gblend":
         objective.balance["gblend"].weights.copy_(torch.tensor([0.1, 0.2, 0.3, 0.4]))  # type: ignore[union-attr, operator]
-    learn = make_stepper(objective, {"optim": {"name": "sgd", "lr": 0.1}}, world)
+    learn = make_stepper(objective, {"optim": {"name": "sgd", "lr": 0.1}}, world, how)
     batch = take(make_batch(ABSENT.get(case, ABSENT["some"])), slice(0, 11))
     for step in range(4):
         now = Now(step, step / 2)
@@ -46,7 +50,7 @@ def learned(
             for one in objective.strategies(now):
                 one.begin_epoch(learn, {}, now)
         learn([take(batch, slice(world.rank, None, world.size))], now)
-    return {key: x.clone() for key, x in objective.state_dict().items()}
+    return {key: x.clone() for key, x in whole_state(objective).items()}
 
 
 def blended(world: World) -> dict[str, torch.Tensor]:

@@ -1,0 +1,65 @@
+"""Labels of a table: learn what each column holds from the training split, and read all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from ..errors import FusionZooError, did_you_mean
+from ..targets import Target, kind_of
+
+NO_LABELS = ("id", "split", "group")
+
+
+def read_labels(
+    table: pa.Table, kinds: Mapping[str, str], source: str, modalities: Sequence[str] = ()
+) -> tuple[tuple[Target, ...], Tensor]:
+    """Read the columns that `kinds` names: what they hold, and their labels, float32 (N, W).
+
+    An empty cell is a missing label, NaN. A sample of the splits val and test must not have a
+    label that training never saw, and each split needs a label of each column.
+    """
+    targets, numbers = [], [torch.zeros(len(table), 0)]
+    for name, kind in kinds.items():
+        others = [x for x in table.column_names if x not in (*NO_LABELS, *modalities)]
+        if name not in others:
+            raise FusionZooError(
+                f"{source} has no column {name!r} of labels.{did_you_mean(name, others)}"
+                f" It has: {', '.join(others)}"
+            )
+        target, own = _read_column(table, name, kind, source)
+        targets.append(target)
+        numbers.append(own)
+    return tuple(targets), torch.cat(numbers, dim=1)
+
+
+def _read_column(table: pa.Table, name: str, kind: str, source: str) -> tuple[Target, Tensor]:
+    cells = [cell or None for cell in table[name].to_pylist()]
+    splits, ids = table["split"].to_pylist(), table["id"].to_pylist()
+    known = [cell for cell, split in zip(cells, splits, strict=True) if split == "train"]
+    labelled = {split for split, cell in zip(splits, cells, strict=True) if cell is not None}
+    for split in dict.fromkeys(splits):
+        if split not in labelled:
+            raise FusionZooError(f"{source}: no sample of split {split!r} has a label {name!r}")
+
+    def each(read: Callable[[str], Any], default: Any) -> list[Any]:
+        found = []
+        for row, cell in enumerate(cells):
+            try:
+                found.append(default if cell is None else read(cell))
+            except FusionZooError as error:
+                where = f"{source}, row {row + 1}, sample {ids[row]!r}, column {name!r}"
+                raise FusionZooError(f"{where}: {error}") from None
+        return found
+
+    each(kind_of(kind).check, None)
+    try:
+        target = kind_of(kind).learn(name, [cell for cell in known or cells if cell is not None])
+    except FusionZooError as error:
+        raise FusionZooError(f"{source}, column {name!r}: {error}") from None
+    numbers = each(target.encode, [float("nan")] * target.columns)
+    return target, torch.tensor(numbers, dtype=torch.float32)

@@ -1,0 +1,248 @@
+"""What a column of labels holds, how it becomes numbers, and what logits say of it.
+
+A label that is missing is NaN in all its columns.
+
+Shapes: `N` rows; `K` classes, labels or levels; a target has `width` logits and `columns` numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .errors import FusionZooError, did_you_mean
+
+
+class Prediction(NamedTuple):
+    """Which class, or level, the model gives to one sample."""
+
+    label: str
+    probability: float
+    probabilities: dict[str, float]
+
+
+class Labels(NamedTuple):
+    """Which labels the model gives to one sample: all that are more likely than not."""
+
+    labels: list[str]
+    probabilities: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A column of labels: what the training split taught of it. One subclass for each kind."""
+
+    name: str
+    classes: tuple[str, ...] = ()  # sorted; levels: from the lowest
+    mean: float = 0.0  # of numbers
+    deviation: float = 1.0
+    kind: ClassVar[str] = ""
+    numbers: ClassVar[int] = 0  # of a label; 0 = one for each class
+
+    @classmethod
+    def learn(cls, name: str, cells: Sequence[str]) -> Target:
+        """Look at the labels of the training split."""
+        return cls(name, classes=tuple(sorted_words({x for cell in cells for x in words(cell)})))
+
+    @staticmethod
+    def check(cell: str) -> None:
+        """Refuse a label that cannot be read."""
+
+    @property
+    def width(self) -> int:
+        """How many logits answer it."""
+        return len(self.classes)
+
+    @property
+    def columns(self) -> int:
+        """How many numbers a label is."""
+        return self.numbers or len(self.classes)
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """Plain values that `from_spec` reads."""
+        return {"kind": self.kind, **asdict(self)}
+
+    def encode(self, cell: str) -> list[float]:
+        """Turn a label into numbers."""
+        raise NotImplementedError
+
+    def decode(self, logits: Tensor) -> list[Any]:
+        """Turn logits (N, width) into a prediction for each row."""
+        raise NotImplementedError
+
+    def index(self, word: str) -> int:
+        """Return the place of a class among the classes."""
+        if word not in self.classes:
+            raise FusionZooError(f"{word!r} is a label that no sample of split 'train' has")
+        return self.classes.index(word)
+
+
+class OneOf(Target):
+    """One class of several, as its index."""
+
+    kind, numbers = "classification", 1
+
+    @classmethod
+    def learn(cls, name: str, cells: Sequence[str]) -> Target:
+        return cls(name, classes=tuple(sorted_words(set(cells))))
+
+    def encode(self, cell: str) -> list[float]:
+        return [self.index(cell)]
+
+    def decode(self, logits: Tensor) -> list[Any]:
+        return predictions(self.classes, logits.float().softmax(-1))
+
+
+class AnyOf(Target):
+    """Any number of labels, `sun;beach`, as 0 or 1 for each label; `;` is none of them."""
+
+    kind = "multilabel"
+
+    def encode(self, cell: str) -> list[float]:
+        given = {self.index(word) for word in words(cell)}
+        return [float(number in given) for number in range(len(self.classes))]
+
+    def decode(self, logits: Tensor) -> list[Any]:
+        made = [dict(zip(self.classes, x, strict=True)) for x in logits.float().sigmoid().tolist()]
+        return [Labels([word for word, p in row.items() if p > 0.5], row) for row in made]
+
+
+class Number(Target):
+    """A number, in deviations from the training split's mean."""
+
+    kind, numbers = "regression", 1
+
+    @staticmethod
+    def check(cell: str) -> None:
+        number(cell)
+
+    @classmethod
+    def learn(cls, name: str, cells: Sequence[str]) -> Target:
+        numbers = torch.tensor([number(cell) for cell in cells], dtype=torch.float64)
+        deviation = numbers.std(correction=0).item() or 1.0
+        return cls(name, mean=numbers.mean().item(), deviation=deviation)
+
+    @property
+    def width(self) -> int:
+        return 1
+
+    def encode(self, cell: str) -> list[float]:
+        return [(number(cell) - self.mean) / self.deviation]
+
+    def original(self, values: Tensor) -> Tensor:
+        """Put standardised values back into the data's units, in double precision."""
+        return values.double() * self.deviation + self.mean
+
+    def decode(self, logits: Tensor) -> list[Any]:
+        return self.original(logits[:, 0]).tolist()
+
+
+class Level(Target):
+    """One of K ordered levels, given as numbers, as its rank from 0.
+
+    Logit k is that of P(level > k | level >= k): conditional training, CORN (Shi, Cao and Raschka
+    2023, arXiv:2111.08851). Their products P(level > k) fall with k whatever the logits are.
+    """
+
+    kind, numbers = "ordinal", 1
+
+    @staticmethod
+    def check(cell: str) -> None:
+        number(cell)
+
+    @classmethod
+    def learn(cls, name: str, cells: Sequence[str]) -> Target:
+        levels = sorted({number(cell) for cell in cells})
+        if len(levels) < 2:
+            raise FusionZooError("split 'train' has one level only; levels need to be 2 or more")
+        return cls(name, classes=tuple(f"{level:.12g}" for level in levels))
+
+    @property
+    def width(self) -> int:
+        return len(self.classes) - 1
+
+    def encode(self, cell: str) -> list[float]:
+        return [self.index(f"{number(cell):.12g}")]
+
+    @staticmethod
+    def above(logits: Tensor) -> Tensor:
+        """Return P(level > k): (N, K - 1) -> (N, K - 1), falling along each row."""
+        return logits.float().sigmoid().cumprod(-1)
+
+    def rank(self, logits: Tensor) -> Tensor:
+        """Return the level that the thresholds say, the distribution's median: (N,) int64."""
+        return (self.above(logits) > 0.5).sum(-1)
+
+    def decode(self, logits: Tensor) -> list[Any]:
+        above = self.above(logits)
+        edge = above[:, :1]
+        steps = torch.cat([torch.ones_like(edge), above, torch.zeros_like(edge)], dim=1)
+        shares = (steps[:, :-1] - steps[:, 1:]).clamp(min=0)
+        return predictions(self.classes, shares, self.rank(logits).tolist())
+
+
+KINDS: dict[str, type[Target]] = {one.kind: one for one in (OneOf, AnyOf, Number, Level)}
+
+
+def kind_of(kind: str) -> type[Target]:
+    """Return the class of a kind of target."""
+    if kind not in KINDS:
+        raise FusionZooError(
+            f"{kind!r} is no kind of target.{did_you_mean(kind, KINDS)}"
+            f" There are: {', '.join(KINDS)}."
+        )
+    return KINDS[kind]
+
+
+def from_spec(spec: Mapping[str, Any]) -> Target:
+    """Build what `spec` describes."""
+    rest = {name: value for name, value in spec.items() if name != "kind"}
+    return kind_of(spec["kind"])(**{**rest, "classes": tuple(spec["classes"])})
+
+
+def decode(targets: Sequence[Target], logits: Tensor) -> list[Any]:
+    """Return each row's prediction; by column, unless the one column is `target`."""
+    slices = logits.split([one.width for one in targets], dim=-1)
+    made = [one.decode(own) for one, own in zip(targets, slices, strict=True)]
+    names = [one.name for one in targets]
+    if names == ["target"]:
+        return made[0]
+    return [dict(zip(names, row, strict=True)) for row in zip(*made, strict=True)]
+
+
+def predictions(
+    classes: Sequence[str], shares: Tensor, chosen: Sequence[int] | None = None
+) -> list[Any]:
+    """Name the probabilities (N, K); the chosen class is the likeliest unless it is given."""
+    made = [dict(zip(classes, row, strict=True)) for row in shares.tolist()]
+    likeliest = [max(row, key=row.__getitem__) for row in made]
+    best = likeliest if chosen is None else [classes[index] for index in chosen]
+    return [Prediction(label, row[label], row) for label, row in zip(best, made, strict=True)]
+
+
+def words(cell: str) -> list[str]:
+    """Split `sun; beach` at semicolons."""
+    return [word.strip() for word in cell.split(";") if word.strip()]
+
+
+def number(cell: str) -> float:
+    """Read a finite number."""
+    try:
+        value = float(cell)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise FusionZooError(f"{cell!r} is no finite number")
+    return value
+
+
+def sorted_words(found: set[str]) -> list[str]:
+    """Sort names; integers by their value."""
+    integers = all(word.removeprefix("-").isdecimal() and word.isascii() for word in found)
+    return sorted(found, key=(lambda word: (int(word), word)) if integers else None)

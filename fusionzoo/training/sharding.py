@@ -1,0 +1,106 @@
+"""FSDP2: each process holds a share of every weight; checkpoints hold whole ones.
+
+Everything here leaves a model that is not sharded as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+
+from ..errors import FusionZooError
+
+
+def shard(objective: nn.Module, device: torch.device, amp: torch.dtype | None) -> nn.Module:
+    """Share out each encoder, and all the rest as one more unit, over the processes.
+
+    The rest (fusion, heads, losses) stays gathered from the forward to the backward pass, for a
+    fusion's loss may read its weights. With mixed precision the encoders' weights travel in `amp`
+    and gradients are summed in float32.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+    policy = MixedPrecisionPolicy(amp, torch.float32, cast_forward_inputs=False)
+    for encoder in objective.model.encoders.values():  # type: ignore[union-attr, operator]
+        if any(True for _ in encoder.parameters()):
+            encoder.sharded = True
+            fully_shard(encoder, mesh=mesh, mp_policy=policy)
+    fully_shard(objective, mesh=mesh, reshard_after_forward=False)
+    return objective
+
+
+def sharded(module: nn.Module) -> bool:
+    """Whether the weights are shared out."""
+    return isinstance(module, FSDPModule)
+
+
+def reshard(module: nn.Module) -> None:
+    """Forget gathered weights, so that the next forward pass gathers what is there by then."""
+    for one in module.modules():
+        if isinstance(one, FSDPModule):
+            one.reshard()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Gather a tensor that is shared out; called by all processes."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def like(full: Tensor, own: Tensor) -> Tensor:
+    """Share out a whole tensor as `own` is; called by all processes."""
+    if not isinstance(own, DTensor):
+        return full
+    return distribute_tensor(full.to(own.device), own.device_mesh, own.placements)
+
+
+def whole_state(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's state with whole tensors."""
+    return {name: whole(tensor) for name, tensor in module.state_dict().items()}
+
+
+@torch.no_grad()
+def load_whole(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Load what `whole_state` returned."""
+    if not sharded(module):
+        module.load_state_dict(state)
+        return
+    reshard(module)
+    own = module.state_dict()
+    if own.keys() != state.keys():
+        raise FusionZooError(f"other weights: {', '.join(sorted(own.keys() ^ state.keys())[:5])}")
+    for name, tensor in own.items():
+        tensor.copy_(like(state[name], tensor))
+
+
+def whole_optimizer(optimizer: Optimizer) -> dict[str, Any]:
+    """Return an optimiser's state with whole tensors."""
+    state = optimizer.state_dict()
+    every = {
+        number: {k: whole(x) if isinstance(x, Tensor) else x for k, x in own.items()}
+        for number, own in state["state"].items()
+    }
+    return {**state, "state": every}
+
+
+def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Load what `whole_optimizer` returned."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    every = {
+        number: {
+            k: like(x, parameters[number]) if _of_shape(x, parameters[number]) else x
+            for k, x in own.items()
+        }
+        for number, own in state["state"].items()
+    }
+    optimizer.load_state_dict({**state, "state": every})
+
+
+def _of_shape(value: Any, parameter: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 0 and value.shape == parameter.shape

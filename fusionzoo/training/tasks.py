@@ -1,0 +1,249 @@
+"""What a run learns: one class for each kind of target, and `Tasks`, several of them in one head.
+
+A task gives each row's loss, the figures of a split, and which of them chooses the best epoch.
+
+Shapes: `B` rows, `N` rows of a split, `K` logits of a task, `C` numbers of its label.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import FusionZooError
+from ..evaluation.metrics import classification, multilabel, ordinal, regression
+from ..registry import Registry
+from ..targets import Level, Number, Target
+
+
+class Task(nn.Module):
+    """One target. `labels` (N, C) are those of the training split, without the missing ones.
+
+    Buffers are not stored: they follow from settings and data.
+    """
+
+    leading: str  # the figure that chooses the best epoch
+    higher = True  # whether more of it is better
+    shown: tuple[tuple[str, str], ...]  # figures of the final table, and their titles
+
+    def __init__(self, target: Target, labels: Tensor) -> None:
+        super().__init__()
+        self.target, self.labelled = target, len(labels)
+
+    def criterion(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return each row's loss in single precision: (B, K), (B, C) -> (B,)."""
+        raise NotImplementedError
+
+    def figures(self, logits: Tensor, target: Tensor) -> dict[str, float]:
+        """Measure a whole split, on the CPU: (N, K), (N, C)."""
+        raise NotImplementedError
+
+    def prior(self, labels: Tensor) -> Tensor:
+        """Return what to answer where nothing is known, exp(logits): (N, C) -> (K,)."""
+        raise NotImplementedError
+
+
+OBJECTIVES: Registry[Task] = Registry("objective", "docs/objectives.md")
+
+
+@OBJECTIVES.register("classification", family="objective")
+class Classification(Task):
+    """Cross-entropy of one class, focal (Lin et al. 2017, arXiv:1708.02002) for `gamma` > 0.
+
+    The loss of a row of class y is w_y (1 - p_y)^gamma CE. `class_weights` w: a number for each
+    class, or `balanced`, N / (K n_y). Labels are indices: (N,) int64, or a column of them.
+    """
+
+    leading, shown = "accuracy", (("accuracy", "accuracy"), ("macro_f1", "macro F1"))
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        target: Target,
+        labels: Tensor,
+        *,
+        label_smoothing: float = 0.0,
+        class_weights: Literal["balanced"] | list[float] | None = None,
+        gamma: float = 0.0,
+    ) -> None:
+        super().__init__(target, labels)
+        check("label_smoothing", label_smoothing, 0, 1)
+        check("gamma", gamma, 0)
+        self.label_smoothing, self.gamma = label_smoothing, gamma
+        self.register_buffer("weight", self._weights(class_weights, labels), persistent=False)
+
+    def _weights(self, given: Any, labels: Tensor) -> Tensor | None:
+        if given is None:
+            return None
+        if given == "balanced":
+            return len(labels) / (self.target.width * self.prior_counts(labels))
+        classes = self.target.classes
+        if not isinstance(given, list) or len(given) != len(classes):
+            raise FusionZooError(
+                f"class_weights={given!r} is neither null, balanced, nor a number for each of the"
+                f" {len(classes)} classes {', '.join(classes[:10])}"
+            )
+        for weight in given:
+            check("class_weights", weight, 0)
+        return torch.tensor(given, dtype=torch.float32)
+
+    def prior_counts(self, labels: Tensor) -> Tensor:
+        return torch.bincount(as_index(labels), minlength=self.target.width)
+
+    def criterion(self, logits: Tensor, target: Tensor) -> Tensor:
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        target = as_index(target)
+        smoothing = self.label_smoothing
+        weight = None if self.weight is None else self.weight.float()
+        loss = F.cross_entropy(logits, target, weight, reduction="none", label_smoothing=smoothing)
+        if self.gamma == 0:
+            return loss
+        right = F.cross_entropy(logits, target, reduction="none").neg().exp()
+        # The power has no finite slope at 0 for gamma < 1.
+        return (1 - right).clamp(min=1e-7) ** self.gamma * loss
+
+    def figures(self, logits: Tensor, target: Tensor) -> dict[str, float]:
+        return classification(logits, as_index(target))
+
+    def prior(self, labels: Tensor) -> Tensor:
+        counts = self.prior_counts(labels)
+        return counts / counts.sum()
+
+
+@OBJECTIVES.register("multilabel", family="objective")
+class Multilabel(Task):
+    """Binary cross-entropy, averaged over the labels; `balanced` weighs what is there by n_0 / n_1.
+
+    A rare label's few samples then count as much as its many.
+    """
+
+    leading, shown = "map", (("map", "mAP"), ("macro_f1", "macro F1"))
+    weight: Tensor | None
+
+    def __init__(
+        self, target: Target, labels: Tensor, *, pos_weight: Literal["balanced"] | None = None
+    ) -> None:
+        super().__init__(target, labels)
+        if pos_weight not in (None, "balanced"):
+            raise FusionZooError(f"pos_weight={pos_weight!r} is neither null nor balanced")
+        weight = self.prior(labels).reciprocal() if pos_weight else None
+        self.register_buffer("weight", weight, persistent=False)
+
+    def criterion(self, logits: Tensor, target: Tensor) -> Tensor:
+        weight = None if self.weight is None else self.weight.float()
+        each = F.binary_cross_entropy_with_logits(
+            logits.float(), target.float(), reduction="none", pos_weight=weight
+        )
+        return each.mean(-1)
+
+    def figures(self, logits: Tensor, target: Tensor) -> dict[str, float]:
+        return multilabel(logits, target.long())
+
+    def prior(self, labels: Tensor) -> Tensor:
+        """Return the odds of each label, half a sample added on both sides: none is infinite."""
+        there = labels.sum(0)
+        return (there + 0.5) / (len(labels) - there + 0.5)
+
+
+@OBJECTIVES.register("regression", family="objective")
+class Regression(Task):
+    """Squared, absolute or Huber error of a number, in deviations of the training split."""
+
+    leading, higher = "mae", False
+    shown = (("mae", "MAE"), ("r2", "R2"), ("spearman", "Spearman"))
+
+    def __init__(
+        self,
+        target: Target,
+        labels: Tensor,
+        *,
+        loss: Literal["mse", "mae", "huber"] = "mse",
+        delta: float = 1.0,
+    ) -> None:
+        super().__init__(target, labels)
+        if loss not in ("mse", "mae", "huber"):
+            raise FusionZooError(f"loss={loss!r} is none of mse, mae, huber")
+        check("delta", delta, 1e-6)
+        self.loss, self.delta = loss, delta
+
+    def criterion(self, logits: Tensor, target: Tensor) -> Tensor:
+        answer, wanted = logits.float()[:, 0], target.float()[:, 0]
+        if self.loss == "huber":
+            return F.huber_loss(answer, wanted, reduction="none", delta=self.delta)
+        error = answer - wanted
+        return error.square() if self.loss == "mse" else error.abs()
+
+    def figures(self, logits: Tensor, target: Tensor) -> dict[str, float]:
+        assert isinstance(self.target, Number)
+        answer, wanted = (self.target.original(x[:, 0]) for x in (logits, target))
+        loss = self.criterion(logits, target).mean().item()
+        return {**regression(answer, wanted), "loss": loss}
+
+    def prior(self, labels: Tensor) -> Tensor:
+        return torch.ones(1)  # exp(0): the mean
+
+
+@OBJECTIVES.register("ordinal", family="objective", paper="Shi et al. 2023, arXiv:2111.08851")
+class Ordinal(Task):
+    """Conditional training of K - 1 thresholds (CORN): is it above level k, given at least k?
+
+    The loss is sum_{k <= y} BCE(z_k, y > k) = -log P(level = y). Differs from the paper's, which
+    averages each threshold over the rows that reach it; here every row is one likelihood.
+    """
+
+    leading = "kappa"
+    shown = (("kappa", "kappa"), ("mae", "MAE in levels"), ("accuracy", "accuracy"))
+
+    def criterion(self, logits: Tensor, target: Tensor) -> Tensor:
+        level = target[:, :1]
+        k = torch.arange(logits.shape[1], device=logits.device)
+        each = F.binary_cross_entropy_with_logits(
+            logits.float(), (level > k).float(), reduction="none"
+        )
+        return each.masked_fill(level < k, 0).sum(-1)
+
+    def figures(self, logits: Tensor, target: Tensor) -> dict[str, float]:
+        assert isinstance(self.target, Level)
+        loss = self.criterion(logits, target).mean().item()
+        return {**ordinal(self.target.rank(logits), target[:, 0].long()), "loss": loss}
+
+    def prior(self, labels: Tensor) -> Tensor:
+        counts = torch.bincount(as_index(labels), minlength=self.target.width + 1)
+        above = counts.sum() - counts.cumsum(0)
+        return (above / counts)[:-1]  # every level occurs
+
+
+@OBJECTIVES.register("none", family="objective")
+class Nothing(Task):
+    """No loss of its own, for contrastive pre-training: the data may lack a target.
+
+    The best epoch goes by the mean recall@1 of `evaluation.retrieval.retrieval_figures`, which the
+    training strategy adds to the figures of a split.
+    """
+
+    leading = "recall@1"
+    shown = (("recall@1", "recall@1"), ("recall@10", "recall@10"), ("mrr", "MRR"))
+
+    def criterion(self, logits: Tensor, target: Tensor) -> Tensor:
+        return 0.0 * logits.float().sum(-1)  # a gradient of zero, for which DDP waits
+
+    def figures(self, logits: Tensor, target: Tensor) -> dict[str, float]:
+        return {"loss": 0.0}
+
+    def prior(self, labels: Tensor) -> Tensor:
+        return torch.ones(1)
+
+
+def as_index(target: Tensor) -> Tensor:
+    """Return class indices (N,) as they are, or from their column (N, 1)."""
+    return target if target.ndim == 1 else target[:, 0].long()
+
+
+def check(what: str, given: Any, low: float, below: float = float("inf")) -> None:
+    """Refuse a setting that is no number, below `low`, or not below `below`."""
+    if isinstance(given, bool) or not isinstance(given, int | float) or not low <= given < below:
+        limit = "" if below == float("inf") else f" and below {below:g}"
+        raise FusionZooError(f"{what}={given!r}; it must be a number of at least {low:g}{limit}")

@@ -1,0 +1,161 @@
+"""Columns of labels: what they hold is learnt from the training split, and errors name the cell."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fusionzoo.datasets import Collate, PairedDataset, create_dataset
+from fusionzoo.encoders import create_encoder
+from fusionzoo.errors import FusionZooError
+from fusionzoo.targets import KINDS, from_spec
+
+CSV = """id,split,text,kind,age,grade,tags
+a,train,one,cat,10,1,sun;sea
+b,train,two,dog,20,3,;
+c,train,three,cat,30,10,sun
+d,val,four,,,10,
+e,val,five,dog,40,1,sea
+f,test,six,cat,20,3,sea; sun
+"""
+KIND_OF = {
+    "kind": "classification",
+    "age": "regression",
+    "grade": "ordinal",
+    "tags": "multilabel",
+}
+
+
+def open_csv(folder: Path, text: str = CSV, **settings: Any) -> PairedDataset:
+    (folder / "m.csv").write_text(text)
+    return create_dataset("manifest", root=str(folder / "m.csv"), **settings)
+
+
+def test_each_kind_of_column_becomes_numbers(tmp_path: Path) -> None:
+    data = open_csv(tmp_path, targets=KIND_OF)
+    assert data.scheme is not None
+    assert data.classes == []
+    kind, age, grade, tags = data.scheme
+    assert (kind.classes, grade.classes) == (("cat", "dog"), ("1", "3", "10"))
+    assert tags.classes == ("sea", "sun")
+    assert (age.mean, age.deviation) == (20, pytest.approx((200 / 3) ** 0.5))
+    nan = torch.nan
+    wanted = torch.tensor(
+        [
+            [0, -10 / age.deviation, 0, 1, 1],
+            [1, 0, 1, 0, 0],
+            [0, 10 / age.deviation, 2, 0, 1],
+            [nan, nan, 2, nan, nan],
+            [1, 20 / age.deviation, 0, 1, 0],
+            [0, 0, 1, 1, 1],
+        ]
+    )
+    torch.testing.assert_close(data.targets, wanted, equal_nan=True)
+    assert data.table["tags"].to_pylist()[1] == ";"  # the words stay
+    assert data[0].target == tuple(wanted[0].tolist())
+    for one in data.scheme:
+        assert from_spec(json.loads(json.dumps(one.spec))) == one
+
+
+def test_a_batch_carries_them_and_views_keep_them(tmp_path: Path) -> None:
+    data = open_csv(tmp_path, targets=KIND_OF)
+    for view in (data, data.drop(0.0), data.select("text"), data.only("text")):
+        assert torch.equal(view.targets.nan_to_num(), data.targets.nan_to_num())
+    test = data.split("test")
+    encoder = create_encoder("text", "chars", dim=8)
+    collate = Collate({"text": encoder.processor(False)}, columns=5)
+    batch = collate([test[0]])
+    assert batch.target is not None
+    assert torch.equal(batch.target, data.targets[5:])
+    empty = collate([None])
+    assert empty.target is not None
+    assert empty.target.shape == (0, 5)
+
+
+def test_without_targets_nothing_is_read(tmp_path: Path) -> None:
+    data = open_csv(tmp_path, columns={"target": "kind"}, targets={})
+    assert data.targets.shape == (6, 0)
+    assert data[3].target == ()
+    assert data.labels[:2] == ["cat", "dog"]
+    with pytest.raises(FusionZooError, match="no target"):
+        open_csv(tmp_path, columns={"target": "kind"})  # as a plain class, one is missing
+
+
+def test_lists_and_numbers_of_json_are_labels_too(tmp_path: Path) -> None:
+    rows = [
+        {"id": "a", "split": "train", "text": "x", "tags": ["sun", "sea"], "grade": 1},
+        {"id": "b", "split": "train", "text": "y", "tags": [], "grade": 2.0},
+        {"id": "c", "split": "train", "text": "z", "tags": None, "grade": None},
+    ]
+    (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    kinds = {"tags": "multilabel", "grade": "ordinal"}
+    data = create_dataset("manifest", root=str(tmp_path / "m.jsonl"), targets=kinds)
+    assert data.targets[:2].tolist() == [[1, 1, 0], [0, 0, 1]]
+    assert data.targets[2].isnan().all()
+
+
+def test_joined_sources_bring_their_columns(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    one = open_csv(tmp_path / "one", targets={"age": "regression"})
+    short = "id,split,text,tags\na,train,eins,x\nb,train,zwei,\ne,val,fünf,x\nf,test,sechs,x\n"
+    two = open_csv(tmp_path, short, targets={"tags": "multilabel"})
+    data = PairedDataset.join({"left": one, "right": two})
+    assert data.scheme is not None
+    assert [target.name for target in data.scheme] == ["age", "tags"]
+    assert data.targets.shape == (4, 2)
+    assert data.targets[:, 1].isnan().tolist() == [False, True, False, False]
+
+
+def test_a_data_set_can_be_read_in_another_way() -> None:
+    data = create_dataset("digits", samples=60).with_targets({"target": "ordinal"})
+    assert data.scheme is not None
+    assert data.scheme[0].classes == tuple(map(str, range(10)))
+
+
+@pytest.mark.parametrize(
+    ("change", "targets", "says"),
+    [
+        (("20,3,;", "old,3,;"), {"age": "regression"}, "row 2, sample 'b', column 'age': 'old' is"),
+        (
+            ("40,1,sea", "nan,1,sea"),
+            {"age": "regression"},
+            "row 5, sample 'e', column 'age': 'nan'",
+        ),
+        (("20,3,sea", "20,7,sea"), {"grade": "ordinal"}, "row 6, sample 'f', column 'grade': '7'"),
+        (
+            ("sea; sun", "sky"),
+            {"tags": "multilabel"},
+            "row 6, sample 'f', column 'tags': 'sky' is a",
+        ),
+        (("e,val,five,dog", "e,val,five,emu"), {"kind": "classification"}, "'emu' is a label that"),
+        (("e,val,five,dog", "e,val,five,"), {"kind": "classification"}, "no sample of split 'val'"),
+        (
+            ("30,10", "30,3"),
+            {"grade": "ordinal"},
+            "'10' is a label that no sample of split 'train'",
+        ),
+        (("a,", "a,"), {"id": "classification"}, "'id' cannot be a target"),
+        (
+            ("a,", "a,"),
+            {"aeg": "regression"},
+            "no column 'aeg' for --targets.aeg. Did you mean 'age'",
+        ),
+        (("a,", "a,"), {"age": "regresion"}, "'regresion' is no kind of target. Did you mean"),
+    ],
+)
+def test_a_wrong_label_is_one_error_that_names_it(
+    change: tuple[str, str], targets: dict[str, str], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(FusionZooError) as caught:
+        open_csv(tmp_path, CSV.replace(*change), targets=targets)
+    assert says in str(caught.value)
+    assert "m.csv" in str(caught.value) or "is no kind" in says
+
+
+def test_one_level_is_none() -> None:
+    with pytest.raises(FusionZooError, match="2 or more"):
+        KINDS["ordinal"].learn("grade", ["1", "1.0"])

@@ -1,0 +1,126 @@
+"""Schedules: closed forms, each group's own, and nothing remembered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusionzoo.config import OptimConfig
+from fusionzoo.scripts.train import main as train
+from fusionzoo.structures import Phase
+from fusionzoo.training.loop import Stepper
+from fusionzoo.training.schedules import drops, phased, schedule
+
+WHOLE = [Phase("train", 1.0)]
+QUICK = ["--data.name", "interactions", "--data.samples", "300", "--train.tensorboard", "false"]
+
+
+def curve(steps: int = 100, **settings: object) -> list[float]:
+    factor = schedule(OptimConfig(**settings), steps, 10)  # type: ignore[arg-type]
+    return [factor(step, []) for step in range(steps)]
+
+
+def test_schedules_warm_up_and_then_fall_as_named() -> None:
+    step = curve(schedule="step", warmup=0.1, step_epochs=2, gamma=0.5)
+    assert [step[i] for i in (0, 4, 9, 10, 19, 20, 39, 40, 99)] == pytest.approx(
+        [0.1, 0.5, 1, 1, 1, 0.5, 0.5, 0.25, 0.0625]
+    )
+    cosine = curve(schedule="cosine", warmup=0.0)
+    assert cosine[0] == 1
+    assert cosine[50] == pytest.approx(0.5)
+    assert 0 < cosine[99] < 0.001
+    assert set(curve(schedule="constant", warmup=0)) == {1}
+    linear = curve(schedule="linear", warmup=0.2)
+    assert [linear[i] for i in (0, 19, 20, 60, 99)] == pytest.approx([0.05, 1, 1, 0.5, 0.0125])
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3])
+def test_one_cycle_is_that_of_torch(share: float) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 1.0, total_steps=100, pct_start=share, cycle_momentum=False
+    )
+    wanted = []
+    for _ in range(100):
+        wanted.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        if len(wanted) < 100:
+            cycle.step()
+    assert curve(schedule="onecycle", warmup=share) == pytest.approx(wanted)
+    assert curve(schedule="onecycle", warmup=0.0)[0] == 1.0
+
+
+def test_plateau_drops_as_torchs() -> None:
+    losses = [3, 2, 2, 2, 1, 1.5, 1, 1, 1, 1, 0.5, 0.4]
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer,
+        factor=0.5,
+        patience=1,
+        threshold=0.0,  # torch's patience is one less
+    )
+    factor = schedule(OptimConfig(schedule="plateau", gamma=0.5, plateau_epochs=2, warmup=0), 9, 1)
+    for epoch, loss in enumerate(losses):
+        plateau.step(loss)
+        assert factor(epoch, losses[: epoch + 1]) == optimizer.param_groups[0]["lr"]
+    assert drops([], 1) == 0
+
+
+def test_a_group_has_its_own_schedule_and_warm_up() -> None:
+    cfg = OptimConfig(
+        warmup=0.0,
+        schedule="constant",
+        modality_warmup={"text": 0.5},
+        modality_schedule={"image": "linear"},
+    )
+    plan = phased(cfg, WHOLE, 10, 5)
+    assert [plan(step)[1]["text"] for step in (0, 4, 5)] == [0.2, 1, 1]
+    assert [plan(step)[1]["image"] for step in (0, 5)] == [1, 0.5]
+    assert [plan(step)[1][""] for step in (0, 9)] == [1, 1]
+
+
+def test_the_schedule_of_an_encoder_that_thaws_begins_then() -> None:
+    cfg = OptimConfig(warmup=0.25, schedule="linear", unfreeze_at_epoch={"text": 2})
+    plan = phased(cfg, WHOLE, 18, 5)
+    found = [plan(step)[1]["text"] for step in range(18)]
+    assert found[:10] == [0.0] * 10
+    assert found[10:] == [schedule(cfg, 8, 5)(step, []) for step in range(8)]
+    # With phases too, and with the losses of the phase alone.
+    cfg = OptimConfig(warmup=0.0, schedule="plateau", plateau_epochs=1, gamma=0.5)
+    plan = phased(cfg, [Phase("a", 0.5), Phase("b", 0.5)], 8, 2)
+    assert plan(3, [1, 1])[1][""] == 0.5
+    assert plan(4, [1, 1])[1][""] == 1.0
+    assert plan(7, [1, 1, 1, 1])[1][""] == 0.5
+
+
+def test_a_resumed_plateau_run_equals_the_uninterrupted_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = ["--optim.schedule", "plateau", "--optim.plateau_epochs", "1", "--optim.gamma", "0.5"]
+    long += ["--optim.lr", "0.3", "--train.log_every", "1", "--train.epochs", "8"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert train([*QUICK, *long, "--data.missing", "0.4", "--out", str(whole)]) == 0
+    update, left = Stepper._update, iter(range(27))  # in the fifth epoch of six steps
+
+    def broken(learn: Stepper) -> None:
+        next(left)
+        update(learn)
+
+    with monkeypatch.context() as patch, pytest.raises(StopIteration):
+        patch.setattr(Stepper, "_update", broken)
+        train([*QUICK, *long, "--data.missing", "0.4", "--out", str(cut)])
+    assert train(["--resume", "--out", str(cut)]) == 0
+    lines = (whole / "metrics.jsonl").read_text()
+    assert (cut / "metrics.jsonl").read_text() == lines
+    ours, theirs = (
+        torch.load(out / "checkpoints" / "last.pt", weights_only=True)["objective"]
+        for out in (whole, cut)
+    )
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    steps = [json.loads(line) for line in lines.splitlines()]
+    rates = [one["lr"]["fusion"] for one in steps if one["event"] == "step"]
+    assert min(rates[6:24]) < 0.3  # it had dropped before the cut
+    assert (whole / "groups.json").is_file()

@@ -1,0 +1,406 @@
+"""What a run can learn: losses against closed forms, several targets, runs from end to end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fusionzoo
+from fusionzoo.config import RunConfig, from_tree
+from fusionzoo.datasets import create_dataset
+from fusionzoo.errors import FusionZooError
+from fusionzoo.fusion import list_fusions
+from fusionzoo.model import create_model
+from fusionzoo.scripts.embed import main as embed
+from fusionzoo.scripts.train import main as train
+from fusionzoo.targets import AnyOf, Labels, Level, Number, OneOf, Prediction
+from fusionzoo.training.joint import Tasks, plain_tasks
+from fusionzoo.training.tasks import Classification, Multilabel, Ordinal, Regression
+
+THREE = OneOf("y", ("a", "b", "c"))
+FIVE = Level("grade", ("1", "2", "3", "4", "5"))
+LOGITS = torch.randn(12, 5, generator=torch.Generator().manual_seed(3))
+Y = torch.arange(12) % 3
+
+
+def classify(**settings: Any) -> Classification:
+    return Classification(THREE, Y[:9], **settings)
+
+
+# ---- losses
+
+
+def test_focal_loss_with_gamma_0_is_cross_entropy_bit_for_bit() -> None:
+    wanted = F.cross_entropy(LOGITS[:, :3], Y, reduction="none")
+    assert torch.equal(classify(gamma=0).criterion(LOGITS[:, :3], Y), wanted)
+    assert torch.equal(plain_tasks().criterion(LOGITS[:, :3], Y), wanted)
+
+
+def test_focal_loss_is_the_papers() -> None:
+    p = LOGITS[:, :3].softmax(-1).gather(1, Y[:, None])[:, 0]
+    found = classify(gamma=2).criterion(LOGITS[:, :3], Y)
+    torch.testing.assert_close(found, -((1 - p) ** 2) * p.log())
+    sure = torch.tensor([[50.0, 0, 0]], requires_grad=True)
+    classify(gamma=0.5).criterion(sure, torch.tensor([0])).sum().backward()  # type: ignore[no-untyped-call]
+    assert sure.grad is not None
+    assert sure.grad.isfinite().all()
+
+
+def test_balanced_weights_make_the_classes_weigh_the_same() -> None:
+    labels = torch.tensor([0, 0, 0, 1, 1, 2])
+    task = Classification(THREE, labels, class_weights="balanced")
+    loss = task.criterion(torch.zeros(6, 3), labels)
+    sums = [loss[labels == k].sum().item() for k in range(3)]
+    assert sums == pytest.approx([2 * torch.tensor(3.0).log().item()] * 3)
+    given = Classification(THREE, labels, class_weights=[1, 0, 2])
+    assert given.criterion(torch.zeros(6, 3), labels)[3:5].tolist() == [0, 0]
+
+
+def test_label_smoothing_is_torchs() -> None:
+    found = classify(label_smoothing=0.2).criterion(LOGITS[:, :3], Y[:, None].float())
+    wanted = F.cross_entropy(LOGITS[:, :3], Y, reduction="none", label_smoothing=0.2)
+    assert torch.equal(found, wanted)
+
+
+def test_multilabel_balances_what_is_there_with_what_is_not() -> None:
+    labels = torch.tensor([[1.0, 1], [0, 1], [0, 1], [0, 0]])
+    target = AnyOf("tags", ("x", "y"))
+    plain = Multilabel(target, labels).criterion(LOGITS[:4, :2], labels)
+    wanted = F.binary_cross_entropy_with_logits(LOGITS[:4, :2], labels, reduction="none").mean(1)
+    torch.testing.assert_close(plain, wanted)
+    balanced = Multilabel(target, labels, pos_weight="balanced")
+    assert balanced.weight is not None
+    assert balanced.weight.tolist() == pytest.approx([3.5 / 1.5, 1.5 / 3.5])
+
+
+@pytest.mark.parametrize(
+    ("loss", "wanted"), [("mse", [0.25, 9]), ("mae", [0.5, 3]), ("huber", [0.125, 2.5])]
+)
+def test_regression_losses_are_their_formulae(loss: Any, wanted: list[float]) -> None:
+    task = Regression(Number("age"), torch.zeros(2, 1), loss=loss)
+    found = task.criterion(torch.tensor([[0.5], [-3.0]]), torch.zeros(2, 1))
+    assert found.tolist() == pytest.approx(wanted)
+
+
+def test_ordinal_thresholds_fall_and_their_loss_is_the_likelihood() -> None:
+    logits = LOGITS[:, :4]
+    above = FIVE.above(logits)
+    assert (above[:, 1:] <= above[:, :-1]).all()
+    shares = torch.tensor([list(one.probabilities.values()) for one in FIVE.decode(logits)])
+    torch.testing.assert_close(shares.sum(1), torch.ones(12))
+    level = torch.arange(12) % 5
+    found = Ordinal(FIVE, level[:, None].float()).criterion(logits, level[:, None].float())
+    torch.testing.assert_close(found, -shares.gather(1, level[:, None])[:, 0].log())
+    assert [one.label for one in FIVE.decode(logits)] == [
+        FIVE.classes[k] for k in FIVE.rank(logits)
+    ]
+
+
+# ---- what is known of nothing
+
+
+def test_the_prior_is_the_answer_without_any_evidence() -> None:
+    levels = torch.tensor([0, 1, 1, 2, 3, 4, 4, 4.0])[:, None]
+    prior = Ordinal(FIVE, levels).prior(levels).log()[None]
+    shares = list(FIVE.decode(prior)[0].probabilities.values())
+    assert shares == pytest.approx([1 / 8, 2 / 8, 1 / 8, 1 / 8, 3 / 8])
+    assert classify().prior(torch.tensor([0, 0, 1, 2])).tolist() == [0.5, 0.25, 0.25]
+    labels = torch.tensor([[1.0, 0], [1, 0]])
+    assert Multilabel(AnyOf("t", ("x", "y")), labels).prior(labels).log().isfinite().all()
+
+
+# ---- several
+
+
+def several(weights: list[float]) -> Tasks:
+    level = torch.arange(5)[:, None].float()
+    age = Regression(Number("age", mean=40, deviation=10), torch.zeros(5, 1))
+    return Tasks([classify(), Ordinal(FIVE, level), age], weights)
+
+
+def labels_of_three() -> torch.Tensor:
+    return torch.stack([Y.float(), torch.arange(12) % 5, torch.randn(12)], dim=1)
+
+
+def test_a_rows_loss_is_the_weighted_sum_over_its_labelled_tasks() -> None:
+    tasks, target = several([1.0, 0.5, 2.0]), labels_of_three()
+    logits = torch.randn(12, 3 + 4 + 1)
+    parts = zip(tasks.tasks, logits.split([3, 4, 1], 1), target.split(1, 1), strict=True)
+    each = torch.stack([task.criterion(*own) for task, *own in parts], dim=1)  # type: ignore[operator]
+    missing = torch.rand(12, 3) < 0.4
+    found = tasks.criterion(logits, target.masked_fill(missing, torch.nan))
+    wanted = (each * torch.tensor([1.0, 0.5, 2.0])).masked_fill(missing, 0).sum(1)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_a_missing_label_contributes_nothing() -> None:
+    tasks, target = several([1.0, 1.0, 1.0]), labels_of_three()
+    target[2, 1], target[4] = torch.nan, torch.nan
+    logits = torch.randn(12, 8, requires_grad=True)
+    loss = tasks.criterion(logits, target)
+    loss.sum().backward()  # type: ignore[no-untyped-call]
+    assert logits.grad is not None
+    assert loss[4] == 0
+    assert not logits.grad[4].any()
+    assert not logits.grad[2, 3:7].any()
+    assert logits.grad[2, :3].any()
+    assert logits.grad[2, 7]
+    figures = tasks.figures(logits.detach(), target)
+    kept = [row for row in range(12) if row != 4]
+    alone = tasks.tasks[2].figures(logits.detach()[kept, 7:], target[kept, 2:])  # type: ignore[operator]
+    assert figures["age.mae"] == alone["mae"]
+    assert figures["loss"] == pytest.approx(
+        sum(figures[f"{name}.loss"] for name in ("y", "grade", "age"))
+    )
+
+
+def test_the_leading_figure_ranks_and_loss_decides_a_tie() -> None:
+    accuracy = plain_tasks()
+    assert accuracy.rank({"accuracy": 0.9, "loss": 3}) > accuracy.rank({"accuracy": 0.8, "loss": 1})
+    assert accuracy.rank({"accuracy": 0.9, "loss": 1}) > accuracy.rank({"accuracy": 0.9, "loss": 2})
+    age = Tasks([Regression(Number("age"), torch.zeros(1, 1))])
+    assert age.rank({"mae": 1.0, "loss": 3}) > age.rank({"mae": 2.0, "loss": 1})
+    assert several([1, 1, 1]).rank({"loss": 1}) > several([1, 1, 1]).rank({"loss": 2})
+
+
+# ---- fusions
+
+
+@pytest.mark.parametrize("name", list_fusions())
+def test_a_fusion_learns_other_targets_or_says_why_not(name: str) -> None:
+    from fusionzoo.structures import Batch
+    from fusionzoo.training.objectives import Objective, UnimodalHeads, freeze_unused
+
+    encoders = {m: {"name": "vector/mlp", "in_dim": 3, "dim": 8} for m in ("a", "b")}
+    scheme = [Number("age"), AnyOf("tags", ("x", "y"))]
+    try:
+        model = create_model(name, encoders, targets=scheme, dim=16)
+    except FusionZooError as error:
+        assert f"fusion {name!r}" in str(error)
+        assert "objective 'classification'" in str(error)
+        return
+    labels = torch.tensor([[0.5, 1, 0], [torch.nan, 0, 1], [-1, torch.nan, torch.nan], [0, 1, 1]])
+    tasks = Tasks(
+        [Regression(scheme[0], labels[:, :1]), Multilabel(scheme[1], labels[[0, 1, 3], 1:])],
+        [1.0, 1.0],
+    )
+    heads = UnimodalHeads(dict.fromkeys(encoders, 8), 16, tasks.prior(labels))
+    objective = Objective(model, heads, tasks, list("abcd"), labels)
+    freeze_unused(objective)
+    inputs = {m: {"values": torch.randn(4, 3)} for m in encoders}
+    present = torch.tensor([[True, True], [True, False], [False, True], [True, True]])
+    for phase in range(len(model.fusion.phases)):
+        step = objective(Batch(list("abcd"), inputs, present, labels), torch.arange(4), 0.5, phase)
+        assert step.loss.isfinite().all()
+        (step.loss.sum() + sum(own.sum() for own in step.unimodal_loss.values())).backward()
+
+
+def test_the_fusions_that_join_probabilities_are_known() -> None:
+    refused = set()
+    encoders = {m: {"name": "vector/mlp", "in_dim": 3, "dim": 8} for m in ("a", "b")}
+    for name in list_fusions():
+        try:
+            create_model(name, encoders, targets=[Number("age")], dim=16)
+        except FusionZooError:
+            refused.add(name)
+    late = {f"late_{name}" for name in ("poe", "max", "confidence", "vote", "stacking")}
+    assert refused == {*late, "tmc", "qmf"}
+    with pytest.raises(FusionZooError, match="probabilities of classes"):
+        create_model({"name": "late_mean", "space": "prob"}, encoders, targets=[Number("age")])
+
+
+# ---- runs
+
+
+def vector(x: float) -> list[float]:
+    return [x, 3.0, -3.0]  # the encoder normalises each vector: two numbers would be two signs
+
+
+def write_data(path: Path, count: int = 250) -> Path:
+    """Two vectors; every target follows from their first numbers; some labels are missing."""
+    draw = torch.Generator().manual_seed(0)
+    lines = []
+    for row in range(count):
+        x, y = torch.randn(2, generator=draw).tolist()
+        noise = torch.randn(2, generator=draw).tolist()
+        split = ("train", "train", "train", "val", "test")[row % 5]
+        tags = [name for name, on in (("sun", x > 0), ("sea", y > 0), ("sky", x > y)) if on]
+        lines.append(
+            {
+                "id": f"s{row}",
+                "split": split,
+                "a": [*vector(x), noise[0] / 4],
+                "b": [*vector(y), noise[1] / 4],
+                "kind": "up" if x + y > 0 else "down",
+                "age": None if row % 7 == 0 else 50 + 10 * (x + y),
+                "grade": None if row % 11 == 0 else 1 + sum(x + y > cut for cut in (-1, 0, 1)),
+                "tags": tags,
+            }
+        )
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+def sample(x: float, y: float) -> dict[str, Any]:
+    return {"a": [*vector(x), 0.0], "b": [*vector(y), 0.0]}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_data(tmp_path_factory.mktemp("data") / "data.jsonl")
+
+
+def flags(data: Path, out: Path, *more: str) -> list[str]:
+    columns = ["--data.columns.a", "a", "--data.columns.b", "b", "--data.kinds.a", "vector"]
+    columns += ["--data.kinds.b", "vector", "--data.name", "manifest", "--data.root", str(data)]
+    quick = ["--train.epochs", "12", "--train.tensorboard", "false", "--optim.lr", "1e-2"]
+    return [*columns, *quick, "--out", str(out), *more]
+
+
+def column(name: str, objective: str) -> list[str]:
+    return ["--data.columns.target", name, "--objective.name", objective]
+
+
+RUNS = {
+    "classification": ([*column("kind", "classification"), "--objective.gamma", "1"], "accuracy"),
+    "multilabel": ([*column("tags", "multilabel"), "--objective.pos_weight", "balanced"], "map"),
+    "regression": ([*column("age", "regression"), "--objective.loss", "huber"], "r2"),
+    "ordinal": (column("grade", "ordinal"), "kappa"),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_each_objective_learns_reports_and_predicts(
+    name: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings, figure = RUNS[name]
+    assert train(flags(data, tmp_path / "run", *settings)) == 0
+    shown = capsys.readouterr().out
+    assert "gain over" in shown
+    results = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert results["test"][figure] > 0.7
+    assert results["test"][figure] > max(own[figure] for own in results["unimodal"].values())
+    assert set(results["val"]) == set(results["test"])
+    model = fusionzoo.load(tmp_path / "run")
+    high, low = model.predict([sample(1.5, 1.2), {**sample(-1.5, 0), "b": None}])
+    if name == "regression":
+        assert high > 60 > 50 > low
+    elif name == "multilabel":
+        assert isinstance(high, Labels)
+        assert set(high.labels) >= {"sun", "sea"}
+        assert "sun" not in low.labels
+    else:
+        assert isinstance(high, Prediction)
+        assert high.label in ("up", "4")
+        assert sum(low.probabilities.values()) == pytest.approx(1)
+
+
+SEVERAL = ["--targets.kind.name", "classification", "--targets.kind.label_smoothing", "0.05"]
+SEVERAL += ["--targets.age.name", "regression", "--targets.age.weight", "0.5"]
+SEVERAL += ["--targets.grade.name", "ordinal", "--targets.tags.name", "multilabel"]
+
+
+def test_several_targets_in_one_run(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert train(flags(data, whole, *SEVERAL)) == 0
+    assert "age: MAE" in capsys.readouterr().out
+    results = json.loads((whole / "metrics.json").read_text())["test"]
+    assert min(results["kind.accuracy"], results["age.r2"], results["grade.kappa"]) > 0.6
+    (answer,) = fusionzoo.load(whole).predict([sample(1.5, 1.2)])
+    assert set(answer) == {"kind", "age", "grade", "tags"}
+    assert answer["kind"].label == "up"
+    assert answer["age"] > 60
+    # Stopped after 5 epochs of a plan for 12, then continued.
+    assert train(flags(data, cut, *SEVERAL)) == 0
+    torch.save(checkpoint_of(data, tmp_path / "part", 5), cut / "checkpoints" / "last.pt")
+    assert train(["--resume", "--out", str(cut)]) == 0
+    assert json.loads((cut / "metrics.json").read_text())["test"] == results
+    assert (cut / "metrics.jsonl").read_text() == (whole / "metrics.jsonl").read_text()
+    out = tmp_path / "emb.parquet"
+    assert embed(["--model", str(whole), "--out", str(out)]) == 0
+
+
+def checkpoint_of(data: Path, out: Path, epoch: int) -> Any:
+    """Return the checkpoint that the run of several targets wrote after an epoch."""
+    from fusionzoo.training import checkpoint
+
+    kept: list[Any] = []
+    save = checkpoint.save
+
+    def spy(path: Path, stepper: Any, state: Any) -> None:
+        save(path, stepper, state)
+        if path.name == "last.pt" and state.evaluated == epoch:
+            kept.append(checkpoint.read(path))
+
+    checkpoint.save = spy
+    try:
+        assert train(flags(data, out, *SEVERAL)) == 0
+    finally:
+        checkpoint.save = save
+    return kept[-1]
+
+
+def test_without_an_objective_no_target_is_needed(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert train(flags(data, out, "--objective.name", "none", "--train.epochs", "1")) == 0
+    results = json.loads((out / "metrics.json").read_text())
+    assert results["test"] == {"loss": 0.0}
+    model = fusionzoo.load(out)
+    assert model.embed([sample(1, 0)])["fused"].shape == (1, 128)
+    with pytest.raises(FusionZooError, match="without a target"):
+        model.predict([sample(1, 0)])
+
+
+def test_a_data_set_of_classes_has_other_readings(tmp_path: Path) -> None:
+    given = ["--data.name", "interactions", "--data.samples", "100", "--objective.name", "ordinal"]
+    quick = ["--train.epochs", "1", "--train.tensorboard", "false"]
+    assert train([*given, *quick, "--out", str(tmp_path / "run")]) == 0
+    assert "kappa" in json.loads((tmp_path / "run" / "metrics.json").read_text())["test"]
+
+
+# ---- mistakes
+
+MISTAKES = [
+    (["--objective.name", "regresion"], "unknown objective 'regresion'. Did you mean 'regression'"),
+    ([*column("age", "regression"), "--objective.los", "mse"], "no setting 'los'. Did you mean"),
+    ([*column("age", "regression"), "--objective.loss", "l1"], "loss='l1' is none of mse, mae"),
+    ([*column("kind", "regression")], "row 1, sample 's0', column 'target': 'up' is no finite"),
+    ([*column("age", "classification")], "no target"),
+    ([*column("kind", "classification"), "--objective.gamma", "-1"], "gamma=-1; it must be"),
+    ([*column("kind", "classification"), "--objective.class_weights", "[1]"], "each of the 2"),
+    (["--targets.agee.name", "regression"], "no column 'agee' for --targets.agee. Did you mean"),
+    (["--targets.age.name", "number"], "'number' is no kind of target"),
+    (["--targets.age.weight", "2"], "targets.age has no name: give --targets.age.name"),
+    ([*SEVERAL, "--targets.age.weight", "-1"], "targets.age.weight=-1; it must be"),
+    ([*SEVERAL, "--objective.gamma", "1"], "--objective is about the one column `target`"),
+    ([*SEVERAL, "--fusion.name", "tmc"], "fusion 'tmc' joins the probabilities of classes"),
+    (["--objective.name", "none", "--fusion.name", "qmf"], "fusion 'qmf' joins"),
+    ([*SEVERAL, "--train.sampler", "class_weighted"], "class_weighted"),
+    (["--data.targets.age", "regression"], "leave --data.targets to train.py"),
+]
+
+
+@pytest.mark.parametrize(("args", "says"), MISTAKES)
+def test_a_mistake_is_one_line(
+    args: list[str], says: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(flags(data, tmp_path / "out", *args)) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+
+
+def test_the_plain_run_still_reads_the_class_alone(data: Path) -> None:
+    cfg = from_tree(RunConfig, {})
+    assert cfg.objective == {"name": "classification"}
+    columns = {"target": "kind", "a": "a"}
+    found = create_dataset("manifest", root=str(data), columns=columns, kinds={"a": "vector"})
+    assert found.scheme is None
+    assert found.classes == ["down", "up"]

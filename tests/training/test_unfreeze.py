@@ -1,0 +1,140 @@
+"""Encoders that are frozen for a time: nothing of them moves before, and they learn after."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusionzoo.config import OptimConfig, RunConfig, from_tree
+from fusionzoo.encoders.layers import layer_numbers
+from fusionzoo.errors import FusionZooError
+from fusionzoo.model import create_model
+from fusionzoo.structures import Batch
+from fusionzoo.training.distributed import World
+from fusionzoo.training.groups import param_groups
+from fusionzoo.training.loop import Stepper
+from fusionzoo.training.objectives import Objective, UnimodalHeads, freeze_unused
+from fusionzoo.training.optim import build_optimizer
+from fusionzoo.training.unfreeze import Unfreezing
+
+ROOT = Path(__file__).parents[2]
+
+
+def make(**optim: Any) -> Stepper:
+    torch.manual_seed(0)
+    encoders = {
+        "image": {"name": "timm/resnet10t", "pretrained": False, "size": 32},
+        "text": {"name": "chars", "dim": 8, "num_layers": 3, "num_heads": 2},
+    }
+    model = create_model("gmu", encoders, 3, dim=8)
+    objective = Objective(model, UnimodalHeads({}, 8, torch.full((3,), 1 / 3)))
+    freeze_unused(objective)
+    cfg = from_tree(RunConfig, {"optim": {"lr": 1e-2, "weight_decay": 0.1, **optim}})
+    groups = param_groups(model, objective.heads, cfg.optim)
+    return Stepper(objective, build_optimizer(groups, cfg.optim), cfg, World())
+
+
+def make_batch() -> Batch:
+    draw = torch.Generator().manual_seed(1)
+    tokens = torch.randint(256, (6, 5), generator=draw)
+    inputs = {
+        "image": {"pixels": torch.randint(256, (6, 3, 32, 32), generator=draw).to(torch.uint8)},
+        "text": {"input_ids": tokens, "attention_mask": torch.ones(6, 5, dtype=torch.bool)},
+    }
+    present = torch.ones(6, 2, dtype=torch.bool)
+    return Batch([str(row) for row in range(6)], inputs, present, torch.arange(6) % 3)
+
+
+def moved(learn: Stepper, epoch: float, steps: int = 2) -> set[str]:
+    """Train some steps of an epoch; return the names of the tensors that moved."""
+    model = learn.plain.model
+    before: dict[str, Tensor] = {name: x.clone() for name, x in model.state_dict().items()}
+    for step in range(steps):
+        learn([make_batch()], epoch=epoch + step / 10)
+    return {name for name, x in model.state_dict().items() if not torch.equal(x, before[name])}
+
+
+def test_an_encoder_rests_until_its_epoch_with_its_running_statistics() -> None:
+    learn = make(unfreeze_at_epoch={"image": 2})
+    for epoch in (0.0, 1.0):
+        names = moved(learn, epoch)
+        assert not [name for name in names if name.startswith("encoders.image")]
+        assert [name for name in names if name.startswith("encoders.text")]
+        assert not learn.plain.model.encoders["image"].training
+    assert all(p.requires_grad for p in learn.plain.model.encoders["image"].parameters())
+    names = moved(learn, 2.0)
+    image = {f"encoders.image.{n}" for n in learn.plain.model.encoders["image"].state_dict()}
+    assert image <= names  # weights and running statistics alike
+    assert learn.plain.model.encoders["image"].training
+
+
+def test_an_encoder_that_has_thawed_learns_as_without_the_setting() -> None:
+    plain, waits = make(), make(unfreeze_at_epoch={"image": 1})
+    for learn in (plain, waits):
+        torch.manual_seed(1)  # of dropout
+        for step in range(2):
+            learn([make_batch()], epoch=1 + step / 10)
+    theirs = waits.plain.state_dict()
+    for name, tensor in plain.plain.state_dict().items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+def test_layers_thaw_one_after_another_from_the_last_one_down() -> None:
+    learn = make(gradual_unfreeze={"text": 2})
+    text = learn.plain.model.encoders["text"]
+    numbers = {f"encoders.text.{name}": n for name, n in layer_numbers(text).items()}
+    for epoch, lowest in ((0, 4), (1, 4), (2, 3), (3, 3), (4, 2), (6, 1), (8, 0)):
+        names = moved(learn, epoch)
+        layers = {numbers[name] for name in names & numbers.keys()}
+        assert layers == set(range(lowest, 4)), epoch
+    assert all(module.training for module in text.modules())
+
+
+def test_both_settings_together_count_from_the_epoch() -> None:
+    learn = make(gradual_unfreeze={"image": 1}, unfreeze_at_epoch={"image": 3})
+    top = list(learn.plain.model.encoders["image"].parameters())[-1]
+    first = next(learn.plain.model.encoders["image"].parameters())
+    assert learn.unfreezing.span([top]) == [3, 3]
+    assert learn.unfreezing.span([first, top]) == [3, 7]  # five layers
+
+
+def test_what_is_frozen_for_good_stays_so() -> None:
+    encoders = {"text": {"name": "chars", "num_layers": 3, "freeze": "all_but_last_2"}}
+    model = create_model("concat", encoders, 3)
+    text = model.encoders["text"]
+    resting = Unfreezing(model, OptimConfig(gradual_unfreeze={"text": 1}), epochs=4)
+    counts = []
+    for epoch in range(4):
+        assert resting.enter(epoch)
+        assert not resting.enter(epoch)
+        text.train()
+        assert not text.embed.training
+        counts.append(len(resting.resting))
+    assert counts == [26, 12, 0, 0]  # two layers of 12 tensors and the last norm
+    assert not text.transformer.layers.layers[0].training
+    assert text.transformer.layers.layers[1].training
+
+
+@pytest.mark.parametrize("setting", ["unfreeze_at_epoch", "gradual_unfreeze"])
+def test_an_encoder_that_would_never_learn_is_an_error(setting: str) -> None:
+    with pytest.raises(FusionZooError, match=rf"{setting}\.text 12: the run has only 12 epochs"):
+        make(**{setting: {"text": 12}})
+
+
+@pytest.mark.slow
+def test_two_processes_leave_what_rests_as_it_was(tmp_path: Path) -> None:
+    command = [sys.executable, "train.py", "--data.name", "interactions", "--data.samples", "200"]
+    command += ["--train.epochs", "2", "--optim.unfreeze_at_epoch.a", "1", "--dist.nproc", "2"]
+    command += ["--train.tensorboard", "false", "--out", str(tmp_path), "--data.missing", "0.3"]
+    command += ["--train.save_every", "1", "--optim.gradual_unfreeze.b", "1"]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "epoch 1" in done.stdout
