@@ -65,8 +65,9 @@ class ContrastiveAlign(Balance):
             self.pairs = [(anchor, name) for name in self.widths if name != anchor]
         self.project = nn.ModuleDict({name: nn.Linear(w, dim) for name, w in self.widths.items()})
         sigmoid = mode == "siglip"
-        self.scale = nn.Parameter(torch.tensor(math.log(10 if sigmoid else 1 / 0.07)))
-        self.bias = nn.Parameter(torch.tensor(-10.0)) if sigmoid else None
+        # One number each, in a vector: FSDP cannot share out a scalar.
+        self.scale = nn.Parameter(torch.tensor([math.log(10 if sigmoid else 1 / 0.07)]))
+        self.bias = nn.Parameter(torch.tensor([-10.0])) if sigmoid else None
 
     def active(self, now: Now) -> bool:
         return bool(self.weight) and super().active(now)
@@ -94,7 +95,7 @@ class ContrastiveAlign(Balance):
     def loss(self, left: Tensor, right: Tensor) -> Tensor:
         """Return a loss per pair of matched unit vectors: (n, dim), (n, dim) -> (n,)."""
         if len(left) < (1 if self.mode == "siglip" else 2):
-            return 0.0 * (left.sum() + right.sum() + self.scale)[None]
+            return 0.0 * (left.sum() + right.sum() + self.scale)
         with torch.autocast(left.device.type, enabled=False):
             logits = self.scale.clamp(max=LARGEST).exp() * left @ right.T
             if self.bias is not None:
