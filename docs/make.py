@@ -1,6 +1,7 @@
 """Write what of the docs is generated: `make docs`.
 
-`zoo.md` from the registry, and the table of measured figures in `which.md` from results/*.csv.
+`zoo.md` and `balance.md` from the registries, and the table of measured figures in `which.md` from
+results/*.csv.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import csv
 from collections.abc import Callable
 from pathlib import Path
 
-from fusionzoo.cards import FAMILIES, cards, count, markdown
+from fusionzoo.cards import FAMILIES, balance_markdown, cards, count, markdown
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "results"
@@ -53,7 +54,11 @@ def which(text: str) -> str:
     return f"{before}{BEGIN}\n{measured()}\n{END}{rest.partition(END)[2]}"
 
 
-PAGES: dict[str, Callable[[str], str]] = {"zoo.md": lambda _: markdown(), "which.md": which}
+PAGES: dict[str, Callable[[str], str]] = {
+    "zoo.md": lambda _: markdown(),
+    "balance.md": lambda _: balance_markdown(),
+    "which.md": which,
+}
 
 
 def main() -> None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from .console import print_table
 from .errors import FusionZooError
+
+if TYPE_CHECKING:
+    from .cards import BalanceCard
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -41,10 +45,14 @@ def _parser() -> argparse.ArgumentParser:
 
     commands.add_parser("benchmark", help="compare fusions: `fusionzoo benchmark --help`")
 
-    zoo = commands.add_parser("zoo", help="list the fusions and encoders, explain or check one")
+    zoo = commands.add_parser(
+        "zoo", help="list fusions, training strategies and encoders, explain one"
+    )
     zoo.set_defaults(run=_list_zoo)
     actions = zoo.add_subparsers(metavar="action")
-    info = actions.add_parser("info", help="what one fusion does and what may be set")
+    info = actions.add_parser(
+        "info", help="what one fusion or training strategy does, and its settings"
+    )
     info.add_argument("name")
     info.set_defaults(run=_info)
     check = actions.add_parser("check", help="hold a fusion to the contract")
@@ -73,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _list_zoo(_: argparse.Namespace) -> None:
-    from .cards import cards, count
+    from .cards import BALANCE_FAMILIES, balance_cards, cards, count
     from .encoders import list_encoders
 
     found = cards()
@@ -97,6 +105,16 @@ def _list_zoo(_: argparse.Namespace) -> None:
         "parameters and MACs of one sample: image 49 tokens x 512, text 32 x 384, audio 50 x 256,"
     )
     print("dim 256, without the encoders\n")
+    strategies = balance_cards()
+    print_table(
+        f"{len(strategies)} training strategies, for any fusion (`--balance NAME,NAME`)",
+        ("name", "changes", "paper", "what it does"),
+        [
+            (one.name, BALANCE_FAMILIES[one.family], one.paper.partition(";")[0], one.summary)
+            for one in strategies
+        ],
+    )
+    print()
     kinds = ("image", "text", "audio", "vector", "sequence")
     print_table(
         "Encoders",
@@ -108,8 +126,11 @@ def _list_zoo(_: argparse.Namespace) -> None:
 def _info(parsed: argparse.Namespace) -> None:
     from textwrap import fill
 
-    from .cards import card, count
+    from .cards import balance_cards, card, count
 
+    for own in balance_cards():
+        if own.name == parsed.name:
+            return _balance_info(own)
     one = card(parsed.name)
     print(f"{one.name}  ({one.family} fusion, reads {one.reads})\n\n{one.summary}\n")
     print(fill(one.equation, 96))
@@ -125,6 +146,28 @@ def _info(parsed: argparse.Namespace) -> None:
     print("\nsettings:" if one.settings else "\nno settings")
     for name, default in one.settings.items():
         print(f"  --fusion.{name:<18} default {default}")
+
+
+def _balance_info(one: BalanceCard) -> None:
+    from textwrap import fill
+
+    from .cards import BALANCE_FAMILIES
+
+    changes = BALANCE_FAMILIES[one.family]
+    print(f"{one.name}  (training strategy, changes {changes})\n\n{one.summary}\n")
+    print(fill(one.equation, 96))
+    rivals = "not with another that decides how fast each encoder learns"
+    for label, text in (
+        ("paper", one.paper),
+        ("missing modality", one.missing),
+        ("pitfall", one.pitfall),
+        ("use it when", one.use_when),
+        ("combines", rivals if one.surgery else "with any other"),
+    ):
+        print(fill(f"{label}: {text}", 96, initial_indent="\n", subsequent_indent="    "))
+    print(f"\nsettings (with --balance {one.name}):")
+    for name, default in one.settings.items():
+        print(f"  --balance_settings.{one.name}.{name:<12} default {default}")
 
 
 def _check(parsed: argparse.Namespace) -> int:

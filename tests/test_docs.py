@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fusionzoo.cards import card
+from fusionzoo.cards import BalanceCard, balance_cards, card
 from fusionzoo.cli import main
 from fusionzoo.fusion import list_fusions
+from fusionzoo.training.balance import BALANCE
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -24,7 +25,15 @@ def test_a_card_has_every_part(name: str) -> None:
     assert one.paper == "-" or re.search(r"(19|20)\d\d", one.paper)
 
 
-@pytest.mark.parametrize("page", ["zoo.md", "which.md"])
+@pytest.mark.parametrize("one", balance_cards(), ids=lambda one: one.name)
+def test_a_training_strategy_s_card_has_every_part(one: BalanceCard) -> None:
+    assert all([one.summary, one.equation, one.missing, one.pitfall, one.use_when])
+    assert re.search(r"(19|20)\d\d", one.paper)
+    assert {"start", "end"} <= set(one.settings)
+    assert len(one.summary) < 100
+
+
+@pytest.mark.parametrize("page", ["zoo.md", "balance.md", "which.md"])
 def test_a_generated_page_is_what_the_registry_and_the_results_say(page: str) -> None:
     spec = importlib.util.spec_from_file_location("make_docs", DOCS / "make.py")
     assert spec
@@ -42,11 +51,15 @@ def test_the_command_lists_and_explains_the_zoo(
     assert main(["zoo"]) == 0
     shown = capsys.readouterr().out
     assert len(list_fusions()) >= 42
-    for name in list_fusions():
+    for name in (*list_fusions(), *BALANCE):
         assert name in shown
     assert main(["zoo", "info", "mbt"]) == 0
     shown = capsys.readouterr().out
     for part in ("[X_m; z]", "arXiv:2107.00135", "pitfall", "use it when", "--fusion.num_layers"):
+        assert part in shown
+    assert main(["zoo", "info", "ogm_ge"]) == 0
+    shown = capsys.readouterr().out
+    for part in ("tanh(alpha", "arXiv:2203.15332", "pitfall", "--balance_settings.ogm_ge.alpha"):
         assert part in shown
 
 

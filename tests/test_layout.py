@@ -29,11 +29,11 @@ LEVELS = {
     "conformance": 4,
     "model": 4,
     "evaluation": 5,
-    "cards": 6,
     "training": 6,
-    "benchmark": 7,
-    "scripts": 8,
-    "cli": 9,
+    "cards": 7,
+    "benchmark": 8,
+    "scripts": 9,
+    "cli": 10,
 }
 
 

@@ -97,6 +97,7 @@ class Stepper:
         owners = (model, self.plain.heads, self.plain.balance)
         self.owners = [list(one.parameters()) for one in owners]
         self.encoders = {n: list(own.parameters()) for n, own in model.named_encoders()}
+        self.belongs = {n: _belonging(self.plain, n) for n in self.encoders}
         self.average = Average(self.plain, self.cfg.train.ema) if self.cfg.train.ema else None
         self.bare = [b for b in self.plain.buffers() if b.is_floating_point()]
         self.kept = [b.clone() for b in self.bare]  # as they were before the step
@@ -115,10 +116,11 @@ class Stepper:
         self.cause = None
         strategies = self.plain.strategies(now)
         turns = next((t for one in strategies if (t := one.turns(now)) != (None,)), (None,))
-        loss = torch.zeros((), device=self.world.device)
+        loss, before = torch.zeros((), device=self.world.device), self.rows
         for turn in turns:
             own, stop = self._turn(batches, now._replace(turn=turn), stop)
             loss += own / len(turns)
+        self.rows = before + (self.rows - before) // len(turns)
         return loss, stop
 
     def _turn(self, batches: list[Batch], now: Now, stop: bool) -> tuple[Tensor, bool]:
@@ -229,7 +231,7 @@ class Stepper:
     def _rests(self, now: Now) -> list[nn.Parameter]:
         """Return what does not learn in this phase, epoch and turn."""
         rest = [*self.resting[now.phase], *self.unfreezing.resting]
-        for name, own in self.encoders.items():
+        for name, own in self.belongs.items():
             rest += own if now.turn not in (None, name) else []
         return rest
 
@@ -322,6 +324,13 @@ class Stepper:
 def _norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     grads = [p.grad for p in parameters if p.grad is not None]
     return whole(nn.utils.get_total_norm(grads, foreach=True))
+
+
+def _belonging(plain: Objective, name: str) -> list[nn.Parameter]:
+    """Return what is one modality's alone: its encoder, its head, its map to the fusion's width."""
+    names = set(plain.model.encoders)
+    maps = [x for x in plain.modules() if isinstance(x, nn.ModuleDict) and {*x.keys()} == names]
+    return [p for one in maps for p in one[name].parameters()]
 
 
 def _taken(parameters: list[nn.Parameter]) -> list[Tensor]:

@@ -6,7 +6,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import optim
+from torch.distributed.tensor import DTensor
 
 from ..config import OptimConfig
 from ..errors import FusionZooError, did_you_mean
@@ -37,13 +39,21 @@ def build_optimizer(groups: list[Group], cfg: OptimConfig) -> optim.Optimizer:
         settings["momentum"] = cfg.momentum
     elif name in ("adam", "adamw"):
         settings["betas"] = cfg.betas
-    if "fused" in known and kind is not optim.Adagrad:  # Adagrad's is for the CPU alone
+    # Adagrad's is for the CPU alone, SGD's cannot update weights that are shared out.
+    shared = any(isinstance(p, DTensor) for group in groups for p in group["params"])
+    if "fused" in known and kind is not optim.Adagrad and not (kind is optim.SGD and shared):
         settings["fused"] = True
     settings |= {k: tuple(x) if isinstance(x, list) else x for k, x in cfg.settings.items()}
     try:
-        return kind(groups, **settings)
+        made = kind(groups, **settings)
     except (TypeError, ValueError, RuntimeError) as error:
         raise FusionZooError(f"--optim.name {cfg.name} with {settings}: {error}") from error
+    if isinstance(made, optim.SGD) and settings.get("momentum"):
+        # The fused kernel refuses a group of which only some have had a gradient before: turns,
+        # phases. A momentum of 0 is where the others start, too.
+        for parameter in (p for group in made.param_groups for p in group["params"]):
+            made.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return made
 
 
 def _find(name: str) -> Callable[..., optim.Optimizer]:

@@ -82,9 +82,16 @@ def build_objective(
     ids, targets = train_set.ids, train_set.targets
     heads = UnimodalHeads(dims if compare else {}, dim, tasks.prior(targets))
     objective = Objective(model, heads, tasks, ids, targets)
+    unused = freeze_unused(objective)
+    if cfg.balance and cfg.dist.strategy == "dp":
+        raise FusionZooError("--balance: strategies remember what dp's threads forget: use ddp")
+    # After the blank batch above: of that a strategy must remember nothing.
     setting = Setting(model, targets, cfg.seed, world)
     objective.balance = build_balance(cfg.balance, cfg.balance_settings, setting)
-    return objective, freeze_unused(objective)
+    for name, one in objective.balance.items():
+        if cfg.dist.strategy == "fsdp" and not one.shards:
+            raise FusionZooError(f"--balance {name} needs whole weights: --dist.strategy ddp")
+    return objective, unused
 
 
 @contextmanager

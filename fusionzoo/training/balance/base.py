@@ -5,17 +5,19 @@ Shapes: `B` rows, `M` modalities, `K` outputs, `N` samples of the training split
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ...errors import FusionZooError
+from ...errors import FusionZooError, did_you_mean
+from ...fusion import Fusion
 from ...model import FusionModel
 from ...registry import Registry
 from ...structures import Batch, Features, FusionOutput
-from ..distributed import World
+from ..distributed import World, total
 
 if TYPE_CHECKING:
     from ..loop import Stepper
@@ -70,25 +72,66 @@ class Balance(nn.Module):
     `active`; a strategy that is switched off leaves every weight as plain training would, bit for
     bit. So nothing here may draw from the global generators: `draw` gives one that depends on the
     seed and the moment alone, the same on every process.
-
     Buffers are state: checkpoints keep them, and they must be equal on all processes (sum over
     `world` what each sees). Parameters learn in a group of their own, clipped on their own.
     """
 
-    surgery = False  # whether it rewrites the encoders' gradients; of these a run takes one
+    surgery = False  # whether it decides how fast each encoder learns; of these a run takes one
+    shards = True  # whether FSDP may share out the weights
     apart = False  # whether `combine` wants the gradients of its own terms by themselves
 
     def __init__(self, setting: Setting, *, start: float = 0.0, end: float | None = None) -> None:
         super().__init__()
         self.world, self.seed, self.start, self.end = setting.world, setting.seed, start, end
         self.widths = {name: encoder.dim for name, encoder in setting.model.named_encoders()}
+        self._model = (setting.model,)  # in a tuple: it is no part of this module
+
+    @property
+    def model(self) -> FusionModel:
+        """The model that is trained."""
+        return self._model[0]
+
+    @property
+    def fusion(self) -> Fusion:
+        """Its fusion."""
+        return self.model.fusion
+
+    @property
+    def name(self) -> str:
+        """The name it is registered under."""
+        return type(self).__module__.rpartition(".")[2]
+
+    def require(self, holds: bool, says: str) -> None:
+        """Refuse a setting in one line."""
+        if not holds:
+            raise FusionZooError(f"{self.name}: {says}")
+
+    def require_classes(self, targets: Tensor) -> None:
+        """Refuse targets other than one class for each sample."""
+        self.require(
+            targets.ndim == 1 and not targets.is_floating_point(),
+            "it scores the probability of the right class, so the target must be one class for"
+            " each sample",
+        )
+
+    def each(self, what: str, given: float | Mapping[str, float]) -> dict[str, float]:
+        """Resolve a number for all modalities, or one for some of them (the others have 0)."""
+        if not isinstance(given, Mapping):
+            return dict.fromkeys(self.widths, float(given))
+        for key in given:
+            self.require(
+                key in self.widths,
+                f"{what}.{key}: the model has no modality {key!r}."
+                f"{did_you_mean(key, self.widths)} It has: {', '.join(self.widths)}.",
+            )
+        return {name: float(given.get(name, 0)) for name in self.widths}
 
     def active(self, now: Now) -> bool:
         """Whether the strategy does anything; subclasses add their own ways of being off."""
         return self.start <= now.epoch and (self.end is None or now.epoch < self.end)
 
     def begin_epoch(self, learn: Stepper, loaders: Mapping[str, Any], now: Now) -> None:
-        """Get ready for an epoch; not called where a run resumes in the middle of one."""
+        """Get ready for an epoch; not called when a run resumes within one."""
 
     def turns(self, now: Now) -> Sequence[str | None]:
         """Return who learns in this step, in turn: a modality's encoder alone, or None for all."""
@@ -125,6 +168,26 @@ class Balance(nn.Module):
         return torch.Generator().manual_seed(mixed)
 
 
+class Tally:
+    """A sum over the batches of one update, and at its end over the processes."""
+
+    def __init__(self) -> None:
+        self.held: list[Tensor] = []
+        self.moment: tuple[int, str | None] | None = None
+
+    def add(self, values: Tensor, now: Now) -> None:
+        """Add what one batch gives; what an update left that never came about is forgotten."""
+        if self.moment != (now.step, now.turn):
+            self.held, self.moment = [], (now.step, now.turn)
+        self.held.append(values)
+
+    def take(self, world: World) -> Tensor:
+        """Return the sum, and begin anew."""
+        summed = total(torch.stack(self.held).sum(0), world)
+        self.held, self.moment = [], None
+        return summed
+
+
 BALANCE: Registry[Balance] = Registry("training strategy", "fusionzoo zoo")
 
 
@@ -145,7 +208,8 @@ def build_balance(
         rivals = [name for name, one in made.items() if getattr(one, what)]
         if len(rivals) > 1:
             raise FusionZooError(
-                f"--balance: {' and '.join(rivals)} both rewrite the encoders' gradients: take one"
+                f"--balance: {' and '.join(rivals)} each decide how fast the encoders learn:"
+                " take one"
             )
     return nn.ModuleDict(made)
 
@@ -161,3 +225,26 @@ def mask_to(features: Mapping[str, Features], *kept: str) -> dict[str, Features]
 def presence(features: Mapping[str, Features]) -> Tensor:
     """Return which modalities each row has, in the order of the model: (B, M)."""
     return torch.stack([own.mask.any(1) for own in features.values()], dim=1)
+
+
+def pooled_of(features: Mapping[str, Features], name: str) -> tuple[Tensor, Tensor]:
+    """Return a modality's pooled vectors (B, D), zeros where it is absent, and where it is (B,)."""
+    present = features[name].mask.any(1)
+    return torch.where(present[:, None], features[name].pooled, 0), present
+
+
+def widened(x: Tensor) -> Tensor:
+    """Return `x` in single precision at least."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+@contextmanager
+def quiet(module: nn.Module) -> Iterator[None]:
+    """Put a module in evaluation mode: no dropout, nothing random, no statistic moves."""
+    training = [one for one in module.modules() if one.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for one in training:
+            one.training = True

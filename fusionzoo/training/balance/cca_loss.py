@@ -1,0 +1,84 @@
+"""Deep canonical correlation analysis: make the modalities' features predict each other."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import torch
+from torch import Tensor, nn
+
+from ._gather import gathered_rows
+from .base import BALANCE, Balance, Now, Seen, Setting, Term, pooled_of, presence, widened
+
+
+@BALANCE.register(family="loss", paper="Andrew et al. 2013, ICML, proceedings v28")
+class CCALoss(Balance):
+    """Maximise the canonical correlations of each pair of modalities.
+
+    T = S11^(-1/2) S12 S22^(-1/2) with the covariances of u_m = V_m x_m over the rows that have
+    both, S_mm + ridge I; L = - sum of T's singular values (the largest `top` of them), summed over
+    pairs. Roots are taken by Cholesky factors, S = C C': C1^-1 S12 C2^-T has the same singular
+    values, and no derivative of eigenvectors, which repeated eigenvalues would blow up. In double
+    precision, over the rows of all processes (not of accumulated batches). Differs from the paper:
+    linear maps to `dim` after any encoder; batches instead of the whole data.
+
+    Missing: a pair's rows are those that have both; no more rows than `dim` give 0.
+    Pitfall: with few more rows than `dim` everything correlates: keep the batch several times that.
+    Use when: modalities are views of one thing, and labels are few.
+
+    Shapes: features[name].pooled (B, D) -> u (B, dim), one loss for each pair
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        *,
+        weight: float = 0.1,
+        dim: int = 8,
+        ridge: float = 1e-3,
+        top: int | None = None,
+        start: float = 0.0,
+        end: float | None = None,
+    ) -> None:
+        super().__init__(setting, start=start, end=end)
+        self.require(dim >= 1, f"dim={dim}; it must be at least 1")
+        self.require(ridge >= 0, f"ridge={ridge:g}; it must be at least 0")
+        self.require(top is None or 1 <= top <= dim, f"top={top}; it is 1 to dim={dim}")
+        self.require(len(self.widths) > 1, "it correlates modalities, and the model has only one")
+        self.weight, self.dim, self.ridge, self.top = weight, dim, ridge, top
+        self.project = nn.ModuleDict({name: nn.Linear(w, dim) for name, w in self.widths.items()})
+
+    def active(self, now: Now) -> bool:
+        return bool(self.weight) and super().active(now)
+
+    def terms(self, seen: Seen) -> dict[str, Term]:
+        own = {}
+        for name, project in self.project.items():
+            x, _ = pooled_of(seen.features, name)
+            with torch.autocast(x.device.type, enabled=False):
+                own[name] = project(widened(x)).double()
+        rows, present = gathered_rows(own, presence(seen.features), self.world)
+        have = dict(zip(own, present.unbind(1), strict=True))
+        found = {}
+        for a, b in combinations(own, 2):
+            both = have[a] & have[b]
+            value = -self.correlation(rows[a][both], rows[b][both])[None]
+            mask = torch.ones_like(value, dtype=torch.bool)
+            found[f"{self.name}/{a}-{b}"] = Term(value, mask, self.weight)
+        return found
+
+    def correlation(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return the sum of the canonical correlations: (n, d), (n, d) -> ()."""
+        if len(left) <= left.shape[1]:
+            return 0.0 * (left.sum() + right.sum())
+        with torch.autocast(left.device.type, enabled=False):
+            left, right = left - left.mean(0), right - right.mean(0)
+            cross = self._whiten(left, left.T @ right)
+            values = torch.linalg.svdvals(self._whiten(right, cross.T))
+            return values[: self.top].sum() / (len(left) - 1)
+
+    def _whiten(self, x: Tensor, cross: Tensor) -> Tensor:
+        """Solve C y = cross with C C' the covariance of x (n, d): (d, e) -> (d, e)."""
+        ridge = self.ridge * torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+        factor = torch.linalg.cholesky(x.T @ x / (len(x) - 1) + ridge)
+        return torch.linalg.solve_triangular(factor, cross, upper=False)

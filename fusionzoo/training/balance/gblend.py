@@ -1,0 +1,167 @@
+"""Gradient blending: weigh every head by how well it generalises, against how fast it overfits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ...structures import Batch
+from ..distributed import total, wrap
+from ._heads import ModalityHeads
+from .base import BALANCE, Balance, Now, Seen, Setting, Term
+
+if TYPE_CHECKING:
+    from ..loop import Stepper
+
+
+@BALANCE.register(family="loss", paper="Wang et al. 2020, CVPR, arXiv:1905.12681")
+class GBlend(Balance):
+    """Weigh the losses of the fusion and of each modality's head by G / O^2.
+
+    For each head k, the modalities' and the fusion's, a copy of the model learns from that loss
+    alone for `epochs`: G_k = fall of its validation loss, O_k = rise of (validation - training
+    loss). w_k = G_k / O_k^2, normed to sum 1, and training goes on with sum_k w_k L_k. Measured
+    before the first epoch, and again every `every` epochs (0: once). Each time costs M + 1 times
+    `epochs` passes over the training split. G is floored at 0, O at `floor` of the largest O; with
+    no gain anywhere the weights are equal. Neither weights, optimiser, generators nor the order of
+    the samples notice, and copies learn without other strategies. Differs from popular code:
+    differences, not final losses; no absolute values.
+
+    Missing: a row counts for the heads of the modalities it has.
+    Pitfall: one epoch on a small validation split measures noise; test data must not be used.
+    Use when: modalities overfit at very different speeds, and training time is no concern.
+
+    Shapes: G (M + 1,), O (M + 1,) -> w (M + 1,), the fusion last
+    """
+
+    shards = False  # copies of the model
+    weights: Tensor
+    measured: Tensor
+
+    def __init__(
+        self,
+        setting: Setting,
+        *,
+        every: int = 0,
+        epochs: int = 1,
+        floor: float = 0.1,
+        start: float = 0.0,
+        end: float | None = None,
+    ) -> None:
+        super().__init__(setting, start=start, end=end)
+        self.require(every >= 0, f"every={every}; it must be at least 0 (0: once)")
+        self.require(epochs >= 1, f"epochs={epochs}; it must be at least 1")
+        self.require(0 < floor <= 1, f"floor={floor:g}; it must be in (0, 1]")
+        self.every, self.epochs, self.floor = every, epochs, floor
+        self.heads = ModalityHeads(self.widths, self.fusion.num_outputs)
+        count = len(self.widths) + 1
+        self.register_buffer("weights", torch.full((count,), 1 / count))
+        self.register_buffer("measured", torch.tensor(0))
+
+    def begin_epoch(self, learn: Stepper, loaders: Mapping[str, Any], now: Now) -> None:
+        since = int(now.epoch) - ceil(self.start)
+        if since % self.every if self.every else int(self.measured):
+            return
+        curves = []
+        with generators_kept():
+            for name in (*self.widths, None):
+                curves.append(self.measure(name, learn, loaders, now))
+        found = torch.tensor(curves, dtype=torch.float64)  # (M + 1, start or end, train or val)
+        gap = found[..., 1] - found[..., 0]
+        weights = blend(found[:, 0, 1] - found[:, 1, 1], gap[:, 1] - gap[:, 0], self.floor)
+        self.weights.copy_(weights)
+        self.measured += 1
+
+    def measure(
+        self, name: str | None, learn: Stepper, loaders: Mapping[str, Any], now: Now
+    ) -> list[tuple[float, float]]:
+        """Train a copy by one head; return (training, validation) loss before and after."""
+        from ..loop import Stepper, chunks
+
+        # Together, so that the optimiser's copy holds the parameters of the model's copy.
+        plain, optimizer = deepcopy((learn.plain, learn.optimizer))
+        own = plain.balance[self.name]
+        assert isinstance(own, GBlend)
+        plain.balance = nn.ModuleDict({self.name: _OneHead(self, own, name)})
+        scratch = Stepper(wrap(plain, learn.cfg.dist, self.world), optimizer, learn.cfg, self.world)
+        sides = (loaders["train"], loaders["val"])
+        before = [mean_loss(scratch, loader, now) for loader in sides]
+        for epoch in range(self.epochs):
+            number = int(now.epoch) + epoch
+            for batches in chunks(loaders["train"], learn.cfg.train.accumulate, number):
+                scratch(batches, now)
+        after = [mean_loss(scratch, loader, now) for loader in sides]
+        return [(before[0], before[1]), (after[0], after[1])]
+
+    def main(self, seen: Seen, loss: Term) -> Term:
+        return loss._replace(weight=loss.weight * self.weights[-1])
+
+    def terms(self, seen: Seen) -> dict[str, Term]:
+        weights = dict(zip(self.widths, self.weights.unbind(), strict=False))
+        return self.heads.terms(seen, self.name, weights)
+
+
+class _OneHead(Balance):
+    """Learn by the loss of one modality's head, or with `head` None by the fusion's."""
+
+    def __init__(self, source: GBlend, copied: GBlend, head: str | None) -> None:
+        targets = torch.zeros(0, dtype=torch.int64)
+        super().__init__(Setting(copied.model, targets, source.seed, source.world))
+        self.heads, self.head = copied.heads, head
+
+    def edit(self, batch: Batch, rows: Tensor, now: Now) -> Batch:
+        if self.head is None:
+            return batch
+        only = torch.tensor([name == self.head for name in self.widths])
+        return batch._replace(present=batch.present & only.to(batch.present.device))
+
+    def main(self, seen: Seen, loss: Term) -> Term:
+        if self.head is None:
+            return loss
+        (term,) = self.heads.terms(seen, "", {self.head: 1.0}).values()
+        # The fused loss with weight 0: under DDP every parameter must have a gradient.
+        return term._replace(values=term.values + 0.0 * loss.values)
+
+
+@torch.no_grad()
+def mean_loss(scratch: Stepper, loader: Any, now: Now) -> float:
+    """Return the loss that a copy learns by, in evaluation mode, over a split and all processes."""
+    from ..loop import autocast
+
+    plain, device = scratch.plain, scratch.world.device
+    plain.eval()
+    sums = torch.zeros(2, dtype=torch.float64, device=device)
+    for batch in loader:
+        rows = plain.rows(batch)
+        for one in plain.strategies(now):
+            batch = one.edit(batch, rows, now)
+        with autocast(scratch.cfg.train, device):
+            term = plain(batch.to(device), rows.to(device), now).main
+        sums += torch.stack([term.values.where(term.mask, 0).sum(), term.mask.sum()]).double()
+    loss, count = total(sums, scratch.world).tolist()
+    return float(loss / max(count, 1))
+
+
+def blend(gains: Tensor, overfits: Tensor, floor: float) -> Tensor:
+    """Return the weights that maximise (sum w G)^2 / sum w^2 O^2, floored: (k,), (k,) -> (k,)."""
+    most = overfits.max()
+    spread = overfits.clamp(min=floor * most) if most > 0 else torch.ones_like(overfits)
+    weights = gains.clamp(min=0) / spread.square()
+    even = torch.full_like(weights, 1 / len(weights))
+    return weights / weights.sum() if weights.sum() > 0 else even
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Leave the global generators as they were."""
+    state = random.getstate()
+    with torch.random.fork_rng():
+        yield
+    random.setstate(state)

@@ -1,0 +1,143 @@
+"""What the tests of training strategies share: a small model, its batches, a look into a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+
+from fusionzoo.config import DistConfig, RunConfig, from_tree
+from fusionzoo.model import FusionModel, create_model
+from fusionzoo.structures import Batch, Features
+from fusionzoo.training.balance import START, Balance, Now, Seen, Setting, Term, build_balance
+from fusionzoo.training.distributed import World, wrap
+from fusionzoo.training.groups import param_groups
+from fusionzoo.training.loop import Stepper
+from fusionzoo.training.objectives import Objective, UnimodalHeads, freeze_unused
+from fusionzoo.training.optim import build_optimizer
+
+WIDTHS = {"image": 5, "text": 7, "audio": 3}
+DIMS = {"image": 6, "text": 5, "audio": 4}
+ALONE = World()
+ROWS, CLASSES = 12, 4
+TARGETS = torch.arange(ROWS) % CLASSES
+SOME = [(0, 0), (1, 2), (2, 2), (5, 0), (5, 1), (6, 0), (6, 1), (6, 2), (8, 1)]  # row 6: nothing
+# Small enough that a dozen rows suffice; what is not here has its defaults.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "cca_loss": {"dim": 2},
+    "contrastive_align": {"dim": 3},
+    "reconboost": {"epochs": 1, "rectify": 1},
+}
+OFF = {  # a setting that switches a strategy off
+    "agm": {"alpha": 0},
+    "cca_loss": {"weight": 0},
+    "contrastive_align": {"weight": 0},
+    "mmpareto": {"weight": 0},
+    "modality_dropout": {"rate": 0},
+    "ogm_ge": {"alpha": 0, "noise": False},
+    "pmr": {"alpha": 0},
+    "umt": {"weight": 0},
+    "unimodal_aux": {"weight": 0},
+}
+
+
+def make_model(
+    fusion: str = "gmu", names: Mapping[str, int] = WIDTHS, **settings: Any
+) -> FusionModel:
+    torch.manual_seed(0)
+    encoders = {
+        n: {"name": "vector/mlp", "in_dim": width, "dim": DIMS.get(n, 4), "hidden": 8}
+        for n, width in names.items()
+    }
+    return create_model({"name": fusion, "dim": 8, **settings}, encoders, CLASSES)
+
+
+def make_objective(
+    balance: str = "",
+    settings: Mapping[str, Any] | None = None,
+    world: World = ALONE,
+    *,
+    model: FusionModel | None = None,
+    dropout: bool = False,
+) -> Objective:
+    """An Objective in double precision with strategies; `settings` are those of the first."""
+    model = make_model() if model is None else model
+    prior = torch.full((CLASSES,), 1 / CLASSES)
+    heads = UnimodalHeads({n: e.dim for n, e in model.named_encoders()}, 8, prior)
+    objective = Objective(model, heads, None, [str(row) for row in range(ROWS)], TARGETS)
+    freeze_unused(objective)
+    for module in objective.modules():
+        if isinstance(module, torch.nn.Dropout) and not dropout:
+            module.p = 0.0
+    first = balance.partition(",")[0]
+    chosen = {first: {**SETTINGS.get(first, {}), **(settings or {})}} if first else {}
+    objective.balance = build_balance(balance, chosen, Setting(model, TARGETS, 3, world))
+    return objective.double()
+
+
+def make_stepper(
+    objective: Objective,
+    tree: Mapping[str, Any] | None = None,
+    world: World = ALONE,
+    strategy: Literal["ddp", "fsdp"] = "ddp",
+) -> Stepper:
+    cfg = from_tree(RunConfig, {"optim": {"lr": 0.01}, **(tree or {})})
+    wrapped = wrap(objective, DistConfig(strategy=strategy), world)
+    groups = param_groups(objective.model, objective.heads, cfg.optim, objective.balance)
+    return Stepper(wrapped, build_optimizer(groups, cfg.optim), cfg, world)
+
+
+def make_batch(absent: list[tuple[int, int]] = SOME, names: Mapping[str, int] = WIDTHS) -> Batch:
+    draw = torch.Generator().manual_seed(1)
+    present = torch.ones(ROWS, len(names), dtype=torch.bool)
+    for row, column in absent:
+        present[row, column] = False
+    inputs = {
+        n: {"values": torch.randn(ROWS, width, generator=draw).double()}
+        for n, width in names.items()
+    }
+    return Batch([str(row) for row in range(ROWS)], inputs, present, TARGETS.clone())
+
+
+def take(batch: Batch, rows: slice) -> Batch:
+    return batch.take(torch.arange(len(batch.ids))[rows])
+
+
+def criterion(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy in the precision of the logits, which Objective's is not."""
+    return F.cross_entropy(logits, target, reduction="none")
+
+
+def see(
+    objective: Objective,
+    batch: Batch,
+    now: Now = START,
+    features: Mapping[str, Features] | None = None,
+) -> Seen:
+    """What a strategy sees of a batch, or of given features."""
+    known = objective.model.encode(batch) if features is None else dict(features)
+    output = objective.model.fusion(known)
+    return Seen(batch, objective.rows(batch), known, output, criterion, now)
+
+
+def only(objective: Objective) -> Balance:
+    (one,) = objective.balance.values()
+    assert isinstance(one, Balance)
+    return one
+
+
+def mean(term: Term) -> torch.Tensor:
+    return term.weight * term.values[term.mask].sum() / max(int(term.mask.sum()), 1)
+
+
+def save_teachers(folder: Path) -> dict[str, Any]:
+    """Save a model that has an encoder of every modality, and return the setting that names it."""
+    torch.manual_seed(9)
+    model = make_model()
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    model.save(folder / "teacher")
+    return {"teachers": dict.fromkeys(WIDTHS, str(folder / "teacher"))}

@@ -1,0 +1,140 @@
+"""Which strategies go together, and what is said about those and settings that do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from strategies import DIMS, make_batch, make_model, make_objective, make_stepper, save_teachers
+
+from fusionzoo.config import RunConfig, from_tree
+from fusionzoo.datasets import create_dataset
+from fusionzoo.errors import FusionZooError
+from fusionzoo.training.balance import BALANCE, Now, Setting, build_balance
+from fusionzoo.training.distributed import World
+from fusionzoo.training.run import build_objective
+
+RIVALS = ["agm", "mla", "mmpareto", "ogm_ge", "pmr", "reconboost"]
+
+
+def test_those_that_steer_the_encoders_are_known() -> None:
+    assert sorted(name for name in BALANCE if BALANCE[name].cls.surgery) == RIVALS  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("second", RIVALS[1:])
+def test_two_of_them_are_refused(second: str) -> None:
+    with pytest.raises(FusionZooError, match=f"agm and {second} each decide .* take one"):
+        make_objective(f"agm,{second}", model=make_model("mean"))
+
+
+@pytest.mark.parametrize("first", [*RIVALS, "gblend"])
+def test_the_others_go_with_each_of_them(first: str) -> None:
+    balance = f"{first},modality_dropout,unimodal_aux,contrastive_align,cca_loss"
+    learn = make_stepper(make_objective(balance, model=make_model("mean")))
+    learn.watch = True
+    for step in range(3):
+        learn([make_batch()], Now(step, step / 2))
+    assert all(p.isfinite().all() for p in learn.plain.parameters())
+    assert any(name.startswith("unimodal_aux/") for name in learn.terms)
+
+
+def test_unknown_names_and_settings_without_a_strategy_are_refused() -> None:
+    setting = Setting(make_model("mean"), torch.zeros(9, dtype=torch.int64), 0, World())
+    with pytest.raises(FusionZooError, match=r"unknown training strategy 'ogmge'\. Did you mean"):
+        build_balance("ogmge", {}, setting)
+    with pytest.raises(FusionZooError, match=r"agm: --balance does not name 'agm'"):
+        build_balance("ogm_ge", {"agm": {"alpha": 1}}, setting)
+
+
+def test_data_parallel_threads_are_refused() -> None:
+    data = create_dataset("interactions", samples=60)
+    tree = {"balance": "agm", "dist": {"strategy": "dp"}, "encoders": data.default_encoders}
+    encoders = {n: {**e, "in_dim": 8} for n, e in data.default_encoders.items()}
+    cfg = from_tree(RunConfig, {**tree, "encoders": encoders})
+    with pytest.raises(FusionZooError, match="remember what dp's threads forget: use ddp"):
+        build_objective(cfg, data.split("train"))
+
+
+@pytest.mark.parametrize("name", ["gblend", "mmpareto"])
+def test_weights_that_are_shared_out_are_refused_by_those_that_need_whole_ones(name: str) -> None:
+    data = create_dataset("interactions", samples=60)
+    encoders = {n: {**e, "in_dim": 8} for n, e in data.default_encoders.items()}
+    tree = {"balance": name, "dist": {"strategy": "fsdp"}, "encoders": encoders}
+    with pytest.raises(FusionZooError, match=f"{name} needs whole weights"):
+        build_objective(from_tree(RunConfig, tree), data.split("train"))
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("agm", {"alpha": -1}, "agm: alpha=-1; it must be at least 0"),
+    ("agm", {"samples": 0}, "samples=0; it must be at least 1"),
+    ("cca_loss", {"dim": 0}, "dim=0; it must be at least 1"),
+    ("cca_loss", {"dim": 2, "top": 3}, "top=3; it is 1 to dim=2"),
+    ("cca_loss", {"ridge": -1}, "ridge=-1; it must be at least 0"),
+    ("contrastive_align", {"mode": "clap"}, "mode='clap' is neither"),
+    ("contrastive_align", {"anchor": "imag"}, "Did you mean 'image'?"),
+    ("gblend", {"every": -1}, "every=-1"),
+    ("gblend", {"floor": 0}, "floor=0; it must be in"),
+    ("mla", {"alpha": 0}, "alpha=0; it must be positive"),
+    ("mmpareto", {"gamma": 0}, "gamma=0; it must be positive"),
+    ("modality_dropout", {"rate": 1}, "rate=1; it must be at least 0 and less than 1"),
+    ("modality_dropout", {"rate": {"txt": 0.1}}, "rate.txt: .* Did you mean 'text'?"),
+    ("ogm_ge", {"alpha": -0.5}, "ogm_ge: alpha=-0.5"),
+    ("ogm_ge", {"alhpa": 0.5}, "has no setting 'alhpa'. Did you mean 'alpha'?"),
+    ("pmr", {"momentum": 0}, "momentum=0; it must be in"),
+    ("reconboost", {"epochs": 0}, "epochs=0; a stage takes at least 1"),
+    ("umt", {}, "--balance_settings.umt.teachers.image runs/image; train one by `python train.py"),
+    ("umt", {"teachers": {"image": "/none"}}, "teacher of 'image': /none is no model folder"),
+    ("umt", {"teachers": {"imag": "/none"}}, "teachers.imag: .* Did you mean 'image'?"),
+    ("unimodal_aux", {"weight": {"txt": 1}}, "weight.txt: the model has no modality"),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "says"), WRONG)
+def test_a_wrong_setting_is_one_clear_line(name: str, settings: Any, says: str) -> None:
+    with pytest.raises(FusionZooError, match=says):
+        make_objective(name, settings, model=make_model("mean"))
+
+
+@pytest.mark.parametrize("name", ["agm", "ogm_ge", "pmr", "reconboost"])
+@pytest.mark.parametrize("targets", [torch.zeros(9), torch.zeros(9, 2, dtype=torch.int64)])
+def test_scores_of_classes_need_one_class_for_each_sample(name: str, targets: Any) -> None:
+    setting = Setting(make_model("mean"), targets, 0, World())
+    with pytest.raises(FusionZooError, match=f"{name}: it scores .* must be one class"):
+        BALANCE.create(name, setting)
+
+
+@pytest.mark.parametrize("name", ["cca_loss", "contrastive_align"])
+def test_one_modality_cannot_be_compared(name: str) -> None:
+    with pytest.raises(FusionZooError, match="the model has only one"):
+        make_objective(name, model=make_model("mean", {"image": 5}))
+
+
+def test_alternation_needs_a_shared_head_and_modulation_a_loss_of_the_fused_logits() -> None:
+    with pytest.raises(FusionZooError, match="LateMean has no linear head that all modalities"):
+        make_objective("mla", model=make_model("late_mean"))
+    learn = make_stepper(make_objective("agm", model=make_model("late_max")))
+    with pytest.raises(FusionZooError, match="loss of LateMax does not read the fused logits"):
+        learn([make_batch()], Now())
+
+
+def test_a_teacher_of_another_width_or_without_the_modality_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = save_teachers(tmp_path)
+    only_text = make_model("mean", {"text": 7})
+    only_text.save(tmp_path / "text")
+    with pytest.raises(FusionZooError, match="has no 'image', only text; train one by"):
+        make_objective("umt", {"teachers": {"image": str(tmp_path / "text")}})
+    folder = settings["teachers"]["image"]
+    monkeypatch.setitem(DIMS, "image", 9)
+    with pytest.raises(FusionZooError, match=r"makes features of width 6, the encoder .* width 9"):
+        make_objective("umt", {"teachers": {"image": folder}})
+
+
+def test_samples_that_are_not_of_the_split_are_refused_where_chance_goes_by_sample() -> None:
+    learn = make_stepper(make_objective("modality_dropout"))
+    batch = make_batch()._replace(ids=[f"x{row}" for row in range(12)])
+    with pytest.raises(FusionZooError, match="not of the training split"):
+        learn([batch], Now())
