@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from fusionzoo.structures import Batch
     from fusionzoo.training.checkpoint import State
     from fusionzoo.training.distributed import World
-    from fusionzoo.training.loop import Stepper
     from fusionzoo.training.schedules import Plan
+    from fusionzoo.training.step import Stepper
     from fusionzoo.training.tracking import Tracker
 
     Loaders = dict[str, DataLoader[Batch]]
@@ -61,8 +61,9 @@ def train(cfg: RunConfig, world: World) -> int:
     from fusionzoo.training.distributed import seed_everything, wrap
     from fusionzoo.training.groups import param_groups
     from fusionzoo.training.joint import targets_of
-    from fusionzoo.training.loop import AMP, Stepper, build_loader, evaluate
+    from fusionzoo.training.loop import build_loader, evaluate
     from fusionzoo.training.optim import build_optimizer
+    from fusionzoo.training.step import AMP, Stepper
     from fusionzoo.training.tracking import Tracker
 
     # ---- data: one table, three splits

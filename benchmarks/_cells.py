@@ -15,10 +15,10 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.training.balance import Now
 from fusionzoo.training.distributed import World, seed_everything
 from fusionzoo.training.groups import param_groups
-from fusionzoo.training.loop import Stepper
 from fusionzoo.training.optim import build_optimizer, set_rates
 from fusionzoo.training.run import build_objective
 from fusionzoo.training.schedules import phased
+from fusionzoo.training.step import Stepper
 
 Cell = dict[str, Any]
 

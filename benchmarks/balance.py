@@ -34,10 +34,11 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.training.balance import BALANCE, Now
 from fusionzoo.training.distributed import World, seed_everything
 from fusionzoo.training.groups import param_groups
-from fusionzoo.training.loop import Stepper, build_loader, chunks, evaluate
+from fusionzoo.training.loop import build_loader, chunks, evaluate
 from fusionzoo.training.optim import build_optimizer, set_rates
 from fusionzoo.training.run import build_objective
 from fusionzoo.training.schedules import phased
+from fusionzoo.training.step import Stepper
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("image", "text", "audio")

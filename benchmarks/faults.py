@@ -342,7 +342,7 @@ def poison(samples: str) -> Callable[[], None]:
 
     def inject() -> None:
         from fusionzoo.datasets import PairedDataset
-        from fusionzoo.training.loop import Stepper
+        from fusionzoo.training.step import Stepper
 
         real, calls = PairedDataset.__getitem__, {"bad": 0}
 

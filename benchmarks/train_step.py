@@ -17,9 +17,9 @@ from fusionzoo.config import RunConfig, from_args
 from fusionzoo.structures import Batch
 from fusionzoo.training.distributed import World
 from fusionzoo.training.groups import param_groups
-from fusionzoo.training.loop import Stepper
 from fusionzoo.training.optim import build_optimizer, set_rates
 from fusionzoo.training.run import build_objective, open_dataset
+from fusionzoo.training.step import Stepper
 
 STEPS = 5
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .config import split_name
@@ -42,6 +43,12 @@ class FusionModel(nn.Module):
         self.classes = list(classes)
         targets = self.spec.get("targets")  # None: one class of `classes`
         self.targets = None if targets is None else [from_spec(one) for one in targets]
+        self.align = nn.ModuleDict()  # modality -> map to a space where partners are near
+
+    def set_align(self, maps: Mapping[str, nn.Linear]) -> None:
+        """Take the maps that contrastive training learnt: `embed` then returns their vectors."""
+        self.align = nn.ModuleDict(maps)
+        self.spec["align"] = {name: one.out_features for name, one in maps.items()}
 
     @property
     def modalities(self) -> dict[str, str]:
@@ -72,7 +79,10 @@ class FusionModel(nn.Module):
 
     @torch.no_grad()
     def embed(self, samples: Batch | Sequence[Raw | Sample]) -> dict[str, Tensor]:
-        """Return `fused` (B, dim) and each modality's pooled features (B, D); absent rows are 0."""
+        """Return `fused` (B, dim) and each modality's pooled features (B, D); absent rows are 0.
+
+        After contrastive training also `aligned_<modality>`, unit vectors in the common space.
+        """
         batch = self._batch(samples)
         with _eval(self):
             features = self.encode(batch)
@@ -81,7 +91,12 @@ class FusionModel(nn.Module):
             name: _zero_absent(x, batch.present[:, i])
             for i, (name, x) in enumerate(features.items())
         }
-        return {"fused": fused, **own}
+        there = dict(zip(own, batch.present.unbind(1), strict=True))
+        aligned = {
+            f"aligned_{name}": F.normalize(one(own[name]), dim=1) * there[name][:, None]
+            for name, one in self.align.items()
+        }
+        return {"fused": fused, **own, **aligned}
 
     @torch.no_grad()
     def predict(self, samples: Batch | Sequence[Raw | Sample]) -> list[Any]:
@@ -225,6 +240,9 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> FusionModel:
         kinds=config["kinds"],
         assets=folder,
     )
+    widths = config.get("align", {})
+    if widths:
+        model.set_align({m: nn.Linear(model.encoders[m].dim, n) for m, n in widths.items()})  # type: ignore[arg-type]
     try:
         load_model(model, str(folder / "model.safetensors"), strict=True)
     except Exception as error:

@@ -23,7 +23,7 @@ from .sharding import load_optimizer, load_whole, whole_optimizer, whole_state
 
 if TYPE_CHECKING:
     from .joint import Tasks
-    from .loop import Stepper
+    from .step import Stepper
 
 Contents = dict[str, Any]
 MARK = b"sha256:"  # of the archive's comment, before 64 hexadecimal digits

@@ -27,6 +27,7 @@ class Step(NamedTuple):
     main: Term | None = None  # the fusion's loss as a training strategy left it; None: `loss`
     terms: Mapping[str, Term] = {}  # losses of training strategies
     apart: Mapping[str, Term] = {}  # those whose gradients a strategy wants by themselves
+    common: Mapping[str, Tensor] = {}  # modality -> (B, D) in the space that a strategy aligns
 
 
 class UnimodalHeads(nn.Module):
@@ -105,7 +106,8 @@ class Objective(nn.Module):
         }
         if rows is None:
             loss = self.criterion(output.logits, batch.target)
-            return Step(output.logits, loss, unimodal, alone)
+            aligned = (one.embed(features) for one in self.balance.values() if one.aligns)  # type: ignore[operator]
+            return Step(output.logits, loss, unimodal, alone, common=next(aligned, {}))
         moment = Moment(rows, now.epoch, now.phase, self.criterion, self.memory)
         strategies = self.strategies(now)
         seen = Seen(batch, rows, features, output, self.criterion, now)

@@ -20,9 +20,9 @@ from .checkpoint import State
 from .distributed import World, from_main, gather
 from .groups import Group, describe, group_rows
 from .joint import Tasks, build_tasks
-from .loop import Stepper
 from .objectives import Objective, UnimodalHeads, freeze_unused
 from .sharding import sharded, whole_state
+from .step import Stepper
 from .tracking import Tracker, environment
 
 ALONE = World()
@@ -88,6 +88,10 @@ def build_objective(
     # After the blank batch above: of that a strategy must remember nothing.
     setting = Setting(model, targets, cfg.seed, world)
     objective.balance = build_balance(cfg.balance, cfg.balance_settings, setting)
+    if train_set.scheme == () and not any(one.aligns for one in objective.balance.values()):
+        raise FusionZooError(
+            "--objective.name none learns nothing: add --balance contrastive_align"
+        )
     for name, one in objective.balance.items():
         if cfg.dist.strategy == "fsdp" and not one.shards:
             raise FusionZooError(f"--balance {name} needs whole weights: --dist.strategy ddp")
@@ -146,6 +150,9 @@ def _lock(folder: Path, held: ExitStack) -> None:
 def save_model(folder: Path, learn: Stepper) -> None:
     """Write the model folder; called by all processes, for they may share the weights."""
     model = learn.plain.model
+    for one in learn.plain.balance.values():
+        if one.aligns:
+            model.set_align(one.project)  # type: ignore[arg-type]
     weights = whole_state(model) if sharded(learn.plain) else None
     if learn.world.main:
         model.save(folder / "model", weights)

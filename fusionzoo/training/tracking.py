@@ -65,6 +65,8 @@ class Tracker:
         """Record `figures` (numbers, nested by name) of one event."""
         if self.bar is not None and "loss" in figures:
             rates = {n: f"{x:.1e}" for n, x in figures.get("lr", {}).items() if "/" not in n}
+            same = len(set(rates.values())) == 1
+            rates = {"lr": next(iter(rates.values()))} if same else rates
             shown = {"loss": f"{figures['loss']:.3f}", **rates}
             self.bar.set_postfix(shown, refresh=False)
         if self.file is not None:
@@ -89,7 +91,8 @@ class Tracker:
         alone = [f"{m} {own[leading]:.3f}" for m, own in val["unimodal"].items() if leading in own]
         known = leading != "loss" and leading in val
         self.say(
-            f"epoch {state.evaluated:3d}  train loss {train_loss:.3f}  val loss {val['loss']:.3f}"
+            f"epoch {state.evaluated:3d}  train loss {train_loss:.3f}"
+            + (f"  val loss {val['loss']:.3f}" if val["loss"] else "")  # 0: nothing to predict
             + (f"  val {leading} {val[leading]:.3f}" if known else "")
             + (f"  ({', '.join(alone)})" if alone else "")
         )

@@ -12,8 +12,8 @@ import torch
 from fusionzoo.config import OptimConfig
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Phase
-from fusionzoo.training.loop import Stepper
 from fusionzoo.training.schedules import drops, phased, schedule
+from fusionzoo.training.step import Stepper
 
 WHOLE = [Phase("train", 1.0)]
 QUICK = ["--data.name", "interactions", "--data.samples", "300", "--log", "none"]

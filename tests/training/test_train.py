@@ -152,15 +152,25 @@ def test_resuming_a_finished_run_reports_it_again(tmp_path: Path) -> None:
     assert after["test"] == before["test"]
 
 
+DEMANDING = ["--data.name", "digits", "--data.samples", "240", "--data.missing", "0.3"]
+DEMANDING += ["--fusion.name", "mbt", "--balance", "ogm_ge,modality_dropout", "--train.amp", "bf16"]
+DEMANDING += ["--optim.modality_lr.text", "2e-5", "--train.ema", "0.999", "--train.accumulate", "4"]
+DEMANDING += ["--train.batch_size", "4", "--train.epochs", "4"]
+
+
 @pytest.mark.slow
-def test_a_killed_run_of_two_processes_resumes_bit_for_bit(tmp_path: Path) -> None:
-    long = ["--train.epochs", "30", "--train.save_every", "4", "--dist.nproc", "2"]
+@pytest.mark.parametrize("settings", [["--train.epochs", "30"], DEMANDING], ids=["plain", "all on"])
+def test_a_killed_run_of_two_processes_resumes_bit_for_bit(
+    settings: list[str], tmp_path: Path
+) -> None:
+    long = [*settings, "--train.save_every", "4", "--dist.nproc", "2", "--train.log_every", "1"]
     assert finished(script("train.py", *flags(tmp_path / "whole", *long)))
     cut = tmp_path / "cut"
     running = script("train.py", *flags(cut, *long), start_new_session=True)
     log = cut / "metrics.jsonl"
-    while running.poll() is None and (not log.is_file() or log.read_text().count("\n") < 12):
+    while running.poll() is None and (not log.is_file() or log.read_text().count("\n") < 9):
         time.sleep(0.01)
+    assert running.poll() is None, "the run ended before it could be killed"
     os.killpg(running.pid, signal.SIGKILL)
     running.communicate()
     resume = ["--resume", "--out", str(cut), "--dist.nproc", "2"]

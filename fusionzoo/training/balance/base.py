@@ -20,7 +20,7 @@ from ...structures import Batch, Features, FusionOutput
 from ..distributed import World, total
 
 if TYPE_CHECKING:
-    from ..loop import Stepper
+    from ..step import Stepper
 
 Criterion = Callable[[Tensor, Tensor], Tensor]  # (B, K), (B, ...) -> (B,)
 
@@ -78,6 +78,7 @@ class Balance(nn.Module):
 
     surgery = False  # whether it decides how fast each encoder learns; of these a run takes one
     shards = True  # whether FSDP may share out the weights
+    aligns = False  # whether `embed` maps features into one space, where partners are near
     apart = False  # whether `combine` wants the gradients of its own terms by themselves
 
     def __init__(self, setting: Setting, *, start: float = 0.0, end: float | None = None) -> None:

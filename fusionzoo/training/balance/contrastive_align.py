@@ -41,6 +41,8 @@ class ContrastiveAlign(Balance):
     Shapes: features[name].pooled (B, D) -> embeddings (B, dim), a loss per row and pair (n,)
     """
 
+    aligns = True
+
     def __init__(
         self,
         setting: Setting,

@@ -18,7 +18,7 @@ from ._heads import ModalityHeads
 from .base import BALANCE, Balance, Now, Seen, Setting, Term
 
 if TYPE_CHECKING:
-    from ..loop import Stepper
+    from ..step import Stepper
 
 
 @BALANCE.register(family="loss", paper="Wang et al. 2020, CVPR, arXiv:1905.12681")
@@ -83,7 +83,8 @@ class GBlend(Balance):
         self, name: str | None, learn: Stepper, loaders: Mapping[str, Any], now: Now
     ) -> list[tuple[float, float]]:
         """Train a copy by one head; return (training, validation) loss before and after."""
-        from ..loop import Stepper, chunks
+        from ..loop import chunks
+        from ..step import Stepper
 
         # Together, so that the optimiser's copy holds the parameters of the model's copy.
         plain, optimizer = deepcopy((learn.plain, learn.optimizer))
@@ -133,7 +134,7 @@ class _OneHead(Balance):
 @torch.no_grad()
 def mean_loss(scratch: Stepper, loader: Any, now: Now) -> float:
     """Return the loss that a copy learns by, in evaluation mode, over a split and all processes."""
-    from ..loop import autocast
+    from ..step import autocast
 
     plain, device = scratch.plain, scratch.world.device
     plain.eval()

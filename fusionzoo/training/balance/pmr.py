@@ -13,7 +13,7 @@ from ..distributed import total
 from .base import BALANCE, Balance, Now, Seen, Setting, Term, pooled_of
 
 if TYPE_CHECKING:
-    from ..loop import Stepper
+    from ..step import Stepper
 
 EPSILON = 1e-6  # under the root: the gradient of a distance is not defined at 0
 

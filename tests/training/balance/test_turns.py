@@ -23,7 +23,7 @@ from strategies import (
 
 from fusionzoo.training.balance import Now, Term
 from fusionzoo.training.balance.mla import shrink
-from fusionzoo.training.loop import Stepper
+from fusionzoo.training.step import Stepper
 
 
 def close(found: Any, wanted: Any, tolerance: float = 1e-10) -> None:

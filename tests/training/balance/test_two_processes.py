@@ -17,10 +17,11 @@ from fusionzoo.datasets import create_dataset
 from fusionzoo.training.balance import BALANCE, Now
 from fusionzoo.training.distributed import World, process_group, wrap
 from fusionzoo.training.groups import param_groups
-from fusionzoo.training.loop import Stepper, build_loader
+from fusionzoo.training.loop import build_loader
 from fusionzoo.training.optim import build_optimizer
 from fusionzoo.training.run import build_objective, choose_encoders
 from fusionzoo.training.sharding import whole_state
+from fusionzoo.training.step import Stepper
 
 # With two processes, rank 1 takes the odd rows: it then sees no audio at all.
 ABSENT = {

@@ -1,0 +1,233 @@
+"""What breaks a run, and what is left of it; benchmarks/faults.py does more of it, and harder."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fusionzoo.config import RunConfig, from_tree
+from fusionzoo.datasets import PairedDataset
+from fusionzoo.errors import FusionZooError
+from fusionzoo.scripts.train import main as train
+from fusionzoo.structures import Batch
+from fusionzoo.training import checkpoint
+from fusionzoo.training.checkpoint import State
+from fusionzoo.training.distributed import World
+from fusionzoo.training.run import out_of_memory
+from fusionzoo.training.step import Stepper
+
+QUICK = ["--data.name", "interactions", "--data.samples", "300", "--log", "none"]
+QUICK += ["--train.epochs", "2", "--train.save_every", "3"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small run, never changed: tests copy it."""
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    assert train([*QUICK, "--out", str(out), "--train.ema", "0.9"]) == 0
+    return out
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    import shutil
+
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def flip(path: Path, where: float) -> None:
+    data = bytearray(path.read_bytes())
+    data[int(where * (len(data) - 1))] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_checkpoint_is_read_by_torch_as_ever(run: Path) -> None:
+    found = torch.load(run / "checkpoints" / "last.pt", weights_only=True)
+    assert set(found) >= {"state", "objective", "optimizer", "average", "scaler", "random"}
+
+
+@pytest.mark.parametrize("where", [0.0, 0.3, 0.9, 0.999, 1.0])
+def test_a_flipped_bit_is_found_and_the_checkpoint_before_it_goes_on(
+    where: float, run: Path, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flip(run / "checkpoints" / "last.pt", where)
+    assert train(["--resume", "--out", str(run)]) == 0
+    assert "last-1.pt is whole: step" in capsys.readouterr().out
+    ours, theirs = (json.loads((x / "metrics.json").read_text()) for x in (run, finished))
+    assert ours["test"] == theirs["test"]
+    assert (run / "metrics.jsonl").read_text() == (finished / "metrics.jsonl").read_text()
+
+
+@pytest.mark.parametrize("left", [0, 1, 100, 5000])
+def test_a_cut_checkpoint_is_found(left: int, run: Path) -> None:
+    last = run / "checkpoints" / "last.pt"
+    last.write_bytes(last.read_bytes()[:left])
+    with pytest.raises(FusionZooError, match=r"last.pt cannot be read: it is cut off"):
+        checkpoint.read(last)
+
+
+def test_nothing_in_a_checkpoint_is_executed(run: Path) -> None:
+    last = run / "checkpoints" / "last.pt"
+    ran = run / "ran"
+
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (ran,))
+
+    with last.open("wb+") as file:  # with a digest that is right
+        torch.save({"state": Bomb()}, file)
+        checkpoint._seal(file)
+    with pytest.raises(FusionZooError, match="cannot be read"):
+        checkpoint.read(last)
+    assert not ran.exists()
+
+
+def test_without_any_whole_checkpoint_the_run_says_so(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("last.pt", "last-1.pt"):
+        flip(run / "checkpoints" / name, 0.5)
+    assert train(["--resume", "--out", str(run)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert "its bytes have changed since it was written" in said
+
+
+def test_as_many_checkpoints_are_kept_as_asked(tmp_path: Path) -> None:
+    assert train([*QUICK, "--out", str(tmp_path), "--train.last_k", "4"]) == 0
+    kept = [tmp_path / "checkpoints" / f"last{x}.pt" for x in ("", "-1", "-2", "-3")]
+    steps = [checkpoint.read(path)["state"]["step"] for path in kept]
+    assert steps == sorted(steps, reverse=True)
+    assert not (tmp_path / "checkpoints" / "last-4.pt").exists()
+
+
+def test_a_disk_that_refuses_keeps_the_checkpoint_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real, left = checkpoint._seal, [3]
+
+    def full(file: Any) -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise OSError(28, "No space left on device")
+        real(file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_seal", full)
+        assert train([*QUICK, "--out", str(tmp_path)]) == 2
+    assert "last.pt (the one before is kept): [Errno 28]" in capsys.readouterr().err
+    assert not list((tmp_path / "checkpoints").glob("*.partial"))
+    assert train(["--resume", "--out", str(tmp_path)]) == 0
+
+
+def test_two_runs_do_not_share_a_folder(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (run / "metrics.json").read_text()
+    with (run / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert train([*QUICK, "--out", str(run), "--overwrite"]) == 2
+        assert train(["--resume", "--out", str(run)]) == 2
+    assert capsys.readouterr().err.count(f"another run is writing into {run}") == 2
+    assert (run / "metrics.json").read_text() == before
+    assert train(["--resume", "--out", str(run)]) == 0
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, bad: set[str], visits: int) -> None:
+    """Make these samples' values NaN, the first times that they are asked for."""
+    real, left = PairedDataset.__getitem__, [visits]
+
+    def get(self: PairedDataset, key: Any) -> Any:
+        sample = real(self, key)
+        if sample is None or sample.id not in bad or sample.split != "train" or not left[0]:
+            return sample
+        left[0] -= 1
+        values = {**sample.values, "b": torch.full_like(sample.values["b"], torch.nan)}
+        return sample._replace(values=values)
+
+    monkeypatch.setattr(PairedDataset, "__getitem__", get)
+
+
+def test_a_sample_that_is_not_finite_costs_one_step_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    poison(monkeypatch, {"9"}, visits=1)
+    assert train([*QUICK, "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert said.count("skipped") == 1
+    assert "samples '9': the input of b is not finite" in said
+    weights = checkpoint.read(tmp_path / "checkpoints" / "last.pt")["objective"]
+    assert all(tensor.isfinite().all() for tensor in weights.values())
+
+
+def test_too_many_steps_in_a_row_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    poison(monkeypatch, {str(number) for number in range(300)}, visits=10**6)
+    run = [*QUICK, "--out", str(tmp_path), "--train.max_bad_steps", "2"]
+    assert train(run) == 2
+    said = capsys.readouterr()
+    assert said.out.count("skipped") == 3
+    assert "error: 3 steps in a row were not finite (--train.max_bad_steps 2)" in said.err
+
+
+def make_stepper() -> tuple[Stepper, Batch]:
+    from fusionzoo.training.groups import param_groups
+    from fusionzoo.training.optim import build_optimizer
+    from fusionzoo.training.run import build_objective, choose_encoders, open_dataset
+
+    cfg = from_tree(RunConfig, {"data": {"name": "interactions", "samples": 64}})
+    data = open_dataset(cfg.data)
+    cfg = from_tree(RunConfig, {"data": cfg.data, "encoders": choose_encoders(data, {})})
+    objective, _ = build_objective(cfg, data)
+    groups = param_groups(objective.model, objective.heads, cfg.optim)
+    learn = Stepper(objective, build_optimizer(groups, cfg.optim), cfg, World())
+    return learn, objective.model.collate()([data[row] for row in range(8)])
+
+
+def test_the_first_layer_that_fails_is_named_and_nothing_moves() -> None:
+    learn, batch = make_stepper()
+    encoder = learn.plain.model.encoders["a"]
+    next(p for p in encoder.parameters() if p.ndim == 2).data[0, 0] = torch.inf
+    before = {name: x.clone() for name, x in learn.plain.state_dict().items()}
+    learn([batch])
+    assert learn.cause is not None
+    assert "first in a: " in learn.cause
+    for name, tensor in learn.plain.state_dict().items():
+        torch.testing.assert_close(tensor, before[name], rtol=0, atol=0, equal_nan=True)
+
+
+def test_running_statistics_forget_a_step_that_is_skipped() -> None:
+    learn, batch = make_stepper()
+    norm = torch.nn.BatchNorm1d(32)
+    learn.plain.model.encoders["a"].append = norm
+    learn.bare, learn.kept = [norm.running_mean], [norm.running_mean.clone()]  # type: ignore[union-attr, list-item]
+    encode = type(learn.plain.model.encoders["a"]).encode
+
+    def normed(inputs: Any) -> Any:
+        made = encode(learn.plain.model.encoders["a"], inputs)
+        return made._replace(pooled=norm(made.pooled * torch.nan))
+
+    learn.plain.model.encoders["a"].encode = normed
+    learn([batch])
+    assert learn.cause is not None
+    assert norm.running_mean is not None
+    assert norm.running_mean.isfinite().all()
+
+
+def test_out_of_memory_names_the_batch_and_the_largest_encoder() -> None:
+    learn, _ = make_stepper()
+    said = str(out_of_memory(learn))
+    assert "--train.batch_size is 32" in said
+    assert "the largest encoder is a with" in said
+
+
+def test_steps_are_counted_anew_where_an_epoch_has_another_number() -> None:
+    state = State(step=25, evaluated=2, epoch_steps=10)
+    assert state.refit(10) == []
+    assert state.refit(20) == ["an epoch had 10 steps and now has 20: going on at 50"]
+    assert (state.step, state.epoch_steps) == (50, 20)
