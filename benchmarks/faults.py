@@ -389,7 +389,7 @@ def broken_pictures(folder: Path) -> Path:
 def torchrun(args: list[str], log: Path) -> subprocess.Popen[bytes]:
     """Start two processes the way a user does."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", "train.py", *args]
+    command += ["--nproc-per-node", "2", "--", "train.py", *args]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     with log.open("wb") as file:
         return subprocess.Popen(command, cwd=ROOT, env=env, stdout=file, stderr=file)

@@ -119,7 +119,7 @@ class RunConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
     dist: DistConfig = field(default_factory=DistConfig)
     log: Literal["tensorboard", "wandb", "mlflow", "trackio", "none"] = option(
-        "tensorboard", "where figures are shown, beside metrics.jsonl"
+        "tensorboard", "where figures are shown; with torchrun: torchrun ... -- train.py --log ..."
     )
     seed: int = option(0, "of weights, order, dropout and augmentation")
     device: str = option("auto", "auto | cpu | cuda | cuda:1")

@@ -137,7 +137,8 @@ def launch(cfg: DistConfig, script: str, args: Sequence[str]) -> int:
     # Each process would otherwise take all cores for itself.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // cfg.nproc)))
     try:
-        torchrun(["--standalone", f"--nproc-per-node={cfg.nproc}", script, *args])
+        # Without the dashes torchrun would take our --log for one of its own.
+        torchrun(["--standalone", f"--nproc-per-node={cfg.nproc}", "--", script, *args])
     except ChildFailedError as error:
         return next(iter(error.failures.values())).exitcode
     return 0
