@@ -172,6 +172,7 @@ def train_epoch(
     done = state.step - state.evaluated * state.epoch_steps
     if not done:
         learn.begin_epoch(loaders, Now(state.step, state.evaluated, plan(state.step)[0]))
+        tracker.lap("strategies")
     for batches in chunks(loaders["train"], cfg.accumulate, state.evaluated, skip=done):
         tracker.lap("data")
         phase, factors = plan(state.step, state.val_losses)

@@ -14,8 +14,9 @@ from fusionzoo.model import create_model
 from fusionzoo.structures import Batch
 from fusionzoo.training import checkpoint
 from fusionzoo.training.distributed import World, process_group, wrap
+from fusionzoo.training.groups import param_groups
 from fusionzoo.training.objectives import Objective, UnimodalHeads, freeze_unused
-from fusionzoo.training.optim import build_optimizer, param_groups
+from fusionzoo.training.optim import build_optimizer
 from fusionzoo.training.step import Stepper
 
 pytestmark = pytest.mark.slow
