@@ -69,7 +69,7 @@ class Stepper:
         The loss is the mean over all rows of all processes, so N processes with batch B have the
         gradients of one process with batch N x B, whatever rows or modalities each of them lacks.
         """
-        self.cause = None
+        self.cause, self.norms, self.terms = None, {}, {}
         strategies = self.plain.strategies(now)
         turns = next((t for one in strategies if (t := one.turns(now)) != (None,)), (None,))
         loss, before = torch.zeros((), device=self.world.device), self.rows
@@ -132,7 +132,8 @@ class Stepper:
         ]
         if self.watch:
             own = zip(step.unimodal_loss, each, strict=True)
-            self.terms = {f"{name} alone": x.detach() for name, x in own}
+            turn = now.turn
+            self.terms |= {f"{n} alone": x.detach() for n, x in own if turn in (None, n)}
         alone = sum(each)
         if step.main is None:
             return step.loss.sum() / counts[0] + self._touch(now), 0.0, alone
@@ -211,7 +212,8 @@ class Stepper:
             one.gradients(self.encoders, now)
         if self.watch:
             every = {"fusion": self.plain.model.fusion.parameters(), **self.encoders}
-            self.norms = {name: _norm(own) for name, own in every.items()}
+            learnt = ("fusion", now.turn) if now.turn else tuple(every)
+            self.norms |= {name: _norm(own) for name, own in every.items() if name in learnt}
         cause = self._cause(self._clip(), batches, loss)
         if cause is None:
             self.scaler.step(self.optimizer)

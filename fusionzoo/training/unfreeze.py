@@ -64,7 +64,7 @@ def _starts(
     if first >= epochs:
         setting = "unfreeze_at_epoch" if name in cfg.unfreeze_at_epoch else "gradual_unfreeze"
         raise FusionZooError(
-            f"--optim.{setting}.{name} {first}: the run has only {epochs} epochs, so its encoder"
+            f"--optim.{setting}.{name} {first}: the run ends after {epochs}, so its encoder"
             f" would never learn; --encoders.{name}.freeze all says so"
         )
     numbers = layer_numbers(encoder)
