@@ -141,7 +141,7 @@ def _size(name: str, params: list[nn.Parameter], *, trainable: bool) -> dict[str
 def group_rows(about: list[dict[str, Any]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the header and the rows of the table of what `describe` said."""
     header = ("group", "tensors", "parameters", "lr", "weight decay", "schedule", "warm-up")
-    return (*header, "frozen for"), [_row(one) for one in about]
+    return (*header, "frozen until"), [_row(one) for one in about]
 
 
 def _row(one: dict[str, Any]) -> tuple[str, ...]:
@@ -155,5 +155,5 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
         f"{one['weight_decay']:g}",
         one["schedule"],
         f"{100 * one['warmup']:g} %",
-        f"{' to '.join(epochs)} epochs" if epochs else "-",
+        f"epoch {' to '.join(epochs)}" if epochs else "-",
     )
