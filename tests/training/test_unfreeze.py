@@ -124,7 +124,7 @@ def test_what_is_frozen_for_good_stays_so() -> None:
 
 @pytest.mark.parametrize("setting", ["unfreeze_at_epoch", "gradual_unfreeze"])
 def test_an_encoder_that_would_never_learn_is_an_error(setting: str) -> None:
-    with pytest.raises(FusionZooError, match=rf"{setting}\.text 12: the run ends 12 epochs"):
+    with pytest.raises(FusionZooError, match=rf"{setting}\.text 12: the run ends after 12"):
         make(**{setting: {"text": 12}})
 
 
