@@ -172,7 +172,7 @@ def test_a_killed_run_of_two_processes_resumes_bit_for_bit(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "start",
     [
-        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"],
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--", "train.py"],
         ["-m", "fusionzoo.cli", "train", "--dist.nproc", "2"],
     ],
     ids=["torchrun", "own launcher"],
