@@ -195,4 +195,6 @@ def train_epoch(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from fusionzoo.training.leave import leave
+
+    leave(main())

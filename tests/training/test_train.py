@@ -152,6 +152,20 @@ def test_resuming_a_finished_run_reports_it_again(tmp_path: Path) -> None:
     assert after["test"] == before["test"]
 
 
+def test_a_run_that_may_resume_starts_once_and_then_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = flags(tmp_path / "a", "--resume", "auto", "--train.epochs")
+    assert train([*run, "1"]) == 0
+    first = (tmp_path / "a" / "metrics.jsonl").read_text()
+    assert train([*run, "2"]) == 0
+    again = (tmp_path / "a" / "metrics.jsonl").read_text()
+    assert again.startswith(first)
+    assert len(again) > len(first)
+    assert train([*QUICK, "--resume", "auto"]) == 2
+    assert "--resume needs --out" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_killed_run_of_two_processes_resumes_bit_for_bit(tmp_path: Path) -> None:
     long = ["--train.epochs", "30", "--train.save_every", "4", "--dist.nproc", "2"]
