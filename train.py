@@ -59,6 +59,7 @@ def train(cfg: RunConfig, world: World) -> int:
 
     from fusionzoo.training import checkpoint, run, speed
     from fusionzoo.training.distributed import seed_everything, wrap
+    from fusionzoo.training.folder import claim_folder
     from fusionzoo.training.groups import param_groups
     from fusionzoo.training.joint import targets_of
     from fusionzoo.training.loop import build_loader, evaluate
@@ -86,9 +87,9 @@ def train(cfg: RunConfig, world: World) -> int:
     }
 
     # ---- where we are: at the start, or where the last checkpoint left off
-    with run.claim_folder(cfg, world) as folder:
+    with claim_folder(cfg, world) as (folder, resume):
         state, notes = checkpoint.State(), [f"no loss reads {name}: frozen" for name in unused]
-        if cfg.resume:
+        if resume:
             state, odd = checkpoint.restore(folder / "checkpoints" / "last.pt", learn)
             notes += odd
         run.show_groups(folder, groups, learn, tracker)
@@ -196,4 +197,6 @@ def train_epoch(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from fusionzoo.training.leave import leave
+
+    leave(main())

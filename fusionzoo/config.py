@@ -125,7 +125,10 @@ class RunConfig:
     device: str = option("auto", "auto | cpu | cuda | cuda:1")
     out: str | None = option(None, "run folder; null = runs/<data set>, numbered when taken")
     overwrite: bool = option(False, "replace the run that the folder holds")
-    resume: bool = option(False, "continue the run in `out` from its last checkpoint")
+    resume: Literal[False, True, "auto"] = option(
+        False,
+        "continue the run in `out` from its last checkpoint; auto: if there is one, else start",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,10 +190,13 @@ def from_args(cls: type[C], args: Sequence[str]) -> C:
     config_file = flags.pop("config", None)
     if config_file is not None:
         tree = read_yaml(Path(str(config_file)))
-    if flags.get("resume") and not config_file:
-        if not flags.get("out"):
-            raise FusionZooError("--resume needs --out: the folder of the run to continue")
-        tree = read_yaml(Path(str(flags["out"])) / "config.yaml")
+    resume = flags.get("resume")
+    if resume and not (flags.get("out") or tree.get("out")):
+        raise FusionZooError("--resume needs --out: the folder of the run to continue")
+    if resume and not config_file:
+        stored = Path(str(flags["out"])) / "config.yaml"
+        if resume != "auto" or stored.is_file():
+            tree = read_yaml(stored)
     return from_tree(cls, merge(tree, flags))
 
 
@@ -274,7 +280,9 @@ def write_yaml(config: Any, path: Path) -> None:
     import yaml
 
     tree = json.loads(json.dumps(asdict(config)))
-    path.write_text(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    partial = path.with_suffix(".partial")  # a kill leaves the old file or the new one
+    partial.write_text(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    partial.replace(path)
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:

@@ -112,6 +112,9 @@ def restore(path: Path, stepper: Stepper) -> tuple[State, list[str]]:
         raise FusionZooError(f"{path} belongs to another model: {error}") from error
     stepper.scaler.load_state_dict(contents["scaler"])
     state = State(**contents["state"])
+    steps = gather(state.step, stepper.world)
+    if len({*steps}) > 1:
+        raise FusionZooError(f"{path} is another file on another node: of the steps {steps}")
     state.loss = contents["losses"][stepper.world.rank % len(contents["losses"])]
     state.loss = state.loss.to(stepper.world.device)
     if not restore_random(contents["random"], stepper.world):

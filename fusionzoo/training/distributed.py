@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -130,17 +131,24 @@ def launched() -> bool:
 
 
 def launch(cfg: DistConfig, script: str, args: Sequence[str]) -> int:
-    """Start `cfg.nproc` processes of `script` on this machine by torchrun; return the exit code."""
+    """Start `cfg.nproc` processes of `script` on this machine by torchrun; return the exit code.
+
+    What asks the run to stop is passed on to them; they save, and the code is theirs.
+    """
+    from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
     # Each process would otherwise take all cores for itself.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // cfg.nproc)))
+    options = ["--standalone", f"--nproc-per-node={cfg.nproc}"]
+    options += ["--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"]
     try:
-        # Without the dashes torchrun would take our --log for one of its own.
-        torchrun(["--standalone", f"--nproc-per-node={cfg.nproc}", "--", script, *args])
+        torchrun([*options, "--", script, *args])  # or --log would be its own
     except ChildFailedError as error:
         return next(iter(error.failures.values())).exitcode
+    except SignalException as error:  # torchrun has none of the processes' codes by then
+        return {signal.SIGINT: 130, signal.SIGTERM: 75, signal.SIGUSR1: 75}.get(error.sigval, 1)
     return 0
 
 

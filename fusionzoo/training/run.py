@@ -1,23 +1,19 @@
-"""The outside of training: open the data, build what is trained, claim a folder, report."""
+"""The outside of training: open the data, build what is trained, report."""
 
 from __future__ import annotations
 
-import fcntl
 import json
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..config import RunConfig, Tree, merge, split_name, write_yaml
+from ..config import RunConfig, Tree, merge, split_name
 from ..datasets import DATASETS, PairedDataset, create_dataset
 from ..errors import FusionZooError, did_you_mean
 from ..model import create_model
 from .balance import Setting, build_balance
 from .checkpoint import State
-from .distributed import World, from_main, gather
+from .distributed import World, gather
 from .groups import Group, describe, group_rows
 from .joint import Tasks, build_tasks
 from .objectives import Objective, UnimodalHeads, freeze_unused
@@ -26,10 +22,6 @@ from .step import Stepper
 from .tracking import Tracker, environment
 
 ALONE = World()
-WRITTEN = (
-    *("checkpoints", "model", "config.yaml", "metrics.json", "metrics.jsonl", "groups.json"),
-    *("tensorboard", "wandb", "wandb.id", "mlruns", "mlflow.id", "trackio", "trackio.id"),
-)
 
 
 def open_dataset(
@@ -96,55 +88,6 @@ def build_objective(
         if cfg.dist.strategy == "fsdp" and not one.shards:
             raise FusionZooError(f"--balance {name} needs whole weights: --dist.strategy ddp")
     return objective, unused
-
-
-@contextmanager
-def claim_folder(cfg: RunConfig, world: World) -> Iterator[Path]:
-    """Hold the run folder, resolved by the main process for all, until the block ends; a finished
-    run is never overwritten, and no two runs write into one folder at once."""
-    claimed = problem = None
-    with ExitStack() as held:
-        if world.main:
-            try:
-                claimed = _claim(cfg, held)
-            except (FusionZooError, OSError) as error:
-                problem = str(error)
-        claimed, problem = from_main((claimed, problem), world)
-        if claimed is None:
-            raise FusionZooError(problem)
-        yield claimed
-
-
-def _claim(cfg: RunConfig, held: ExitStack) -> Path:
-    folder = Path(cfg.out or f"runs/{cfg.data['name']}")
-    if cfg.out is None:
-        base, number = folder, 2
-        while folder.exists():
-            folder, number = base.with_name(f"{base.name}-{number}"), number + 1
-    folder.mkdir(parents=True, exist_ok=True)
-    _lock(folder, held)
-    taken = (folder / "config.yaml").exists()
-    if taken and not (cfg.resume or cfg.overwrite):
-        raise FusionZooError(
-            f"{folder} holds a run: --resume continues it, --overwrite replaces it,"
-            " another --out leaves it alone"
-        )
-    if taken and cfg.overwrite and not cfg.resume:
-        for name in WRITTEN:
-            old = folder / name
-            shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
-    stored = replace(cfg, out=str(folder), resume=False, overwrite=False)
-    write_yaml(stored, folder / "config.yaml")
-    return folder
-
-
-def _lock(folder: Path, held: ExitStack) -> None:
-    """Lock the folder while a file in it is open; the system lets go when a process dies."""
-    file = held.enter_context((folder / "lock").open("w"))
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise FusionZooError(f"another run is writing into {folder}: take another --out") from None
 
 
 def save_model(folder: Path, learn: Stepper) -> None:

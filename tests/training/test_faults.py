@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -128,8 +129,13 @@ def test_a_disk_that_refuses_keeps_the_checkpoint_before(
 
 def test_two_runs_do_not_share_a_folder(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (run / "metrics.json").read_text()
-    with (run / "lock").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    hold = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX);"
+    hold += " print('held', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", hold, str(run / "lock")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
         assert train([*QUICK, "--out", str(run), "--overwrite"]) == 2
         assert train(["--resume", "--out", str(run)]) == 2
     assert capsys.readouterr().err.count(f"another run is writing into {run}") == 2
