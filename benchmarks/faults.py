@@ -94,7 +94,8 @@ def said(log: Path, *marks: str) -> str:
     """The line of the output that holds one of the marks."""
     lines = log.read_text().replace("\r", "\n").splitlines()
     found = [line for line in lines if any(mark in line for mark in marks)]
-    return found[-1].strip()[:300] if found else ""
+    text = found[-1].replace(f"{log.parent}/", "") if found else ""
+    return text.strip()[:300]
 
 
 def compare(whole: Path, out: Path) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -151,8 +152,11 @@ def write(contents: Contents, path: Path, keep: int = 1) -> None:
         with suppress(OSError):
             partial.unlink()
         kept = "the one before is kept" if path.is_file() else "there was none before"
+        there = next(folder for folder in path.parents if folder.is_dir())
+        free = shutil.disk_usage(there).free / 1e6  # torch does not say when a disk is full
         raise FusionZooError(
-            f"cannot write {path} ({kept}): {error}; make room, then --resume"
+            f"cannot write {path} ({kept}; {free:,.1f} MB are free there): {error};"
+            " make room, then --resume"
         ) from error
 
 

@@ -122,7 +122,9 @@ def test_a_disk_that_refuses_keeps_the_checkpoint_before(
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "_seal", full)
         assert train([*QUICK, "--out", str(tmp_path)]) == 2
-    assert "last.pt (the one before is kept): [Errno 28]" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "last.pt (the one before is kept; " in said
+    assert "MB are free there): [Errno 28]" in said
     assert not list((tmp_path / "checkpoints").glob("*.partial"))
     assert train(["--resume", "--out", str(tmp_path)]) == 0
 
