@@ -24,6 +24,7 @@ from fusionzoo.training.sharding import whole_state
 from fusionzoo.training.step import Stepper
 
 # With two processes, rank 1 takes the odd rows: it then sees no audio at all.
+pytestmark = pytest.mark.slow
 ABSENT = {
     "some": [(0, 0), (1, 2), (5, 0), (5, 1), (6, 1)],
     "rank": [(r, 2) for r in range(1, 12, 2)],
