@@ -9,8 +9,10 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from .fusion import fusion_info, list_fusions
+from .registry import Entry
 
 SECTIONS = ("Missing", "Pitfall", "Use when", "Shapes")
 FAMILIES = ("early", "late", "attention", "hybrid")
@@ -22,63 +24,76 @@ BALANCE_FAMILIES = {  # what a training strategy changes
 }
 
 
-@dataclass(frozen=True)
-class Card:
-    """What there is to know about one fusion."""
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What a docstring and a signature say."""
 
     name: str
     family: str
     paper: str
-    reads: str
-    synergy: bool
     summary: str
     equation: str
     missing: str
     pitfall: str
     use_when: str
     settings: dict[str, str]  # name -> default
+
+    @property
+    def lines(self) -> list[str]:
+        """Its section of a page, below the heading."""
+        settings = ", ".join(f"`{key}={value}`" for key, value in self.settings.items()) or "none"
+        return [
+            *("", self.summary, "", self.equation, ""),
+            f"- Paper: {self.paper}",
+            f"- Missing modality: {self.missing}",
+            f"- Pitfall: {self.pitfall}",
+            f"- Use it when: {self.use_when}",
+            f"- Settings: {settings}",
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card(About):
+    """What there is to know about one fusion."""
+
+    reads: str
+    synergy: bool
     parameters: int  # of the standard case
     macs: int  # of one complete sample of the standard case
 
 
-@dataclass(frozen=True)
-class BalanceCard:
+@dataclass(frozen=True, kw_only=True)
+class BalanceCard(About):
     """What there is to know about one training strategy."""
 
-    name: str
-    family: str
-    paper: str
-    summary: str
-    equation: str
-    missing: str
-    pitfall: str
-    use_when: str
-    settings: dict[str, str]  # name -> default
     surgery: bool  # of these a run takes one
+
+
+def about(entry: Entry[Any]) -> dict[str, Any]:
+    """Read what every card holds."""
+    part = sections(inspect.getdoc(entry.cls) or "")
+    return {
+        "name": entry.name,
+        "family": entry.family,
+        "paper": entry.paper or "-",
+        "summary": entry.summary,
+        "equation": part[""],
+        "missing": part["Missing"],
+        "pitfall": part["Pitfall"],
+        "use_when": part["Use when"],
+        "settings": {key: repr(value.default) for key, value in entry.parameters.items()},
+    }
 
 
 def balance_cards() -> list[BalanceCard]:
     """Read the cards of all training strategies, by family and name."""
     from .training.balance import BALANCE
 
-    found = []
-    for name in BALANCE:
-        entry = BALANCE[name]
-        part = sections(inspect.getdoc(entry.cls) or "")
-        found.append(
-            BalanceCard(
-                name=name,
-                family=entry.family,
-                paper=entry.paper or "-",
-                summary=entry.summary,
-                equation=part[""],
-                missing=part["Missing"],
-                pitfall=part["Pitfall"],
-                use_when=part["Use when"],
-                settings={key: repr(value.default) for key, value in entry.parameters.items()},
-                surgery=bool(getattr(entry.cls, "surgery", False)),
-            )
-        )
+    entries = [BALANCE[name] for name in BALANCE]
+    found = [
+        BalanceCard(**about(one), surgery=bool(getattr(one.cls, "surgery", False)))
+        for one in entries
+    ]
     return sorted(found, key=lambda one: ([*BALANCE_FAMILIES].index(one.family), one.name))
 
 
@@ -87,21 +102,11 @@ def card(name: str) -> Card:
     from .evaluation.cost import STANDARD, cost, standard_fusion
 
     entry = fusion_info(name)
-    text = inspect.getdoc(entry.cls) or ""
-    part = sections(text)
     needed = cost(standard_fusion(name), STANDARD)
     return Card(
-        name=entry.name,
-        family=entry.family,
-        paper=entry.paper or "-",
+        **about(entry),
         reads=entry.reads,
         synergy=entry.synergy,
-        summary=entry.summary,
-        equation=part[""],
-        missing=part["Missing"],
-        pitfall=part["Pitfall"],
-        use_when=part["Use when"],
-        settings={key: repr(value.default) for key, value in entry.parameters.items()},
         parameters=needed.parameters,
         macs=needed.macs,
     )
@@ -164,17 +169,7 @@ def markdown() -> str:
             for one in rows
         ]
     for one in found:
-        settings = ", ".join(f"`{key}={value}`" for key, value in one.settings.items()) or "none"
-        lines += ["", f"### {one.name}", "", one.summary, ""]
-        lines += [
-            one.equation,
-            "",
-            f"- Paper: {one.paper}",
-            f"- Missing modality: {one.missing}",
-            f"- Pitfall: {one.pitfall}",
-            f"- Use it when: {one.use_when}",
-            f"- Settings: {settings}",
-        ]
+        lines += ["", f"### {one.name}", *one.lines]
     return "\n".join(lines) + "\n"
 
 
@@ -204,13 +199,5 @@ def balance_markdown() -> str:
         for one in found
     ]
     for one in found:
-        settings = ", ".join(f"`{key}={value}`" for key, value in one.settings.items())
-        lines += ["", f"## {one.name}", "", one.summary, "", one.equation, ""]
-        lines += [
-            f"- Paper: {one.paper}",
-            f"- Missing modality: {one.missing}",
-            f"- Pitfall: {one.pitfall}",
-            f"- Use it when: {one.use_when}",
-            f"- Settings: {settings}",
-        ]
+        lines += ["", f"## {one.name}", *one.lines]
     return "\n".join(lines) + "\n"

@@ -11,7 +11,7 @@ from .console import print_table
 from .errors import FusionZooError
 
 if TYPE_CHECKING:
-    from .cards import BalanceCard
+    from .cards import About
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -124,50 +124,41 @@ def _list_zoo(_: argparse.Namespace) -> None:
 
 
 def _info(parsed: argparse.Namespace) -> None:
-    from textwrap import fill
-
-    from .cards import balance_cards, card, count
+    from .cards import BALANCE_FAMILIES, balance_cards, card, count
 
     for own in balance_cards():
         if own.name == parsed.name:
-            return _balance_info(own)
+            rivals = "not with another that decides how fast each encoder learns"
+            combines = ("combines", rivals if own.surgery else "with any other")
+            kind = f"training strategy, changes {BALANCE_FAMILIES[own.family]}"
+            _show_card(own, kind, [combines])
+            print(f"\nsettings (with --balance {own.name}):")
+            for name, default in own.settings.items():
+                print(f"  --balance_settings.{own.name}.{name:<12} default {default}")
+            return
     one = card(parsed.name)
-    print(f"{one.name}  ({one.family} fusion, reads {one.reads})\n\n{one.summary}\n")
-    print(fill(one.equation, 96))
-    for label, text in (
-        ("paper", one.paper),
-        ("missing modality", one.missing),
-        ("pitfall", one.pitfall),
-        ("use it when", one.use_when),
-        ("synergy", "can express it" if one.synergy else "cannot express an exclusive or"),
-        ("standard case", f"{count(one.parameters)} parameters, {count(one.macs)} MACs"),
-    ):
-        print(fill(f"{label}: {text}", 96, initial_indent="\n", subsequent_indent="    "))
+    synergy = "can express it" if one.synergy else "cannot express an exclusive or"
+    size = f"{count(one.parameters)} parameters, {count(one.macs)} MACs"
+    kind = f"{one.family} fusion, reads {one.reads}"
+    _show_card(one, kind, [("synergy", synergy), ("standard case", size)])
     print("\nsettings:" if one.settings else "\nno settings")
     for name, default in one.settings.items():
         print(f"  --fusion.{name:<18} default {default}")
 
 
-def _balance_info(one: BalanceCard) -> None:
+def _show_card(one: About, kind: str, more: Sequence[tuple[str, str]]) -> None:
     from textwrap import fill
 
-    from .cards import BALANCE_FAMILIES
-
-    changes = BALANCE_FAMILIES[one.family]
-    print(f"{one.name}  (training strategy, changes {changes})\n\n{one.summary}\n")
+    print(f"{one.name}  ({kind})\n\n{one.summary}\n")
     print(fill(one.equation, 96))
-    rivals = "not with another that decides how fast each encoder learns"
     for label, text in (
         ("paper", one.paper),
         ("missing modality", one.missing),
         ("pitfall", one.pitfall),
         ("use it when", one.use_when),
-        ("combines", rivals if one.surgery else "with any other"),
+        *more,
     ):
         print(fill(f"{label}: {text}", 96, initial_indent="\n", subsequent_indent="    "))
-    print(f"\nsettings (with --balance {one.name}):")
-    for name, default in one.settings.items():
-        print(f"  --balance_settings.{one.name}.{name:<12} default {default}")
 
 
 def _check(parsed: argparse.Namespace) -> int:

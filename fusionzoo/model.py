@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ class FusionModel(nn.Module):
         After contrastive training also `aligned_<modality>`, unit vectors in the common space.
         """
         batch = self._batch(samples)
-        with _eval(self):
+        with quiet(self):
             features = self.encode(batch)
             fused = self.fusion(features).embedding
         own = {
@@ -107,7 +108,7 @@ class FusionModel(nn.Module):
         """
         if not (self.classes or self.targets):
             raise FusionZooError("this model was trained without a target: it can only embed")
-        with _eval(self):
+        with quiet(self):
             logits = self(self._batch(samples)).logits.float()
         if self.targets is not None:
             return decode(self.targets, logits)
@@ -277,10 +278,8 @@ def _run_blank(encoder: Encoder, inputs: Mapping[str, Tensor], count: int) -> Fe
     if not count:
         blank = encoder.processor(False).blank()
         inputs = {name: blank[name][None].to(x) for name, x in inputs.items()}
-    training = encoder.training
-    encoder.eval()  # running statistics stay as they are
-    made: Features = encoder({name: x[:1] for name, x in inputs.items()})
-    encoder.train(training)
+    with quiet(encoder):
+        made: Features = encoder({name: x[:1] for name, x in inputs.items()})
     tokens = (0.0 * made.tokens).expand(count, -1, -1)
     mask = torch.zeros(count, tokens.shape[1], dtype=torch.bool, device=tokens.device)
     return Features(tokens, mask, (0.0 * made.pooled).expand(count, -1))
@@ -311,14 +310,13 @@ def _offline(spec: Raw) -> dict[str, Any]:
     )
 
 
-class _eval:
-    """Evaluation mode for a block; the mode before is restored."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module, self.training = module, module.training
-
-    def __enter__(self) -> None:
-        self.module.eval()
-
-    def __exit__(self, *error: object) -> None:
-        self.module.train(self.training)
+@contextmanager
+def quiet(module: nn.Module) -> Iterator[None]:
+    """Put a module in evaluation mode: no dropout, nothing random, no statistic moves."""
+    training = [one for one in module.modules() if one.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for one in training:
+            one.training = True

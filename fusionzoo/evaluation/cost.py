@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from ..fusion import Fusion, create_fusion
+from ..model import quiet
 from ..structures import Features
 
 # The standard case: tokens and width of each modality; a ResNet's map, MiniLM, a second of speech.
@@ -34,11 +35,10 @@ def cost(fusion: Fusion, sizes: Mapping[str, tuple[int, int]]) -> Cost:
 
 def macs(fusion: Fusion, given: Mapping[str, Features]) -> int:
     """Count the multiply-accumulates of matrix products, convolutions, attention."""
-    training = fusion.training
     on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    with FlopCounterMode(display=False, custom_mapping={on_cpu: _attention_flops}) as counter:
-        fusion.eval()(given)
-    fusion.train(training)
+    counter = FlopCounterMode(display=False, custom_mapping={on_cpu: _attention_flops})
+    with quiet(fusion), counter:
+        fusion(given)
     return counter.get_total_flops() // 2
 
 

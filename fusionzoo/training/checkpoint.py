@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import torch
 
 from ..errors import FusionZooError
-from .distributed import World, gather
+from .distributed import World, from_main, gather
 from .sharding import load_optimizer, load_whole, whole_optimizer, whole_state
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def save(path: Path, stepper: Stepper, state: State, keep: int = 1) -> None:
             write(contents, path, keep)
         except FusionZooError as error:
             problem = str(error)
-    problem = gather(problem, world)[0]
+    problem = from_main(problem, world)
     if problem:
         raise FusionZooError(problem)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from ..model import quiet
 from ..structures import Batch
 from .objectives import Objective
 
@@ -21,11 +22,9 @@ def first_cause(objective: Objective, batches: Sequence[Batch]) -> str | None:
     run, then at the gradients that are still there.
     """
     gradients = [n for n, p in objective.named_parameters() if _bad(p.grad)]
-    training = objective.training
-    objective.eval()
     # Every batch is run, for processes that share weights must run the same.
-    found = [(_bad_layer(objective, batch), _bad_input(batch)) for batch in batches]
-    objective.train(training)
+    with quiet(objective):
+        found = [(_bad_layer(objective, batch), _bad_input(batch)) for batch in batches]
     for layer, given in found:
         if given or layer:
             return given or layer

@@ -207,8 +207,3 @@ def gather(value: Any, world: World) -> list[Any]:
 def from_main(value: Any, world: World) -> Any:
     """Return what the main process has."""
     return gather(value, world)[0]
-
-
-def barrier(world: World) -> None:
-    """Wait for all."""
-    gather(None, world)

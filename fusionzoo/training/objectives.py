@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..model import FusionModel
+from ..model import FusionModel, quiet
 from ..structures import Batch, Features, FusionOutput, Moment, Phase, Sample
 from .balance import START, Balance, Now, Seen, Term
 from .joint import Tasks, plain_tasks
@@ -147,19 +147,17 @@ def freeze_unused(objective: Objective) -> list[str]:
     wait for it for ever; weight decay would shrink it. Found by a backward pass of each phase over
     two blank rows that claim to have every modality.
     """
-    training = objective.training
-    objective.eval()
     batch = blank_batch(objective.model)
-    for phase in range(len(objective.model.fusion.phases)):
-        step = objective(batch, torch.zeros(2, dtype=torch.int64), Now(phase=phase))
-        (step.loss.sum() + sum(own.sum() for own in step.unimodal_loss.values())).backward()
+    with quiet(objective):
+        for phase in range(len(objective.model.fusion.phases)):
+            step = objective(batch, torch.zeros(2, dtype=torch.int64), Now(phase=phase))
+            (step.loss.sum() + sum(own.sum() for own in step.unimodal_loss.values())).backward()
     unused = []
     for name, parameter in objective.named_parameters():
         if parameter.requires_grad and parameter.grad is None:
             parameter.requires_grad_(False)
             unused.append(name.removeprefix("model."))
         parameter.grad = None
-    objective.train(training)
     return unused
 
 

@@ -123,12 +123,10 @@ def show_groups(folder: Path, groups: list[Group], learn: Stepper, tracker: Trac
 def report(
     folder: Path, learn: Stepper, state: State, test: dict[str, Any], tracker: Tracker
 ) -> None:
-    """Save the model, write metrics.json, and print what each modality and the fusion reach."""
+    """Write metrics.json, and print what each modality and the fusion reach."""
     cfg = learn.cfg
     alone = test.pop("unimodal")
     seconds = {part: round(time, 2) for part, time in tracker.seconds.items()}
-    # A run that resumes after its last step has nothing left to time.
-    busy = seconds.get("data", 0.0) + seconds.get("train", 0.0)
     if tracker.world.main:
         results = {
             "train": {"loss": state.best["train_loss"]},
@@ -137,7 +135,7 @@ def report(
             "unimodal": alone,
             "best_epoch": state.best["epoch"],
             "throughput": {
-                "samples_per_second": learn.rows / busy if busy else None,
+                "samples_per_second": learn.rows / tracker.busy if tracker.busy else None,
                 "seconds": seconds,
             },
             "environment": environment(tracker.world),

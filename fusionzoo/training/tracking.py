@@ -61,6 +61,11 @@ class Tracker:
         self.seconds[part] = self.seconds.get(part, 0.0) + now - self._since
         self._since = now
 
+    @property
+    def busy(self) -> float:
+        """Seconds spent on steps; 0 where a run resumed after its last one, or an epoch's."""
+        return self.seconds.get("data", 0.0) + self.seconds.get("train", 0.0)
+
     def log(self, step: int, event: str, figures: Mapping[str, Any]) -> None:
         """Record `figures` (numbers, nested by name) of one event."""
         if self.bar is not None and "loss" in figures:
@@ -84,10 +89,9 @@ class Tracker:
             shares = {m: x[leading] / val[leading] for m, x in val["unimodal"].items()}
             figures["utilisation"] = shares
         self.log(state.step, "epoch", figures)
-        if self.board is not None:
-            busy = self.seconds.get("data", 0.0) + self.seconds.get("train", 0.0)
-            waits = {"time/data_wait": self.seconds.get("data", 0.0) / max(busy, 1e-9)}
-            self.board.scalars(state.step, waits | {"time/samples_per_second": rows / busy})
+        if self.board is not None and self.busy:
+            waits = {"time/data_wait": self.seconds.get("data", 0.0) / self.busy}
+            self.board.scalars(state.step, waits | {"time/samples_per_second": rows / self.busy})
         alone = [f"{m} {own[leading]:.3f}" for m, own in val["unimodal"].items() if leading in own]
         known = leading != "loss" and leading in val
         self.say(

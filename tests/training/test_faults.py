@@ -18,6 +18,7 @@ from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Batch
 from fusionzoo.training import checkpoint
 from fusionzoo.training.checkpoint import State
+from fusionzoo.training.diagnose import first_cause
 from fusionzoo.training.distributed import World
 from fusionzoo.training.run import out_of_memory
 from fusionzoo.training.step import Stepper
@@ -239,3 +240,26 @@ def test_steps_are_counted_anew_where_an_epoch_has_another_number() -> None:
     assert state.refit(10) == []
     assert state.refit(20) == ["an epoch had 10 steps and now has 20: going on at 50"]
     assert (state.step, state.epoch_steps) == (50, 20)
+
+
+def test_a_run_cut_between_the_last_step_of_an_epoch_and_its_evaluation_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = [*QUICK, "--log", "tensorboard", "--train.save_every", "1", "--out", str(tmp_path)]
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="cut"):
+        patch.setattr("fusionzoo.training.loop.evaluate", cut)
+        train(run)
+    assert train(["--resume", "--out", str(tmp_path)]) == 0
+
+
+def cut(*given: Any) -> Any:
+    raise RuntimeError("cut")
+
+
+def test_looking_for_a_cause_leaves_every_module_in_its_mode() -> None:
+    learn, batch = make_stepper()
+    learn([batch])
+    learn.plain.model.encoders["a"].eval()  # as an encoder that rests
+    before = {name: module.training for name, module in learn.plain.named_modules()}
+    assert first_cause(learn.plain, [batch]) is None
+    assert {name: module.training for name, module in learn.plain.named_modules()} == before

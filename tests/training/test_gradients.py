@@ -56,9 +56,7 @@ def make_batch(absent: list[tuple[int, int]]) -> Batch:
 
 
 def take(batch: Batch, rows: slice) -> Batch:
-    inputs = {m: {k: x[rows] for k, x in given.items()} for m, given in batch.inputs.items()}
-    assert batch.target is not None
-    return Batch(batch.ids[rows], inputs, batch.present[rows], batch.target[rows])
+    return batch.take(torch.arange(len(batch.ids))[rows])
 
 
 def learn_once(objective: Objective, batches: list[Batch], world: World) -> dict[str, torch.Tensor]:

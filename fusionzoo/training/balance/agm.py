@@ -8,9 +8,10 @@ from math import factorial
 import torch
 from torch import Tensor
 
+from ...model import quiet
 from ...structures import FusionOutput
 from ..distributed import total
-from .base import BALANCE, Balance, Now, Seen, Setting, Term, mask_to, presence, quiet, widened
+from .base import BALANCE, Balance, Now, Seen, Setting, Term, mask_to, presence, widened
 
 EXACT = 4  # modalities; 2^M passes of the fusion
 Marginal = tuple[int, frozenset[int], float]  # modality, who is there before it, weight

@@ -5,8 +5,7 @@ Shapes: `B` rows, `M` modalities, `K` outputs, `N` samples of the training split
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -237,15 +236,3 @@ def pooled_of(features: Mapping[str, Features], name: str) -> tuple[Tensor, Tens
 def widened(x: Tensor) -> Tensor:
     """Return `x` in single precision at least."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
-@contextmanager
-def quiet(module: nn.Module) -> Iterator[None]:
-    """Put a module in evaluation mode: no dropout, nothing random, no statistic moves."""
-    training = [one for one in module.modules() if one.training]
-    module.eval()
-    try:
-        yield
-    finally:
-        for one in training:
-            one.training = True

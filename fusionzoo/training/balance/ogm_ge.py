@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from ...model import quiet
 from ...structures import Features
 from ..sharding import like, whole
-from .base import BALANCE, Balance, Now, Seen, Setting, Tally, Term, presence, quiet, widened
+from .base import BALANCE, Balance, Now, Seen, Setting, Tally, Term, presence, widened
 
 
 @BALANCE.register(family="gradient", paper="Peng et al. 2022, CVPR, arXiv:2203.15332")

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .base import BALANCE, Balance, Now, Seen, Setting, Term, mask_to, pooled_of, quiet, widened
+from ...model import quiet
+from .base import BALANCE, Balance, Now, Seen, Setting, Term, mask_to, pooled_of, widened
 
 
 @BALANCE.register(family="schedule", paper="Hua et al. 2024, ICML, arXiv:2405.09321")

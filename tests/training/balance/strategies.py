@@ -141,3 +141,8 @@ def save_teachers(folder: Path) -> dict[str, Any]:
         parameter.data += 0.1 * torch.randn_like(parameter)
     model.save(folder / "teacher")
     return {"teachers": dict.fromkeys(WIDTHS, str(folder / "teacher"))}
+
+
+def close(found: Any, wanted: Any, tolerance: float = 1e-10) -> None:
+    found, wanted = (torch.as_tensor(x, dtype=torch.float64) for x in (found, wanted))
+    torch.testing.assert_close(found.detach(), wanted.detach(), rtol=tolerance, atol=tolerance)

@@ -15,6 +15,7 @@ from strategies import (
     SOME,
     TARGETS,
     WIDTHS,
+    close,
     criterion,
     make_batch,
     make_model,
@@ -31,12 +32,6 @@ from fusionzoo.training.balance import Now, Setting
 from fusionzoo.training.balance.gblend import GBlend, blend
 from fusionzoo.training.balance.modality_dropout import ModalityDropout
 from fusionzoo.training.distributed import World
-
-
-def close(found: Any, wanted: Any, tolerance: float = 1e-10) -> None:
-    found, wanted = (torch.as_tensor(x, dtype=torch.float64) for x in (found, wanted))
-    torch.testing.assert_close(found.detach(), wanted.detach(), rtol=tolerance, atol=tolerance)
-
 
 # ---- modality_dropout
 

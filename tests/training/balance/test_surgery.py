@@ -15,6 +15,7 @@ from strategies import (
     ROWS,
     TARGETS,
     WIDTHS,
+    close,
     criterion,
     make_batch,
     make_model,
@@ -34,11 +35,6 @@ from fusionzoo.training.balance.pmr import PMR, distances, lag
 from fusionzoo.training.objectives import Objective
 
 Gradients = dict[str, torch.Tensor]
-
-
-def close(found: Any, wanted: Any, tolerance: float = 1e-10) -> None:
-    found, wanted = (torch.as_tensor(x, dtype=torch.float64) for x in (found, wanted))
-    torch.testing.assert_close(found.detach(), wanted.detach(), rtol=tolerance, atol=tolerance)
 
 
 def step_gradients(objective: Objective, steps: int = 1, absent: Any = ()) -> Gradients:

@@ -12,6 +12,7 @@ from strategies import (
     ROWS,
     TARGETS,
     WIDTHS,
+    close,
     criterion,
     make_batch,
     make_model,
@@ -24,11 +25,6 @@ from strategies import (
 from fusionzoo.training.balance import Now, Term
 from fusionzoo.training.balance.mla import shrink
 from fusionzoo.training.step import Stepper
-
-
-def close(found: Any, wanted: Any, tolerance: float = 1e-10) -> None:
-    found, wanted = (torch.as_tensor(x, dtype=torch.float64) for x in (found, wanted))
-    torch.testing.assert_close(found.detach(), wanted.detach(), rtol=tolerance, atol=tolerance)
 
 
 def every(values: torch.Tensor) -> Term:
