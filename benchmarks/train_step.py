@@ -1,6 +1,6 @@
 """Time a training step against a bare PyTorch loop over the same model and the same tensors.
 
-`python benchmarks/train_step.py`. Bar: at most 1.05 times the bare loop. Both run the same forward
+`python benchmarks/train_step.py`. Bar: at most 1.03 times the bare loop. Both run the same forward
 pass, loss, backward pass, clipping and fused AdamW; the unimodal heads, which a bare loop does not
 have, are off. What is left is what fusionzoo adds: counts, rates, the walk through the loop.
 """

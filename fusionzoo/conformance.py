@@ -327,9 +327,9 @@ def gradients_are_the_derivatives(make: Maker) -> None:
 
 @check
 def it_compiles_whole_and_exports(make: Maker) -> None:
-    """Tried: torch.compile(fullgraph=True) and torch.export, float32, equal to 1e-5."""
-    fusion = build(make, dtype=torch.float32)
-    given = features(full(4), dtype=torch.float32)
+    """Tried: torch.compile(fullgraph=True) and torch.export, two modalities, float32, to 1e-5."""
+    fusion = build(make, 2, dtype=torch.float32)
+    given = features(full(4, 2), dtype=torch.float32)
     wanted = fusion(given)
     compiled = torch.compile(fusion, fullgraph=True, backend="aot_eager")
     same(compiled(given), wanted, "torch.compile", tolerance=1e-5)

@@ -319,7 +319,7 @@ def test_a_killed_benchmark_goes_on_and_ends_with_the_same_tables(tmp_path: Path
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     subprocess.run(command(whole, tmp_path), env=environment, check=True, timeout=300)
     kills = 0
-    for wanted in (1, 3, 6):
+    for wanted in (1, 5):
         process = subprocess.Popen(
             command(broken, tmp_path), env=environment, start_new_session=True
         )
@@ -329,7 +329,7 @@ def test_a_killed_benchmark_goes_on_and_ends_with_the_same_tables(tmp_path: Path
             os.killpg(process.pid, signal.SIGKILL)
             kills += 1
         process.wait()
-    assert kills == 3
+    assert kills == 2
     stamps = {path: path.stat().st_mtime_ns for path in broken.glob("cells/*.npz")}
     subprocess.run(command(broken, tmp_path), env=environment, check=True, timeout=300)
     for path, stamp in stamps.items():
@@ -339,18 +339,20 @@ def test_a_killed_benchmark_goes_on_and_ends_with_the_same_tables(tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["processes", "ray"])
-def test_other_engines_give_the_same_tables(engine: str, tmp_path: Path) -> None:
+def test_other_engines_give_the_same_tables(tmp_path: Path) -> None:
     environment = {**os.environ, "FUSIONZOO_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    here, there = tmp_path / "here", tmp_path / "there"
     flags = {"fusions": "sum,concat", "corruptions": "false"}
-    subprocess.run(command(here, tmp_path, **flags), env=environment, check=True, timeout=300)
-    flags |= {"engine": engine, "jobs": "2"}
-    subprocess.run(command(there, tmp_path, **flags), env=environment, check=True, timeout=300)
-    one, two = (json.loads((out / "summary.json").read_text()) for out in (here, there))
-    for a, b in zip(one["leaderboard"], two["leaderboard"], strict=True):
-        assert a["strategy"] == b["strategy"]
-        assert math.isclose(a["accuracy"], b["accuracy"])
+    found = {}
+    for engine in ("here", "processes", "ray"):
+        own = flags | ({"engine": engine, "jobs": "2"} if engine != "here" else {})
+        words = command(tmp_path / engine, tmp_path, **own)
+        subprocess.run(words, env=environment, check=True, timeout=300)
+        summary = json.loads((tmp_path / engine / "summary.json").read_text())
+        found[engine] = summary["leaderboard"]
+    for engine in ("processes", "ray"):
+        for a, b in zip(found["here"], found[engine], strict=True):
+            assert a["strategy"] == b["strategy"]
+            assert math.isclose(a["accuracy"], b["accuracy"])
 
 
 def test_what_does_not_change_a_cell_does_not_change_its_name(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Batch
-from fusionzoo.training import checkpoint
+from fusionzoo.training import checkpoint, folder
 from fusionzoo.training.checkpoint import State
 from fusionzoo.training.diagnose import first_cause
 from fusionzoo.training.distributed import World
@@ -144,6 +144,33 @@ def test_two_runs_do_not_share_a_folder(run: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().err.count(f"another run is writing into {run}") == 2
     assert (run / "metrics.json").read_text() == before
     assert train(["--resume", "--out", str(run)]) == 0
+
+
+def test_a_folder_that_other_nodes_do_not_see_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = from_tree(RunConfig, {"data": {"name": "digits"}, "out": str(tmp_path / "a")})
+    monkeypatch.setattr(folder, "PATIENCE", 0.0)
+    with folder.claim_folder(cfg, World()) as (claimed, again):
+        assert (claimed, again) == (tmp_path / "a", False)
+    monkeypatch.setattr(folder, "LOCK", "elsewhere/lock")  # what another node's disk looks like
+    monkeypatch.setattr(folder, "_lock", lambda *_: None)
+    cfg = from_tree(RunConfig, {"data": {"name": "digits"}, "out": str(tmp_path / "b")})
+    with (
+        pytest.raises(FusionZooError, match=r"process 0 does not see .*/b .* all nodes share"),
+        folder.claim_folder(cfg, World()),
+    ):
+        pass
+
+
+def test_nodes_that_hold_checkpoints_of_different_steps_do_not_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stepper, _ = make_stepper()
+    checkpoint.save(tmp_path / "last.pt", stepper, State(step=7))
+    monkeypatch.setattr(checkpoint, "gather", lambda step, world: [step, step - 4])
+    with pytest.raises(FusionZooError, match=r"another file on another node: .* \[7, 3\]"):
+        checkpoint.restore(tmp_path / "last.pt", stepper)
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, bad: set[str], visits: int) -> None:

@@ -21,7 +21,7 @@ from fusionzoo.training import checkpoint
 ROOT = Path(__file__).parents[2]
 EVERY = 3  # steps between two checkpoints
 RUN = ["--data.name", "interactions", "--data.samples", "400", "--log", "none", "--device", "cpu"]
-RUN += ["--train.epochs", "30", "--train.save_every", str(EVERY), "--train.log_every", "1"]
+RUN += ["--train.epochs", "16", "--train.save_every", str(EVERY), "--train.log_every", "1"]
 
 pytestmark = [
     pytest.mark.slow,
@@ -170,7 +170,7 @@ def test_a_host_that_dies_and_comes_back_loses_no_more_than_the_steps_since_the_
     out = tmp_path / "run"
     run = [*RUN, "--resume", "auto", "--out", str(out)]
     first, second = (hosts.torchrun(n, "--nnodes 2 --max-restarts 3", run) for n in (1, 2))
-    wait_for(out, 40, [first, second])
+    wait_for(out, 20, [first, second])
     kill(second)
     saved = checkpoint.read(out / "checkpoints" / "last.pt")["state"]["step"]
     reached = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["step"]
@@ -185,7 +185,7 @@ def test_a_host_that_is_cut_off_is_left_behind(hosts: Hosts, tmp_path: Path) -> 
     run = [*RUN, "--dist.timeout", "8", "--resume", "auto", "--out", str(out)]
     elastic = "--nnodes 1:2 --max-restarts 3"
     first, second = (hosts.torchrun(number, elastic, run) for number in (1, 2))
-    wait_for(out, 40, [first, second])
+    wait_for(out, 20, [first, second])
     hosts.unplug()
     assert first.wait(timeout=400) == 0, logs(out)
     said = (tmp_path / "host-1-0.log").read_text()

@@ -35,7 +35,9 @@ class GBlend(Balance):
     differences, not final losses; no absolute values.
 
     Missing: a row counts for the heads of the modalities it has.
-    Pitfall: one epoch on a small validation split measures noise; test data must not be used.
+    Pitfall: one epoch on a small validation split measures noise, and O enters squared: with a
+    floor of 0.1, one head of four got half to three quarters of the weight on `digits`, which one
+    hung on the seed (results/LOG.md). Test data must not be used.
     Use when: modalities overfit at very different speeds, and training time is no concern.
 
     Shapes: G (M + 1,), O (M + 1,) -> w (M + 1,), the fusion last
@@ -51,7 +53,7 @@ class GBlend(Balance):
         *,
         every: int = 0,
         epochs: int = 1,
-        floor: float = 0.1,
+        floor: float = 0.5,
         start: float = 0.0,
         end: float | None = None,
     ) -> None:
