@@ -59,7 +59,7 @@ def train(cfg: RunConfig, world: World) -> int:
 
     from fusionzoo.training import checkpoint, run, speed
     from fusionzoo.training.distributed import seed_everything, wrap
-    from fusionzoo.training.folder import claim_folder
+    from fusionzoo.training.folder import claim_folder, store_config
     from fusionzoo.training.groups import param_groups
     from fusionzoo.training.joint import targets_of
     from fusionzoo.training.loop import build_loader, evaluate
@@ -76,7 +76,10 @@ def train(cfg: RunConfig, world: World) -> int:
     # ---- model: the same weights on every process, then each its own dropout
     seed_everything(cfg.seed)
     objective, unused = run.build_objective(cfg, splits["train"], world)
-    speed.prepare(objective.model, cfg.train)
+    run.check_splits(objective.tasks, splits)
+    speed.prepare(
+        objective.model, cfg.train, apart=any(x.apart for x in objective.balance.values())
+    )
     wrapped = wrap(objective.to(world.device), cfg.dist, world, AMP[cfg.train.amp])
     groups = param_groups(objective.model, objective.heads, cfg.optim, objective.balance)
     learn = Stepper(wrapped, build_optimizer(groups, cfg.optim), cfg, world)
@@ -92,6 +95,7 @@ def train(cfg: RunConfig, world: World) -> int:
         if resume:
             state, odd = checkpoint.restore(folder / "checkpoints" / "last.pt", learn)
             notes += odd
+            store_config(cfg, folder, world)
         run.show_groups(folder, groups, learn, tracker)
         tracker.start(folder, state, cfg.log)
         for note in notes:
@@ -142,13 +146,14 @@ def fit(learn: Stepper, loaders: Loaders, state: State, folder: Path, tracker: T
                 val = evaluate(learn, loaders["val"])
             state.evaluated += 1
             state.val_losses.append(val["loss"])
-            train_loss = learn.mean(state.loss) / epoch_steps
-            tracker.log_epoch(state, train_loss, val, learn.plain.tasks.leading, learn.rows)
+            train_loss = learn.mean(state.loss) / state.made if state.made else float("nan")
+            tracker.log_epoch(state, train_loss, val, learn.plain.tasks, learn.rows)
             last_phase = plan(state.step - 1)[0] == len(learn.phases) - 1
             if last_phase and state.better(val, learn.plain.tasks):
                 state.best = {**val, "epoch": state.evaluated, "train_loss": train_loss}
                 checkpoint.save(best, learn, state, keep=2)
             state.loss.zero_()
+            state.made = 0
             checkpoint.save(last, learn, state, keep=cfg.last_k)
             tracker.lap("evaluate and save")
     return 0

@@ -52,7 +52,7 @@ def add_lora(encoder: nn.Module, settings: Mapping[str, Any], name: str) -> list
             r=chosen["r"],
             lora_alpha=chosen["alpha"],
             lora_dropout=chosen["dropout"],
-            target_modules=list(targets),
+            target_modules=[targets] if isinstance(targets, str) else [str(x) for x in targets],
         )
         inject_adapter_in_model(config, net)
     except (ValueError, TypeError) as error:

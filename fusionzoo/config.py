@@ -197,7 +197,9 @@ def from_args(cls: type[C], args: Sequence[str]) -> C:
         stored = Path(str(flags["out"])) / "config.yaml"
         if resume != "auto" or stored.is_file():
             tree = read_yaml(stored)
-    return from_tree(cls, merge(tree, flags))
+    hints = get_type_hints(cls)
+    sections = [one.name for one in fields(cls) if is_dataclass(hints[one.name])]  # type: ignore[arg-type]
+    return from_tree(cls, merge(tree, flags, sections))
 
 
 def from_tree(cls: type[C], tree: Mapping[str, Any]) -> C:
@@ -285,15 +287,24 @@ def write_yaml(config: Any, path: Path) -> None:
     partial.replace(path)
 
 
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
-    """Lay `over` on `base`; a component with another name does not inherit the old settings."""
-    renamed = "name" in over and "name" in base and over["name"] != base["name"]
-    out = {} if renamed else dict(base)
+def merge(base: Mapping[str, Any], over: Mapping[str, Any], sections: Sequence[str] = ()) -> Tree:
+    """Lay `over` on `base`; a component with another name does not inherit the old settings.
+
+    `sections` are none: of the optimiser, another name leaves all but what stands in `settings`.
+    """
+    out = {} if _renamed(base, over) else dict(base)
     for key, value in over.items():
         below = out.get(key)
-        nested = isinstance(below, Mapping) and isinstance(value, Mapping)
-        out[key] = merge(below, value) if nested else value  # type: ignore[arg-type]
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            if key in sections and _renamed(below, value):
+                below = {k: x for k, x in below.items() if k not in ("name", "settings")}
+            value = merge(below, value)
+        out[key] = value
     return out
+
+
+def _renamed(base: Mapping[str, Any], over: Mapping[str, Any]) -> bool:
+    return "name" in over and "name" in base and over["name"] != base["name"]
 
 
 def split_name(component: Mapping[str, Any], what: str) -> tuple[str, Tree]:

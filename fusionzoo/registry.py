@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_type_hints
 
 from .errors import FusionZooError, did_you_mean
 
@@ -37,6 +37,27 @@ class Entry(Generic[T]):
         """Whether the constructor passes further settings on, say to timm, which checks them."""
         given = inspect.signature(self.cls).parameters.values()
         return any(p.kind is p.VAR_KEYWORD for p in given)
+
+
+def _hints(made: Callable[..., Any]) -> dict[str, Any]:
+    """Return the types of a constructor's arguments, where they can be looked up."""
+    try:
+        return get_type_hints(made.__init__ if isinstance(made, type) else made)  # type: ignore[misc]
+    except NameError:
+        return {}  # imported for the type checker alone
+
+
+def _problem(hint: Any, value: Any) -> str:
+    """Say why `value` is not of the type `hint`."""
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+    try:
+        config = ConfigDict(arbitrary_types_allowed=True)
+        TypeAdapter(hint, config=config).validate_python(value, strict=True)
+    except ValidationError as error:
+        reasons = dict.fromkeys(one["msg"][:1].lower() + one["msg"][1:] for one in error.errors())
+        return ", or ".join(reasons)
+    return ""
 
 
 class Registry(Generic[T]):
@@ -78,7 +99,8 @@ class Registry(Generic[T]):
         return decorate
 
     def create(self, name: str, *args: Any, **settings: Any) -> T:
-        """Build the entry `name`; a setting that its constructor does not have is an error."""
+        """Build the entry `name`; a setting that its constructor does not have, or a number or word
+        that is not of the annotated type, is an error."""
         entry = self[name]
         for key in settings if not entry.open_ended else ():
             if key not in entry.parameters:
@@ -87,6 +109,14 @@ class Registry(Generic[T]):
                     f"{did_you_mean(key, [*entry.parameters, 'name'])} It has: "
                     f"{', '.join(entry.parameters) or 'none'}."
                 )
+        hints = _hints(entry.cls)
+        given = inspect.signature(entry.cls).bind_partial(*args, **settings).arguments
+        for key, value in given.items():
+            # What a command line holds; objects of Python code are the constructor's business.
+            if key in hints and isinstance(value, str | int | float):
+                problem = _problem(hints[key], value)
+                if problem:
+                    raise FusionZooError(f"{self.noun} {name!r}: {key}={value!r}: {problem}")
         return entry.cls(*args, **settings)
 
     def __getitem__(self, name: str) -> Entry[T]:

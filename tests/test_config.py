@@ -36,6 +36,16 @@ def test_another_component_does_not_inherit_the_settings_of_the_first() -> None:
     }
 
 
+def test_another_optimiser_loses_only_the_settings_of_the_first(tmp_path: Path) -> None:
+    recipe = tmp_path / "a.yaml"
+    recipe.write_text("optim: {name: adamw, lr: 2e-4, clip: 5, settings: {amsgrad: true}}\n")
+    cfg = from_args(RunConfig, ["--config", str(recipe), "--optim.name", "lion"])
+    assert (cfg.optim.name, cfg.optim.lr, cfg.optim.clip) == ("lion", 2e-4, 5.0)
+    assert cfg.optim.settings == {}
+    same = from_args(RunConfig, ["--config", str(recipe), "--optim.lr", "1"])
+    assert same.optim.settings == {"amsgrad": True}
+
+
 def test_a_written_configuration_reads_back_the_same(tmp_path: Path) -> None:
     cfg = from_args(
         RunConfig, ["--optim.modality_lr.image", "1e-5", "--data.languages", "[fr, no]"]

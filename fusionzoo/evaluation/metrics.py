@@ -31,17 +31,15 @@ def multilabel(logits: Tensor, target: Tensor) -> dict[str, float]:
     """Return the mean F1 of samples, macro F1, mean average precision of labels that occur, loss.
 
     A label is given where its logit is above 0. A sample without labels counts 1 where none is
-    given.
+    given. Precision is NaN where a logit is not finite.
     """
     from sklearn.metrics import average_precision_score, f1_score
 
     guess = logits > 0
     occur = target.any(0)
-    precision = (
-        average_precision_score(target[:, occur], logits[:, occur], average="macro")
-        if occur.any()
-        else 0.0
-    )
+    precision = 0.0 if logits.isfinite().all() else torch.nan
+    if occur.any() and precision == 0.0:
+        precision = average_precision_score(target[:, occur], logits[:, occur], average="macro")
     return {
         "sample_f1": multilabel_scores(logits, target).mean().item(),
         "macro_f1": float(f1_score(target, guess, average="macro", zero_division=0)),
@@ -53,17 +51,19 @@ def multilabel(logits: Tensor, target: Tensor) -> dict[str, float]:
 def regression(prediction: Tensor, target: Tensor) -> dict[str, float]:
     """Return mean absolute error, root mean squared error, R2 and Spearman's rank correlation.
 
-    Where nothing varies, the last two are 0.
+    Where nothing varies, the last two are 0; where a prediction is not finite, they are NaN.
     """
     from scipy.stats import spearmanr
     from sklearn.metrics import r2_score
 
     error = (prediction - target).double()
+    figures = {"mae": error.abs().mean().item(), "rmse": error.square().mean().sqrt().item()}
+    if not prediction.isfinite().all():
+        return {**figures, "r2": torch.nan, "spearman": torch.nan}
     moves = [bool((x != x[:1]).any()) for x in (prediction, target)]
     rank = spearmanr(prediction.flatten(), target.flatten()).statistic if all(moves) else 0.0
     return {
-        "mae": error.abs().mean().item(),
-        "rmse": error.square().mean().sqrt().item(),
+        **figures,
         "r2": float(r2_score(target, prediction)) if moves[1] else 0.0,
         "spearman": float(rank),
     }

@@ -41,6 +41,11 @@ def retrieval_figures(embeddings: Mapping[str, Tensor], present: Tensor) -> dict
     return mean | {f"{way}.{name}": x for way, own in each.items() for name, x in own.items()}
 
 
+def any_pair(present: Tensor) -> bool:
+    """Whether any sample has two modalities: (N, M)."""
+    return bool((present.sum(1) > 1).any())
+
+
 def ranks(one: Tensor, two: Tensor) -> tuple[Tensor, Tensor]:
     """Rank each row's partner by cosine, from 1, both ways: (N, D) x 2 -> int32 (N,) x 2.
 

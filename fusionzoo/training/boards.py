@@ -8,6 +8,7 @@ without those, into the run folder, but for Weights & Biases' server.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,6 +37,9 @@ def open_board(name: str, folder: Path, step: int) -> Board | None:
         return BOARDS[name](folder, step)
     except ImportError as error:
         raise FusionZooError(f"--log {name} needs pip install 'fusionzoo[{name}]'") from error
+    except Exception as error:  # each board has its own, for a login that is missing, say
+        why = " ".join(str(error).split())
+        raise FusionZooError(f"--log {name}: {why}; --log none goes without") from error
 
 
 class TensorBoard:
@@ -92,7 +96,8 @@ class MLflow:
 
     def scalars(self, step: int, figures: Mapping[str, float]) -> None:
         for name, value in figures.items():
-            self.client.log_metric(self.run, name.replace("*", "_"), value, step=step)
+            allowed = re.sub(r"[^\w/.\- :]", "_", name)
+            self.client.log_metric(self.run, allowed, value, step=step)
 
     def close(self) -> None:
         self.client.set_terminated(self.run)

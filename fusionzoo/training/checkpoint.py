@@ -40,6 +40,7 @@ class State:
     evaluated: int = 0  # epochs evaluated
     loss: torch.Tensor = field(default_factory=lambda: torch.zeros(()))  # summed over the epoch
     best: Contents = field(default_factory=dict)  # figures of the best epoch so far
+    made: int = 0  # steps of the epoch that were not skipped
     bad: int = 0  # steps skipped in a row, for a loss or gradient that was not finite
     epoch_steps: int = 0  # steps of an epoch, with the processes of the time
     val_losses: list[float] = field(default_factory=list)  # of each epoch: what plateau reads
@@ -51,7 +52,7 @@ class State:
     def count_bad(self, cause: str | None, most: int, say: Callable[[str], None]) -> None:
         """Count steps in a row that had to be skipped; beyond `most` the run ends."""
         if cause is None:
-            self.bad = 0
+            self.bad, self.made = 0, self.made + 1
             return
         self.bad += 1
         say(f"warning: step {self.step} skipped, its loss or gradient is not finite: {cause}")
@@ -109,9 +110,11 @@ def restore(path: Path, stepper: Stepper) -> tuple[State, list[str]]:
         load_optimizer(stepper.optimizer, contents["optimizer"])
         if stepper.average:
             stepper.average.load_state_dict(contents["average"])
-    except (KeyError, RuntimeError, ValueError, TypeError) as error:
-        raise FusionZooError(f"{path} belongs to another model: {error}") from error
-    stepper.scaler.load_state_dict(contents["scaler"])
+        if contents["scaler"]:  # empty without fp16, which may begin here
+            stepper.scaler.load_state_dict(contents["scaler"])
+    except (LookupError, RuntimeError, ValueError, TypeError) as error:
+        why = " ".join(str(error).split())
+        raise FusionZooError(f"{path} belongs to another model: {why}") from error
     state = State(**contents["state"])
     steps = gather(state.step, stepper.world)
     if len({*steps}) > 1:

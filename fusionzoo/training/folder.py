@@ -68,9 +68,17 @@ def _claim(cfg: RunConfig, held: ExitStack) -> tuple[Path, bool]:
         for name in WRITTEN:
             old = folder / name
             shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
-    stored = replace(cfg, out=str(folder), resume=False, overwrite=False)
-    write_yaml(stored, folder / "config.yaml")
-    return folder, (folder / "checkpoints" / "last.pt").is_file() if auto else bool(cfg.resume)
+    resume = (folder / "checkpoints" / "last.pt").is_file() if auto else bool(cfg.resume)
+    if not resume:
+        store_config(cfg, folder)
+    return folder, resume
+
+
+def store_config(cfg: RunConfig, folder: Path, world: World = World()) -> None:  # noqa: B008
+    """Write config.yaml; of a run that goes on, only when its checkpoint fits these settings."""
+    if world.main:
+        stored = replace(cfg, out=str(folder), resume=False, overwrite=False)
+        write_yaml(stored, folder / "config.yaml")
 
 
 def _lock(folder: Path, held: ExitStack, patience: float) -> None:

@@ -5,6 +5,7 @@ Shapes: `B` rows, `N` rows of a split, `K` logits and `C` numbers of labels of a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -14,7 +15,7 @@ from ..config import RunConfig, split_name
 from ..datasets import PairedDataset
 from ..errors import FusionZooError
 from ..targets import OneOf, Target
-from .tasks import OBJECTIVES, Classification, Nothing, Task, check
+from .tasks import OBJECTIVES, Classification, Task, check
 
 Figures = Mapping[str, float]
 ERRORS = ("mae", "rmse", "loss", "median_rank")  # figures of which less is better
@@ -81,12 +82,12 @@ class Tasks(nn.Module):
 
     def rank(self, figures: Figures) -> tuple[float, float]:
         """Say how good figures are, the greater, the better: the leading one first, then loss."""
-        return self.leads(figures), -figures["loss"]
+        return self.leads(figures), _nan_last(-figures["loss"])
 
     def leads(self, figures: Figures) -> float:
         """Return the leading figure, so that more of it is better."""
         leading = figures.get(self.leading, 0.0)
-        return leading if self.higher else -leading
+        return _nan_last(leading if self.higher else -leading)
 
     def gain(self, name: str, figures: Figures, other: Figures) -> str:
         """Say how much better one of the shown figures is than that of another model."""
@@ -102,9 +103,21 @@ class Tasks(nn.Module):
         parts = self._parts(labels.new_zeros(len(labels), sum(self.widths)), labels)
         return torch.cat([task.prior(own[~own.isnan().any(-1)]) for task, _, own in parts])
 
+    def unlabelled(self, labels: Tensor) -> list[str]:
+        """Name the tasks of which no row has a label: the labels of a split (N, C)."""
+        if self.plain:
+            return []
+        parts = self._parts(labels.new_zeros(len(labels), sum(self.widths)), labels)
+        none = (task.target.name for task, _, own in parts if own.isnan().any(-1).all())
+        return [name for name in none if name]
+
     def _parts(self, logits: Tensor, target: Tensor) -> list[tuple[Task, Tensor, Tensor]]:
         slices = logits.split(self.widths, dim=-1), target.split(self.columns, dim=-1)
         return list(zip(self.tasks, *slices, strict=True))  # type: ignore[arg-type]
+
+
+def _nan_last(x: float) -> float:
+    return -math.inf if math.isnan(x) else x
 
 
 def plain_tasks() -> Tasks:
@@ -143,7 +156,8 @@ def build_tasks(cfg: RunConfig, train_set: PairedDataset) -> Tasks:
         one = OneOf("target", tuple(train_set.classes))
         return Tasks([OBJECTIVES.create(name, one, labels, **settings)], plain=True)
     if not scheme:
-        return Tasks([Nothing(Target(""), labels)])
+        name, settings = split_name(cfg.objective, "objective")
+        return Tasks([OBJECTIVES.create(name, Target(""), labels, **settings)])
     tasks, weights = [], []
     for target, own in zip(scheme, labels.split([one.columns for one in scheme], 1), strict=True):
         name, settings = split_name(cfg.targets.get(target.name, cfg.objective), "objective")

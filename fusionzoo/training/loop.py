@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from ..config import RunConfig
 from ..datasets import PairedBatchSampler, PairedDataset, make_sampler
-from ..evaluation.retrieval import retrieval_figures
+from ..evaluation.retrieval import any_pair, retrieval_figures
 from ..structures import Batch
 from .distributed import World, gather
 from .objectives import Objective, Step, blank_batch
@@ -98,7 +98,7 @@ def _figures(plain: Objective, found: dict[str, Tensor]) -> Metrics:
     }
     fused = figures.pop("")
     common = {n.partition("/")[2]: x for n, x in found.items() if n.startswith("common/")}
-    if common:
+    if common and any_pair(found["present"]):
         fused |= retrieval_figures(common, found["present"])
     return fused | {"unimodal": figures}
 

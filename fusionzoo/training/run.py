@@ -10,6 +10,7 @@ from typing import Any
 from ..config import RunConfig, Tree, merge, split_name
 from ..datasets import DATASETS, PairedDataset, create_dataset
 from ..errors import FusionZooError, did_you_mean
+from ..evaluation.retrieval import any_pair
 from ..model import create_model
 from .balance import Setting, build_balance
 from .checkpoint import State
@@ -84,10 +85,29 @@ def build_objective(
         raise FusionZooError(
             "--objective.name none learns nothing: add --balance contrastive_align"
         )
+    if train_set.scheme == () and "plateau" in (
+        cfg.optim.schedule,
+        *cfg.optim.modality_schedule.values(),
+    ):
+        raise FusionZooError(
+            "--optim.schedule plateau follows a validation loss, which --objective.name none lacks"
+        )
     for name, one in objective.balance.items():
         if cfg.dist.strategy == "fsdp" and not one.shards:
             raise FusionZooError(f"--balance {name} needs whole weights: --dist.strategy ddp")
     return objective, unused
+
+
+def check_splits(tasks: Tasks, splits: Mapping[str, PairedDataset]) -> None:
+    """Refuse, before training, a split that cannot be judged."""
+    for name in ("val", "test"):
+        part = splits[name]
+        if tasks.leading == "recall@1" and not any_pair(part.present):
+            raise FusionZooError(
+                f"no sample of the {name} split has two modalities, so retrieval cannot be judged"
+            )
+        for target in tasks.unlabelled(part.targets):
+            raise FusionZooError(f"no sample of the {name} split has a label {target!r}")
 
 
 def save_model(folder: Path, learn: Stepper) -> None:
@@ -130,7 +150,7 @@ def report(
     if tracker.world.main:
         results = {
             "train": {"loss": state.best["train_loss"]},
-            "val": {name: state.best[name] for name in test},
+            "val": {name: state.best[name] for name in test if name in state.best},
             "test": test,
             "unimodal": alone,
             "best_epoch": state.best["epoch"],

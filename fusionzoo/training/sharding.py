@@ -5,6 +5,7 @@ Everything here leaves a model that is not sharded as it is.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -86,11 +87,22 @@ def whole_optimizer(optimizer: Optimizer) -> dict[str, Any]:
         number: {k: whole(x) if isinstance(x, Tensor) else x for k, x in own.items()}
         for number, own in state["state"].items()
     }
-    return {**state, "state": every}
+    return {**state, "state": every, "kind": type(optimizer).__name__}
 
 
 def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Load what `whole_optimizer` returned."""
+    """Load what `whole_optimizer` returned; rates, decay and the like stay what they are now.
+
+    Only what a constructor takes is a setting; what else a group holds, some optimisers learnt.
+    """
+    kind = type(optimizer).__name__
+    if state.get("kind", kind) != kind:
+        raise ValueError(f"its optimiser is {state['kind']}, not {kind}")
+    settings = {"base_lr", *inspect.signature(type(optimizer)).parameters}
+    now = [
+        {k: x for k, x in one.items() if k in settings - {"params"}}
+        for one in optimizer.param_groups
+    ]
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     every = {
         number: {
@@ -100,6 +112,8 @@ def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         for number, own in state["state"].items()
     }
     optimizer.load_state_dict({**state, "state": every})
+    for group, own in zip(optimizer.param_groups, now, strict=True):
+        group.update(own)
 
 
 def _of_shape(value: Any, parameter: Tensor) -> bool:

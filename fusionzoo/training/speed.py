@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
@@ -16,8 +16,15 @@ from ..encoders import Encoder
 from ..model import FusionModel
 
 
-def prepare(model: FusionModel, cfg: TrainConfig) -> None:
-    """Set memory format, recomputation and compilation of encoders and fusion, in place."""
+def prepare(model: FusionModel, cfg: TrainConfig, apart: bool = False) -> None:
+    """Set memory format, recomputation and compilation of encoders and fusion, in place.
+
+    `apart`: a strategy goes backward twice, so a compiled graph may not give its buffers away.
+    """
+    if cfg.compile and apart:
+        from torch._functorch import config as functorch
+
+        functorch.donated_buffer = False
     for _, encoder in model.named_encoders():
         if cfg.channels_last and encoder.kind in ("image", "audio"):
             encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -52,20 +59,23 @@ def blocks(module: nn.Module) -> Iterator[nn.Module]:
 def _contexts(
     block: nn.Module,
 ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    return nullcontext(), _uncounted(block)
+    return nullcontext(), _Uncounted(block)
 
 
-@contextmanager
-def _uncounted(block: nn.Module) -> Iterator[None]:
-    """Keep running statistics as they are."""
-    norms = [m for m in block.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    kept = [(m.momentum, m.num_batches_tracked) for m in norms]
-    for norm in norms:
-        norm.momentum = 0.0
-        if norm.num_batches_tracked is not None:
-            norm.num_batches_tracked = norm.num_batches_tracked.clone()
-    try:
-        yield
-    finally:
-        for norm, (momentum, counted) in zip(norms, kept, strict=True):
+class _Uncounted(AbstractContextManager[None]):
+    """Keep running statistics as they are; entered again by each backward pass."""
+
+    def __init__(self, block: nn.Module) -> None:
+        norms = (m for m in block.modules() if isinstance(m, _BatchNorm))
+        self.norms = [m for m in norms if m.track_running_stats]
+
+    def __enter__(self) -> None:
+        self.kept = [(m.momentum, m.num_batches_tracked) for m in self.norms]
+        for norm in self.norms:
+            norm.momentum = 0.0
+            if norm.num_batches_tracked is not None:
+                norm.num_batches_tracked = norm.num_batches_tracked.clone()
+
+    def __exit__(self, *_: object) -> None:
+        for norm, (momentum, counted) in zip(self.norms, self.kept, strict=True):
             norm.momentum, norm.num_batches_tracked = momentum, counted

@@ -54,7 +54,8 @@ class Classification(Task):
     """Cross-entropy of one class, focal (Lin et al. 2017, arXiv:1708.02002) for `gamma` > 0.
 
     The loss of a row of class y is w_y (1 - p_y)^gamma CE. `class_weights` w: a number for each
-    class, or `balanced`, N / (K n_y). Labels are indices: (N,) int64, or a column of them.
+    class, or `balanced`, N / (K n_y) over the K classes that occur. Labels are indices: (N,) int64,
+    or a column of them.
     """
 
     leading, shown = "accuracy", (("accuracy", "accuracy"), ("macro_f1", "macro F1"))
@@ -79,7 +80,9 @@ class Classification(Task):
         if given is None:
             return None
         if given == "balanced":
-            return len(labels) / (self.target.width * self.prior_counts(labels))
+            counts = self.prior_counts(labels)
+            weights = len(labels) / ((counts > 0).sum() * counts.clamp(min=1))
+            return weights * (counts > 0)  # a class that no sample has weighs nothing
         classes = self.target.classes
         if not isinstance(given, list) or len(given) != len(classes):
             raise FusionZooError(
@@ -127,8 +130,6 @@ class Multilabel(Task):
         self, target: Target, labels: Tensor, *, pos_weight: Literal["balanced"] | None = None
     ) -> None:
         super().__init__(target, labels)
-        if pos_weight not in (None, "balanced"):
-            raise FusionZooError(f"pos_weight={pos_weight!r} is neither null nor balanced")
         weight = self.prior(labels).reciprocal() if pos_weight else None
         self.register_buffer("weight", weight, persistent=False)
 
@@ -164,8 +165,6 @@ class Regression(Task):
         delta: float = 1.0,
     ) -> None:
         super().__init__(target, labels)
-        if loss not in ("mse", "mae", "huber"):
-            raise FusionZooError(f"loss={loss!r} is none of mse, mae, huber")
         check("delta", delta, 1e-6)
         self.loss, self.delta = loss, delta
 

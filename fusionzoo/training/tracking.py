@@ -18,6 +18,7 @@ from tqdm import tqdm
 from .boards import Board, open_board
 from .checkpoint import State
 from .distributed import World
+from .joint import Tasks
 
 PACKAGES = ("torch", "torchvision", "torchaudio", "transformers", "timm", "fusionzoo")
 
@@ -76,22 +77,31 @@ class Tracker:
             self.bar.set_postfix(shown, refresh=False)
         if self.file is not None:
             self.file.write(json.dumps({"step": step, "event": event, **figures}) + "\n")
-        if self.board is not None:
-            self.board.scalars(step, dict(_flat(figures, event)))
+        self._show(step, dict(_flat(figures, event)))
+
+    def _show(self, step: int, figures: Mapping[str, float]) -> None:
+        """Give the board its figures; a server that does not answer must not end a run."""
+        if self.board is None:
+            return
+        try:
+            self.board.scalars(step, figures)
+        except Exception as error:
+            why = " ".join(str(error).split())
+            self.say(f"warning: step {step} is in metrics.jsonl, and not on the board: {why}")
 
     def log_epoch(
-        self, state: State, train_loss: float, val: Mapping[str, Any], leading: str, rows: int
+        self, state: State, train_loss: float, val: Mapping[str, Any], tasks: Tasks, rows: int
     ) -> None:
         """Record an epoch and print its line, with the figure that chooses the best; `rows` were
         learned from so far."""
         figures = {"epoch": state.evaluated, "train": {"loss": train_loss}, "val": val}
-        if val.get(leading):  # how much of what the fusion reaches each modality reaches alone
-            shares = {m: x[leading] / val[leading] for m, x in val["unimodal"].items()}
+        leading = tasks.leading
+        if shares := utilisation(val, leading, tasks.higher):
             figures["utilisation"] = shares
         self.log(state.step, "epoch", figures)
-        if self.board is not None and self.busy:
+        if self.busy:
             waits = {"time/data_wait": self.seconds.get("data", 0.0) / self.busy}
-            self.board.scalars(state.step, waits | {"time/samples_per_second": rows / self.busy})
+            self._show(state.step, waits | {"time/samples_per_second": rows / self.busy})
         alone = [f"{m} {own[leading]:.3f}" for m, own in val["unimodal"].items() if leading in own]
         known = leading != "loss" and leading in val
         self.say(
@@ -149,6 +159,18 @@ def whole_lines(path: Path) -> list[str]:
     """Return the whole lines of a file; a kill may have cut the last one."""
     text = path.read_text() if path.is_file() else ""
     return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def utilisation(val: Mapping[str, Any], leading: str, higher: bool) -> dict[str, float]:
+    """Say what share of the fusion's figure each modality reaches alone; 1: as good."""
+    found = {}
+    for name, own in val["unimodal"].items():
+        part, whole = (
+            (own.get(leading), val.get(leading)) if higher else (val.get(leading), own.get(leading))
+        )
+        if whole and part is not None:
+            found[name] = part / whole
+    return found
 
 
 def _known(line: Mapping[str, Any], state: State) -> bool:

@@ -231,7 +231,7 @@ def test_a_wrong_row_is_one_error_that_names_it(rows: list[Any], says: str, tmp_
         ({"kinds": {"text": "words"}}, "what does column 'text' hold?"),
         ({"kinds": {"imgae": "image"}}, "no column 'imgae' for --data.kinds.imgae. Did you mean"),
         ({"modalities": "image,txt"}, "has no modality 'txt'. Did you mean 'text'?"),
-        ({"on_error": "ignore"}, "on_error='ignore' is none of raise, missing, skip"),
+        ({"on_error": "ignore"}, "on_error='ignore': input should be 'raise'"),
         ({"missing": 1.5}, "missing=1.5; it must be at least 0 and below 1"),
         ({"colums": {}}, "has no setting 'colums'. Did you mean 'columns'?"),
         ({"root": "nowhere.csv"}, "no manifest nowhere.csv"),

@@ -89,7 +89,7 @@ def test_the_file_is_named_after_the_entry_and_says_what_it_is(name: str) -> Non
             {"query": "imag"},
             "query='imag' is no modality. Did you mean 'image'?",
         ),
-        ("gmu", {"gate": "tanh"}, "gate='tanh' is neither"),
+        ("gmu", {"gate": "tanh"}, "gate='tanh': input should be 'softmax'"),
     ],
 )
 def test_a_wrong_setting_is_one_clear_error(

@@ -9,6 +9,9 @@ import pytest
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.training.boards import BOARDS, open_board
+from fusionzoo.training.checkpoint import State
+from fusionzoo.training.distributed import World
+from fusionzoo.training.tracking import Tracker, utilisation
 
 OFFLINE = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "TRACKIO_QUIET": "1"}
 
@@ -24,7 +27,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 def show(name: str, folder: Path, step: int) -> None:
     board = open_board(name, folder, step)
     assert board is not None
-    board.scalars(step + 1, {"step/loss": 0.5, "step/lr/image": 1e-3})
+    board.scalars(step + 1, {"step/loss": 0.5, "epoch/val/a_to_b.recall@1": 1e-3})
     board.close()
 
 
@@ -52,6 +55,46 @@ def test_mlflow_gets_the_figures_in_one_run(tmp_path: Path) -> None:
     run = (tmp_path / "mlflow.id").read_text()
     history = client.get_metric_history(run, "step/loss")
     assert [(one.step, one.value) for one in history] == [(1, 0.5), (2, 0.5)]
+
+
+def test_a_board_that_fails_costs_its_figures_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Down:
+        def __init__(self, *_: object) -> None: ...
+
+        def scalars(self, *_: object) -> None:
+            raise ConnectionError("nobody\nanswers")
+
+        def close(self) -> None: ...
+
+    monkeypatch.setitem(BOARDS, "wandb", Down)
+    tracker = Tracker(World())
+    tracker.start(tmp_path, State(), "wandb")
+    tracker.log(3, "step", {"loss": 0.5})
+    tracker.close()
+    assert (
+        "step 3 is in metrics.jsonl, and not on the board: nobody answers"
+        in capsys.readouterr().out
+    )
+    assert '"loss": 0.5' in (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_a_board_that_does_not_open_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ValueError("no key")
+
+    monkeypatch.setitem(BOARDS, "wandb", refuse)
+    with pytest.raises(FusionZooError, match="--log wandb: no key; --log none goes without"):
+        open_board("wandb", tmp_path, 0)
+
+
+def test_utilisation_is_the_share_that_a_modality_reaches_alone() -> None:
+    val = {"accuracy": 0.8, "mae": 2.0, "unimodal": {"a": {"accuracy": 0.4, "mae": 8.0}, "b": {}}}
+    assert utilisation(val, "accuracy", higher=True) == {"a": 0.5}
+    assert utilisation(val, "mae", higher=False) == {"a": 0.25}
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ def test_every_fusion_trains_while_much_is_missing(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize("name", list_fusions())
 def test_every_fusion_trains_on_digits(name: str, missing: str, tmp_path: Path) -> None:
     flags = ["--fusion.name", name, "--data.missing", missing, "--train.unimodal", "false"]
-    flags += ["--data.samples", "500"]
+    flags += ["--data.samples", "200"]
     assert train([*flags, *QUICK, "--out", str(tmp_path / "run")]) == 0
     check_run(tmp_path / "run")
 

@@ -163,6 +163,30 @@ def test_a_folder_that_other_nodes_do_not_see_is_refused(
         pass
 
 
+def test_a_resumed_run_takes_the_rates_and_decay_that_it_is_given_now(run: Path) -> None:
+    later = ["--resume", "--out", str(run), "--optim.lr", "0.5", "--optim.weight_decay", "0.25"]
+    assert train([*later, "--train.epochs", "4", "--optim.schedule", "constant"]) == 0
+    saved = checkpoint.read(run / "checkpoints" / "last.pt")["optimizer"]["param_groups"]
+    assert {group["base_lr"] for group in saved} == {0.5}
+    assert {group["weight_decay"] for group in saved} == {0.0, 0.25}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [["--optim.name", "sgd"], ["--balance", "pmr"], ["--encoders.a.freeze", "all"]],
+    ids=lambda words: words[0],
+)
+def test_what_a_checkpoint_does_not_fit_is_one_line_and_leaves_the_run_as_it_was(
+    other: list[str], run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (run / "config.yaml").read_text()
+    assert train(["--resume", "--out", str(run), "--train.epochs", "4", *other]) == 2
+    said = capsys.readouterr().err
+    assert "last.pt belongs to another model: " in said
+    assert said.count("\n") == 1
+    assert (run / "config.yaml").read_text() == before
+
+
 def test_nodes_that_hold_checkpoints_of_different_steps_do_not_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch._dynamo.utils import counters
 from fusionzoo.config import RunConfig, from_tree
 from fusionzoo.encoders import create_encoder
 from fusionzoo.model import FusionModel, create_model
+from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Batch
 from fusionzoo.training.speed import blocks, prepare
 
@@ -52,6 +54,12 @@ def test_recomputed_activations_change_nothing() -> None:
     assert wanted.keys() == found.keys()
     for name, tensor in wanted.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-7)
+
+
+def test_activations_are_recomputed_as_often_as_a_strategy_goes_backward(tmp_path: Path) -> None:
+    run = ["--data.name", "interactions", "--data.samples", "60", "--log", "none"]
+    run += ["--train.epochs", "1", "--balance", "mmpareto", "--train.checkpointing"]
+    assert train([*run, "--out", str(tmp_path)]) == 0
 
 
 def test_recomputing_saves_activations() -> None:

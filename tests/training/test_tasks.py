@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,14 @@ def test_balanced_weights_make_the_classes_weigh_the_same() -> None:
     assert sums == pytest.approx([2 * torch.tensor(3.0).log().item()] * 3)
     given = Classification(THREE, labels, class_weights=[1, 0, 2])
     assert given.criterion(torch.zeros(6, 3), labels)[3:5].tolist() == [0, 0]
+
+
+def test_a_class_that_nobody_has_weighs_nothing() -> None:
+    labels = torch.tensor([0, 0, 0, 1])
+    task = Classification(THREE, labels, class_weights="balanced", label_smoothing=0.1)
+    assert task.weight is not None
+    assert task.weight.tolist() == pytest.approx([4 / 6, 2, 0])
+    assert task.criterion(torch.zeros(4, 3), labels).isfinite().all()
 
 
 def test_label_smoothing_is_torchs() -> None:
@@ -374,14 +383,19 @@ def test_a_data_set_of_classes_has_other_readings(tmp_path: Path) -> None:
 
 # ---- mistakes
 
+NOTHING = ["--objective.name", "none", "--balance", "contrastive_align"]
+KIND = column("kind", "classification")
 MISTAKES = [
     (["--objective.name", "regresion"], "unknown objective 'regresion'. Did you mean 'regression'"),
     ([*column("age", "regression"), "--objective.los", "mse"], "no setting 'los'. Did you mean"),
-    ([*column("age", "regression"), "--objective.loss", "l1"], "loss='l1' is none of mse, mae"),
+    (
+        [*column("age", "regression"), "--objective.loss", "l1"],
+        "loss='l1': input should be 'mse', 'mae' or",
+    ),
     ([*column("kind", "regression")], "row 1, sample 's0', column 'target': 'up' is no finite"),
     ([*column("age", "classification")], "no target"),
-    ([*column("kind", "classification"), "--objective.gamma", "-1"], "gamma=-1; it must be"),
-    ([*column("kind", "classification"), "--objective.class_weights", "[1]"], "each of the 2"),
+    ([*KIND, "--objective.gamma", "-1"], "gamma=-1; it must be"),
+    ([*KIND, "--objective.class_weights", "[1]"], "each of the 2"),
     (["--targets.agee.name", "regression"], "no column 'agee' for --targets.agee. Did you mean"),
     (["--targets.age.name", "number"], "'number' is no kind of target"),
     (["--targets.age.weight", "2"], "targets.age has no name: give --targets.age.name"),
@@ -390,6 +404,17 @@ MISTAKES = [
     ([*SEVERAL, "--fusion.name", "tmc"], "fusion 'tmc' joins the probabilities of classes"),
     (["--objective.name", "none", "--fusion.name", "qmf"], "fusion 'qmf' joins"),
     ([*SEVERAL, "--train.sampler", "class_weighted"], "class_weighted"),
+    ([*NOTHING, "--optim.schedule", "plateau"], "plateau follows a validation loss"),
+    ([*NOTHING, "--objective.gama", "1"], "objective 'none' has no setting 'gama'"),
+    (
+        [*KIND, "--balance", "ogm_ge", "--balance_settings.ogm_ge.alpha", "abc"],
+        "alpha='abc': input",
+    ),
+    (
+        [*KIND, "--balance", "gblend", "--balance_settings.gblend.epochs", "1.5"],
+        "epochs=1.5: input",
+    ),
+    ([*KIND, "--fusion.dim", "abc"], "dim='abc'"),
     (["--data.targets.age", "regression"], "leave --data.targets to train.py"),
 ]
 
@@ -402,6 +427,61 @@ def test_a_mistake_is_one_line(
     said = capsys.readouterr().err
     assert says in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("objective", ["regression", "multilabel"])
+def test_a_run_that_diverges_ends_with_figures_that_are_nan(
+    objective: str, data: Path, tmp_path: Path
+) -> None:
+    wild = ["--optim.name", "sgd", "--optim.lr", "1e30", "--optim.clip", "null"]
+    wild += ["--optim.warmup", "0", "--train.max_bad_steps", "1000", "--train.epochs", "2"]
+    name = {"regression": "age", "multilabel": "tags"}[objective]
+    assert train(flags(data, tmp_path / "out", *column(name, objective), *wild)) == 0
+    epochs = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
+    last = [line for line in map(json.loads, epochs) if line["event"] == "epoch"][-1]
+    assert math.isnan(last["train"]["loss"])  # no step of it was made
+    assert not math.isfinite(last["val"]["loss"])
+
+
+def test_figures_that_are_nan_are_the_worst() -> None:
+    tasks = plain_tasks()
+    known, lost = {"accuracy": 0.1, "loss": 9.0}, {"accuracy": 0.1, "loss": math.nan}
+    assert tasks.rank(known) > tasks.rank(lost)
+    assert tasks.rank(known) > tasks.rank({"accuracy": math.nan, "loss": 0.0})
+
+
+def write_pairs(path: Path, val: str) -> list[str]:
+    """Three modalities, of which a validation sample has those named."""
+    lines = []
+    for row in range(60):
+        split = ("train", "val", "test")[row % 3]
+        have = val if split == "val" else "abc"
+        vectors = {name: [float(row), 1.0, ord(name) % 7] for name in have}
+        lines.append({"id": f"s{row}", "split": split, "target": str(row % 2), **vectors})
+    path.write_text("\n".join(map(json.dumps, lines)))
+    found = ["--data.name", "manifest", "--data.root", str(path), "--log", "none"]
+    for name in "abc":
+        found += [f"--data.columns.{name}", name, f"--data.kinds.{name}", "vector"]
+    return [*found, "--train.epochs", "1", "--balance", "contrastive_align"]
+
+
+def test_a_pair_that_only_the_test_split_has_is_reported_there(tmp_path: Path) -> None:
+    run = write_pairs(tmp_path / "data.jsonl", "ab")
+    assert train([*run, "--out", str(tmp_path / "out")]) == 0
+    found = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert "a_to_c.recall@1" in found["test"]
+    assert "a_to_b.recall@1" in found["val"]
+    assert "a_to_c.recall@1" not in found["val"]
+
+
+def test_retrieval_is_judged_where_there_are_pairs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_pairs(tmp_path / "data.jsonl", "a")
+    assert train([*run, "--out", str(tmp_path / "out")]) == 0
+    assert train([*run, "--out", str(tmp_path / "none"), "--objective.name", "none"]) == 2
+    assert "no sample of the val split has two modalities" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
 
 
 def test_the_plain_run_still_reads_the_class_alone(data: Path) -> None:

@@ -197,7 +197,7 @@ def test_what_asks_the_launcher_to_stop_reaches_its_processes(tmp_path: Path) ->
     run = flags(tmp_path, "--train.epochs", "40", "--dist.nproc", "2")
     running = script("train.py", *run, stdout=subprocess.DEVNULL)
     log = tmp_path / "metrics.jsonl"
-    while running.poll() is None and not log.is_file():
+    while running.poll() is None and not (log.is_file() and log.read_text()):
         time.sleep(0.01)
     running.send_signal(signal.SIGUSR1)  # benchmarks/faults.py sends SIGTERM
     _, said = running.communicate(timeout=100)

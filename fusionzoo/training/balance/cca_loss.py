@@ -71,6 +71,8 @@ class CCALoss(Balance):
         """Return the sum of the canonical correlations: (n, d), (n, d) -> ()."""
         if len(left) <= left.shape[1]:
             return 0.0 * (left.sum() + right.sum())
+        if not (left.isfinite().all() and right.isfinite().all()):
+            return left.sum() * torch.nan  # the step is skipped, as for any loss
         with torch.autocast(left.device.type, enabled=False):
             left, right = left - left.mean(0), right - right.mean(0)
             cross = self._whiten(left, left.T @ right)

@@ -72,7 +72,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("cca_loss", {"dim": 0}, "dim=0; it must be at least 1"),
     ("cca_loss", {"dim": 2, "top": 3}, "top=3; it is 1 to dim=2"),
     ("cca_loss", {"ridge": -1}, "ridge=-1; it must be at least 0"),
-    ("contrastive_align", {"mode": "clap"}, "mode='clap' is neither"),
+    ("contrastive_align", {"mode": "clap"}, "mode='clap': input should be 'clip'"),
     ("contrastive_align", {"anchor": "imag"}, "Did you mean 'image'?"),
     ("gblend", {"every": -1}, "every=-1"),
     ("gblend", {"floor": 0}, "floor=0; it must be in"),

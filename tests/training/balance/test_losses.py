@@ -227,6 +227,12 @@ def test_correlation_has_gradients_where_singular_values_repeat_and_none_with_fe
     assert few.requires_grad
 
 
+def test_cca_of_what_is_not_finite_is_nan_and_no_error() -> None:
+    x = torch.randn(9, 3)
+    x[4, 1] = torch.inf
+    assert correlator(0.0).correlation(x, torch.randn(9, 3)).isnan()
+
+
 def test_cca_takes_the_rows_that_have_both() -> None:
     objective = make_objective("cca_loss", {"dim": 2, "ridge": 0.0})
     one, seen = only(objective), see(objective, make_batch(SOME))
