@@ -95,7 +95,8 @@ def train(cfg: RunConfig, world: World) -> int:
         if resume:
             state, odd = checkpoint.restore(folder / "checkpoints" / "last.pt", learn)
             notes += odd
-            store_config(cfg, folder, world)
+            if world.main:
+                store_config(cfg, folder)
         run.show_groups(folder, groups, learn, tracker)
         tracker.start(folder, state, cfg.log)
         for note in notes:

@@ -74,11 +74,9 @@ def _claim(cfg: RunConfig, held: ExitStack) -> tuple[Path, bool]:
     return folder, resume
 
 
-def store_config(cfg: RunConfig, folder: Path, world: World = World()) -> None:  # noqa: B008
+def store_config(cfg: RunConfig, folder: Path) -> None:
     """Write config.yaml; of a run that goes on, only when its checkpoint fits these settings."""
-    if world.main:
-        stored = replace(cfg, out=str(folder), resume=False, overwrite=False)
-        write_yaml(stored, folder / "config.yaml")
+    write_yaml(replace(cfg, out=str(folder), resume=False, overwrite=False), folder / "config.yaml")
 
 
 def _lock(folder: Path, held: ExitStack, patience: float) -> None:

@@ -315,7 +315,12 @@ def test_hugging_face_audio_models_of_each_kind(family: str, tmp_path: Path) -> 
         ("image", "timm/crossvit_9_240", SCRATCH, "gives no single feature map"),
         ("image", "torchvision/resnet19", SCRATCH, "no classification model 'resnet19'"),
         ("image", "torchvision/googlenet", SCRATCH, "googlenet is not supported"),
-        ("image", "timm/resnet10t", {**SCRATCH, "fit": "stretch"}, "fit='stretch': input should be 'crop'"),
+        (
+            "image",
+            "timm/resnet10t",
+            {**SCRATCH, "fit": "stretch"},
+            "fit='stretch': input should be 'crop'",
+        ),
         ("text", "chars", {"width": 3}, "encoder 'chars' has no setting 'width'"),
         ("text", "chars", {"num_heads": 3}, "num_heads=3 does not divide dim=128"),
         (
