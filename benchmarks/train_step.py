@@ -64,7 +64,8 @@ def main() -> None:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
 
-        print(json.dumps({"benchmark": "train_step", "batch_size": size, **ratio(ours, bare, rounds=31)}))
+        found = ratio(ours, bare, rounds=31)
+        print(json.dumps({"benchmark": "train_step", "batch_size": size, **found}))
 
 
 if __name__ == "__main__":
