@@ -61,24 +61,21 @@ def balanced() -> str:
         runs.setdefault(row.pop("strategy"), []).append({k: float(x) for k, x in row.items()})
     plain = runs.pop("plain")
     seconds = sum(one["seconds"] for one in plain)
-    lines = {}
+    lines = []
     for name, own in runs.items():
         gains = [100 * (a["fused"] - b["fused"]) for a, b in zip(own, plain, strict=True)]
         mean, low, high = seed_interval(gains)
-        lines[name] = (
-            mean,
-            (
-                f"| `{name}` | {fmean(one['fused'] for one in own):.3f} |"
-                f" {mean:+.1f} ({low:+.1f} to {high:+.1f}) | {sum(x > 0 for x in gains)} |"
-                f" {sum(one['seconds'] for one in own) / seconds:.1f} |"
-            ),
+        line = (
+            f"| `{name}` | {fmean(one['fused'] for one in own):.3f} |"
+            f" {mean:+.1f} ({low:+.1f} to {high:+.1f}) | {sum(x > 0 for x in gains)} |"
+            f" {sum(one['seconds'] for one in own) / seconds:.1f} |"
         )
-    best_first = sorted(lines.values(), reverse=True)
+        lines.append((mean, line))
     return BALANCE.format(
         seeds=len(plain),
         epochs=int(plain[0]["epochs"]),
         plain=fmean(one["fused"] for one in plain),
-        lines="\n".join(line for _, line in best_first),
+        lines="\n".join(line for _, line in sorted(lines, reverse=True)),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import FusionZooError, did_you_mean
+from ..errors import FusionZooError, did_you_mean, one_line
 from .layers import norms
 
 DEFAULTS: dict[str, Any] = {"r": 8, "alpha": 16, "dropout": 0.0, "targets": None}
@@ -56,7 +56,7 @@ def add_lora(encoder: nn.Module, settings: Mapping[str, Any], name: str) -> list
         )
         inject_adapter_in_model(config, net)
     except (ValueError, TypeError) as error:
-        raise FusionZooError(f"{name}: {' '.join(str(error).split())}") from error
+        raise FusionZooError(f"{name}: {one_line(error)}") from error
     return norms(encoder)
 
 

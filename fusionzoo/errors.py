@@ -1,4 +1,4 @@
-"""The one error that a user can cause, and the helper that suggests what was meant."""
+"""The one error that a user can cause, and the helpers that word it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,15 @@ from collections.abc import Iterable
 
 class FusionZooError(ValueError):
     """Something a user can mend: the message says what was found, what was expected, what to do."""
+
+
+def one_line(error: Exception) -> str:
+    """Return the message of an error of another library on one line.
+
+    >>> one_line(ValueError("no\\n  key"))
+    'no key'
+    """
+    return " ".join(str(error).split())
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, get_type_hints
+from functools import cache
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
 
 from .errors import FusionZooError, did_you_mean
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 T = TypeVar("T")
 C = TypeVar("C", bound=Callable[..., Any])
@@ -39,6 +43,7 @@ class Entry(Generic[T]):
         return any(p.kind is p.VAR_KEYWORD for p in given)
 
 
+@cache
 def _hints(made: Callable[..., Any]) -> dict[str, Any]:
     """Return the types of a constructor's arguments, where they can be looked up."""
     try:
@@ -47,13 +52,19 @@ def _hints(made: Callable[..., Any]) -> dict[str, Any]:
         return {}  # imported for the type checker alone
 
 
+@cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    from pydantic import ConfigDict, TypeAdapter
+
+    return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
+
+
 def _problem(hint: Any, value: Any) -> str:
     """Say why `value` is not of the type `hint`."""
-    from pydantic import ConfigDict, TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     try:
-        config = ConfigDict(arbitrary_types_allowed=True)
-        TypeAdapter(hint, config=config).validate_python(value, strict=True)
+        _adapter(hint).validate_python(value, strict=True)
     except ValidationError as error:
         reasons = dict.fromkeys(one["msg"][:1].lower() + one["msg"][1:] for one in error.errors())
         return ", or ".join(reasons)

@@ -37,8 +37,10 @@ def multilabel(logits: Tensor, target: Tensor) -> dict[str, float]:
 
     guess = logits > 0
     occur = target.any(0)
-    precision = 0.0 if logits.isfinite().all() else torch.nan
-    if occur.any() and precision == 0.0:
+    precision = 0.0
+    if not logits.isfinite().all():
+        precision = torch.nan
+    elif occur.any():
         precision = average_precision_score(target[:, occur], logits[:, occur], average="macro")
     return {
         "sample_f1": multilabel_scores(logits, target).mean().item(),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
 
-from ..errors import FusionZooError
+from ..errors import FusionZooError, one_line
 
 PROJECT = "fusionzoo"
 
@@ -38,8 +38,7 @@ def open_board(name: str, folder: Path, step: int) -> Board | None:
     except ImportError as error:
         raise FusionZooError(f"--log {name} needs pip install 'fusionzoo[{name}]'") from error
     except Exception as error:  # each board has its own, for a login that is missing, say
-        why = " ".join(str(error).split())
-        raise FusionZooError(f"--log {name}: {why}; --log none goes without") from error
+        raise FusionZooError(f"--log {name}: {one_line(error)}; --log none goes without") from error
 
 
 class TensorBoard:

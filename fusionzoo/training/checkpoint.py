@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
-from ..errors import FusionZooError
+from ..errors import FusionZooError, one_line
 from .distributed import World, from_main, gather
 from .sharding import load_optimizer, load_whole, whole_optimizer, whole_state
 
@@ -113,8 +113,7 @@ def restore(path: Path, stepper: Stepper) -> tuple[State, list[str]]:
         if contents["scaler"]:  # empty without fp16, which may begin here
             stepper.scaler.load_state_dict(contents["scaler"])
     except (LookupError, RuntimeError, ValueError, TypeError) as error:
-        why = " ".join(str(error).split())
-        raise FusionZooError(f"{path} belongs to another model: {why}") from error
+        raise FusionZooError(f"{path} belongs to another model: {one_line(error)}") from error
     state = State(**contents["state"])
     steps = gather(state.step, stepper.world)
     if len({*steps}) > 1:

@@ -108,8 +108,7 @@ class Tasks(nn.Module):
         if self.plain:
             return []
         parts = self._parts(labels.new_zeros(len(labels), sum(self.widths)), labels)
-        none = (task.target.name for task, _, own in parts if own.isnan().any(-1).all())
-        return [name for name in none if name]
+        return [task.target.name for task, _, own in parts if own.isnan().any(-1).all()]
 
     def _parts(self, logits: Tensor, target: Tensor) -> list[tuple[Task, Tensor, Tensor]]:
         slices = logits.split(self.widths, dim=-1), target.split(self.columns, dim=-1)

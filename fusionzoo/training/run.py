@@ -20,6 +20,7 @@ from .joint import Tasks, build_tasks
 from .objectives import Objective, UnimodalHeads, freeze_unused
 from .sharding import sharded, whole_state
 from .step import Stepper
+from .tasks import Nothing
 from .tracking import Tracker, environment
 
 ALONE = World()
@@ -102,7 +103,7 @@ def check_splits(tasks: Tasks, splits: Mapping[str, PairedDataset]) -> None:
     """Refuse, before training, a split that cannot be judged."""
     for name in ("val", "test"):
         part = splits[name]
-        if tasks.leading == "recall@1" and not any_pair(part.present):
+        if tasks.leading == Nothing.leading and not any_pair(part.present):
             raise FusionZooError(
                 f"no sample of the {name} split has two modalities, so retrieval cannot be judged"
             )

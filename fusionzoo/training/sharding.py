@@ -98,11 +98,8 @@ def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     kind = type(optimizer).__name__
     if state.get("kind", kind) != kind:
         raise ValueError(f"its optimiser is {state['kind']}, not {kind}")
-    settings = {"base_lr", *inspect.signature(type(optimizer)).parameters}
-    now = [
-        {k: x for k, x in one.items() if k in settings - {"params"}}
-        for one in optimizer.param_groups
-    ]
+    settings = {"base_lr", *inspect.signature(type(optimizer)).parameters} - {"params"}
+    now = [{k: group[k] for k in settings & group.keys()} for group in optimizer.param_groups]
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     every = {
         number: {

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from ..errors import one_line
 from .boards import Board, open_board
 from .checkpoint import State
 from .distributed import World
@@ -86,8 +87,8 @@ class Tracker:
         try:
             self.board.scalars(step, figures)
         except Exception as error:
-            why = " ".join(str(error).split())
-            self.say(f"warning: step {step} is in metrics.jsonl, and not on the board: {why}")
+            lost = f"step {step} is in metrics.jsonl, and not on the board"
+            self.say(f"warning: {lost}: {one_line(error)}")
 
     def log_epoch(
         self, state: State, train_loss: float, val: Mapping[str, Any], tasks: Tasks, rows: int
@@ -163,11 +164,10 @@ def whole_lines(path: Path) -> list[str]:
 
 def utilisation(val: Mapping[str, Any], leading: str, higher: bool) -> dict[str, float]:
     """Say what share of the fusion's figure each modality reaches alone; 1: as good."""
-    found = {}
+    found, fused = {}, val.get(leading)
     for name, own in val["unimodal"].items():
-        part, whole = (
-            (own.get(leading), val.get(leading)) if higher else (val.get(leading), own.get(leading))
-        )
+        pair = (own.get(leading), fused)
+        part, whole = pair if higher else pair[::-1]  # of an error, less is better
         if whole and part is not None:
             found[name] = part / whole
     return found
