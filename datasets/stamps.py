@@ -106,6 +106,7 @@ def stamps(
         pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()}),
         {"image": "image", "text": "text", "audio": "audio"},
         root=top,
+        allow_outside=True,  # the paths are our own search's; a user may keep the files as links
         source="stamps",
         on_error=on_error,
         encoders=ENCODERS,

@@ -20,12 +20,14 @@ def folders(
     on_error: OnError = "raise",
     modalities: str | Sequence[str] | None = None,
     missing: float = 0.0,
+    allow_outside: bool = False,
 ) -> PairedDataset:
     """One's own files in class folders: `root/[split/]class/id.png|jpg|txt|wav|flac|ogg|mp3`.
 
     Files that share folder and stem are one sample: `cat/7.jpg`, `cat/7.txt` and `cat/7.wav`.
     Without folders train, val and test the split follows from a hash of the id, in the given
-    `shares`. Hidden files and folders are left alone.
+    `shares`. Hidden files and folders are left alone. A link to a file outside of `root` is an
+    error unless `allow_outside`.
     """
     top = Path(root)
     if not root or not top.is_dir():
@@ -58,6 +60,12 @@ def folders(
     }
     table = pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
     dataset = PairedDataset(
-        table, {kind: kind for kind in found}, root=top, source=str(top), on_error=on_error
+        table,
+        {kind: kind for kind in found},
+        root=top,
+        source=str(top),
+        on_error=on_error,
+        paths=found,
+        allow_outside=allow_outside,
     )
     return tidy(dataset, modalities, missing)

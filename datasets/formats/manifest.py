@@ -10,9 +10,10 @@ import pyarrow as pa
 
 from ...errors import FusionZooError, did_you_mean
 from ...structures import KINDS
-from ..paired import DATASETS, SHARES, OnError, PairedDataset, split_by_hash, tidy
+from ..paired import DATASETS, SHARES, OnError, PairedDataset, split_by_hash, tidy, word_list
 
 READERS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 
 
 @DATASETS.register("manifest", family="own")
@@ -26,6 +27,8 @@ def manifest(
     modalities: str | Sequence[str] | None = None,
     missing: float = 0.0,
     targets: Mapping[str, str] | None = None,
+    paths: str | Sequence[str] = (),
+    allow_outside: bool = False,
 ) -> PairedDataset:
     """One's own data: a CSV, TSV, JSONL or Parquet file with a row per sample.
 
@@ -33,10 +36,11 @@ def manifest(
     `shares` of train, val, test), `target` (may be absent: then one can only embed), and one per
     modality. Those named image, text, audio, vector, sequence are found; others are named by
     `columns={"xray": "file_2"}` (also `id`, `split`, `target`) and `kinds={"xray": "image"}`. An
-    empty cell is a missing modality. Paths are relative to the manifest; text stands in its cell,
-    or in the .txt file that the cell names; vectors and sequences are lists (JSONL, Parquet) or
-    .npy files. `targets` names columns of labels and what they hold (`{"age": "regression"}`), for
-    `target` too; train.py sets it by its objective.
+    empty cell is a missing modality. Text stands in its cell, or, with `paths="text"`, in the file
+    that the cell names; vectors and sequences are lists (JSONL, Parquet) or .npy files. Paths are
+    relative to the manifest and may not leave its folder, links resolved, unless `allow_outside`.
+    `targets` names columns of labels and what they hold (`{"age": "regression"}`), for `target`
+    too; train.py sets it by its objective.
     """
     path = Path(root)
     table = read(path)
@@ -78,6 +82,8 @@ def manifest(
         source=str(path),
         on_error=on_error,
         targets=targets,
+        paths=word_list(paths),
+        allow_outside=allow_outside,
     )
     return tidy(dataset, modalities, missing)
 
@@ -164,7 +170,7 @@ def _references(column: Any) -> Any:
     """Keep text and lists; empty text is a missing value."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    if not pa.types.is_string(column.type) and not pa.types.is_large_string(column.type):
+    if not any(is_type(column.type) for is_type in TEXT_TYPES):
         return column
     return pa.array([value or None for value in column.to_pylist()], pa.string())
 
