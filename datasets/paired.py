@@ -6,6 +6,7 @@ import copy
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from ..targets import Target, sorted_words
 from .labels import read_labels
 from .media import decode
 from .paths import PathChecker
+from .summary import Provenance
 
 OnError = Literal["raise", "missing", "skip"]
 SPLITS = ("train", "val", "test")
@@ -60,6 +62,7 @@ class PairedDataset(Dataset[Sample | None]):
         targets: Mapping[str, str] | None = None,
         paths: Sequence[str] = (),
         allow_outside: bool = False,
+        provenance: Provenance | None = None,
     ) -> None:
         if on_error not in ("raise", "missing", "skip"):
             raise FusionZooError(f"on_error={on_error!r} is none of raise, missing, skip")
@@ -78,6 +81,7 @@ class PairedDataset(Dataset[Sample | None]):
         self.paths = frozenset(name for name, kind in modalities.items() if kind != "text")
         self.paths |= frozenset(paths)
         self.allow_outside = allow_outside or root is None
+        self.provenance = provenance or Provenance()
         self._encoders = {name: dict(own) for name, own in (encoders or {}).items()}
         self.rows = torch.arange(len(table))
         # Shared with the loader's workers, which note here what they could not read.
@@ -225,7 +229,17 @@ class PairedDataset(Dataset[Sample | None]):
                     f" It has: {', '.join(self.modalities)}"
                 )
         keep = {name: kind for name, kind in self.modalities.items() if name in names}
-        return self._with(self.table, keep)
+        view = self._with(self.table, keep)
+        before = self.provenance
+        view.provenance = replace(
+            before,
+            deselected=(
+                *before.deselected,
+                *(name for name in self.modalities if name not in keep),
+            ),
+            dropped=before.dropped + len(self) - len(view),
+        )
+        return view
 
     def only(self, modality: str) -> PairedDataset:
         """Return the same samples with one modality, those that lack it included."""
@@ -407,11 +421,40 @@ def split_by_hash(key: str, shares: Sequence[float] = SHARES, salt: str = "") ->
     >>> [split_by_hash(str(i)) for i in range(4)]
     ['train', 'train', 'val', 'train']
     """
-    digest = hashlib.sha256(f"{salt}{key}".encode()).digest()
-    place = int.from_bytes(digest[:8], "big") / 2**64 * sum(shares)
+    place = _place(f"{salt}{key}") * sum(shares)
     if place < shares[0]:
         return "train"
     return "val" if place < shares[0] + shares[1] else "test"
+
+
+def split_groups(
+    keys: Sequence[str], shares: Sequence[float] = SHARES
+) -> tuple[dict[str, str], list[str]]:
+    """Assign groups to splits by their hashes; also return those that were moved.
+
+    Few groups may leave a split empty: it takes the group whose hash is nearest to its range, from
+    a split that has several.
+
+    >>> split_groups(["p1", "p2", "p3", "p2"])[0]
+    {'p1': 'test', 'p2': 'train', 'p3': 'val'}
+    """
+    splits = {key: split_by_hash(key, shares) for key in keys}
+    moved = []
+    for number, split in enumerate(SPLITS):
+        counts = Counter(splits.values())
+        movable = [key for key in splits if counts[splits[key]] > 1]
+        if shares[number] and not counts[split] and movable:
+            middle = (sum(shares[:number]) + shares[number] / 2) / sum(shares)
+            distances = {key: abs(_place(key) - middle) for key in movable}
+            nearest = min(distances, key=distances.__getitem__)
+            splits[nearest] = split
+            moved.append(nearest)
+    return splits, moved
+
+
+def _place(key: str) -> float:
+    """Return the hash of a key as a number from 0 to 1."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
 
 
 def word_list(words: str | Sequence[str]) -> list[str]:

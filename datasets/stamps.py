@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from ..errors import FusionZooError
 from .paired import DATASETS, OnError, PairedDataset, split_by_hash, tidy
+from .summary import Provenance
 
 PACKAGE = "tuxpaint-stamps-default"
 INSIDE = Path("usr/share/tuxpaint/stamps")
@@ -110,6 +111,7 @@ def stamps(
         source="stamps",
         on_error=on_error,
         encoders=ENCODERS,
+        provenance=Provenance(split_rule="by a hash of the group", group_rule="near-duplicates"),
     )
     return tidy(dataset, modalities, missing)
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 from ...errors import FusionZooError
 from ..media import SUFFIXES
 from ..paired import DATASETS, SHARES, SPLITS, OnError, PairedDataset, split_by_hash, tidy
+from ..summary import Provenance
 
 
 @DATASETS.register("folders", family="own")
@@ -59,6 +60,7 @@ def folders(
         name: [row.get(name) for row in rows.values()] for name in ("id", "split", "target", *found)
     }
     table = pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
+    rule = "the folders" if given_splits else "by a hash of folder and stem"
     dataset = PairedDataset(
         table,
         {kind: kind for kind in found},
@@ -67,5 +69,6 @@ def folders(
         on_error=on_error,
         paths=found,
         allow_outside=allow_outside,
+        provenance=Provenance(split_rule=rule),
     )
     return tidy(dataset, modalities, missing)
