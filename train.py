@@ -70,6 +70,7 @@ def train(cfg: RunConfig, world: World) -> int:
     # ---- data: one table, three splits
     tracker = Tracker(world)
     dataset = run.open_dataset(cfg.data, targets_of(cfg))
+    run.show_data(dataset, tracker)
     splits = {name: dataset.split(name) for name in ("train", "val", "test")}
     cfg = replace(cfg, encoders=run.choose_encoders(dataset, cfg.encoders))
 

@@ -12,6 +12,7 @@ import torch
 from ..errors import FusionZooError
 from ..structures import Audio
 from .paired import DATASETS, OnError, PairedDataset, tidy
+from .summary import Provenance
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 ROWS, COLUMNS = (697.0, 770.0, 852.0, 941.0), (1209.0, 1336.0, 1477.0)  # Hz, of a telephone's keys
@@ -87,6 +88,7 @@ def digits(
         source="digits",
         on_error=on_error,
         encoders=ENCODERS,
+        provenance=Provenance(split_rule="fixed, stratified by class"),
     )
     return tidy(dataset.subset(range(samples)), modalities, missing)
 

@@ -11,6 +11,7 @@ import torch
 
 from ..errors import FusionZooError, did_you_mean
 from .paired import DATASETS, OnError, PairedDataset, tidy
+from .summary import Provenance
 
 TASKS = ("redundant", "unique", "xor", "and", "copy")
 
@@ -75,6 +76,7 @@ def interactions(
         source=f"interactions ({task})",
         on_error=on_error,
         encoders={name: {"name": "vector/mlp", "dim": 32, "hidden": 32} for name in names},
+        provenance=Provenance(split_rule="fixed"),
     )
     return tidy(dataset, modalities, missing)
 

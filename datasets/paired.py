@@ -6,6 +6,7 @@ import copy
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,8 @@ from ..structures import KINDS, Sample
 from ..targets import Target, sorted_words
 from .labels import read_labels
 from .media import decode
+from .paths import PathChecker
+from .summary import Provenance
 
 OnError = Literal["raise", "missing", "skip"]
 SPLITS = ("train", "val", "test")
@@ -38,6 +41,10 @@ class PairedDataset(Dataset[Sample | None]):
     of `fusionzoo.targets`. None: `target` holds the one class of every sample; an empty mapping:
     labels are not read.
 
+    Cells of other kinds than text are paths below `root`; of text they are the text itself, unless
+    `paths` names the modality. No path may leave `root`, links resolved, unless `allow_outside`;
+    without a `root` paths start from the working directory, and may lead anywhere.
+
     `on_error` says what to do with a file that cannot be decoded: `raise` its error, take it for
     `missing`, or `skip` the sample; `failures()` lists what was met, in workers too.
     """
@@ -53,15 +60,28 @@ class PairedDataset(Dataset[Sample | None]):
         on_error: OnError = "raise",
         encoders: Mapping[str, Mapping[str, Any]] | None = None,
         targets: Mapping[str, str] | None = None,
+        paths: Sequence[str] = (),
+        allow_outside: bool = False,
+        provenance: Provenance | None = None,
     ) -> None:
         if on_error not in ("raise", "missing", "skip"):
             raise FusionZooError(f"on_error={on_error!r} is none of raise, missing, skip")
         for name, kind in modalities.items():
             if kind not in KINDS:
                 raise FusionZooError(f"{name} is of kind {kind!r}; kinds are {', '.join(KINDS)}")
+        for name in paths:
+            if name not in modalities:
+                raise FusionZooError(
+                    f"{source} has no modality {name!r} for --data.paths."
+                    f"{did_you_mean(name, modalities)} It has: {', '.join(modalities)}"
+                )
         self.table, self.modalities = table.combine_chunks(), dict(modalities)
         self.memory, self.root, self.source = dict(memory or {}), root, source
         self.on_error = on_error
+        self.paths = frozenset(name for name, kind in modalities.items() if kind != "text")
+        self.paths |= frozenset(paths)
+        self.allow_outside = allow_outside or root is None
+        self.provenance = provenance or Provenance()
         self._encoders = {name: dict(own) for name, own in (encoders or {}).items()}
         self.rows = torch.arange(len(table))
         # Shared with the loader's workers, which note here what they could not read.
@@ -201,8 +221,7 @@ class PairedDataset(Dataset[Sample | None]):
 
     def select(self, modalities: str | Sequence[str]) -> PairedDataset:
         """Keep some modalities (`"image,text"` or a list); samples left with none are dropped."""
-        names = modalities.split(",") if isinstance(modalities, str) else list(modalities)
-        names = [name.strip() for name in names]
+        names = word_list(modalities)
         for name in names:
             if name not in self.modalities:
                 raise FusionZooError(
@@ -210,7 +229,17 @@ class PairedDataset(Dataset[Sample | None]):
                     f" It has: {', '.join(self.modalities)}"
                 )
         keep = {name: kind for name, kind in self.modalities.items() if name in names}
-        return self._with(self.table, keep)
+        view = self._with(self.table, keep)
+        before = self.provenance
+        view.provenance = replace(
+            before,
+            deselected=(
+                *before.deselected,
+                *(name for name in self.modalities if name not in keep),
+            ),
+            dropped=before.dropped + len(self) - len(view),
+        )
+        return view
 
     def only(self, modality: str) -> PairedDataset:
         """Return the same samples with one modality, those that lack it included."""
@@ -303,20 +332,12 @@ class PairedDataset(Dataset[Sample | None]):
             return None
         if name in self.memory:
             return self.memory[name][reference]
-        return self._path(self.modalities[name], reference)
+        is_path = name in self.paths and isinstance(reference, str)
+        return (self.root or Path()) / reference if is_path else reference
 
     def _value(self, name: str, kind: str, row: int) -> Any:
         reference = self.reference(name, row)
         return None if reference is None else decode(kind, reference)
-
-    def _path(self, kind: str, reference: Any) -> Any:
-        """Resolve a reference: text is itself unless it names a .txt file that exists."""
-        if not isinstance(reference, str):
-            return reference
-        if kind == "text":
-            path = (self.root or Path()) / reference if reference.endswith(".txt") else None
-            return path if path and path.is_file() else reference
-        return (self.root or Path()) / reference
 
     def _length(self, name: str, kind: str, row: int) -> float:
         value = self.reference(name, row)
@@ -352,24 +373,25 @@ class PairedDataset(Dataset[Sample | None]):
         if bare:
             where = f"row {bare[0] + 1}, sample {self._cell('id', bare[0])!r}"
             raise FusionZooError(f"{self.source}, {where}: every modality is empty")
-        if self.on_error == "raise":
-            self._check_files()
+        self._check_paths()
 
-    def _check_files(self) -> None:
-        for name, kind in self.modalities.items():
-            if (
-                name in self.memory
-                or kind == "text"
-                or not pa.types.is_string(self.table[name].type)
-            ):
+    def _check_paths(self) -> None:
+        """Refuse paths that leave the folder and, unless `on_error` forgives them, no files."""
+        must_exist = self.on_error == "raise"
+        if self.allow_outside and not must_exist:
+            return
+        checker = PathChecker(
+            self.root or Path(), allow_outside=self.allow_outside, must_exist=must_exist
+        )
+        for name in self.modalities:
+            is_text = pa.types.is_string(self.table[name].type)
+            if name in self.memory or name not in self.paths or not is_text:
                 continue
-            for row, reference in enumerate(self.table[name].to_pylist()):
-                if reference is not None and not self._path(kind, reference).is_file():
-                    raise FusionZooError(
-                        f"{self.source}, row {row + 1}, sample {self._cell('id', row)!r}: {name}"
-                        f" file {self._path(kind, reference)} does not exist"
-                        " (--data.on_error missing or skip goes on without it)"
-                    )
+            for row, cell in enumerate(self.table[name].to_pylist()):
+                problem = checker.problem(cell) if cell is not None else ""
+                if problem:
+                    where = f"{self.source}, row {row + 1}, sample {self._cell('id', row)!r}"
+                    raise FusionZooError(f"{where}: {name} {problem}")
 
     def _count(self, key: str) -> int:
         return self.table["id"].to_pylist().count(key)
@@ -399,11 +421,49 @@ def split_by_hash(key: str, shares: Sequence[float] = SHARES, salt: str = "") ->
     >>> [split_by_hash(str(i)) for i in range(4)]
     ['train', 'train', 'val', 'train']
     """
-    digest = hashlib.sha256(f"{salt}{key}".encode()).digest()
-    place = int.from_bytes(digest[:8], "big") / 2**64 * sum(shares)
+    place = _place(f"{salt}{key}") * sum(shares)
     if place < shares[0]:
         return "train"
     return "val" if place < shares[0] + shares[1] else "test"
+
+
+def split_groups(
+    keys: Sequence[str], shares: Sequence[float] = SHARES
+) -> tuple[dict[str, str], list[str]]:
+    """Assign groups to splits by their hashes; also return those that were moved.
+
+    Few groups may leave a split empty: it takes the group whose hash is nearest to its range, from
+    a split that has several.
+
+    >>> split_groups(["p1", "p2", "p3", "p2"])[0]
+    {'p1': 'test', 'p2': 'train', 'p3': 'val'}
+    """
+    splits = {key: split_by_hash(key, shares) for key in keys}
+    moved = []
+    for number, split in enumerate(SPLITS):
+        counts = Counter(splits.values())
+        movable = [key for key in splits if counts[splits[key]] > 1]
+        if shares[number] and not counts[split] and movable:
+            middle = (sum(shares[:number]) + shares[number] / 2) / sum(shares)
+            distances = {key: abs(_place(key) - middle) for key in movable}
+            nearest = min(distances, key=distances.__getitem__)
+            splits[nearest] = split
+            moved.append(nearest)
+    return splits, moved
+
+
+def _place(key: str) -> float:
+    """Return the hash of a key as a number from 0 to 1."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
+
+
+def word_list(words: str | Sequence[str]) -> list[str]:
+    """Return the words of `a, b`, or of a list.
+
+    >>> word_list("image, text")
+    ['image', 'text']
+    """
+    return [word.strip() for word in (words.split(",") if isinstance(words, str) else words)]
 
 
 DATASETS: Registry[PairedDataset] = Registry("data set", "fusionzoo data list")

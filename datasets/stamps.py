@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from ..errors import FusionZooError
 from .paired import DATASETS, OnError, PairedDataset, split_by_hash, tidy
+from .summary import Provenance
 
 PACKAGE = "tuxpaint-stamps-default"
 INSIDE = Path("usr/share/tuxpaint/stamps")
@@ -106,9 +107,11 @@ def stamps(
         pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()}),
         {"image": "image", "text": "text", "audio": "audio"},
         root=top,
+        allow_outside=True,  # the paths are our own search's; a user may keep the files as links
         source="stamps",
         on_error=on_error,
         encoders=ENCODERS,
+        provenance=Provenance(split_rule="by a hash of the group", group_rule="near-duplicates"),
     )
     return tidy(dataset, modalities, missing)
 

@@ -16,6 +16,7 @@ from PIL import Image
 
 from fusionzoo import create_dataset, list_datasets, list_encoders, list_fusions
 from fusionzoo.config import BenchmarkConfig, EmbedConfig, RunConfig, from_args
+from fusionzoo.datasets.summary import data_summary
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -101,6 +102,8 @@ def test_the_manifest_example_is_read(tmp_path: Path) -> None:
     wanted = [[True] * 3, [True, False, True], [False, True, False], [True] * 3]
     assert data.present.tolist() == wanted
     assert all(data[i] is not None for i in range(4))
+    shown = next(text for text in blocks("text") if text.startswith("data "))
+    assert data_summary(data)[1:] == shown.splitlines()[1:]
 
 
 def test_the_fusion_that_it_adds_keeps_the_contract() -> None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from ...errors import FusionZooError
 from ..media import SUFFIXES
 from ..paired import DATASETS, SHARES, SPLITS, OnError, PairedDataset, split_by_hash, tidy
+from ..summary import Provenance
 
 
 @DATASETS.register("folders", family="own")
@@ -20,12 +21,14 @@ def folders(
     on_error: OnError = "raise",
     modalities: str | Sequence[str] | None = None,
     missing: float = 0.0,
+    allow_outside: bool = False,
 ) -> PairedDataset:
     """One's own files in class folders: `root/[split/]class/id.png|jpg|txt|wav|flac|ogg|mp3`.
 
     Files that share folder and stem are one sample: `cat/7.jpg`, `cat/7.txt` and `cat/7.wav`.
     Without folders train, val and test the split follows from a hash of the id, in the given
-    `shares`. Hidden files and folders are left alone.
+    `shares`. Hidden files and folders are left alone. A link to a file outside of `root` is an
+    error unless `allow_outside`.
     """
     top = Path(root)
     if not root or not top.is_dir():
@@ -57,7 +60,15 @@ def folders(
         name: [row.get(name) for row in rows.values()] for name in ("id", "split", "target", *found)
     }
     table = pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
+    rule = "the folders" if given_splits else "by a hash of folder and stem"
     dataset = PairedDataset(
-        table, {kind: kind for kind in found}, root=top, source=str(top), on_error=on_error
+        table,
+        {kind: kind for kind in found},
+        root=top,
+        source=str(top),
+        on_error=on_error,
+        paths=found,
+        allow_outside=allow_outside,
+        provenance=Provenance(split_rule=rule),
     )
     return tidy(dataset, modalities, missing)

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...errors import FusionZooError
 from ..paired import PairedDataset
+from ..summary import Provenance
 
 
 def join(
@@ -29,8 +31,11 @@ def join(
     ids = [key for key in dict.fromkeys(k for own in rows.values() for k in own) if key in common]
     columns: dict[str, Any] = {"id": pa.array(ids)}
     labels = [target.name for one in sources.values() for target in one.scheme or ()]
-    for what in dict.fromkeys(("split", "target", *labels)):
+    grouped = ["group"] if any("group" in x.table.column_names for x in sources.values()) else []
+    for what in dict.fromkeys(("split", "target", *grouped, *labels)):
         columns[what] = pa.array([_agreed(what, key, sources, rows) for key in ids], pa.string())
+    if grouped:
+        columns["group"] = pc.coalesce(columns["group"], columns["id"])
     memory: dict[str, Any] = {}
     kinds, encoders = {}, {}
     for name, one in sources.items():
@@ -53,6 +58,21 @@ def join(
         on_error=next(iter(sources.values())).on_error,
         encoders=encoders,
         targets=_kinds(sources),
+        provenance=_provenance(sources),
+    )
+
+
+def _provenance(sources: Mapping[str, PairedDataset]) -> Provenance:
+    """Gather where the sources' samples came from."""
+    origins = {name: source.provenance for name, source in sources.items()}
+    unused = [f"{name}: {column}" for name, origin in origins.items() for column in origin.unused]
+    for name, source in sources.items():
+        inside = name if name in source.modalities else next(iter(source.modalities))
+        unused += [f"{name}: {other}" for other in source.modalities if other != inside]
+    split_rules = dict.fromkeys(o.split_rule for o in origins.values() if o.split_rule)
+    group_rules = dict.fromkeys(o.group_rule for o in origins.values() if o.group_rule)
+    return Provenance(
+        split_rule=", ".join(split_rules), group_rule=", ".join(group_rules), unused=tuple(unused)
     )
 
 

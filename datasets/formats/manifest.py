@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from ...errors import FusionZooError, did_you_mean
+from ...errors import FusionZooError
 from ...structures import KINDS
-from ..paired import DATASETS, SHARES, OnError, PairedDataset, split_by_hash, tidy
+from ..paired import (
+    DATASETS,
+    SHARES,
+    OnError,
+    PairedDataset,
+    split_by_hash,
+    split_groups,
+    tidy,
+    word_list,
+)
+from ..summary import Provenance
+from .columns import Columns
+
+ROLES = ("id", "split", "target", "group")
 
 READERS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 
 
 @DATASETS.register("manifest", family="own")
@@ -26,58 +42,53 @@ def manifest(
     modalities: str | Sequence[str] | None = None,
     missing: float = 0.0,
     targets: Mapping[str, str] | None = None,
+    paths: str | Sequence[str] = (),
+    allow_outside: bool = False,
+    group_column: str | None = None,
 ) -> PairedDataset:
     """One's own data: a CSV, TSV, JSONL or Parquet file with a row per sample.
 
     Columns: `id` (default: the row's number), `split` (default: by a hash of the id, in the
     `shares` of train, val, test), `target` (may be absent: then one can only embed), and one per
     modality. Those named image, text, audio, vector, sequence are found; others are named by
-    `columns={"xray": "file_2"}` (also `id`, `split`, `target`) and `kinds={"xray": "image"}`. An
-    empty cell is a missing modality. Paths are relative to the manifest; text stands in its cell,
-    or in the .txt file that the cell names; vectors and sequences are lists (JSONL, Parquet) or
-    .npy files. `targets` names columns of labels and what they hold (`{"age": "regression"}`), for
-    `target` too; train.py sets it by its objective.
+    `columns={"xray": "file_2"}` (also `id`, `split`, `target`) and `kinds={"xray": "image"}`.
+    Spaces around names and their case do not matter. Samples with one value in `group_column`
+    (default: a column `group`, if there is one) stay together in splits by hash and in folds; an
+    empty cell is a group of its own, and `group_column="id"` makes every sample one.
+
+    An empty cell is a missing modality. Text stands in its cell, or, with `paths="text"`, in the
+    file that the cell names; vectors and sequences are lists (JSONL, Parquet) or .npy files. Paths
+    are relative to the manifest and may not leave its folder, links resolved, unless
+    `allow_outside`.
+    `targets` names columns of labels and what they hold (`{"age": "regression"}`), for `target`
+    too; train.py sets it by its objective.
     """
     path = Path(root)
-    table = read(path)
-    columns = dict(columns or {})
-    for role, column in columns.items():
-        if column not in table.column_names:
-            _no_column(path, table, column, f"--data.columns.{role}")
-    for name in kinds or {}:
-        if columns.get(name, name) not in table.column_names:
-            _no_column(path, table, name, f"--data.kinds.{name}")
-    wanted = [name for name in columns if name not in ("id", "split", "target")]
-    found = [name for name in (*KINDS, *(kinds or {})) if name in table.column_names]
-    wanted += [name for name in found if name not in columns]
-    labels = _labels(path, table, targets or {}, columns)
-    taken = {*_roles(columns), *labels}
-    wanted = [name for name in wanted if columns.get(name, name) not in taken]
-    if not wanted:
-        _no_column(path, table, "image", "a modality (image, text, audio, vector, sequence)")
-    made = {"id": _strings(table, columns.get("id", "id"))}
-    if made["id"] is None:
-        made["id"] = pa.array([str(row) for row in range(len(table))])
-    made["split"] = _splits(path, table, columns.get("split", "split"), made["id"], shares)
-    made["target"] = _strings(table, columns.get("target", "target"))
-    if made["target"] is None:
-        made["target"] = pa.nulls(len(table), pa.string())
-    made |= labels
-    own = {name: (kinds or {}).get(name, name) for name in wanted}
-    for name, kind in own.items():
-        if kind not in KINDS:
-            raise FusionZooError(
-                f"{path}: what does column {name!r} hold?"
-                f" --data.kinds.{name} image (or {', '.join(KINDS[1:])})"
-            )
-        made[name] = _references(table[columns.get(name, name)])
+    roles = dict(columns or {})
+    if "group" in {*roles, *(kinds or {})}:
+        raise FusionZooError(
+            f"{path}: a group is no modality: --data.group_column names its column"
+        )
+    if group_column is not None:
+        roles["group"] = group_column
+    table = Columns(path, read(path), roles)
+    labels = _labels(table, targets or {})
+    names = _modalities(table, kinds or {}, labels)
+    made, provenance = _read_roles(table, shares, {table.place(name) for name in [*names, *labels]})
+    made |= {name: table.text(name) for name in labels}
+    made |= {name: _references(table.values(name)) for name in names}
+    if targets is not None and "target" not in targets and "target" in table:
+        table.used.discard(table.place("target"))
     dataset = PairedDataset(
         pa.table(made),
-        own,
+        names,
         root=path.parent,
         source=str(path),
         on_error=on_error,
         targets=targets,
+        paths=word_list(paths),
+        allow_outside=allow_outside,
+        provenance=replace(provenance, unused=table.unused()),
     )
     return tidy(dataset, modalities, missing)
 
@@ -115,62 +126,95 @@ def _read(path: Path) -> pa.Table:
     return pv.read_csv(path, parse_options=quoted, convert_options=convert)
 
 
-def _roles(columns: Mapping[str, str]) -> set[str]:
-    return {columns[role] for role in ("id", "split", "target") if role in columns}
+def _modalities(table: Columns, kinds: Mapping[str, str], labels: Sequence[str]) -> dict[str, str]:
+    """Return modality -> kind: those that the user names, then those of usual names."""
+    for role in table.roles:
+        table.require(role, f"--data.{'group_column' if role == 'group' else f'columns.{role}'}")
+    for name in kinds:
+        table.require(name, f"--data.kinds.{name}")
+    taken = {table.place(name) for name in [*(x for x in ROLES if x in table.roles), *labels]}
+    names = [name for name in table.roles if name not in ROLES]
+    for name in (*kinds, *KINDS):
+        if name in table and name not in names:
+            if name in KINDS and table.place(name) in {table.place(x) for x in names}:
+                continue  # the column of a usual name that the user calls otherwise
+            names.append(name)
+    order = [*table.roles, *KINDS, *kinds]
+    names = [name for name in sorted(names, key=order.index) if table.place(name) not in taken]
+    if not names:
+        table.require("image", "a modality (image, text, audio, vector, sequence)")
+    for name in names:
+        if kinds.get(name, name) not in KINDS:
+            raise FusionZooError(
+                f"{table.path}: what does column {name!r} hold?"
+                f" --data.kinds.{name} image (or {', '.join(KINDS[1:])})"
+            )
+    return {name: kinds.get(name, name) for name in names}
 
 
-def _labels(
-    path: Path, table: pa.Table, targets: Mapping[str, str], columns: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return the columns of labels besides `target`, as text."""
-    found = {}
+def _labels(table: Columns, targets: Mapping[str, str]) -> list[str]:
+    """Return the columns of labels besides `target`."""
     for name in targets:
-        if name in columns and name not in ("id", "split", "target"):
-            raise FusionZooError(f"{path}: {name!r} is a modality by --data.columns, and a target")
-        if columns.get(name, name) not in table.column_names:
-            _no_column(path, table, columns.get(name, name), f"--targets.{name}")
+        if name in table.roles and name not in ROLES:
+            raise FusionZooError(
+                f"{table.path}: {name!r} is a modality by --data.columns, and a target"
+            )
+        table.require(name, f"--targets.{name}")
         if name in ("id", "split"):
-            raise FusionZooError(f"{path}: {name!r} cannot be a target")
-        if name != "target":
-            found[name] = _strings(table, name)
-    return found
+            raise FusionZooError(f"{table.path}: {name!r} cannot be a target")
+    return [name for name in targets if name != "target"]
 
 
-def _strings(table: pa.Table, name: str) -> Any:
-    """Return a column as text, or None; a list of labels as `sun;beach`, an empty one as `;`."""
-    if name not in table.column_names:
-        return None
-    if pa.types.is_list(table[name].type) or pa.types.is_large_list(table[name].type):
-        cells = table[name].to_pylist()
-        joined = [None if x is None else ";".join(map(str, x)) or ";" for x in cells]
-        return pa.array(joined, pa.string())
-    return table[name].cast(pa.string())
+def _read_roles(
+    table: Columns, shares: Sequence[float], taken: set[int]
+) -> tuple[dict[str, Any], Provenance]:
+    """Return the columns id, split, target and group, and the rules behind splits and groups.
+
+    A column `group` that nobody named is used unless it is `taken` for something else.
+    """
+    rows = len(table.table)
+    numbered = pa.array([str(row) for row in range(rows)])
+    made = {"id": table.text("id") if "id" in table else numbered}
+    if "target" in table:
+        taken = taken | {table.place("target")}
+        made["target"] = table.text("target")
+    else:
+        made["target"] = pa.nulls(rows, pa.string())
+    split_rule = "by a hash of " + (repr(table.name("id")) if "id" in table else "the row")
+    group_rule = ""
+    keys = made["id"]
+    if "group" in table and ("group" in table.roles or table.place("group") not in taken):
+        groups = table.text("group")
+        alone = f", {groups.null_count:,} empty cells stand alone" if groups.null_count else ""
+        group_rule = f"column {table.name('group')!r}{alone}"
+        made["group"] = keys = pc.coalesce(groups, made["id"], pa.scalar(""))
+    if "split" in table:
+        made["split"], split_rule = _given_splits(table, made["id"])
+    elif "group" in made:
+        splits, moved = split_groups(keys.to_pylist(), shares)
+        made["split"] = pa.array([splits[key] for key in keys.to_pylist()])
+        places = "".join(f"; {key!r} moved to {splits[key]}, else empty" for key in moved)
+        split_rule = f"by a hash of {table.name('group')!r}{places}"
+    else:
+        made["split"] = pa.array([split_by_hash(key, shares) for key in keys.to_pylist()])
+    return made, Provenance(split_rule=split_rule, group_rule=group_rule)
 
 
-def _splits(path: Path, table: pa.Table, name: str, ids: Any, shares: Sequence[float]) -> Any:
-    given = _strings(table, name)
-    if given is None:
-        return pa.array([split_by_hash(key, shares) for key in ids.to_pylist()])
-    if given.null_count:
-        row = given.is_null().to_pylist().index(True)
+def _given_splits(table: Columns, ids: Any) -> tuple[Any, str]:
+    splits, name = table.text("split"), table.name("split")
+    if splits.null_count:
+        row = splits.is_null().to_pylist().index(True)
         raise FusionZooError(
-            f"{path}, row {row + 1}, sample {ids[row].as_py()!r}: {name} is empty; say train, val"
-            " or test, or leave the whole column out for a split by hash"
+            f"{table.path}, row {row + 1}, sample {ids[row].as_py()!r}: {name} is empty; say train,"
+            " val or test, or leave the whole column out for a split by hash"
         )
-    return given
+    return splits, f"column {name!r}"
 
 
 def _references(column: Any) -> Any:
     """Keep text and lists; empty text is a missing value."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    if not pa.types.is_string(column.type) and not pa.types.is_large_string(column.type):
+    if not any(is_type(column.type) for is_type in TEXT_TYPES):
         return column
     return pa.array([value or None for value in column.to_pylist()], pa.string())
-
-
-def _no_column(path: Path, table: pa.Table, name: str, what: str) -> None:
-    raise FusionZooError(
-        f"{path} has no column {name!r} for {what}.{did_you_mean(name, table.column_names)}"
-        f" Its columns: {', '.join(table.column_names)}"
-    )

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..config import RunConfig, Tree, merge, split_name
 from ..datasets import DATASETS, PairedDataset, create_dataset
+from ..datasets.summary import data_summary
 from ..errors import FusionZooError, did_you_mean
 from ..evaluation.retrieval import any_pair
 from ..model import create_model
@@ -36,6 +37,13 @@ def open_dataset(
     if "targets" in DATASETS[name].parameters:
         return create_dataset(name, **{**rest, "targets": targets})
     return create_dataset(name, **rest).with_targets(targets)
+
+
+def show_data(dataset: PairedDataset, tracker: Tracker) -> None:
+    """Print the data summary."""
+    if tracker.world.main:
+        for line in data_summary(dataset):
+            tracker.say(line)
 
 
 def choose_encoders(dataset: PairedDataset, chosen: dict[str, Tree]) -> dict[str, Tree]:

@@ -90,15 +90,6 @@ def test_columns_and_kinds_may_have_other_names(tmp_path: Path) -> None:
     assert data[0].values["xray"].shape == (3, 8, 8)
 
 
-def test_text_may_stand_in_files(tmp_path: Path) -> None:
-    (tmp_path / "note.txt").write_text("from a file")
-    (tmp_path / "x.csv").write_text(
-        "id,target,text\n1,a,note.txt\n2,a,just text\n3,b,nowhere.txt\n"
-    )
-    data = create_dataset("manifest", root=str(tmp_path / "x.csv"), shares=(1, 0, 0))
-    assert [data[i].values["text"] for i in range(3)] == ["from a file", "just text", "nowhere.txt"]
-
-
 def test_vectors_stand_in_json_and_parquet(tmp_path: Path) -> None:
     rows = [
         {"id": str(i), "split": "train", "target": "x", "vector": [i, 1.0, 2.0]} for i in range(3)

@@ -16,8 +16,12 @@ import pytest
 import torch
 
 import fusionzoo
+from fusionzoo import create_dataset
 from fusionzoo.scripts.embed import main as embed
 from fusionzoo.scripts.train import main as train
+from fusionzoo.training.distributed import World
+from fusionzoo.training.run import show_data
+from fusionzoo.training.tracking import Tracker
 
 ROOT = Path(__file__).parents[2]
 QUICK = ["--data.name", "interactions", "--data.samples", "300", "--log", "none"]
@@ -79,6 +83,27 @@ def test_a_run_leaves_what_the_design_promises(
     shown = capsys.readouterr().out
     for part in ("a alone", "fusion: gmu", "gain over", "embed.py --model", "Learning-rate groups"):
         assert part in shown
+
+
+def test_the_data_summary_is_printed_first_and_by_one_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        f"{n}, {split},{n % 2},word {n}, x" for n, split in enumerate(["train", "val", "test"] * 8)
+    ]
+    (tmp_path / "m.csv").write_text("\n".join(["id , Split,target, text, scanner", *rows]))
+    run = [*TEXT, "--data.root", str(tmp_path / "m.csv"), "--log", "none", "--train.epochs", "1"]
+    assert train([*run, "--out", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[:5] == [
+        f"data      {tmp_path / 'm.csv'}: 24 samples",
+        "splits    train 8, val 8, test 8 (column ' Split')",
+        "classes   2: 0 12, 1 12",
+        "have      text 24",
+        "unused    column ' scanner'",
+    ]
+    show_data(create_dataset("digits", samples=60), Tracker(World(rank=1, size=2)))
+    assert capsys.readouterr().out == ""
 
 
 def test_the_same_seed_gives_the_same_run_and_another_does_not(tmp_path: Path) -> None:

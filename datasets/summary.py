@@ -1,0 +1,118 @@
+"""The data summary: what a run reads, and what of its data nothing uses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow.compute as pc
+
+if TYPE_CHECKING:
+    from .paired import PairedDataset
+
+MOST_CLASSES = 12  # shown with their counts
+MOST_COLUMNS = 20  # unused ones that are named
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """How a data set came to its samples."""
+
+    split_rule: str = ""  # what the splits follow from
+    group_rule: str = ""  # what the groups follow from
+    unused: tuple[str, ...] = ()  # columns of the source that nothing uses
+    deselected: tuple[str, ...] = ()  # modalities that `select` left out
+    dropped: int = 0  # samples that have none of those it kept
+
+
+def data_summary(dataset: PairedDataset) -> list[str]:
+    """Return the lines of the data summary.
+
+    >>> from fusionzoo import create_dataset
+    >>> for line in data_summary(create_dataset("interactions", samples=100)): print(line)
+    data      interactions (xor): 100 samples
+    splits    train 60, val 20, test 20 (fixed)
+    classes   2: 0 55, 1 45
+    have      a 100, b 100
+    unused    no column
+    """
+    origin = dataset.provenance
+    rule = f" ({origin.split_rule})" if origin.split_rule else ""
+    present = dict(zip(dataset.modalities, dataset.present.sum(0).tolist(), strict=True))
+    lines = [("data", f"{dataset.source}: {_samples(len(dataset))}")]
+    lines += [("splits", _counts(dataset.splits) + rule)]
+    lines += [("groups", _groups(dataset))] if origin.group_rule else []
+    lines += [*_targets(dataset), ("have", _counts(present))]
+    if origin.deselected:
+        names, kept = ", ".join(origin.deselected), " or ".join(dataset.modalities)
+        lacking = f"; {_samples(origin.dropped)} without {kept}" if origin.dropped else ""
+        lines.append(("left out", f"{names} (--data.modalities){lacking}"))
+    lines.append(("unused", _unused(origin.unused)))
+    lines += [("hint", hint) for hint in _file_names(dataset)]
+    return [f"{title:<9} {text}" for title, text in lines]
+
+
+def _samples(number: int) -> str:
+    return f"{number:,} sample{'' if number == 1 else 's'}"
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
+
+
+def _groups(dataset: PairedDataset) -> str:
+    """Say how many groups there are, and how many of them the splits tear apart."""
+    splits_of: dict[str, set[str]] = {}
+    for group, split in zip(dataset.groups, dataset.split_names, strict=True):
+        splits_of.setdefault(group, set()).add(split)
+    torn = sum(len(splits) > 1 for splits in splits_of.values())
+    where = f"{torn:,} of them in more than one split" if torn else "each in one split"
+    return f"{len(splits_of):,}, {where} ({dataset.provenance.group_rule})"
+
+
+def _targets(dataset: PairedDataset) -> list[tuple[str, str]]:
+    """Say which classes there are, or how many samples have a label of each target."""
+    if dataset.scheme is None:
+        counts = Counter(str(label) for label in dataset.labels)
+        text = _classes({name: counts[name] for name in dataset.classes})
+        return [("classes", text or "none: there is no target column")]
+    lines, numbers, start = [], dataset.targets, 0
+    for target in dataset.scheme:
+        labelled = int((~numbers[:, start].isnan()).sum())
+        start += target.columns
+        kind = f"{target.kind}, {len(target.classes)} classes" if target.classes else target.kind
+        lines.append(("target", f"{target.name} ({kind}): {_samples(labelled)}"))
+    return lines or [("target", "none: no label is read")]
+
+
+def _classes(counts: dict[str, int]) -> str:
+    if len(counts) <= MOST_CLASSES:
+        return f"{len(counts)}: {_counts(counts)}" if counts else ""
+    ranked = sorted(counts, key=lambda name: -counts[name])
+    shown = _counts({name: counts[name] for name in ranked[: MOST_CLASSES - 2]})
+    rest = len(ranked) - MOST_CLASSES + 2
+    return f"{len(ranked)}: {shown}, and {rest} more down to {ranked[-1]} {counts[ranked[-1]]:,}"
+
+
+def _unused(columns: tuple[str, ...]) -> str:
+    if not columns:
+        return "no column"
+    more = f" and {len(columns) - MOST_COLUMNS} more" if len(columns) > MOST_COLUMNS else ""
+    noun = "column" if len(columns) == 1 else "columns"
+    return f"{noun} {', '.join(map(repr, columns[:MOST_COLUMNS]))}{more}"
+
+
+def _file_names(dataset: PairedDataset) -> list[str]:
+    """Say which text looks like the names of files that --data.paths would read."""
+    hints = []
+    for name, kind in dataset.modalities.items():
+        if kind != "text" or name in dataset.paths or name in dataset.memory:
+            continue
+        files = pc.sum(pc.ends_with(dataset.table[name], ".txt")).as_py() or 0
+        if files > dataset.table[name].is_valid().to_numpy().sum() / 2:
+            hints.append(
+                f"{files:,} cells of {name} end in .txt and are read as text:"
+                f" --data.paths {name} reads the files"
+            )
+    return hints

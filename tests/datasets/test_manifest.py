@@ -1,0 +1,246 @@
+"""A manifest's columns: found whatever their spaces and case, grouped, and none lost in silence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fusionzoo import PairedDataset, create_dataset
+from fusionzoo.datasets import split_by_hash
+from fusionzoo.datasets.paired import split_groups
+from fusionzoo.datasets.summary import data_summary
+from fusionzoo.errors import FusionZooError
+
+ROWS = [("a", "train", "x", "one"), ("b", "val", "x", "two"), ("c", "test", "x", "three")]
+
+
+def write(folder: Path, suffix: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    path = folder / f"m.{suffix}"
+    table = [dict(zip(header, row, strict=True)) for row in rows]
+    if suffix == "jsonl":
+        path.write_text("\n".join(map(json.dumps, table)))
+    elif suffix == "parquet":
+        pq.write_table(pa.Table.from_pylist(table), path)
+    else:
+        comma = "\t" if suffix == "tsv" else ","
+        path.write_text("\n".join(comma.join(map(str, row)) for row in [header, *rows]) + "\n")
+    return str(path)
+
+
+def opened(folder: Path, header: Sequence[str], rows: Sequence[Any] = ROWS, **more: Any) -> Any:
+    return create_dataset("manifest", root=write(folder, "jsonl", header, rows), **more)
+
+
+def summary(dataset: PairedDataset) -> dict[str, str]:
+    lines = data_summary(dataset)
+    assert all("\n" not in line for line in lines)
+    return {line[:10].strip(): line[10:] for line in lines}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
+@pytest.mark.parametrize(
+    "header", [("id ", " split", "target", " text"), ("ID", "Split", "TARGET", "Text ")]
+)
+def test_names_are_stripped_and_compared_without_case(
+    header: Sequence[str], suffix: str, tmp_path: Path
+) -> None:
+    data = create_dataset("manifest", root=write(tmp_path, suffix, header, ROWS))
+    assert data.ids == ["a", "b", "c"]
+    assert data.splits == {"train": 1, "val": 1, "test": 1}
+    assert data.classes == ["x"]
+    assert data.modalities == {"text": "text"}
+    assert summary(data)["unused"] == "no column"
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_spaces_around_ids_splits_targets_and_groups_do_not_count(
+    suffix: str, tmp_path: Path
+) -> None:
+    rows = [("a ", " train", "x", " one", "p"), ("b", "train ", " x", "two", " p")]
+    header = ("id", "split", "target", "text", "group")
+    data = create_dataset("manifest", root=write(tmp_path, suffix, header, rows))
+    assert (data.ids, data.splits, data.classes) == (["a", "b"], {"train": 2}, ["x"])
+    assert data.groups == ["p", "p"]
+    assert data[0].values["text"] == " one"  # text stays as it is
+
+
+def test_what_the_user_names_is_found_in_the_same_way(tmp_path: Path) -> None:
+    header = (" Key", "Part ", "LABEL", "My Note")
+    columns = {"id": "key", "split": "part", "target": "label", "words": "my note"}
+    data = opened(tmp_path, header, columns=columns, kinds={"words": "text"})
+    assert (data.ids, data.classes) == (["a", "b", "c"], ["x"])
+    assert data.modalities == {"words": "text"}
+    data = opened(
+        tmp_path,
+        ("id", "split", "Age", "text"),
+        [("a", "train", "3", "x")],
+        targets={"age": "regression"},
+    )
+    assert data.scheme[0].mean == 3
+
+
+@pytest.mark.parametrize(("first", "second"), [("Text", "text"), (" text", "text "), ("id", "ID")])
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_two_columns_of_one_name_are_an_error_that_names_both(
+    first: str, second: str, suffix: str, tmp_path: Path
+) -> None:
+    root = write(tmp_path, suffix, (first, second, "image"), [("a", "b", "c")])
+    with pytest.raises(FusionZooError) as caught:
+        create_dataset("manifest", root=root)
+    assert f"the columns {first!r} and {second!r} have one name" in str(caught.value)
+
+
+def test_the_same_column_twice_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "m.csv").write_text("id,text,text\na,b,c\n")
+    with pytest.raises(FusionZooError, match="the columns 'text' and 'text' have one name"):
+        create_dataset("manifest", root=str(tmp_path / "m.csv"))
+
+
+def test_a_column_that_has_a_name_of_its_own_is_no_second_modality(tmp_path: Path) -> None:
+    (tmp_path / "m.csv").write_text("id,text\na,b\n")
+    root = str(tmp_path / "m.csv")
+    data = create_dataset("manifest", root=root, columns={"note": "text"}, kinds={"note": "text"})
+    assert data.modalities == {"note": "text"}
+
+
+PATIENTS = [(f"s{row}", f"p{row % 6}", f"text {row}") for row in range(60)]
+
+
+@pytest.mark.parametrize(
+    ("column", "settings"),
+    [("group", {}), (" Group", {}), ("patient", {"group_column": "Patient"})],
+)
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_samples_of_one_group_stay_together(
+    column: str, settings: Any, suffix: str, tmp_path: Path
+) -> None:
+    root = write(tmp_path, suffix, ("id", column, "text"), PATIENTS)
+    data = create_dataset("manifest", root=root, **settings)
+    pairs = set(zip(data.groups, data.split_names, strict=True))
+    assert len(pairs) == 6
+    assert set(data.splits) == {"train", "val", "test"}
+    assert data.groups[:2] == ["p0", "p1"]  # and folds keep them together
+    said = summary(data)
+    assert said["splits"].endswith(f"(by a hash of {column!r})") or "moved to" in said["splits"]
+    assert said["groups"] == f"6, each in one split (column {column!r})"
+    assert said["unused"] == "no column"
+
+
+def test_a_group_goes_where_its_hash_says_whatever_else_there_is() -> None:
+    keys = [f"patient {number}" for number in range(300)]
+    splits, moved = split_groups(keys)
+    assert not moved
+    assert splits == {key: split_by_hash(key) for key in keys}
+
+
+@pytest.mark.parametrize("start", range(0, 200, 7))
+def test_few_groups_leave_no_split_empty(start: int) -> None:
+    keys = [f"p{number}" for number in range(start, start + 3)]
+    splits, moved = split_groups(keys)
+    assert set(splits.values()) == {"train", "val", "test"}
+    assert all(splits[key] == split_by_hash(key) for key in keys if key not in moved)
+    assert set(split_groups(keys, (1, 0, 0))[0].values()) == {"train"}
+    assert set(split_groups(keys[:1])[0].values()) <= {"train", "val", "test"}
+
+
+def test_a_sample_without_a_group_is_alone(tmp_path: Path) -> None:
+    rows = [("a", "p", "x"), ("b", None, "y"), ("c", None, "z")]
+    data = opened(tmp_path, ("id", "group", "text"), rows, shares=(1, 0, 0))
+    assert data.groups == ["p", "b", "c"]
+    assert "2 empty cells stand alone" in summary(data)["groups"]
+
+
+def test_the_ids_as_groups_leave_every_sample_alone(tmp_path: Path) -> None:
+    data = opened(tmp_path, ("id", "group", "text"), PATIENTS, group_column="id")
+    assert data.groups == data.ids
+    assert data.split_names == [split_by_hash(key) for key in data.ids]
+    assert summary(data)["unused"] == "column 'group'"
+
+
+def test_groups_that_the_own_splits_tear_apart_are_counted(tmp_path: Path) -> None:
+    rows = [("a", "p", "x", "train"), ("b", "p", "y", "test"), ("c", "q", "z", "test")]
+    data = opened(tmp_path, ("id", "group", "text", "split"), rows)
+    assert data.split_names == ["train", "test", "test"]
+    assert summary(data)["groups"] == "2, 1 of them in more than one split (column 'group')"
+
+
+def test_a_group_column_that_is_something_else_is_not_used_as_one(tmp_path: Path) -> None:
+    header, rows = ("id", "group", "text"), [("a", "x", "one"), ("b", "x", "two")]
+    data = opened(tmp_path, header, rows, columns={"target": "group"}, shares=(1, 0, 0))
+    assert (data.labels, data.groups) == (["x", "x"], ["a", "b"])
+    for settings in ({"columns": {"group": "id"}}, {"kinds": {"group": "text"}}):
+        with pytest.raises(FusionZooError, match=r"a group is no modality: --data\.group_column"):
+            opened(tmp_path, header, rows, **settings)
+    with pytest.raises(FusionZooError, match=r"no column 'patent' for --data\.group_column"):
+        opened(tmp_path, header, rows, group_column="patent")
+
+
+def test_a_join_keeps_groups_together(tmp_path: Path) -> None:
+    parts = {}
+    for name, header in (("left", ("id", "group", "text")), ("right", ("id", "more", "text"))):
+        (tmp_path / name).mkdir()
+        rows = [("a", "p", "x"), ("b", "p", "y")]
+        parts[name] = opened(tmp_path / name, header, rows, shares=(1, 0, 0))
+    data = PairedDataset.join(parts)
+    assert data.groups == ["p", "p"]
+    assert "right: more" in summary(data)["unused"]
+
+
+def test_every_column_that_nothing_uses_is_named(tmp_path: Path) -> None:
+    header = ("id", "split", "target", "text", "Note", "weight")
+    rows = [(*row, "n", 1.5) for row in ROWS]
+    data = opened(tmp_path, header, rows)
+    assert summary(data) == {
+        "data": f"{data.source}: 3 samples",
+        "splits": "train 1, val 1, test 1 (column 'split')",
+        "classes": "1: x 3",
+        "have": "text 3",
+        "unused": "columns 'Note', 'weight'",
+    }
+    labels = opened(tmp_path, header, rows, targets={"weight": "regression"})
+    assert summary(labels)["unused"] == "columns 'target', 'Note'"
+    assert summary(labels)["target"] == "weight (regression): 3 samples"
+    many = opened(
+        tmp_path, [*header[:4], *(f"c{n}" for n in range(30))], [(*r, *"x" * 30) for r in ROWS]
+    )
+    assert summary(many)["unused"].endswith("'c19' and 10 more")
+
+
+def test_the_summary_says_how_the_splits_came_about(tmp_path: Path) -> None:
+    rows = [(key, text) for key, _, _, text in ROWS]
+    assert "by a hash of 'id'" in summary(opened(tmp_path, ("id", "text"), rows))["splits"]
+    assert "by a hash of the row" in summary(opened(tmp_path, ("x", "text"), rows))["splits"]
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.txt").write_text("a cat")
+    folders = create_dataset("folders", root=str(tmp_path), shares=(1, 0, 0))
+    assert "by a hash of folder and stem" in summary(folders)["splits"]
+    assert "fixed" in summary(create_dataset("digits"))["splits"]
+
+
+def test_many_classes_are_shortened(tmp_path: Path) -> None:
+    rows = [(f"{n}-{m}", "train", f"k{n}", "x") for n in range(30) for m in range(n + 1)]
+    said = summary(opened(tmp_path, ("id", "split", "target", "text"), rows))["classes"]
+    assert said.startswith("30: k29 30, k28 29, ")
+    assert said.endswith("and 20 more down to k0 1")
+
+
+def test_modalities_and_samples_that_are_left_out_are_said(tmp_path: Path) -> None:
+    rows = [("a", "train", "one", [1.0]), ("b", "train", None, [2.0])]
+    data = opened(tmp_path, ("id", "split", "text", "vector"), rows, modalities="text")
+    assert summary(data)["left out"] == "vector (--data.modalities); 1 sample without text"
+    assert summary(data)["have"] == "text 1"
+    assert "left out" not in summary(opened(tmp_path, ("id", "split", "text", "vector"), rows))
+
+
+def test_text_that_looks_like_file_names_is_pointed_out(tmp_path: Path) -> None:
+    for number in range(2):
+        (tmp_path / f"{number}.txt").write_text("words")
+    header, rows = ("id", "text"), [("a", "0.txt"), ("b", "1.txt"), ("c", "words")]
+    assert "--data.paths text reads the files" in summary(opened(tmp_path, header, rows))["hint"]
+    assert "hint" not in summary(opened(tmp_path, header, rows[:2], paths="text"))
