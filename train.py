@@ -58,6 +58,7 @@ def train(cfg: RunConfig, world: World) -> int:
     import torch
 
     from fusionzoo.training import checkpoint, run, speed
+    from fusionzoo.training.deselected import drop_deselected
     from fusionzoo.training.distributed import seed_everything, wrap
     from fusionzoo.training.folder import claim_folder, store_config
     from fusionzoo.training.groups import param_groups
@@ -71,6 +72,9 @@ def train(cfg: RunConfig, world: World) -> int:
     tracker = Tracker(world)
     dataset = run.open_dataset(cfg.data, targets_of(cfg))
     run.show_data(dataset, tracker)
+    cfg, dropped = drop_deselected(cfg, dataset.provenance.deselected)
+    if dropped:
+        tracker.say(f"unused settings, left out by --data.modalities: {', '.join(dropped)}")
     splits = {name: dataset.split(name) for name in ("train", "val", "test")}
     cfg = replace(cfg, encoders=run.choose_encoders(dataset, cfg.encoders))
 

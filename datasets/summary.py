@@ -41,7 +41,10 @@ def data_summary(dataset: PairedDataset) -> list[str]:
     rule = f" ({origin.split_rule})" if origin.split_rule else ""
     present = dict(zip(dataset.modalities, dataset.present.sum(0).tolist(), strict=True))
     lines = [("data", f"{dataset.source}: {_samples(len(dataset))}")]
-    lines += [("splits", _counts(dataset.splits) + rule)]
+    found = dataset.splits
+    usual = [name for name in ("train", "val", "test") if name in found]
+    splits = {name: found[name] for name in [*usual, *found]}
+    lines += [("splits", _counts(splits) + rule)]
     lines += [("groups", _groups(dataset))] if origin.group_rule else []
     lines += [*_targets(dataset), ("have", _counts(present))]
     if origin.deselected:

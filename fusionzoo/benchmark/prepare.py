@@ -28,6 +28,7 @@ from ..fusion import create_fusion
 from ..model import FusionModel
 from ..structures import Batch
 from ..training import checkpoint
+from ..training.deselected import drop_deselected
 from ..training.distributed import World, pick_device, seed_everything
 from ..training.loop import num_workers
 from ..training.run import choose_encoders, open_dataset
@@ -83,12 +84,15 @@ def feature_cache() -> FeatureCache:
 def open_bench(cfg: BenchmarkConfig) -> tuple[Bench, PairedDataset]:
     """Open the data and deal it out; nothing is computed yet."""
     dataset = open_dataset(cfg.data)
+    cfg, dropped = drop_deselected(cfg, dataset.provenance.deselected)
     if not dataset.classes:
         raise FusionZooError(f"{dataset.source} has no target column, and a benchmark needs one")
     if len(dataset.modalities) < 2:
         raise FusionZooError(f"{dataset.source} has one modality: there is nothing to fuse")
     folds = make_folds(dataset, cfg.folds, cfg.seed)
     bench = Bench(cfg, dataset.modalities, dataset.classes, dataset.targets, dataset.present, folds)
+    if dropped:
+        bench.notes.append(f"Settings left out by --data.modalities: {', '.join(dropped)}.")
     return bench, dataset
 
 

@@ -18,7 +18,7 @@ from setup_benchmark import SMALL, small
 
 import fusionzoo
 from fusionzoo.benchmark import cells, prepare, protocol
-from fusionzoo.config import BenchmarkConfig
+from fusionzoo.config import BenchmarkConfig, from_tree
 from fusionzoo.errors import FusionZooError
 from fusionzoo.scripts.benchmark import benchmark, main
 
@@ -153,6 +153,19 @@ def manifest(folder: Path, rows: list[str]) -> dict[str, Any]:
         "root": str(path),
         "columns": {"more": "more"},
         "kinds": {"more": "text"},
+    }
+
+
+def test_a_recipe_may_know_more_modalities_than_are_compared() -> None:
+    data = {"name": "interactions", "samples": 100, "num_modalities": 3, "modalities": "a,b"}
+    encoders = {"a": {"dim": 24}, "c": {"name": "vector/mlp", "dim": 16}}
+    bench, dataset = prepare.open_bench(
+        from_tree(BenchmarkConfig, {"data": data, "encoders": encoders})
+    )
+    assert bench.notes == ["Settings left out by --data.modalities: --encoders.c."]
+    assert {name: one.dim for name, one in prepare.build_encoders(bench.cfg, dataset).items()} == {
+        "a": 24,
+        "b": 32,
     }
 
 

@@ -212,6 +212,13 @@ def test_every_column_that_nothing_uses_is_named(tmp_path: Path) -> None:
     assert summary(many)["unused"].endswith("'c19' and 10 more")
 
 
+def test_splits_are_listed_in_the_usual_order(tmp_path: Path) -> None:
+    splits = ("extra", "test", "val", "train")
+    rows = [(split, split, "x", "words") for split in splits]
+    said = summary(opened(tmp_path, ("id", "split", "target", "text"), rows))
+    assert said["splits"] == "train 1, val 1, test 1, extra 1 (column 'split')"
+
+
 def test_the_summary_says_how_the_splits_came_about(tmp_path: Path) -> None:
     rows = [(key, text) for key, _, _, text in ROWS]
     assert "by a hash of 'id'" in summary(opened(tmp_path, ("id", "text"), rows))["splits"]

@@ -17,6 +17,7 @@ import torch
 
 import fusionzoo
 from fusionzoo import create_dataset
+from fusionzoo.config import read_yaml
 from fusionzoo.scripts.embed import main as embed
 from fusionzoo.scripts.train import main as train
 from fusionzoo.training.distributed import World
@@ -104,6 +105,37 @@ def test_the_data_summary_is_printed_first_and_by_one_process(
     ]
     show_data(create_dataset("digits", samples=60), Tracker(World(rank=1, size=2)))
     assert capsys.readouterr().out == ""
+
+
+RECIPE = """
+data: {name: interactions, samples: 300, num_modalities: 3, task: redundant}
+log: none
+balance: modality_dropout
+balance_settings: {modality_dropout: {rate: {a: 0.1, c: 0.2}}}
+encoders: {c: {name: vector/mlp, dim: 16}, a: {name: vector/mlp, dim: 24}}
+optim:
+  modality_lr: {c: 1e-3, a: 2e-3}
+  unfreeze_at_epoch: {c: 1}
+train: {epochs: 1}
+"""
+
+
+def test_a_recipe_serves_fewer_modalities_than_it_knows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    run = ["--config", str(tmp_path / "r.yaml"), "--data.modalities", "a,b"]
+    assert train([*run, "--out", str(tmp_path / "a")]) == 0
+    said = next(x for x in capsys.readouterr().out.splitlines() if "unused settings" in x)
+    for key in ("encoders.c", "optim.modality_lr.c", "optim.unfreeze_at_epoch.c"):
+        assert f"--{key}" in said
+    assert "--balance_settings.modality_dropout.rate.c" in said
+    assert ".a" not in said
+    cfg = read_yaml(tmp_path / "a" / "config.yaml")
+    assert cfg["encoders"]["a"]["dim"] == 24
+    assert cfg["optim"]["modality_lr"] == {"a": 2e-3}
+    assert train([*run, "--out", str(tmp_path / "b"), "--encoders.d.name", "vector/mlp"]) == 2
+    assert "--encoders.d: the data has no modality 'd'" in capsys.readouterr().err
 
 
 def test_the_same_seed_gives_the_same_run_and_another_does_not(tmp_path: Path) -> None:
