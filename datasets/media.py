@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import FusionZooError
-from ..structures import Audio
+from .sound import decode_audio
 
 T = TypeVar("T")
 PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".svg"}
@@ -134,34 +134,6 @@ def _image_from_array(array: Tensor) -> Tensor:
     raise FusionZooError(
         f"an array of shape {tuple(array.shape)} is no picture: (H, W[, 3]), (3, H, W)"
     )
-
-
-def decode_audio(source: Any) -> Audio:
-    """Return a mono clip at its own rate, from a path, bytes, `Audio`, or `(samples, rate)`.
-
-    WAV, FLAC, OGG and MP3; channels are averaged.
-    """
-    import soundfile
-
-    if isinstance(source, tuple) and len(source) == 2:
-        samples = torch.as_tensor(source[0], dtype=torch.float32)
-        if samples.ndim != 1:
-            raise FusionZooError(f"a clip of shape {tuple(samples.shape)}; expected mono, (n,)")
-        return Audio(samples, int(source[1]))
-    if not isinstance(source, str | Path | bytes):
-        raise FusionZooError(
-            f"a {type(source).__name__} is no clip: a path, bytes or (samples, rate)"
-        )
-    path, data = _read(source)
-    try:
-        samples, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
-    except (soundfile.LibsndfileError, RuntimeError) as error:
-        raise FusionZooError(f"{path} is no clip that can be read: {error}") from error
-    if not len(samples):
-        raise FusionZooError(f"{path} holds no sound: 0 samples")
-    if not np.isfinite(samples).all():
-        raise FusionZooError(f"{path} holds samples that are no finite numbers")
-    return Audio(torch.from_numpy(samples.mean(1)), int(rate))
 
 
 def decode_text(source: Any) -> str:
