@@ -1,10 +1,11 @@
-"""Decode clips from files, bytes and arrays; channels are averaged."""
+"""Decode clips: of a long file only the window that is used is read, and channels are averaged."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,55 @@ from torch import Tensor
 from ..errors import FusionZooError, one_line
 from ..structures import Audio
 
+AT_ONCE = 480_000  # samples (10 s at 48 kHz) up to which reading all costs less than opening twice
+MOST_SAMPLES = 200_000_000  # of a whole clip in memory: 800 MB, 75 min at 44.1 kHz
 BLOCK = 1 << 16  # frames read at a time, so that only one channel is ever held whole
 # Recordings exceed full scale by a little (lossy codecs, resampling), never by 12 dB; integers
 # stored as floats do, and would be clipped at the rails in every sample.
 LOUDEST = 4.0
 
 
-def decode_audio(source: Any) -> Audio:
+@dataclass(frozen=True)
+class AudioFile:
+    """A mono clip that stays in its file; `read` decodes a part of it, `samples` all of it."""
+
+    source: Path | bytes
+    rate: int  # Hz
+    frames: int
+
+    def read(self, start: int, count: int) -> Tensor:
+        """Return samples `start` to `start + count`, float32 (count,); fewer at the end."""
+        count = min(count, self.frames - start)
+        with _opened(self.source) as file:
+            file.seek(start)
+            samples = _read_mono(file, count)
+        if len(samples) < count:
+            raise FusionZooError(
+                f"{_name(self.source)} is damaged: {self.frames} samples announced, and none can be"
+                f" read after {start + len(samples)}"
+            )
+        return torch.from_numpy(_checked(samples, _name(self.source)))
+
+    @property
+    def samples(self) -> Tensor:
+        """The whole clip, float32 (frames,)."""
+        if self.frames > MOST_SAMPLES:
+            raise FusionZooError(
+                f"{_name(self.source)} has {self.frames:,} samples, too many to hold at once"
+                f" (at most {MOST_SAMPLES:,}): cut it into shorter files"
+            )
+        return self.read(0, self.frames)
+
+
+def decode_audio(source: Any) -> Audio | AudioFile:
     """Return a mono clip at its own rate, from a path, bytes, `Audio`, or `(samples, rate)`.
 
-    WAV, FLAC, OGG and MP3; channels are averaged. Samples given as integers are scaled by the
+    WAV, FLAC, OGG and MP3; channels are averaged. A file of more than `AT_ONCE` samples stays
+    where it is, and what is used of it is read later. Samples given as integers are scaled by the
     full range of their type (uint8 and uint16: around its middle); floats are in [-1, 1].
     """
+    if isinstance(source, AudioFile):
+        return source
     if isinstance(source, tuple) and len(source) == 2:
         return _from_array(*source)
     if not isinstance(source, str | Path | bytes):
@@ -37,6 +75,10 @@ def decode_audio(source: Any) -> Audio:
     name = _name(source)
     with _opened(source) as file:
         rate, frames = file.samplerate, file.frames
+        if frames > AT_ONCE:
+            if frames > 2**48:  # what libsndfile says of a stream whose header leaves it open
+                raise FusionZooError(f"{name} does not say how long it is: store it as WAV or FLAC")
+            return AudioFile(source, rate, frames)
         samples = _read_mono(file, frames)
     if not len(samples):
         raise FusionZooError(f"{name} holds no sound: 0 samples")

@@ -6,7 +6,7 @@ Shapes: `B` batch, `M` modalities, `T` tokens, `D` width, `K` outputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +20,39 @@ class Audio(NamedTuple):
     samples: Tensor  # (n,) float32 in [-1, 1]
     rate: int  # Hz
 
+    @property
+    def frames(self) -> int:
+        """The number of samples."""
+        return len(self.samples)
+
+    def read(self, start: int, count: int) -> Tensor:
+        """Return samples `start` to `start + count`; fewer at the end."""
+        return self.samples[start : start + count]
+
+
+class Clip(Protocol):
+    """A mono clip, in memory (`Audio`) or in a file that is read in parts."""
+
+    @property
+    def rate(self) -> int:
+        """Samples per second."""
+
+    @property
+    def frames(self) -> int:
+        """The number of samples."""
+
+    @property
+    def samples(self) -> Tensor:
+        """All of it, float32 (frames,) in [-1, 1]."""
+
+    def read(self, start: int, count: int) -> Tensor:
+        """Return samples `start` to `start + count`; fewer at the end."""
+
 
 class Sample(NamedTuple):
     """One row of a paired data set, decoded.
 
-    A value is, by kind: image uint8 (3, H, W) RGB; text str; audio `Audio`;
+    A value is, by kind: image uint8 (3, H, W) RGB; text str; audio a `Clip`;
     vector float32 (D,); sequence float32 (T, D); None where the sample lacks the modality.
     """
 

@@ -196,6 +196,8 @@ def corrupt(value: Any, kind: str, name: str, severity: int, seed: int = 0) -> A
         )
     if severity not in SEVERITIES:
         raise FusionZooError(f"severity {severity}; it is 1 to 5")
+    if kind == "audio":
+        value = Audio(value.samples, value.rate)  # a file is read once, and whole
     return CORRUPTIONS[kind][name](value, severity, np.random.default_rng(seed))
 
 
