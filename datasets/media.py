@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import FusionZooError
+from .drawing import render
 from .sound import decode_audio
 
 T = TypeVar("T")
@@ -22,7 +23,6 @@ CLIPS = {".wav", ".flac", ".ogg", ".oga", ".mp3"}
 TEXTS = {".txt"}
 ARRAYS = {".npy"}
 SUFFIXES = {"image": PICTURES, "audio": CLIPS, "text": TEXTS, "vector": ARRAYS, "sequence": ARRAYS}
-SVG_SIDE = 512  # pixels of the longer side that a drawing is rendered at
 
 
 def decode(kind: str, value: Any) -> Any:
@@ -46,7 +46,7 @@ def decode_image(source: Any) -> Tensor:
         return _to_rgb(_open_picture(source, "the picture"))
     path, data = _read(source)
     if _is_svg(path, data):
-        data = _render(data, path)
+        data = render(data, path)
     return _decode_plain(data, path) if _is_plain(data) else _to_rgb(_open_picture(data, path))
 
 
@@ -88,20 +88,6 @@ def _open_picture(source: Any, path: str) -> Any:
 
 def _is_svg(path: str, data: bytes) -> bool:
     return path.lower().endswith(".svg") or data.lstrip()[:5] in (b"<svg ", b"<?xml")
-
-
-def _render(data: bytes, path: str) -> bytes:
-    """Draw an SVG: return a PNG."""
-    try:
-        import resvg_py
-    except ImportError:
-        raise FusionZooError(
-            f"{path}: drawings need an extra: pip install 'fusionzoo[svg]'"
-        ) from None
-    try:
-        return bytes(resvg_py.svg_to_bytes(svg_string=data.decode(), width=SVG_SIDE))
-    except Exception as error:
-        raise FusionZooError(f"{path} is no drawing that can be read: {error}") from error
 
 
 def _to_rgb(picture: Any) -> Tensor:
