@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import FusionZooError
+from ..errors import FusionZooError, one_line
 from .drawing import render
 from .sound import decode_audio
 
@@ -22,6 +22,7 @@ PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", "
 CLIPS = {".wav", ".flac", ".ogg", ".oga", ".mp3"}
 TEXTS = {".txt"}
 ARRAYS = {".npy"}
+MOST_PIXELS = 89_478_485  # 270 MB as RGB, where Pillow begins to warn too
 SUFFIXES = {"image": PICTURES, "audio": CLIPS, "text": TEXTS, "vector": ARRAYS, "sequence": ARRAYS}
 
 
@@ -43,11 +44,12 @@ def decode_image(source: Any) -> Tensor:
     if isinstance(source, np.ndarray | Tensor):
         return _image_from_array(torch.as_tensor(source))
     if not isinstance(source, str | Path | bytes):
-        return _to_rgb(_open_picture(source, "the picture"))
+        return _to_rgb(_load(_open(source, "the picture"), "the picture"))
     path, data = _read(source)
     if _is_svg(path, data):
         data = render(data, path)
-    return _decode_plain(data, path) if _is_plain(data) else _to_rgb(_open_picture(data, path))
+    picture = _open(data, path)  # reads the header, so that what is too large is not decoded
+    return _decode_plain(data, path) if _is_plain(data) else _to_rgb(_load(picture, path))
 
 
 def _is_plain(data: bytes) -> bool:
@@ -70,8 +72,9 @@ def _decode_plain(data: bytes, path: str) -> Tensor:
         raise FusionZooError(f"{path} is no picture that can be read: {error}") from error
 
 
-def _open_picture(source: Any, path: str) -> Any:
-    from PIL import Image, ImageOps
+def _open(source: Any, path: str) -> Any:
+    """Read a picture's header, and refuse more pixels than memory should be spent on."""
+    from PIL import Image
 
     if not isinstance(source, bytes | Image.Image):
         raise FusionZooError(
@@ -80,10 +83,30 @@ def _open_picture(source: Any, path: str) -> Any:
         )
     try:
         picture = Image.open(io.BytesIO(source)) if isinstance(source, bytes) else source
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise _too_large(path, one_line(error)) from error
+    except Exception as error:
+        raise FusionZooError(f"{path} is no picture that can be read: {one_line(error)}") from error
+    if picture.width * picture.height > MOST_PIXELS:
+        raise _too_large(path, f"{picture.width} x {picture.height} pixels")
+    return picture
+
+
+def _too_large(path: str, size: str) -> FusionZooError:
+    return FusionZooError(
+        f"{path} is too large to decode: {size}; at most {MOST_PIXELS:,} pixels: store it smaller"
+    )
+
+
+def _load(picture: Any, path: str) -> Any:
+    """Decode a picture, and turn it as the camera was held."""
+    from PIL import ImageOps
+
+    try:
         picture.load()
         return ImageOps.exif_transpose(picture)
     except Exception as error:
-        raise FusionZooError(f"{path} is no picture that can be read: {error}") from error
+        raise FusionZooError(f"{path} is no picture that can be read: {one_line(error)}") from error
 
 
 def _is_svg(path: str, data: bytes) -> bool:

@@ -34,7 +34,8 @@ class WaveProcessor(Processor):
     """Resample to `rate` and store as int16: a quarter of float64, an eighth of what a copy costs.
 
     A clip longer than `longest` seconds is cut: at random in training, else to its middle; what
-    is cut off is neither read from a long file nor resampled. With `step`, clips are rounded up to a multiple of it with silence, so that equal lengths meet.
+    is cut off is neither read from a long file nor resampled. With `step`, clips are rounded up to
+    a multiple of it with silence, so that equal lengths meet.
     """
 
     def __init__(self, rate: int, longest: float, step: float = 0.0) -> None:

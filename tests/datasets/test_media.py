@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +127,35 @@ def test_a_drawing_is_rendered_on_white(tmp_path: Path) -> None:
     assert image.shape == (3, 512, 512)
     assert image[:, 256, 100].tolist() == list(RED)
     assert image[:, 256, 400].tolist() == [255] * 3
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG that announces a size and holds nothing."""
+    chunk = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    whole = struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    empty = struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
+    return b"\x89PNG\r\n\x1a\n" + whole + empty
+
+
+@pytest.mark.filterwarnings("default::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize(("width", "height"), [(30_000, 30_000), (10_000, 9_000), (1, 2**31 - 1)])
+def test_a_picture_of_too_many_pixels_is_refused_by_its_header(
+    width: int, height: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decode_nothing(*_: object) -> None:
+        raise AssertionError("it was decoded")
+
+    monkeypatch.setattr("fusionzoo.datasets.media._decode_plain", decode_nothing)
+    path = tmp_path / "huge.png"
+    path.write_bytes(png_header(width, height))
+    size = rf"({width * height} pixels|{width} x {height} pixels)"
+    with pytest.raises(FusionZooError, match=rf"huge\.png is too large.*{size}.*89,478,485"):
+        decode_image(path)
+
+
+def test_a_large_picture_given_as_an_object_is_refused_before_it_is_loaded() -> None:
+    with pytest.raises(FusionZooError, match=r"the picture is too large.*10000 x 9000"):
+        decode_image(Image.new("1", (10_000, 9_000)))
 
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
