@@ -11,7 +11,7 @@ import torch
 
 from ..errors import FusionZooError
 from ..structures import Audio
-from .paired import DATASETS, OnError, PairedDataset, tidy
+from .paired import DATASETS, MAX_ERRORS, OnError, PairedDataset, tidy
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 ROWS, COLUMNS = (697.0, 770.0, 852.0, 941.0), (1209.0, 1336.0, 1477.0)  # Hz, of a telephone's keys
@@ -51,6 +51,7 @@ def digits(
     seed: int = 0,
     samples: int = 1797,
     on_error: OnError = "raise",
+    max_errors: float = MAX_ERRORS,
     modalities: str | Sequence[str] | None = None,
     missing: float = 0.0,
 ) -> PairedDataset:
@@ -86,6 +87,7 @@ def digits(
         memory=memory,
         source="digits",
         on_error=on_error,
+        max_errors=max_errors,
         encoders=ENCODERS,
     )
     return tidy(dataset.subset(range(samples)), modalities, missing)

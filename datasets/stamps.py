@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from ..errors import FusionZooError
-from .paired import DATASETS, OnError, PairedDataset, split_by_hash, tidy
+from .paired import DATASETS, MAX_ERRORS, OnError, PairedDataset, split_by_hash, tidy
 
 PACKAGE = "tuxpaint-stamps-default"
 INSIDE = Path("usr/share/tuxpaint/stamps")
@@ -58,6 +58,7 @@ def stamps(
     svg: bool = False,
     min_class_size: int = 12,
     on_error: OnError = "raise",
+    max_errors: float = MAX_ERRORS,
     modalities: str | Sequence[str] | None = None,
     missing: float = 0.0,
 ) -> PairedDataset:
@@ -108,6 +109,7 @@ def stamps(
         root=top,
         source="stamps",
         on_error=on_error,
+        max_errors=max_errors,
         encoders=ENCODERS,
     )
     return tidy(dataset, modalities, missing)

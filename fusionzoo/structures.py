@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from .errors import FusionZooError
+
 KINDS = ("image", "text", "audio", "vector", "sequence")
 
 
@@ -61,6 +63,16 @@ class Sample(NamedTuple):
     target: int | tuple[float, ...] | None  # a class, or the numbers of several targets
     values: Mapping[str, Any]
     seed: int = 0  # of this visit: what augmentation draws from, so that any worker draws the same
+    # By the data set's `on_error`: whether to go on without a modality that cannot be used.
+    goes_on: Callable[[str, FusionZooError], bool] | None = None
+
+    def without(self, modality: str, error: FusionZooError) -> Sample | None:
+        """Return the sample without a value that cannot be used; None where it is to be skipped."""
+        if self.goes_on is None:
+            raise FusionZooError(f"sample {self.id!r}, {modality}: {error}") from error
+        if not self.goes_on(modality, error):
+            return None
+        return self._replace(values={**self.values, modality: None})
 
 
 class Features(NamedTuple):

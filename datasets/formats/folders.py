@@ -9,7 +9,16 @@ import pyarrow as pa
 
 from ...errors import FusionZooError
 from ..media import SUFFIXES
-from ..paired import DATASETS, SHARES, SPLITS, OnError, PairedDataset, split_by_hash, tidy
+from ..paired import (
+    DATASETS,
+    MAX_ERRORS,
+    SHARES,
+    SPLITS,
+    OnError,
+    PairedDataset,
+    split_by_hash,
+    tidy,
+)
 
 
 @DATASETS.register("folders", family="own")
@@ -18,6 +27,7 @@ def folders(
     root: str = "",
     shares: Sequence[float] = SHARES,
     on_error: OnError = "raise",
+    max_errors: float = MAX_ERRORS,
     modalities: str | Sequence[str] | None = None,
     missing: float = 0.0,
 ) -> PairedDataset:
@@ -58,6 +68,11 @@ def folders(
     }
     table = pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
     dataset = PairedDataset(
-        table, {kind: kind for kind in found}, root=top, source=str(top), on_error=on_error
+        table,
+        {kind: kind for kind in found},
+        root=top,
+        source=str(top),
+        on_error=on_error,
+        max_errors=max_errors,
     )
     return tidy(dataset, modalities, missing)

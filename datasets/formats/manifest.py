@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ...errors import FusionZooError, did_you_mean
 from ...structures import KINDS
-from ..paired import DATASETS, SHARES, OnError, PairedDataset, split_by_hash, tidy
+from ..paired import DATASETS, MAX_ERRORS, SHARES, OnError, PairedDataset, split_by_hash, tidy
 
 READERS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 
@@ -23,6 +23,7 @@ def manifest(
     kinds: Mapping[str, str] | None = None,
     shares: Sequence[float] = SHARES,
     on_error: OnError = "raise",
+    max_errors: float = MAX_ERRORS,
     modalities: str | Sequence[str] | None = None,
     missing: float = 0.0,
     targets: Mapping[str, str] | None = None,
@@ -77,6 +78,7 @@ def manifest(
         root=path.parent,
         source=str(path),
         on_error=on_error,
+        max_errors=max_errors,
         targets=targets,
     )
     return tidy(dataset, modalities, missing)

@@ -214,5 +214,10 @@ class Corrupted(PairedDataset):
         if sample is None or sample.values[modality] is None:
             return sample
         seed = crc32(f"{sample.id}/{name}/{severity}".encode())
-        value = corrupt(sample.values[modality], self.modalities[modality], name, severity, seed)
+        try:
+            value = corrupt(
+                sample.values[modality], self.modalities[modality], name, severity, seed
+            )
+        except FusionZooError as error:  # a long clip is only now read
+            return sample.without(modality, error)
         return sample._replace(values={**sample.values, modality: value})
