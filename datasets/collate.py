@@ -10,12 +10,15 @@ import torch
 from ..errors import FusionZooError
 from ..structures import Batch, Sample
 
+Item = dict[str, torch.Tensor]
+
 
 class Collate:
     """Prepare each modality with its processor and align the rows; runs in the loader's workers.
 
     A sample that lacks a modality gets the processor's blank item, and `present` says so. A sample
-    that the data set skips (`on_error="skip"`) leaves no row. `processors` are the encoders'.
+    that the data set skips (`on_error="skip"`) leaves no row; what a processor refuses is treated
+    like what cannot be decoded. `processors` are the encoders'.
     `columns` is how many numbers a target is; None: it is a class.
     """
 
@@ -24,8 +27,10 @@ class Collate:
         self.blanks = {name: processor.blank() for name, processor in self.processors.items()}
 
     def __call__(self, samples: Sequence[Sample | None]) -> Batch:
-        rows = [sample for sample in samples if sample is not None]
-        items = {name: [self._item(name, one) for one in rows] for name in self.processors}
+        prepared = [self._prepare(sample) for sample in samples if sample is not None]
+        kept = [pair for pair in prepared if pair is not None]
+        rows = [sample for sample, _ in kept]
+        items = {name: [own[name] for _, own in kept] for name in self.processors}
         inputs = {
             # An empty list still has to say what shape nothing has.
             name: self.processors[name].collate(own or [self.blanks[name]])
@@ -47,13 +52,23 @@ class Collate:
         width = len(given[0]) if given else self.columns
         return torch.tensor(given, dtype=torch.float32).reshape(len(given), width or 0)
 
-    def _item(self, name: str, sample: Sample) -> dict[str, torch.Tensor]:
+    def _prepare(self, sample: Sample) -> tuple[Sample, dict[str, Item]] | None:
+        """Return a sample and its items, without what a processor refuses; None: skipped."""
+        items = {}
+        for name in self.processors:
+            try:
+                items[name] = self._item(name, sample)
+            except FusionZooError as error:
+                remaining = sample.without(name, error)
+                if remaining is None:
+                    return None
+                sample, items[name] = remaining, self.blanks[name]
+        return sample, items
+
+    def _item(self, name: str, sample: Sample) -> Item:
         value = sample.values.get(name)
         if value is None:
             return self.blanks[name]
         generator = torch.Generator().manual_seed(sample.seed) if sample.seed else None
-        prepare: Callable[..., dict[str, torch.Tensor]] = self.processors[name]
-        try:
-            return prepare(value, generator)
-        except FusionZooError as error:
-            raise FusionZooError(f"sample {sample.id!r}, {name}: {error}") from error
+        prepare: Callable[..., Item] = self.processors[name]
+        return prepare(value, generator)

@@ -11,7 +11,7 @@ import torch
 
 from ..errors import FusionZooError
 from ..structures import Audio
-from .paired import DATASETS, OnError, PairedDataset, tidy
+from .paired import DATASETS, MAX_ERRORS, OnError, PairedDataset, tidy
 from .summary import Provenance
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -52,6 +52,7 @@ def digits(
     seed: int = 0,
     samples: int = 1797,
     on_error: OnError = "raise",
+    max_errors: float = MAX_ERRORS,
     modalities: str | Sequence[str] | None = None,
     missing: float = 0.0,
 ) -> PairedDataset:
@@ -87,6 +88,7 @@ def digits(
         memory=memory,
         source="digits",
         on_error=on_error,
+        max_errors=max_errors,
         encoders=ENCODERS,
         provenance=Provenance(split_rule="fixed, stratified by class"),
     )

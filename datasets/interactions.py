@@ -10,7 +10,7 @@ import pyarrow as pa
 import torch
 
 from ..errors import FusionZooError, did_you_mean
-from .paired import DATASETS, OnError, PairedDataset, tidy
+from .paired import DATASETS, MAX_ERRORS, OnError, PairedDataset, tidy
 from .summary import Provenance
 
 TASKS = ("redundant", "unique", "xor", "and", "copy")
@@ -27,6 +27,7 @@ def interactions(
     flip: float = 0.0,
     seed: int = 0,
     on_error: OnError = "raise",
+    max_errors: float = MAX_ERRORS,
     modalities: str | Sequence[str] | None = None,
     missing: float = 0.0,
 ) -> PairedDataset:
@@ -75,6 +76,7 @@ def interactions(
         memory=memory,
         source=f"interactions ({task})",
         on_error=on_error,
+        max_errors=max_errors,
         encoders={name: {"name": "vector/mlp", "dim": 32, "hidden": 32} for name in names},
         provenance=Provenance(split_rule="fixed"),
     )

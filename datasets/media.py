@@ -13,16 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import FusionZooError
-from ..structures import Audio
+from ..errors import FusionZooError, one_line
+from .drawing import render
+from .sound import decode_audio
 
 T = TypeVar("T")
 PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".svg"}
 CLIPS = {".wav", ".flac", ".ogg", ".oga", ".mp3"}
 TEXTS = {".txt"}
 ARRAYS = {".npy"}
+MOST_PIXELS = 89_478_485  # 270 MB as RGB, where Pillow begins to warn too
 SUFFIXES = {"image": PICTURES, "audio": CLIPS, "text": TEXTS, "vector": ARRAYS, "sequence": ARRAYS}
-SVG_SIDE = 512  # pixels of the longer side that a drawing is rendered at
 
 
 def decode(kind: str, value: Any) -> Any:
@@ -43,11 +44,12 @@ def decode_image(source: Any) -> Tensor:
     if isinstance(source, np.ndarray | Tensor):
         return _image_from_array(torch.as_tensor(source))
     if not isinstance(source, str | Path | bytes):
-        return _to_rgb(_open_picture(source, "the picture"))
+        return _to_rgb(_load(_open(source, "the picture"), "the picture"))
     path, data = _read(source)
     if _is_svg(path, data):
-        data = _render(data, path)
-    return _decode_plain(data, path) if _is_plain(data) else _to_rgb(_open_picture(data, path))
+        data = render(data, path)
+    picture = _open(data, path)  # reads the header, so that what is too large is not decoded
+    return _decode_plain(data, path) if _is_plain(data) else _to_rgb(_load(picture, path))
 
 
 def _is_plain(data: bytes) -> bool:
@@ -70,8 +72,9 @@ def _decode_plain(data: bytes, path: str) -> Tensor:
         raise FusionZooError(f"{path} is no picture that can be read: {error}") from error
 
 
-def _open_picture(source: Any, path: str) -> Any:
-    from PIL import Image, ImageOps
+def _open(source: Any, path: str) -> Any:
+    """Read a picture's header, and refuse more pixels than memory should be spent on."""
+    from PIL import Image
 
     if not isinstance(source, bytes | Image.Image):
         raise FusionZooError(
@@ -80,28 +83,34 @@ def _open_picture(source: Any, path: str) -> Any:
         )
     try:
         picture = Image.open(io.BytesIO(source)) if isinstance(source, bytes) else source
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise _too_large(path, one_line(error)) from error
+    except Exception as error:
+        raise FusionZooError(f"{path} is no picture that can be read: {one_line(error)}") from error
+    if picture.width * picture.height > MOST_PIXELS:
+        raise _too_large(path, f"{picture.width} x {picture.height} pixels")
+    return picture
+
+
+def _too_large(path: str, size: str) -> FusionZooError:
+    return FusionZooError(
+        f"{path} is too large to decode: {size}; at most {MOST_PIXELS:,} pixels: store it smaller"
+    )
+
+
+def _load(picture: Any, path: str) -> Any:
+    """Decode a picture, and turn it as the camera was held."""
+    from PIL import ImageOps
+
+    try:
         picture.load()
         return ImageOps.exif_transpose(picture)
     except Exception as error:
-        raise FusionZooError(f"{path} is no picture that can be read: {error}") from error
+        raise FusionZooError(f"{path} is no picture that can be read: {one_line(error)}") from error
 
 
 def _is_svg(path: str, data: bytes) -> bool:
     return path.lower().endswith(".svg") or data.lstrip()[:5] in (b"<svg ", b"<?xml")
-
-
-def _render(data: bytes, path: str) -> bytes:
-    """Draw an SVG: return a PNG."""
-    try:
-        import resvg_py
-    except ImportError:
-        raise FusionZooError(
-            f"{path}: drawings need an extra: pip install 'fusionzoo[svg]'"
-        ) from None
-    try:
-        return bytes(resvg_py.svg_to_bytes(svg_string=data.decode(), width=SVG_SIDE))
-    except Exception as error:
-        raise FusionZooError(f"{path} is no drawing that can be read: {error}") from error
 
 
 def _to_rgb(picture: Any) -> Tensor:
@@ -134,34 +143,6 @@ def _image_from_array(array: Tensor) -> Tensor:
     raise FusionZooError(
         f"an array of shape {tuple(array.shape)} is no picture: (H, W[, 3]), (3, H, W)"
     )
-
-
-def decode_audio(source: Any) -> Audio:
-    """Return a mono clip at its own rate, from a path, bytes, `Audio`, or `(samples, rate)`.
-
-    WAV, FLAC, OGG and MP3; channels are averaged.
-    """
-    import soundfile
-
-    if isinstance(source, tuple) and len(source) == 2:
-        samples = torch.as_tensor(source[0], dtype=torch.float32)
-        if samples.ndim != 1:
-            raise FusionZooError(f"a clip of shape {tuple(samples.shape)}; expected mono, (n,)")
-        return Audio(samples, int(source[1]))
-    if not isinstance(source, str | Path | bytes):
-        raise FusionZooError(
-            f"a {type(source).__name__} is no clip: a path, bytes or (samples, rate)"
-        )
-    path, data = _read(source)
-    try:
-        samples, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
-    except (soundfile.LibsndfileError, RuntimeError) as error:
-        raise FusionZooError(f"{path} is no clip that can be read: {error}") from error
-    if not len(samples):
-        raise FusionZooError(f"{path} holds no sound: 0 samples")
-    if not np.isfinite(samples).all():
-        raise FusionZooError(f"{path} holds samples that are no finite numbers")
-    return Audio(torch.from_numpy(samples.mean(1)), int(rate))
 
 
 def decode_text(source: Any) -> str:

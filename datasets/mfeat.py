@@ -20,7 +20,7 @@ import pyarrow as pa
 import torch
 
 from ..errors import FusionZooError
-from .paired import DATASETS, OnError, PairedDataset, tidy
+from .paired import DATASETS, MAX_ERRORS, OnError, PairedDataset, tidy
 from .stamps import cache
 from .summary import Provenance
 
@@ -37,6 +37,7 @@ def mfeat(
     test: float = 0.2,
     val: float = 0.1,
     on_error: OnError = "raise",
+    max_errors: float = MAX_ERRORS,
     modalities: str | Sequence[str] | None = None,
     missing: float = 0.0,
 ) -> PairedDataset:
@@ -77,6 +78,7 @@ def mfeat(
         memory=memory,
         source="mfeat",
         on_error=on_error,
+        max_errors=max_errors,
         encoders={name: {"name": "vector/mlp", "dim": 64, "hidden": 128} for name in memory},
         provenance=Provenance(split_rule=f"split_seed {split_seed}, stratified by class"),
     )

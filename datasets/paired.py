@@ -7,6 +7,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,12 +21,14 @@ from ..errors import FusionZooError, did_you_mean
 from ..registry import Registry
 from ..structures import KINDS, Sample
 from ..targets import Target, sorted_words
+from .failures import Failures
 from .labels import read_labels
 from .media import decode
 from .paths import PathChecker
 from .summary import Provenance
 
 OnError = Literal["raise", "missing", "skip"]
+MAX_ERRORS = 0.05  # share of a modality's values
 SPLITS = ("train", "val", "test")
 SHARES = (0.70, 0.15, 0.15)  # of a data set that comes without a split column
 
@@ -46,7 +49,9 @@ class PairedDataset(Dataset[Sample | None]):
     without a `root` paths start from the working directory, and may lead anywhere.
 
     `on_error` says what to do with a file that cannot be decoded: `raise` its error, take it for
-    `missing`, or `skip` the sample; `failures()` lists what was met, in workers too.
+    `missing`, or `skip` the sample; so too with a value that an encoder's processor refuses.
+    `failures()` lists what was met, in workers too. Where more than a share `max_errors` of a
+    modality's values cannot be used, one error says so (see `Failures.too_many`); 1 never does.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class PairedDataset(Dataset[Sample | None]):
         root: Path | None = None,
         source: str = "the data set",
         on_error: OnError = "raise",
+        max_errors: float = MAX_ERRORS,
         encoders: Mapping[str, Mapping[str, Any]] | None = None,
         targets: Mapping[str, str] | None = None,
         paths: Sequence[str] = (),
@@ -66,6 +72,8 @@ class PairedDataset(Dataset[Sample | None]):
     ) -> None:
         if on_error not in ("raise", "missing", "skip"):
             raise FusionZooError(f"on_error={on_error!r} is none of raise, missing, skip")
+        if not 0 <= max_errors <= 1:
+            raise FusionZooError(f"max_errors={max_errors}; it is a share, from 0 to 1")
         for name, kind in modalities.items():
             if kind not in KINDS:
                 raise FusionZooError(f"{name} is of kind {kind!r}; kinds are {', '.join(KINDS)}")
@@ -77,15 +85,14 @@ class PairedDataset(Dataset[Sample | None]):
                 )
         self.table, self.modalities = table.combine_chunks(), dict(modalities)
         self.memory, self.root, self.source = dict(memory or {}), root, source
-        self.on_error = on_error
         self.paths = frozenset(name for name, kind in modalities.items() if kind != "text")
         self.paths |= frozenset(paths)
         self.allow_outside = allow_outside or root is None
         self.provenance = provenance or Provenance()
+        self.on_error, self.max_errors = on_error, max_errors
         self._encoders = {name: dict(own) for name, own in (encoders or {}).items()}
         self.rows = torch.arange(len(table))
-        # Shared with the loader's workers, which note here what they could not read.
-        self.failed = torch.zeros(len(table), len(modalities), dtype=torch.uint8).share_memory_()
+        self.failed = Failures(len(table), len(modalities))
         self._check_rows()
         self.scheme: tuple[Target, ...] | None = None  # what columns of labels hold
         self.numbers = torch.zeros(len(table), 0)  # their labels, (N, W)
@@ -107,16 +114,14 @@ class PairedDataset(Dataset[Sample | None]):
             try:
                 values[name] = self._value(name, kind, row)
             except FusionZooError as error:
-                if self.on_error == "raise":
-                    where = f"{self.source}, sample {self._cell('id', row)!r}, {name}"
-                    raise FusionZooError(f"{where}: {error}") from error
-                self.failed[row, column] = 1
-                if self.on_error == "skip":
+                if not self._goes_on(row, name, error):
                     return None
                 values[name] = None
-        return Sample(
-            self._cell("id", row), self._cell("split", row), self._target(row), values, seed
-        )
+            else:
+                if values[name] is not None:
+                    self.failed.note_tried(row, column)
+        about = self._cell("id", row), self._cell("split", row), self._target(row)
+        return Sample(*about, values, seed, partial(self._goes_on, row))
 
     @property
     def ids(self) -> list[str]:
@@ -195,10 +200,9 @@ class PairedDataset(Dataset[Sample | None]):
         return [self.reference(modality, row) for row in self.rows.tolist()]
 
     def failures(self) -> list[tuple[str, str]]:
-        """Return (id, modality) of every value that could not be decoded so far."""
+        """Return (id, modality) of every value that could not be used so far."""
         names = list(self.modalities)
-        found = self.failed.nonzero().tolist()
-        return [(self._cell("id", row), names[column]) for row, column in found]
+        return [(self._cell("id", row), names[column]) for row, column in self.failed.cells()]
 
     # ---- other views of it
 
@@ -247,7 +251,7 @@ class PairedDataset(Dataset[Sample | None]):
             self.select(modality)  # names what there is
         view = copy.copy(self)
         view.modalities = {modality: self.modalities[modality]}
-        view.failed = torch.zeros(len(self.table), 1, dtype=torch.uint8).share_memory_()
+        view.failed = Failures(len(self.table), 1)
         return view
 
     def drop(self, rate: float, seed: int = 0) -> PairedDataset:
@@ -295,6 +299,40 @@ class PairedDataset(Dataset[Sample | None]):
 
     # ---- inside
 
+    def _goes_on(self, row: int, name: str, error: FusionZooError) -> bool:
+        """Note a value that cannot be used; say whether its sample goes on without it."""
+        if self.on_error == "raise":
+            where = f"{self.source}, sample {self._cell('id', row)!r}, {name}"
+            raise FusionZooError(f"{where}: {error}") from error
+        column = list(self.modalities).index(name)
+        self.failed.note_failed(row, column, str(error))
+        total = len(self.table) - self.table[name].null_count
+        if self.failed.too_many(column, self.max_errors, total):
+            raise self._too_many(name, column) from error
+        return self.on_error == "missing"
+
+    def _too_many(self, name: str, column: int) -> FusionZooError:
+        failed, tried = self.failed.counts(column)
+        rows = [row for row, other in self.failed.cells() if other == column][:5]
+        first = "; ".join(
+            f"{self._cell('id', row)!r} ({name}): {self._reason(row, name, column)}" for row in rows
+        )
+        return FusionZooError(
+            f"{self.source}: {failed} of {tried} values of {name} tried so far cannot be used, more"
+            f" than --data.max_errors {self.max_errors:g} allows. The first: {first}"
+        )
+
+    def _reason(self, row: int, name: str, column: int) -> str:
+        """Return why a value failed; one that another process met is decoded again."""
+        known = self.failed.reason(row, column)
+        if known is not None:
+            return known
+        try:
+            self._value(name, self.modalities[name], row)
+        except FusionZooError as error:
+            return str(error)
+        return "refused by its encoder"
+
     def _read_labels(self, targets: Mapping[str, str]) -> None:
         found = read_labels(self.table, targets, self.source, list(self.modalities))
         self.classes, (self.scheme, self.numbers) = [], found
@@ -315,8 +353,7 @@ class PairedDataset(Dataset[Sample | None]):
         out.table = table.filter(pa.array(kept.numpy())).combine_chunks()
         out.numbers = self.numbers[kept]
         out.modalities, out.rows = dict(modalities), (kept.cumsum(0) - 1)[rows]
-        out.failed = torch.zeros(len(out.table), len(modalities), dtype=torch.uint8)
-        out.failed.share_memory_()
+        out.failed = Failures(len(out.table), len(modalities))
         return out
 
     def _cell(self, column: str, row: int) -> Any:

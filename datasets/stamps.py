@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from ..errors import FusionZooError
-from .paired import DATASETS, OnError, PairedDataset, split_by_hash, tidy
+from .paired import DATASETS, MAX_ERRORS, OnError, PairedDataset, split_by_hash, tidy
 from .summary import Provenance
 
 PACKAGE = "tuxpaint-stamps-default"
@@ -59,6 +59,7 @@ def stamps(
     svg: bool = False,
     min_class_size: int = 12,
     on_error: OnError = "raise",
+    max_errors: float = MAX_ERRORS,
     modalities: str | Sequence[str] | None = None,
     missing: float = 0.0,
 ) -> PairedDataset:
@@ -110,6 +111,7 @@ def stamps(
         allow_outside=True,  # the paths are our own search's; a user may keep the files as links
         source="stamps",
         on_error=on_error,
+        max_errors=max_errors,
         encoders=ENCODERS,
         provenance=Provenance(split_rule="by a hash of the group", group_rule="near-duplicates"),
     )

@@ -19,7 +19,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ..errors import FusionZooError, did_you_mean
-from ..structures import Audio, Features, masked_mean
+from ..structures import Audio, Clip, Features, masked_mean
 from .base import ENCODERS, Encoder, Item, Processor, run_by_length
 from .image import build_timm, channels_last, timm_tokens
 from .text import load_hf
@@ -33,22 +33,21 @@ PEAK = 32767
 class WaveProcessor(Processor):
     """Resample to `rate` and store as int16: a quarter of float64, an eighth of what a copy costs.
 
-    A clip longer than `longest` seconds is cut: at random in training, else to its middle. With
-    `step`, clips are rounded up to a multiple of it with silence, so that equal lengths meet.
+    A clip longer than `longest` seconds is cut: at random in training, else to its middle; what
+    is cut off is neither read from a long file nor resampled. With `step`, clips are rounded up to
+    a multiple of it with silence, so that equal lengths meet.
     """
 
     def __init__(self, rate: int, longest: float, step: float = 0.0) -> None:
         self.rate, self.longest, self.step = rate, longest, step
 
-    def __call__(self, value: Audio, generator: torch.Generator | None = None) -> Item:
-        wave = resample(value.samples, value.rate, self.rate)
+    def __call__(self, value: Clip, generator: torch.Generator | None = None) -> Item:
         room = round(self.longest * self.rate)
-        if len(wave) > room:
-            spare = len(wave) - room
-            start = spare // 2
-            if generator is not None:
-                start = int(torch.randint(spare + 1, (1,), generator=generator))
-            wave = wave[start : start + room]
+        spare = max(0, -(-value.frames * self.rate // value.rate) - room)
+        start = spare // 2
+        if spare and generator is not None:
+            start = int(torch.randint(spare + 1, (1,), generator=generator))
+        wave = read_at_rate(value, self.rate, start, room)
         if self.step:
             unit = round(self.step * self.rate)
             wave = F.pad(wave, (0, max(unit, -(-len(wave) // unit) * unit) - len(wave)))
@@ -71,11 +70,21 @@ def _resampler(before: int, after: int) -> Any:
     return Resample(before, after)
 
 
-def resample(wave: Tensor, before: int, after: int) -> Tensor:
-    """Change the rate of a wave (N,); the filter is kept for the next clip."""
-    if before == after or not len(wave):
-        return wave
-    return _resampler(before, after)(wave)
+def read_at_rate(clip: Clip, rate: int, start: int, count: int) -> Tensor:
+    """Return samples `start` to `start + count` that the clip has at `rate`; fewer at its end.
+
+    Equal to resampling the whole clip, yet only these samples and the filter's reach are read.
+    """
+    if clip.rate == rate or not clip.frames:
+        return clip.read(start, count)
+    resample = _resampler(clip.rate, rate)
+    # The filter turns each `before` samples into `after`, and reads `width` more on both sides.
+    before, after = clip.rate // resample.gcd, rate // resample.gcd
+    reach = -(-resample.width // before)
+    first = max(0, start // after - reach)
+    last = -(-(start + count) // after) + reach
+    wave: Tensor = resample(clip.read(first * before, (last - first) * before))
+    return wave[start - first * after :][:count]
 
 
 class LogMel(nn.Module):
@@ -315,7 +324,7 @@ class FeatureProcessor(Processor):
         # No extractor takes a clip that is shorter than its own window.
         self.extractor, self.wave = extractor, WaveProcessor(rate, longest, STEP)
 
-    def __call__(self, value: Audio, generator: torch.Generator | None = None) -> Item:
+    def __call__(self, value: Clip, generator: torch.Generator | None = None) -> Item:
         item = self.wave(value, generator)
         wave = (item["wave"] / PEAK).numpy()
         made = self.extractor(wave, sampling_rate=self.wave.rate, return_tensors="pt")

@@ -7,7 +7,15 @@ from collections.abc import Iterable
 
 
 class FusionZooError(ValueError):
-    """Something a user can mend: the message says what was found, what was expected, what to do."""
+    """Something a user can mend: the message says what was found, what was expected, what to do.
+
+    A loader's worker hands on the whole traceback as the message: of that the last one is kept.
+    """
+
+    def __init__(self, message: str) -> None:
+        if message.startswith("Caught FusionZooError in DataLoader worker"):
+            message = message.rpartition("FusionZooError: ")[2].strip()
+        super().__init__(message)
 
 
 def one_line(error: Exception) -> str:

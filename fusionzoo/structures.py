@@ -6,10 +6,12 @@ Shapes: `B` batch, `M` modalities, `T` tokens, `D` width, `K` outputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+
+from .errors import FusionZooError
 
 KINDS = ("image", "text", "audio", "vector", "sequence")
 
@@ -20,11 +22,39 @@ class Audio(NamedTuple):
     samples: Tensor  # (n,) float32 in [-1, 1]
     rate: int  # Hz
 
+    @property
+    def frames(self) -> int:
+        """The number of samples."""
+        return len(self.samples)
+
+    def read(self, start: int, count: int) -> Tensor:
+        """Return samples `start` to `start + count`; fewer at the end."""
+        return self.samples[start : start + count]
+
+
+class Clip(Protocol):
+    """A mono clip, in memory (`Audio`) or in a file that is read in parts."""
+
+    @property
+    def rate(self) -> int:
+        """Samples per second."""
+
+    @property
+    def frames(self) -> int:
+        """The number of samples."""
+
+    @property
+    def samples(self) -> Tensor:
+        """All of it, float32 (frames,) in [-1, 1]."""
+
+    def read(self, start: int, count: int) -> Tensor:
+        """Return samples `start` to `start + count`; fewer at the end."""
+
 
 class Sample(NamedTuple):
     """One row of a paired data set, decoded.
 
-    A value is, by kind: image uint8 (3, H, W) RGB; text str; audio `Audio`;
+    A value is, by kind: image uint8 (3, H, W) RGB; text str; audio a `Clip`;
     vector float32 (D,); sequence float32 (T, D); None where the sample lacks the modality.
     """
 
@@ -33,6 +63,16 @@ class Sample(NamedTuple):
     target: int | tuple[float, ...] | None  # a class, or the numbers of several targets
     values: Mapping[str, Any]
     seed: int = 0  # of this visit: what augmentation draws from, so that any worker draws the same
+    # By the data set's `on_error`: whether to go on without a modality that cannot be used.
+    goes_on: Callable[[str, FusionZooError], bool] | None = None
+
+    def without(self, modality: str, error: FusionZooError) -> Sample | None:
+        """Return the sample without a value that cannot be used; None where it is to be skipped."""
+        if self.goes_on is None:
+            raise FusionZooError(f"sample {self.id!r}, {modality}: {error}") from error
+        if not self.goes_on(modality, error):
+            return None
+        return self._replace(values={**self.values, modality: None})
 
 
 class Features(NamedTuple):

@@ -9,7 +9,16 @@ import pyarrow as pa
 
 from ...errors import FusionZooError
 from ..media import SUFFIXES
-from ..paired import DATASETS, SHARES, SPLITS, OnError, PairedDataset, split_by_hash, tidy
+from ..paired import (
+    DATASETS,
+    MAX_ERRORS,
+    SHARES,
+    SPLITS,
+    OnError,
+    PairedDataset,
+    split_by_hash,
+    tidy,
+)
 from ..summary import Provenance
 
 
@@ -19,6 +28,7 @@ def folders(
     root: str = "",
     shares: Sequence[float] = SHARES,
     on_error: OnError = "raise",
+    max_errors: float = MAX_ERRORS,
     modalities: str | Sequence[str] | None = None,
     missing: float = 0.0,
     allow_outside: bool = False,
@@ -70,5 +80,6 @@ def folders(
         paths=found,
         allow_outside=allow_outside,
         provenance=Provenance(split_rule=rule),
+        max_errors=max_errors,
     )
     return tidy(dataset, modalities, missing)

@@ -56,6 +56,7 @@ def join(
         memory=memory,
         source=" + ".join(one.source for one in sources.values()),
         on_error=next(iter(sources.values())).on_error,
+        max_errors=min(one.max_errors for one in sources.values()),
         encoders=encoders,
         targets=_kinds(sources),
         provenance=_provenance(sources),

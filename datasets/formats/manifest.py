@@ -14,6 +14,7 @@ from ...errors import FusionZooError
 from ...structures import KINDS
 from ..paired import (
     DATASETS,
+    MAX_ERRORS,
     SHARES,
     OnError,
     PairedDataset,
@@ -39,6 +40,7 @@ def manifest(
     kinds: Mapping[str, str] | None = None,
     shares: Sequence[float] = SHARES,
     on_error: OnError = "raise",
+    max_errors: float = MAX_ERRORS,
     modalities: str | Sequence[str] | None = None,
     missing: float = 0.0,
     targets: Mapping[str, str] | None = None,
@@ -85,6 +87,7 @@ def manifest(
         root=path.parent,
         source=str(path),
         on_error=on_error,
+        max_errors=max_errors,
         targets=targets,
         paths=word_list(paths),
         allow_outside=allow_outside,

@@ -23,7 +23,7 @@ from ..datasets import Collate, PairedDataset
 from ..encoders import Encoder
 from ..structures import Audio, Features
 
-FORMAT = 1  # of an entry; also raise it when what an encoder or processor computes changes
+FORMAT = 2  # of an entry; also raise it when what an encoder or processor computes changes
 LIBRARIES = ("torch", "torchvision", "torchaudio", "timm", "transformers")
 
 

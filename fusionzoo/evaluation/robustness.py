@@ -196,6 +196,8 @@ def corrupt(value: Any, kind: str, name: str, severity: int, seed: int = 0) -> A
         )
     if severity not in SEVERITIES:
         raise FusionZooError(f"severity {severity}; it is 1 to 5")
+    if kind == "audio":
+        value = Audio(value.samples, value.rate)  # a file is read once, and whole
     return CORRUPTIONS[kind][name](value, severity, np.random.default_rng(seed))
 
 
@@ -212,5 +214,10 @@ class Corrupted(PairedDataset):
         if sample is None or sample.values[modality] is None:
             return sample
         seed = crc32(f"{sample.id}/{name}/{severity}".encode())
-        value = corrupt(sample.values[modality], self.modalities[modality], name, severity, seed)
+        try:
+            value = corrupt(
+                sample.values[modality], self.modalities[modality], name, severity, seed
+            )
+        except FusionZooError as error:  # a long clip is only now read
+            return sample.without(modality, error)
         return sample._replace(values={**sample.values, modality: value})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +127,96 @@ def test_a_drawing_is_rendered_on_white(tmp_path: Path) -> None:
     assert image.shape == (3, 512, 512)
     assert image[:, 256, 100].tolist() == list(RED)
     assert image[:, 256, 400].tolist() == [255] * 3
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG that announces a size and holds nothing."""
+    chunk = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    whole = struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    empty = struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
+    return b"\x89PNG\r\n\x1a\n" + whole + empty
+
+
+@pytest.mark.filterwarnings("default::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize(("width", "height"), [(30_000, 30_000), (10_000, 9_000), (1, 2**31 - 1)])
+def test_a_picture_of_too_many_pixels_is_refused_by_its_header(
+    width: int, height: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decode_nothing(*_: object) -> None:
+        raise AssertionError("it was decoded")
+
+    monkeypatch.setattr("fusionzoo.datasets.media._decode_plain", decode_nothing)
+    path = tmp_path / "huge.png"
+    path.write_bytes(png_header(width, height))
+    size = rf"({width * height} pixels|{width} x {height} pixels)"
+    with pytest.raises(FusionZooError, match=rf"huge\.png is too large.*{size}.*89,478,485"):
+        decode_image(path)
+
+
+def test_a_large_picture_given_as_an_object_is_refused_before_it_is_loaded() -> None:
+    with pytest.raises(FusionZooError, match=r"the picture is too large.*10000 x 9000"):
+        decode_image(Image.new("1", (10_000, 9_000)))
+
+
+SVG = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+RECT = '<rect width="5" height="5" fill="red"/>'
+MANY_USES = "".join(
+    f'<g id="a{i}">{f"""<use xlink:href="#a{i - 1}"/>""" * 10}</g>' for i in range(1, 9)
+)
+
+
+@pytest.mark.parametrize(
+    ("size", "shape"),
+    [
+        ('width="20" height="10"', (256, 512)),
+        ('width="10" height="20"', (512, 256)),
+        ('viewBox="0 0 10 20"', (512, 256)),
+        ('width="1" height="100000000"', (512, 1)),
+        ('width="100000000" height="1"', (1, 512)),
+        ('width="100000000" height="100000000"', (512, 512)),
+    ],
+)
+def test_the_longer_side_of_a_drawing_is_fixed(size: str, shape: tuple[int, int]) -> None:
+    pytest.importorskip("resvg_py")
+    assert decode_image(f"{SVG}{size}>{RECT}</svg>".encode()).shape == (3, *shape)
+
+
+def test_a_drawing_wider_than_high_keeps_its_pixels() -> None:
+    resvg_py = pytest.importorskip("resvg_py")
+    text = f'{SVG}width="20" height="10"><circle cx="9" cy="5" r="4" fill="red"/></svg>'
+    by_width = bytes(resvg_py.svg_to_bytes(svg_string=text, width=512))
+    assert torch.equal(decode_image(text.encode()), decode_image(by_width))
+
+
+@pytest.mark.parametrize(
+    ("drawing", "reason"),
+    [
+        (
+            '<pattern id="p" width="1000000" height="1000000" patternUnits="userSpaceOnUse">'
+            f'{RECT}</pattern><rect width="10" height="10" fill="url(#p)"/>',
+            "takes more than 2 GiB of memory to draw",
+        ),
+        (
+            '<filter id="f" x="-999999%" y="-999999%" width="2000000%" height="2000000%">'
+            + '<feTurbulence baseFrequency="9" numOctaves="500"/>' * 9
+            + '</filter><rect width="9" height="9" filter="url(#f)"/>',
+            "takes more than 1 s of CPU time to draw",
+        ),
+        (f'<defs><g id="a0">{RECT}</g>{MANY_USES}</defs><use xlink:href="#a8"/>', "read|draw"),
+        ("<rect", "is no drawing that can be read"),
+    ],
+)
+def test_a_drawing_that_the_renderer_cannot_bear_is_one_error(
+    drawing: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("resvg_py")
+    monkeypatch.setattr("fusionzoo.datasets.drawing.MOST_SECONDS", 1)
+    path = tmp_path / "hostile.svg"
+    path.write_text(f'{SVG}width="10" height="10">{drawing}</svg>')
+    with pytest.raises(FusionZooError, match=reason) as caught:
+        decode_image(path)
+    assert "hostile.svg" in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_pictures_come_from_bytes_objects_and_arrays_too() -> None:

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from fusionzoo import create_encoder, list_encoders
 from fusionzoo.encoders import Encoder
+from fusionzoo.encoders.image import ImageProcessor
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Audio, Features
 
@@ -203,6 +205,48 @@ def test_a_long_clip_is_cut_at_random_in_training_and_to_its_middle_otherwise() 
     again = {int(prepare(ramp, torch.Generator().manual_seed(s))["wave"][0]) for s in range(5)}
     assert len(starts) > 3
     assert starts == again
+
+
+@pytest.mark.parametrize("fit", ["crop", "pad", "squash"])
+@pytest.mark.parametrize("shape", [(1, 9000), (9000, 1), (1, 60_000), (300, 40_000)])
+def test_a_very_long_picture_is_resized_in_bounded_memory(
+    fit: str, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pixels = []
+    resize = ImageProcessor._resize
+
+    def watched(self: ImageProcessor, image: Tensor, size: tuple[int, int]) -> Tensor:
+        pixels.extend([image.shape[-2] * image.shape[-1], size[0] * size[1]])
+        return resize(self, image, size)
+
+    monkeypatch.setattr(ImageProcessor, "_resize", watched)
+    monkeypatch.setattr("fusionzoo.encoders.image.LARGEST_SQUARE", 1 << 22)
+    prepare = ImageProcessor((32, 32), 0.875, "bicubic", fit, "none")
+    assert prepare(torch.zeros(3, *shape, dtype=torch.uint8))["pixels"].shape == (3, 32, 32)
+    assert max(pixels) <= max(1 << 22, shape[0] * shape[1])
+
+
+@pytest.mark.parametrize("shape", [(20, 700), (900, 25), (40, 1001), (300, 9000), (3, 1000)])
+def test_the_middle_of_a_long_picture_equals_that_of_the_whole_one_resized(
+    shape: tuple[int, int],
+) -> None:
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms.v2.functional import resize
+
+    prepare = ImageProcessor((32, 32), 0.875, "bicubic", "crop", "none")
+    draw = torch.Generator().manual_seed(0)
+    # Slow changes: where a side is rounded, the middle moves by half a pixel.
+    coarse = torch.rand(1, 3, *(2 * side // min(shape) for side in shape), generator=draw)
+    smooth = torch.nn.functional.interpolate(coarse, shape, mode="bilinear")[0]
+    picture = (255 * smooth).to(torch.uint8)
+    scale = 32 / 0.875 / min(shape)
+    sides = [round(side * scale) for side in shape]
+    whole = resize(picture, sides, interpolation=InterpolationMode.BICUBIC, antialias=True)
+    top, left = (sides[0] - 32) // 2, (sides[1] - 32) // 2
+    expected = whole[:, top : top + 32, left : left + 32].int()
+    difference = (prepare(picture)["pixels"].int() - expected).abs().double()
+    assert difference.mean() < 5
+    assert difference.quantile(0.99) < 20
 
 
 @pytest.mark.parametrize("fit", ["crop", "pad", "squash"])

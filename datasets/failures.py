@@ -1,0 +1,55 @@
+"""Account of the values of a data set: which were tried, and which could not be used."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+FEWEST = 20  # values of a modality before its share of failures ends a run
+
+
+class Failures:
+    """Marks for each modality and row, in memory that the loader's workers share."""
+
+    def __init__(self, num_rows: int, num_modalities: int) -> None:
+        size = (num_modalities, num_rows)
+        self._tried = torch.zeros(size, dtype=torch.bool).share_memory_()
+        self._failed = torch.zeros(size, dtype=torch.bool).share_memory_()
+        # What this process met first, in words.
+        self._reasons: dict[tuple[int, int], str] = {}
+
+    def note_tried(self, row: int, column: int) -> None:
+        """Count a value; one that is tried again counts once."""
+        self._tried.numpy()[column, row] = True
+
+    def note_failed(self, row: int, column: int, reason: str) -> None:
+        """Count a value as one that cannot be used."""
+        self._tried.numpy()[column, row] = self._failed.numpy()[column, row] = True
+        if len(self._reasons) < 5:
+            self._reasons.setdefault((row, column), reason)
+
+    def cells(self) -> list[tuple[int, int]]:
+        """Return row and column of every failure so far."""
+        return [(row, column) for row, column in self._failed.T.nonzero().tolist()]
+
+    def reason(self, row: int, column: int) -> str | None:
+        """Return why a value failed, if this process met it among its first five."""
+        return self._reasons.get((row, column))
+
+    def counts(self, column: int) -> tuple[int, int]:
+        """Return how many values of a modality failed, and how many were tried."""
+        failed, tried = (x.numpy()[column] for x in (self._failed, self._tried))
+        return int(np.count_nonzero(failed)), int(np.count_nonzero(tried))
+
+    def too_many(self, column: int, most: float, total: int) -> bool:
+        """Say whether more than a share `most` of a modality's `total` values fail.
+
+        While values remain untried, three standard deviations are allowed for chance: the order of
+        samples must not end a run whose share is below `most`. Of fewer than `FEWEST` values all
+        have to fail.
+        """
+        failed, tried = self.counts(column)
+        if tried < FEWEST:
+            return failed == tried == total and most < 1
+        chance = 3 * (most * (1 - most) * tried) ** 0.5 if tried < total else 0.0
+        return failed > most * tried + chance

@@ -1,0 +1,195 @@
+"""Sound: integers are scaled by their type, and of a long file only the window is read."""
+
+from __future__ import annotations
+
+import pickle
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from torch import Tensor
+
+import fusionzoo as fz
+from fusionzoo.datasets.media import decode_audio
+from fusionzoo.encoders.audio import WaveProcessor
+from fusionzoo.errors import FusionZooError
+from fusionzoo.evaluation.robustness import corrupt
+from fusionzoo.structures import Audio
+
+RATE = 44_100
+WAVE = np.sin(np.arange(800) / 9) * 0.7
+SCALED: list[tuple[Any, float]] = [
+    (np.int8, 0.01),
+    (np.uint8, 0.01),
+    (np.int16, 1e-4),
+    (np.uint16, 1e-4),
+    (np.int32, 1e-6),
+]
+
+
+def as_integers(wave: np.ndarray, dtype: Any) -> np.ndarray:
+    info = np.iinfo(dtype)
+    middle = (int(info.max) + int(info.min) + 1) // 2
+    return (np.round(wave * (int(info.max) - middle)) + middle).astype(dtype)
+
+
+@pytest.mark.parametrize(("dtype", "close"), SCALED)
+def test_integer_samples_are_scaled_by_the_full_range_of_their_type(
+    dtype: Any, close: float
+) -> None:
+    clip = decode_audio((as_integers(WAVE, dtype), 8000))
+    assert clip.samples.dtype == torch.float32
+    assert np.abs(clip.samples.numpy() - WAVE).max() < close
+
+
+def test_integer_tensors_are_scaled_and_floats_stay_as_they_are() -> None:
+    integers = torch.from_numpy(as_integers(WAVE, np.int16))
+    assert np.abs(decode_audio((integers, 8000)).samples.numpy() - WAVE).max() < 1e-4
+    for floats in (WAVE, WAVE.astype(np.float32), torch.from_numpy(WAVE), WAVE.tolist()):
+        expected = torch.as_tensor(np.asarray(floats, dtype=np.float32))
+        assert torch.equal(decode_audio((floats, 8000)).samples, expected)
+    slightly_over = 1.5 * WAVE / np.abs(WAVE).max()
+    assert decode_audio((slightly_over, 8000)).samples.max() == pytest.approx(1.5, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("samples", "reason"),
+    [
+        (32767.0 * WAVE, "peaks at .* divide by the full scale"),
+        (as_integers(WAVE, np.int16).astype(np.int64), "int64, whose full scale is unknown"),
+        ((32767 * WAVE).astype(np.int16).tolist(), "int64, whose full scale is unknown"),
+        (WAVE > 0, "bool are no sound"),
+        ([0.0, float("nan")], "no finite numbers"),
+        ([0.0, float("inf")], "no finite numbers"),
+        (["a"], "no sound"),
+    ],
+)
+def test_samples_that_would_be_clipped_or_are_no_sound_are_refused(
+    samples: Any, reason: str
+) -> None:
+    with pytest.raises(FusionZooError, match=reason):
+        decode_audio((samples, 8000))
+
+
+def test_a_model_answers_integers_as_it_answers_the_same_sound_in_floats() -> None:
+    model = fz.create_model("concat", {"audio": "mel/stats"}, classes=["a", "b"]).eval()
+    integers = as_integers(WAVE.repeat(8), np.int16)
+    floats = (integers / 32768).astype(np.float32)
+    samples = [{"audio": (x, 8000)} for x in (integers, torch.from_numpy(integers), floats)]
+    vectors = model.embed(samples)["audio"]
+    torch.testing.assert_close(vectors[0], vectors[2])
+    torch.testing.assert_close(vectors[1], vectors[2])
+    answers = [answer.probabilities["a"] for answer in model.predict(samples)]
+    assert answers[0] == pytest.approx(answers[2], abs=1e-6)
+
+
+# ---- long files
+
+
+def stored(path: Path, seconds: float = 30, channels: int = 2) -> Path:
+    """Write noise under a slow tone, in blocks: Vorbis does not take much at a time."""
+    draw = np.random.default_rng(0)
+    tone = 0.5 * np.sin(np.arange(round(seconds * RATE)) / 5000)
+    wave = tone[:, None] + 0.1 * draw.standard_normal((len(tone), channels))
+    with soundfile.SoundFile(path, "w", RATE, channels) as file:
+        for start in range(0, len(wave), 8192):
+            file.write(wave[start : start + 8192])
+    return path
+
+
+def whole_then_cut(
+    path: Path, rate: int, duration: float, generator: torch.Generator | None
+) -> Tensor:
+    """The window as it would be cut from the clip decoded and resampled whole."""
+    from torchaudio.functional import resample
+
+    samples = soundfile.read(path, dtype="float32", always_2d=True)[0].mean(1)
+    wave = resample(torch.from_numpy(samples), RATE, rate)
+    room = round(duration * rate)
+    spare = max(0, len(wave) - room)
+    start = spare // 2
+    if spare and generator is not None:
+        start = int(torch.randint(spare + 1, (1,), generator=generator))
+    return wave[start : start + room]
+
+
+@pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "mp3"])
+@pytest.mark.parametrize("rate", [16_000, 48_000, RATE])
+def test_a_window_read_from_a_file_equals_the_one_cut_from_the_whole_clip(
+    suffix: str, rate: int, tmp_path: Path
+) -> None:
+    path = stored(tmp_path / f"a.{suffix}", 12)
+    clip = decode_audio(path)
+    assert not isinstance(clip, Audio)
+    prepare = WaveProcessor(rate, 1.0)
+    for seed in (None, 0, 1, 2):
+        draws = [None if seed is None else torch.Generator().manual_seed(seed) for _ in "ab"]
+        expected = whole_then_cut(path, rate, 1.0, draws[0])
+        window = prepare(clip, draws[1])["wave"] / 32767
+        assert len(window) == rate
+        assert (window - expected).abs().max() < 1e-4  # int16 rounds to 3e-5
+
+
+def test_both_ends_of_a_clip_equal_those_of_the_whole_clip(tmp_path: Path) -> None:
+    path = stored(tmp_path / "a.flac", 12)
+    nearly_all = WaveProcessor(16_000, 11.999)(decode_audio(path))["wave"] / 32767
+    expected = whole_then_cut(path, 16_000, 11.999, None)
+    assert (nearly_all - expected).abs().max() < 1e-4
+    everything = WaveProcessor(16_000, 20.0, 0.1)(decode_audio(path))["wave"]
+    assert len(everything) == 12 * 16_000
+
+
+def test_a_long_clip_is_read_in_the_memory_of_its_window(tmp_path: Path) -> None:
+    path = stored(tmp_path / "a.flac", 120)
+    tracemalloc.start()
+    clip = decode_audio(path)
+    wave = WaveProcessor(16_000, 1.0)(clip)["wave"]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(wave) == 16_000
+    assert peak < 2_000_000  # of 21 MB mono, 42 MB stereo
+
+
+def test_a_clip_in_a_file_travels_to_other_processes_and_has_all_its_samples(
+    tmp_path: Path,
+) -> None:
+    path = stored(tmp_path / "a.wav", 12)
+    samples = soundfile.read(path, dtype="float32")[0].mean(1)
+    for source in (path, str(path), path.read_bytes()):
+        clip = pickle.loads(pickle.dumps(decode_audio(source)))
+        assert (clip.rate, clip.frames) == (RATE, 12 * RATE)
+        assert np.array_equal(clip.samples.numpy(), samples)
+        assert np.array_equal(clip.read(12 * RATE - 5, 100).numpy(), samples[-5:])
+        quiet = corrupt(clip, "audio", "gain", 2)
+        assert np.allclose(quiet.samples.numpy(), samples / 10, atol=1e-6)
+
+
+def test_damage_in_a_long_file_is_one_error_that_names_it(tmp_path: Path) -> None:
+    flac = stored(tmp_path / "cut.flac", 12)
+    flac.write_bytes(flac.read_bytes()[: flac.stat().st_size // 4])
+    samples = np.zeros(12 * RATE, np.float32)
+    samples[6 * RATE] = np.inf
+    soundfile.write(tmp_path / "inf.wav", samples, RATE, subtype="FLOAT")
+    loud = 20_000 * np.sin(np.arange(12 * RATE) / 9)
+    soundfile.write(tmp_path / "loud.wav", loud, RATE, subtype="FLOAT")
+    for name, reason in (
+        ("cut.flac", r"cut\.flac is (damaged|no clip)"),
+        ("inf.wav", r"inf\.wav holds samples that are no finite"),
+        ("loud.wav", r"loud\.wav peaks at 20000"),
+    ):
+        with pytest.raises(FusionZooError, match=reason):
+            WaveProcessor(16_000, 1.0)(decode_audio(tmp_path / name))
+
+
+def test_a_clip_too_long_to_hold_is_refused_only_where_all_of_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clip = decode_audio(stored(tmp_path / "a.flac", 12))
+    monkeypatch.setattr("fusionzoo.datasets.sound.MOST_SAMPLES", 500_000)
+    assert len(WaveProcessor(16_000, 1.0)(clip)["wave"]) == 16_000
+    with pytest.raises(FusionZooError, match=r"a\.flac has 529,200 samples, too many to hold"):
+        _ = clip.samples
