@@ -40,7 +40,7 @@ Condition = tuple[str, str, int]  # modality, corruption, severity
 Description = dict[str, Any]  # of a cache entry
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors have no truth value to compare by
 class Fold:
     """Rows of the data set."""
 
@@ -155,7 +155,7 @@ def prepare(bench: Bench, dataset: PairedDataset, tokens: bool) -> None:
         bench.notes.append("Encoders were trained end to end, anew for every strategy and seed.")
         return
     for number, fold in enumerate(bench.folds):
-        frozen = {name: freeze(bench, dataset, fold, one) for name, one in encoders.items()}
+        frozen = {name: freeze(bench, dataset, number, one) for name, one in encoders.items()}
         whole = {name: about(bench, dataset, one, tokens) for name, one in frozen.items()}
         test = dataset.subset(fold.test)
         part = {n: {**one, "samples": fingerprint(test, n)} for n, one in whole.items()}
@@ -192,7 +192,7 @@ def _frozen(settings: str, fold: int) -> tuple[PairedDataset, dict[str, Encoder]
     """Build data and encoders once for each process; what was trained alone is on disk by now."""
     bench, dataset = open_bench(from_tree(BenchmarkConfig, json.loads(settings)))
     encoders = build_encoders(bench.cfg, dataset)
-    frozen = {n: freeze(bench, dataset, bench.folds[fold], one) for n, one in encoders.items()}
+    frozen = {name: freeze(bench, dataset, fold, one) for name, one in encoders.items()}
     return dataset, frozen
 
 
@@ -237,13 +237,13 @@ def store(
 # ---- encoders that nobody trained before
 
 
-def freeze(bench: Bench, dataset: PairedDataset, fold: Fold, encoder: Encoder) -> Encoder:
-    """Freeze an encoder; one without pretrained weights is trained alone on the training split."""
+def freeze(bench: Bench, dataset: PairedDataset, number: int, encoder: Encoder) -> Encoder:
+    """Freeze an encoder; one without pretrained weights is first trained alone on a fold."""
     frozen = copy.deepcopy(encoder)
     if not untrained(encoder):
         frozen.freeze()
         return frozen
-    cfg, name = bench.cfg, encoder.modality
+    cfg, name, fold = bench.cfg, encoder.modality, bench.folds[number]
     has = bench.present[:, list(bench.modalities).index(name)]
     train, val = fold.train[has[fold.train]], fold.val[has[fold.val]]
     if not len(train) or not len(val):
@@ -261,7 +261,7 @@ def freeze(bench: Bench, dataset: PairedDataset, fold: Fold, encoder: Encoder) -
         accuracy = train_alone(bench, dataset, frozen, train, val, bar)
         bar.close()
         checkpoint.write({"weights": frozen.state_dict(), "accuracy": accuracy}, path)
-    where = f" (fold {bench.folds.index(fold)})" if bench.cfg.folds else ""
+    where = f" (fold {number})" if bench.cfg.folds else ""
     bench.notes.append(
         f"{name}{where}: {encoder.spec['name']} has no pretrained weights; it was trained alone on"
         f" {len(train)} training samples ({cfg.encoder_epochs} epochs, the best kept by validation"
