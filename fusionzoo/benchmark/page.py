@@ -16,18 +16,8 @@ from ..evaluation.modalities import subsets
 from ..evaluation.statistics import rank
 from . import figures
 from .cells import ALONE
-from .summary import (
-    RATES,
-    Strategy,
-    Summary,
-    best_single,
-    chosen_fusion,
-    damage_curves,
-    label,
-    missing_curve,
-    pareto,
-    reliability_of,
-)
+from .curves import RATES, damage_curves, missing_curve, pareto, reliability_of
+from .strategies import Strategy, Summary, best_single, chosen_fusion, label
 from .verdict import pairwise
 
 SHOWN = 4  # fusions that stand out in the crowded pictures

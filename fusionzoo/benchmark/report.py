@@ -10,7 +10,8 @@ from typing import Any
 
 from ..console import print_table
 from ..errors import FusionZooError
-from .summary import Summary, parquet_rows
+from .strategies import Summary
+from .summary import parquet_rows
 
 COSTS = ("parameters", "macs", "seconds", "latency_ms", "samples_per_second", "memory_mb")
 

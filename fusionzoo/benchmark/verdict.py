@@ -10,7 +10,8 @@ import torch
 from ..evaluation import statistics
 from ..evaluation.modalities import interactions, shapley
 from .cells import ALONE
-from .summary import SIGNIFICANT, Strategy, Summary, best_single, chosen_fusion, outcome
+from .leaderboard import SIGNIFICANT, outcome
+from .strategies import Strategy, Summary, best_single, chosen_fusion
 
 
 def pairwise(strategies: Sequence[Strategy]) -> tuple[list[list[str]], list[dict[str, Any]]]:
