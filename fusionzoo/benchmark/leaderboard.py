@@ -5,14 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from ..evaluation import statistics
-from ..evaluation.calibration import risk_coverage
+from ..evaluation.calibration import calibration_error, risk_coverage
 from ..evaluation.robustness import SEVERITIES
 from .curves import RATES, area, damage_curves, missing_curve
 from .strategies import Strategy, Summary, best_single
 
 FIGURES = ("accuracy", "macro_f1", "ece", "brier", "nll")
+CALIBRATED, NOT_CALIBRATED = "cannot be told from calibrated", "not calibrated"
+ECE_NOTE = (
+    "ECE: expected calibration error in 15 bins of equal width. Chance alone makes it more than 0:"
+    ' "if calibrated" is what perfectly calibrated models with the same confidences get (simulated;'
+    ' the mean, and what 95 % of them get at most), "debiased" is the measured one without it. A'
+    " model within that limit cannot be told from a calibrated one."
+)
 SIGNIFICANT = 1 - statistics.LEVEL
 
 
@@ -36,7 +44,10 @@ def leaderboard(summary: Summary) -> list[dict[str, Any]]:
             "accuracy": spread.mean,
             "low": spread.low,
             "high": spread.high,
-            **{key: one.figure(key) for key in FIGURES[1:]},
+            "macro_f1": one.figure("macro_f1"),
+            **_calibration(one, summary.target),
+            "brier": one.figure("brier"),
+            "nll": one.figure("nll"),
             "aurc": float(np.mean([risk_coverage(x, summary.target).mean() for x in one.logits])),
             "val_accuracy": one.val_accuracy,
         }
@@ -48,6 +59,18 @@ def leaderboard(summary: Summary) -> list[dict[str, Any]]:
             line |= _robustness(summary, one)
         lines.append(line)
     return sorted(lines, key=lambda line: (-line["accuracy"], line["strategy"]))
+
+
+def _calibration(strategy: Strategy, target: Tensor) -> dict[str, Any]:
+    """Return the calibration error over all test samples, also those of several folds."""
+    error = calibration_error(strategy.logits, target)
+    return {
+        "ece": error.ece,
+        "ece_debiased": error.debiased,
+        "ece_if_calibrated": error.if_calibrated,
+        "ece_limit": error.limit,
+        "calibration": CALIBRATED if error.within_noise else NOT_CALIBRATED,
+    }
 
 
 def outcome(difference: float, p: float) -> str:

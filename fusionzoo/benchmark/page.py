@@ -17,6 +17,7 @@ from ..evaluation.statistics import rank
 from . import figures
 from .cells import ALONE
 from .curves import RATES, damage_curves, missing_curve, pareto, reliability_of
+from .leaderboard import ECE_NOTE
 from .strategies import Strategy, Summary, best_single, chosen_fusion, label
 from .verdict import pairwise
 
@@ -34,6 +35,7 @@ def page(summary: Summary, found: Mapping[str, Any]) -> str:
             costs={one.name: one.facts for one in summary.strategies if one.facts},
             sections=sections(summary),
             heat=heat_map(summary, found.get("shapley", {})),
+            ece_note=ECE_NOTE,
             version=__version__,
         )
     )
