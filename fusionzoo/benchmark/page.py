@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import io
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,7 +54,15 @@ def environment() -> Any:
         lstrip_blocks=True,
     )
     made.filters |= {"points": lambda x: f"{100 * x:+.1f}", "csv": data_link}
+    made.filters["code"] = code
     return made
+
+
+def code(words: str) -> Any:
+    """Show what stands between backticks as code, as Markdown does; the rest is escaped."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(words))))
 
 
 def sections(summary: Summary) -> dict[str, dict[str, Any]]:

@@ -18,6 +18,8 @@ from ..evaluation.modalities import subset_label, subsets
 from .cells import Row
 from .prepare import Bench
 
+MAJORITY = "majority class"  # a baseline
+
 
 @dataclass
 class Strategy:
@@ -55,7 +57,7 @@ class Summary:
     bench: Bench
     target: Tensor  # (N,)
     strategies: list[Strategy]
-    controls: dict[str, float]  # strategy -> accuracy after training on shuffled labels
+    controls: dict[str, Tensor]  # strategy -> answers (N,) after training on shuffled labels
     failed: dict[str, str]
     leaderboard: list[dict[str, Any]] = field(default_factory=list)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..evaluation.calibration import calibration
 from ..evaluation.metrics import classification, right
@@ -18,24 +18,20 @@ from .cells import ALONE, names_of
 from .leaderboard import FIGURES, leaderboard
 from .prepare import Bench
 from .protocol import Result
-from .strategies import Strategy, Summary, best_on_validation
+from .strategies import MAJORITY, Strategy, Summary, best_on_validation
 
-MAJORITY, MEAN_ALONE = "majority class", "mean of single modalities"
-CHOSEN_ALONE = "single by validation"
+MEAN_ALONE, CHOSEN_ALONE = "mean of single modalities", "single by validation"
 
 
 def summarise(bench: Bench, results: Sequence[Result]) -> Summary:
     """Join units to strategies, add the baselines, compare with the best single modality."""
     target = torch.cat([bench.targets[fold.test] for fold in bench.folds])
     failed = {r.unit.strategy: r.error for r in results if r.error}
-    controls: dict[str, list[float]] = defaultdict(list)
     names = dict.fromkeys(r.unit.strategy for r in results)
-    for result in results:
-        if result.unit.shuffled:
-            controls[result.unit.strategy] += [c.rows[0]["accuracy"] for c in result.cells]
     strategies = [_strategy(bench, name, results) for name in names if name not in failed]
-    means = {name: float(np.mean(own)) for name, own in controls.items() if own}
-    summary = Summary(bench, target, strategies, means, failed)
+    controls = {name: _control(name, results) for name in names if name not in failed}
+    ran = {name: answers for name, answers in controls.items() if answers is not None}
+    summary = Summary(bench, target, strategies, ran, failed)
     _add_baselines(summary)
     for one in summary.strategies:
         one.right = right(one.logits, target).numpy()
@@ -80,6 +76,16 @@ def _strategy(bench: Bench, name: str, results: Sequence[Result]) -> Strategy:
         rows,
         facts,
     )
+
+
+def _control(name: str, results: Sequence[Result]) -> Tensor | None:
+    """Return the answers (N,) of a strategy trained on shuffled labels, or None if it was not."""
+    logits = {
+        result.unit.fold: torch.from_numpy(result.cells[0].logits)
+        for result in results
+        if result.unit.strategy == name and result.unit.shuffled
+    }
+    return torch.cat([logits[fold] for fold in sorted(logits)]).argmax(-1) if logits else None
 
 
 def _add_baselines(summary: Summary) -> None:
