@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 from setup_benchmark import SMALL, small
 
 import fusionzoo
@@ -321,6 +322,30 @@ def test_an_encoder_without_weights_is_trained_alone_first_and_the_report_says_s
 
     monkeypatch.setattr(prepare, "train_alone", never)
     assert run(small(tmp_path / "again", **changes))["leaderboard"] == found["leaderboard"]
+
+
+def test_no_strategy_starts_from_the_head_that_an_encoder_was_trained_under(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads: list[torch.Tensor] = []
+    before = prepare.fit
+
+    def watch(trainee: Any, *rest: Any) -> Any:
+        heads.append(trainee.model.fusion.head.weight.detach().clone())
+        return before(trainee, *rest)
+
+    monkeypatch.setattr(prepare, "fit", watch)
+    encoders = {name: {"name": "vector/mlp", "dim": 16, "hidden": 16} for name in "ab"}
+    cfg = small(tmp_path, encoders=encoders, seeds=3, corruptions=False, encoder_epochs=1)
+    bench, dataset = prepare.open_bench(cfg)
+    prepare.prepare(bench, dataset, tokens=False)
+    assert len(heads) == 2
+    settings = protocol.settings_of(cfg, "alone:a")
+    models, _ = cells.build(bench, cells.Unit("alone:a", 0, (0, 1, 2), False, settings, {}))
+    for model in models:
+        start = model.fusion.head.weight
+        assert start.shape == heads[0].shape
+        assert not torch.equal(start, heads[0])
 
 
 def test_several_views_are_cached_and_read_in_turn(tmp_path: Path) -> None:
