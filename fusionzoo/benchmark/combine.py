@@ -72,7 +72,7 @@ def verdict(names: Sequence[str], ranking: Ranking, data_sets: Sequence[str]) ->
         f" rank, {ranking.ranks[order[0]]:.2f} of {len(names)}."
     )
     if ranking.p >= 1 - LEVEL:
-        return words + f" Friedman's test finds no difference at all (p = {ranking.p:.2f}): a tie."
+        return words + f" Friedman's test shows no difference between them (p = {ranking.p:.2f})."
     near = ranking.ranks <= ranking.ranks.min() + ranking.critical_difference
     return (
         f"{words} The strategies differ (Friedman p = {ranking.p:.2g}); {int(near.sum())} cannot be"

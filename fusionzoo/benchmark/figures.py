@@ -134,8 +134,9 @@ def calibration(bins: Mapping[str, Sequence[tuple[float, float, int]]], risks: C
     left, right = grid[0]
     left.plot([0, 1], [0, 1], color=INK, linestyle=":", linewidth=1)
     for colour, (name, found) in zip(COLOURS, bins.items(), strict=False):
-        confidence, accuracy, _ = zip(*found, strict=True)
-        left.plot(confidence, accuracy, "o-", color=colour, markersize=3, label=name)
+        confidence, accuracy, size = (np.array(x) for x in zip(*found, strict=True))
+        left.plot(confidence, accuracy, color=colour, linewidth=0.8, label=name)
+        left.scatter(confidence, accuracy, 2 + 60 * size / size.sum(), color=colour)
     left.set(xlabel="confidence", ylabel="accuracy", title="reliability", xlim=(0, 1), ylim=(0, 1))
     for colour, risk in zip(COLOURS, risks.values(), strict=False):
         coverage = (np.arange(len(risk)) + 1) / len(risk)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import io
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,18 +17,9 @@ from ..evaluation.modalities import subsets
 from ..evaluation.statistics import rank
 from . import figures
 from .cells import ALONE
-from .summary import (
-    RATES,
-    Strategy,
-    Summary,
-    best_single,
-    chosen_fusion,
-    damage_curves,
-    label,
-    missing_curve,
-    pareto,
-    reliability_of,
-)
+from .curves import RATES, damage_curves, missing_curve, pareto, reliability_of
+from .leaderboard import ECE_NOTE
+from .strategies import Strategy, Summary, best_single, chosen_fusion, label
 from .verdict import pairwise
 
 SHOWN = 4  # fusions that stand out in the crowded pictures
@@ -44,6 +36,7 @@ def page(summary: Summary, found: Mapping[str, Any]) -> str:
             costs={one.name: one.facts for one in summary.strategies if one.facts},
             sections=sections(summary),
             heat=heat_map(summary, found.get("shapley", {})),
+            ece_note=ECE_NOTE,
             version=__version__,
         )
     )
@@ -61,7 +54,15 @@ def environment() -> Any:
         lstrip_blocks=True,
     )
     made.filters |= {"points": lambda x: f"{100 * x:+.1f}", "csv": data_link}
+    made.filters["code"] = code
     return made
+
+
+def code(words: str) -> Any:
+    """Show what stands between backticks as code, as Markdown does; the rest is escaped."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(words))))
 
 
 def sections(summary: Summary) -> dict[str, dict[str, Any]]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ Condition = tuple[str, str, int]  # modality, corruption, severity
 Description = dict[str, Any]  # of a cache entry
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors have no truth value to compare by
 class Fold:
     """Rows of the data set."""
 
@@ -159,7 +160,7 @@ def prepare(bench: Bench, dataset: PairedDataset, tokens: bool) -> None:
         bench.notes.append("Encoders were trained end to end, anew for every strategy and seed.")
         return
     for number, fold in enumerate(bench.folds):
-        frozen = {name: freeze(bench, dataset, fold, one) for name, one in encoders.items()}
+        frozen = {name: freeze(bench, dataset, number, one) for name, one in encoders.items()}
         whole = {name: about(bench, dataset, one, tokens) for name, one in frozen.items()}
         test = dataset.subset(fold.test)
         part = {n: {**one, "samples": fingerprint(test, n)} for n, one in whole.items()}
@@ -196,7 +197,7 @@ def _frozen(settings: str, fold: int) -> tuple[PairedDataset, dict[str, Encoder]
     """Build data and encoders once for each process; what was trained alone is on disk by now."""
     bench, dataset = open_bench(from_tree(BenchmarkConfig, json.loads(settings)))
     encoders = build_encoders(bench.cfg, dataset)
-    frozen = {n: freeze(bench, dataset, bench.folds[fold], one) for n, one in encoders.items()}
+    frozen = {name: freeze(bench, dataset, fold, one) for name, one in encoders.items()}
     return dataset, frozen
 
 
@@ -241,19 +242,19 @@ def store(
 # ---- encoders that nobody trained before
 
 
-def freeze(bench: Bench, dataset: PairedDataset, fold: Fold, encoder: Encoder) -> Encoder:
-    """Freeze an encoder; one without pretrained weights is trained alone on the training split."""
+def freeze(bench: Bench, dataset: PairedDataset, number: int, encoder: Encoder) -> Encoder:
+    """Freeze an encoder; one without pretrained weights is first trained alone on a fold."""
     frozen = copy.deepcopy(encoder)
     if not untrained(encoder):
         frozen.freeze()
         return frozen
-    cfg, name = bench.cfg, encoder.modality
+    cfg, name, fold = bench.cfg, encoder.modality, bench.folds[number]
     has = bench.present[:, list(bench.modalities).index(name)]
     train, val = fold.train[has[fold.train]], fold.val[has[fold.val]]
     if not len(train) or not len(val):
         raise FusionZooError(f"{name}: its encoder has no weights, and no sample to learn from")
     key = describe(encoder, dataset, trained_on=train.tolist(), judged_on=val.tolist())
-    key |= {"epochs": cfg.encoder_epochs, "batch_size": cfg.batch_size, "seed": cfg.seed}
+    key |= {"epochs": cfg.encoder_epochs, "batch_size": cfg.batch_size, "seed": alone_seed(cfg)}
     key |= {"optim": asdict(cfg.optim)}
     path = cache() / "weights" / f"{key_of(key)}.pt"
     if path.is_file():
@@ -265,7 +266,7 @@ def freeze(bench: Bench, dataset: PairedDataset, fold: Fold, encoder: Encoder) -
         accuracy = train_alone(bench, dataset, frozen, train, val, bar)
         bar.close()
         checkpoint.write({"weights": frozen.state_dict(), "accuracy": accuracy}, path)
-    where = f" (fold {bench.folds.index(fold)})" if bench.cfg.folds else ""
+    where = f" (fold {number})" if bench.cfg.folds else ""
     bench.notes.append(
         f"{name}{where}: {encoder.spec['name']} has no pretrained weights; it was trained alone on"
         f" {len(train)} training samples ({cfg.encoder_epochs} epochs, the best kept by validation"
@@ -282,12 +283,21 @@ def untrained(encoder: Encoder) -> bool:
     return any(True for _ in encoder.parameters()) and not given
 
 
+def alone_seed(cfg: BenchmarkConfig) -> int:
+    """Return a seed that no strategy has.
+
+    An encoder's features fit the head that it was trained under. A strategy whose head started from
+    the same weights would know the labels before it sees any, even shuffled ones.
+    """
+    return crc32(f"encoders alone, {cfg.seed}".encode())
+
+
 def train_alone(
     bench: Bench, dataset: PairedDataset, encoder: Encoder, train: Tensor, val: Tensor, bar: Any
 ) -> float:
     """Train one encoder under a linear head, keep its best epoch; return the accuracy there."""
     cfg = replace(bench.cfg, epochs=bench.cfg.encoder_epochs, patience=None)
-    seed_everything(cfg.seed)
+    seed_everything(alone_seed(cfg))
     name = encoder.modality
     head = create_fusion("concat", {name: encoder.dim}, encoder.dim, len(bench.classes), hidden=())
     model = FusionModel({name: encoder}, head, {}, bench.classes)

@@ -30,6 +30,9 @@ from .tune import tune
 ELSEWHERE = {"fusions", "settings", "fusion", "seeds", "controls", "tune"}
 ELSEWHERE |= {"jobs", "engine", "num_workers", "out", "combine"}
 
+# Raise it when a figure in a cell is defined anew: cells of before are then run again.
+DEFINITIONS = 2
+
 
 class Result(NamedTuple):
     """A unit and its cells, or why there are none."""
@@ -119,7 +122,7 @@ def path_of(bench: Bench, unit: Unit) -> Path:
     """Return where a unit's cells are kept."""
     stable = {k: v for k, v in asdict(bench.cfg).items() if k not in ELSEWHERE}
     known = bench.features[unit.fold] if bench.features else {}
-    about = [stable, unit._asdict(), known, __version__, str(torch.__version__)]
+    about = [stable, unit._asdict(), known, __version__, str(torch.__version__), DEFINITIONS]
     if not unit.shuffled and bench.corrupted:
         about.append([str(key) for key in bench.corrupted[unit.fold]])
     name = unit.strategy.replace(":", "-") + ("-shuffled" if unit.shuffled else "")

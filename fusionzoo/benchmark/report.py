@@ -10,8 +10,14 @@ from typing import Any
 
 from ..console import print_table
 from ..errors import FusionZooError
-from .summary import Summary, parquet_rows
+from .leaderboard import CALIBRATED, ECE_NOTE
+from .strategies import Summary
+from .summary import parquet_rows
 
+HEADER = (
+    *("strategy", "family", "accuracy", "macro F1"),
+    *("ECE", "ECE debiased", "ECE if calibrated", "calibration", "gain over best single"),
+)
 COSTS = ("parameters", "macs", "seconds", "latency_ms", "samples_per_second", "memory_mb")
 
 
@@ -48,13 +54,14 @@ def show(found: Mapping[str, Any], out: Path) -> None:
             f"{line['accuracy']:.3f}",
             _interval(line["low"], line["high"]),
             f"{line['macro_f1']:.3f}",
-            f"{line['ece']:.3f}",
+            f"{line['ece']:.3f}{'' if line['calibration'] == CALIBRATED else '*'}",
             _gain(line),
         )
         for line in found["leaderboard"]
     ]
     header = ("strategy", "accuracy", "95 % over seeds", "macro F1", "ECE", "gain over best single")
     print_table("Test split", header, rows)
+    print("* not calibrated: the ECE is above what calibrated models get by chance (95 %)")
     for name, error in found["failed"].items():
         print(f"failed  {name}: {error}")
     print(f"\n{found['verdict']}\n")
@@ -62,36 +69,44 @@ def show(found: Mapping[str, Any], out: Path) -> None:
 
 
 def markdown(found: Mapping[str, Any]) -> str:
-    """Return the leaderboard as a Markdown table under its verdict."""
-    lines = [found["verdict"], ""]
-    lines += [
-        "| strategy | family | accuracy | macro F1 | ECE | gain over best single | p (Holm) |"
-    ]
-    lines += ["| --- | --- | --- | --- | --- | --- | --- |"]
+    """Return the leaderboard as a Markdown table between its verdict and a note on ECE."""
+    lines = [found["verdict"], "", f"| {' | '.join([*HEADER, 'p (Holm)'])} |"]
+    lines += [f"| {' | '.join(['---'] * (len(HEADER) + 1))} |"]
     for line in found["leaderboard"]:
         name = line["strategy"]
-        lines.append(
-            f"| {name if line['family'] in ('single', 'baseline') else f'`{name}`'}"
-            f" | {line['family']} | {_estimate(line)} | {line['macro_f1']:.3f} | {line['ece']:.3f}"
-            f" | {_gain(line)} | {_p(line)} |"
-        )
-    return "\n".join(lines) + "\n"
+        shown = name if line["family"] in ("single", "baseline") else f"`{name}`"
+        lines.append(f"| {' | '.join([shown, *_cells(line)])} |")
+    return "\n".join([*lines, "", ECE_NOTE]) + "\n"
 
 
 def latex(found: Mapping[str, Any]) -> str:
     """Return the leaderboard as a booktabs table."""
     lines = [
         "% " + found["verdict"].replace("%", r"\%"),
-        r"\begin{tabular}{llrrrrr}",
+        "% " + ECE_NOTE.replace("%", r"\%"),
+        rf"\begin{{tabular}}{{ll{'r' * (len(HEADER) - 1)}}}",
         r"\toprule",
-        r"strategy & family & accuracy & macro F1 & ECE & gain & $p$ (Holm) \\",
+        " & ".join(map(_escape, HEADER)) + r" & $p$ (Holm) \\",
         r"\midrule",
     ]
     for line in found["leaderboard"]:
-        cells = [line["strategy"], line["family"], _estimate(line)]
-        cells += [f"{line['macro_f1']:.3f}", f"{line['ece']:.3f}", _gain(line), _p(line)]
-        lines.append(" & ".join(map(_escape, cells)) + r" \\")
+        lines.append(" & ".join(map(_escape, [line["strategy"], *_cells(line)])) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def _cells(line: Mapping[str, Any]) -> list[str]:
+    """Return what stands in a line of the tables after the strategy's name."""
+    return [
+        line["family"],
+        _estimate(line),
+        f"{line['macro_f1']:.3f}",
+        f"{line['ece']:.3f}",
+        f"{line['ece_debiased']:.3f}",
+        f"{line['ece_if_calibrated']:.3f} (up to {line['ece_limit']:.3f})",
+        line["calibration"],
+        _gain(line),
+        _p(line),
+    ]
 
 
 def _parquet(summary: Summary, path: Path) -> None:

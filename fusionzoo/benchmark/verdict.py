@@ -1,16 +1,16 @@
-"""What is said of a benchmark: comparisons, controls, the verdict, and what summary.json holds."""
+"""What is said of a benchmark: comparisons, the verdict, and what summary.json holds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from ..evaluation import statistics
 from ..evaluation.modalities import interactions, shapley
 from .cells import ALONE
-from .summary import SIGNIFICANT, Strategy, Summary, best_single, chosen_fusion, outcome
+from .controls import controls
+from .leaderboard import SIGNIFICANT, outcome
+from .strategies import MAJORITY, Strategy, Summary, best_single, chosen_fusion
 
 
 def pairwise(strategies: Sequence[Strategy]) -> tuple[list[list[str]], list[dict[str, Any]]]:
@@ -86,76 +86,92 @@ def figures(summary: Summary) -> dict[str, Any]:
     return found
 
 
-def controls(summary: Summary) -> dict[str, Any]:
-    """Judge the controls: labels shuffled in training, each modality's pairing broken in testing.
-
-    With shuffled labels nothing can be learned. Every strategy has a shuffle of its own, so that
-    their mean is compared with the test split's most frequent class (one-sided t-test).
-    """
-    from scipy.stats import ttest_1samp
-
-    counts = torch.bincount(summary.target)
-    chance, found = float(counts.max() / counts.sum()), list(summary.controls.values())
-    above, words = False, "The control with shuffled labels was not run."
-    if found:
-        spread = statistics.seed_interval(found)
-        if len(found) > 1 and max(found) > min(found):
-            above = bool(ttest_1samp(found, chance, alternative="greater").pvalue < SIGNIFICANT)
-        words = (
-            f"Trained on shuffled labels, {len(found)} strategies reach {spread.mean:.3f} on"
-            f" average ({min(found):.3f} to {max(found):.3f}); the test split's most frequent class"
-            f" makes {chance:.3f}: {'ABOVE CHANCE, SOMETHING LEAKS' if above else 'nothing leaks'}."
-        )
-    pairing = {
-        one.name: {
-            name: one.figure("accuracy")
-            - one.figure("accuracy", modality=name, corruption="pairing")
-            for name in summary.bench.modalities
-        }
-        for one in summary.kind("fusion")
-    }
-    return {
-        "words": words,
-        "chance": chance,
-        "labels_shuffled": summary.controls,
-        "above_chance": above,
-        "loss_when_pairing_is_broken": pairing,
-    }
-
-
 def verdict(summary: Summary, tied: Sequence[str]) -> str:
-    """Say in words whether fusion helped, by how much, and which fusions cannot be told apart."""
+    """Say in words whether fusion helped, who leads the table, and who cannot be told apart."""
     chosen, best = chosen_fusion(summary), best_single(summary)
     if chosen is None or best is None:
         return "No verdict: no fusion or no single modality was trained to the end."
-    line = summary.line(chosen.name)
-    difference, low, high, p = (line[f"gain_{key}"] for key in ("difference", "low", "high", "p"))
     single = f"{best.name.removeprefix(ALONE)} alone"
-    gain = f"{100 * difference:+.1f} points (95 % interval {100 * low:.1f} to {100 * high:.1f})"
-    chance = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
-    by = f"`{chosen.name}`, chosen on validation data"
-    words = {
-        "tie": f"A tie: {gain} over {single}, {chance}; no difference can be shown ({by}).",
-        "win": f"Fusion helps: {gain} over {single}, {chance} ({by}).",
-        "loss": f"Fusion hurts: {gain} against {single}, {chance} ({by}).",
-    }[outcome(difference, p)]
-    fusions = summary.kind("fusion")
-    if len(fusions) > 1:
-        outcomes = [line["outcome"] for line in summary.leaderboard if "outcome" in line]
-        wins, ties, losses = (outcomes.count(x) for x in ("win", "tie", "loss"))
-        words += (
-            f" Of {len(fusions)} fusions {wins} beat {single}, {ties} tie with it and {losses} lose"
-            " to it (Holm-corrected)."
-        )
-        if len(tied) > 1:
-            words += f" `{tied[0]}` leads; the best {len(tied)} cannot be told apart."
-        else:
-            words += f" `{tied[0]}` leads, ahead of every other."
+    sentences = [_gain(summary, chosen.name, single)]
+    if len(summary.kind("fusion")) > 1:
+        sentences.append(_outcomes(summary, single))
+    sentences += _leader(summary, single, tied)
     if len(chosen.seeds) == 1:
-        words += (
-            " One seed: the interval is over test samples alone; how much training's luck matters"
+        sentences.append(
+            "One seed: the interval is over test samples alone; how much training's luck matters"
             " cannot be said."
         )
+    if summary.bench.cfg.folds:
+        sentences.append(
+            f"The {len(summary.bench.folds)} folds share training data, which the interval does"
+            " not know."
+        )
     if summary.failed:
-        words += f" {len(summary.failed)} strategies failed: {', '.join(summary.failed)}."
-    return words
+        sentences.append(f"{len(summary.failed)} strategies failed: {', '.join(summary.failed)}.")
+    return " ".join(sentences)
+
+
+def _gain(summary: Summary, name: str, single: str) -> str:
+    """Say what the fusion chosen on validation data gained over the best single modality."""
+    line = summary.line(name)
+    difference, low, high, p = (line[f"gain_{key}"] for key in ("difference", "low", "high", "p"))
+    loss, gain = min(100 * max(-low, 0), 100), min(100 * max(high, 0), 100)
+    points = f"{100 * difference:+.1f} points (95 % interval {100 * low:+.1f} to {100 * high:+.1f})"
+    chance = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+    by = f"(`{name}`, chosen on validation data)"
+    return {
+        "win": f"Fusion helps: {points} over {single}, {chance} {by}.",
+        "loss": f"Fusion hurts: {points} against {single}, {chance} {by}.",
+        "tie": (
+            f"Fusion shows no difference: {points} against {single}, {chance} {by}; the interval"
+            f" leaves room for a loss of {loss:.1f} and a gain of {gain:.1f} points."
+        ),
+    }[outcome(difference, p)]
+
+
+def _outcomes(summary: Summary, single: str) -> str:
+    """Count the fusions that beat the best single modality, that lose to it, and the others."""
+    outcomes = [line["outcome"] for line in summary.leaderboard if "outcome" in line]
+    wins, ties, losses = (outcomes.count(x) for x in ("win", "tie", "loss"))
+    parts = [f"{wins or 'none'} {'beat' if wins > 1 else 'beats'} {single}"]
+    if losses:
+        parts.append(f"{losses} {'lose' if losses > 1 else 'loses'} to it")
+    if ties:
+        parts.append(f"{ties} cannot be told apart from it")
+    counts = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+    return f"Of {len(outcomes)} fusions {counts} (Holm-corrected)."
+
+
+def _leader(summary: Summary, single: str, tied: Sequence[str]) -> list[str]:
+    """Say who leads the whole table, baselines too, and which fusions come close."""
+    leader, top = summary.line(tied[0]), summary.leaderboard[0]
+    several = len(summary.kind("fusion")) > 1
+    name, accuracy = f"`{tied[0]}`", leader["accuracy"]
+    if top["accuracy"] > accuracy + 1e-9:
+        first = f"the baseline `{top['strategy']}`"
+        if top["family"] == "single":
+            first = f"{top['strategy'].removeprefix(ALONE)} alone"
+        words = f"In the table {first} leads with {top['accuracy']:.3f}, above every fusion"
+        words += f"; the best of them is {name} with {accuracy:.3f}."
+    elif abs(accuracy - _best_single_accuracy(summary)) < 1e-9:
+        words = f"In the table {name} and {single} lead with {accuracy:.3f}."
+    else:
+        words = f"In the table {name} leads with {accuracy:.3f}"
+        words += f"; it cannot be told apart from {single}." if leader["outcome"] == "tie" else "."
+    sentences = [words]
+    if several:
+        others = f"{len(tied) - 1} other fusion{'s' if len(tied) > 2 else ''}"
+        sentences.append(
+            f"{others} cannot be told apart from {name}."
+            if len(tied) > 1
+            else f"Every other fusion scores significantly below {name} (Holm-corrected)."
+        )
+    majority = [line for line in summary.leaderboard if line["strategy"] == MAJORITY]
+    if majority and majority[0]["accuracy"] > accuracy + 1e-9:
+        share = majority[0]["accuracy"]
+        sentences.append(f"Not even the majority class ({share:.3f}) is reached by a fusion.")
+    return sentences
+
+
+def _best_single_accuracy(summary: Summary) -> float:
+    return max(line["accuracy"] for line in summary.leaderboard if line["family"] == "single")

@@ -31,20 +31,25 @@ def multilabel(logits: Tensor, target: Tensor) -> dict[str, float]:
     """Return the mean F1 of samples, macro F1, mean average precision of labels that occur, loss.
 
     A label is given where its logit is above 0. A sample without labels counts 1 where none is
-    given. Precision is NaN where a logit is not finite.
+    given. Macro F1 is the mean over the labels that occur or are given, as scikit-learn's with
+    `zero_division=nan`: a label given without cause counts 0, for nothing else shows it (a class
+    that is answered without cause already costs the true class), and 1 if there is no such label.
+    Precision is NaN where a logit is not finite.
     """
-    from sklearn.metrics import average_precision_score, f1_score
+    from sklearn.metrics import average_precision_score
 
-    guess = logits > 0
-    occur = target.any(0)
+    guess, wanted = logits > 0, target.bool()
+    occur = wanted.any(0)
     precision = 0.0
     if not logits.isfinite().all():
         precision = torch.nan
     elif occur.any():
         precision = average_precision_score(target[:, occur], logits[:, occur], average="macro")
+    counts = guess.sum(0) + wanted.sum(0)
+    f1 = 2 * (guess & wanted).sum(0).double() / counts.clamp(min=1)
     return {
         "sample_f1": multilabel_scores(logits, target).mean().item(),
-        "macro_f1": float(f1_score(target, guess, average="macro", zero_division=0)),
+        "macro_f1": f1[counts > 0].mean().item() if counts.any() else 1.0,
         "map": float(precision),
         "loss": F.binary_cross_entropy_with_logits(logits.float(), target.float()).item(),
     }
@@ -53,21 +58,31 @@ def multilabel(logits: Tensor, target: Tensor) -> dict[str, float]:
 def regression(prediction: Tensor, target: Tensor) -> dict[str, float]:
     """Return mean absolute error, root mean squared error, R2 and Spearman's rank correlation.
 
-    Where nothing varies, the last two are 0; where a prediction is not finite, they are NaN.
+    Each is computed for each target, then averaged, so that levels and scales of the targets do not
+    mix. The last two leave out targets that never vary, where they are undefined (0 if none
+    varies); a prediction that never varies has a rank correlation of 0. Where a prediction is not
+    finite, both are NaN.
     """
     from scipy.stats import spearmanr
     from sklearn.metrics import r2_score
 
-    error = (prediction - target).double()
-    figures = {"mae": error.abs().mean().item(), "rmse": error.square().mean().sqrt().item()}
+    prediction, target = (x.double().reshape(len(x), -1) for x in (prediction, target))
+    error = prediction - target
+    figures = {
+        "mae": error.abs().mean().item(),
+        "rmse": error.square().mean(0).sqrt().mean().item(),
+    }
     if not prediction.isfinite().all():
         return {**figures, "r2": torch.nan, "spearman": torch.nan}
-    moves = [bool((x != x[:1]).any()) for x in (prediction, target)]
-    rank = spearmanr(prediction.flatten(), target.flatten()).statistic if all(moves) else 0.0
+    r2, rank = [], []
+    for p, t in zip(prediction.T, target.T, strict=True):
+        if (t != t[0]).any():
+            r2.append(float(r2_score(t, p)))
+            rank.append(float(spearmanr(p, t).statistic) if (p != p[0]).any() else 0.0)
     return {
         **figures,
-        "r2": float(r2_score(target, prediction)) if moves[1] else 0.0,
-        "spearman": float(rank),
+        "r2": sum(r2) / len(r2) if r2 else 0.0,
+        "spearman": sum(rank) / len(rank) if rank else 0.0,
     }
 
 

@@ -9,16 +9,19 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 from setup_benchmark import SMALL, small
 
 import fusionzoo
 from fusionzoo.benchmark import cells, prepare, protocol
 from fusionzoo.config import BenchmarkConfig, from_tree
+from fusionzoo.datasets import stamps
 from fusionzoo.errors import FusionZooError
 from fusionzoo.scripts.benchmark import benchmark, main
 
@@ -249,6 +252,42 @@ def test_folds_keep_groups_together() -> None:
         assert not (where[0] & where[1] or where[0] & where[2] or where[1] & where[2])
 
 
+def test_folds_train_an_encoder_without_weights_on_each_fold(tmp_path: Path) -> None:
+    words = {"x": "wet rain", "y": "dry sand"}
+    rows = [f"{i},train,{'xy'[i % 2]},{words['xy'[i % 2]]} {i},{i} {i % 2}" for i in range(24)]
+    encoders = {name: {"name": "chars", "dim": 8, "max_length": 12} for name in ("more", "text")}
+    changes: dict[str, Any] = {"encoder_epochs": 1, "epochs": 1, "seeds": 1, "fusions": "sum"}
+    changes["corruptions"] = False
+    cfg = small(tmp_path / "out", data=manifest(tmp_path, rows), folds=3, **changes)
+    found = run(replace(cfg, encoders=encoders))
+    assert found["data"]["folds"] == 3
+    assert found["data"]["test"] == 24
+    assert [note.split(":")[0] for note in found["notes"]] == [
+        f"{name} (fold {fold})" for fold in range(3) for name in ("more", "text")
+    ]
+    assert not found["failed"]
+
+
+@pytest.mark.slow
+def test_folds_run_on_the_stamps_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FUSIONZOO_CACHE")  # of the data; the features' is set again below
+    root = stamps.cache() / "stamps"
+    if not root.is_dir():
+        pytest.skip("the stamps are not in the cache: `fusionzoo data fetch stamps`")
+    monkeypatch.setenv("FUSIONZOO_CACHE", str(tmp_path / "cache"))
+    recipe = ["--config", str(ROOT / "configs/benchmarks/stamps.yaml"), "--out", str(tmp_path)]
+    recipe += ["--data.root", str(root)]
+    small = ["--fusions", "sum,late_mean", "--seeds", "1", "--epochs", "2", "--encoder_epochs", "1"]
+    fast = ["--corruptions", "false", "--jobs", "1", "--folds", "5"]
+    assert main([*recipe, *small, *fast]) == 0
+    found = json.loads((tmp_path / "summary.json").read_text())
+    assert not found["failed"]
+    assert found["data"]["test"] == 773  # every sample is tested once
+    assert [note.split(":")[0] for note in found["notes"]] == [
+        f"audio (fold {fold})" for fold in range(5)
+    ]
+
+
 def test_tuning_never_looks_at_the_test_split_and_goes_on_where_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,6 +335,30 @@ def test_an_encoder_without_weights_is_trained_alone_first_and_the_report_says_s
 
     monkeypatch.setattr(prepare, "train_alone", never)
     assert run(small(tmp_path / "again", **changes))["leaderboard"] == found["leaderboard"]
+
+
+def test_no_strategy_starts_from_the_head_that_an_encoder_was_trained_under(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads: list[torch.Tensor] = []
+    before = prepare.fit
+
+    def watch(trainee: Any, *rest: Any) -> Any:
+        heads.append(trainee.model.fusion.head.weight.detach().clone())
+        return before(trainee, *rest)
+
+    monkeypatch.setattr(prepare, "fit", watch)
+    encoders = {name: {"name": "vector/mlp", "dim": 16, "hidden": 16} for name in "ab"}
+    cfg = small(tmp_path, encoders=encoders, seeds=3, corruptions=False, encoder_epochs=1)
+    bench, dataset = prepare.open_bench(cfg)
+    prepare.prepare(bench, dataset, tokens=False)
+    assert len(heads) == 2
+    settings = protocol.settings_of(cfg, "alone:a")
+    models, _ = cells.build(bench, cells.Unit("alone:a", 0, (0, 1, 2), False, settings, {}))
+    for model in models:
+        start = model.fusion.head.weight
+        assert start.shape == heads[0].shape
+        assert not torch.equal(start, heads[0])
 
 
 def test_several_views_are_cached_and_read_in_turn(tmp_path: Path) -> None:

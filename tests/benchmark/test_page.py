@@ -67,6 +67,23 @@ def test_every_picture_says_how_to_read_it_and_gives_its_figures(page: Path) -> 
     assert text.index('id="verdict"') < text.index("<table")
 
 
+def test_names_are_shown_as_code_and_the_calibration_of_each_strategy_is_said(page: Path) -> None:
+    text = page.read_text()
+    assert "`" not in re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
+    verdict = re.search(r'id="verdict">(.*?)</p>', text)
+    assert verdict and "<code>" in verdict[1]
+    assert "ECE if calibrated" in text
+    summary = json.loads((page.parent / "summary.json").read_text())
+    for line in summary["leaderboard"]:
+        assert line["ece"] >= line["ece_debiased"] >= 0
+        noise = line["ece"] <= line["ece_limit"] + 1e-9
+        expected = "cannot be told from calibrated" if noise else "not calibrated"
+        assert line["calibration"] == expected
+    table = (page.parent / "table.md").read_text()
+    assert "cannot be told from calibrated" in table
+    assert summary["verdict"] in table and "`" in summary["verdict"]
+
+
 def chromium(page: Path, *flags: str) -> str:
     assert CHROMIUM is not None
     command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]

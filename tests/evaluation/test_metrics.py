@@ -69,3 +69,51 @@ def test_the_mean_of_the_scores_is_the_leading_figure(task: str) -> None:
         answer, target = torch.randn(30, generator=draw), torch.randn(30, generator=draw)
     leading = next(iter(figures(answer, target).values()))
     assert scores(answer, target).mean().abs().item() == pytest.approx(leading)
+
+
+def test_a_label_that_never_occurs_and_is_never_given_does_not_lower_macro_f1() -> None:
+    target = torch.tensor([[1, 0, 0], [0, 1, 0], [1, 1, 0]])
+    assert multilabel(target * 2.0 - 1, target)["macro_f1"] == 1
+    spurious = target * 2.0 - 1
+    spurious[0, 2] = 1  # now it is given: its F1 is 0
+    assert multilabel(spurious, target)["macro_f1"] == pytest.approx(2 / 3)
+    assert multilabel(-torch.ones(3, 2), torch.zeros(3, 2))["macro_f1"] == 1
+
+
+def test_multilabel_macro_f1_is_sklearns_without_undefined_labels() -> None:
+    draw = torch.Generator().manual_seed(0)
+    target = (torch.rand(30, 8, generator=draw) < 0.3).long()
+    logits = torch.randn(30, 8, generator=draw)
+    target[:, [2, 5]], logits[:, 5] = 0, -1.0  # 2: never occurs but is given; 5: neither
+    wanted = f1_score(target, logits > 0, average="macro", zero_division=float("nan"))
+    assert multilabel(logits, target)["macro_f1"] == pytest.approx(wanted)
+
+
+def test_targets_of_different_levels_give_no_rank_correlation_for_nothing() -> None:
+    draw = torch.Generator().manual_seed(0)
+    level = torch.tensor([0.0, 100.0, 200.0])
+    target = torch.randn(400, 3, generator=draw) + level
+    ignorant = torch.randn(400, 3, generator=draw) + level
+    assert abs(regression(ignorant, target)["spearman"]) < 0.1
+    assert regression(ignorant, target)["r2"] < 0
+
+
+def test_regression_figures_are_the_means_over_the_targets() -> None:
+    draw = torch.Generator().manual_seed(1)
+    target = torch.randn(50, 3, generator=draw) * torch.tensor([1.0, 10.0, 1000.0])
+    prediction = target + torch.randn(50, 3, generator=draw) * torch.tensor([2.0, 1.0, 300.0])
+    each = [regression(prediction[:, k], target[:, k]) for k in range(3)]
+    for name, value in regression(prediction, target).items():
+        assert value == pytest.approx(sum(one[name] for one in each) / 3), name
+
+
+def test_a_target_that_never_varies_does_not_count_in_r2_and_rank_correlation() -> None:
+    moving = torch.tensor([1.0, 2, 3, 4])
+    target = torch.stack([moving, torch.full((4,), 7.0)], dim=1)
+    exact = regression(target, target)
+    assert (exact["r2"], exact["spearman"]) == (pytest.approx(1), pytest.approx(1))
+    wrong = regression(target + torch.tensor([0.0, 1.0]), target)
+    assert (wrong["r2"], wrong["spearman"]) == (pytest.approx(1), pytest.approx(1))
+    assert wrong["mae"] == 0.5  # the errors count all the same
+    still = regression(torch.full((4, 2), 7.0), target)
+    assert still["spearman"] == 0  # a prediction that never varies knows no ranks

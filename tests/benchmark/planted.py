@@ -1,0 +1,72 @@
+"""Summaries of benchmarks with planted answers, so that what is said of them can be checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from setup_benchmark import small
+
+from fusionzoo.benchmark.leaderboard import leaderboard
+from fusionzoo.benchmark.prepare import Bench, Fold
+from fusionzoo.benchmark.strategies import Strategy, Summary
+from fusionzoo.evaluation.metrics import right
+
+ITEMS, CLASSES = 200, 4
+TARGET = torch.arange(ITEMS) % CLASSES
+ALL = torch.arange(ITEMS)
+
+
+def strategy(name: str, accuracies: list[float], shift: int = 0) -> Strategy:
+    """A strategy that answers this share of items in each seed, the first ones of a fixed order.
+
+    `shift` turns the order, so that two strategies are right about different items.
+    """
+    order = np.random.default_rng(0).permutation(ITEMS)
+    order = np.roll(order, shift)
+    answers = torch.stack([(TARGET + 1) % CLASSES for _ in accuracies])
+    for answer, accuracy in zip(answers, accuracies, strict=True):
+        correct = torch.from_numpy(order[: round(accuracy * ITEMS)])
+        answer[correct] = TARGET[correct]
+    logits = 3.0 * torch.nn.functional.one_hot(answers, CLASSES)
+    kind = "fusion"
+    if name.startswith("alone:"):
+        kind = "single"
+    elif " " in name:
+        kind = "baseline"
+    rows = [
+        {"fold": 0, "seed": seed, "subset": "full", "modality": "", "corruption": "", "severity": 0}
+        | {"accuracy": accuracy, "macro_f1": accuracy, "ece": 0.0, "brier": 0.0, "nll": 0.0}
+        for seed, accuracy in enumerate(accuracies)
+    ]
+    family = "early" if kind == "fusion" else kind
+    seeds = list(range(len(accuracies)))
+    return Strategy(
+        name, kind, family, seeds, logits.float(), float(np.mean(accuracies)), 1.0, rows
+    )
+
+
+def summary(
+    strategies: list[Strategy],
+    folds: int = 1,
+    controls: Mapping[str, torch.Tensor] | None = None,
+    target: torch.Tensor = TARGET,
+) -> Summary:
+    """A finished benchmark of these strategies."""
+    cfg = small(Path("nowhere"), folds=folds if folds > 1 else 0)
+    parts = ALL.tensor_split(folds)
+    bench = Bench(
+        cfg,
+        {"image": "image", "audio": "audio"},
+        [str(k) for k in range(int(target.max()) + 1)],
+        target,
+        torch.ones(len(target), 2, dtype=torch.bool),
+        [Fold(ALL[:0], ALL[:0], part) for part in parts],
+    )
+    whole = Summary(bench, target, strategies, dict(controls or {}), {})
+    for one in strategies:
+        one.right = right(one.logits, TARGET).numpy()
+    whole.leaderboard = leaderboard(whole)
+    return whole
