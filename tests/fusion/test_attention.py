@@ -13,7 +13,6 @@ from fusionzoo.conformance import features, full, patterns, rows_of
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import create_fusion
 from fusionzoo.fusion.attention._moe import Experts, Router, imbalance
-from fusionzoo.fusion.attention.mult import last_step, positions
 from fusionzoo.fusion.base import combination_of
 from fusionzoo.structures import Features
 
@@ -85,50 +84,6 @@ def test_co_attention_without_its_cross_output_is_independent_transformers() -> 
     fusion(x)
     fusion({**x, "text": x["text"]._replace(tokens=x["text"].tokens + 1)})
     close(seen[0], seen[1])
-
-
-# ---- mult
-
-
-def test_positions_count_real_tokens_and_the_last_step_is_real() -> None:
-    mask = torch.tensor([[True, False, True, True, False]])
-    found = positions(mask, 4, torch.zeros(1).double())[0]
-    for step, index in ((0, 0), (2, 1), (3, 2)):
-        wanted = [math.sin(index), math.cos(index), math.sin(index / 100), math.cos(index / 100)]
-        close(found[step], torch.tensor(wanted, dtype=torch.float64))
-    x = torch.arange(5.0)[None, :, None]
-    assert last_step(x, mask).item() == 3
-    assert last_step(x, torch.zeros_like(mask)).item() == 0
-
-
-def test_a_crossmodal_stack_without_outputs_is_the_normed_target() -> None:
-    fusion, x = made("mult"), features(full(3))
-    stack = fusion.pairs["text->image"]
-    for block in stack.blocks:
-        for last in (block.attention.out, block.mlp[-1]):
-            torch.nn.init.zeros_(last.weight)
-            torch.nn.init.zeros_(last.bias)
-    tokens = math.sqrt(30) * x["image"].tokens @ fusion.embed["image"].weight.T
-    tokens = tokens + positions(x["image"].mask, 30, tokens)
-    context = torch.randn(3, 6, 30).double()
-    close(stack(tokens, torch.ones(3, 6, dtype=torch.bool), context), stack.norm(tokens))
-
-
-def test_mult_has_a_stack_for_every_ordered_pair() -> None:
-    for count in (2, 3):
-        fusion = made("mult", dict(list(WIDTHS.items())[:count]))
-        assert len(fusion.pairs) == count * (count - 1)
-
-
-def test_padding_in_front_and_between_changes_nothing_even_with_positions() -> None:
-    fusion, x = made("mult"), features(full(3))
-    spread = {}
-    for m, f in x.items():
-        tokens = torch.full((3, 2 * f.mask.shape[1], f.tokens.shape[2]), 9.0).double()
-        mask = torch.zeros(3, 2 * f.mask.shape[1], dtype=torch.bool)
-        tokens[:, 1::2], mask[:, 1::2] = f.tokens, f.mask
-        spread[m] = Features(tokens, mask, f.pooled)
-    close(fusion(spread).logits, fusion(x).logits)
 
 
 # ---- perceiver, qformer, gated_xattn
