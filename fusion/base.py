@@ -6,7 +6,7 @@ Shapes: `B` batch, `M` modalities, `T` tokens, `D` width, `K` outputs.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 
 import torch
@@ -49,10 +49,14 @@ class Fusion(nn.Module):
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         """Fuse `{modality: Features}`; the order of the modalities is that of `dims`."""
 
-    def prepare(self, targets: Tensor) -> nn.Module | None:
+    def prepare(
+        self, targets: Tensor, groups: Sequence[str] = (), seed: int = 0
+    ) -> nn.Module | None:
         """Get ready for a training split with these targets (N,); return what `loss` remembers.
 
         What is returned holds its state in buffers: it is kept in checkpoints, not in the model,
+        `groups` has a name for each sample: samples of one group are not independent, and must not
+        stand on both sides of a split (empty: all are independent). `seed` is that of the run.
         and comes back as `moment.memory`.
         """
         return None

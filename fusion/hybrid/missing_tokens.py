@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -91,8 +91,10 @@ class MissingTokens(Fusion):
             )
         return made
 
-    def prepare(self, targets: Tensor) -> nn.Module | None:
-        return self.base.prepare(targets)
+    def prepare(
+        self, targets: Tensor, groups: Sequence[str] = (), seed: int = 0
+    ) -> nn.Module | None:
+        return self.base.prepare(targets, groups, seed)
 
     def loss(self, output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:
         return self.base.loss(output, target, moment)

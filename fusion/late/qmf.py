@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, distributed, nn
@@ -48,7 +48,7 @@ class QMF(VotersAlone):
         logits = (energy[..., None] * votes).sum(1)
         return self.output(embedding, logits, votes, present, None, energy=energy)
 
-    def prepare(self, targets: Tensor) -> nn.Module:
+    def prepare(self, targets: Tensor, groups: Sequence[str] = (), seed: int = 0) -> nn.Module:
         return History(len(targets), len(self.dims))
 
     def loss(self, output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:

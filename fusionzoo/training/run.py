@@ -75,7 +75,7 @@ def build_objective(
     compare = cfg.train.unimodal and train_set.scheme != ()
     ids, targets = train_set.ids, train_set.targets
     heads = UnimodalHeads(dims if compare else {}, dim, tasks.prior(targets))
-    objective = Objective(model, heads, tasks, ids, targets)
+    objective = Objective(model, heads, tasks, ids, targets, train_set.groups, cfg.seed)
     unused = freeze_unused(objective)
     if cfg.balance and cfg.dist.strategy == "dp":
         raise FusionZooError("--balance: strategies remember what dp's threads forget: use ddp")

@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 
+import pytest
 import torch
 from oracle import WIDTHS, close, copy, made, moment
 from torch import Tensor
 from torch.nn import functional as F
 
 from fusionzoo.conformance import features, full, patterns, rows_of
+from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import Fusion, create_fusion
+from fusionzoo.fusion.late.late_stacking import deal
 from fusionzoo.fusion.late.late_vote import LateVote
 from fusionzoo.fusion.late.qmf import History, ranking_loss
 from fusionzoo.fusion.late.tmc import combine, divergence, evidential_loss
@@ -252,22 +255,23 @@ def test_no_classifier_learns_from_its_own_fold() -> None:
     fusion, x = made("late_stacking", folds=3), features(full(6))
     for row in range(6):
         fusion.zero_grad()
-        loss = fusion.loss(fusion(x), TARGET, moment(6))
+        loss = fusion.loss(fusion(x), TARGET, moment(6, memory=folds))
         loss[row].backward()
         for m in WIDTHS:
             per_fold = fusion.heads[m].grad.abs().sum((1, 2))
-            assert per_fold[row % 3] == 0
+            assert per_fold[folds.fold[row]] == 0
+    folds = fusion.prepare(TARGET)
             assert (per_fold > 0).sum() == 2
 
 
 def test_the_stacker_learns_from_the_fold_that_never_saw_the_sample() -> None:
     fusion, x = made("late_stacking", folds=3), features(full(6))
-    output = fusion(x)
-    loss = fusion.loss(output, TARGET, moment(6, phase=1))
+    output, folds = fusion(x), fusion.prepare(TARGET)
+    loss = fusion.loss(output, TARGET, moment(6, phase=1, memory=folds))
     loss.sum().backward()
     assert all(fusion.heads[m].grad is None for m in WIDTHS)
     shares = output.extra["votes"].softmax(-1)
-    unseen = torch.stack([shares[row, :, row % 3] for row in range(6)])
+    unseen = torch.stack([shares[row, :, folds.fold[row]] for row in range(6)])
     wanted = F.cross_entropy(fusion.stack(unseen, full(6)), TARGET, reduction="none")
     close(loss, wanted)
 
@@ -281,10 +285,11 @@ def test_random_labels_look_learnt_in_fold_and_are_chance_out_of_fold() -> None:
     optimizer = torch.optim.Adam(fusion.parameters(), lr=1e-2)
     for _ in range(150):
         optimizer.zero_grad()
-        fusion.loss(fusion(x), target, moment(60)).mean().backward()
+        fusion.loss(fusion(x), target, moment(60, memory=folds)).mean().backward()
         optimizer.step()
     votes = fusion(x).extra["votes"][:, 0].argmax(-1)  # (60, folds)
-    fold = torch.arange(60) % 5
+    fold = folds.fold
+    folds = fusion.prepare(target)
     unseen = votes.gather(1, fold[:, None])[:, 0]
     seen = votes.gather(1, (fold[:, None] + 1) % 5)[:, 0]
     assert (seen == target).float().mean() > 0.95
@@ -297,3 +302,37 @@ def test_the_prior_of_the_training_split_is_its_class_frequencies() -> None:
     nothing = rows_of(features(patterns(3)), slice(7, 8))
     wanted = torch.tensor([4.0, 2.0, 2.0, 1.0]).double() / 9
     close(fusion(nothing).logits[0].exp(), wanted, 1e-6)
+@pytest.mark.parametrize("groups", [[], [str(row // 2) for row in range(120)]])
+def test_folds_of_an_interleaved_table_hold_every_class_alike(groups: list[str]) -> None:
+    """Row number modulo K would put each class into one fold alone."""
+    targets = torch.arange(120) % 5
+    if groups:
+        targets = targets.reshape(2, 60).T.flatten()  # pairs of one class
+    fold = deal(targets, groups, 5, seed=0)
+    counts = torch.stack([torch.bincount(targets[fold == f], minlength=5) for f in range(5)])
+    assert counts.min() >= 4 and counts.max() <= 6
+    assert torch.equal(fold, deal(targets, groups, 5, seed=0))
+    assert not torch.equal(fold, deal(targets, groups, 5, seed=1))
+
+
+def test_samples_of_one_group_are_never_in_different_folds() -> None:
+    draw = torch.Generator().manual_seed(0)
+    groups = [f"patient {number}" for number in torch.randint(23, (200,), generator=draw).tolist()]
+    fold = deal(torch.randint(3, (200,), generator=draw), groups, 4, seed=0)
+    for name in set(groups):
+        assert len({int(fold[row]) for row, group in enumerate(groups) if group == name}) == 1
+    assert set(fold.tolist()) == {0, 1, 2, 3}
+
+
+def test_too_few_groups_for_the_folds_are_refused() -> None:
+    with pytest.raises(FusionZooError, match="folds=5, and the training split has 3 independent"):
+        made("late_stacking").prepare(torch.zeros(9, dtype=torch.int64), [*"aaabbbccc"])
+
+
+def test_rows_outside_the_training_split_have_a_fold_too() -> None:
+    folds = made("late_stacking", folds=2).prepare(torch.tensor([0, 1, 0, 1]))
+    assert folds.of(torch.tensor([3, -1])).tolist() == [int(folds.fold[3]), int(folds.fold[0])]
+    nothing = made("late_stacking").prepare(torch.zeros(0, dtype=torch.int64))
+    assert nothing.of(torch.tensor([0, -1])).tolist() == [0, 0]
+
+
