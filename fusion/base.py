@@ -33,6 +33,7 @@ class Fusion(nn.Module):
 
     phases: tuple[Phase, ...] = (Phase("train", 1.0),)
     classes_only = False  # whether its logits can only be those of one class out of several
+    ignores: tuple[str, ...] = ()  # settings of `classification` that its own loss cannot honour
     symmetric = False  # whether modalities may swap places, each with its own parameters
 
     def __init__(self, dims: Mapping[str, int], dim: int, num_outputs: int) -> None:
@@ -54,9 +55,9 @@ class Fusion(nn.Module):
     ) -> nn.Module | None:
         """Get ready for a training split with these targets (N,); return what `loss` remembers.
 
-        What is returned holds its state in buffers: it is kept in checkpoints, not in the model,
         `groups` has a name for each sample: samples of one group are not independent, and must not
         stand on both sides of a split (empty: all are independent). `seed` is that of the run.
+        What is returned holds its state in buffers: it is kept in checkpoints, not in the model,
         and comes back as `moment.memory`.
         """
         return None

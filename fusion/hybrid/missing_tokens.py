@@ -53,7 +53,7 @@ class MissingTokens(Fusion):
             nn.Parameter(torch.zeros(patterns, *self.stand_in.shape)) if bank == "pattern" else None
         )
         self.base = FUSIONS.create(base, dict.fromkeys(dims, dim), dim, num_outputs, **settings)
-        self.classes_only = self.base.classes_only
+        self.classes_only, self.ignores = self.base.classes_only, self.base.ignores
 
     @property
     def phases(self) -> tuple[Phase, ...]:  # type: ignore[override]

@@ -111,7 +111,8 @@ class Objective(nn.Module):
             loss = self.criterion(output.logits, batch.target)
             aligned = (one.embed(features) for one in self.balance.values() if one.aligns)  # type: ignore[operator]
             return Step(output.logits, loss, unimodal, alone, common=next(aligned, {}))
-        moment = Moment(rows, now.epoch, now.phase, self.criterion, self.memory)
+        weight = self.tasks.row_weight(batch.target)
+        moment = Moment(rows, now.epoch, now.phase, self.criterion, self.memory, weight)
         strategies = self.strategies(now)
         seen = Seen(batch, rows, features, output, self.criterion, now)
         for one in strategies:

@@ -70,6 +70,7 @@ def build_objective(
     model = create_model(
         cfg.fusion, encoders, classes=train_set.classes, targets=train_set.scheme, kinds=kinds
     )
+    tasks.check_loss_of(cfg.fusion["name"], model.fusion.ignores)
     dims = {name: encoder.dim for name, encoder in model.named_encoders()}
     dim = model.spec["fusion"]["dim"]
     compare = cfg.train.unimodal and train_set.scheme != ()

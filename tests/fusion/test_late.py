@@ -188,6 +188,13 @@ def test_the_logits_of_tmc_are_the_expected_distribution() -> None:
     assert torch.isfinite(pseudo.loss(pseudo(x), TARGET[:4], moment(4))).all()
 
 
+def test_class_weights_multiply_the_evidential_loss_of_each_row() -> None:
+    fusion, x = made("tmc"), features(full(6))
+    output, weight = fusion(x), torch.tensor([0.0, 1.0, 2.5, 4.0])[TARGET]
+    plain = fusion.loss(output, TARGET, moment(6))
+    close(fusion.loss(output, TARGET, moment(6)._replace(weight=weight)), weight * plain, 1e-6)
+
+
 # ---- qmf
 
 
@@ -253,6 +260,7 @@ def test_stacking_with_averaging_weights_is_the_mean_of_probabilities() -> None:
 
 def test_no_classifier_learns_from_its_own_fold() -> None:
     fusion, x = made("late_stacking", folds=3), features(full(6))
+    folds = fusion.prepare(TARGET)
     for row in range(6):
         fusion.zero_grad()
         loss = fusion.loss(fusion(x), TARGET, moment(6, memory=folds))
@@ -260,7 +268,6 @@ def test_no_classifier_learns_from_its_own_fold() -> None:
         for m in WIDTHS:
             per_fold = fusion.heads[m].grad.abs().sum((1, 2))
             assert per_fold[folds.fold[row]] == 0
-    folds = fusion.prepare(TARGET)
             assert (per_fold > 0).sum() == 2
 
 
@@ -282,6 +289,7 @@ def test_random_labels_look_learnt_in_fold_and_are_chance_out_of_fold() -> None:
     target = torch.randint(2, (60,))
     x = {"a": Features(rows[:, None], torch.ones(60, 1, dtype=torch.bool), rows)}
     fusion = create_fusion("late_stacking", {"a": 40}, 16, 2, folds=5)
+    folds = fusion.prepare(target)
     optimizer = torch.optim.Adam(fusion.parameters(), lr=1e-2)
     for _ in range(150):
         optimizer.zero_grad()
@@ -289,19 +297,12 @@ def test_random_labels_look_learnt_in_fold_and_are_chance_out_of_fold() -> None:
         optimizer.step()
     votes = fusion(x).extra["votes"][:, 0].argmax(-1)  # (60, folds)
     fold = folds.fold
-    folds = fusion.prepare(target)
     unseen = votes.gather(1, fold[:, None])[:, 0]
     seen = votes.gather(1, (fold[:, None] + 1) % 5)[:, 0]
     assert (seen == target).float().mean() > 0.95
     assert (unseen == target).float().mean() < 0.7
 
 
-def test_the_prior_of_the_training_split_is_its_class_frequencies() -> None:
-    fusion = made("late_poe", prior="train")
-    fusion.prepare(torch.tensor([0, 0, 0, 1, 2]))
-    nothing = rows_of(features(patterns(3)), slice(7, 8))
-    wanted = torch.tensor([4.0, 2.0, 2.0, 1.0]).double() / 9
-    close(fusion(nothing).logits[0].exp(), wanted, 1e-6)
 @pytest.mark.parametrize("groups", [[], [str(row // 2) for row in range(120)]])
 def test_folds_of_an_interleaved_table_hold_every_class_alike(groups: list[str]) -> None:
     """Row number modulo K would put each class into one fold alone."""
@@ -336,3 +337,9 @@ def test_rows_outside_the_training_split_have_a_fold_too() -> None:
     assert nothing.of(torch.tensor([0, -1])).tolist() == [0, 0]
 
 
+def test_the_prior_of_the_training_split_is_its_class_frequencies() -> None:
+    fusion = made("late_poe", prior="train")
+    fusion.prepare(torch.tensor([0, 0, 0, 1, 2]))
+    nothing = rows_of(features(patterns(3)), slice(7, 8))
+    wanted = torch.tensor([4.0, 2.0, 2.0, 1.0]).double() / 9
+    close(fusion(nothing).logits[0].exp(), wanted, 1e-6)
