@@ -209,6 +209,19 @@ def test_qmf_weighs_votes_by_their_energy_and_is_not_shift_invariant() -> None:
     assert not torch.allclose(fusion(x).logits.softmax(-1), before)
 
 
+def test_a_detached_energy_weighs_a_vote_without_a_gradient_of_its_own() -> None:
+    """Then the energy is all that the bias of a head moves its own logit by, and no other."""
+    x = features(full(6))
+    for detach in (False, True):
+        fusion = made("qmf", detach=detach)
+        output = fusion(x)
+        bias = fusion.heads["text"].bias
+        (slope,) = torch.autograd.grad(output.logits[:, 0].sum(), bias)
+        energy = output.extra["energy"][:, 1].sum()
+        assert torch.isclose(slope[0], energy) == detach
+        assert (slope[1:] == 0).all() == detach
+
+
 def test_ranking_costs_nothing_where_the_harder_has_less_energy_by_the_margin() -> None:
     hardness = torch.tensor([[0.1], [0.5], [0.9]])
     there = torch.ones(3, 1, dtype=torch.bool)
