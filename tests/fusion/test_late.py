@@ -348,7 +348,7 @@ def twins(groups: int, count: int, draw: torch.Generator) -> tuple[dict[str, Fea
 
 
 def test_the_stacker_does_not_trust_what_was_memorised_if_groups_are_known() -> None:
-    """Accuracy on new groups before and after the stacking phase: 0.70 and 0.83; 0.57 and 0.52 with
+    """Accuracy on new groups before and after the stacking phase: 0.70 and 0.83; 0.59 and 0.52 with
     folds that tear groups apart, for then a twin in another fold gives the answer away."""
     draw = torch.Generator().manual_seed(0)
     (x, target), (new, wanted) = twins(40, 5, draw), twins(1000, 1, draw)
@@ -360,8 +360,8 @@ def test_the_stacker_does_not_trust_what_was_memorised_if_groups_are_known() -> 
         folds, accuracy = fusion.prepare(target, names, 0), []
         for number, phase in enumerate(fusion.phases):
             learning = [p for n, p in fusion.named_parameters() if n.startswith(phase.trains)]
-            optimizer = torch.optim.Adam(learning, lr=(1e-2, 3e-2)[number])
-            for _ in range((80, 150)[number]):
+            optimizer = torch.optim.Adam(learning, lr=(2e-2, 1e-1)[number])
+            for _ in range((30, 40)[number]):
                 optimizer.zero_grad()
                 loss = fusion.loss(fusion(x), target, moment(200, phase=number, memory=folds))
                 loss.mean().backward()
