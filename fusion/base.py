@@ -6,7 +6,7 @@ Shapes: `B` batch, `M` modalities, `T` tokens, `D` width, `K` outputs.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 
 import torch
@@ -33,6 +33,7 @@ class Fusion(nn.Module):
 
     phases: tuple[Phase, ...] = (Phase("train", 1.0),)
     classes_only = False  # whether its logits can only be those of one class out of several
+    ignores: tuple[str, ...] = ()  # settings of `classification` that its own loss cannot honour
     symmetric = False  # whether modalities may swap places, each with its own parameters
 
     def __init__(self, dims: Mapping[str, int], dim: int, num_outputs: int) -> None:
@@ -49,9 +50,13 @@ class Fusion(nn.Module):
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         """Fuse `{modality: Features}`; the order of the modalities is that of `dims`."""
 
-    def prepare(self, targets: Tensor) -> nn.Module | None:
+    def prepare(
+        self, targets: Tensor, groups: Sequence[str] = (), seed: int = 0
+    ) -> nn.Module | None:
         """Get ready for a training split with these targets (N,); return what `loss` remembers.
 
+        `groups` has a name for each sample: samples of one group are not independent, and must not
+        stand on both sides of a split (empty: all are independent). `seed` is that of the run.
         What is returned holds its state in buffers: it is kept in checkpoints, not in the model,
         and comes back as `moment.memory`.
         """

@@ -110,6 +110,7 @@ class Moment(NamedTuple):
     phase: int  # of the fusion's `phases`
     criterion: Callable[[Tensor, Tensor], Tensor]  # (B, K), target -> (B,), say cross-entropy
     memory: nn.Module | None = None  # what `Fusion.prepare` returned
+    weight: Tensor | None = None  # (B,) of each row's class, in `criterion` already; None: all 1
 
 
 class Batch(NamedTuple):

@@ -5,7 +5,7 @@ Shapes: `N` tokens of the whole batch, `D` width, `E` experts.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -48,8 +48,21 @@ class Experts(nn.Module):
         return out.index_add(0, torch.cat(asked), together).to(x.dtype)
 
 
+class Routing(NamedTuple):
+    """What a router says of N tokens, each (N, E)."""
+
+    scores: Tensor
+    gates: Tensor  # rows sum to 1 over the chosen experts
+    load: Tensor  # in training the probability of being chosen, else whether it is
+
+
 class Router(nn.Module):
-    """Score experts for a token, by x W or by -|x - w_e| (Laplace), and keep the `top_k` best."""
+    """Score experts for a token, by x W or by -|x - w_e| (Laplace), and keep the `top_k` best.
+
+    In training scores carry normal noise of standard deviation `noise`, which makes being among the
+    best a matter of chance; that probability has a gradient for every expert (Shazeer et al. 2017,
+    arXiv:1701.06538, appendix A), the choice itself only for the chosen.
+    """
 
     def __init__(
         self,
@@ -65,28 +78,47 @@ class Router(nn.Module):
         self.top_k, self.gate, self.noise = top_k, gate, noise
         self.centres = nn.Parameter(torch.randn(num_experts, dim) * dim**-0.5)
 
-    def forward(self, x: Tensor, routed: Tensor) -> tuple[Tensor, Tensor]:
-        """Return scores and gates (N, E); tokens where `routed` (N,) is False go nowhere."""
+    def forward(self, x: Tensor, routed: Tensor) -> Routing:
+        """Route tokens (N, D); those where `routed` (N,) is False go nowhere."""
         scores = self.scores(x)
         noisy = scores + self.noise * torch.randn_like(scores) if self.training else scores
-        best = noisy.topk(self.top_k, dim=-1)
-        gates = torch.zeros_like(noisy).scatter(1, best.indices, best.values.softmax(-1))
-        return scores, gates.masked_fill(~routed[:, None], 0)
+        best = noisy.topk(min(self.top_k + 1, len(self.centres)), dim=-1)
+        values, indices = best.values[:, : self.top_k], best.indices[:, : self.top_k]
+        gates = torch.zeros_like(noisy).scatter(1, indices, values.softmax(-1))
+        if self.training and self.noise > 0 and self.top_k < len(self.centres):
+            load = self._probability(scores, noisy, best.values)
+        else:
+            load = (gates > 0).to(gates.dtype)
+        absent = ~routed[:, None]
+        return Routing(scores, gates.masked_fill(absent, 0), load.masked_fill(absent, 0))
+
+    def _probability(self, scores: Tensor, noisy: Tensor, best: Tensor) -> Tensor:
+        """Return P(score + fresh noise is among the best `top_k`), others' noise as drawn: (N, E).
+
+        best (N, top_k + 1): the highest noisy scores. To be chosen an expert must beat the k-th of
+        the others: number k + 1 of all where it is chosen itself, else number k.
+        """
+        chosen = noisy > best[:, -1:]
+        bar = torch.where(chosen, best[:, -1:], best[:, -2:-1])
+        return torch.special.ndtr((scores - bar) / self.noise)
 
     def scores(self, x: Tensor) -> Tensor:
         """Return how well each expert suits each token: (N, D) -> (N, E)."""
         if self.gate == "softmax":
             return x @ self.centres.T
-        squared = (x[:, None] - self.centres).square().sum(-1)
-        return -(squared + 1e-12).sqrt()
+        # As |x|^2 - 2 x c + |c|^2: no (N, E, D) differences. The sum cancels, so never in bfloat16.
+        with torch.autocast(x.device.type, enabled=False):
+            x = x.to(self.centres.dtype)
+            lengths = x.square().sum(-1, keepdim=True) + self.centres.square().sum(-1)
+            squared = lengths - 2 * x @ self.centres.T
+            return -squared.clamp(min=1e-12).sqrt()
 
 
-def imbalance(gates: Tensor) -> Tensor:
-    """Return CV^2 of the experts' importance plus CV^2 of their load: (N, E) -> ().
+def imbalance(gates: Tensor, load: Tensor) -> Tensor:
+    """Return CV^2 of the experts' importance plus CV^2 of their load: (N, E) x 2 -> ().
 
-    Importance is the sum of an expert's gates, load the number of tokens it is given.
+    Importance is the sum of an expert's gates, load the number of tokens that it may expect.
     """
-    load = (gates > 0).to(gates.dtype)
     return _squared_variation(gates.sum(0)) + _squared_variation(load.sum(0))
 
 

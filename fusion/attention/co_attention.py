@@ -33,14 +33,19 @@ class Stream(nn.Module):
         return x + self.dropout(self.mlp(x))
 
 
-@FUSIONS.register(family="attention", paper="Lu et al. 2019, arXiv:1908.02265", reads="tokens")
+@FUSIONS.register(
+    family="attention",
+    paper="Lu et al. 2019, arXiv:1908.02265; Dou et al. 2022, arXiv:2111.02387",
+    reads="tokens",
+)
 class CoAttention(TokenFusion):
     """Run a transformer per modality whose layers also attend to all other modalities.
 
     Per layer and stream: x_m += SA(x_m); x_m += CA(x_m, [x_n]_{n != m}); x_m += MLP(x_m), where all
     streams read the states of the layer before (synchronous). embedding = W [mean LN(x_1); ...;
-    mean LN(x_M); p] + c. Differs from ViLBERT: pre-norm, keys normed once by their own stream, any
-    number of modalities, 2 layers by default (ViLBERT and METER: 6).
+    mean LN(x_M); p] + c. Layers are METER's (Dou et al.): each attends to itself, then
+    across; ViLBERT (Lu et al.) alternates blocks of both kinds. Differs from both: pre-norm, keys
+    normed once by their own stream, any number of modalities, 2 layers by default (both: 6).
 
     Missing: never a key; its slot of the concatenation is 0. Without any other, the stream runs on.
     Pitfall: updating one stream after the other instead of at once makes their order matter.

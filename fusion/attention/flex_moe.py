@@ -12,7 +12,7 @@ from ...errors import FusionZooError
 from ...structures import Features, FusionOutput, Moment, masked_mean
 from ..base import FUSIONS, combination_of
 from ._blocks import Attention, TokenFusion
-from ._moe import Experts, Router, imbalance
+from ._moe import Experts, Router, Routing, imbalance
 
 
 @FUSIONS.register(family="attention", paper="Yun et al. 2024, arXiv:2410.08245", reads="tokens")
@@ -21,7 +21,7 @@ class FlexMoE(TokenFusion):
 
     An absent m becomes bank[pattern, m], `slots` tokens; x += SA(LN x); x += sum_{e in top k} g_e
     E_e(LN x) with g = softmax of the k best x W; embedding = mean over m of the mean of LN(x_m).
-    Loss: cross-entropy + `balance_weight` (CV^2 of importance and of load, over tokens of complete
+    Loss: cross-entropy + `balance_weight` (CV^2 as in `fuse_moe`, over tokens of complete
     samples, + CE(scores, index of the combination) over tokens of incomplete ones; index 0 is the
     complete one, so at least 2^M - 1 experts). Left out: the paper's warm-up that sorts samples by
     completeness. Its code adds the attention to itself instead of to x; here the skip is kept.
@@ -77,13 +77,13 @@ class FlexMoE(TokenFusion):
         x = x + self.dropout(self.attention(normed, normed, mask))
         normed = self.expert_norm(x)
         flat = rearrange(normed, "b t d -> (b t) d")
-        scores, gates = self.router(flat, mask.flatten())
-        answer = self.experts(flat, gates)
+        routing: Routing = self.router(flat, mask.flatten())
+        answer = self.experts(flat, routing.gates)
         x = x + self.dropout(rearrange(answer, "(b t) d -> b t d", t=x.shape[1]))
         streams = zip(self.norm(x).split(lengths, dim=1), masks, strict=True)
         means = torch.stack([masked_mean(own, real) for own, real in streams], dim=1)
         embedding = self.or_null(means.mean(1), present)
-        extra = {"gates": gates, "scores": scores, "mask": mask, "combination": combination}
+        extra = {**routing._asdict(), "mask": mask, "combination": combination}
         return FusionOutput(embedding, self.head(embedding), {}, None, extra)
 
     def _filled(
@@ -108,7 +108,10 @@ class FlexMoE(TokenFusion):
         mask, combination = output.extra["mask"], output.extra["combination"]
         of_token = repeat(combination, "b -> (b t)", t=mask.shape[1])
         complete = (of_token == 0)[:, None]
-        balance = imbalance(output.extra["gates"].float().masked_fill(~complete, 0))
+        balance = imbalance(
+            output.extra["gates"].float().masked_fill(~complete, 0),
+            output.extra["load"].float().masked_fill(~complete, 0),
+        )
         wanted = of_token.clamp(max=output.extra["scores"].shape[1] - 1)
         each = nn.functional.cross_entropy(output.extra["scores"].float(), wanted, reduction="none")
         counted = mask & (combination > 0)[:, None]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ...structures import Features, FusionOutput, Moment, masked_mean
 from ..base import FUSIONS, check_choice, present_mean
 from ._blocks import Attention, TokenFusion, join
-from ._moe import Experts, Router, imbalance
+from ._moe import Experts, Router, Routing, imbalance
 
 
 @FUSIONS.register(family="attention", paper="Han et al. 2024, arXiv:2402.03226", reads="tokens")
@@ -22,8 +22,10 @@ class FuseMoE(TokenFusion):
     x += SA(LN x); x += sum_{e in top k} g_e E_e(LN x); g = softmax of the k best scores, which are
     -|x - w_e| (`gate="laplace"`, the paper's) or x W ("softmax"). `routers="modality"`: each
     modality has a router of its own. embedding = mean over present m of the mean of LN(x_m). Loss:
-    cross-entropy + `balance_weight` (CV^2 of importance + CV^2 of load) over real tokens. In
-    training scores carry normal noise of standard deviation `noise`.
+    cross-entropy + `balance_weight` (CV^2 of importance + CV^2 of load) over real tokens, load the
+    probability of being among the best under the normal noise that scores carry in training, of
+    standard deviation `noise` (0: a count, without a gradient). Differs from the paper, whose
+    balance term is an entropy.
 
     Missing: its tokens are no keys and go to no expert.
     Pitfall: without the balance term one expert takes all; a large term blurs the experts.
@@ -73,29 +75,31 @@ class FuseMoE(TokenFusion):
         normed = self.attention_norm(x)
         x = x + self.dropout(self.attention(normed, normed, mask))
         normed = self.expert_norm(x)
-        gates = self._route(normed, mask, lengths)
-        answer = self.experts(rearrange(normed, "b t d -> (b t) d"), gates)
+        routing = self._route(normed, mask, lengths)
+        answer = self.experts(rearrange(normed, "b t d -> (b t) d"), routing.gates)
         x = x + self.dropout(rearrange(answer, "(b t) d -> b t d", t=x.shape[1]))
         streams = zip(self.norm(x).split(lengths, dim=1), masks.values(), strict=True)
         means = torch.stack([masked_mean(own, real) for own, real in streams], dim=1)
         embedding = self.or_null(present_mean(means, present), present)
-        return FusionOutput(embedding, self.head(embedding), {}, None, {"gates": gates})
+        return FusionOutput(embedding, self.head(embedding), {}, None, routing._asdict())
 
-    def _route(self, x: Tensor, mask: Tensor, lengths: list[int]) -> Tensor:
-        """Return the gates of all tokens, (B T, E)."""
+    def _route(self, x: Tensor, mask: Tensor, lengths: list[int]) -> Routing:
+        """Route all tokens, (B T, E)."""
         if len(self.routers) == 1:
-            return self.routers[0](rearrange(x, "b t d -> (b t) d"), mask.flatten())[1]
+            routing: Routing = self.routers[0](rearrange(x, "b t d -> (b t) d"), mask.flatten())
+            return routing
         parts = zip(self.routers, x.split(lengths, 1), mask.split(lengths, 1), strict=True)
-        own = [
-            rearrange(
-                router(rearrange(y, "b t d -> (b t) d"), real.flatten())[1],
-                "(b t) e -> b t e",
-                t=y.shape[1],
-            )
+        by_modality = [
+            [
+                rearrange(part, "(b t) e -> b t e", t=y.shape[1])
+                for part in router(rearrange(y, "b t d -> (b t) d"), real.flatten())
+            ]
             for router, y, real in parts
         ]
-        return rearrange(torch.cat(own, dim=1), "b t e -> (b t) e")
+        columns = zip(*by_modality, strict=True)
+        return Routing(*(rearrange(torch.cat(c, dim=1), "b t e -> (b t) e") for c in columns))
 
     def loss(self, output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:
-        balance = self.balance_weight * imbalance(output.extra["gates"].float())
+        gates, load = output.extra["gates"].float(), output.extra["load"].float()
+        balance = self.balance_weight * imbalance(gates, load)
         return moment.criterion(output.logits, target) + balance

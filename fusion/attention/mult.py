@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -13,33 +13,20 @@ from torch import Tensor, nn
 from ...errors import FusionZooError
 from ...structures import Features, FusionOutput
 from ..base import FUSIONS, Fusion
-from ._blocks import Block
-
-
-class Stack(nn.Module):
-    """Pre-norm blocks and a final norm; keys are a fixed context, or the stream itself."""
-
-    def __init__(self, dim: int, num_layers: int, num_heads: int, dropout: float) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block(dim, num_heads, dropout) for _ in range(num_layers))
-        self.norm = nn.LayerNorm(dim)
-
-    def forward(self, x: Tensor, mask: Tensor, context: Tensor | None = None) -> Tensor:
-        """Run x (B, T, D) through the blocks; mask (B, S) is that of the keys."""
-        for block in self.blocks:
-            x = block(x, mask, context)
-        return self.norm(x)
+from ._stacks import Stacks, separate, together
 
 
 @FUSIONS.register(family="attention", paper="Tsai et al. 2019, arXiv:1906.00295", reads="tokens")
 class MulT(Fusion):
     """Translate every modality into every other by crossmodal attention, then read the last step.
 
-    x_m = sqrt(w) E_m X_m + positions; for each source n and target m, `num_layers` blocks whose
-    queries are the running m-stream and whose keys are the fixed x_n, normed by the block's first
-    norm; h_m = last step of a self-attention stack over [the streams of m]; h = [h_1; ...; h_M; p];
-    embedding = V (h + MLP(h)). Paper: 5 layers, and a mask of the future, left out here. The
-    reference has no padding mask; here padding changes nothing.
+    x_m = sqrt(w) E_m X_m + positions; for each source n and target m, `num_layers` pre-norm blocks
+    (attention, ReLU perceptron) whose queries are the running m-stream and whose keys are the fixed
+    x_n, normed by the block's first norm; H_m = [the streams of m], W wide; h_m = last step of a
+    self-attention stack over sqrt(W) H_m + positions; h = [h_1; ...; h_M; p]; embedding = V (h +
+    MLP(h)). Differs from the reference: 2 layers (5), no mask of the future, dropout on residuals
+    only, positions counted from 0 with sine and cosine in turn; it has no padding mask, and here
+    padding changes nothing. Stacks that read equally many tokens run as one.
 
     Missing: an absent source gives zeros in its slot; an absent target zeros in the last join.
     Pitfall: "the last step" of a padded batch is a pad: here it is the last real token.
@@ -65,19 +52,14 @@ class MulT(Fusion):
         super().__init__(dims, dim, num_outputs)
         if width % 2:
             raise FusionZooError(f"width={width} is odd: positions are pairs of sine and cosine")
-        self.width = width
         self.embed = nn.ModuleDict({m: nn.Linear(w, width, bias=False) for m, w in dims.items()})
-        self.pairs = nn.ModuleDict(
-            {
-                f"{source}->{target}": Stack(width, num_layers, num_heads, dropout)
-                for target in dims
-                for source in dims
-                if source != target
-            }
+        self.pairs = [(source, target) for target in dims for source in dims if source != target]
+        self.crossmodal = (
+            Stacks(len(self.pairs), width, num_layers, num_heads, dropout) if self.pairs else None
         )
         wide = width * max(1, len(dims) - 1)
         self.memory = nn.ModuleDict(
-            {m: Stack(wide, memory_layers, num_heads, dropout) for m in dims}
+            {m: Stacks(1, wide, memory_layers, num_heads, dropout) for m in dims}
         )
         total = len(dims) * wide
         self.mlp = nn.Sequential(
@@ -90,14 +72,11 @@ class MulT(Fusion):
         present = self.present(features)
         masks = {name: features[name].mask for name in self.dims}
         tokens = {
-            name: math.sqrt(self.width) * self.embed[name](x)
-            + positions(masks[name], self.width, x)
+            name: placed(self.embed[name](x), masks[name])
             for name, x in self.tokens(features).items()
         }
-        last = []
-        for name in self.dims:
-            stream = self.memory[name](self._translated(name, tokens, masks), masks[name])
-            last.append(last_step(stream, masks[name]))
+        streams = self._remembered(self._translated(tokens, masks), masks)
+        last = [last_step(streams[name], mask) for name, mask in masks.items()]
         joined = torch.cat(last, dim=-1)
         bits = present.to(joined.dtype)
         embedding = self.join(torch.cat([joined + self.mlp(joined), bits], dim=-1))
@@ -105,18 +84,63 @@ class MulT(Fusion):
         return FusionOutput(embedding, self.head(embedding), {}, None)
 
     def _translated(
-        self, target: str, tokens: Mapping[str, Tensor], masks: Mapping[str, Tensor]
-    ) -> Tensor:
-        """Return [the streams of `target`, each fed by one source], zeros for an absent source."""
-        if len(tokens) == 1:
-            return tokens[target]
-        streams = []
-        for source in tokens:
-            if source != target:
-                pair = self.pairs[f"{source}->{target}"]
-                stream = pair(tokens[target], masks[source], tokens[source])
-                streams.append(stream.masked_fill(~masks[source].any(1)[:, None, None], 0))
-        return torch.cat(streams, dim=-1)
+        self, tokens: Mapping[str, Tensor], masks: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Return [the streams of m, each fed by one source], zeros where the source is absent."""
+        if self.crossmodal is None:
+            return dict(tokens)
+        groups = alike([(masks[n].shape[1], masks[m].shape[1]) for n, m in self.pairs])
+        weights = self.crossmodal.weights()
+        streams: dict[int, Tensor] = {}
+        each = separate(weights) if len(groups) > 1 else []
+        for rows in groups:
+            sources, targets = zip(*(self.pairs[row] for row in rows), strict=True)
+            keys = torch.stack([masks[name] for name in sources])
+            x = self.crossmodal(
+                together([each[row] for row in rows]) if each else weights,
+                torch.stack([tokens[name] for name in targets]),
+                keys,
+                torch.stack([tokens[name] for name in sources]),
+            )
+            x = x.masked_fill(~keys.any(2)[:, :, None, None], 0)
+            streams |= zip(rows, x.unbind(0), strict=True)
+        return {
+            name: torch.cat([streams[r] for r, (_, m) in enumerate(self.pairs) if m == name], -1)
+            for name in tokens
+        }
+
+    def _remembered(
+        self, streams: Mapping[str, Tensor], masks: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Run each modality's self-attention stack: (B, T, W) -> (B, T, W)."""
+        names = list(streams)
+        answers: dict[str, Tensor] = {}
+        for rows in alike([x.shape[1] for x in streams.values()]):
+            some = [names[row] for row in rows]
+            x = self.memory[some[0]](
+                together([self.memory[name].weights() for name in some]),  # type: ignore[operator]
+                torch.stack([placed(streams[name], masks[name]) for name in some]),
+                torch.stack([masks[name] for name in some]),
+            )
+            answers |= zip(some, x.unbind(0), strict=True)
+        return answers
+
+
+def alike(sizes: Sequence[Hashable]) -> list[list[int]]:
+    """Return the places of equal sizes, together.
+
+    >>> alike([5, 3, 5])
+    [[0, 2], [1]]
+    """
+    places: dict[Hashable, list[int]] = {}
+    for place, size in enumerate(sizes):
+        places.setdefault(size, []).append(place)
+    return list(places.values())
+
+
+def placed(x: Tensor, mask: Tensor) -> Tensor:
+    """Return sqrt(D) x + positions: (B, T, D), (B, T) -> (B, T, D)."""
+    return math.sqrt(x.shape[-1]) * x + positions(mask, x.shape[-1], x)
 
 
 def positions(mask: Tensor, width: int, like: Tensor) -> Tensor:

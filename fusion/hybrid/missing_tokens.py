@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -53,7 +53,7 @@ class MissingTokens(Fusion):
             nn.Parameter(torch.zeros(patterns, *self.stand_in.shape)) if bank == "pattern" else None
         )
         self.base = FUSIONS.create(base, dict.fromkeys(dims, dim), dim, num_outputs, **settings)
-        self.classes_only = self.base.classes_only
+        self.classes_only, self.ignores = self.base.classes_only, self.base.ignores
 
     @property
     def phases(self) -> tuple[Phase, ...]:  # type: ignore[override]
@@ -91,8 +91,10 @@ class MissingTokens(Fusion):
             )
         return made
 
-    def prepare(self, targets: Tensor) -> nn.Module | None:
-        return self.base.prepare(targets)
+    def prepare(
+        self, targets: Tensor, groups: Sequence[str] = (), seed: int = 0
+    ) -> nn.Module | None:
+        return self.base.prepare(targets, groups, seed)
 
     def loss(self, output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:
         return self.base.loss(output, target, moment)

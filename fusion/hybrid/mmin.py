@@ -41,8 +41,9 @@ class MMIN(Fusion):
     V_m, MLP and head learn on what each sample has. Phase "imagine": encoders and V_m rest and are
     the teacher; in every step each sample hides a random proper subset of its modalities; loss =
     cross-entropy + `strength` (|imagined - a|^2 over what was hidden + |reverse(imagined) - a|^2
-    over what was not), a without gradient. Differs from the paper: one network for all patterns,
-    and what a sample truly lacks is imagined but never a target.
+    over what was not), a without gradient. Differs from the paper: one network for all patterns;
+    the classifier reads the imagined features beside the given ones, not the autoencoders' hidden
+    layers; and what a sample truly lacks is imagined but never a target.
 
     Missing: imagined from the others. A complete sample bypasses the imagination.
     Pitfall: targets must carry no gradient, or the teacher collapses onto the imagination.

@@ -19,7 +19,7 @@ class MVAEPoE(Fusion):
     (mu_m, log var_m) = V_m x_m, t_m = 1 / var_m, t = 1 + sum_m p_m t_m, mu = sum_m p_m t_m mu_m /
     t; embedding = mu, in training a sample from N(mu, 1/t). Loss: cross-entropy of the sample +
     `beta` KL to the prior, for the whole, for each modality alone and for `random_subsets` further
-    subsets; with `decoders`, + mean squared error of each present x_m decoded from the sample.
+    subsets; with `decoders`, + mean squared error of each x_m of that subset decoded from its draw.
     log var is kept within -10 to 10.
 
     Missing: no precision. Nothing at all: the prior itself, mean 0.
@@ -76,14 +76,15 @@ class MVAEPoE(Fusion):
         extra = output.extra
         present, means, precision = extra["present"], extra["means"], extra["precision"]
         loss = moment.criterion(output.logits, target)
-        loss = loss + self._regularise(extra["mean"], extra["variance"], extra["sample"], extra)
+        whole = (extra["mean"], extra["variance"], extra["sample"])
+        loss = loss + self._regularise(*whole, present, extra)
         alone = torch.eye(len(self.dims), dtype=torch.bool, device=present.device)
         drawn = torch.rand(self.random_subsets, *present.shape, device=present.device) < 0.5
         for subset in (*(row & present for row in alone), *(present & kept for kept in drawn)):
             mean, variance = multiply(means, precision, subset)
             sample = self._draw(mean, variance)
             own = moment.criterion(self.head(sample), target)
-            own = own + self._regularise(mean, variance, sample, extra)
+            own = own + self._regularise(mean, variance, sample, subset, extra)
             loss = loss + torch.where(subset.any(1), own, 0)
         return loss
 
@@ -91,14 +92,19 @@ class MVAEPoE(Fusion):
         return mean + variance.sqrt() * torch.randn_like(mean) if self.training else mean
 
     def _regularise(
-        self, mean: Tensor, variance: Tensor, sample: Tensor, extra: Mapping[str, Tensor]
+        self,
+        mean: Tensor,
+        variance: Tensor,
+        sample: Tensor,
+        subset: Tensor,
+        extra: Mapping[str, Tensor],
     ) -> Tensor:
-        """Return beta KL(N(mean, variance) || N(0, I)), and the decoders' error: (B,)."""
+        """Return beta KL(N(mean, variance) || N(0, I)) and the error of decoding `subset`: (B,)."""
         loss = self.beta * 0.5 * (variance + mean.square() - 1 - variance.log()).sum(-1)
         if self.decoders is not None:
             for column, (name, decode) in enumerate(self.decoders.items()):
                 error = (decode(sample) - extra[f"pooled/{name}"]).square().mean(-1)
-                loss = loss + error.masked_fill(~extra["present"][:, column], 0)
+                loss = loss + error.masked_fill(~subset[:, column], 0)
         return loss
 
 

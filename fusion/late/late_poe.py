@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -56,7 +56,7 @@ class LatePoE(LateFusion):
         del self.prior_logits  # here the prior is known, not learned
         self.register_buffer("log_prior", torch.full((num_outputs,), 1 / num_outputs).log())
 
-    def prepare(self, targets: Tensor) -> None:
+    def prepare(self, targets: Tensor, groups: Sequence[str] = (), seed: int = 0) -> None:
         if self.prior == "train":
             counts = torch.bincount(targets, minlength=self.num_outputs) + 1  # none is impossible
             self.log_prior.copy_((counts / counts.sum()).log())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, distributed, nn
@@ -21,8 +21,9 @@ class QMF(VotersAlone):
     logits = sum_m u_m z_m over what is present, not normalised. Loss: CE(logits) + sum_m CE(z_m) +
     `rank_weight` sum_m R_m; R compares each sample i with the next one j of the batch: max(0,
     sign(k_i - k_j) (u_i - u_j) + |k_i - k_j|), k the sample's cross-entropy summed over training
-    and scaled to 0..1 over the data set: whoever was harder should have less energy. Differs from
-    the public code, which negates the difference but not the margin and so turns it into slack.
+    and scaled to 0..1 over the data set: whoever was harder should have less energy. The
+    gradient of CE(logits) reaches u_m unless `detach`, which some of the public code has; that code
+    also negates the difference but not the margin, which turns it into slack.
 
     Missing: adds nothing, and takes no part in history or pairs.
     Pitfall: u may be negative, which turns a vote around; and adding a constant to z_m changes u_m.
@@ -37,18 +38,25 @@ class QMF(VotersAlone):
     symmetric = True
 
     def __init__(
-        self, dims: Mapping[str, int], dim: int, num_outputs: int, *, rank_weight: float = 1.0
+        self,
+        dims: Mapping[str, int],
+        dim: int,
+        num_outputs: int,
+        *,
+        rank_weight: float = 1.0,
+        detach: bool = False,
     ) -> None:
         super().__init__(dims, dim, num_outputs)
-        self.rank_weight = rank_weight
+        self.rank_weight, self.detach = rank_weight, detach
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         embedding, votes, present = self.votes(features)
         energy = (votes.logsumexp(-1) / 10).masked_fill(~present, 0)
-        logits = (energy[..., None] * votes).sum(1)
+        trust = energy.detach() if self.detach else energy
+        logits = (trust[..., None] * votes).sum(1)
         return self.output(embedding, logits, votes, present, None, energy=energy)
 
-    def prepare(self, targets: Tensor) -> nn.Module:
+    def prepare(self, targets: Tensor, groups: Sequence[str] = (), seed: int = 0) -> nn.Module:
         return History(len(targets), len(self.dims))
 
     def loss(self, output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:

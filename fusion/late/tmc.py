@@ -27,7 +27,8 @@ class TMC(LateFusion):
     pairwise form divides 0 by 0 once evidence is large. logits = log alpha, so that their softmax
     is the expected class distribution. Loss: for every view and for the whole,
     digamma(S) - digamma(alpha_y) + lambda KL(Dir(alpha without evidence for y) || Dir(1)), lambda
-    rising to 1 over `annealing_epochs`. `pseudo_view` adds a view of the concatenated features
+    rising to 1 over `annealing_epochs`, times the class's weight; it has no place for focal `gamma`
+    or label smoothing, which are refused. `pseudo_view` adds a view of the concatenated features
     (ETMC).
 
     Missing: no evidence, the vacuous opinion, which is exactly neutral.
@@ -41,6 +42,7 @@ class TMC(LateFusion):
     """
 
     classes_only = True
+    ignores = ("gamma", "label_smoothing")
     symmetric = True
 
     def __init__(
@@ -82,6 +84,8 @@ class TMC(LateFusion):
         each = evidential_loss(views, target[:, None].expand(-1, views.shape[1]), strength)
         whole = evidential_loss(output.extra["joined"].float(), target, strength)
         total = whole + each.masked_fill(~present, 0).sum(1)
+        if moment.weight is not None:
+            total = moment.weight * total
         return torch.where(present.any(1), total, moment.criterion(output.logits, target))
 
 

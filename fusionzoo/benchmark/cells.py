@@ -121,7 +121,12 @@ def train(
     if cfg.mode == "finetune":
         targets = targets.to(device(cfg))
     several = len(models) > 1
-    trainee = Stack(models, cfg) if several else Single(models[0], cfg, targets[fold.train])
+    groups = [bench.groups[row] for row in fold.train.tolist()] if bench.groups else []
+    trainee = (
+        Stack(models, cfg)
+        if several
+        else Single(models[0], cfg, targets[fold.train], groups, unit.seeds[0])
+    )
     return fit(trainee, feed, targets, fold.train, fold.val, unit.seeds)
 
 

@@ -59,10 +59,17 @@ def outputs(model: FusionModel, given: Given) -> FusionOutput:
 class Single:
     """One model and its optimiser."""
 
-    def __init__(self, model: FusionModel, cfg: BenchmarkConfig, targets: Tensor) -> None:
+    def __init__(
+        self,
+        model: FusionModel,
+        cfg: BenchmarkConfig,
+        targets: Tensor,
+        groups: Sequence[str] = (),
+        seed: int = 0,
+    ) -> None:
         self.model, self.cfg = model, cfg
         self.phases = model.fusion.phases
-        self.memory = model.fusion.prepare(targets.cpu())
+        self.memory = model.fusion.prepare(targets.cpu(), groups, seed)
         if self.memory is not None:
             self.memory.to(targets.device)
         self.optimizer = build_optimizer(param_groups(model, nn.ModuleDict(), cfg.optim), cfg.optim)

@@ -65,6 +65,7 @@ class Bench:
     features: list[dict[str, Description]] = field(default_factory=list)  # by fold, of all rows
     corrupted: list[dict[Condition, Description]] = field(default_factory=list)  # of test rows
     notes: list[str] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)  # (N,) names; samples of one stay together
 
     def stored(self, description: Description) -> Stored:
         """Map features into memory."""
@@ -91,7 +92,15 @@ def open_bench(cfg: BenchmarkConfig) -> tuple[Bench, PairedDataset]:
     if len(dataset.modalities) < 2:
         raise FusionZooError(f"{dataset.source} has one modality: there is nothing to fuse")
     folds = make_folds(dataset, cfg.folds, cfg.seed)
-    bench = Bench(cfg, dataset.modalities, dataset.classes, dataset.targets, dataset.present, folds)
+    bench = Bench(
+        cfg,
+        dataset.modalities,
+        dataset.classes,
+        dataset.targets,
+        dataset.present,
+        folds,
+        groups=dataset.groups,
+    )
     if dropped:
         bench.notes.append(f"Settings left out by --data.modalities: {', '.join(dropped)}.")
     return bench, dataset

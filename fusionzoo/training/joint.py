@@ -64,6 +64,19 @@ class Tasks(nn.Module):
             total = total + weight * loss.masked_fill(missing, 0)
         return total
 
+    def row_weight(self, target: Tensor) -> Tensor | None:
+        """Return how much each row counts in a plain run's `criterion`, (B,); None: all alike."""
+        return self.first.row_weight(target) if self.plain else None
+
+    def check_loss_of(self, fusion: str, ignores: Sequence[str]) -> None:
+        """Refuse settings of the objective that the fusion's own loss cannot honour."""
+        for name in ignores:
+            if value := getattr(self.first, name, None):
+                raise FusionZooError(
+                    f"--objective.{name} {value:g}: {fusion} learns by a loss of its own, which has"
+                    f" no place for {name}: leave it out, or choose another --fusion.name"
+                )
+
     def figures(self, logits: Tensor, target: Tensor) -> dict[str, float]:
         """Measure a whole split, each task by the rows that have a label of it: (N, K), labels."""
         if self.plain:

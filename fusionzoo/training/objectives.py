@@ -68,7 +68,7 @@ class UnimodalHeads(nn.Module):
 class Objective(nn.Module):
     """The fusion's own loss and the tasks' loss of each modality's own head.
 
-    `ids` and `targets` are those of the training split: a strategy may remember its samples.
+    `ids`, `targets` and `groups` are of the training split: a fusion may remember its samples.
     """
 
     def __init__(
@@ -78,12 +78,15 @@ class Objective(nn.Module):
         tasks: Tasks | None = None,
         ids: Sequence[str] = (),
         targets: Tensor | None = None,
+        groups: Sequence[str] = (),
+        seed: int = 0,
     ) -> None:
         super().__init__()
         self.model, self.heads, self.tasks = model, heads, tasks or plain_tasks()
         self.numbers = {name: number for number, name in enumerate(ids)}
         no_targets = torch.zeros(0, dtype=torch.int64)
-        self.memory = model.fusion.prepare(no_targets if targets is None else targets)
+        targets = no_targets if targets is None else targets
+        self.memory = model.fusion.prepare(targets, groups, seed)
         self.balance = nn.ModuleDict()
 
     def strategies(self, now: Now) -> list[Balance]:
@@ -108,7 +111,8 @@ class Objective(nn.Module):
             loss = self.criterion(output.logits, batch.target)
             aligned = (one.embed(features) for one in self.balance.values() if one.aligns)  # type: ignore[operator]
             return Step(output.logits, loss, unimodal, alone, common=next(aligned, {}))
-        moment = Moment(rows, now.epoch, now.phase, self.criterion, self.memory)
+        weight = self.tasks.row_weight(batch.target)
+        moment = Moment(rows, now.epoch, now.phase, self.criterion, self.memory, weight)
         strategies = self.strategies(now)
         seen = Seen(batch, rows, features, output, self.criterion, now)
         for one in strategies:

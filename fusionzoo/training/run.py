@@ -78,12 +78,13 @@ def build_objective(
     model = create_model(
         cfg.fusion, encoders, classes=train_set.classes, targets=train_set.scheme, kinds=kinds
     )
+    tasks.check_loss_of(cfg.fusion["name"], model.fusion.ignores)
     dims = {name: encoder.dim for name, encoder in model.named_encoders()}
     dim = model.spec["fusion"]["dim"]
     compare = cfg.train.unimodal and train_set.scheme != ()
     ids, targets = train_set.ids, train_set.targets
     heads = UnimodalHeads(dims if compare else {}, dim, tasks.prior(targets))
-    objective = Objective(model, heads, tasks, ids, targets)
+    objective = Objective(model, heads, tasks, ids, targets, train_set.groups, cfg.seed)
     unused = freeze_unused(objective)
     if cfg.balance and cfg.dist.strategy == "dp":
         raise FusionZooError("--balance: strategies remember what dp's threads forget: use ddp")

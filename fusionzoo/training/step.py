@@ -217,6 +217,8 @@ class Stepper:
         cause = self._cause(self._clip(), batches, loss)
         if cause is None:
             self.scaler.step(self.optimizer)
+            for one in strategies:
+                one.after_step()
             if self.average:
                 self.average.update()
         else:

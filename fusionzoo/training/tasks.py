@@ -37,6 +37,10 @@ class Task(nn.Module):
         """Return each row's loss in single precision: (B, K), (B, C) -> (B,)."""
         raise NotImplementedError
 
+    def row_weight(self, target: Tensor) -> Tensor | None:
+        """Return how much each row counts in `criterion`, (B,); None: all the same."""
+        return None
+
     def figures(self, logits: Tensor, target: Tensor) -> dict[str, float]:
         """Measure a whole split, on the CPU: (N, K), (N, C)."""
         raise NotImplementedError
@@ -92,6 +96,10 @@ class Classification(Task):
         for weight in given:
             check("class_weights", weight, 0)
         return torch.tensor(given, dtype=torch.float32)
+
+    def row_weight(self, target: Tensor) -> Tensor | None:
+        """Return the weight of each row's class, (B,)."""
+        return None if self.weight is None else self.weight.float()[as_index(target)]
 
     def prior_counts(self, labels: Tensor) -> Tensor:
         return torch.bincount(as_index(labels), minlength=self.target.width)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from typing import Literal
 
 import pytest
 import torch
@@ -13,7 +13,6 @@ from fusionzoo.conformance import features, full, patterns, rows_of
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import create_fusion
 from fusionzoo.fusion.attention._moe import Experts, Router, imbalance
-from fusionzoo.fusion.attention.mult import last_step, positions
 from fusionzoo.fusion.base import combination_of
 from fusionzoo.structures import Features
 
@@ -87,50 +86,6 @@ def test_co_attention_without_its_cross_output_is_independent_transformers() -> 
     close(seen[0], seen[1])
 
 
-# ---- mult
-
-
-def test_positions_count_real_tokens_and_the_last_step_is_real() -> None:
-    mask = torch.tensor([[True, False, True, True, False]])
-    found = positions(mask, 4, torch.zeros(1).double())[0]
-    for step, index in ((0, 0), (2, 1), (3, 2)):
-        wanted = [math.sin(index), math.cos(index), math.sin(index / 100), math.cos(index / 100)]
-        close(found[step], torch.tensor(wanted, dtype=torch.float64))
-    x = torch.arange(5.0)[None, :, None]
-    assert last_step(x, mask).item() == 3
-    assert last_step(x, torch.zeros_like(mask)).item() == 0
-
-
-def test_a_crossmodal_stack_without_outputs_is_the_normed_target() -> None:
-    fusion, x = made("mult"), features(full(3))
-    stack = fusion.pairs["text->image"]
-    for block in stack.blocks:
-        for last in (block.attention.out, block.mlp[-1]):
-            torch.nn.init.zeros_(last.weight)
-            torch.nn.init.zeros_(last.bias)
-    tokens = math.sqrt(30) * x["image"].tokens @ fusion.embed["image"].weight.T
-    tokens = tokens + positions(x["image"].mask, 30, tokens)
-    context = torch.randn(3, 6, 30).double()
-    close(stack(tokens, torch.ones(3, 6, dtype=torch.bool), context), stack.norm(tokens))
-
-
-def test_mult_has_a_stack_for_every_ordered_pair() -> None:
-    for count in (2, 3):
-        fusion = made("mult", dict(list(WIDTHS.items())[:count]))
-        assert len(fusion.pairs) == count * (count - 1)
-
-
-def test_padding_in_front_and_between_changes_nothing_even_with_positions() -> None:
-    fusion, x = made("mult"), features(full(3))
-    spread = {}
-    for m, f in x.items():
-        tokens = torch.full((3, 2 * f.mask.shape[1], f.tokens.shape[2]), 9.0).double()
-        mask = torch.zeros(3, 2 * f.mask.shape[1], dtype=torch.bool)
-        tokens[:, 1::2], mask[:, 1::2] = f.tokens, f.mask
-        spread[m] = Features(tokens, mask, f.pooled)
-    close(fusion(spread).logits, fusion(x).logits)
-
-
 # ---- perceiver, qformer, gated_xattn
 
 
@@ -201,7 +156,7 @@ def test_a_token_gets_the_weighted_answers_of_its_experts() -> None:
     torch.manual_seed(0)
     experts, router = Experts(6, 5).double(), Router(6, 5, 2, "softmax", 0.0).double()
     x = torch.randn(7, 6).double()
-    scores, gates = router(x, torch.ones(7, dtype=torch.bool))
+    scores, gates, _ = router(x, torch.ones(7, dtype=torch.bool))
     assert ((gates > 0).sum(1) == 2).all()
     close(gates.sum(1), torch.ones(7).double())
     every = torch.stack([expert(experts, e, x) for e in range(5)], dim=1)
@@ -215,7 +170,7 @@ def test_all_experts_at_once_are_the_dense_mixture() -> None:
     torch.manual_seed(0)
     router = Router(6, 3, 3, "laplace", 0.0).double()
     x = torch.randn(7, 6).double()
-    _, gates = router(x, torch.ones(7, dtype=torch.bool))
+    gates = router(x, torch.ones(7, dtype=torch.bool)).gates
     close(gates, router.scores(x).softmax(-1))
 
 
@@ -246,8 +201,64 @@ def test_a_laplace_router_likes_what_is_near_and_ignores_rotations() -> None:
 
 
 def test_balance_costs_nothing_only_where_experts_share_evenly() -> None:
-    close(imbalance(torch.full((8, 4), 0.25)), torch.tensor(0.0), 1e-6)
-    assert imbalance(torch.eye(4)[:2]) > 0.5
+    even, some = torch.full((8, 4), 0.25), torch.eye(4)[:2]
+    close(imbalance(even, even), torch.tensor(0.0), 1e-6)
+    assert imbalance(some, even[:2]) > 0.5
+    assert imbalance(even[:2], some) > 0.5
+
+
+@pytest.mark.parametrize("gate", ["softmax", "laplace"])
+def test_a_dead_expert_gets_a_gradient_towards_the_tokens(
+    gate: Literal["softmax", "laplace"],
+) -> None:
+    torch.manual_seed(0)
+    router = Router(6, 5, 2, gate, 0.5).double()
+    x = torch.nn.functional.layer_norm(torch.randn(200, 6).double(), (6,)) + 1
+    with torch.no_grad():
+        router.centres[3] = -1.0  # far from all tokens, and on their other side
+    routing = router(x, torch.ones(200, dtype=torch.bool))
+    assert routing.gates[:, 3].max() == 0
+    imbalance(routing.gates, routing.load).backward()
+    slope = router.centres.grad[3]
+    assert slope.norm() > 0
+    with torch.no_grad():
+        router.centres[3] -= 1e-3 * slope / slope.norm()
+    before, after = routing.scores[:, 3].mean(), router.scores(x)[:, 3].mean()
+    assert after > before
+
+
+def test_the_load_is_the_probability_of_being_among_the_best_under_fresh_noise() -> None:
+    """100,000 draws of the noise of one expert at a time; within four standard errors."""
+    torch.manual_seed(0)
+    router = Router(6, 5, 2, "softmax", 0.7).double()
+    x = torch.randn(3, 6).double()
+    torch.manual_seed(1)
+    load = router(x, torch.ones(3, dtype=torch.bool)).load
+    scores = router.scores(x)
+    torch.manual_seed(1)
+    noisy = scores + 0.7 * torch.randn_like(scores)
+    for expert_number in range(5):
+        others = noisy.clone()
+        others[:, expert_number] = -torch.inf
+        bar = others.topk(2).values[:, 1]
+        draws = scores[:, expert_number] + 0.7 * torch.randn(100_000, 3).double()
+        share = (draws > bar).double().mean(0)
+        assert ((load[:, expert_number] - share).abs() < 4 * 0.5 / 100_000**0.5).all()
+    router.eval()
+    routing = router(x, torch.tensor([True, True, False]))
+    assert torch.equal(routing.load, (routing.gates > 0).double())
+
+
+def test_laplace_scores_are_the_distances_without_their_differences() -> None:
+    torch.manual_seed(0)
+    router, x = Router(256, 16, 4, "laplace", 0.1), torch.randn(500, 256)
+    wanted = -torch.linalg.vector_norm(x.double()[:, None] - router.centres.double(), dim=-1)
+    close(router.scores(x).double(), wanted, 1e-5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        close(router.scores(x).double(), wanted, 1e-5)
+    at_centre = router.centres.detach().clone().requires_grad_()
+    router.scores(at_centre).sum().backward()
+    assert torch.isfinite(at_centre.grad).all()
 
 
 def test_only_real_tokens_are_routed() -> None:

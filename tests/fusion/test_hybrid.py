@@ -113,6 +113,21 @@ def test_the_embedding_is_the_mean_in_evaluation_and_a_draw_in_training() -> Non
     assert all(p.grad is not None for p in fusion.parameters())
 
 
+def test_a_subset_decodes_its_own_modalities_and_no_others() -> None:
+    """As the sub-sampled ELBO of Wu and Goodman 2018: each term rebuilds what it was given."""
+    fusion, x = made("mvae_poe", decoders=True, beta=0.0, random_subsets=0), features(full(4))
+    output = fusion(x)
+    wanted = torch.zeros(4).double()
+    every = set(WIDTHS)
+    for subset in (every, *({m} for m in WIDTHS)):
+        columns = torch.tensor([m in subset for m in WIDTHS]).expand(4, 3)
+        sample, _ = multiply(output.extra["means"], output.extra["precision"], columns)
+        wanted += moment(4).criterion(fusion.head(sample), TARGET)
+        for m in subset:
+            wanted += (fusion.decoders[m](sample) - x[m].pooled).square().mean(-1)
+    close(fusion.loss(output, TARGET, moment(4)), wanted)
+
+
 # ---- missing_tokens
 
 

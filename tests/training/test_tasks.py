@@ -13,15 +13,18 @@ import torch.nn.functional as F
 
 import fusionzoo
 from fusionzoo.config import RunConfig, from_tree
+from fusionzoo.conformance import full
 from fusionzoo.datasets import create_dataset
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import list_fusions
-from fusionzoo.model import create_model
+from fusionzoo.model import create_model, quiet
 from fusionzoo.scripts.embed import main as embed
 from fusionzoo.scripts.train import main as train
+from fusionzoo.structures import Batch
 from fusionzoo.targets import AnyOf, Labels, Level, Number, OneOf, Prediction
 from fusionzoo.training.balance import Now
 from fusionzoo.training.joint import Tasks, plain_tasks
+from fusionzoo.training.objectives import Objective, UnimodalHeads
 from fusionzoo.training.tasks import Classification, Multilabel, Ordinal, Regression
 
 THREE = OneOf("y", ("a", "b", "c"))
@@ -491,3 +494,49 @@ def test_the_plain_run_still_reads_the_class_alone(data: Path) -> None:
     found = create_dataset("manifest", root=str(data), columns=columns, kinds={"a": "vector"})
     assert found.scheme is None
     assert found.classes == ["down", "up"]
+
+
+# ---- fusions with a loss of their own
+
+
+@pytest.mark.parametrize("name", list_fusions())
+def test_no_fusion_learns_the_class_of_a_row_whose_class_weighs_nothing(name: str) -> None:
+    """Whatever else its loss holds, another label of no weight changes nothing."""
+    model = create_model(name, {m: {"name": "vector/mlp", "in_dim": 5, "dim": 6} for m in "ab"}, 3)
+    weights = {"class_weights": [0.0, 0.0, 1.0]}
+    tasks = Tasks([classify(**weights)], plain=True)
+    objective = Objective(model, UnimodalHeads({}, 8, torch.full((3,), 1 / 3)), tasks)
+    draw = torch.Generator().manual_seed(0)
+    inputs = {m: {"values": torch.randn(8, 5, generator=draw)} for m in "ab"}
+    losses = []
+    for labels in ([0, 1] * 4, [1, 0] * 4, [2, 1] * 4):
+        batch = Batch([str(i) for i in range(8)], inputs, full(8, 2), torch.tensor(labels))
+        objective.memory = model.fusion.prepare(torch.arange(8) % 3)
+        torch.manual_seed(0)
+        with quiet(objective):
+            losses.append(objective(batch, torch.arange(8)).loss)
+    nothing, swapped, counts = losses
+    torch.testing.assert_close(nothing, swapped)
+    assert not torch.allclose(nothing[::2], counts[::2])
+
+
+@pytest.mark.parametrize("setting", ["gamma", "label_smoothing"])
+@pytest.mark.parametrize("fusion", ["tmc", "missing_tokens"])
+def test_what_a_fusions_own_loss_cannot_honour_is_one_line_at_the_start(
+    fusion: str, setting: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [
+        "--data.name",
+        "interactions",
+        "--fusion.name",
+        fusion,
+        f"--objective.{setting}",
+        "0.5",
+    ]
+    flags += ["--fusion.base", "tmc"] if fusion == "missing_tokens" else []
+    assert train([*flags, "--log", "none", "--out", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(
+        f"error: --objective.{setting} 0.5: {fusion} learns by a loss of its own"
+    )
+    assert said.count("\n") == 1

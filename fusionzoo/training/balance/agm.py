@@ -27,7 +27,8 @@ class AGM(Balance):
     means; kappa_m = exp(alpha min(r^_m - r_m, 10)). The loss reads f(all), unchanged in value; the
     gradient that reaches phi_m is multiplied by kappa_m. Costs 2^M - 1 more passes of the fusion
     (not of the encoders), without dropout; above 4 modalities, `samples` random orders.
-    Differs from the reference: any fusion and M; absent means absent, not zero input.
+    Differs from the reference: any fusion and M; absent means absent, not zero input; the running
+    means begin anew in every epoch, so that they compare losses of one stage of training.
 
     Missing: phi_m = 0 exactly in such rows, and they do not score.
     Pitfall: a fusion whose loss does not read the fused logits feels nothing: that is refused.

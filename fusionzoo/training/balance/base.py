@@ -161,6 +161,9 @@ class Balance(nn.Module):
     def gradients(self, encoders: Mapping[str, Sequence[nn.Parameter]], now: Now) -> None:
         """Change the gradients, unscaled and summed over processes, before they are clipped."""
 
+    def after_step(self) -> None:
+        """Constrain the strategy's own parameters, which an update has just changed."""
+
     def draw(self, *key: int) -> torch.Generator:
         """Return a CPU generator that depends on the seed, this class and `key` alone."""
         name = sum(ord(letter) * 31**i for i, letter in enumerate(type(self).__name__[:6]))

@@ -27,7 +27,8 @@ LARGEST = math.log(100)  # of the logit scale, as in CLIP
 class ContrastiveAlign(Balance):
     """Draw a sample's modalities together in a common space, and those of others apart.
 
-    e_m = V_m x_m / |V_m x_m|, S = s e_m e_n' over the n rows that have both, s = exp(t) <= 100.
+    e_m = V_m x_m / |V_m x_m|, S = s e_m e_n' over the n rows that have both, s = exp(t), t cut
+    to log 100 after each step.
     `clip`: mean of the cross-entropies of S and S' with the diagonal as the answer, t = log(1 /
     0.07) at first. `siglip`: -(1/n) sum_ij log sigmoid(y_ij (S_ij + b)), y = 1 on the diagonal,
     else -1; t = log 10, b = -10. All pairs of modalities, or those with `anchor`; `imagebind` is
@@ -94,12 +95,17 @@ class ContrastiveAlign(Balance):
             found[f"{self.name}/{a}-{b}"] = Term(values, mask, self.weight)
         return found
 
+    @torch.no_grad()
+    def after_step(self) -> None:
+        # Not in `loss`: above the limit a clamp has no gradient, so the scale would never return.
+        self.scale.clamp_(max=LARGEST)
+
     def loss(self, left: Tensor, right: Tensor) -> Tensor:
         """Return a loss per pair of matched unit vectors: (n, dim), (n, dim) -> (n,)."""
         if len(left) < (1 if self.mode == "siglip" else 2):
             return 0.0 * (left.sum() + right.sum() + self.scale)
         with torch.autocast(left.device.type, enabled=False):
-            logits = self.scale.clamp(max=LARGEST).exp() * left @ right.T
+            logits = self.scale.exp() * left @ right.T
             if self.bias is not None:
                 matched = 2 * torch.eye(len(left)).to(logits) - 1
                 return -F.logsigmoid(matched * (logits + self.bias)).sum(1)

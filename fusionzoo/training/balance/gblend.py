@@ -32,7 +32,8 @@ class GBlend(Balance):
     `epochs` passes over the training split. G is floored at 0, O at `floor` of the largest O; with
     no gain anywhere the weights are equal. Neither weights, optimiser, generators nor the order of
     the samples notice, and copies learn without other strategies. Differs from popular code:
-    differences, not final losses; no absolute values.
+    differences, not final losses; no absolute values. Differs from the paper's defaults: one epoch
+    measures the weights, once (the paper trains each head for longer), and O has a floor.
 
     Missing: a row counts for the heads of the modalities it has.
     Pitfall: one epoch on a small validation split measures noise, and O enters squared: with a
