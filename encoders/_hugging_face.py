@@ -50,6 +50,23 @@ def load_auto(loader: str, source: str) -> Any:
     return read() if local else from_hub(f"hf/{source}", read)
 
 
+def load_tokenizer(source: str) -> Any:
+    """Load a tokenizer; one that knows no word is refused.
+
+    Where a folder lacks the vocabulary, transformers makes a tokenizer of special tokens only, and
+    every text becomes the same row of unknowns.
+    """
+    tokenizer = load_auto("AutoTokenizer", source)
+    special = set(tokenizer.all_special_ids)
+    vocabulary = tokenizer.get_vocab().items()
+    if not any(number not in special and token.strip("▁Ġ ") for token, number in vocabulary):
+        raise FusionZooError(
+            f"{source} holds no tokenizer: save it there too (tokenizer.json, or the vocabulary"
+            " files that the model was trained with)"
+        )
+    return tokenizer
+
+
 def _unusable(source: str, error: Exception) -> FusionZooError:
     if "custom code" in str(error):
         return FusionZooError(

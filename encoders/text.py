@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..errors import FusionZooError
 from ..structures import Features, masked_mean
-from ._hugging_face import find_source, load_auto, load_model
+from ._hugging_face import find_source, load_model, load_tokenizer
 from ._transformer import TokenTransformer
 from .base import ENCODERS, Encoder, Item, Processor
 
@@ -98,7 +98,7 @@ class HFText(Encoder):
         self.pooling = pooling
         source = find_source(model, assets)
         self.net = load_model(source, pretrained)
-        self.tokenizer: Any = load_auto("AutoTokenizer", source)
+        self.tokenizer: Any = load_tokenizer(source)
         if self.net.config.is_encoder_decoder:
             self.net = self.net.get_encoder()
         self.dim = self.net.config.hidden_size

@@ -11,6 +11,7 @@ import pytest
 
 import fusionzoo
 from fusionzoo.encoders import create_encoder
+from fusionzoo.encoders._hugging_face import load_tokenizer
 from fusionzoo.errors import FusionZooError
 from fusionzoo.model import create_model
 
@@ -120,3 +121,31 @@ def test_loading_a_model_folder_runs_no_code_of_it(
     with pytest.raises(FusionZooError, match="custom code"):
         fusionzoo.load(saved)
     assert not list(tmp_path.rglob(marker.name))
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    """Transformers makes one without words of it, for which every text is the same."""
+    folder = text_folder(tmp_path / "model")
+    for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    with pytest.raises(FusionZooError) as caught:
+        create_encoder("text", f"hf/{folder}")
+    assert str(folder) in str(caught.value) and "tokenizer" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("family", ["t5", "roberta", "mpnet", "gpt2", "clip_text_model"])
+def test_no_architecture_gets_a_tokenizer_without_words(family: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    AutoConfig.for_model(family).save_pretrained(tmp_path)
+    with pytest.raises(FusionZooError, match="token"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_a_tokenizer_of_single_bytes_needs_no_file(tmp_path: Path) -> None:
+    from transformers import ByT5Tokenizer, T5Config
+
+    T5Config(vocab_size=384).save_pretrained(tmp_path)
+    ByT5Tokenizer().save_pretrained(tmp_path)
+    assert len(load_tokenizer(str(tmp_path))("ab")["input_ids"]) == 3
