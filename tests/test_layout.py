@@ -19,7 +19,8 @@ ROOT = Path(__file__).parents[1]
 LEVELS = {
     "errors": 0,
     "console": 0,
-    "config": 1,
+    "_flags": 1,
+    "config": 2,
     "registry": 1,
     "structures": 2,
     "targets": 2,
