@@ -63,6 +63,8 @@ def create_encoder(
     entry, model = _find(name, kind or modality)
     if "assets" in ENCODERS[entry].parameters:
         settings |= {"assets": assets}
+    if assets is not None and "pretrained" in ENCODERS[entry].parameters:
+        settings["pretrained"] = False  # the weights come from the model folder
     encoder = ENCODERS.create(entry, *([model] if model else []), **settings)
     settings.pop("assets", None)
     initialise(encoder, init)

@@ -24,6 +24,7 @@ LEVELS = {
     "registry": 1,
     "structures": 2,
     "targets": 2,
+    "model_folder": 3,
     "encoders": 3,
     "fusion": 3,
     "datasets": 3,
