@@ -18,7 +18,10 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 from annotated_types import Ge, Gt, Interval
 
-from ._flags import Tree, is_component, named, parse_flags, read_yaml
+from ._flags import Tree as Tree
+from ._flags import is_component, named
+from ._flags import parse_flags as parse_flags
+from ._flags import read_yaml as read_yaml
 from .errors import FusionZooError, did_you_mean
 
 C = TypeVar("C")
@@ -321,7 +324,7 @@ def _nearest_flag(key: str, known: Mapping[str, bool]) -> str:
     return did_you_mean(f"--{key}", [f"--{flag}" for flag in flags])
 
 
-def _named(cls: Any, tree: Tree) -> Tree:
+def _named(cls: Any, tree: Mapping[str, Any]) -> Tree:
     """Write components given by a word as mappings, unless this field holds no component."""
     plain = {
         one.name

@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[1]
 LEVELS = {
     "errors": 0,
     "console": 0,
+    "places": 1,
+    "__main__": 12,
     "_flags": 1,
     "config": 2,
     "registry": 1,
@@ -33,9 +35,10 @@ LEVELS = {
     "evaluation": 5,
     "training": 6,
     "cards": 7,
-    "benchmark": 8,
-    "scripts": 9,
-    "cli": 10,
+    "facts": 8,
+    "benchmark": 9,
+    "scripts": 10,
+    "cli": 11,
 }
 
 
