@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import RunConfig, Tree, merge, split_name
+from ..console import command_line
 from ..datasets import DATASETS, PairedDataset, create_dataset
 from ..errors import FusionZooError, did_you_mean
 from ..evaluation.retrieval import any_pair
@@ -168,7 +169,7 @@ def report(
     )
     data = cfg.data["name"]
     tracker.say(f"model   {folder / 'model'}   (fusionzoo.load reads it)")
-    tracker.say(f"next    python embed.py --model {folder} --out {data}.parquet")
+    tracker.say(f"next    {command_line('embed')} --model {folder} --out {data}.parquet")
     if cfg.log == "tensorboard":
         tracker.say(f"        tensorboard --logdir {folder / 'tensorboard'}")
 
