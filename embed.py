@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fusionzoo.config import EmbedConfig, from_args, help_text, merge, read_yaml
+from fusionzoo._flags import read_yaml
+from fusionzoo.config import EmbedConfig, from_args, help_text, merge
 from fusionzoo.console import quiet_pipe
 from fusionzoo.errors import FusionZooError
 

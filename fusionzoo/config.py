@@ -18,10 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 from annotated_types import Ge, Gt, Interval
 
-from ._flags import Tree as Tree
-from ._flags import is_component, named
-from ._flags import parse_flags as parse_flags
-from ._flags import read_yaml as read_yaml
+from ._flags import Tree, is_component, named, parse_flags, read_yaml
 from .errors import FusionZooError, did_you_mean
 
 C = TypeVar("C")

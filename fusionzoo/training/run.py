@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..config import RunConfig, Tree, merge, split_name
+from .._flags import Tree
+from ..config import RunConfig, merge, split_name
 from ..console import command_line
 from ..datasets import DATASETS, PairedDataset, create_dataset
 from ..errors import FusionZooError, did_you_mean
