@@ -15,9 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fusionzoo.config import BenchmarkConfig, from_args, help_text, write_yaml
+from fusionzoo.console import quiet_pipe
 from fusionzoo.errors import FusionZooError
 
 
+@quiet_pipe
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line; an error that the user can mend is one line and exit code 2."""
     args = sys.argv[1:] if args is None else args

@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fusionzoo.config import EmbedConfig, from_args, help_text, merge, read_yaml
+from fusionzoo._flags import read_yaml
+from fusionzoo.config import EmbedConfig, from_args, help_text, merge
+from fusionzoo.console import quiet_pipe
 from fusionzoo.errors import FusionZooError
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from fusionzoo.training.distributed import World
 
 
+@quiet_pipe
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line; an error that the user can mend is one line and exit code 2."""
     args = sys.argv[1:] if args is None else args

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fusionzoo.config import RunConfig, from_args, help_text
+from fusionzoo.console import quiet_pipe
 from fusionzoo.errors import FusionZooError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     Loaders = dict[str, DataLoader[Batch]]
 
 
+@quiet_pipe
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line; an error that the user can mend is one line and exit code 2."""
     args = sys.argv[1:] if args is None else args

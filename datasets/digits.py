@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,13 +67,10 @@ def digits(
     """
     if not 50 <= samples <= 1797:
         raise FusionZooError(f"samples={samples}; it is 50 to 1797")
-    from sklearn.datasets import load_digits
-
-    source = load_digits()
+    images, target = read_digits()
     draw = np.random.default_rng(seed)
-    target = source.target.astype(int)
     memory: dict[str, Any] = {
-        "image": _pictures(source.images, draw),
+        "image": _pictures(images, draw),
         "text": [_word(digit, draw) for digit in target],
         "audio": [_tone(digit, draw) for digit in target],
     }
@@ -93,6 +92,19 @@ def digits(
         provenance=Provenance(split_rule="fixed, stratified by class"),
     )
     return tidy(dataset.subset(range(samples)), modalities, missing)
+
+
+def read_digits() -> tuple[np.ndarray, np.ndarray]:
+    """Read scikit-learn's table of digits: pictures (N, 8, 8) in 0..16 and targets (N,).
+
+    What `sklearn.datasets.load_digits` returns, without the second or two that importing it takes.
+    """
+    package = find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise FusionZooError("digits needs scikit-learn, which holds its pictures")
+    file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    table = np.loadtxt(file, delimiter=",")
+    return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(int)
 
 
 def _pictures(images: np.ndarray, draw: np.random.Generator) -> torch.Tensor:

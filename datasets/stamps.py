@@ -7,7 +7,6 @@ is fetched, never part of fusionzoo.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -20,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from ..errors import FusionZooError
+from ..places import cache_root, make_cache_folder
 from .paired import DATASETS, MAX_ERRORS, OnError, PairedDataset, split_by_hash, tidy
 from .summary import Provenance
 
@@ -139,7 +139,7 @@ def group(key: str) -> str:
 
 def find(root: str | None) -> Path:
     """Return the stamps folder."""
-    top = Path(root).expanduser() if root else cache() / "stamps"
+    top = Path(root).expanduser() if root else cache_root() / "stamps"
     for place in (top / INSIDE, top):
         if (place / "animals").is_dir():
             return place
@@ -147,11 +147,6 @@ def find(root: str | None) -> Path:
         f"no stamps in {top}: `fusionzoo data fetch stamps` downloads them (160 MB), and"
         " --data.root names a folder that Debian's package was unpacked to"
     )
-
-
-def cache() -> Path:
-    """Return where downloads are kept: $FUSIONZOO_CACHE, else ~/.cache/fusionzoo."""
-    return Path(os.environ.get("FUSIONZOO_CACHE", "~/.cache/fusionzoo")).expanduser()
 
 
 def languages(top: Path) -> set[str]:
@@ -184,7 +179,7 @@ def _speech(stem: Path, language: str) -> Path | None:
 
 def fetch(folder: Path | None = None) -> Path:
     """Download Debian's package with apt and unpack it; needs no root, installs nothing."""
-    home = (folder or cache()).expanduser()
+    home = (folder or cache_root()).expanduser()
     target = home / "stamps"
     if (target / "animals").is_dir():
         return target
@@ -196,7 +191,7 @@ def fetch(folder: Path | None = None) -> Path:
                 f"there is no {tool} here: unpack Debian's package {PACKAGE} by hand and give"
                 " --data.root the folder"
             )
-    home.mkdir(parents=True, exist_ok=True)
+    make_cache_folder(home)
     with tempfile.TemporaryDirectory(dir=home, prefix="fetch-") as name:
         work = Path(name)
         print(f"downloading {PACKAGE} (160 MB) with apt")

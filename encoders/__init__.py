@@ -32,6 +32,7 @@ __all__ = [
     "initialise",
     "list_encoders",
     "load_weights",
+    "pattern",
 ]
 
 _log = logging.getLogger("fusionzoo")
@@ -63,6 +64,8 @@ def create_encoder(
     entry, model = _find(name, kind or modality)
     if "assets" in ENCODERS[entry].parameters:
         settings |= {"assets": assets}
+    if assets is not None and "pretrained" in ENCODERS[entry].parameters:
+        settings["pretrained"] = False  # the weights come from the model folder
     encoder = ENCODERS.create(entry, *([model] if model else []), **settings)
     settings.pop("assets", None)
     initialise(encoder, init)
@@ -88,10 +91,10 @@ def create_encoder(
 
 def list_encoders(kind: str | None = None) -> list[str]:
     """Return the names of all encoders, or of one kind; `*` stands for a model's name."""
-    return sorted({_pattern(n) for n in ENCODERS if kind in (None, ENCODERS[n].family)})
+    return sorted({pattern(n) for n in ENCODERS if kind in (None, ENCODERS[n].family)})
 
 
-def _pattern(entry: str) -> str:
+def pattern(entry: str) -> str:
     """`hf-text` -> `hf/*`, for families take a model's name; `vector/mlp` stays."""
     fixed = entry == "chars" or "/" in entry
     return entry if fixed else f"{entry.partition('-')[0]}/*"
@@ -99,7 +102,7 @@ def _pattern(entry: str) -> str:
 
 def _find(name: str, kind: str) -> tuple[str, str]:
     """Return the registry entry and the model within its family."""
-    if name in ENCODERS and _pattern(name) == name:
+    if name in ENCODERS and pattern(name) == name:
         return name, ""
     family, slash, model = name.partition("/")
     entry = f"hf-{kind}" if family == "hf" else family

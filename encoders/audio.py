@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from ..errors import FusionZooError, did_you_mean
 from ..structures import Audio, Clip, Features, masked_mean
+from ._hugging_face import find_source, load_auto, load_model
 from .base import ENCODERS, Encoder, Item, Processor, run_by_length
 from .image import build_timm, channels_last, timm_tokens
-from .text import load_hf
-from .weights import from_hub, resolve
+from .weights import from_hub
 
 STEP = 0.1  # s: what clips are rounded up to, with silence, where rows must be of one length
 SILENCE = 1e-5  # added to mel power before the logarithm
@@ -362,16 +362,9 @@ class HFAudio(Encoder):
         assets: Path | None = None,
     ) -> None:
         super().__init__()
-        from transformers import AutoFeatureExtractor
-
-        source = assets or resolve(model)
-        where = str(source) if source.exists() else model
-        self.net = load_hf(where, pretrained)
-        self.extractor: Any = (
-            AutoFeatureExtractor.from_pretrained(where, local_files_only=True)
-            if source.exists()
-            else from_hub(where, lambda: AutoFeatureExtractor.from_pretrained(where))
-        )
+        source = find_source(model, assets)
+        self.net = load_model(source, pretrained)
+        self.extractor: Any = load_auto("AutoFeatureExtractor", source)
         self.config = self.net.config
         self.net = self._encoder_half(self.net)
         config = self.net.config

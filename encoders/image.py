@@ -6,7 +6,9 @@ Shapes: `B` batch, `H` x `W` pixels, `T` cells of the final feature map or patch
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -195,9 +197,26 @@ class TimmImage(ImageEncoder):
         return timm_features(self.net, self.normalise(inputs["pixels"]))
 
 
+@contextmanager
+def without(package: str) -> Iterator[None]:
+    """Let imports of an optional package fail for a moment.
+
+    timm imports wandb, where that is installed, for a helper of its own training script: a second.
+    """
+    loaded = package in sys.modules
+    if not loaded:
+        sys.modules[package] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if not loaded:
+            del sys.modules[package]
+
+
 def build_timm(model: str, pretrained: bool, **settings: Any) -> Any:
     """Build a timm model without its classifier."""
-    import timm
+    with without("wandb"):
+        import timm
 
     if not timm.is_model(model.partition(".")[0]):
         near = did_you_mean(model, timm.list_models())

@@ -16,9 +16,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..errors import FusionZooError
 from ..structures import Features, masked_mean
+from ._hugging_face import find_source, load_model, load_tokenizer
 from ._transformer import TokenTransformer
 from .base import ENCODERS, Encoder, Item, Processor
-from .weights import from_hub, resolve
 
 BYTES, START = 256, 256  # byte values, and the token before them
 
@@ -92,17 +92,13 @@ class HFText(Encoder):
         assets: Path | None = None,
     ) -> None:
         super().__init__()
-        from transformers import AutoTokenizer
-
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the loader forks
         if pooling not in ("mean", "cls"):
             raise FusionZooError(f"pooling={pooling!r} is neither 'mean' nor 'cls'")
         self.pooling = pooling
-        source = assets or resolve(model)
-        self.net = load_hf(str(source) if source.exists() else model, pretrained)
-        self.tokenizer: Any = _load(
-            str(source) if source.exists() else model, AutoTokenizer.from_pretrained
-        )
+        source = find_source(model, assets)
+        self.net = load_model(source, pretrained)
+        self.tokenizer: Any = load_tokenizer(source)
         if self.net.config.is_encoder_decoder:
             self.net = self.net.get_encoder()
         self.dim = self.net.config.hidden_size
@@ -154,22 +150,3 @@ class Chars(Encoder):
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         return self.transformer(self.embed(inputs["input_ids"]), inputs["attention_mask"])
-
-
-def load_hf(source: str, pretrained: bool, **settings: Any) -> Any:
-    """Load a Hugging Face model, or build it from its configuration with fresh weights."""
-    from transformers import AutoConfig, AutoModel
-
-    if pretrained:
-        return _load(source, AutoModel.from_pretrained, **settings).float()
-    return AutoModel.from_config(_load(source, AutoConfig.from_pretrained))
-
-
-def _load(source: str, load: Any, **settings: Any) -> Any:
-    """Load from a local folder without asking anyone, else from the hub."""
-    if not Path(source).is_dir():
-        return from_hub(f"hf/{source}", lambda: load(source, **settings))
-    try:
-        return load(source, local_files_only=True, **settings)
-    except (OSError, ValueError) as error:
-        raise FusionZooError(f"{source} does not hold what is needed: {error}") from error

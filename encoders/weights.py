@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..errors import FusionZooError
+from ..errors import FusionZooError, one_line
 
 T = TypeVar("T")
 WRAPPERS = ("module.", "_orig_mod.")  # of DataParallel and DDP, and of torch.compile
@@ -167,6 +167,8 @@ def from_hub(name: str, load: Callable[[], T], url: str | None = None) -> T:
     try:
         with _offline():
             return load()
+    except FusionZooError:
+        raise
     except Exception as first:  # not in the cache: what is wrong shows when the hub is asked
         if constants.HF_HUB_OFFLINE or not _answers(url or constants.ENDPOINT):
             raise FusionZooError(
@@ -176,8 +178,12 @@ def from_hub(name: str, load: Callable[[], T], url: str | None = None) -> T:
             ) from first
     try:
         return load()
+    except FusionZooError:
+        raise
     except Exception as error:
-        raise FusionZooError(f"the hub does not give the weights of {name!r}: {error}") from error
+        raise FusionZooError(
+            f"the hub does not give the weights of {name!r}: {one_line(error)}"
+        ) from error
 
 
 def _answers(url: str) -> bool:

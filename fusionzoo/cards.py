@@ -11,7 +11,6 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from .fusion import fusion_info, list_fusions
 from .registry import Entry
 
 SECTIONS = ("Missing", "Pitfall", "Use when", "Shapes")
@@ -69,6 +68,17 @@ class BalanceCard(About):
     surgery: bool  # of these a run takes one
 
 
+@dataclass(frozen=True, kw_only=True)
+class EncoderCard:
+    """What there is to know about one family of encoders."""
+
+    name: str  # `chars`, or `timm/*` where a model's name follows
+    kind: str
+    summary: str
+    settings: dict[str, str]  # name -> default
+    further: bool  # whether other settings go on to the library
+
+
 def about(entry: Entry[Any]) -> dict[str, Any]:
     """Read what every card holds."""
     part = sections(inspect.getdoc(entry.cls) or "")
@@ -97,9 +107,35 @@ def balance_cards() -> list[BalanceCard]:
     return sorted(found, key=lambda one: ([*BALANCE_FAMILIES].index(one.family), one.name))
 
 
+def encoder_cards() -> list[EncoderCard]:
+    """Read the cards of all encoders, by kind and name."""
+    from .encoders import ENCODERS, create_encoder, pattern
+
+    shared = inspect.signature(create_encoder).parameters.values()
+    every = {p.name: p.default for p in shared if p.kind is p.KEYWORD_ONLY and p.name != "assets"}
+    return [
+        EncoderCard(
+            name=pattern(name),
+            kind=entry.family,
+            summary=entry.summary,
+            settings={
+                key: "(required)" if default is inspect.Parameter.empty else repr(default)
+                for key, default in (
+                    *((p.name, p.default) for p in entry.parameters.values()),
+                    *every.items(),
+                )
+                if key != "assets"
+            },
+            further=entry.open_ended,
+        )
+        for name, entry in sorted((name, ENCODERS[name]) for name in ENCODERS)
+    ]
+
+
 def card(name: str) -> Card:
     """Read one fusion's card."""
     from .evaluation.cost import STANDARD, cost, standard_fusion
+    from .fusion import fusion_info
 
     entry = fusion_info(name)
     needed = cost(standard_fusion(name), STANDARD)
@@ -129,6 +165,8 @@ def sections(text: str) -> dict[str, str]:
 
 def cards() -> list[Card]:
     """Read all cards, by family and name."""
+    from .fusion import list_fusions
+
     found = [card(name) for name in list_fusions()]
     return sorted(found, key=lambda one: (FAMILIES.index(one.family), one.name))
 

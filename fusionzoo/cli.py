@@ -7,13 +7,15 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .console import print_table
-from .errors import FusionZooError
+from . import __version__
+from .console import print_table, quiet_pipe
+from .errors import FusionZooError, did_you_mean
 
 if TYPE_CHECKING:
-    from .cards import About
+    from .cards import About, EncoderCard
 
 
+@quiet_pipe
 def main(args: Sequence[str] | None = None) -> int:
     """Run one subcommand; an error that the user can mend is one line and exit code 2."""
     args = list(sys.argv[1:] if args is None else args)
@@ -32,13 +34,16 @@ def main(args: Sequence[str] | None = None) -> int:
     parsed = _parser().parse_args(args)
     try:
         return int(parsed.run(parsed) or 0)
-    except FusionZooError as error:
+    except (FusionZooError, OSError) as error:
+        if isinstance(error, BrokenPipeError):
+            raise
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fusionzoo", description="Multimodal feature fusion.")
+    parser.add_argument("--version", action="version", version=f"fusionzoo {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
     commands.add_parser("train", help="train a fusion model: `fusionzoo train --help`")
     commands.add_parser("embed", help="write fused embeddings: `fusionzoo embed --help`")
@@ -51,9 +56,9 @@ def _parser() -> argparse.ArgumentParser:
     zoo.set_defaults(run=_list_zoo)
     actions = zoo.add_subparsers(metavar="action")
     info = actions.add_parser(
-        "info", help="what one fusion or training strategy does, and its settings"
+        "info", help="what one fusion, training strategy or encoder does, and its settings"
     )
-    info.add_argument("name")
+    info.add_argument("name", help="gmu, ogm_ge, timm/resnet18, chars, ...")
     info.set_defaults(run=_info)
     check = actions.add_parser("check", help="hold a fusion to the contract")
     check.add_argument("target", metavar="module:Class|name")
@@ -81,12 +86,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _list_zoo(_: argparse.Namespace) -> None:
-    from .cards import BALANCE_FAMILIES, balance_cards, cards, count
-    from .encoders import list_encoders
+    from .cards import BALANCE_FAMILIES, count
+    from .facts import facts
 
-    found = cards()
+    known = facts()
     print_table(
-        f"{len(found)} fusions (`fusionzoo zoo info NAME` says more)",
+        f"{len(known.fusions)} fusions (`fusionzoo zoo info NAME` says more)",
         ("name", "family", "paper", "reads", "parameters", "MACs", "a missing modality"),
         [
             (
@@ -98,52 +103,83 @@ def _list_zoo(_: argparse.Namespace) -> None:
                 count(one.macs),
                 one.missing.partition(".")[0],
             )
-            for one in found
+            for one in known.fusions
         ],
     )
     print(
         "parameters and MACs of one sample: image 49 tokens x 512, text 32 x 384, audio 50 x 256,"
     )
     print("dim 256, without the encoders\n")
-    strategies = balance_cards()
     print_table(
-        f"{len(strategies)} training strategies, for any fusion (`--balance NAME,NAME`)",
+        f"{len(known.strategies)} training strategies, for any fusion (`--balance NAME,NAME`)",
         ("name", "changes", "paper", "what it does"),
         [
             (one.name, BALANCE_FAMILIES[one.family], one.paper.partition(";")[0], one.summary)
-            for one in strategies
+            for one in known.strategies
         ],
     )
     print()
-    kinds = ("image", "text", "audio", "vector", "sequence")
     print_table(
-        "Encoders",
+        "Encoders (`fusionzoo zoo info timm/resnet18` shows settings)",
         ("kind", "names"),
-        [(kind, ", ".join(list_encoders(kind))) for kind in kinds],
+        [
+            (kind, ", ".join(sorted({one.name for one in known.encoders if one.kind == kind})))
+            for kind in ("image", "text", "audio", "vector", "sequence")
+        ],
     )
 
 
 def _info(parsed: argparse.Namespace) -> None:
-    from .cards import BALANCE_FAMILIES, balance_cards, card, count
+    from .cards import BALANCE_FAMILIES, count
+    from .facts import facts
 
-    for own in balance_cards():
-        if own.name == parsed.name:
-            rivals = "not with another that decides how fast each encoder learns"
-            combines = ("combines", rivals if own.surgery else "with any other")
-            kind = f"training strategy, changes {BALANCE_FAMILIES[own.family]}"
-            _show_card(own, kind, [combines])
-            print(f"\nsettings (with --balance {own.name}):")
-            for name, default in own.settings.items():
-                print(f"  --balance_settings.{own.name}.{name:<12} default {default}")
-            return
-    one = card(parsed.name)
-    synergy = "can express it" if one.synergy else "cannot express an exclusive or"
-    size = f"{count(one.parameters)} parameters, {count(one.macs)} MACs"
-    kind = f"{one.family} fusion, reads {one.reads}"
-    _show_card(one, kind, [("synergy", synergy), ("standard case", size)])
-    print("\nsettings:" if one.settings else "\nno settings")
-    for name, default in one.settings.items():
-        print(f"  --fusion.{name:<18} default {default}")
+    known = facts()
+    exact = [one for one in known.encoders if one.name == parsed.name]
+    encoders = exact or [one for one in known.encoders if _is_family(one.name, parsed.name)]
+    strategies = {one.name: one for one in known.strategies}
+    fusions = {one.name: one for one in known.fusions}
+    if encoders:
+        for one in encoders:
+            _show_encoder(one, parsed.name)
+    elif parsed.name in strategies:
+        strategy = strategies[parsed.name]
+        rivals = "not with another that decides how fast each encoder learns"
+        combines = ("combines", rivals if strategy.surgery else "with any other")
+        kind = f"training strategy, changes {BALANCE_FAMILIES[strategy.family]}"
+        _show_card(strategy, kind, [combines])
+        print(f"\nsettings (with --balance {parsed.name}):")
+        for name, default in strategy.settings.items():
+            print(f"  --balance_settings.{parsed.name}.{name:<12} default {default}")
+    elif parsed.name in fusions:
+        fusion = fusions[parsed.name]
+        synergy = "can express it" if fusion.synergy else "cannot express an exclusive or"
+        size = f"{count(fusion.parameters)} parameters, {count(fusion.macs)} MACs"
+        kind = f"{fusion.family} fusion, reads {fusion.reads}"
+        _show_card(fusion, kind, [("synergy", synergy), ("standard case", size)])
+        print("\nsettings:" if fusion.settings else "\nno settings")
+        for name, default in fusion.settings.items():
+            print(f"  --fusion.{name:<18} default {default}")
+    else:
+        names = [*fusions, *strategies, *sorted({one.name for one in known.encoders})]
+        raise FusionZooError(
+            f"unknown fusion, training strategy or encoder {parsed.name!r}."
+            f"{did_you_mean(parsed.name, names)} `fusionzoo zoo` lists all {len(names)}."
+        )
+
+
+def _is_family(pattern: str, name: str) -> bool:
+    """Whether `timm/resnet18` or `timm` is of the encoders `timm/*`."""
+    return pattern == f"{name.partition('/')[0]}/*"
+
+
+def _show_encoder(one: EncoderCard, name: str) -> None:
+    print(f"{one.name}  ({one.kind} encoder)\n\n{one.summary}\n")
+    print(f"settings (with --encoders.{one.kind} {name}):")
+    for key, default in one.settings.items():
+        print(f"  --encoders.{one.kind}.{key:<16} default {default}")
+    if one.further:
+        print("further settings go to the library that builds the model")
+    print()
 
 
 def _show_card(one: About, kind: str, more: Sequence[tuple[str, str]]) -> None:

@@ -9,17 +9,18 @@ entry's constructor.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 from annotated_types import Ge, Gt, Interval
 
+from ._flags import Tree, is_component, named, parse_flags, read_yaml
 from .errors import FusionZooError, did_you_mean
 
-Tree = dict[str, Any]
 C = TypeVar("C")
 Count = Annotated[int, Ge(1)]
 Positive = Annotated[float, Gt(0)]
@@ -185,18 +186,18 @@ class BenchmarkConfig:
 
 def from_args(cls: type[C], args: Sequence[str]) -> C:
     """Build a configuration of type `cls` from command-line flags and the files they name."""
-    flags = parse_flags(args)
+    flags = _named(cls, parse_flags(args))
     tree: Tree = {}
     config_file = flags.pop("config", None)
     if config_file is not None:
-        tree = read_yaml(Path(str(config_file)))
+        tree = _named(cls, read_yaml(Path(str(config_file))))
     resume = flags.get("resume")
     if resume and not (flags.get("out") or tree.get("out")):
         raise FusionZooError("--resume needs --out: the folder of the run to continue")
     if resume and not config_file:
         stored = Path(str(flags["out"])) / "config.yaml"
         if resume != "auto" or stored.is_file():
-            tree = read_yaml(stored)
+            tree = _named(cls, read_yaml(stored))
     hints = get_type_hints(cls)
     sections = [one.name for one in fields(cls) if is_dataclass(hints[one.name])]  # type: ignore[arg-type]
     return from_tree(cls, merge(tree, flags, sections))
@@ -207,7 +208,9 @@ def from_tree(cls: type[C], tree: Mapping[str, Any]) -> C:
     from pydantic import TypeAdapter, ValidationError
 
     known = _leaves(cls)
+    tree = _named(cls, tree)
     _refuse_unknown(tree, known, "")
+    _check_numbers(cls, tree)
     components = {key: value for key, value in asdict(cls()).items() if known.get(key)}  # type: ignore[call-overload]
     try:
         return TypeAdapter(cls).validate_python(merge(components, tree))
@@ -216,65 +219,6 @@ def from_tree(cls: type[C], tree: Mapping[str, Any]) -> C:
         key = ".".join(str(part) for part in first["loc"])
         reason = first["msg"][0].lower() + first["msg"][1:]
         raise FusionZooError(f"--{key} {first['input']!r}: {reason}") from None
-
-
-def parse_flags(args: Sequence[str]) -> Tree:
-    """Turn `--a.b 1 --c=x --flag` into `{"a": {"b": 1}, "c": "x", "flag": True}`.
-
-    >>> parse_flags(["--optim.lr", "1e-3", "--data.name=stamps", "--resume"])
-    {'optim': {'lr': 0.001}, 'data': {'name': 'stamps'}, 'resume': True}
-    """
-    tree: Tree = {}
-    rest = list(args)
-    while rest:
-        word = rest.pop(0)
-        if not word.startswith("--") or word == "--":
-            raise FusionZooError(f"expected a flag such as --train.epochs 5, found {word!r}")
-        key, equals, text = word[2:].partition("=")
-        if not equals:
-            text = rest.pop(0) if rest and not _is_flag(rest[0]) else "true"
-        branch = tree
-        *path, leaf = key.split(".")
-        for part in path:
-            branch = branch.setdefault(part, {})
-            if not isinstance(branch, dict):
-                raise FusionZooError(f"--{key}: {part!r} was given a value of its own before")
-        branch[leaf] = parse_value(text)
-    return tree
-
-
-def parse_value(text: str) -> Any:
-    """Read a flag's value: a number, true, false, null, a [list] or {mapping}, else a string.
-
-    >>> [parse_value(x) for x in ("1e-4", "no", "true", "[fr, en]", "null")]
-    [0.0001, 'no', True, ['fr', 'en'], None]
-    """
-    if text[:1] in ("[", "{"):
-        import yaml
-
-        try:
-            return _numbers(yaml.safe_load(text))
-        except yaml.YAMLError as error:
-            raise FusionZooError(f"cannot read the value {text!r}: {error}") from None
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
-
-
-def read_yaml(path: Path) -> Tree:
-    """Read a recipe."""
-    import yaml
-
-    if not path.is_file():
-        raise FusionZooError(f"no configuration file {path}")
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
-        raise FusionZooError(f"{path} is not YAML: {error}") from None
-    if not isinstance(tree, dict):
-        raise FusionZooError(f"{path} must hold a mapping of settings")
-    return _numbers(tree)
 
 
 def write_yaml(config: Any, path: Path) -> None:
@@ -336,10 +280,6 @@ def _default(one: Field[Any]) -> Any:
     return "null" if one.default is None else one.default
 
 
-def _is_flag(word: str) -> bool:
-    return bool(re.match(r"--[A-Za-z]", word))
-
-
 def _leaves(cls: Any, prefix: str = "") -> dict[str, bool]:
     """Map each dotted key to whether it may hold keys of its own."""
     found: dict[str, bool] = {}
@@ -370,16 +310,59 @@ def _refuse_unknown(tree: Mapping[str, Any], known: Mapping[str, bool], prefix: 
 
 
 def _nearest_flag(key: str, known: Mapping[str, bool]) -> str:
+    """Suggest the flag with the same last part, else with the nearest one."""
     sections = {leaf.rpartition(".")[0] for leaf in known} - {""}
-    return did_you_mean(f"--{key}", [f"--{leaf}" for leaf in [*known, *sections]])
+    flags = [*known, *sorted(sections)]
+    if "." not in key:
+        leaves = {flag.rpartition(".")[2]: flag for flag in reversed(flags)}
+        near = get_close_matches(key, leaves, n=1, cutoff=0.5)
+        if near:
+            return f" Did you mean {'--' + leaves[near[0]]!r}?"
+    return did_you_mean(f"--{key}", [f"--{flag}" for flag in flags])
 
 
-def _numbers(tree: Any) -> Any:
-    """Read `1e-4` as a number, which YAML 1.1 does not."""
-    if isinstance(tree, dict):
-        return {str(key): _numbers(value) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [_numbers(value) for value in tree]
-    if isinstance(tree, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", tree):
-        return float(tree)
-    return tree
+def _named(cls: Any, tree: Mapping[str, Any]) -> Tree:
+    """Write components given by a word as mappings, unless this field holds no component."""
+    plain = {
+        one.name
+        for one in fields(cls)
+        if is_component([one.name])
+        and one.default_factory is not MISSING
+        and "name" not in (one.default_factory() or {"name": ""})
+    }
+    return {**named(tree), **{key: tree[key] for key in plain & tree.keys()}}
+
+
+def _check_numbers(cls: Any, tree: Mapping[str, Any], prefix: str = "") -> None:
+    """Refuse what would pass as a number: yes and no, infinity, and a flag without its value."""
+    hints = get_type_hints(cls, include_extras=True)
+    for name, value in tree.items():
+        if is_dataclass(hints[name]):
+            _check_numbers(hints[name], value, f"{prefix}{name}.")
+            continue
+        for key, leaf in _walk(value, f"{prefix}{name}"):
+            if isinstance(leaf, bool) and not _takes_bool(hints[name]):
+                raise FusionZooError(
+                    f"--{key} {str(leaf).lower()}: it needs a value of another kind"
+                    " (a flag without a value means true)"
+                )
+            if isinstance(leaf, float) and not math.isfinite(leaf):
+                raise FusionZooError(f"--{key} {leaf}: it must be a finite number")
+
+
+def _walk(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for name, below in value.items():
+            yield from _walk(below, f"{key}.{name}")
+    elif isinstance(value, list | tuple):
+        for below in value:
+            yield from _walk(below, key)
+    else:
+        yield key, value
+
+
+def _takes_bool(hint: Any) -> bool:
+    """Whether a type holds true or false; what settings of a component hold, that checks."""
+    if hint is bool or hint is Any or isinstance(hint, bool):
+        return True
+    return any(_takes_bool(part) for part in get_args(hint))

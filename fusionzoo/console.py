@@ -1,8 +1,16 @@
-"""A table on the terminal."""
+"""The terminal: a table, the command that was typed, and a reader that goes away."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import ParamSpec
+
+P = ParamSpec("P")
+BROKEN_PIPE = 141  # what a shell reports of a command that SIGPIPE ended
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -16,3 +24,32 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
     for row in rows:
         table.add_row(*row)
     Console().print(table)
+
+
+def command_line(name: str) -> str:
+    """Return how to start a command in the way in which this one was started.
+
+    `python embed.py` beside `python train.py`, `fusionzoo embed` after the console command.
+    """
+    started = Path(sys.argv[0])
+    if started.name == "__main__.py":
+        return f"python -m fusionzoo {name}"
+    script = started.suffix == ".py" and started.parent.name != "scripts"
+    return f"python {started.with_name(name)}.py" if script else f"fusionzoo {name}"
+
+
+def quiet_pipe(main: Callable[P, int]) -> Callable[P, int]:
+    """End without a traceback where the reader of the output is gone: `... --help | head`."""
+
+    @wraps(main)
+    def run(*args: P.args, **kwargs: P.kwargs) -> int:
+        try:
+            code = main(*args, **kwargs)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # What is still buffered must go somewhere when Python ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return BROKEN_PIPE
+        return code
+
+    return run

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from .config import split_name
 from .encoders import Encoder, create_encoder
-from .errors import FusionZooError, did_you_mean
+from .errors import FusionZooError, did_you_mean, one_line
 from .fusion import Fusion, create_fusion
+from .model_folder import FORMAT, FolderConfig, bounded_allocation, read_config
 from .structures import Batch, Features, FusionOutput, Sample
 from .targets import Target, decode, from_spec, predictions
 
-FORMAT = 1  # of the model folder
 Raw = Mapping[str, Any]  # modality -> path, PIL picture, string, array; absent = missing
 
 
@@ -226,29 +226,53 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> FusionModel:
     folder = folder / "model" if (folder / "model" / "config.json").is_file() else folder
     if not (folder / "config.json").is_file():
         raise FusionZooError(f"{folder} is no model folder: it holds no config.json")
-    config = json.loads((folder / "config.json").read_text())
-    if config.get("format") != FORMAT:
-        raise FusionZooError(
-            f"{folder}: format {config.get('format')!r}; this version reads {FORMAT}"
-        )
-    encoders = {m: _offline(spec) for m, spec in config["encoders"].items()}
-    model = create_model(
-        config["fusion"],
-        encoders,
-        config["num_outputs"],
-        classes=config["classes"],
-        targets=[from_spec(one) for one in config["targets"]] if "targets" in config else None,
-        kinds=config["kinds"],
-        assets=folder,
-    )
-    widths = config.get("align", {})
-    if widths:
-        model.set_align({m: nn.Linear(model.encoders[m].dim, n) for m, n in widths.items()})  # type: ignore[arg-type]
+    config, targets = read_config(folder)
+    weights = folder / "model.safetensors"
+    with bounded_allocation(weights):
+        model = _build(folder, config, targets)
     try:
-        load_model(model, str(folder / "model.safetensors"), strict=True)
+        load_model(model, str(weights), strict=True)
     except Exception as error:
-        raise FusionZooError(f"{folder / 'model.safetensors'}: {error}") from error
-    return model.to(device).eval()
+        raise FusionZooError(f"{weights}: {one_line(error)}") from error
+    model.to(device).eval()
+    with bounded_allocation(weights):
+        _answer_blank(model, folder)
+    return model
+
+
+def _build(folder: Path, config: FolderConfig, targets: list[Target] | None) -> FusionModel:
+    """Build what config.json describes, with weights yet to be loaded."""
+    try:
+        model = create_model(
+            config.fusion,
+            {m: _without_sources(spec) for m, spec in config.encoders.items()},
+            config.num_outputs,
+            classes=config.classes,
+            targets=targets,
+            kinds=config.kinds,
+            assets=folder,
+        )
+        if config.align:
+            dims = {name: encoder.dim for name, encoder in model.named_encoders()}
+            model.set_align({m: nn.Linear(dims[m], n) for m, n in config.align.items()})
+    except Exception as error:
+        raise FusionZooError(f"{folder / 'config.json'}: {one_line(error)}") from error
+    return model
+
+
+def _answer_blank(model: FusionModel, folder: Path) -> None:
+    """Run one blank sample, so that settings with which the model cannot answer are found here."""
+    try:
+        batch: Batch = model.collate()([Sample("", "", None, {})])
+        batch = batch._replace(present=torch.ones_like(batch.present))
+        if model.classes or model.targets:
+            model.predict(batch)
+        else:
+            model.embed(batch)
+    except Exception as error:
+        raise FusionZooError(
+            f"{folder / 'config.json'}: the model cannot answer: {one_line(error)}"
+        ) from error
 
 
 def encode_rows(encoder: Encoder, inputs: Mapping[str, Tensor], present: Tensor) -> Features:
@@ -302,12 +326,9 @@ def _component(given: str | Raw) -> dict[str, Any]:
     return {"name": given} if isinstance(given, str) else dict(given)
 
 
-def _offline(spec: Raw) -> dict[str, Any]:
-    """What an encoder was, without the sources of its first weights."""
-    first = ("weights", "match", "prefix", "init")
-    return {k: v for k, v in spec.items() if k not in first} | (
-        {"pretrained": False} if "pretrained" in spec else {}
-    )
+def _without_sources(spec: Raw) -> dict[str, Any]:
+    """Return an encoder's settings without the sources of its first weights."""
+    return {k: v for k, v in spec.items() if k not in ("weights", "match", "prefix", "init")}
 
 
 @contextmanager

@@ -60,11 +60,11 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 
 def _problem(hint: Any, value: Any) -> str:
-    """Say why `value` is not of the type `hint`."""
+    """Say why `value` is not of the type `hint`; a list of JSON or YAML may stand for a tuple."""
     from pydantic import ValidationError
 
     try:
-        _adapter(hint).validate_python(value, strict=True)
+        _adapter(hint).validate_python(value, strict=not isinstance(value, list | dict))
     except ValidationError as error:
         reasons = dict.fromkeys(one["msg"][:1].lower() + one["msg"][1:] for one in error.errors())
         return ", or ".join(reasons)
@@ -123,8 +123,10 @@ class Registry(Generic[T]):
         hints = _hints(entry.cls)
         given = inspect.signature(entry.cls).bind_partial(*args, **settings).arguments
         for key, value in given.items():
-            # What a command line holds; objects of Python code are the constructor's business.
-            if key in hints and isinstance(value, str | int | float):
+            # What a command line or a file holds; objects of Python code are the constructor's.
+            if key in hints and (
+                value is None or isinstance(value, str | int | float | list | dict)
+            ):
                 problem = _problem(hints[key], value)
                 if problem:
                     raise FusionZooError(f"{self.noun} {name!r}: {key}={value!r}: {problem}")

@@ -201,9 +201,17 @@ def kind_of(kind: str) -> type[Target]:
 
 
 def from_spec(spec: Mapping[str, Any]) -> Target:
-    """Build what `spec` describes."""
+    """Build what `spec` describes, after a look at each value: it may come from a file."""
+    from pydantic import TypeAdapter, ValidationError
+
     rest = {name: value for name, value in spec.items() if name != "kind"}
-    return kind_of(spec["kind"])(**{**rest, "classes": tuple(spec["classes"])})
+    kind = kind_of(str(spec.get("kind")))
+    try:
+        return TypeAdapter(kind).validate_python(rest)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise FusionZooError(f"{key}: {first['msg'][:1].lower()}{first['msg'][1:]}") from None
 
 
 def decode(targets: Sequence[Target], logits: Tensor) -> list[Any]:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from fusionzoo.config import (
+    BenchmarkConfig,
+    EmbedConfig,
     OptimConfig,
     RunConfig,
     from_args,
@@ -64,7 +66,22 @@ def test_a_written_configuration_reads_back_the_same(tmp_path: Path) -> None:
         (["--optim.lr", "-1"], "--optim.lr -1: input should be greater than 0"),
         (["--train.epochs", "0"], "--train.epochs 0: input should be greater than or equal to 1"),
         (["--train.amp", "int8"], "--train.amp 'int8': input should be 'none', 'bf16' or 'fp16'"),
-        (["--fusion", "mbt"], "--fusion holds settings: give --fusion.<setting> mbt"),
+        (["--lr", "1"], "Did you mean '--optim.lr'?"),
+        (["--lrr", "1"], "Did you mean '--optim.lr'?"),
+        (["--batch_size", "8"], "Did you mean '--train.batch_size'?"),
+        (["--fusion", "3"], "--fusion holds settings: give --fusion.<setting> 3"),
+        (["--optim.lr"], "--optim.lr true: it needs a value"),
+        (["--optim.lr", "--train.epochs", "2"], "--optim.lr true: it needs a value"),
+        (["--train.epochs", "true"], "--train.epochs true: it needs a value"),
+        (["--optim.modality_lr.image"], "--optim.modality_lr.image true: it needs a value"),
+        (["--optim.betas", "[0.9, true]"], "--optim.betas true: it needs a value"),
+        (["--seed"], "--seed true: it needs a value"),
+        (["--out"], "--out true: it needs a value"),
+        (["--optim.lr", "Infinity"], "--optim.lr inf: it must be a finite number"),
+        (["--optim.lr", "1e999"], "--optim.lr inf: it must be a finite number"),
+        (["--dist.timeout", "NaN"], "--dist.timeout nan: it must be a finite number"),
+        (["--fusion.dropout", "-Infinity"], "--fusion.dropout -inf: it must be a finite number"),
+        (["--optim.settings", "{eps: 1, eps: 2}"], "the key 'eps' stands there a second time"),
         (["--optim", "adam"], "--optim is a group of settings"),
         (["epochs=3"], "expected a flag such as --train.epochs 5, found 'epochs=3'"),
         (["--config", "none.yaml"], "no configuration file none.yaml"),
@@ -77,7 +94,7 @@ def test_a_wrong_flag_is_one_clear_line(args: list[str], says: str) -> None:
     with pytest.raises(FusionZooError) as caught:
         from_args(RunConfig, args)
     assert says in str(caught.value)
-    assert "\n" not in str(caught.value) or "YAML" in str(caught.value) or "[fr" in says
+    assert "\n" not in str(caught.value)
 
 
 def test_values_are_read_as_a_user_means_them() -> None:
@@ -90,3 +107,44 @@ def test_yaml_numbers_in_exponent_form_are_numbers(tmp_path: Path) -> None:
     tree = read_yaml(tmp_path / "a.yaml")
     assert tree["fusion"]["scale"] == 0.01
     assert from_tree(RunConfig, tree).optim == OptimConfig(lr=3e-4)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("optim: {lr: .inf}", "--optim.lr inf: it must be a finite number"),
+        ("optim: {lr: .nan}", "--optim.lr nan: it must be a finite number"),
+        ("train:\n  epochs: yes", "--train.epochs true: it needs a value"),
+        (
+            "optim:\n  lr: 1\n  clip: 2\n  lr: 3",
+            "a.yaml, line 4: the key 'lr' stands there a second time; the first is in line 2",
+        ),
+        ("seed: 1\nencoders: {}\nseed: 1", "a.yaml, line 3: the key 'seed' stands there"),
+        ("optim: [", "a.yaml is not YAML"),
+    ],
+)
+def test_a_wrong_recipe_is_one_clear_line(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(FusionZooError) as caught:
+        from_args(RunConfig, ["--config", str(tmp_path / "a.yaml")])
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_boolean_flag_without_a_value_is_true() -> None:
+    cfg = from_args(RunConfig, ["--train.compile", "--overwrite", "--encoders.image.pretrained"])
+    assert cfg.train.compile and cfg.overwrite and cfg.encoders["image"]["pretrained"] is True
+    assert from_tree(RunConfig, parse_flags(["--resume"])).resume is True
+
+
+def test_a_component_without_settings_is_given_by_its_name(tmp_path: Path) -> None:
+    recipe = tmp_path / "a.yaml"
+    recipe.write_text("data: stamps\nfusion: {name: lmf, rank: 2}\nencoders: {text: chars}\n")
+    flags = ["--encoders.image", "timm/resnet18", "--encoders.image.size", "64", "--fusion", "gmu"]
+    cfg = from_args(RunConfig, ["--config", str(recipe), "--fusion.dim", "8", *flags])
+    assert cfg.data == {"name": "stamps"}
+    assert cfg.fusion == {"name": "gmu", "dim": 8}
+    image = {"name": "timm/resnet18", "size": 64}
+    assert cfg.encoders == {"text": {"name": "chars"}, "image": image}
+    assert from_args(EmbedConfig, ["--data", "digits"]).data == {"name": "digits"}
+    with pytest.raises(FusionZooError, match="--fusion holds settings"):
+        from_args(BenchmarkConfig, ["--fusion", "gmu"])  # there it holds settings of all fusions

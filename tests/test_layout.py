@@ -19,10 +19,14 @@ ROOT = Path(__file__).parents[1]
 LEVELS = {
     "errors": 0,
     "console": 0,
-    "config": 1,
+    "places": 1,
+    "__main__": 12,
+    "_flags": 1,
+    "config": 2,
     "registry": 1,
     "structures": 2,
     "targets": 2,
+    "model_folder": 3,
     "encoders": 3,
     "fusion": 3,
     "datasets": 3,
@@ -31,9 +35,10 @@ LEVELS = {
     "evaluation": 5,
     "training": 6,
     "cards": 7,
-    "benchmark": 8,
-    "scripts": 9,
-    "cli": 10,
+    "facts": 8,
+    "benchmark": 9,
+    "scripts": 10,
+    "cli": 11,
 }
 
 

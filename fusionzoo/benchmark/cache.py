@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import FusionZooError
+from ..places import cannot_write
 from .features import Stored, key_of
 
 FILES = Stored._fields
@@ -75,7 +75,7 @@ class FeatureCache:
             _write(part / "about.json", json.dumps(about, indent=1, default=str).encode())
         except OSError as error:
             shutil.rmtree(part, ignore_errors=True)
-            raise FusionZooError(f"cannot write the feature cache {self.root}: {error}") from error
+            raise cannot_write(self.root, error) from error
         try:
             part.rename(folder)
         except OSError:  # another writer was first

@@ -21,12 +21,12 @@ from tqdm import tqdm
 from ..config import BenchmarkConfig, from_tree, split_name
 from ..datasets import PairedDataset
 from ..datasets.paired import SPLITS
-from ..datasets.stamps import cache
 from ..encoders import Encoder, create_encoder
 from ..errors import FusionZooError
 from ..evaluation.robustness import CORRUPTIONS, SEVERITIES, Corrupted
 from ..fusion import create_fusion
 from ..model import FusionModel
+from ..places import cache_root, make_cache_folder
 from ..structures import Batch
 from ..training import checkpoint
 from ..training.deselected import drop_deselected
@@ -80,7 +80,7 @@ class Bench:
 
 def feature_cache() -> FeatureCache:
     """Return the cache in $FUSIONZOO_CACHE, else in ~/.cache/fusionzoo."""
-    return FeatureCache(cache() / "features")
+    return FeatureCache(cache_root() / "features")
 
 
 def open_bench(cfg: BenchmarkConfig) -> tuple[Bench, PairedDataset]:
@@ -265,7 +265,7 @@ def freeze(bench: Bench, dataset: PairedDataset, number: int, encoder: Encoder) 
     key = describe(encoder, dataset, trained_on=train.tolist(), judged_on=val.tolist())
     key |= {"epochs": cfg.encoder_epochs, "batch_size": cfg.batch_size, "seed": alone_seed(cfg)}
     key |= {"optim": asdict(cfg.optim)}
-    path = cache() / "weights" / f"{key_of(key)}.pt"
+    path = make_cache_folder(cache_root() / "weights") / f"{key_of(key)}.pt"
     if path.is_file():
         kept = checkpoint.read(path)
         frozen.load_state_dict(kept["weights"])

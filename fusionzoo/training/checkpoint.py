@@ -158,8 +158,14 @@ def write(contents: Contents, path: Path, keep: int = 1) -> None:
         free = shutil.disk_usage(there).free / 1e6  # torch does not say when a disk is full
         raise FusionZooError(
             f"cannot write {path} ({kept}; {free:,.1f} MB are free there): {error};"
-            " make room, then --resume"
+            f" {_remedy(there)}, then --resume"
         ) from error
+
+
+def _remedy(folder: Path) -> str:
+    if os.access(folder, os.W_OK):
+        return "make room"
+    return f"{folder} may not be written: ask for permission, or name another --out"
 
 
 def read_newest(path: Path) -> tuple[Contents, list[str]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..config import RunConfig, write_yaml
 from ..errors import FusionZooError
+from .checkpoint import read_newest
 from .distributed import World, from_main, gather
 
 LOCK = "lock"  # a file in the run folder, locked while a run writes there
@@ -59,12 +60,12 @@ def _claim(cfg: RunConfig, held: ExitStack) -> tuple[Path, bool]:
     # What was cut off from the other nodes leaves after its own timeout.
     _lock(folder, held, min(PATIENCE, cfg.dist.timeout / 2) if auto else 0)
     taken = (folder / "config.yaml").exists()
-    if taken and not (cfg.resume or cfg.overwrite):
+    if taken and not (cfg.resume or cfg.overwrite) and _has_step(folder):
         raise FusionZooError(
             f"{folder} holds a run: --resume continues it, --overwrite replaces it,"
             " another --out leaves it alone"
         )
-    if taken and cfg.overwrite and not cfg.resume:
+    if taken and not cfg.resume:
         for name in WRITTEN:
             old = folder / name
             shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
@@ -72,6 +73,19 @@ def _claim(cfg: RunConfig, held: ExitStack) -> tuple[Path, bool]:
     if not resume:
         store_config(cfg, folder)
     return folder, resume
+
+
+def _has_step(folder: Path) -> bool:
+    """Whether a run made a step: one that failed before leaves nothing that is worth keeping."""
+    last = folder / "checkpoints" / "last.pt"
+    if (folder / "metrics.json").exists() or (folder / "model").exists():
+        return True
+    if not last.parent.is_dir() or not any(last.parent.iterdir()):
+        return False
+    try:
+        return bool(read_newest(last)[0]["state"]["step"])
+    except FusionZooError:
+        return True  # a damaged checkpoint may be all that is left of a long run
 
 
 def store_config(cfg: RunConfig, folder: Path) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch import optim
-from torch.distributed.tensor import DTensor
 
 from ..config import OptimConfig
 from ..errors import FusionZooError, did_you_mean
 from .groups import Group
+from .sharding import is_share
 
 # What a training step does not give them.
 UNFIT = {
@@ -40,7 +40,7 @@ def build_optimizer(groups: list[Group], cfg: OptimConfig) -> optim.Optimizer:
     elif name in ("adam", "adamw"):
         settings["betas"] = cfg.betas
     # Adagrad's is for the CPU alone, SGD's cannot update weights that are shared out.
-    shared = any(isinstance(p, DTensor) for group in groups for p in group["params"])
+    shared = any(is_share(p) for group in groups for p in group["params"])
     if "fused" in known and kind is not optim.Adagrad and not (kind is optim.SGD and shared):
         settings["fused"] = True
     settings |= {k: tuple(x) if isinstance(x, list) else x for k, x in cfg.settings.items()}

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..config import RunConfig, Tree, merge, split_name
+from .._flags import Tree
+from ..config import RunConfig, merge, split_name
+from ..console import command_line
 from ..datasets import DATASETS, PairedDataset, create_dataset
 from ..datasets.summary import data_summary
 from ..errors import FusionZooError, did_you_mean
@@ -177,7 +179,7 @@ def report(
     )
     data = cfg.data["name"]
     tracker.say(f"model   {folder / 'model'}   (fusionzoo.load reads it)")
-    tracker.say(f"next    python embed.py --model {folder} --out {data}.parquet")
+    tracker.say(f"next    {command_line('embed')} --model {folder} --out {data}.parquet")
     if cfg.log == "tensorboard":
         tracker.say(f"        tensorboard --logdir {folder / 'tensorboard'}")
 

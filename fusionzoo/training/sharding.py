@@ -1,21 +1,25 @@
 """FSDP2: each process holds a share of every weight; checkpoints hold whole ones.
 
-Everything here leaves a model that is not sharded as it is.
+Everything here leaves a model that is not sharded as it is. FSDP takes half a second of CPU to
+import, so only `shard` does: before that no module and no tensor can be sharded.
 """
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from ..errors import FusionZooError
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
 
 
 def shard(objective: nn.Module, device: torch.device, amp: torch.dtype | None) -> nn.Module:
@@ -26,6 +30,7 @@ def shard(objective: nn.Module, device: torch.device, amp: torch.dtype | None) -
     and gradients are summed in float32.
     """
     from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     policy = MixedPrecisionPolicy(amp, torch.float32, cast_forward_inputs=False)
@@ -39,25 +44,34 @@ def shard(objective: nn.Module, device: torch.device, amp: torch.dtype | None) -
 
 def sharded(module: nn.Module) -> bool:
     """Whether the weights are shared out."""
-    return isinstance(module, FSDPModule)
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
+
+
+def is_share(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Whether a tensor is this process's share of a larger one."""
+    distributed = sys.modules.get("torch.distributed.tensor")
+    return distributed is not None and isinstance(tensor, distributed.DTensor)
 
 
 def reshard(module: nn.Module) -> None:
     """Forget gathered weights, so that the next forward pass gathers what is there by then."""
     for one in module.modules():
-        if isinstance(one, FSDPModule):
-            one.reshard()
+        if sharded(one):
+            cast("FSDPModule", one).reshard()
 
 
 def whole(tensor: Tensor) -> Tensor:
     """Gather a tensor that is shared out; called by all processes."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+    return tensor.full_tensor() if is_share(tensor) else tensor.detach()
 
 
 def like(full: Tensor, own: Tensor) -> Tensor:
     """Share out a whole tensor as `own` is; called by all processes."""
-    if not isinstance(own, DTensor):
+    if not is_share(own):
         return full
+    from torch.distributed.tensor import distribute_tensor
+
     return distribute_tensor(full.to(own.device), own.device_mesh, own.placements)
 
 

@@ -18,6 +18,7 @@ import torch
 import fusionzoo
 from fusionzoo import create_dataset
 from fusionzoo.config import read_yaml
+from fusionzoo.errors import FusionZooError
 from fusionzoo.scripts.embed import main as embed
 from fusionzoo.scripts.train import main as train
 from fusionzoo.training.distributed import World
@@ -455,3 +456,21 @@ def test_each_setting_trains(settings: str, tmp_path: Path) -> None:
     assert train(flags(tmp_path / "a", "--train.epochs", "1", *settings.split())) == 0
     results = json.loads((tmp_path / "a" / "metrics.json").read_text())
     assert 0 <= results["test"]["accuracy"] <= 1
+
+
+def test_a_run_that_failed_before_its_first_step_leaves_its_folder_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mistake found late (here: when the first step is made) does not block --out."""
+    run = flags(tmp_path / "a", "--train.epochs", "1")
+
+    def fail(*_: object, **__: object) -> None:
+        raise FusionZooError("failed before step 1")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fusionzoo.training.step.Stepper.__call__", fail)
+        assert train(run) == 2
+    assert (tmp_path / "a" / "checkpoints" / "last.pt").is_file()
+    assert train(run) == 0
+    assert train(run) == 2
+    assert "holds a run" in capsys.readouterr().err

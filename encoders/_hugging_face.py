@@ -1,0 +1,76 @@
+"""Everything that is loaded through transformers; code that a folder brings along never runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import FusionZooError, one_line
+from .weights import from_hub, resolve
+
+
+def find_source(model: str, assets: Path | None) -> str:
+    """Return the folder that `assets` or the model's name stand for, else the name on the hub."""
+    folder = assets or resolve(model)
+    return str(folder) if folder.exists() else model
+
+
+def load_model(source: str, pretrained: bool) -> Any:
+    """Load a Hugging Face model, or build it from its configuration with fresh weights."""
+    from transformers import AutoModel
+
+    if pretrained:
+        return load_auto("AutoModel", source).float()
+    config = load_auto("AutoConfig", source)
+    try:
+        return AutoModel.from_config(config, trust_remote_code=False)
+    except Exception as error:
+        raise _unusable(source, error) from error
+
+
+def load_auto(loader: str, source: str) -> Any:
+    """Load with one of transformers' Auto classes: from a folder without asking anyone, or a hub.
+
+    `trust_remote_code` is False everywhere: its default asks on the terminal, and one "y" on
+    standard input would run whatever stands in the folder.
+    """
+    import transformers
+
+    load = getattr(transformers, loader).from_pretrained
+    local = Path(source).is_dir()
+
+    def read() -> Any:
+        try:
+            return load(source, local_files_only=local, trust_remote_code=False)
+        except Exception as error:
+            if local or "custom code" in str(error):
+                raise _unusable(source, error) from error
+            raise  # what a hub's error means, `from_hub` says
+
+    return read() if local else from_hub(f"hf/{source}", read)
+
+
+def load_tokenizer(source: str) -> Any:
+    """Load a tokenizer; one that knows no word is refused.
+
+    Where a folder lacks the vocabulary, transformers makes a tokenizer of special tokens only, and
+    every text becomes the same row of unknowns.
+    """
+    tokenizer = load_auto("AutoTokenizer", source)
+    special = set(tokenizer.all_special_ids)
+    vocabulary = tokenizer.get_vocab().items()
+    if not any(number not in special and token.strip("▁Ġ ") for token, number in vocabulary):
+        raise FusionZooError(
+            f"{source} holds no tokenizer: save it there too (tokenizer.json, or the vocabulary"
+            " files that the model was trained with)"
+        )
+    return tokenizer
+
+
+def _unusable(source: str, error: Exception) -> FusionZooError:
+    if "custom code" in str(error):
+        return FusionZooError(
+            f"{source} needs custom code that it brings along, which is never run: take a model"
+            " whose architecture transformers itself holds"
+        )
+    return FusionZooError(f"{source} does not hold what is needed: {one_line(error)}")

@@ -1,0 +1,151 @@
+"""Folders of Hugging Face files: no code of theirs runs, and what they lack is named."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fusionzoo
+from fusionzoo.encoders import create_encoder
+from fusionzoo.encoders._hugging_face import load_tokenizer
+from fusionzoo.errors import FusionZooError
+from fusionzoo.model import create_model
+
+TINY = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "vocab_size": 64,
+}
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "cat"]
+
+
+def text_folder(folder: Path) -> Path:
+    """Write a tiny BERT with its tokenizer."""
+    from transformers import BertConfig, BertModel, BertTokenizer
+
+    BertModel(BertConfig(**TINY)).save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    BertTokenizer(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
+    return folder
+
+
+def audio_folder(folder: Path) -> Path:
+    """Write a tiny audio spectrogram transformer with its feature extractor."""
+    from transformers import ASTConfig, ASTFeatureExtractor, ASTModel
+
+    ASTModel(ASTConfig(**TINY, max_length=128)).save_pretrained(folder)
+    ASTFeatureExtractor(max_length=128).save_pretrained(folder)
+    return folder
+
+
+def plant(folder: Path, file: str, changes: dict[str, Any]) -> Path:
+    """Let a folder's JSON file ask for a module of the folder; return the mark that it leaves."""
+    marker = folder.parent / "the-planted-code-ran"
+    (folder / "planted.py").write_text(f"open({str(marker)!r}, 'w').close()\nclass Planted: ...\n")
+    about = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(about | changes))
+    return marker
+
+
+def auto_map(*names: str) -> dict[str, Any]:
+    return {"auto_map": {name: "planted.Planted" for name in names}}
+
+
+UNKNOWN_MODEL = {"model_type": "planted", **auto_map("AutoConfig", "AutoModel")}
+UNKNOWN_TOKENIZER = {
+    "tokenizer_class": "Planted",
+    "auto_map": {"AutoTokenizer": ["planted.Planted", "planted.Planted"]},
+}
+UNKNOWN_EXTRACTOR = {"feature_extractor_type": "Planted", **auto_map("AutoFeatureExtractor")}
+
+
+@pytest.mark.parametrize("pretrained", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "file", "changes"),
+    [
+        ("text", "config.json", UNKNOWN_MODEL),
+        ("audio", "config.json", UNKNOWN_MODEL),
+        ("audio", "preprocessor_config.json", UNKNOWN_EXTRACTOR),
+    ],
+)
+def test_code_in_a_folder_never_runs_even_if_standard_input_agrees(
+    kind: str,
+    file: str,
+    changes: dict[str, Any],
+    pretrained: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = {"text": text_folder, "audio": audio_folder}[kind](tmp_path / "model")
+    marker = plant(folder, file, changes)
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    with pytest.raises(FusionZooError) as caught:
+        create_encoder(kind, f"hf/{folder}", pretrained=pretrained)
+    assert not marker.exists()
+    assert "\n" not in str(caught.value)
+    assert "custom code" in str(caught.value) and "trust_remote_code=True" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [
+        ("config.json", auto_map("AutoConfig", "AutoModel", "AutoTokenizer")),
+        ("tokenizer_config.json", UNKNOWN_TOKENIZER),
+    ],
+)
+def test_code_beside_files_that_transformers_knows_never_runs_either(
+    file: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = text_folder(tmp_path / "model")
+    plain = create_encoder("text", f"hf/{folder}").tokenizer("a red cat")["input_ids"]
+    marker = plant(folder, file, changes)
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    assert create_encoder("text", f"hf/{folder}").tokenizer("a red cat")["input_ids"] == plain
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("kind", ["text", "audio"])
+def test_loading_a_model_folder_runs_no_code_of_it(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = {"text": text_folder, "audio": audio_folder}[kind](tmp_path / "source")
+    saved = create_model("concat", {kind: f"hf/{source}"}, 2).save(tmp_path / "saved")
+    marker = plant(saved / kind, "config.json", UNKNOWN_MODEL)
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    with pytest.raises(FusionZooError, match="custom code"):
+        fusionzoo.load(saved)
+    assert not list(tmp_path.rglob(marker.name))
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    """Transformers makes one without words of it, for which every text is the same."""
+    folder = text_folder(tmp_path / "model")
+    for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    with pytest.raises(FusionZooError) as caught:
+        create_encoder("text", f"hf/{folder}")
+    assert str(folder) in str(caught.value) and "tokenizer" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("family", ["t5", "roberta", "mpnet", "gpt2", "clip_text_model"])
+def test_no_architecture_gets_a_tokenizer_without_words(family: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    AutoConfig.for_model(family).save_pretrained(tmp_path)
+    with pytest.raises(FusionZooError, match="token"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_a_tokenizer_of_single_bytes_needs_no_file(tmp_path: Path) -> None:
+    from transformers import ByT5Tokenizer, T5Config
+
+    T5Config(vocab_size=384).save_pretrained(tmp_path)
+    ByT5Tokenizer().save_pretrained(tmp_path)
+    assert len(load_tokenizer(str(tmp_path))("ab")["input_ids"]) == 3

@@ -1,0 +1,206 @@
+"""The console commands: what they import, what they print, and how they end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fusionzoo import facts
+from fusionzoo.cli import main
+from fusionzoo.console import command_line
+from fusionzoo.errors import FusionZooError
+from fusionzoo.places import make_cache_folder
+
+ROOT = Path(__file__).parents[1]
+LOADED = "import sys; print([m for m in {!r} if m in sys.modules])"
+
+
+def run(code: str, **environment: str) -> str:
+    """Run Python code in a fresh process; return what it printed last."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that holds the zoo's facts."""
+    root = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FUSIONZOO_CACHE", str(root))
+        facts.facts()
+    return root
+
+
+@pytest.mark.parametrize("command", [["zoo"], ["zoo", "info", "gmu"], ["zoo", "info", "hf/x"]])
+def test_the_zoo_is_shown_without_torch(command: list[str], cache: Path) -> None:
+    heavy = ("torch", "numpy", "pydantic", "timm", "transformers")
+    code = f"from fusionzoo.cli import main; main({command!r}); {LOADED.format(heavy)}"
+    assert run(code, FUSIONZOO_CACHE=str(cache)) == "[]"
+
+
+def test_stored_facts_equal_fresh_ones_and_a_changed_source_makes_them_anew(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FUSIONZOO_CACHE", str(cache))
+    fresh = facts.gather_facts()
+    monkeypatch.setattr(facts, "gather_facts", lambda: pytest.fail("gathered again"))
+    assert facts.facts() == fresh
+    other = facts.Facts(fresh.fusions[:1], [], [])
+    monkeypatch.setattr(facts, "gather_facts", lambda: other)
+    monkeypatch.setattr(facts, "sources_stamp", lambda: "another")
+    assert facts.facts() == other
+    (cache / "zoo.json").write_text("{")
+    assert facts.facts() == other
+
+
+def test_the_stamp_sees_every_source_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also below a linked folder, as the three of a checkout are."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "package" / "fusion").symlink_to(tmp_path / "elsewhere")
+    monkeypatch.setattr(facts, "__file__", str(tmp_path / "package" / "facts.py"))
+    before = facts.sources_stamp()
+    (tmp_path / "elsewhere" / "plugin.py").write_text("x = 1")
+    assert facts.sources_stamp() != before
+
+
+def test_facts_need_no_cache_that_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FUSIONZOO_CACHE", str(tmp_path / "file"))
+    nothing = facts.Facts([], [], [])
+    monkeypatch.setattr(facts, "gather_facts", lambda: nothing)
+    assert facts.facts() == nothing
+
+
+def test_training_imports_fsdp_only_to_share_out_weights() -> None:
+    absent = ("torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo", "sklearn")
+    code = (
+        "import fusionzoo.training.run, fusionzoo.training.loop, fusionzoo.training.step\n"
+        "from fusionzoo import create_dataset; create_dataset('digits')\n" + LOADED.format(absent)
+    )
+    assert run(code) == "[]"
+
+
+@pytest.mark.slow
+def test_timm_does_not_bring_wandb() -> None:
+    code = (
+        "from fusionzoo.encoders.image import build_timm; build_timm('resnet10t', False)\n"
+        + LOADED.format(("wandb",))
+    )
+    assert run(code) == "[]"
+
+
+def test_digits_are_those_of_scikit_learn() -> None:
+    from sklearn.datasets import load_digits
+
+    from fusionzoo.datasets.digits import read_digits
+
+    images, target = read_digits()
+    theirs = load_digits()
+    assert np.array_equal(images, theirs.images) and np.array_equal(target, theirs.target)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("timm/resnet18", ["timm/*  (image encoder)", "--encoders.image.augment", "freeze"]),
+        ("mel/resnet10t", ["--encoders.audio.num_mels", "default 64"]),
+        ("mel/stats", ["mel/stats  (audio encoder)", "--encoders.audio.longest"]),
+        ("chars", ["--encoders.text.max_length", "default 256"]),
+        ("hf/some-model", ["hf/*  (text encoder)", "hf/*  (audio encoder)"]),
+        ("ogm_ge", ["--balance_settings.ogm_ge.alpha"]),
+        ("gmu", ["--fusion.gate"]),
+    ],
+)
+def test_zoo_info_shows_the_settings_of_every_component(
+    name: str,
+    shown: list[str],
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("FUSIONZOO_CACHE", str(cache))
+    assert main(["zoo", "info", name]) == 0
+    out = capsys.readouterr().out
+    assert all(words in out for words in shown)
+    assert ("mel/*" in out) == (name == "mel/resnet10t")
+
+
+def test_an_unknown_name_is_one_line(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FUSIONZOO_CACHE", str(cache))
+    assert main(["zoo", "info", "gmv"]) == 2
+    assert "Did you mean 'gmu'?" in capsys.readouterr().err
+
+
+def test_version_and_module_are_ways_in() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fusionzoo", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "fusionzoo 0.1.0\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["-m", "fusionzoo", "train", "--help"],
+        ["-m", "fusionzoo", "embed", "--help"],
+        ["-m", "fusionzoo", "benchmark", "--help"],
+        ["-m", "fusionzoo", "--help"],
+        [str(ROOT / "train.py"), "--help"],
+    ],
+)
+def test_a_reader_that_goes_away_ends_a_command_quietly(command: list[str]) -> None:
+    """As `| head` does: the reading end is closed before anything is written."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, *command], stdout=writing, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writing)
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("started", "expected"),
+    [
+        ("train.py", "python embed.py"),
+        ("../zoo/train.py", "python ../zoo/embed.py"),
+        ("/usr/bin/fusionzoo", "fusionzoo embed"),
+        ("/lib/fusionzoo/__main__.py", "python -m fusionzoo embed"),
+        ("/lib/fusionzoo/scripts/train.py", "fusionzoo embed"),
+    ],
+)
+def test_the_next_command_is_written_as_this_one_was_started(
+    started: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", [started])
+    assert command_line("embed") == expected
+
+
+def test_a_cache_that_may_not_be_written_names_the_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(FusionZooError) as caught:
+        make_cache_folder(tmp_path / "weights")
+    assert "permission denied" in str(caught.value) and "FUSIONZOO_CACHE" in str(caught.value)
+    assert "make room" not in str(caught.value)

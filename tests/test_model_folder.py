@@ -1,0 +1,206 @@
+"""A model folder whose config.json was changed: it loads and answers, or one line says why not."""
+
+from __future__ import annotations
+
+import copy
+import json
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fusionzoo
+from fusionzoo.errors import FusionZooError
+from fusionzoo.model import FusionModel, create_model
+from fusionzoo.targets import Level, Number, OneOf
+
+NET = {"pretrained": False, "channels": [8, 8, 8, 8], "stem_width": 8}
+ENCODERS: dict[str, dict[str, dict[str, Any]]] = {
+    "words": {
+        "text": {"name": "chars", "dim": 8, "num_layers": 1, "num_heads": 2, "max_length": 20},
+        "table": {"name": "vector/mlp", "kind": "vector", "in_dim": 3, "dim": 8, "hidden": 8},
+        "steps": {
+            "name": "sequence/transformer",
+            "kind": "sequence",
+            **{"in_dim": 3, "dim": 8, "num_layers": 1, "num_heads": 2, "max_length": 9},
+        },
+    },
+    "image": {"image": {"name": "timm/resnet10t", "size": 32, **NET}},
+    "audio": {
+        "audio": {"name": "mel/resnet10t", "rate": 8000, "num_mels": 20, "duration": 0.3, **NET}
+    },
+    "stats": {"audio": {"name": "mel/stats", "rate": 8000, "num_mels": 20, "longest": 0.3}},
+    "conformer": {
+        "audio": {
+            "name": "torchaudio/conformer",
+            **{"dim": 8, "num_layers": 1, "num_heads": 2, "num_mels": 20, "longest": 0.3},
+        }
+    },
+}
+TARGETS = [
+    OneOf("weather", classes=("rain", "sun")),
+    Number("price", mean=2.0, deviation=3.0),
+    Level("size", classes=("1", "2", "3")),
+]
+SAMPLE: dict[str, Any] = {
+    "text": "a red thing of some length",
+    "table": np.ones(3, np.float32),
+    "steps": np.ones((4, 3), np.float32),
+    "image": np.full((20, 30, 3), 200, np.uint8),
+    "audio": (0.1 * np.sin(np.arange(9000) / 7).astype(np.float32), 8000),
+}
+
+
+def build(group: str) -> FusionModel:
+    torch.manual_seed(0)
+    if group == "words":
+        return create_model({"name": "lmf", "dim": 8, "rank": 2}, ENCODERS[group], targets=TARGETS)
+    return create_model({"name": "gmu", "dim": 8}, ENCODERS[group], classes=["cat", "dog"])
+
+
+def leaves(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of every mapping, list and value in a JSON tree."""
+    if path:
+        yield path
+    lists = enumerate(tree) if isinstance(tree, list) else ()
+    for key, value in tree.items() if isinstance(tree, dict) else lists:
+        yield from leaves(value, (*path, key))
+
+
+def spoil(config: dict[str, Any], path: tuple[Any, ...]) -> Iterator[dict[str, Any]]:
+    """Yield copies in which one entry is gone, of another type, huge, or negative."""
+
+    def changed() -> tuple[dict[str, Any], Any]:
+        whole = copy.deepcopy(config)
+        branch: Any = whole
+        for key in path[:-1]:
+            branch = branch[key]
+        return whole, branch
+
+    whole, branch = changed()
+    del branch[path[-1]]
+    yield whole
+    for value in (None, "words", [], {}, True, 0, -1, 10**6, 10**40):
+        whole, branch = changed()
+        branch[path[-1]] = value
+        yield whole
+
+
+SECTIONS = ["format", "classes", "num_outputs", "fusion", "kinds", "targets", "encoders", "align"]
+CASES = [
+    *[("words", part) for part in (*SECTIONS, *ENCODERS["words"])],
+    ("stats", "audio"),
+    pytest.param("image", "image", marks=pytest.mark.slow),
+    pytest.param("audio", "audio", marks=pytest.mark.slow),
+    pytest.param("conformer", "audio", marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("folders")
+    return {group: build(group).save(root / group) for group in ENCODERS}
+
+
+@pytest.mark.parametrize(("group", "part"), CASES)
+def test_a_changed_config_loads_and_answers_or_is_one_line(
+    group: str, part: str, folders: dict[str, Path]
+) -> None:
+    """Each entry of a top-level key, or of one encoder, is spoilt in turn."""
+    folder = folders[group]
+    config = json.loads((folder / "config.json").read_text())
+    deep = {path for path in leaves(config) if path[:2] == ("encoders", part)}
+    paths = deep or {path for path in leaves(config) if path[0] == part and len(path) < 5}
+    if part == "encoders":
+        paths = {path for path in paths if len(path) < 3}
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        for path in sorted(paths, key=str):
+            for spoilt in spoil(config, path):
+                (folder / "config.json").write_text(json.dumps(spoilt))
+                answers_or_is_refused(folder)
+    finally:
+        (folder / "config.json").write_text(json.dumps(config))
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert after - before < 300_000  # kB
+
+
+def answers_or_is_refused(folder: Path) -> None:
+    try:
+        model = fusionzoo.load(folder)
+    except FusionZooError as error:
+        assert "\n" not in str(error)
+        assert str(folder) in str(error)
+    else:
+        samples = [{name: SAMPLE[name] for name in model.modalities}]
+        model.predict(samples) if model.classes or model.targets else model.embed(samples)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "config.json cannot be read as JSON"),
+        ('{"format": 1', "config.json cannot be read as JSON"),
+        ("[" * 100_000, "config.json cannot be read as JSON"),
+        ("[]", "config.json must hold a JSON object, found list"),
+        ('{"format": 2}', "format 2; this version reads 1"),
+        ('{"format": 1}', "num_outputs: field required"),
+    ],
+)
+def test_a_config_that_is_no_configuration_is_one_line(
+    text: str, says: str, folders: dict[str, Path]
+) -> None:
+    config = folders["stats"] / "config.json"
+    whole = config.read_text()
+    try:
+        config.write_text(text)
+        with pytest.raises(FusionZooError) as caught:
+            fusionzoo.load(folders["stats"])
+    finally:
+        config.write_text(whole)
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("group", "changes", "says"),
+    [
+        ("stats", {"classes": ["cat"]}, "num_outputs is 2, and the classes make 1"),
+        ("stats", {"classes": ["cat", "cat"]}, "num_outputs is 2, and the classes make 1"),
+        ("stats", {"fusion": {"name": "gmu", "dim": 10**9}}, "far larger tensors than"),
+        ("stats", {"fusion": {"name": "gmu", "dim": 16}}, "size mismatch"),
+        ("words", {"num_outputs": 7}, "num_outputs is 7, and the targets make 5"),
+        ("words", {"kinds": {"pose": "vector"}}, "kinds names 'pose', which has no encoder"),
+    ],
+)
+def test_sizes_are_compared_before_anything_large_is_allocated(
+    group: str, changes: dict[str, Any], says: str, folders: dict[str, Path]
+) -> None:
+    config = folders[group] / "config.json"
+    whole = config.read_text()
+    try:
+        config.write_text(json.dumps(json.loads(whole) | changes))
+        with pytest.raises(FusionZooError) as caught:
+            fusionzoo.load(folders[group])
+    finally:
+        config.write_text(whole)
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_missing_setting_of_an_encoder_never_asks_a_hub(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its `pretrained` the default would be true."""
+    config = folders["image"] / "config.json"
+    whole = config.read_text()
+    spoilt = json.loads(whole)
+    del spoilt["encoders"]["image"]["pretrained"]
+    monkeypatch.setattr("fusionzoo.encoders.image.from_hub", lambda *_: pytest.fail("asked"))
+    try:
+        config.write_text(json.dumps(spoilt))
+        fusionzoo.load(folders["image"])
+    finally:
+        config.write_text(whole)
