@@ -48,14 +48,15 @@ class Trained(NamedTuple):
 
 
 def an_uninformative_modality_can_be_dropped(make: Maker) -> None:
-    """Tried: a modality of noise, dropped or set to its training mean; 2 points at most apart."""
+    """Tried: noise, dropped or set to its training mean; at most 2 points (and 2 s.e.) worse."""
     fusion, train, test = trained(make)
     mean = train.vectors["noise"].mean(0).expand(NUM_TEST, -1)
-    averaged = accuracy(fusion, test._replace(vectors={**test.vectors, "noise": mean}))
-    dropped = accuracy(fusion, test, absent=("noise",))
-    assert dropped >= averaged - SLACK, (
-        f"accuracy {dropped:.3f} without a modality of noise, {averaged:.3f} with its training mean"
-        " in its place: give an absent modality the training mean of its vectors (RunningMeans)"
+    averaged = correct(fusion, test._replace(vectors={**test.vectors, "noise": mean}))
+    dropped = correct(fusion, test, absent=("noise",))
+    lost = averaged - dropped  # of each sample: 1, 0 or -1
+    assert lost.mean() <= SLACK + 2 * lost.std() / sqrt(NUM_TEST), (
+        f"accuracy {dropped.mean():.3f} without a modality of noise, {averaged.mean():.3f} with its"
+        " training mean in its place: give an absent modality that mean (RunningMeans)"
     )
 
 
@@ -65,7 +66,7 @@ def missing_modalities_never_cost_more_than_all_knowledge(make: Maker) -> None:
     majority = test.target.bincount().max().item() / NUM_TEST
     least = majority - 3 * sqrt(majority * (1 - majority) / NUM_TEST)
     by_subset = {
-        names: accuracy(fusion, test, absent=[m for m in WIDTHS if m not in names])
+        names: correct(fusion, test, [m for m in WIDTHS if m not in names]).mean().item()
         for count in range(1, len(WIDTHS) + 1)
         for names in itertools.combinations(WIDTHS, count)
     }
@@ -110,11 +111,11 @@ def trained(make: Maker) -> Trained:
 
 
 @torch.no_grad()
-def accuracy(fusion: Fusion, split: Split, absent: Sequence[str] = ()) -> float:
-    """Return the share of right answers without some modalities."""
+def correct(fusion: Fusion, split: Split, absent: Sequence[str] = ()) -> Tensor:
+    """Return 1 for each sample that is answered correctly without some modalities, else 0: (B,)."""
     present = torch.tensor([m not in absent for m in WIDTHS]).expand(len(split.target), -1)
     answers = fusion(_features(split, present)).logits.argmax(-1)
-    return (answers == split.target).double().mean().item()
+    return (answers == split.target).double()
 
 
 def _draw(count: int, centres: Mapping[str, Tensor], draw: torch.Generator) -> Split:

@@ -28,8 +28,8 @@ KNOWN = {
 }
 
 
+@pytest.mark.parametrize("check", conformance.CHECKS)  # on top: two of them share a trained fusion
 @pytest.mark.parametrize("name", list_fusions())
-@pytest.mark.parametrize("check", conformance.CHECKS)
 def test_contract(check: str, name: str, request: pytest.FixtureRequest) -> None:
     if (check, name) in KNOWN:
         request.applymarker(pytest.mark.xfail(reason=KNOWN[check, name], strict=True))
