@@ -11,11 +11,13 @@ from functools import reduce
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from ..errors import FusionZooError, did_you_mean
 from ..registry import Registry
 from ..structures import Features, FusionOutput, Moment, Phase
+
+DECAY = 0.99  # of older batches in running means, which so follow an encoder that learns
 
 
 class Fusion(nn.Module):
@@ -23,8 +25,9 @@ class Fusion(nn.Module):
 
     A sample lacks a modality where its mask row is all False; what its tokens and pooled vector
     hold there may be anything, NaN included, and must reach no output. The helpers below replace it
-    by exact zeros *before* arithmetic (0 x NaN is NaN, also in backward); a strategy then gives the
-    absent modality the neutral element of its own operator. A sample with no modality at all is
+    by exact zeros *before* arithmetic (0 x NaN is NaN, also in backward). A strategy that pools
+    over modalities then leaves the absent one out; one that multiplies or mixes them puts the
+    training mean of its vectors there (`RunningMeans`). A sample with no modality at all is
     embedded as the learned vector `null`.
 
     Training calls `prepare` once, then `loss` at every step of every phase of `phases`; a strategy
@@ -35,6 +38,7 @@ class Fusion(nn.Module):
     classes_only = False  # whether its logits can only be those of one class out of several
     ignores: tuple[str, ...] = ()  # settings of `classification` that its own loss cannot honour
     symmetric = False  # whether modalities may swap places, each with its own parameters
+    learns_absence = False  # whether only incomplete training samples teach it what absence means
 
     def __init__(self, dims: Mapping[str, int], dim: int, num_outputs: int) -> None:
         super().__init__()
@@ -118,6 +122,56 @@ class Fusion(nn.Module):
                 )
 
 
+class RunningMeans(nn.Module):
+    """Put the training mean of a modality's vectors where a sample lacks it.
+
+    A weight that multiplies or mixes modalities has learned with the others' typical values beside
+    it; zero and one are values that it may never have met, the mean is not. Until the first
+    training batch the mean is 0. A batch's mean is taken over the rows that have the modality, on
+    all processes, and never reads the others; the weights of older batches decay by `DECAY`.
+
+    Shapes: `forward({modality: (B, D)}, (B, M))` returns {modality: (B, D)}.
+    """
+
+    def __init__(self, dims: Mapping[str, int]) -> None:
+        super().__init__()
+        for name, width in dims.items():
+            self.register_buffer(f"mean_{name}", torch.zeros(width))
+            self.register_buffer(f"count_{name}", torch.zeros(1))
+
+    def mean(self, name: str) -> Tensor:
+        """Return the running mean of a modality, (D,)."""
+        return self.get_buffer(f"mean_{name}")
+
+    def forward(self, pooled: Mapping[str, Tensor], present: Tensor) -> dict[str, Tensor]:
+        columns = dict(zip(pooled, present.unbind(1), strict=True))
+        if self.training:
+            self._follow(pooled, columns)
+        return {
+            name: torch.where(columns[name][:, None], x, self.mean(name).to(x.dtype))
+            for name, x in pooled.items()
+        }
+
+    @torch.no_grad()
+    def _follow(self, pooled: Mapping[str, Tensor], columns: Mapping[str, Tensor]) -> None:
+        """Take in a batch of vectors (B, D), zeros where absent, and of presence (B,)."""
+        dtype = next(self.buffers()).dtype
+        totals = torch.cat(
+            [
+                torch.cat([columns[name].sum(0, keepdim=True).to(dtype), x.sum(0, dtype=dtype)])
+                for name, x in pooled.items()
+            ]
+        )
+        if distributed.is_available() and distributed.is_initialized():
+            distributed.all_reduce(totals)
+        parts = totals.split([size for x in pooled.values() for size in (1, x.shape[1])])
+        for name, count, total in zip(pooled, parts[::2], parts[1::2], strict=True):
+            mean, seen = self.mean(name), self.get_buffer(f"count_{name}")
+            seen.mul_(DECAY).add_(count)
+            share = count / seen.clamp(min=1e-6)
+            mean.copy_(torch.lerp(mean, total / count.clamp(min=1), share))
+
+
 FUSIONS: Registry[Fusion] = Registry("fusion", "fusionzoo zoo")
 
 
@@ -146,10 +200,13 @@ def combination_of(present: Tensor) -> Tensor:
     return ((~present) * bits).sum(1)
 
 
-def product(stacked: Tensor, present: Tensor) -> Tensor:
-    """Multiply over the modalities that are there: (B, M, ...), (B, M) -> (B, ...)."""
-    mask = present.reshape(*present.shape, *[1] * (stacked.ndim - 2))
-    return reduce(torch.mul, stacked.masked_fill(~mask, 1).unbind(1))
+def product(stacked: Tensor) -> Tensor:
+    """Multiply over the modalities: (B, M, ...) -> (B, ...).
+
+    An absent modality's factor is that of its mean vector (`RunningMeans`), not 1: what follows has
+    learned with a factor of the usual size and sign.
+    """
+    return reduce(torch.mul, stacked.unbind(1))
 
 
 def power_norm(x: Tensor, dim: int = -1) -> Tensor:

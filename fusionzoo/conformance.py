@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from . import absence
 from .errors import FusionZooError
 from .fusion import FUSIONS, Fusion
 from .structures import Features, FusionOutput, Moment
@@ -466,6 +467,10 @@ def _bits(task: str, rows: int) -> tuple[Given, Tensor]:
         given[name] = Features(pooled[:, None], torch.ones(rows, 1, dtype=torch.bool), pooled)
     target = bits[:, 0] if task == "unique" else (bits[:, 0] != bits[:, 1]).long()
     return given, target
+
+
+check(absence.an_uninformative_modality_can_be_dropped)
+check(absence.missing_modalities_never_cost_more_than_all_knowledge)
 
 
 # ---- running them

@@ -22,7 +22,8 @@ class AttnPool(Fusion):
 
     Missing: weight 0.
     Pitfall: each score reads its own modality alone, so the sign of a logit stays a sum of
-    unimodal terms: an exclusive or is out of reach (see docs/which.md).
+    unimodal terms: an exclusive or is out of reach (see docs/which.md). A modality that says
+    nothing keeps its weight as a constant, and misses it when absent: train with missing data.
     Use when: modalities' reliability varies by sample, and you want to see the weights.
 
     Shapes:
@@ -31,6 +32,7 @@ class AttnPool(Fusion):
     """
 
     symmetric = True
+    learns_absence = True
 
     def __init__(
         self, dims: Mapping[str, int], dim: int, num_outputs: int, *, hidden: int = 128

@@ -19,13 +19,10 @@ def narrow(dims: Mapping[str, int], proj_dim: int) -> nn.ModuleDict:
     return nn.ModuleDict(wider)
 
 
-def with_ones(
-    pooled: Mapping[str, Tensor], maps: nn.ModuleDict, column: Mapping[str, Tensor]
-) -> list[Tensor]:
-    """Return [1; x_m] for each modality, [1; 0] where it is absent: (B, D_m + 1)."""
-    narrowed = [maps[m](x) if m in maps else x for m, x in pooled.items()]
-    kept = (x.masked_fill(~column[m][:, None], 0) for m, x in zip(pooled, narrowed, strict=True))
-    return [F.pad(x, (1, 0), value=1.0) for x in kept]
+def with_ones(vectors: Mapping[str, Tensor], maps: nn.ModuleDict) -> list[Tensor]:
+    """Return [1; x_m] for each modality, narrowed where there is a map for it: (B, D_m + 1)."""
+    narrowed = (maps[m](x) if m in maps else x for m, x in vectors.items())
+    return [F.pad(x, (1, 0), value=1.0) for x in narrowed]
 
 
 def check_budget(name: str, dims: Mapping[str, int], proj_dim: int, out: int, budget: int) -> int:

@@ -15,7 +15,7 @@ class SlicedProduct(nn.Module):
     """Multiply R maps of each modality, and sum them: (B, M, Q, S) -> (B, Q, S).
 
     z_q = sum_r prod_m (x_mq W_mqr + b_mqr), for Q chunks of width S at once; M Q (S^2 R + S R)
-    parameters. An absent modality's factor is 1 in all R slices.
+    parameters.
     """
 
     def __init__(self, dims: Mapping[str, int], chunks: int, size: int, rank: int) -> None:
@@ -25,7 +25,7 @@ class SlicedProduct(nn.Module):
         self.weight = nn.Parameter(torch.randn(len(dims), chunks, size, size * rank) * scale)
         self.bias = nn.Parameter(torch.zeros(len(dims), chunks, size * rank))
 
-    def forward(self, x: Tensor, present: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         mapped = einsum(x, self.weight, "b m q s, m q s r -> b m q r") + self.bias
         slices = rearrange(mapped, "b m q (s r) -> b m q s r", r=self.rank)
-        return product(slices, present).sum(-1)
+        return product(slices).sum(-1)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...errors import FusionZooError
 from ...structures import Features, FusionOutput
-from ..base import FUSIONS, Fusion, power_norm
+from ..base import FUSIONS, Fusion, RunningMeans, power_norm
 from ._factorised import Factors
 from ._tucker import SlicedProduct
 
@@ -23,7 +23,7 @@ class Block(Fusion):
     shorter; z_q = norm(sum_r prod_m (y_mq M_mq^r)), signed square root and unit length per chunk;
     embedding = W [z_1; ...; z_Q] + c.
 
-    Missing: its factor, after the map M, is 1 in all slices of all chunks.
+    Missing: the factors of its training mean, one in each slice of each chunk.
     Pitfall: `normalise` acts per chunk; over the whole vector it would let one chunk dominate.
     Use when: `mutan` is too costly at the width you need.
 
@@ -53,6 +53,7 @@ class Block(Fusion):
         self.normalise = normalise
         whole, rest = divmod(width, size)
         self.sizes = [whole * size, rest]
+        self.means = RunningMeans(dims)
         self.factors = Factors(dims, width)
         self.slices = nn.ModuleList([SlicedProduct(dims, whole, size, rank)])
         if rest:
@@ -62,15 +63,15 @@ class Block(Fusion):
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         present = self.present(features)
-        z = self.chunks(self.factors(self.pooled(features)), present)
+        z = self.chunks(self.factors(self.means(self.pooled(features), present)))
         embedding = self.or_null(self.out(z), present)
         return FusionOutput(embedding, self.head(embedding), {}, None)
 
-    def chunks(self, projected: Tensor, present: Tensor) -> Tensor:
+    def chunks(self, projected: Tensor) -> Tensor:
         """Pool (B, M, width) chunk by chunk to (B, width)."""
         pooled = []
         for part, slices in zip(projected.split(self.sizes, dim=-1), self.slices, strict=False):
-            z = slices(rearrange(part, "b m (q s) -> b m q s", s=slices.size), present)
+            z = slices(rearrange(part, "b m (q s) -> b m q s", s=slices.size))
             z = power_norm(z) if self.normalise else z
             pooled.append(rearrange(z, "b q s -> b (q s)"))
         return torch.cat(pooled, dim=-1)

@@ -10,7 +10,7 @@ from torch import Tensor, einsum, nn
 
 from ...errors import FusionZooError
 from ...structures import Features, FusionOutput
-from ..base import FUSIONS, Fusion
+from ..base import FUSIONS, Fusion, RunningMeans
 
 
 @FUSIONS.register(family="early", paper="Liu et al. 2018, arXiv:1806.00064", reads="pooled")
@@ -18,11 +18,10 @@ class LMF(Fusion):
     """Multiply low-rank projections of the modalities: the tensor product at linear cost.
 
     out = sum_r w_r prod_m ([1; x_m] F_m[r]) + b. It equals a linear layer on the outer product of
-    all [1; x_m] whose weight is sum_r w_r F_1[r] x ... x F_M[r]. An absent modality leaves [1; 0],
-    so the lower-order terms of the others stay. Factors start at std (D_m + 1)^-1/2 and w at
-    R^-1/2, so that the output has unit scale for any width and rank.
+    all [1; x_m] whose weight is sum_r w_r F_1[r] x ... x F_M[r]. Factors start at std
+    (D_m + 1)^-1/2 and w at R^-1/2, so that the output has unit scale for any width and rank.
 
-    Missing: [1; 0], which keeps the factor's bias row; not a factor of 1.
+    Missing: [1; its training mean].
     Pitfall: the original training script left w and b out of the optimiser.
     Use when: `tfn` would be too large.
 
@@ -39,6 +38,7 @@ class LMF(Fusion):
         super().__init__(dims, dim, num_outputs)
         if rank < 1:
             raise FusionZooError(f"rank={rank}; it must be at least 1")
+        self.means = RunningMeans(dims)
         self.factors = nn.ParameterDict(
             {m: torch.randn(rank, w + 1, dim) * (w + 1) ** -0.5 for m, w in dims.items()}
         )
@@ -47,12 +47,13 @@ class LMF(Fusion):
         self.head = nn.Linear(dim, num_outputs)
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
+        present = self.present(features)
         product: Tensor | None = None
-        for name, x in self.pooled(features).items():
+        for name, x in self.means(self.pooled(features), present).items():
             with_one = F.pad(x, (1, 0), value=1.0)
             factor = einsum("bi,rio->bro", with_one, self.factors[name])
             product = factor if product is None else product * factor
         assert product is not None
         fused = einsum("bro,r->bo", product, self.rank_weights) + self.bias
-        embedding = self.or_null(fused, self.present(features))
+        embedding = self.or_null(fused, present)
         return FusionOutput(embedding, self.head(embedding), {}, None)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...errors import FusionZooError
 from ...structures import Features, FusionOutput
-from ..base import FUSIONS, Fusion, power_norm
+from ..base import FUSIONS, Fusion, RunningMeans, power_norm
 
 
 @FUSIONS.register(family="early", paper="Fukui et al. 2016, arXiv:1606.01847", reads="pooled")
@@ -24,7 +24,7 @@ class MCB(Fusion):
     their own; the transform runs in single precision or better. Differs from the paper: x_m is
     preceded by a 1, so that z holds the lower orders too; `with_one=False` leaves it out.
 
-    Missing: its factor is left out (the spectrum of ones).
+    Missing: the sketch of its training mean.
     Pitfall: two modalities must not share hashes: the estimate would be biased.
     Use when: wide features, whose outer product no other method can afford.
 
@@ -57,26 +57,28 @@ class MCB(Fusion):
             sign = torch.randint(2, size, generator=draw) * 2 - 1
             self.register_buffer(f"bucket_{name}", bucket)
             self.register_buffer(f"sign_{name}", sign.to(torch.int8))
+        self.means = RunningMeans(dims)
         self.out = nn.Linear(sketch_dim, dim)
         self.head = nn.Linear(dim, num_outputs)
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         present = self.present(features)
-        pooled = self.pooled(features)
-        z = self.sketch(pooled, present).to(next(iter(pooled.values())).dtype)
+        vectors = self.means(self.pooled(features), present)
+        z = self.sketch(vectors).to(next(iter(vectors.values())).dtype)
         fused = self.out(power_norm(z) if self.normalise else z)
         embedding = self.or_null(fused, present)
         return FusionOutput(embedding, self.head(embedding), {}, None)
 
-    def sketch(self, pooled: Mapping[str, Tensor], present: Tensor) -> Tensor:
-        """Return the count sketch of the present modalities' outer product, (B, J)."""
-        if not len(present):
-            return present.new_zeros(0, self.sketch_dim, dtype=torch.float32)  # no FFT of nothing
+    def sketch(self, vectors: Mapping[str, Tensor]) -> Tensor:
+        """Return the count sketch of the vectors' outer product, (B, J)."""
+        first = next(iter(vectors.values()))
+        if not len(first):
+            return first.new_zeros(0, self.sketch_dim)  # no FFT of nothing
         spectra = []
-        for x, here, name in zip(pooled.values(), present.unbind(1), pooled, strict=True):
+        for name, x in vectors.items():
             x = x if x.dtype == torch.float64 else x.float()
             x = F.pad(x, (1, 0), value=1.0) if self.with_one else x
             bucket, sign = self.get_buffer(f"bucket_{name}"), self.get_buffer(f"sign_{name}")
             psi = x.new_zeros(len(x), self.sketch_dim).index_add(1, bucket, x * sign)
-            spectra.append(torch.where(here[:, None], torch.fft.rfft(psi), 1))
+            spectra.append(torch.fft.rfft(psi))
         return torch.fft.irfft(reduce(torch.mul, spectra), n=self.sketch_dim)

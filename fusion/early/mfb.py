@@ -8,7 +8,7 @@ from einops import reduce
 from torch import nn
 
 from ...structures import Features, FusionOutput
-from ..base import FUSIONS, Fusion, power_norm, product
+from ..base import FUSIONS, Fusion, RunningMeans, power_norm, product
 from ._factorised import Factors
 
 
@@ -20,7 +20,7 @@ class MFB(Fusion):
     where norm takes signed square roots and scales to unit length (`normalise=False` leaves it
     out). Differs from the paper: a linear map to `dim` follows, as in the authors' networks.
 
-    Missing: its factor is 1.
+    Missing: the factor of its training mean.
     Pitfall: groups are (width, k) here and (k, width) in MUTAN: ported weights scramble in silence.
     Use when: as `mlb`, with more capacity and a scale that does not depend on how many factors.
 
@@ -44,6 +44,7 @@ class MFB(Fusion):
     ) -> None:
         super().__init__(dims, dim, num_outputs)
         self.width, self.normalise = width, normalise
+        self.means = RunningMeans(dims)
         self.factors = Factors(dims, width * k)
         self.dropout = nn.Dropout(dropout)
         self.out = nn.Linear(width, dim)
@@ -51,7 +52,8 @@ class MFB(Fusion):
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         present = self.present(features)
-        wide = self.dropout(product(self.factors(self.pooled(features)), present))
+        factors = self.factors(self.means(self.pooled(features), present))
+        wide = self.dropout(product(factors))
         z = reduce(wide, "b (o k) -> b o", "sum", o=self.width)
         embedding = self.or_null(self.out(power_norm(z) if self.normalise else z), present)
         return FusionOutput(embedding, self.head(embedding), {}, None)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...errors import FusionZooError
 from ...structures import Features, FusionOutput
-from ..base import FUSIONS, Fusion, power_norm, product
+from ..base import FUSIONS, Fusion, RunningMeans, power_norm, product
 from ._factorised import Factors
 
 
@@ -21,7 +21,7 @@ class MFH(Fusion):
     e_i = e_(i-1) * prod_m U_m^i x_m with e_0 = 1, carried on after dropout and before pooling;
     z_i = sum_k e_i in groups of k; embedding = W [norm(z_1); ...; norm(z_q)] + c.
 
-    Missing: its factor is 1 in every block.
+    Missing: the factors of its training mean, one in every block.
     Pitfall: doubles the width of `mfb` for each order; gains beyond q = 2 are small in the paper.
     Use when: `mfb` underfits.
 
@@ -48,18 +48,20 @@ class MFH(Fusion):
         if order < 1:
             raise FusionZooError(f"order={order}; it must be at least 1")
         self.width, self.normalise = width, normalise
+        self.means = RunningMeans(dims)
         self.factors = nn.ModuleList(Factors(dims, width * k) for _ in range(order))
         self.dropout = nn.Dropout(dropout)
         self.out = nn.Linear(order * width, dim)
         self.head = nn.Linear(dim, num_outputs)
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
-        present, pooled = self.present(features), self.pooled(features)
+        present = self.present(features)
+        vectors = self.means(self.pooled(features), present)
         carried: Tensor | None = None
         blocks = []
         for factors in self.factors:
-            own = product(factors(pooled), present)
-            carried = self.dropout(own if carried is None else carried * own)
+            block = product(factors(vectors))
+            carried = self.dropout(block if carried is None else carried * block)
             z = reduce(carried, "b (o k) -> b o", "sum", o=self.width)
             blocks.append(power_norm(z) if self.normalise else z)
         embedding = self.or_null(self.out(torch.cat(blocks, dim=-1)), present)

@@ -8,7 +8,7 @@ from typing import Literal
 from torch import nn
 
 from ...structures import Features, FusionOutput
-from ..base import FUSIONS, Fusion, check_choice, product
+from ..base import FUSIONS, Fusion, RunningMeans, check_choice, product
 from ._factorised import Factors
 
 
@@ -19,7 +19,7 @@ class MLB(Fusion):
     embedding = W prod_m tanh(U_m x_m) + c, each U_m to `width` dimensions; `activation="none"` is
     the plain bilinear form. Any number of modalities: the product runs over all.
 
-    Missing: its factor is 1.
+    Missing: the factor of its training mean; a factor of 1, never met in training, misleads W.
     Pitfall: a product of many tanh values is small: with more than three modalities prefer `mfb`.
     Use when: two or three modalities whose products matter, at linear cost.
 
@@ -42,13 +42,14 @@ class MLB(Fusion):
         super().__init__(dims, dim, num_outputs)
         check_choice("activation", activation, ("tanh", "none"))
         self.tanh = activation == "tanh"
+        self.means = RunningMeans(dims)
         self.factors = Factors(dims, width)
         self.out = nn.Linear(width, dim)
         self.head = nn.Linear(dim, num_outputs)
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         present = self.present(features)
-        factors = self.factors(self.pooled(features))
-        fused = self.out(product(factors.tanh() if self.tanh else factors, present))
+        factors = self.factors(self.means(self.pooled(features), present))
+        fused = self.out(product(factors.tanh() if self.tanh else factors))
         embedding = self.or_null(fused, present)
         return FusionOutput(embedding, self.head(embedding), {}, None)

@@ -12,7 +12,7 @@ from einops import einsum
 from torch import Tensor, nn
 
 from ...structures import Features, FusionOutput
-from ..base import FUSIONS, Fusion, check_choice
+from ..base import FUSIONS, Fusion, RunningMeans, check_choice
 from ._outer import check_budget, narrow, with_ones
 
 
@@ -25,7 +25,7 @@ class Multiplicative(Fusion):
     are projected to it first, and a tensor above `budget` weights is refused. A tensor starts at
     standard deviation prod(D_m + 1)^-1/2: Xavier's fans are wrong beyond two axes.
 
-    Missing: [1; 0], which leaves the form of the others.
+    Missing: [1; its training mean].
     Pitfall: the full tensor grows as D^M; from four modalities on use "pairwise".
     Use when: one modality modulates another (hypernetworks, gates and FiLM are special cases).
 
@@ -51,6 +51,7 @@ class Multiplicative(Fusion):
         for group in groups:
             check_budget("multiplicative", {m: dims[m] for m in group}, proj_dim, dim, budget)
         self.groups = groups
+        self.means = RunningMeans(dims)
         self.narrow = narrow(dims, proj_dim)
         sizes = [[min(dims[m], proj_dim) + 1 for m in group] for group in groups]
         self.forms = nn.ParameterList(
@@ -60,11 +61,10 @@ class Multiplicative(Fusion):
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         present = self.present(features)
-        column = dict(zip(self.dims, present.unbind(1), strict=True))
-        inputs = with_ones(self.pooled(features), self.narrow, column)
-        given = dict(zip(self.dims, inputs, strict=True))
+        inputs = with_ones(self.means(self.pooled(features), present), self.narrow)
+        vectors = dict(zip(self.dims, inputs, strict=True))
         fused = [
-            self._form(form, [given[m] for m in group])
+            self._form(form, [vectors[m] for m in group])
             for form, group in zip(self.forms, self.groups, strict=True)
         ]
         embedding = self.or_null(torch.stack(fused).sum(0), present)

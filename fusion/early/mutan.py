@@ -9,7 +9,7 @@ from torch import nn
 
 from ...errors import FusionZooError
 from ...structures import Features, FusionOutput
-from ..base import FUSIONS, Fusion
+from ..base import FUSIONS, Fusion, RunningMeans
 from ._factorised import Factors
 from ._tucker import SlicedProduct
 
@@ -21,7 +21,7 @@ class MUTAN(Fusion):
     y_m = A_m x_m in `width` dimensions; z = sum_r prod_m (y_m M_m^r); embedding = W z + c. The
     default width and rank are the paper's region of good results (width 360, rank 10).
 
-    Missing: its factor, after the map M_m^r, is 1 in all R slices.
+    Missing: the factors of its training mean, one in each of the R slices.
     Pitfall: cost grows with width^2 * rank for each modality; `block` splits it into chunks.
     Use when: a full bilinear form of two modalities is wanted with a controlled rank.
 
@@ -42,6 +42,7 @@ class MUTAN(Fusion):
         super().__init__(dims, dim, num_outputs)
         if rank < 1:
             raise FusionZooError(f"rank={rank}; it must be at least 1")
+        self.means = RunningMeans(dims)
         self.factors = Factors(dims, width)
         self.slices = SlicedProduct(dims, 1, width, rank)
         self.out = nn.Linear(width, dim)
@@ -49,7 +50,7 @@ class MUTAN(Fusion):
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         present = self.present(features)
-        projected = rearrange(self.factors(self.pooled(features)), "b m t -> b m 1 t")
-        z = rearrange(self.slices(projected, present), "b 1 t -> b t")
+        projected = self.factors(self.means(self.pooled(features), present))
+        z = rearrange(self.slices(rearrange(projected, "b m t -> b m 1 t")), "b 1 t -> b t")
         embedding = self.or_null(self.out(z), present)
         return FusionOutput(embedding, self.head(embedding), {}, None)

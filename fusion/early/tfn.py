@@ -8,7 +8,7 @@ from einops import einsum, rearrange
 from torch import nn
 
 from ...structures import Features, FusionOutput
-from ..base import FUSIONS, Fusion
+from ..base import FUSIONS, Fusion, RunningMeans
 from ._outer import check_budget, narrow, with_ones
 
 
@@ -20,7 +20,7 @@ class TFN(Fusion):
     wider than `proj_dim` are first projected to it (paper: at most 128). The product is refused
     before it is allocated when prod(D_m + 1) * hidden exceeds `budget` weights.
 
-    Missing: [1; 0], which leaves the product of the others at index 0.
+    Missing: [1; its training mean].
     Pitfall: the product grows as D^M: beyond three modalities choose a small `proj_dim`, or `lmf`.
     Use when: two or three modalities, and their products matter (synergy).
 
@@ -42,6 +42,7 @@ class TFN(Fusion):
     ) -> None:
         super().__init__(dims, dim, num_outputs)
         size = check_budget("tfn", dims, proj_dim, hidden, budget)
+        self.means = RunningMeans(dims)
         self.narrow = narrow(dims, proj_dim)
         self.mlp = nn.Sequential(
             nn.Dropout(dropout),
@@ -55,8 +56,7 @@ class TFN(Fusion):
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         present = self.present(features)
-        column = dict(zip(self.dims, present.unbind(1), strict=True))
-        first, *others = with_ones(self.pooled(features), self.narrow, column)
+        first, *others = with_ones(self.means(self.pooled(features), present), self.narrow)
         outer = first
         for x in others:
             outer = rearrange(einsum(outer, x, "b i, b j -> b i j"), "b i j -> b (i j)")

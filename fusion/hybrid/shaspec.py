@@ -22,13 +22,16 @@ class ShaSpec(Fusion):
     text takes the mean, its code the first that is present; this follows the text.
 
     Missing: f_m is the mean of what the present modalities share.
-    Pitfall: complementary modalities share little, and then the mean says little.
+    Pitfall: complementary modalities share little, and then the mean says little. What follows has
+    never met that mean if training samples are complete: train with missing data.
     Use when: modalities show the same thing in different ways (MRI sequences, sensors).
 
     Shapes:
         features[name].pooled: (B, dims[name])
         returns: embedding (B, dim), logits (B, K)
     """
+
+    learns_absence = True
 
     def __init__(
         self,

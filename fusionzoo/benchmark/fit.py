@@ -18,6 +18,7 @@ from torch.func import functional_call, stack_module_state, vmap
 from ..config import BenchmarkConfig
 from ..errors import FusionZooError
 from ..fusion import Fusion
+from ..fusion.base import RunningMeans
 from ..model import FusionModel
 from ..structures import Batch, Features, FusionOutput, Moment
 from ..training.groups import param_groups
@@ -162,9 +163,11 @@ class Stack:
 
 def stackable(fusion: Fusion, features: Mapping[str, Features]) -> bool:
     """Whether copies trained together equal copies trained alone: no chance in the forward pass, no
-    loss, memory or phases of its own, pooled features only (where it is also faster)."""
+    loss, memory or phases of its own, no buffers but running means, pooled features only (where it
+    is also faster)."""
     plain = type(fusion).loss is Fusion.loss and type(fusion).prepare is Fusion.prepare
-    if not plain or len(fusion.phases) > 1 or any(True for _ in fusion.buffers()):
+    means = {b for m in fusion.modules() if isinstance(m, RunningMeans) for b in m.buffers()}
+    if not plain or len(fusion.phases) > 1 or set(fusion.buffers()) - means:
         return False
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         one, two = fusion.train()(features), fusion(features)

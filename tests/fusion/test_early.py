@@ -226,8 +226,7 @@ def test_mutan_is_a_sum_of_products_of_maps() -> None:
 def test_chunks_do_not_mix_and_have_unit_length() -> None:
     fusion = made("block", width=10, chunks=4, rank=2)  # chunks of 3, 3, 3 and 1
     x = torch.randn(1, 3, 10).double().requires_grad_()
-    present = torch.ones(1, 3, dtype=torch.bool)
-    z = fusion.chunks(x, present)
+    z = fusion.chunks(x)
     for chunk in z.split([3, 3, 3, 1], dim=1):
         close(chunk.norm(), torch.tensor(1.0).double())
     (gradient,) = torch.autograd.grad(z[0, 3:6].sum(), x)
@@ -240,7 +239,7 @@ def test_chunks_do_not_mix_and_have_unit_length() -> None:
 def test_mcb_is_the_count_sketch_of_the_outer_product(dims: dict[str, int]) -> None:
     fusion = made("mcb", dims, sketch_dim=11, with_one=False)  # odd: irfft must be told
     x = features(full(2, len(dims)))
-    z = fusion.sketch({m: x[m].pooled for m in dims}, full(2, len(dims)))
+    z = fusion.sketch({m: x[m].pooled for m in dims})
     wanted = torch.zeros(2, 11).double()
     for index in torch.cartesian_prod(*(torch.arange(w) for w in dims.values())).tolist():
         bucket = sum(
@@ -257,10 +256,10 @@ def test_sketches_estimate_the_product_of_inner_products() -> None:
     """Over 4,000 hashes, within four standard errors."""
     draw = torch.Generator().manual_seed(0)
     x, y = (torch.randn(2, w, generator=draw).double() for w in (5, 7))
-    present, estimates = full(2, 2), []
+    estimates = []
     for seed in range(4000):
         fusion = create_fusion("mcb", TWO, 1, 1, sketch_dim=16, with_one=False, hash_seed=seed)
-        z = fusion.sketch({"image": x, "text": y}, present)
+        z = fusion.sketch({"image": x, "text": y})
         estimates.append((z[0] * z[1]).sum())
     found = torch.stack(estimates)
     wanted = (x[0] @ x[1]) * (y[0] @ y[1])

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusionzoo import conformance
+from fusionzoo import absence, conformance
 from fusionzoo.fusion import Fusion
 from fusionzoo.fusion.attention.mbt import MBT
 from fusionzoo.fusion.base import masked_softmax
+from fusionzoo.fusion.early.mlb import MLB
 from fusionzoo.fusion.late.tmc import TMC
 from fusionzoo.structures import Features, FusionOutput, masked_mean
 
@@ -164,6 +165,19 @@ MUTANTS: list[Callable[..., Fusion]] = [
     SequentialBottleneck,
     PairwiseDempster,
 ]
+
+
+class FactorOfOne(MLB):
+    """Multiplies only what is there, which the weights behind the product have never met."""
+
+    def forward(self, features: Mapping[str, Features]) -> FusionOutput:
+        present = self.present(features)
+        factors = self.factors(self.pooled(features)).tanh()
+        factors = factors.masked_fill(~present[..., None], 1)
+        embedding = self.or_null(self.out(factors.prod(1)), present)
+        return FusionOutput(embedding, self.head(embedding), {}, None)
+
+
 QUICK = [name for name in conformance.CHECKS if "compiles" not in name]
 
 
@@ -184,6 +198,20 @@ def test_the_sound_one_passes() -> None:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.__name__)
 def test_the_broken_one_is_caught(mutant: Callable[..., Fusion]) -> None:
     assert failures(mutant)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        absence.an_uninformative_modality_can_be_dropped,
+        absence.missing_modalities_never_cost_more_than_all_knowledge,
+    ],
+)
+def test_a_factor_of_one_for_an_absent_modality_is_caught(
+    check: Callable[[conformance.Maker], None],
+) -> None:
+    with pytest.raises(AssertionError, match="accuracy"):
+        check(FactorOfOne)
 
 
 def test_the_report_names_what_failed(capsys: pytest.CaptureFixture[str]) -> None:
