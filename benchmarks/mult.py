@@ -98,7 +98,7 @@ class Loops(nn.Module):
         last = []
         for name, mask in masks.items():
             streams = [
-                stack(tokens[m], masks[n], tokens[n]).where(masks[n].any(1)[:, None, None], 0)
+                stack(tokens[m], masks[n], tokens[n])
                 for stack, (n, m) in zip(self.crossmodal, self.pairs, strict=True)
                 if m == name
             ]

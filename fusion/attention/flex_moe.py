@@ -27,14 +27,16 @@ class FlexMoE(TokenFusion):
     completeness. Its code adds the attention to itself instead of to x; here the skip is kept.
 
     Missing: replaced by learned tokens of its combination, which count in the mean.
-    Pitfall: a combination that training never showed has an untrained bank; `missing_tokens` falls
-    back to one token per modality instead.
+    Pitfall: a combination that training never showed has an untrained bank: train with missing
+    data, or with `missing_tokens`, which falls back to one token per modality.
     Use when: combinations of missing modalities are few, known, and all present in training.
 
     Shapes:
         features[name].tokens: (B, T, dims[name]), any T for each
         returns: embedding (B, dim), logits (B, K)
     """
+
+    learns_absence = True
 
     def __init__(
         self,

@@ -28,7 +28,8 @@ class MulT(Fusion):
     only, positions counted from 0 with sine and cosine in turn; it has no padding mask, and here
     padding changes nothing. Stacks that read equally many tokens run as one.
 
-    Missing: an absent source gives zeros in its slot; an absent target zeros in the last join.
+    Missing: where the source is absent attention adds nothing, and the stream is the target's own;
+    an absent target leaves zeros in the last join.
     Pitfall: "the last step" of a padded batch is a pad: here it is the last real token.
     Use when: unaligned sequences (speech, video, text) where order matters.
 
@@ -86,7 +87,7 @@ class MulT(Fusion):
     def _translated(
         self, tokens: Mapping[str, Tensor], masks: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """Return [the streams of m, each fed by one source], zeros where the source is absent."""
+        """Return [the streams of m, each fed by one source]: (B, T, W) for each modality m."""
         if self.crossmodal is None:
             return dict(tokens)
         groups = alike([(masks[n].shape[1], masks[m].shape[1]) for n, m in self.pairs])
@@ -102,7 +103,6 @@ class MulT(Fusion):
                 keys,
                 torch.stack([tokens[name] for name in sources]),
             )
-            x = x.masked_fill(~keys.any(2)[:, :, None, None], 0)
             streams |= zip(rows, x.unbind(0), strict=True)
         return {
             name: torch.cat([streams[r] for r, (_, m) in enumerate(self.pairs) if m == name], -1)

@@ -21,18 +21,9 @@ pytestmark = pytest.mark.filterwarnings(
 )  # inside torch.compile and export
 
 
-# Found by the checks; mended with the rest of these strategies.
-KNOWN = {
-    ("an_uninformative_modality_can_be_dropped", "flex_moe"): "stand-ins need incomplete samples",
-    ("missing_modalities_never_cost_more_than_all_knowledge", "mult"): "alone, a modality is lost",
-}
-
-
 @pytest.mark.parametrize("check", conformance.CHECKS)  # on top: two of them share a trained fusion
 @pytest.mark.parametrize("name", list_fusions())
-def test_contract(check: str, name: str, request: pytest.FixtureRequest) -> None:
-    if (check, name) in KNOWN:
-        request.applymarker(pytest.mark.xfail(reason=KNOWN[check, name], strict=True))
+def test_contract(check: str, name: str) -> None:
     conformance.CHECKS[check](conformance.maker(name))
 
 

@@ -86,8 +86,7 @@ def by_the_paper(fusion: MulT, x: Given, sample: int) -> Tensor:
                 continue
             where = sinusoids(count, width), sinusoids(len(real[source]), width)
             weights = fusion.crossmodal.weights()
-            stream = encoder(weights, row, embedded[target], embedded[source], where)
-            streams.append(stream if len(real[source]) else torch.zeros_like(stream))
+            streams.append(encoder(weights, row, embedded[target], embedded[source], where))
         joined = torch.cat(streams, -1)
         where = sinusoids(count, joined.shape[-1])
         stream = encoder(fusion.memory[target].weights(), 0, joined, None, (where, where))
