@@ -23,6 +23,7 @@ LEVELS = {
     "registry": 1,
     "structures": 2,
     "targets": 2,
+    "unimodal": 3,
     "encoders": 3,
     "fusion": 3,
     "datasets": 3,
