@@ -49,7 +49,7 @@ def build_loader(
         seed=cfg.seed,
         pad=train,
     )
-    size = cfg.train.batch_size if train else cfg.train.eval_batch_size or 2 * cfg.train.batch_size
+    size = cfg.train.batch_size if train else cfg.train.eval_batch_size or cfg.train.batch_size
     lengths = dataset.lengths() if cfg.train.group_by_length else None
     workers = num_workers(cfg.train.num_workers, world)
     return DataLoader(
@@ -72,6 +72,7 @@ def evaluate(learn: Stepper, loader: DataLoader[Batch], each_alone: bool = False
     """
     plain, world = learn.plain, learn.world
     plain.eval()
+    learn.heap.trim()
     seen: dict[str, list[Tensor]] = {}
     for batch, counts in evenly(loader, learn):
         batch = batch.to(world.device)
@@ -88,6 +89,7 @@ def evaluate(learn: Stepper, loader: DataLoader[Batch], each_alone: bool = False
             seen.setdefault(f"given_only/{name}", []).append(logits.float())
         for name, vectors in step.common.items():
             seen.setdefault(f"common/{name}", []).append(vectors.float())
+        learn.heap.after_batch()
     shards = gather({name: torch.cat(rows).cpu() for name, rows in seen.items()}, world)
     found = {name: torch.cat([one[name] for one in shards if one]) for name in max(shards, key=len)}
     return _figures(plain, found)
