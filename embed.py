@@ -77,12 +77,13 @@ def embed(cfg: EmbedConfig, world: World) -> Path:
     )
     about = {"model": cfg.model, "data": settings, "split": cfg.split, **versions()}
     out = share_of(Path(cfg.out), *shard)
+    # Whole columns, read once: a lookup in each batch would cost time in proportion to all rows.
     row_of = {key: row for row, key in enumerate(dataset.ids)}
+    labels, splits = dataset.labels, dataset.split_names
     progress = tqdm(total=len(sampler), unit="sample", disable=not world.main, dynamic_ncols=True)
     with progress, EmbeddingWriter(out, list(model.modalities), about) as writer:
         for batch in loader:
             rows = [row_of[key] for key in batch.ids]
-            labels, splits = dataset.labels, dataset.split_names
             vectors = model.embed(batch)
             writer.add(
                 batch.ids,

@@ -117,7 +117,7 @@ def train(cfg: RunConfig, world: World) -> int:
             for note in checkpoint.restore_best(folder / "checkpoints" / "best.pt", learn, state):
                 tracker.say(note)
             with learn.judged():
-                test = evaluate(learn, loaders["test"])
+                test = evaluate(learn, loaders["test"], each_alone=run.shows_each_alone(learn))
                 run.save_model(folder, learn)
         except torch.OutOfMemoryError as error:
             raise run.out_of_memory(learn) from error

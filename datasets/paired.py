@@ -98,6 +98,7 @@ class PairedDataset(Dataset[Sample | None]):
         self.numbers = torch.zeros(len(table), 0)  # their labels, (N, W)
         if targets is None:
             self.classes = self._find_classes()
+            self.class_numbers = {label: number for number, label in enumerate(self.classes)}
         else:
             self._read_labels(targets)
 
@@ -145,8 +146,8 @@ class PairedDataset(Dataset[Sample | None]):
             return self.numbers[self.rows]
         if not self.classes:
             raise FusionZooError(f"{self.source} has no target column")
-        index = {label: number for number, label in enumerate(self.classes)}
-        return torch.tensor([index[str(label)] for label in self.labels], dtype=torch.int64)
+        numbers = [self.class_numbers[str(label)] for label in self.labels]
+        return torch.tensor(numbers, dtype=torch.int64)
 
     @property
     def groups(self) -> list[str]:
@@ -340,7 +341,7 @@ class PairedDataset(Dataset[Sample | None]):
     def _target(self, row: int) -> int | tuple[float, ...] | None:
         if self.scheme is not None:
             return tuple(self.numbers[row].tolist())
-        return self.classes.index(self._cell("target", row)) if self.classes else None
+        return self.class_numbers[self._cell("target", row)] if self.classes else None
 
     def _with(self, table: pa.Table, modalities: Mapping[str, str]) -> PairedDataset:
         valid = [torch.tensor(table[name].is_valid().to_numpy()) for name in modalities]

@@ -51,6 +51,7 @@ class Encoder(nn.Module):
     frozen: bool = False
     sharded: bool = False  # its weights are shared out over processes
     still: Sequence[nn.Module] = ()  # parts that stay in evaluation mode
+    frozen_rows: int | None = None  # how many a frozen encoder runs at once on a CPU; None: all
 
     @abstractmethod
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
@@ -64,7 +65,21 @@ class Encoder(nn.Module):
         if not self.frozen:
             return self.encode(inputs)
         with torch.no_grad():
+            return self._encode_in_parts(inputs)
+
+    def _encode_in_parts(self, inputs: Mapping[str, Tensor]) -> Features:
+        """Encode `frozen_rows` rows at a time: a frozen encoder's rows do not depend on each other,
+        and its activations are as large as the rows that it sees at once."""
+        first = next(iter(inputs.values()))
+        rows = self.frozen_rows
+        # Processes that share weights must call the encoder equally often.
+        if rows is None or len(first) <= rows or first.device.type != "cpu" or self.sharded:
             return self.encode(inputs)
+        parts = [
+            self.encode({name: x[start : start + rows] for name, x in inputs.items()})
+            for start in range(0, len(first), rows)
+        ]
+        return Features(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
     def freeze(self, mode: str = "all") -> None:
         """Keep parameters and running statistics as they are: `all`, or a part, see `layers`."""

@@ -109,6 +109,8 @@ class ImageEncoder(Encoder):
     """What timm's and torchvision's models share: pixels in, normalised on the model's device."""
 
     kind = "image"
+    # Pictures of one size give feature maps of one size, so parts of a batch can be joined again.
+    frozen_rows = 8
     scale: Tensor
     shift: Tensor
 

@@ -71,7 +71,7 @@ class TrainConfig:
     epochs: Count = option(12, "passes over the training split")
     batch_size: Count = option(32, "samples per process and step")
     accumulate: Count = option(1, "batches whose gradients are averaged before a step")
-    eval_batch_size: Count | None = option(None, "null = twice batch_size")
+    eval_batch_size: Count | None = option(None, "null = batch_size")
     num_workers: Annotated[int, Ge(0)] | None = option(
         None, "loader processes per rank; null = chosen by cores"
     )

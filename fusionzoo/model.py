@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from .fusion import Fusion, create_fusion
 from .model_folder import FORMAT, FolderConfig, bounded_allocation, read_config
 from .structures import Batch, Features, FusionOutput, Sample
 from .targets import Target, decode, from_spec, predictions
+from .unimodal import UnimodalHeads, fall_back
 
 Raw = Mapping[str, Any]  # modality -> path, PIL picture, string, array; absent = missing
 
@@ -45,6 +46,12 @@ class FusionModel(nn.Module):
         targets = self.spec.get("targets")  # None: one class of `classes`
         self.targets = None if targets is None else [from_spec(one) for one in targets]
         self.align = nn.ModuleDict()  # modality -> map to a space where partners are near
+        self.heads: UnimodalHeads | None = None  # a classifier of each modality alone
+
+    def set_heads(self, heads: UnimodalHeads) -> None:
+        """Take the modalities' own heads: `predict` may then fall back to them."""
+        self.heads = heads
+        self.spec["unimodal_dim"] = heads.dim
 
     def set_align(self, maps: Mapping[str, nn.Linear]) -> None:
         """Take the maps that contrastive training learnt: `embed` then returns their vectors."""
@@ -100,16 +107,32 @@ class FusionModel(nn.Module):
         return {"fused": fused, **own, **aligned}
 
     @torch.no_grad()
-    def predict(self, samples: Batch | Sequence[Raw | Sample]) -> list[Any]:
+    def predict(
+        self,
+        samples: Batch | Sequence[Raw | Sample],
+        fallback: Literal["unimodal"] | None = None,
+    ) -> list[Any]:
         """Answer raw samples: `[{"image": "cat.png", "text": "a cat"}, ...]`.
 
         A `Prediction` for a class or a level, `Labels`, or a number in the data's own units; of
-        several targets a dict of them by column.
+        several targets a dict of them by column. `fallback="unimodal"`: a sample with a single
+        modality is answered by that modality's own head, stored with the model, not by the fusion.
         """
         if not (self.classes or self.targets):
             raise FusionZooError("this model was trained without a target: it can only embed")
+        if fallback not in (None, "unimodal"):
+            raise FusionZooError(f"fallback={fallback!r} is neither None nor 'unimodal'")
+        if fallback and self.heads is None:
+            raise FusionZooError(
+                "fallback='unimodal': this model has no head of each modality alone; train it with"
+                " this version of fusionzoo and --train.unimodal true"
+            )
+        batch = self._batch(samples)
         with quiet(self):
-            logits = self(self._batch(samples)).logits.float()
+            features = self.encode(batch)
+            logits = self.fusion(features).logits.float()
+            if fallback and self.heads is not None:
+                logits = fall_back(logits, self.heads(features), batch.present)
         if self.targets is not None:
             return decode(self.targets, logits)
         return predictions(self.classes, logits.softmax(-1))
@@ -252,8 +275,11 @@ def _build(folder: Path, config: FolderConfig, targets: list[Target] | None) -> 
             kinds=config.kinds,
             assets=folder,
         )
+        dims = {name: encoder.dim for name, encoder in model.named_encoders()}
+        if config.unimodal_dim is not None:
+            prior = torch.ones(config.num_outputs)
+            model.set_heads(UnimodalHeads(dims, config.unimodal_dim, prior))
         if config.align:
-            dims = {name: encoder.dim for name, encoder in model.named_encoders()}
             model.set_align({m: nn.Linear(dims[m], n) for m, n in config.align.items()})
     except Exception as error:
         raise FusionZooError(f"{folder / 'config.json'}: {one_line(error)}") from error

@@ -39,6 +39,7 @@ class FolderConfig:
     kinds: dict[str, str]
     targets: list[dict[str, Any]] | None = None
     align: dict[str, Count] = field(default_factory=dict)
+    unimodal_dim: Count | None = None  # of the modalities' own heads, if stored
 
 
 def read_config(folder: Path) -> tuple[FolderConfig, list[Target] | None]:

@@ -27,6 +27,7 @@ LEVELS = {
     "structures": 2,
     "targets": 2,
     "model_folder": 3,
+    "unimodal": 3,
     "encoders": 3,
     "fusion": 3,
     "datasets": 3,

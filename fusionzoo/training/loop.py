@@ -49,7 +49,7 @@ def build_loader(
         seed=cfg.seed,
         pad=train,
     )
-    size = cfg.train.batch_size if train else cfg.train.eval_batch_size or 2 * cfg.train.batch_size
+    size = cfg.train.batch_size if train else cfg.train.eval_batch_size or cfg.train.batch_size
     lengths = dataset.lengths() if cfg.train.group_by_length else None
     workers = num_workers(cfg.train.num_workers, world)
     return DataLoader(
@@ -64,18 +64,20 @@ def build_loader(
 
 
 @torch.no_grad()
-def evaluate(learn: Stepper, loader: DataLoader[Batch]) -> Metrics:
-    """Return the metrics of the fusion, and under `unimodal` those of each modality alone.
+def evaluate(learn: Stepper, loader: DataLoader[Batch], each_alone: bool = False) -> Metrics:
+    """Return the metrics of the fusion, and under `unimodal` those of each modality's own head.
 
+    With `each_alone` also, under `given_only`, those of the fusion given each modality only.
     Each process sees its own share, and no sample counts twice.
     """
     plain, world = learn.plain, learn.world
     plain.eval()
+    learn.heap.trim()
     seen: dict[str, list[Tensor]] = {}
     for batch, counts in evenly(loader, learn):
         batch = batch.to(world.device)
         with autocast(learn.cfg.train, world.device):
-            step: Step = plain(batch)
+            step: Step = plain(batch, each_alone=each_alone)
         if not counts:
             continue
         assert batch.target is not None
@@ -83,8 +85,11 @@ def evaluate(learn: Stepper, loader: DataLoader[Batch]) -> Metrics:
         seen.setdefault("present", []).append(batch.present)
         for name, logits in {"": step.logits, **step.unimodal}.items():
             seen.setdefault(f"logits/{name}", []).append(logits.float())
+        for name, logits in step.given_only.items():
+            seen.setdefault(f"given_only/{name}", []).append(logits.float())
         for name, vectors in step.common.items():
             seen.setdefault(f"common/{name}", []).append(vectors.float())
+        learn.heap.after_batch()
     shards = gather({name: torch.cat(rows).cpu() for name, rows in seen.items()}, world)
     found = {name: torch.cat([one[name] for one in shards if one]) for name in max(shards, key=len)}
     return _figures(plain, found)
@@ -97,10 +102,15 @@ def _figures(plain: Objective, found: dict[str, Tensor]) -> Metrics:
         for name in ("", *plain.heads.heads)
     }
     fused = figures.pop("")
+    given_only = {
+        name: plain.tasks.figures(found[f"given_only/{name}"], found["target"])
+        for name in plain.model.encoders
+        if f"given_only/{name}" in found
+    }
     common = {n.partition("/")[2]: x for n, x in found.items() if n.startswith("common/")}
     if common and any_pair(found["present"]):
         fused |= retrieval_figures(common, found["present"])
-    return fused | {"unimodal": figures}
+    return fused | {"unimodal": figures} | ({"given_only": given_only} if given_only else {})
 
 
 def evenly(loader: DataLoader[Batch], learn: Stepper) -> Iterator[tuple[Batch, bool]]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..model import FusionModel, quiet
 from ..structures import Batch, Features, FusionOutput, Moment, Phase, Sample
+from ..unimodal import UnimodalHeads
 from .balance import START, Balance, Now, Seen, Term
 from .joint import Tasks, plain_tasks
 
@@ -28,41 +29,7 @@ class Step(NamedTuple):
     terms: Mapping[str, Term] = {}  # losses of training strategies
     apart: Mapping[str, Term] = {}  # those whose gradients a strategy wants by themselves
     common: Mapping[str, Tensor] = {}  # modality -> (B, D) in the space that a strategy aligns
-
-
-class UnimodalHeads(nn.Module):
-    """A two-layer classifier of each modality alone, on its encoder's pooled features.
-
-    It says what the fusion gained, and must not change what the fusion learns: no gradient flows
-    back into the encoders, and nothing random happens here. A row that lacks the modality is
-    answered with what the training split says, `prior` (K,): class frequencies, or odds.
-    """
-
-    prior: Tensor
-
-    def __init__(self, dims: Mapping[str, int], dim: int, prior: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("prior", prior)
-        self.heads = nn.ModuleDict(
-            {
-                name: nn.Sequential(
-                    nn.LayerNorm(width),
-                    nn.Linear(width, dim),
-                    nn.GELU(),
-                    nn.Linear(dim, len(prior)),
-                )
-                for name, width in dims.items()
-            }
-        )
-
-    def forward(self, features: Mapping[str, Features]) -> dict[str, Tensor]:
-        return {name: self._logits(name, features[name]) for name in self.heads}
-
-    def _logits(self, name: str, features: Features) -> Tensor:
-        present = features.mask.any(1)[:, None]  # (B, 1)
-        pooled = torch.where(present, features.pooled.detach(), 0)
-        logits = self.heads[name](pooled)
-        return torch.where(present, logits, self.prior.log().to(logits.dtype))
+    given_only: Mapping[str, Tensor] = {}  # modality -> (B, K) of the fusion without the others
 
 
 class Objective(nn.Module):
@@ -97,8 +64,18 @@ class Objective(nn.Module):
         """Return the samples' numbers in the training split, -1 where it has no such id: (B,)."""
         return torch.tensor([self.numbers.get(name, -1) for name in batch.ids], dtype=torch.int64)
 
-    def forward(self, batch: Batch, rows: Tensor | None = None, now: Now = START) -> Step:
-        """Return logits and losses; without `rows`, in evaluation, the plain loss."""
+    def forward(
+        self,
+        batch: Batch,
+        rows: Tensor | None = None,
+        now: Now = START,
+        *,
+        each_alone: bool = False,
+    ) -> Step:
+        """Return logits and losses; without `rows`, in evaluation, the plain loss.
+
+        With `each_alone` also what the fusion says given each modality only.
+        """
         assert batch.target is not None
         features = self.model.encode(batch)
         output: FusionOutput = self.model.fusion(features)
@@ -110,7 +87,8 @@ class Objective(nn.Module):
         if rows is None:
             loss = self.criterion(output.logits, batch.target)
             aligned = (one.embed(features) for one in self.balance.values() if one.aligns)  # type: ignore[operator]
-            return Step(output.logits, loss, unimodal, alone, common=next(aligned, {}))
+            step = Step(output.logits, loss, unimodal, alone, common=next(aligned, {}))
+            return step._replace(given_only=self._given_only(features)) if each_alone else step
         weight = self.tasks.row_weight(batch.target)
         moment = Moment(rows, now.epoch, now.phase, self.criterion, self.memory, weight)
         strategies = self.strategies(now)
@@ -120,6 +98,11 @@ class Objective(nn.Module):
         loss = self.model.fusion.loss(seen.output, batch.target, moment)
         step = Step(output.logits, loss, unimodal, alone)
         return self._strategic(step, strategies, seen) if strategies else step
+
+    def _given_only(self, features: Mapping[str, Features]) -> dict[str, Tensor]:
+        """Return the fusion's logits given each modality only; nothing is encoded again."""
+        absent = {n: x._replace(mask=torch.zeros_like(x.mask)) for n, x in features.items()}
+        return {n: self.model.fusion({**absent, n: x}).logits for n, x in features.items()}
 
     def _strategic(self, step: Step, strategies: Sequence[Balance], seen: Seen) -> Step:
         """Let the training strategies change the fusion's loss and lay theirs beside it."""

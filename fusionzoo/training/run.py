@@ -15,12 +15,13 @@ from ..datasets.summary import data_summary
 from ..errors import FusionZooError, did_you_mean
 from ..evaluation.retrieval import any_pair
 from ..model import create_model
+from ..unimodal import UnimodalHeads
 from .balance import Setting, build_balance
 from .checkpoint import State
 from .distributed import World, gather
 from .groups import Group, describe, group_rows
 from .joint import Tasks, build_tasks
-from .objectives import Objective, UnimodalHeads, freeze_unused
+from .objectives import Objective, freeze_unused
 from .sharding import sharded, whole_state
 from .step import Stepper
 from .tasks import Nothing
@@ -128,6 +129,8 @@ def save_model(folder: Path, learn: Stepper) -> None:
     for one in learn.plain.balance.values():
         if one.aligns:
             model.set_align(one.project)  # type: ignore[arg-type]
+    if len(learn.plain.heads.heads):
+        model.set_heads(learn.plain.heads)
     weights = whole_state(model) if sharded(learn.plain) else None
     if learn.world.main:
         model.save(folder / "model", weights)
@@ -152,12 +155,17 @@ def show_groups(folder: Path, groups: list[Group], learn: Stepper, tracker: Trac
         (folder / "groups.json").write_text(json.dumps(about, indent=2) + "\n")
 
 
+def shows_each_alone(learn: Stepper) -> bool:
+    """Whether the test split is also answered given each modality only."""
+    return len(learn.plain.model.encoders) > 1 and learn.plain.tasks.leading != Nothing.leading
+
+
 def report(
     folder: Path, learn: Stepper, state: State, test: dict[str, Any], tracker: Tracker
 ) -> None:
     """Write metrics.json, and print what each modality and the fusion reach."""
     cfg = learn.cfg
-    alone = test.pop("unimodal")
+    alone, given_only = test.pop("unimodal"), test.pop("given_only", {})
     seconds = {part: round(time, 2) for part, time in tracker.seconds.items()}
     if tracker.world.main:
         results = {
@@ -165,6 +173,7 @@ def report(
             "val": {name: state.best[name] for name in test if name in state.best},
             "test": test,
             "unimodal": alone,
+            "given_only": given_only,
             "best_epoch": state.best["epoch"],
             "throughput": {
                 "samples_per_second": learn.rows / tracker.busy if tracker.busy else None,
@@ -175,8 +184,14 @@ def report(
         (folder / "metrics.json").write_text(json.dumps(results, indent=2) + "\n")
     tracker.table(
         f"Test split, best epoch {state.best['epoch']} by validation",
-        *comparison(learn.plain.tasks, cfg.fusion["name"], test, alone),
+        *comparison(learn.plain.tasks, cfg.fusion["name"], test, alone, given_only),
     )
+    short = falls_short(learn.plain.tasks, alone, given_only)
+    if short and "modality_dropout" not in cfg.balance:
+        tracker.say(
+            f"Given {' or '.join(short)} only, the fusion falls far short of that modality's own"
+            " head: --balance modality_dropout trains it for missing modalities"
+        )
     data = cfg.data["name"]
     tracker.say(f"model   {folder / 'model'}   (fusionzoo.load reads it)")
     tracker.say(f"next    {command_line('embed')} --model {folder} --out {data}.parquet")
@@ -193,14 +208,32 @@ def report_failures(dataset: PairedDataset, tracker: Tracker) -> None:
 
 
 def comparison(
-    tasks: Tasks, fusion: str, test: dict[str, Any], alone: dict[str, dict[str, Any]]
+    tasks: Tasks,
+    fusion: str,
+    test: dict[str, Any],
+    alone: dict[str, dict[str, Any]],
+    given_only: dict[str, dict[str, Any]],
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return header and rows of the final table: each modality alone, the fusion, its gain."""
+    """Return header and rows of the final table: each modality's own head, the fusion given each
+    modality only, the fusion given all, its gain."""
     shown = [(name, title) for name, title in tasks.shown if name in test]
-    lines = {f"{name} alone": own for name, own in alone.items()} | {f"fusion: {fusion}": test}
+    lines = {f"{name} alone": figures for name, figures in alone.items()}
+    lines |= {f"fusion given {name} only": figures for name, figures in given_only.items()}
+    lines |= {f"fusion: {fusion}": test}
     rows = [(line, *(f"{own[name]:.3f}" for name, _ in shown)) for line, own in lines.items()]
     if len(alone) > 1:
         best = max(alone, key=lambda name: tasks.leads(alone[name]))
         gains = [tasks.gain(name, test, alone[best]) for name, _ in shown]
         rows.append((f"gain over {best} alone", *gains))
     return ("", *(title for _, title in shown)), rows
+
+
+def falls_short(tasks: Tasks, alone: Mapping[str, Any], given_only: Mapping[str, Any]) -> list[str]:
+    """Name the modalities given which alone the fusion is more than 10 points worse than that
+    modality's own head; of an error, more than a tenth worse."""
+    short = []
+    for name in alone.keys() & given_only.keys():
+        own, fused = (tasks.leads(figures[name]) for figures in (alone, given_only))
+        if own - fused > (0.1 if tasks.higher else 0.1 * abs(own)):
+            short.append(name)
+    return [name for name in alone if name in short]

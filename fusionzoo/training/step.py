@@ -20,6 +20,7 @@ from .average import Average
 from .balance import START, Now, Term
 from .diagnose import first_cause
 from .distributed import World, gather, total
+from .memory import Heap
 from .objectives import Objective, Step, resting
 from .sharding import sharded, whole
 from .unfreeze import Unfreezing
@@ -44,6 +45,7 @@ class Stepper:
     watch: bool = False  # whether to keep the figures of the next step
     norms: dict[str, Tensor] = field(default_factory=dict)  # of gradients, before clipping
     cause: str | None = None  # why the last step was skipped; None: it was made
+    heap: Heap = field(default_factory=Heap)
 
     def __post_init__(self) -> None:
         fp16 = self.cfg.train.amp == "fp16"
@@ -77,6 +79,7 @@ class Stepper:
             own, stop = self._turn(batches, now._replace(turn=turn), stop)
             loss += own / len(turns)
         self.rows = before + (self.rows - before) // len(turns)
+        self.heap.after_batch()
         return loss, stop
 
     def _turn(self, batches: list[Batch], now: Now, stop: bool) -> tuple[Tensor, bool]:

@@ -11,6 +11,7 @@ from setup_benchmark import small
 from torch import Tensor
 
 from fusionzoo import create_fusion, fusion_info, list_fusions
+from fusionzoo.benchmark import fit as fitting
 from fusionzoo.benchmark.fit import Fitted, Single, Stack, fit, stackable
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Features
@@ -75,24 +76,57 @@ def test_stacked_seeds_equal_sequential_ones(name: str, tmp_path: Path) -> None:
             torch.testing.assert_close(one.weights[key], value, atol=1e-8, rtol=1e-6)
 
 
-def test_the_patience_of_each_seed_runs_out_on_its_own(tmp_path: Path) -> None:
+# Validation losses of each epoch, by seed: when a real loss is least depends on the CPU.
+LOSSES = {3: [2.0, 1.0, 1.5, 1.5], 4: [1.0, 1.5, 1.5], 5: [3.0, 2.5, 2.6, 2.0, 1.0, 1.1, 1.2]}
+
+
+def plant_losses(patch: pytest.MonkeyPatch, seeds: Sequence[int]) -> list[dict[str, Tensor]]:
+    """Replace validation by `LOSSES`; return the list that collects the first copy's weights."""
+    weights: list[dict[str, Tensor]] = []
+
+    def planted(trainee: Single | Stack, *_: object) -> list[float]:
+        weights.append(trainee.weights(0))
+        return [(LOSSES[seed] + [9.0] * 9)[len(weights) - 1] for seed in seeds]
+
+    patch.setattr(fitting, "validate", planted)
+    return weights
+
+
+def test_the_patience_of_each_seed_runs_out_on_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cfg = small(tmp_path, epochs=30, batch_size=16, patience=2, optim={"lr": 3e-2})
+    plant_losses(monkeypatch, SEEDS)
     stack = Stack([model("gmu", seed) for seed in SEEDS], cfg)
     together = fit(stack, feed, TARGETS, TRAIN, VAL, SEEDS)
+    assert [(one.best_epoch, one.epochs) for one in together] == [(2, 4), (1, 3), (5, 7)]
     for seed, one in zip(SEEDS, together, strict=True):
+        plant_losses(monkeypatch, [seed])
         single = Single(model("gmu", seed), cfg, TARGETS[TRAIN])
         (two,) = fit(single, feed, TARGETS, TRAIN, VAL, [seed])
-        assert (one.best_epoch, one.epochs) == (two.best_epoch, two.epochs)
-        assert one.epochs == one.best_epoch + 2 < 30
+        assert (one.best_epoch, one.epochs, one.loss) == (two.best_epoch, two.epochs, two.loss)
+        for key, value in two.weights.items():
+            torch.testing.assert_close(one.weights[key], value, atol=1e-8, rtol=1e-6)
 
 
-def test_the_best_epoch_is_kept_not_the_last(tmp_path: Path) -> None:
-    cfg = small(tmp_path, epochs=25, batch_size=16, patience=None, optim={"lr": 3e-2})
-    (found,) = fit(Single(model("gmu", 0), cfg, TARGETS[TRAIN]), feed, TARGETS, TRAIN, VAL, [0])
-    assert found.best_epoch < 25
-    kept = model("gmu", 1)
-    kept.load_state_dict(found.weights)
-    kept.eval()
-    (given,) = feed([VAL], -1)
-    loss = torch.nn.functional.cross_entropy(kept.fusion(given).logits, TARGETS[VAL])
-    assert loss.item() == pytest.approx(found.loss, abs=1e-5)
+def test_the_best_epoch_is_kept_not_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = small(tmp_path, epochs=7, batch_size=16, patience=None, optim={"lr": 3e-2})
+    weights = plant_losses(monkeypatch, [5])
+    (best,) = fit(Single(model("gmu", 0), cfg, TARGETS[TRAIN]), feed, TARGETS, TRAIN, VAL, [0])
+    assert (best.best_epoch, best.epochs, len(weights)) == (5, 7, 7)
+    for key, value in best.weights.items():
+        assert torch.equal(value, weights[4][key])
+    assert any(not torch.equal(value, weights[6][key]) for key, value in best.weights.items())
+
+
+def test_the_loss_of_an_epoch_is_that_of_its_weights_on_the_validation_rows(tmp_path: Path) -> None:
+    cfg = small(tmp_path, epochs=2, batch_size=16, patience=None, optim={"lr": 3e-2})
+    (best,) = fit(Single(model("gmu", 0), cfg, TARGETS[TRAIN]), feed, TARGETS, TRAIN, VAL, [0])
+    again = model("gmu", 1)
+    again.load_state_dict(best.weights)
+    again.eval()
+    (features,) = feed([VAL], -1)
+    loss = torch.nn.functional.cross_entropy(again.fusion(features).logits, TARGETS[VAL])
+    assert loss.item() == pytest.approx(best.loss, abs=1e-5)

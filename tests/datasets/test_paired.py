@@ -365,3 +365,15 @@ def test_views_and_pickles_hold_the_same_samples(tmp_path: Path) -> None:
     assert copy.ids == data.ids == ["a", "b", "c"]
     assert copy[2].values["text"] == "two cats"
     assert data.subset([2, 0]).ids == ["c", "a"]
+
+
+def test_a_sample_looks_its_class_up_without_walking_through_all_classes() -> None:
+    class Unsearchable(list[str]):
+        def index(self, *_: Any) -> int:
+            raise AssertionError("a search through all classes")
+
+    data = create_dataset("interactions", samples=60)
+    wanted = data.targets.tolist()
+    data.classes = Unsearchable(data.classes)
+    samples = [data[row] for row in range(60)]
+    assert [sample.target for sample in samples if sample is not None] == wanted

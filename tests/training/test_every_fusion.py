@@ -20,10 +20,11 @@ from fusionzoo.structures import Batch, Phase
 from fusionzoo.training.balance import Now
 from fusionzoo.training.distributed import World
 from fusionzoo.training.groups import param_groups
-from fusionzoo.training.objectives import Objective, UnimodalHeads, freeze_unused, resting
+from fusionzoo.training.objectives import Objective, freeze_unused, resting
 from fusionzoo.training.optim import build_optimizer
 from fusionzoo.training.schedules import phased
 from fusionzoo.training.step import Stepper
+from fusionzoo.unimodal import UnimodalHeads
 
 OWN_LOSS = [name for name in list_fusions() if fusion_info(name).cls.loss is not Fusion.loss]  # type: ignore[attr-defined]
 FIRST_OF_FAMILY = ["gmu", "late_mean", "mbt", "misa"]

@@ -12,9 +12,9 @@ from fusionzoo.config import OptimConfig
 from fusionzoo.errors import FusionZooError
 from fusionzoo.model import FusionModel, create_model
 from fusionzoo.training.groups import Group, describe, group_rows, param_groups
-from fusionzoo.training.objectives import UnimodalHeads
 from fusionzoo.training.optim import build_optimizer, rates, set_rates
 from fusionzoo.training.unfreeze import Unfreezing
+from fusionzoo.unimodal import UnimodalHeads
 
 
 def make(**image: object) -> tuple[FusionModel, UnimodalHeads]:

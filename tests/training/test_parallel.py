@@ -15,9 +15,10 @@ from fusionzoo.structures import Batch
 from fusionzoo.training import checkpoint
 from fusionzoo.training.distributed import World, process_group, wrap
 from fusionzoo.training.groups import param_groups
-from fusionzoo.training.objectives import Objective, UnimodalHeads, freeze_unused
+from fusionzoo.training.objectives import Objective, freeze_unused
 from fusionzoo.training.optim import build_optimizer
 from fusionzoo.training.step import Stepper
+from fusionzoo.unimodal import UnimodalHeads
 
 pytestmark = pytest.mark.slow
 WIDTHS = {"image": 5, "text": 7, "audio": 3}

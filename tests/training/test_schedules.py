@@ -12,6 +12,7 @@ import torch
 from fusionzoo.config import OptimConfig
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Phase
+from fusionzoo.training import loop
 from fusionzoo.training.schedules import drops, phased, schedule
 from fusionzoo.training.step import Stepper
 
@@ -97,23 +98,41 @@ def test_the_schedule_of_an_encoder_that_thaws_begins_then() -> None:
     assert plan(7, [1, 1, 1, 1])[1][""] == 0.5
 
 
+PLANTED = [1.0, 0.9, 0.95, 0.8, 0.85, 0.86, 0.7, 0.9]  # validation losses of eight epochs
+
+
+def plant_validation_losses(patch: pytest.MonkeyPatch) -> None:
+    """Replace the loss of each evaluation in turn: how a real one falls depends on the CPU."""
+    losses, evaluate = iter([*PLANTED, 0.5]), loop.evaluate  # 0.5: the test split
+
+    def planted(learn: Stepper, loader: Any) -> dict[str, Any]:
+        return {**evaluate(learn, loader), "loss": next(losses)}
+
+    patch.setattr(loop, "evaluate", planted)
+
+
 def test_a_resumed_plateau_run_equals_the_uninterrupted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long = ["--optim.schedule", "plateau", "--optim.plateau_epochs", "1", "--optim.gamma", "0.5"]
-    long += ["--optim.lr", "0.3", "--train.log_every", "1", "--train.epochs", "8"]
+    long += ["--optim.lr", "0.3", "--optim.warmup", "0", "--train.log_every", "1"]
+    long += ["--train.epochs", str(len(PLANTED)), "--data.missing", "0.4"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert train([*QUICK, *long, "--data.missing", "0.4", "--out", str(whole)]) == 0
+    with monkeypatch.context() as patch:
+        plant_validation_losses(patch)
+        assert train([*QUICK, *long, "--out", str(whole)]) == 0
     update, left = Stepper._update, iter(range(27))  # in the fifth epoch of six steps
 
-    def broken(learn: Stepper, *given: Any) -> None:
+    def broken(learn: Stepper, *args: Any) -> None:
         next(left)
-        update(learn, *given)
+        update(learn, *args)
 
-    with monkeypatch.context() as patch, pytest.raises(StopIteration):
-        patch.setattr(Stepper, "_update", broken)
-        train([*QUICK, *long, "--data.missing", "0.4", "--out", str(cut)])
-    assert train(["--resume", "--out", str(cut)]) == 0
+    with monkeypatch.context() as planted:
+        plant_validation_losses(planted)
+        with monkeypatch.context() as patch, pytest.raises(StopIteration):
+            patch.setattr(Stepper, "_update", broken)
+            train([*QUICK, *long, "--out", str(cut)])
+        assert train(["--resume", "--out", str(cut)]) == 0
     lines = (whole / "metrics.jsonl").read_text()
     assert (cut / "metrics.jsonl").read_text() == lines
     ours, theirs = (
@@ -121,7 +140,9 @@ def test_a_resumed_plateau_run_equals_the_uninterrupted_one(
         for out in (whole, cut)
     )
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
-    steps = [json.loads(line) for line in lines.splitlines()]
-    rates = [one["lr"]["fusion"] for one in steps if one["event"] == "step"]
-    assert min(rates[6:24]) < 0.3  # it had dropped before the cut
+    events = [json.loads(line) for line in lines.splitlines()]
+    rates = [event["lr"]["fusion"] for event in events if event["event"] == "step"]
+    # A loss above the best so far halves the rate of the epochs after it.
+    halvings = [0, 0, 0, 1, 1, 2, 3, 3]
+    assert rates == [0.3 * 0.5**count for count in halvings for _ in range(6)]
     assert (whole / "groups.json").is_file()

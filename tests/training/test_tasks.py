@@ -187,7 +187,8 @@ def test_the_leading_figure_ranks_and_loss_decides_a_tie() -> None:
 @pytest.mark.parametrize("name", list_fusions())
 def test_a_fusion_learns_other_targets_or_says_why_not(name: str) -> None:
     from fusionzoo.structures import Batch
-    from fusionzoo.training.objectives import Objective, UnimodalHeads, freeze_unused
+    from fusionzoo.training.objectives import Objective, freeze_unused
+    from fusionzoo.unimodal import UnimodalHeads
 
     encoders = {m: {"name": "vector/mlp", "in_dim": 3, "dim": 8} for m in ("a", "b")}
     scheme = [Number("age"), AnyOf("tags", ("x", "y"))]

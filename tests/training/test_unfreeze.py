@@ -19,10 +19,11 @@ from fusionzoo.structures import Batch
 from fusionzoo.training.balance import Now
 from fusionzoo.training.distributed import World
 from fusionzoo.training.groups import param_groups
-from fusionzoo.training.objectives import Objective, UnimodalHeads, freeze_unused
+from fusionzoo.training.objectives import Objective, freeze_unused
 from fusionzoo.training.optim import build_optimizer
 from fusionzoo.training.step import Stepper
 from fusionzoo.training.unfreeze import Unfreezing
+from fusionzoo.unimodal import UnimodalHeads
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,9 +15,10 @@ from fusionzoo.structures import Batch, Features
 from fusionzoo.training.balance import START, Balance, Now, Seen, Setting, Term, build_balance
 from fusionzoo.training.distributed import World, wrap
 from fusionzoo.training.groups import param_groups
-from fusionzoo.training.objectives import Objective, UnimodalHeads, freeze_unused
+from fusionzoo.training.objectives import Objective, freeze_unused
 from fusionzoo.training.optim import build_optimizer
 from fusionzoo.training.step import Stepper
+from fusionzoo.unimodal import UnimodalHeads
 
 WIDTHS = {"image": 5, "text": 7, "audio": 3}
 DIMS = {"image": 6, "text": 5, "audio": 4}

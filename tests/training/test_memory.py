@@ -1,0 +1,93 @@
+"""What training holds in memory: no more rows, graph or freed blocks than it needs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fusionzoo.encoders import create_encoder
+from fusionzoo.training.memory import Heap
+
+ROOT = Path(__file__).parents[2]
+SMALL = {"pretrained": False, "size": 32}
+
+
+def pixels(rows: int) -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    return {"pixels": torch.randint(256, (rows, 3, 32, 32), generator=draw, dtype=torch.uint8)}
+
+
+@pytest.mark.parametrize(("freeze", "sizes"), [("all", [8, 8, 8, 8, 5]), ("none", [37])])
+def test_a_frozen_picture_encoder_sees_few_rows_at_once_and_says_the_same(
+    freeze: str, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = create_encoder("image", "timm/resnet10t", **SMALL, freeze=freeze).eval()
+    whole = encoder.encode(pixels(37))
+    rows, encode = [], encoder.encode
+
+    def counted(inputs: dict[str, torch.Tensor]) -> Any:
+        rows.append(len(inputs["pixels"]))
+        return encode(inputs)
+
+    monkeypatch.setattr(encoder, "encode", counted)
+    parts = encoder(pixels(37))
+    assert rows == sizes
+    for tensor, wanted in zip(parts, whole, strict=True):
+        torch.testing.assert_close(tensor, wanted, rtol=1e-5, atol=1e-6)
+    assert parts.tokens.requires_grad == (freeze == "none")
+
+
+def test_nothing_is_kept_for_gradients_below_the_first_layer_that_learns() -> None:
+    encoder = create_encoder("image", "timm/resnet10t", **SMALL, freeze="all_but_last_1").train()
+    graphs: dict[str, bool] = {}
+    for name, module in encoder.named_modules():
+        if not list(module.children()):
+            module.register_forward_hook(
+                lambda module, _, output, name=name: graphs.update({name: output.requires_grad})
+            )
+    encoder(pixels(4))
+    learn = [
+        name
+        for name, m in encoder.named_modules()
+        if any(p.requires_grad for p in m.parameters(False))
+    ]
+    names = list(graphs)  # in the order of the forward pass
+    first = min(names.index(name) for name in learn)
+    assert first > 5
+    assert not any(graphs[name] for name in names[:first])
+    assert graphs[names[-1]]
+
+
+def test_memory_that_grows_is_given_back_and_what_a_batch_needs_is_kept() -> None:
+    mib = 2**20
+    # Resident before each batch's end; after a trim 1000 MiB are left.
+    ends, trims = iter([1400, 1500, 1520, 1532, 1533, 1500, 1532]), []
+    heap = Heap()
+    heap._known, state = True, {"resident": 0}
+
+    def release() -> None:
+        trims.append(True)
+        state["resident"] = 1000 * mib
+
+    heap.resident = lambda: state["resident"]  # type: ignore[method-assign]
+    heap.release = release  # type: ignore[method-assign]
+    counts = []
+    for end in ends:
+        state["resident"] = end * mib
+        heap.after_batch()
+        counts.append(len(trims))
+    # The first sets the floor, the second adds 500: 500 + 32 are allowed.
+    assert counts == [1, 1, 1, 1, 2, 2, 2]
+
+
+@pytest.mark.slow
+def test_the_recipe_of_the_stamps_trains_in_2_gb() -> None:
+    command = [sys.executable, "benchmarks/memory.py", "--stamps"]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert json.loads(done.stdout.splitlines()[-1])["peak_gb"] < 2.0
