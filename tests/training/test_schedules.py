@@ -105,8 +105,8 @@ def plant_validation_losses(patch: pytest.MonkeyPatch) -> None:
     """Replace the loss of each evaluation in turn: how a real one falls depends on the CPU."""
     losses, evaluate = iter([*PLANTED, 0.5]), loop.evaluate  # 0.5: the test split
 
-    def planted(learn: Stepper, loader: Any) -> dict[str, Any]:
-        return {**evaluate(learn, loader), "loss": next(losses)}
+    def planted(*args: Any, **settings: Any) -> dict[str, Any]:
+        return {**evaluate(*args, **settings), "loss": next(losses)}
 
     patch.setattr(loop, "evaluate", planted)
 

@@ -87,7 +87,7 @@ def test_a_run_leaves_what_the_design_promises(
     alone = [figures["accuracy"] for figures in results["unimodal"].values()]
     assert results["test"]["accuracy"] > max(alone) + 0.2  # xor: 1.0, and chance from one of them
     shown = capsys.readouterr().out
-    for part in ("a alone", "fusion: gmu", "gain over", "embed.py --model", "Learning-rate groups"):
+    for part in ("a alone", "fusion: gmu", "gain over", "embed --model", "Learning-rate groups"):
         assert part in shown
 
 
