@@ -19,6 +19,10 @@ from torch import distributed as dist
 from ..config import DistConfig
 from ..errors import FusionZooError
 
+# Buffers of an Objective that no forward pass in training mode reads (running statistics), or that
+# are constant.
+RARELY_SHARED = ("model.encoders.", "heads.", "tasks.")
+
 
 @dataclass(frozen=True)
 class World:
@@ -177,7 +181,11 @@ def wrap(
 
         return shard(module, world.device, amp)
     ids = [world.device.index] if world.device.type == "cuda" else None
-    return nn.parallel.DistributedDataParallel(module, device_ids=ids, gradient_as_bucket_view=True)
+    ddp = nn.parallel.DistributedDataParallel
+    # DDP would broadcast them before every forward pass; `Stepper.share_statistics` does so rarely.
+    names = [name for name, _ in module.named_buffers() if name.startswith(RARELY_SHARED)]
+    ddp._set_params_and_buffers_to_ignore_for_model(module, names)
+    return ddp(module, device_ids=ids, gradient_as_bucket_view=True)
 
 
 def seed_everything(seed: int) -> None:
@@ -202,6 +210,19 @@ def gather(value: Any, world: World) -> list[Any]:
     values: list[Any] = [None] * world.size
     dist.all_gather_object(values, value)
     return values
+
+
+def share(tensors: Sequence[Tensor]) -> None:
+    """Overwrite `tensors` by those of the main process, in one broadcast for each type."""
+    by_type: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        by_type.setdefault(tensor.dtype, []).append(tensor)
+    for same in by_type.values():
+        flat = torch.cat([tensor.flatten() for tensor in same])
+        dist.broadcast(flat, 0)
+        sizes = [tensor.numel() for tensor in same]
+        for tensor, values in zip(same, flat.split(sizes), strict=True):
+            tensor.copy_(values.reshape(tensor.shape))
 
 
 def from_main(value: Any, world: World) -> Any:

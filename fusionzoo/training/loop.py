@@ -72,6 +72,7 @@ def evaluate(learn: Stepper, loader: DataLoader[Batch], each_alone: bool = False
     """
     plain, world = learn.plain, learn.world
     plain.eval()
+    learn.share_statistics()
     learn.heap.trim()
     seen: dict[str, list[Tensor]] = {}
     for batch, counts in evenly(loader, learn):

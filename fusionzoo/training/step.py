@@ -19,7 +19,7 @@ from .apart import Apart
 from .average import Average
 from .balance import START, Now, Term
 from .diagnose import first_cause
-from .distributed import World, gather, total
+from .distributed import World, gather, share, total
 from .memory import Heap
 from .objectives import Objective, Step, resting
 from .sharding import sharded, whole
@@ -123,6 +123,13 @@ class Stepper:
             if now.turn not in (None, name):
                 encoder.eval()
         self.modes = modes
+        self.share_statistics()  # what is in evaluation mode from now on reads them
+
+    def share_statistics(self) -> None:
+        """Give all processes the running statistics that the main process has of its batches;
+        needed before they are read, in evaluation mode, and not at every step."""
+        if isinstance(self.objective, DistributedDataParallel):
+            share(list(self.plain.model.encoders.buffers()))
 
     def _losses(self, step: Step, counts: list[float], now: Now) -> tuple[Tensor, Any, Any]:
         """Return the fused loss, those of strategies, and those of each modality's own head.
