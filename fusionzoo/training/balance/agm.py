@@ -23,12 +23,13 @@ class AGM(Balance):
 
     phi_m = sum over S without m of |S|! (M - |S| - 1)! / M! (f(S + m) - f(S)), f(S) the fusion's
     logits with only S present; sum_m phi_m + f(nothing) = f(all). s_m = mean over rows with m of
-    CE(phi_m, y); r_m = exp(mean of the other s_n - s_m), and r^_m the same of the epoch's running
-    means; kappa_m = exp(alpha min(r^_m - r_m, 10)). The loss reads f(all), unchanged in value; the
+    CE(phi_m, y); r_m = exp(mean of the other s_n - s_m), and r^_m the same of the running means;
+    kappa_m = exp(alpha min(r^_m - r_m, 10)). The loss reads f(all), unchanged in value; the
     gradient that reaches phi_m is multiplied by kappa_m. Costs 2^M - 1 more passes of the fusion
     (not of the encoders), without dropout; above 4 modalities, `samples` random orders.
     Differs from the reference: any fusion and M; absent means absent, not zero input; the running
-    means begin anew in every epoch, so that they compare losses of one stage of training.
+    means begin anew in every epoch, so that they compare losses of one stage of training
+    (`restart=False`: they run on, as in the reference).
 
     Missing: phi_m = 0 exactly in such rows, and they do not score.
     Pitfall: a fusion whose loss does not read the fused logits feels nothing: that is refused.
@@ -47,6 +48,7 @@ class AGM(Balance):
         *,
         alpha: float = 1.0,
         samples: int = 8,
+        restart: bool = True,
         start: float = 0.0,
         end: float | None = None,
     ) -> None:
@@ -54,8 +56,8 @@ class AGM(Balance):
         self.require(alpha >= 0, f"alpha={alpha:g}; it must be at least 0")
         self.require(samples >= 1, f"samples={samples}; it must be at least 1")
         self.require_classes(setting.targets)
-        self.alpha, self.samples, self.felt = alpha, samples, False
-        # Of the epoch so far: sums of CE(phi_m), rows.
+        self.alpha, self.samples, self.restart, self.felt = alpha, samples, restart, False
+        # Of the epoch, or with `restart=False` of the run so far: sums of CE(phi_m), rows.
         self.register_buffer("losses", torch.zeros(2, len(self.widths)))
         self.register_buffer("epoch", torch.tensor(-1.0))
 
@@ -116,7 +118,7 @@ class AGM(Balance):
         each = torch.stack([seen.criterion(own, target) for own in shares.unbind(1)], dim=1)
         here = torch.stack([each.where(present, 0).sum(0), present.sum(0)])
         here = total(here.to(self.losses), self.world)
-        if int(self.epoch) != int(seen.now.epoch):
+        if self.restart and int(self.epoch) != int(seen.now.epoch):
             self.losses.zero_()
             self.epoch.fill_(int(seen.now.epoch))
         self.losses += here

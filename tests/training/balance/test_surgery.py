@@ -182,6 +182,16 @@ def test_the_first_batch_is_its_own_reference_and_learns_as_plain_training_does(
         close(found[key], gradient)
 
 
+@pytest.mark.parametrize("restart", [True, False])
+def test_running_means_begin_anew_in_an_epoch_unless_they_run_on(restart: bool) -> None:
+    objective = make_objective("agm", {"restart": restart})
+    strategy: Any = only(objective)
+    seen = see(objective, make_batch([]))
+    for epoch in (0.0, 1.0):
+        strategy.respond(seen._replace(now=seen.now._replace(epoch=epoch)))
+    assert strategy.losses[1].tolist() == [ROWS if restart else 2 * ROWS] * len(WIDTHS)
+
+
 def test_the_gradient_of_each_share_is_scaled_and_the_answer_is_not() -> None:
     objective = make_objective("agm")
     one: Any = only(objective)
