@@ -25,8 +25,8 @@ class Fusion(nn.Module):
 
     A sample lacks a modality where its mask row is all False; what its tokens and pooled vector
     hold there may be anything, NaN included, and must reach no output. The helpers below replace it
-    by exact zeros *before* arithmetic (0 x NaN is NaN, also in backward). A strategy that pools
-    over modalities then leaves the absent one out; one that multiplies or mixes them puts the
+    by exact zeros *before* arithmetic (0 x NaN is NaN, also in backward). A strategy then
+    leaves the absent modality out of its sums and means; one that multiplies modalities puts the
     training mean of its vectors there (`RunningMeans`). A sample with no modality at all is
     embedded as the learned vector `null`.
 
@@ -125,10 +125,10 @@ class Fusion(nn.Module):
 class RunningMeans(nn.Module):
     """Put the training mean of a modality's vectors where a sample lacks it.
 
-    A weight that multiplies or mixes modalities has learned with the others' typical values beside
-    it; zero and one are values that it may never have met, the mean is not. Until the first
-    training batch the mean is 0. A batch's mean is taken over the rows that have the modality, on
-    all processes, and never reads the others; the weights of older batches decay by `DECAY`.
+    The weights behind a product have learned with factors of their usual size and sign; that of a
+    zero vector, or a factor of 1, they may never have met. Until the first training batch the mean
+    is 0. A batch's mean is taken over the rows that have the modality, on all processes, and never
+    reads the others; the weights of older batches decay by `DECAY`.
 
     Shapes: `forward({modality: (B, D)}, (B, M))` returns {modality: (B, D)}.
     """

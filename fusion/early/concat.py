@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ...structures import Features, FusionOutput
-from ..base import FUSIONS, Fusion, RunningMeans
+from ..base import FUSIONS, Fusion
 
 
 @FUSIONS.register(family="early", paper=None, reads="pooled")
@@ -17,9 +17,9 @@ class Concat(Fusion):
     """Concatenate the modalities' vectors and pass them through a perceptron.
 
     embedding = MLP([x_1; ...; x_M; p]); p is one bit per modality that says whether it is there,
-    without which "absent" and "average" would look alike. With `hidden=()` it is linear.
+    without which "absent" and "all features are 0" would look alike. With `hidden=()` it is linear.
 
-    Missing: its block is its training mean, and its bit is 0.
+    Missing: a zero block, and its bit is 0.
     Pitfall: cutting the first layer's weight in equal parts for unimodal logits assumes equal D_m.
     Use when: you need the baseline that every other fusion has to beat; often it is not beaten.
 
@@ -40,7 +40,6 @@ class Concat(Fusion):
     ) -> None:
         super().__init__(dims, dim, num_outputs)
         self.presence_bits = presence_bits
-        self.means = RunningMeans(dims)
         widths = [sum(dims.values()) + presence_bits * len(dims), *hidden]
         layers: list[nn.Module] = []
         for before, after in pairwise(widths):
@@ -49,8 +48,8 @@ class Concat(Fusion):
         self.head = nn.Linear(dim, num_outputs)
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
+        pooled = list(self.pooled(features).values())
         present = self.present(features)
-        vectors = list(self.means(self.pooled(features), present).values())
-        bits = [present.to(vectors[0].dtype)] if self.presence_bits else []
-        embedding = self.or_null(self.mlp(torch.cat([*vectors, *bits], dim=-1)), present)
+        bits = [present.to(pooled[0].dtype)] if self.presence_bits else []
+        embedding = self.or_null(self.mlp(torch.cat([*pooled, *bits], dim=-1)), present)
         return FusionOutput(embedding, self.head(embedding), {}, None)

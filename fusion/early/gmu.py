@@ -10,7 +10,7 @@ from einops import rearrange, reduce
 from torch import Tensor, nn
 
 from ...structures import Features, FusionOutput
-from ..base import FUSIONS, Fusion, RunningMeans, check_choice, masked_softmax
+from ..base import FUSIONS, Fusion, check_choice, masked_softmax
 
 
 @FUSIONS.register(family="early", paper="Arevalo et al. 2017, arXiv:1702.01992", reads="pooled")
@@ -23,7 +23,7 @@ class GMU(Fusion):
     and equals the paper's tied gate for two; `gate="sigmoid"` is the paper's form for more than
     two, whose sum grows with the number of modalities.
 
-    Missing: its gate is 0; its training mean enters the others' gates.
+    Missing: its gate is 0 and it does not enter the others' gates.
     Pitfall: the sigmoid form's sum grows with the number of modalities.
     Use when: a strong default at low cost; the gates also say which modality was used.
 
@@ -45,7 +45,6 @@ class GMU(Fusion):
         super().__init__(dims, dim, num_outputs)
         check_choice("gate", gate, ("softmax", "sigmoid"))
         self.softmax = gate == "softmax"
-        self.means = RunningMeans(dims)
         self.project = nn.ModuleDict({m: nn.Linear(w, dim, bias=False) for m, w in dims.items()})
         self.gate = nn.Linear(len(dims) * dim, len(dims) * dim, bias=False)
         self.dropout = nn.Dropout(dropout)
@@ -53,8 +52,7 @@ class GMU(Fusion):
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         present = self.present(features)
-        vectors = self.means(self.pooled(features), present)
-        projected = [self.project[name](x) for name, x in vectors.items()]
+        projected = [self.project[name](x) for name, x in self.pooled(features).items()]
         scores = rearrange(
             self.gate(torch.cat(projected, -1)), "b (m d) -> b m d", m=len(self.dims)
         )

@@ -12,7 +12,7 @@ from torch import nn
 
 from ...errors import FusionZooError
 from ...structures import Features, FusionOutput
-from ..base import FUSIONS, Fusion, RunningMeans
+from ..base import FUSIONS, Fusion
 
 
 @FUSIONS.register(family="early", paper="Hou et al. 2019, NeurIPS", reads="pooled")
@@ -23,7 +23,7 @@ class HPFN(Fusion):
     may be multiplied with itself. The paper's hierarchy over time windows is left out. Factors
     start at standard deviation dim(f)^-1/2, for a product grows with the order's power.
 
-    Missing: its block of f is its training mean.
+    Missing: its block of f is 0.
     Pitfall: order 1 is linear; above 3 the scale of the products makes training touchy.
     Use when: interactions inside a modality matter as much as those across.
 
@@ -44,16 +44,13 @@ class HPFN(Fusion):
         super().__init__(dims, dim, num_outputs)
         if min(order, rank) < 1:
             raise FusionZooError(f"order={order}, rank={rank}; both must be at least 1")
-        self.means = RunningMeans(dims)
         width = sum(dims.values()) + 1
         self.factors = nn.Parameter(torch.randn(order, rank, width, dim) * width**-0.5)
         self.head = nn.Linear(dim, num_outputs)
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
-        present = self.present(features)
-        vectors = self.means(self.pooled(features), present)
-        with_one = F.pad(torch.cat(list(vectors.values()), dim=-1), (1, 0), value=1.0)
-        forms = einsum(with_one, self.factors, "b i, q r i o -> q b r o")
+        given = F.pad(torch.cat(list(self.pooled(features).values()), dim=-1), (1, 0), value=1.0)
+        forms = einsum(given, self.factors, "b i, q r i o -> q b r o")
         fused = reduce(torch.mul, forms.unbind(0)).sum(1)
-        embedding = self.or_null(fused, present)
+        embedding = self.or_null(fused, self.present(features))
         return FusionOutput(embedding, self.head(embedding), {}, None)

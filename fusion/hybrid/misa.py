@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...structures import Features, FusionOutput, Moment
 from ..attention._blocks import Block
-from ..base import FUSIONS, Fusion, RunningMeans
+from ..base import FUSIONS, Fusion
 
 
 @FUSIONS.register(family="hybrid", paper="Hazarika et al. 2020, arXiv:2005.03545", reads="pooled")
@@ -23,7 +23,7 @@ class MISA(Fusion):
     `reconstruction` |D_m(P_m + S_m) - a_m|^2. Pair terms are taken over the rows that have both
     (0 below two rows) and over the batch of one process.
 
-    Missing: its training mean takes its place; no term of the loss counts it.
+    Missing: its vectors are no keys and 0 in the join; no term of the loss counts it.
     Pitfall: moment matching compares batches: below a few dozen rows it is noise.
     Use when: modalities overlap strongly and you want to see what each adds.
 
@@ -46,7 +46,6 @@ class MISA(Fusion):
     ) -> None:
         super().__init__(dims, dim, num_outputs)
         self.strengths = (similarity, difference, reconstruction)
-        self.means = RunningMeans(dims)
         self.project = self.align()
         self.private = nn.ModuleDict({name: nn.Linear(dim, dim) for name in dims})
         self.shared = nn.Linear(dim, dim)
@@ -61,9 +60,7 @@ class MISA(Fusion):
         self.head = nn.Linear(dim, num_outputs)
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
-        present = self.present(features)
-        vectors = self.means(self.pooled(features), present)
-        aligned = torch.stack([self.project[m](x) for m, x in vectors.items()], dim=1)
+        aligned, present = self.aligned(features)
         private = torch.stack(
             [
                 own(a).sigmoid()
@@ -72,9 +69,9 @@ class MISA(Fusion):
             dim=1,
         )
         shared = self.shared(aligned).sigmoid()
-        both = torch.cat([private, shared], dim=1)
-        mixed = self.block(both, torch.ones_like(both[..., 0], dtype=torch.bool))
-        embedding = self.or_null(self.join(mixed.flatten(1)), present)
+        vectors, real = torch.cat([private, shared], dim=1), torch.cat([present, present], dim=1)
+        vectors = self.block(vectors, real).masked_fill(~real[..., None], 0)
+        embedding = self.or_null(self.join(vectors.flatten(1)), present)
         extra = {"aligned": aligned, "private": private, "shared": shared, "present": present}
         return FusionOutput(embedding, self.head(embedding), {}, None, extra)
 

@@ -90,7 +90,7 @@ def test_in_training_too_what_is_absent_is_never_read(name: str) -> None:
         assert torch.equal(x, states[2][key])
 
 
-@pytest.mark.parametrize("name", [n for n in FOLLOWING if n not in ("concat", "gmu")])
+@pytest.mark.parametrize("name", FOLLOWING)
 def test_a_dropped_modality_answers_as_its_training_mean_would(name: str) -> None:
     fusion, given = made(name), features(full(6))
     fusion.train()(given)
@@ -112,7 +112,7 @@ def test_the_factor_of_an_absent_modality_is_not_one(name: str) -> None:
     close(fusion({**given, "text": dropped}).logits, fusion({**given, "text": zero}).logits)
 
 
-@pytest.mark.parametrize("name", ["mfb", "concat"])
+@pytest.mark.parametrize("name", ["mfb", "tfn"])
 def test_it_compiles_whole_in_training(name: str) -> None:
     given = features(patterns(3), dtype=torch.float32)
     settings = {"dropout": 0.0}
