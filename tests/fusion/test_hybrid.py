@@ -163,7 +163,8 @@ def test_a_wrapped_strategy_keeps_its_own_loss_and_phases() -> None:
     assert [phase.name for phase in fusion.phases] == ["base", "stack"]
     assert "base.joiner" in fusion.phases[1].trains
     target = torch.arange(8) % 4
-    assert torch.isfinite(fusion.loss(fusion(x), target, moment(8, phase=1))).all()
+    later = moment(8, phase=1, memory=fusion.prepare(target))
+    assert torch.isfinite(fusion.loss(fusion(x), target, later)).all()
     with pytest.raises(FusionZooError, match="unknown fusion 'mbtt'"):
         create_fusion("missing_tokens", WIDTHS, 8, 4, base="mbtt")
     with pytest.raises(FusionZooError, match="has no setting 'layers'"):
