@@ -39,6 +39,8 @@ class WaveProcessor(Processor):
     """
 
     def __init__(self, rate: int, longest: float, step: float = 0.0) -> None:
+        if longest * rate < 1:
+            raise FusionZooError(f"a clip of at most {longest:g} s is shorter than one sample")
         self.rate, self.longest, self.step = rate, longest, step
 
     def __call__(self, value: Clip, generator: torch.Generator | None = None) -> Item:
