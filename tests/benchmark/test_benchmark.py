@@ -21,8 +21,8 @@ from setup_benchmark import SMALL, small
 import fusionzoo
 from fusionzoo.benchmark import cells, prepare, protocol
 from fusionzoo.config import BenchmarkConfig, from_tree
-from fusionzoo.datasets import stamps
 from fusionzoo.errors import FusionZooError
+from fusionzoo.places import cache_root
 from fusionzoo.scripts.benchmark import benchmark, main
 
 ROOT = Path(fusionzoo.__file__).parents[1]
@@ -271,7 +271,7 @@ def test_folds_train_an_encoder_without_weights_on_each_fold(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_folds_run_on_the_stamps_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FUSIONZOO_CACHE")  # of the data; the features' is set again below
-    root = stamps.cache() / "stamps"
+    root = cache_root() / "stamps"
     if not root.is_dir():
         pytest.skip("the stamps are not in the cache: `fusionzoo data fetch stamps`")
     monkeypatch.setenv("FUSIONZOO_CACHE", str(tmp_path / "cache"))
