@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ..errors import FusionZooError
-from ..structures import Batch, Sample
+from fusionzoo.errors import FusionZooError
+from fusionzoo.structures import Batch, Sample
 
 Item = dict[str, torch.Tensor]
 

@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from ..errors import FusionZooError
-from ..structures import Audio
+from fusionzoo.errors import FusionZooError
+from fusionzoo.structures import Audio
+
 from .paired import DATASETS, MAX_ERRORS, OnError, PairedDataset, tidy
 from .summary import Provenance
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 
-from ..errors import FusionZooError
+from fusionzoo.errors import FusionZooError
 
 SVG_SIDE = 512  # pixels of the longer side that a drawing is rendered at
 MOST_MEMORY = 2 << 30  # bytes that rendering may take

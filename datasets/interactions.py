@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from ..errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, did_you_mean
+
 from .paired import DATASETS, MAX_ERRORS, OnError, PairedDataset, tidy
 from .summary import Provenance
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from ..errors import FusionZooError, did_you_mean
-from ..targets import Target, kind_of
+from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.targets import Target, kind_of
 
 NO_LABELS = ("id", "split", "group")
 

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, one_line
+
 from .drawing import render
 from .sound import decode_audio
 

@@ -19,8 +19,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from ..errors import FusionZooError
-from ..places import cache_root, make_cache_folder
+from fusionzoo.errors import FusionZooError
+from fusionzoo.places import cache_root, make_cache_folder
+
 from .paired import DATASETS, MAX_ERRORS, OnError, PairedDataset, tidy
 from .summary import Provenance
 

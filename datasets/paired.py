@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..errors import FusionZooError, did_you_mean
-from ..registry import Registry
-from ..structures import KINDS, Sample
-from ..targets import Target, sorted_words
+from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.registry import Registry
+from fusionzoo.structures import KINDS, Sample
+from fusionzoo.targets import Target, sorted_words
+
 from .failures import Failures
 from .labels import read_labels
 from .media import decode

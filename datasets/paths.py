@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from ..errors import one_line
+from fusionzoo.errors import one_line
 
 SHOWN = 120  # characters of a cell that a message shows
 

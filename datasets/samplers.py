@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from ..errors import FusionZooError
+from fusionzoo.errors import FusionZooError
 
 Key = tuple[int, int]  # index, seed of this visit
 WINDOW = 50  # batches that are sorted by length together

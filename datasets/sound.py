@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import FusionZooError, one_line
-from ..structures import Audio
+from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.structures import Audio
 
 AT_ONCE = 480_000  # samples (10 s at 48 kHz) up to which reading all costs less than opening twice
 MOST_SAMPLES = 200_000_000  # of a whole clip in memory: 800 MB, 75 min at 44.1 kHz

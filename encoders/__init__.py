@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, did_you_mean
+
 from . import audio, image, text, vector  # noqa: F401
 from .base import ENCODERS, Encoder, Processor
 from .init import initialise

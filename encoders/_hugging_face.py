@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, one_line
+
 from .weights import from_hub, resolve
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..errors import FusionZooError
-from ..structures import Features, masked_mean
+from fusionzoo.errors import FusionZooError
+from fusionzoo.structures import Features, masked_mean
 
 
 class TokenTransformer(nn.Module):

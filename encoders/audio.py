@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from ..errors import FusionZooError, did_you_mean
-from ..structures import Audio, Clip, Features, masked_mean
+from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.structures import Audio, Clip, Features, masked_mean
+
 from ._hugging_face import find_source, load_auto, load_model
 from .base import ENCODERS, Encoder, Item, Processor, run_by_length
 from .image import build_timm, channels_last, timm_tokens

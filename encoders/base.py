@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from ..registry import Registry
-from ..structures import Features
+from fusionzoo.registry import Registry
+from fusionzoo.structures import Features
+
 from .layers import freeze
 
 Item = dict[str, Tensor]

@@ -15,8 +15,9 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from ..errors import FusionZooError, did_you_mean
-from ..structures import Features, masked_mean
+from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.structures import Features, masked_mean
+
 from .base import ENCODERS, Encoder, Item, Processor
 from .weights import from_hub
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, did_you_mean
 
 SCHEMES: dict[str, Callable[..., Tensor]] = {
     "xavier_uniform": nn.init.xavier_uniform_,

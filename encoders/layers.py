@@ -12,7 +12,7 @@ from collections.abc import Iterator, Set
 
 from torch import nn
 
-from ..errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, did_you_mean
 
 MODES = ("none", "all", "all_but_last_<n>", "norm")
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import FusionZooError, did_you_mean, one_line
+from fusionzoo.errors import FusionZooError, did_you_mean, one_line
+
 from .layers import norms
 
 DEFAULTS: dict[str, Any] = {"r": 8, "alpha": 16, "dropout": 0.0, "targets": None}

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from ..errors import FusionZooError
-from ..structures import Features, masked_mean
+from fusionzoo.errors import FusionZooError
+from fusionzoo.structures import Features, masked_mean
+
 from ._hugging_face import find_source, load_model, load_tokenizer
 from ._transformer import TokenTransformer
 from .base import ENCODERS, Encoder, Item, Processor

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import FusionZooError
-from ..structures import Features
+from fusionzoo.errors import FusionZooError
+from fusionzoo.structures import Features
+
 from ._transformer import TokenTransformer
 from .base import ENCODERS, Encoder, Item, Processor
 

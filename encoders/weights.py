@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, one_line
 
 T = TypeVar("T")
 WRAPPERS = ("module.", "_orig_mod.")  # of DataParallel and DDP, and of torch.compile

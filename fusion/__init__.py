@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import FusionZooError
-from ..registry import Entry
+from fusionzoo.errors import FusionZooError
+from fusionzoo.registry import Entry
+
 from . import attention, early, hybrid, late  # noqa: F401
 from .base import FUSIONS, Fusion
 

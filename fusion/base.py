@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, distributed, nn
 
-from ..errors import FusionZooError, did_you_mean
-from ..registry import Registry
-from ..structures import Features, FusionOutput, Moment, Phase
+from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.registry import Registry
+from fusionzoo.structures import Features, FusionOutput, Moment, Phase
 
 DECAY = 0.99  # of older batches in running means, which so follow an encoder that learns
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, did_you_mean
 
 
 class Columns:

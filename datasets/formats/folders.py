@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ...errors import FusionZooError
+from fusionzoo.errors import FusionZooError
+
 from ..media import SUFFIXES
 from ..paired import (
     DATASETS,

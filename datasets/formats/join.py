@@ -8,7 +8,8 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...errors import FusionZooError
+from fusionzoo.errors import FusionZooError
+
 from ..paired import PairedDataset
 from ..summary import Provenance
 

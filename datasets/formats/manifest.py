@@ -10,8 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...errors import FusionZooError
-from ...structures import KINDS
+from fusionzoo.errors import FusionZooError
+from fusionzoo.structures import KINDS
+
 from ..paired import (
     DATASETS,
     MAX_ERRORS,

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from ...structures import Features
+from fusionzoo.structures import Features
+
 from ..base import Fusion, check_heads
 
 

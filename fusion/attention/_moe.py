@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from einops import einsum
 from torch import Tensor, nn
 
-from ...errors import FusionZooError
+from fusionzoo.errors import FusionZooError
 
 
 class Experts(nn.Module):

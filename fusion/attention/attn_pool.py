@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from ...structures import Features, FusionOutput
+from fusionzoo.structures import Features, FusionOutput
+
 from ..base import FUSIONS, Fusion, masked_softmax
 
 

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ...structures import Features, FusionOutput
+from fusionzoo.structures import Features, FusionOutput
+
 from ..base import FUSIONS
 from ._blocks import Block, TokenFusion
 

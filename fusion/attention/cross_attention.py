@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from ...structures import Features, FusionOutput, masked_mean
+from fusionzoo.structures import Features, FusionOutput, masked_mean
+
 from ..base import FUSIONS, check_modality
 from ._blocks import Block, TokenFusion, join, with_stand_in
 

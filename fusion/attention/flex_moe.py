@@ -8,8 +8,9 @@ import torch
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
-from ...errors import FusionZooError
-from ...structures import Features, FusionOutput, Moment, masked_mean
+from fusionzoo.errors import FusionZooError
+from fusionzoo.structures import Features, FusionOutput, Moment, masked_mean
+
 from ..base import FUSIONS, combination_of
 from ._blocks import Attention, TokenFusion
 from ._moe import Experts, Router, Routing, imbalance

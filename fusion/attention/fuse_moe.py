@@ -9,7 +9,8 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from ...structures import Features, FusionOutput, Moment, masked_mean
+from fusionzoo.structures import Features, FusionOutput, Moment, masked_mean
+
 from ..base import FUSIONS, check_choice, present_mean
 from ._blocks import Attention, TokenFusion, join
 from ._moe import Experts, Router, Routing, imbalance

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...errors import FusionZooError
-from ...structures import Features, FusionOutput, masked_mean
+from fusionzoo.errors import FusionZooError
+from fusionzoo.structures import Features, FusionOutput, masked_mean
+
 from ..base import FUSIONS, present_mean
 from ._blocks import Block, TokenFusion
 

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from ...errors import FusionZooError
-from ...structures import Features, FusionOutput
+from fusionzoo.errors import FusionZooError
+from fusionzoo.structures import Features, FusionOutput
+
 from ..base import FUSIONS, Fusion
 from ._stacks import Stacks, separate, together
 

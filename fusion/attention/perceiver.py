@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from ...structures import Features, FusionOutput
+from fusionzoo.structures import Features, FusionOutput
+
 from ..base import FUSIONS
 from ._blocks import Block, TokenFusion, join
 from ._resampler import Resampler

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from ...structures import Features, FusionOutput
+from fusionzoo.structures import Features, FusionOutput
+
 from ..base import FUSIONS, check_modality
 from ._blocks import Attention, TokenFusion, join, perceptron
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from ...errors import FusionZooError
+from fusionzoo.errors import FusionZooError
 
 
 class Factors(nn.Module):

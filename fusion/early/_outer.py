@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...errors import FusionZooError
+from fusionzoo.errors import FusionZooError
 
 
 def narrow(dims: Mapping[str, int], proj_dim: int) -> nn.ModuleDict:

@@ -8,8 +8,9 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from ...errors import FusionZooError
-from ...structures import Features, FusionOutput
+from fusionzoo.errors import FusionZooError
+from fusionzoo.structures import Features, FusionOutput
+
 from ..base import FUSIONS, Fusion, RunningMeans, power_norm
 from ._factorised import Factors
 from ._tucker import SlicedProduct

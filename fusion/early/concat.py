@@ -8,7 +8,8 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from ...structures import Features, FusionOutput
+from fusionzoo.structures import Features, FusionOutput
+
 from ..base import FUSIONS, Fusion
 
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from ...structures import Features, FusionOutput
+from fusionzoo.structures import Features, FusionOutput
+
 from ..base import FUSIONS, Fusion, check_modality
 
 

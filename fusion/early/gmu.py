@@ -9,7 +9,8 @@ import torch
 from einops import rearrange, reduce
 from torch import Tensor, nn
 
-from ...structures import Features, FusionOutput
+from fusionzoo.structures import Features, FusionOutput
+
 from ..base import FUSIONS, Fusion, check_choice, masked_softmax
 
 

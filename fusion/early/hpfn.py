@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from einops import einsum
 from torch import nn
 
-from ...errors import FusionZooError
-from ...structures import Features, FusionOutput
+from fusionzoo.errors import FusionZooError
+from fusionzoo.structures import Features, FusionOutput
+
 from ..base import FUSIONS, Fusion
 
 

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, einsum, nn
 
-from ...errors import FusionZooError
-from ...structures import Features, FusionOutput
+from fusionzoo.errors import FusionZooError
+from fusionzoo.structures import Features, FusionOutput
+
 from ..base import FUSIONS, Fusion, RunningMeans
 
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from einops import reduce
 from torch import nn
 
-from ...structures import Features, FusionOutput
+from fusionzoo.structures import Features, FusionOutput
+
 from ..base import FUSIONS, Fusion, RunningMeans, power_norm, product
 from ._factorised import Factors
 

@@ -8,8 +8,9 @@ import torch
 from einops import reduce
 from torch import Tensor, nn
 
-from ...errors import FusionZooError
-from ...structures import Features, FusionOutput
+from fusionzoo.errors import FusionZooError
+from fusionzoo.structures import Features, FusionOutput
+
 from ..base import FUSIONS, Fusion, RunningMeans, power_norm, product
 from ._factorised import Factors
 

@@ -7,7 +7,8 @@ from typing import Literal
 
 from torch import nn
 
-from ...structures import Features, FusionOutput
+from fusionzoo.structures import Features, FusionOutput
+
 from ..base import FUSIONS, Fusion, RunningMeans, check_choice, product
 from ._factorised import Factors
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from ...errors import FusionZooError
-from ...structures import Features, FusionOutput, masked_mean
+from fusionzoo.errors import FusionZooError
+from fusionzoo.structures import Features, FusionOutput, masked_mean
+
 from ..base import FUSIONS, Fusion, present_mean
 
 

@@ -11,7 +11,8 @@ import torch
 from einops import einsum
 from torch import Tensor, nn
 
-from ...structures import Features, FusionOutput
+from fusionzoo.structures import Features, FusionOutput
+
 from ..base import FUSIONS, Fusion, RunningMeans, check_choice
 from ._outer import check_budget, narrow, with_ones
 

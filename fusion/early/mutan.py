@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from einops import rearrange
 from torch import nn
 
-from ...errors import FusionZooError
-from ...structures import Features, FusionOutput
+from fusionzoo.errors import FusionZooError
+from fusionzoo.structures import Features, FusionOutput
+
 from ..base import FUSIONS, Fusion, RunningMeans
 from ._factorised import Factors
 from ._tucker import SlicedProduct

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from einops import einsum, rearrange
 from torch import nn
 
-from ...structures import Features, FusionOutput
+from fusionzoo.structures import Features, FusionOutput
+
 from ..base import FUSIONS, Fusion, RunningMeans
 from ._outer import check_budget, narrow, with_ones
 

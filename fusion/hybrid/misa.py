@@ -8,7 +8,8 @@ from itertools import combinations
 import torch
 from torch import Tensor, nn
 
-from ...structures import Features, FusionOutput, Moment
+from fusionzoo.structures import Features, FusionOutput, Moment
+
 from ..attention._blocks import Block
 from ..base import FUSIONS, Fusion
 

@@ -9,7 +9,8 @@ import torch
 from einops import repeat
 from torch import Tensor, nn
 
-from ...structures import Features, FusionOutput, Moment, Phase
+from fusionzoo.structures import Features, FusionOutput, Moment, Phase
+
 from ..base import FUSIONS, Fusion, check_choice, combination_of
 
 

@@ -8,8 +8,9 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from ...errors import FusionZooError
-from ...structures import Features, FusionOutput, Moment, Phase
+from fusionzoo.errors import FusionZooError
+from fusionzoo.structures import Features, FusionOutput, Moment, Phase
+
 from ..base import FUSIONS, Fusion
 
 

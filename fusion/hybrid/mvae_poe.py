@@ -8,7 +8,8 @@ import torch
 from einops import reduce
 from torch import Tensor, nn
 
-from ...structures import Features, FusionOutput, Moment
+from fusionzoo.structures import Features, FusionOutput, Moment
+
 from ..base import FUSIONS, Fusion
 
 

@@ -8,7 +8,8 @@ from itertools import combinations
 import torch
 from torch import Tensor, nn
 
-from ...structures import Features, FusionOutput, Moment
+from fusionzoo.structures import Features, FusionOutput, Moment
+
 from ..base import FUSIONS, Fusion, present_mean
 
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from ...structures import Features, FusionOutput, Moment
+from fusionzoo.structures import Features, FusionOutput, Moment
+
 from ..base import Fusion, present_mean
 
 

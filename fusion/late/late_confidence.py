@@ -7,7 +7,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from ...structures import Features, FusionOutput
+from fusionzoo.structures import Features, FusionOutput
+
 from ..base import FUSIONS, check_choice, masked_softmax
 from ._base import VotersAlone
 

@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ...structures import Features, FusionOutput
+from fusionzoo.structures import Features, FusionOutput
+
 from ..base import FUSIONS, check_choice
 from ._base import LateFusion
 

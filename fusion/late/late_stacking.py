@@ -10,8 +10,9 @@ import torch
 from einops import einsum, rearrange
 from torch import Tensor, nn
 
-from ...errors import FusionZooError
-from ...structures import Features, FusionOutput, Moment, Phase
+from fusionzoo.errors import FusionZooError
+from fusionzoo.structures import Features, FusionOutput, Moment, Phase
+
 from ..base import FUSIONS, Fusion, present_mean
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import torch.nn.functional as F
 
-from ...structures import Features, FusionOutput
+from fusionzoo.structures import Features, FusionOutput
+
 from ..base import FUSIONS, equal_weights, present_mean
 from ._base import VotersAlone
 

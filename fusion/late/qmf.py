@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, distributed, nn
 
-from ...structures import Features, FusionOutput, Moment
+from fusionzoo.structures import Features, FusionOutput, Moment
+
 from ..base import FUSIONS
 from ._base import VotersAlone
 

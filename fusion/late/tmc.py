@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...structures import Features, FusionOutput, Moment
+from fusionzoo.structures import Features, FusionOutput, Moment
+
 from ..base import FUSIONS
 from ._base import LateFusion
 

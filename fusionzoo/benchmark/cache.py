@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..places import cannot_write
+from fusionzoo.places import cannot_write
+
 from .features import Stored, key_of
 
 FILES = Stored._fields

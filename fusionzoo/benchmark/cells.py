@@ -20,19 +20,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..config import OptimConfig, from_tree, merge
-from ..datasets import PairedDataset
-from ..errors import FusionZooError
-from ..evaluation.calibration import calibration
-from ..evaluation.cost import head_cost, random_features
-from ..evaluation.metrics import classification
-from ..evaluation.modalities import subset_label, subsets
-from ..evaluation.robustness import Corrupted
-from ..fusion import Fusion, create_fusion, fusion_info
-from ..model import FusionModel, create_model
-from ..structures import Features
-from ..training.distributed import seed_everything
-from ..training.run import choose_encoders, open_dataset
+from fusionzoo.config import OptimConfig, from_tree, merge
+from fusionzoo.datasets import PairedDataset
+from fusionzoo.errors import FusionZooError
+from fusionzoo.evaluation.calibration import calibration
+from fusionzoo.evaluation.cost import head_cost, random_features
+from fusionzoo.evaluation.metrics import classification
+from fusionzoo.evaluation.modalities import subset_label, subsets
+from fusionzoo.evaluation.robustness import Corrupted
+from fusionzoo.fusion import Fusion, create_fusion, fusion_info
+from fusionzoo.model import FusionModel, create_model
+from fusionzoo.structures import Features
+from fusionzoo.training.distributed import seed_everything
+from fusionzoo.training.run import choose_encoders, open_dataset
+
 from .features import Scaler, Stored, encode
 from .fit import Fitted, Single, Stack, fit, stackable
 from .prepare import BatchFeed, Bench, Condition, Fold, conditions, device, workers

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import __version__
-from ..console import print_table
-from ..errors import FusionZooError
-from ..evaluation.statistics import LEVEL, Ranking, rank
+from fusionzoo import __version__
+from fusionzoo.console import print_table
+from fusionzoo.errors import FusionZooError
+from fusionzoo.evaluation.statistics import LEVEL, Ranking, rank
+
 from . import figures
 from .report import check, replace
 

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..evaluation import statistics
+from fusionzoo.evaluation import statistics
+
 from .leaderboard import SIGNIFICANT
 from .strategies import Summary
 

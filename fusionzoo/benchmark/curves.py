@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from torch import Tensor
 
-from ..evaluation.calibration import reliability
-from ..evaluation.modalities import expected
-from ..evaluation.robustness import SEVERITIES
+from fusionzoo.evaluation.calibration import reliability
+from fusionzoo.evaluation.modalities import expected
+from fusionzoo.evaluation.robustness import SEVERITIES
+
 from .strategies import Strategy
 
 RATES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of missing modalities

@@ -12,9 +12,9 @@ from typing import TypeVar
 import torch
 from tqdm import tqdm
 
-from ..config import BenchmarkConfig
-from ..errors import FusionZooError
-from ..training.memory import keep_freed_memory
+from fusionzoo.config import BenchmarkConfig
+from fusionzoo.errors import FusionZooError
+from fusionzoo.training.memory import keep_freed_memory
 
 S = TypeVar("S")  # what every piece reads
 T = TypeVar("T")  # a piece

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from ..datasets import Collate, PairedDataset
-from ..encoders import Encoder
-from ..structures import Audio, Features
+from fusionzoo.datasets import Collate, PairedDataset
+from fusionzoo.encoders import Encoder
+from fusionzoo.structures import Audio, Features
 
 FORMAT = 2  # of an entry; also raise it when what an encoder or processor computes changes
 LIBRARIES = ("torch", "torchvision", "torchaudio", "timm", "transformers")

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..evaluation.robustness import SEVERITIES
-from ..evaluation.statistics import Ranking, cliques
+from fusionzoo.evaluation.robustness import SEVERITIES
+from fusionzoo.evaluation.statistics import Ranking, cliques
 
 INK = "#010203"  # stands for the page's text colour
 FAINT = "#b4b4b4"

@@ -15,16 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from ..config import BenchmarkConfig
-from ..errors import FusionZooError
-from ..fusion import Fusion
-from ..fusion.base import RunningMeans
-from ..model import FusionModel
-from ..structures import Batch, Features, FusionOutput, Moment
-from ..training.groups import param_groups
-from ..training.objectives import resting
-from ..training.optim import build_optimizer, set_rates
-from ..training.schedules import phased
+from fusionzoo.config import BenchmarkConfig
+from fusionzoo.errors import FusionZooError
+from fusionzoo.fusion import Fusion
+from fusionzoo.fusion.base import RunningMeans
+from fusionzoo.model import FusionModel
+from fusionzoo.structures import Batch, Features, FusionOutput, Moment
+from fusionzoo.training.groups import param_groups
+from fusionzoo.training.objectives import resting
+from fusionzoo.training.optim import build_optimizer, set_rates
+from fusionzoo.training.schedules import phased
 
 Given = Mapping[str, Features] | Batch
 Weights = dict[str, Tensor]

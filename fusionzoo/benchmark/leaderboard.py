@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..evaluation import statistics
-from ..evaluation.calibration import calibration_error, risk_coverage
-from ..evaluation.robustness import SEVERITIES
+from fusionzoo.evaluation import statistics
+from fusionzoo.evaluation.calibration import calibration_error, risk_coverage
+from fusionzoo.evaluation.robustness import SEVERITIES
+
 from .curves import RATES, area, damage_curves, missing_curve
 from .strategies import Strategy, Summary, best_single
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import __version__
-from ..evaluation.calibration import risk_coverage
-from ..evaluation.modalities import subsets
-from ..evaluation.statistics import rank
+from fusionzoo import __version__
+from fusionzoo.evaluation.calibration import risk_coverage
+from fusionzoo.evaluation.modalities import subsets
+from fusionzoo.evaluation.statistics import rank
+
 from . import figures
 from .cells import ALONE
 from .curves import RATES, damage_curves, missing_curve, pareto, reliability_of

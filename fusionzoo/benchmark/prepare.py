@@ -18,21 +18,22 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from ..config import BenchmarkConfig, from_tree, split_name
-from ..datasets import PairedDataset
-from ..datasets.paired import SPLITS
-from ..encoders import Encoder, create_encoder
-from ..errors import FusionZooError
-from ..evaluation.robustness import CORRUPTIONS, SEVERITIES, Corrupted
-from ..fusion import create_fusion
-from ..model import FusionModel
-from ..places import cache_root, make_cache_folder
-from ..structures import Batch
-from ..training import checkpoint
-from ..training.deselected import drop_deselected
-from ..training.distributed import World, pick_device, seed_everything
-from ..training.loop import num_workers
-from ..training.run import choose_encoders, open_dataset
+from fusionzoo.config import BenchmarkConfig, from_tree, split_name
+from fusionzoo.datasets import PairedDataset
+from fusionzoo.datasets.paired import SPLITS
+from fusionzoo.encoders import Encoder, create_encoder
+from fusionzoo.errors import FusionZooError
+from fusionzoo.evaluation.robustness import CORRUPTIONS, SEVERITIES, Corrupted
+from fusionzoo.fusion import create_fusion
+from fusionzoo.model import FusionModel
+from fusionzoo.places import cache_root, make_cache_folder
+from fusionzoo.structures import Batch
+from fusionzoo.training import checkpoint
+from fusionzoo.training.deselected import drop_deselected
+from fusionzoo.training.distributed import World, pick_device, seed_everything
+from fusionzoo.training.loop import num_workers
+from fusionzoo.training.run import choose_encoders, open_dataset
+
 from .cache import FeatureCache
 from .engines import work
 from .features import Stored, describe, encode, fingerprint, key_of

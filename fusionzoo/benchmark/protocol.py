@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 import torch
 
-from .. import __version__
-from ..cards import FAMILIES
-from ..config import BenchmarkConfig
-from ..errors import FusionZooError, did_you_mean
-from ..fusion import fusion_info, list_fusions
+from fusionzoo import __version__
+from fusionzoo.cards import FAMILIES
+from fusionzoo.config import BenchmarkConfig
+from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.fusion import fusion_info, list_fusions
+
 from . import cells
 from .cells import ALONE, Cell, Settings, Unit
 from .engines import work

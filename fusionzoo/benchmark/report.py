@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..console import print_table
-from ..errors import FusionZooError
+from fusionzoo.console import print_table
+from fusionzoo.errors import FusionZooError
+
 from .leaderboard import CALIBRATED, ECE_NOTE
 from .strategies import Summary
 from .summary import parquet_rows

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..evaluation.modalities import subset_label, subsets
+from fusionzoo.evaluation.modalities import subset_label, subsets
+
 from .cells import Row
 from .prepare import Bench
 

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..evaluation.calibration import calibration
-from ..evaluation.metrics import classification, right
-from ..evaluation.modalities import subset_label
-from ..fusion import fusion_info
+from fusionzoo.evaluation.calibration import calibration
+from fusionzoo.evaluation.metrics import classification, right
+from fusionzoo.evaluation.modalities import subset_label
+from fusionzoo.fusion import fusion_info
+
 from .cells import ALONE, names_of
 from .leaderboard import FIGURES, leaderboard
 from .prepare import Bench

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import FusionZooError
-from ..fusion import fusion_info
-from ..training.tracking import whole_lines
+from fusionzoo.errors import FusionZooError
+from fusionzoo.fusion import fusion_info
+from fusionzoo.training.tracking import whole_lines
+
 from . import cells
 from .cells import Settings, Unit
 from .features import key_of

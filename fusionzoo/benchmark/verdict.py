@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..evaluation import statistics
-from ..evaluation.modalities import interactions, shapley
+from fusionzoo.evaluation import statistics
+from fusionzoo.evaluation.modalities import interactions, shapley
+
 from .cells import ALONE
 from .controls import controls
 from .leaderboard import SIGNIFICANT, outcome

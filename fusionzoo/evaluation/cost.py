@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from ..fusion import Fusion, create_fusion
-from ..model import quiet
-from ..structures import Features
+from fusionzoo.fusion import Fusion, create_fusion
+from fusionzoo.model import quiet
+from fusionzoo.structures import Features
 
 # The standard case: tokens and width of each modality; a ResNet's map, MiniLM, a second of speech.
 STANDARD = {"image": (49, 512), "text": (32, 384), "audio": (50, 256)}

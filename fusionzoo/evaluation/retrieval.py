@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import FusionZooError
+from fusionzoo.errors import FusionZooError
 
 AT = (1, 5, 10)
 TIE = 1e-6  # cosines this close are equal, and a tie counts against the partner

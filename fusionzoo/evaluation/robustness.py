@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..datasets import PairedDataset
-from ..errors import FusionZooError, did_you_mean
-from ..structures import Audio, Sample
+from fusionzoo.datasets import PairedDataset
+from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.structures import Audio, Sample
 
 SEVERITIES = (1, 2, 3, 4, 5)
 Random = np.random.Generator

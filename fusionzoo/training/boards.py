@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
 
-from ..errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, one_line
 
 PROJECT = "fusionzoo"
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
-from ..errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, one_line
+
 from .distributed import World, from_main, gather
 from .sharding import load_optimizer, load_whole, whole_optimizer, whole_state
 

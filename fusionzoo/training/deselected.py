@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from ..config import BenchmarkConfig, RunConfig
+from fusionzoo.config import BenchmarkConfig, RunConfig
+
 from .groups import KEYED
 
 C = TypeVar("C", RunConfig, BenchmarkConfig)

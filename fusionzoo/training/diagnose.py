@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ..model import quiet
-from ..structures import Batch
+from fusionzoo.model import quiet
+from fusionzoo.structures import Batch
+
 from .objectives import Objective
 
 

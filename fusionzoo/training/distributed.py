@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from ..config import DistConfig
-from ..errors import FusionZooError
+from fusionzoo.config import DistConfig
+from fusionzoo.errors import FusionZooError
 
 # Buffers of an Objective that no forward pass in training mode reads (running statistics), or that
 # are constant.

@@ -10,8 +10,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from ..config import RunConfig, write_yaml
-from ..errors import FusionZooError
+from fusionzoo.config import RunConfig, write_yaml
+from fusionzoo.errors import FusionZooError
+
 from .checkpoint import read_newest
 from .distributed import World, from_main, gather
 

@@ -7,10 +7,11 @@ from typing import Any
 
 from torch import nn
 
-from ..config import OptimConfig
-from ..encoders.layers import layer_numbers
-from ..errors import FusionZooError, did_you_mean
-from ..model import FusionModel
+from fusionzoo.config import OptimConfig
+from fusionzoo.encoders.layers import layer_numbers
+from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.model import FusionModel
+
 from .unfreeze import Unfreezing
 
 Group = dict[str, Any]

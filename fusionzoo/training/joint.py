@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from ..config import RunConfig, split_name
-from ..datasets import PairedDataset
-from ..errors import FusionZooError
-from ..targets import OneOf, Target
+from fusionzoo.config import RunConfig, split_name
+from fusionzoo.datasets import PairedDataset
+from fusionzoo.errors import FusionZooError
+from fusionzoo.targets import OneOf, Target
+
 from .tasks import OBJECTIVES, Classification, Task, check
 
 Figures = Mapping[str, float]

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from ..config import RunConfig
-from ..datasets import PairedBatchSampler, PairedDataset, make_sampler
-from ..evaluation.retrieval import any_pair, retrieval_figures
-from ..structures import Batch
+from fusionzoo.config import RunConfig
+from fusionzoo.datasets import PairedBatchSampler, PairedDataset, make_sampler
+from fusionzoo.evaluation.retrieval import any_pair, retrieval_figures
+from fusionzoo.structures import Batch
+
 from .distributed import World, gather
 from .objectives import Objective, Step, blank_batch
 from .sharding import sharded

@@ -11,9 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..model import FusionModel, quiet
-from ..structures import Batch, Features, FusionOutput, Moment, Phase, Sample
-from ..unimodal import UnimodalHeads
+from fusionzoo.model import FusionModel, quiet
+from fusionzoo.structures import Batch, Features, FusionOutput, Moment, Phase, Sample
+from fusionzoo.unimodal import UnimodalHeads
+
 from .balance import START, Balance, Now, Seen, Term
 from .joint import Tasks, plain_tasks
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import optim
 
-from ..config import OptimConfig
-from ..errors import FusionZooError, did_you_mean
+from fusionzoo.config import OptimConfig
+from fusionzoo.errors import FusionZooError, did_you_mean
+
 from .groups import Group
 from .sharding import is_share
 

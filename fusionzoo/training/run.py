@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .._flags import Tree
-from ..config import RunConfig, merge, split_name
-from ..console import command_line
-from ..datasets import DATASETS, PairedDataset, create_dataset
-from ..datasets.summary import data_summary
-from ..errors import FusionZooError, did_you_mean
-from ..evaluation.retrieval import any_pair
-from ..model import create_model
-from ..unimodal import UnimodalHeads
+from fusionzoo._flags import Tree
+from fusionzoo.config import RunConfig, merge, split_name
+from fusionzoo.console import command_line
+from fusionzoo.datasets import DATASETS, PairedDataset, create_dataset
+from fusionzoo.datasets.summary import data_summary
+from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.evaluation.retrieval import any_pair
+from fusionzoo.model import create_model
+from fusionzoo.unimodal import UnimodalHeads
+
 from .balance import Setting, build_balance
 from .checkpoint import State
 from .distributed import World, gather

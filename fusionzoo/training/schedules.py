@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Protocol
 
-from ..config import OptimConfig
-from ..errors import FusionZooError
-from ..structures import Phase
+from fusionzoo.config import OptimConfig
+from fusionzoo.errors import FusionZooError
+from fusionzoo.structures import Phase
+
 from .unfreeze import first_epoch
 
 Factors = dict[str, float]  # modality or `fusion` -> factor; "" = all that have none

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..errors import FusionZooError
+from fusionzoo.errors import FusionZooError
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule

@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from ..config import TrainConfig
-from ..encoders import Encoder
-from ..model import FusionModel
+from fusionzoo.config import TrainConfig
+from fusionzoo.encoders import Encoder
+from fusionzoo.model import FusionModel
 
 
 def prepare(model: FusionModel, cfg: TrainConfig, apart: bool = False) -> None:

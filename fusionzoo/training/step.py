@@ -13,8 +13,9 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_
 
-from ..config import RunConfig, TrainConfig
-from ..structures import Batch
+from fusionzoo.config import RunConfig, TrainConfig
+from fusionzoo.structures import Batch
+
 from .apart import Apart
 from .average import Average
 from .balance import START, Now, Term

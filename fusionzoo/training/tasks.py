@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import FusionZooError
-from ..evaluation.metrics import classification, multilabel, ordinal, regression
-from ..registry import Registry
-from ..targets import Level, Number, Target
+from fusionzoo.errors import FusionZooError
+from fusionzoo.evaluation.metrics import classification, multilabel, ordinal, regression
+from fusionzoo.registry import Registry
+from fusionzoo.targets import Level, Number, Target
 
 
 class Task(nn.Module):

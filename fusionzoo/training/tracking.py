@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from ..errors import one_line
+from fusionzoo.errors import one_line
+
 from .boards import Board, open_board
 from .checkpoint import State
 from .distributed import World

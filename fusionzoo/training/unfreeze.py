@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from ..config import OptimConfig
-from ..encoders.layers import asleep, layer_numbers
-from ..errors import FusionZooError
-from ..model import FusionModel
+from fusionzoo.config import OptimConfig
+from fusionzoo.encoders.layers import asleep, layer_numbers
+from fusionzoo.errors import FusionZooError
+from fusionzoo.model import FusionModel
 
 
 def first_epoch(cfg: OptimConfig, modality: str) -> int:

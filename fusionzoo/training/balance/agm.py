@@ -8,8 +8,9 @@ from math import factorial
 import torch
 from torch import Tensor
 
-from ...model import quiet
-from ...structures import FusionOutput
+from fusionzoo.model import quiet
+from fusionzoo.structures import FusionOutput
+
 from ..distributed import total
 from .base import BALANCE, Balance, Now, Seen, Setting, Term, mask_to, presence, widened
 

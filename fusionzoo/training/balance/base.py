@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...errors import FusionZooError, did_you_mean
-from ...fusion import Fusion
-from ...model import FusionModel
-from ...registry import Registry
-from ...structures import Batch, Features, FusionOutput
+from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.fusion import Fusion
+from fusionzoo.model import FusionModel
+from fusionzoo.registry import Registry
+from fusionzoo.structures import Batch, Features, FusionOutput
+
 from ..distributed import World, total
 
 if TYPE_CHECKING:

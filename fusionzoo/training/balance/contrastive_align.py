@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...fusion.base import check_choice, check_modality
-from ...structures import Features
+from fusionzoo.fusion.base import check_choice, check_modality
+from fusionzoo.structures import Features
+
 from ._gather import gathered_rows
 from .base import BALANCE, Balance, Now, Seen, Setting, Term, pooled_of, presence, widened
 

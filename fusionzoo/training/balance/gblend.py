@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ...structures import Batch
+from fusionzoo.structures import Batch
+
 from ..distributed import total, wrap
 from ._heads import ModalityHeads
 from .base import BALANCE, Balance, Now, Seen, Setting, Term

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from ...structures import Batch
+from fusionzoo.structures import Batch
+
 from ..sharding import like, whole
 from .base import BALANCE, Balance, Now, Seen, Setting, Tally, Term, pooled_of
 

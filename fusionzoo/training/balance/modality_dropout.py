@@ -8,7 +8,8 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from ...structures import Batch
+from fusionzoo.structures import Batch
+
 from .base import BALANCE, Balance, Now, Setting
 
 

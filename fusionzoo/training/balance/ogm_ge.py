@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from ...model import quiet
-from ...structures import Features
+from fusionzoo.model import quiet
+from fusionzoo.structures import Features
+
 from ..sharding import like, whole
 from .base import BALANCE, Balance, Now, Seen, Setting, Tally, Term, presence, widened
 

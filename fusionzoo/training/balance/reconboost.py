@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...model import quiet
+from fusionzoo.model import quiet
+
 from .base import BALANCE, Balance, Now, Seen, Setting, Term, mask_to, pooled_of, widened
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...encoders import Encoder
-from ...errors import FusionZooError
-from ...model import encode_rows, load
+from fusionzoo.encoders import Encoder
+from fusionzoo.errors import FusionZooError
+from fusionzoo.model import encode_rows, load
+
 from .base import BALANCE, Balance, Now, Seen, Setting, Term, pooled_of, widened
 
 
