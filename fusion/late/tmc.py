@@ -78,7 +78,8 @@ class TMC(LateFusion):
         floor = torch.finfo(certainty.dtype).tiny
         weights = certainty / certainty.sum(1, keepdim=True).clamp(min=floor)
         extra = {"views": stacked, "joined": joined}
-        return self.output(embedding, joined.log1p(), evidence.log1p(), present, weights, **extra)
+        unimodal, logits = evidence.log1p(), joined.log1p()
+        return self.output(embedding, logits, unimodal, present, weights, **extra)
 
     def loss(self, output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:
         strength = min(1.0, moment.epoch / self.annealing_epochs)
