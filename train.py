@@ -39,6 +39,7 @@ def main(args: Sequence[str] | None = None) -> int:
     args = sys.argv[1:] if args is None else args
     if {"-h", "--help"} & set(args):
         print(f"{(__doc__ or '').strip()}\n\nSettings and defaults:\n{help_text(RunConfig)}")
+        print("\nSettings of a fusion, encoder or training strategy: fusionzoo zoo info NAME")
         return 0
     try:
         cfg = from_args(RunConfig, args)

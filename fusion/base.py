@@ -35,7 +35,7 @@ class Fusion(nn.Module):
     """
 
     phases: tuple[Phase, ...] = (Phase("train", 1.0),)
-    classes_only = False  # logits are log-probabilities of one class out of several
+    classes_only = False  # only defined for classification into one of several classes
     ignores: tuple[str, ...] = ()  # settings of `classification` that the fusion's loss cannot use
     symmetric = False  # permuting the modalities with their parameters leaves the output unchanged
     learns_absence = False  # how absence is handled is only learned from incomplete samples

@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from .cards import BalanceCard, Card, EncoderCard
+from .cards import BalanceCard, Card, EncoderCard, SettingCard
 from .places import cache_root
 
 LIBRARIES = ("torch", "torchvision", "torchaudio", "timm", "transformers")
@@ -68,10 +68,13 @@ def sources_stamp() -> str:
 
 
 def _from_plain(stored: dict[str, Any]) -> Facts:
+    for fields in (*stored["fusions"], *stored["strategies"], *stored["encoders"]):
+        settings = fields["settings"].items()
+        fields["settings"] = {name: SettingCard(**setting) for name, setting in settings}
     return Facts(
-        [Card(**one) for one in stored["fusions"]],
-        [BalanceCard(**one) for one in stored["strategies"]],
-        [EncoderCard(**one) for one in stored["encoders"]],
+        [Card(**fields) for fields in stored["fusions"]],
+        [BalanceCard(**fields) for fields in stored["strategies"]],
+        [EncoderCard(**fields) for fields in stored["encoders"]],
     )
 
 

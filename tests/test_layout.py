@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 LEVELS = {
     "errors": 0,
     "console": 0,
+    "docstrings": 0,
     "places": 1,
     "__main__": 12,
     "_flags": 1,

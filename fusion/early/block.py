@@ -18,7 +18,7 @@ from ._tucker import SlicedProduct
 
 @FUSIONS.register(family="early", paper="Ben-younes et al. 2019, arXiv:1902.00038", reads="pooled")
 class Block(Fusion):
-    """Split the projected modalities into chunks and fuse each chunk with its own bilinear form.
+    """Split the projected modalities into chunks and fuse each chunk by its own bilinear form.
 
     y_m = A_m x_m has `width` dimensions and is split into `chunks` pieces of ceil(width / chunks),
     the last one possibly shorter. z_q = norm(sum_r prod_m (y_mq M_mq^r)), where norm is the signed

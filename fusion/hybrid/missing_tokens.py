@@ -36,7 +36,7 @@ class MissingTokens(Fusion):
 
     Shapes:
         features[name].tokens: (B, T, dims[name]), pooled (B, dims[name])
-        returns: what the base returns, without its weights
+        returns: the output of the base, without its weights
     """
 
     def __init__(

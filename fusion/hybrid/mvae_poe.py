@@ -15,7 +15,7 @@ from ..base import FUSIONS, Fusion
 
 @FUSIONS.register(family="hybrid", paper="Wu and Goodman 2018, arXiv:1802.05335", reads="pooled")
 class MVAEPoE(Fusion):
-    """Predict a Gaussian per modality and multiply those of present ones with the prior N(0, I).
+    """Predict a Gaussian per modality; multiply those of present ones with the prior N(0, I).
 
     (mu_m, log var_m) = V_m x_m with log var_m clipped to -10..10, t_m = 1 / var_m, t = 1 +
     sum_m p_m t_m, mu = sum_m p_m t_m mu_m / t, p_m = 1 if m is present, else 0; embedding = mu, in

@@ -74,6 +74,10 @@ class Balance(nn.Module):
     seed and the moment alone, the same on every process.
     Buffers are state: checkpoints keep them, and they must be equal on all processes (sum over
     `world` what each sees). Parameters learn in a group of their own, clipped on their own.
+
+    Settings:
+        start: epochs of training before the strategy becomes active, 0 or more; may be fractional
+        end: epochs of training after which it becomes inactive; None for never
     """
 
     surgery = False  # whether it decides how fast each encoder learns; of these a run takes one

@@ -61,7 +61,7 @@ def test_what_each_modality_adds_makes_up_the_logits_of_a_linear_fusion(fusion: 
     for parameter in objective.model.fusion.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     seen = see(objective, make_batch([(0, 0), (1, 1), (1, 2), (3, 2)]))
-    alone: Any = only(objective).alone(seen)  # type: ignore[operator]
+    alone: Any = only(objective).unimodal_logits(seen)  # type: ignore[operator]
     if own:
         wanted = torch.stack(list(seen.output.unimodal.values()), dim=1)
         close(alone, wanted)
@@ -88,7 +88,7 @@ def test_the_encoder_that_is_ahead_gets_its_gradient_times_kappa_and_the_fusion_
     plain = step_gradients(make_objective(model=make_model("mean")))
     objective = make_objective("ogm_ge", {"noise": False, "alpha": 0.8}, model=make_model("mean"))
     seen = see(objective, make_batch([]))
-    shares = only(objective).alone(seen).softmax(-1)  # type: ignore[operator]
+    shares = only(objective).unimodal_logits(seen).softmax(-1)  # type: ignore[operator]
     scores = [sum(float(shares[r, m, TARGETS[r]]) for r in range(ROWS)) for m in range(3)]
     found = step_gradients(objective)
     damped = 0
