@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from fusionzoo.distributed.process_group import total, wrap
 from fusionzoo.structures import Batch
 
-from ..distributed import total, wrap
 from ._heads import ModalityHeads
 from .base import BALANCE, Balance, Now, Seen, Setting, Term
 
 if TYPE_CHECKING:
-    from ..step import Stepper
+    from ..trainer import Stepper
 
 
 @BALANCE.register(family="loss", paper="Wang et al. 2020, CVPR, arXiv:1905.12681")
@@ -91,8 +91,8 @@ class GBlend(Balance):
         self, name: str | None, learn: Stepper, loaders: Mapping[str, Any], now: Now
     ) -> list[tuple[float, float]]:
         """Train a copy on one head's loss; return (training, validation) loss before and after."""
-        from ..loop import chunks
-        from ..step import Stepper
+        from ..data import chunks
+        from ..trainer import Stepper
 
         # Copied together, so that the optimiser's copy refers to the model copy's parameters.
         plain, optimizer = deepcopy((learn.plain, learn.optimizer))
@@ -142,7 +142,7 @@ class _OneHead(Balance):
 @torch.no_grad()
 def mean_loss(scratch: Stepper, loader: Any, now: Now) -> float:
     """Return the mean of a copy's training loss over a split, in evaluation mode."""
-    from ..step import autocast
+    from ..trainer import autocast
 
     plain, device = scratch.plain, scratch.world.device
     plain.eval()
