@@ -55,12 +55,21 @@ def create_encoder(
 ) -> Encoder:
     """Build the encoder `name` for `modality`.
 
-    `kind` (image, text, audio, vector, sequence) is the modality's name where that is one of these,
-    else what the encoder is for. `weights` is a checkpoint, loaded by name or by position, `prefix`
-    stripped; `init` a scheme for what is trained from scratch; `assets` a folder that
-    `Encoder.save_assets` wrote. `freeze` is none, all, all_but_last_<n> (layers) or norm; `lora`
-    (r, alpha, dropout, targets) trains adapters in attention and freezes the rest. Further settings
-    are the family's, see `fusionzoo zoo`.
+    Further settings are those of the encoder family, see `fusionzoo zoo info NAME`.
+
+    Settings:
+        kind: what the encoder reads: image, text, audio, vector or sequence; None if the modality
+            has one of these names
+        freeze: what is not trained: "none", "all", "all_but_last_<n>" (all but the last n layers)
+            or "norm" (normalisation layers)
+        lora: settings `r`, `alpha`, `dropout`, `targets` of low-rank adapters in the attention
+            layers; all other parameters are frozen; None for no adapters
+        weights: checkpoint to load into the encoder; None for none
+        match: pair the checkpoint's tensors with the encoder's by "name" or by "position"
+        prefix: removed from the names in the checkpoint
+        init: initialisation scheme for an encoder trained from scratch, such as "trunc_normal";
+            "default" for that of each layer
+        assets: folder that `Encoder.save_assets` wrote; set when a model is loaded
     """
     entry, model = _find(name, kind or modality)
     if "assets" in ENCODERS[entry].parameters:

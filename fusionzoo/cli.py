@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from . import __version__
-from .console import print_table, quiet_pipe
+from .console import print_columns, print_table, quiet_pipe
 from .errors import FusionZooError, did_you_mean
 
 if TYPE_CHECKING:
-    from .zoo.cards import About, EncoderCard
+    from .zoo.cards import About, EncoderCard, SettingCard
 
 
 @quiet_pipe
@@ -148,8 +148,7 @@ def _info(parsed: argparse.Namespace) -> None:
         kind = f"training strategy, changes {BALANCE_FAMILIES[strategy.family]}"
         _show_card(strategy, kind, [combines])
         print(f"\nsettings (with --balance {parsed.name}):")
-        for name, default in strategy.settings.items():
-            print(f"  --balance_settings.{parsed.name}.{name:<12} default {default}")
+        _show_settings(f"--balance_settings.{parsed.name}", strategy.settings)
     elif parsed.name in fusions:
         fusion = fusions[parsed.name]
         synergy = "can express it" if fusion.synergy else "cannot express an exclusive or"
@@ -157,8 +156,7 @@ def _info(parsed: argparse.Namespace) -> None:
         kind = f"{fusion.family} fusion, reads {fusion.reads}"
         _show_card(fusion, kind, [("synergy", synergy), ("standard case", size)])
         print("\nsettings:" if fusion.settings else "\nno settings")
-        for name, default in fusion.settings.items():
-            print(f"  --fusion.{name:<18} default {default}")
+        _show_settings("--fusion", fusion.settings)
     else:
         names = [*fusions, *strategies, *sorted({one.name for one in known.encoders})]
         raise FusionZooError(
@@ -175,11 +173,16 @@ def _is_family(pattern: str, name: str) -> bool:
 def _show_encoder(one: EncoderCard, name: str) -> None:
     print(f"{one.name}  ({one.kind} encoder)\n\n{one.summary}\n")
     print(f"settings (with --encoders.{one.kind} {name}):")
-    for key, default in one.settings.items():
-        print(f"  --encoders.{one.kind}.{key:<16} default {default}")
+    _show_settings(f"--encoders.{one.kind}", one.settings)
     if one.further:
         print("further settings go to the library that builds the model")
     print()
+
+
+def _show_settings(prefix: str, settings: Mapping[str, SettingCard]) -> None:
+    print_columns(
+        [(f"{prefix}.{name}", f"default {x.default}", x.meaning) for name, x in settings.items()]
+    )
 
 
 def _show_card(one: About, kind: str, more: Sequence[tuple[str, str]]) -> None:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from fusionzoo.fusion import create_fusion
 from fusionzoo.fusion.attention._stacks import Stacks
-from fusionzoo.fusion.attention.mult import MulT, last_step, placed
+from fusionzoo.fusion.attention.mult import MulT, last_step, with_positions
 from fusionzoo.structures import Features
 
 BATCH, VIEWS, WIDTH, ROUNDS = 32, 6, 16, 9
@@ -93,7 +93,8 @@ class Loops(nn.Module):
         fusion = self.fusion
         masks = {name: features[name].mask for name in fusion.dims}
         tokens = {
-            n: placed(fusion.embed[n](x), masks[n]) for n, x in fusion.tokens(features).items()
+            n: with_positions(fusion.embed[n](x), masks[n])
+            for n, x in fusion.tokens(features).items()
         }
         last = []
         for name, mask in masks.items():
@@ -102,7 +103,7 @@ class Loops(nn.Module):
                 for stack, (n, m) in zip(self.crossmodal, self.pairs, strict=True)
                 if m == name
             ]
-            stream = self.memory[name](placed(torch.cat(streams, -1), mask), mask)
+            stream = self.memory[name](with_positions(torch.cat(streams, -1), mask), mask)
             last.append(last_step(stream, mask))
         joined = torch.cat(last, -1)
         present = fusion.present(features)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fusionzoo.cli import main
-from fusionzoo.console import command_line
+from fusionzoo.console import command_line, print_columns
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import make_cache_folder
 from fusionzoo.zoo import facts
@@ -122,8 +122,11 @@ def test_digits_are_those_of_scikit_learn() -> None:
         ("mel/stats", ["mel/stats  (audio encoder)", "--encoders.audio.longest"]),
         ("chars", ["--encoders.text.max_length", "default 256"]),
         ("hf/some-model", ["hf/*  (text encoder)", "hf/*  (audio encoder)"]),
-        ("ogm_ge", ["--balance_settings.ogm_ge.alpha"]),
-        ("gmu", ["--fusion.gate"]),
+        (
+            "ogm_ge",
+            ["--balance_settings.ogm_ge.alpha", "strength of the damping", "epochs of training"],
+        ),
+        ("gmu", ["--fusion.gate", "default 'softmax'  normalisation of the gates"]),
     ],
 )
 def test_zoo_info_shows_the_settings_of_every_component(
@@ -204,3 +207,21 @@ def test_a_cache_that_may_not_be_written_names_the_setting(
         make_cache_folder(tmp_path / "weights")
     assert "permission denied" in str(caught.value) and "FUSIONZOO_CACHE" in str(caught.value)
     assert "make room" not in str(caught.value)
+
+
+def test_help_of_training_names_the_command_that_lists_component_settings(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["train", "--help"]) == 0
+    assert "fusionzoo zoo info NAME" in capsys.readouterr().out
+
+
+def test_columns_are_aligned_and_the_last_wraps_below_itself(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_columns([("--a", "1", "one two"), ("--long", "22", "three")], width=19)
+    assert capsys.readouterr().out == "  --a     1   one\n        two\n  --long  22  three\n"
+    print_columns([("--a", "1", "first second third")], width=60)
+    assert capsys.readouterr().out == "  --a  1  first second third\n"
+    print_columns([])
+    assert capsys.readouterr().out == ""

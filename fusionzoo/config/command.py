@@ -30,6 +30,7 @@ def run_command(
     """
     if {"-h", "--help"} & set(args):
         print(f"{doc.strip()}\n\nSettings and defaults:\n{help_text(cls)}")
+        print("\nSettings of a fusion, encoder or training strategy: fusionzoo zoo info NAME")
         return 0
     try:
         return start(from_args(cls, args))

@@ -1,19 +1,20 @@
 """A card for every fusion and training strategy, from docstring, signature and one forward pass.
 
 A docstring holds: a first line; the equation and what differs from the paper; then
-paragraphs that begin with `Missing:`, `Pitfall:`, `Use when:` and `Shapes:`.
+paragraphs that begin with `Missing:`, `Pitfall:`, `Use when:`, `Settings:` and `Shapes:`.
 """
 
 from __future__ import annotations
 
 import inspect
-import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fusionzoo.registry import Entry
 
-SECTIONS = ("Missing", "Pitfall", "Use when", "Shapes")
+from .docstrings import described_settings, sections
+
 FAMILIES = ("early", "late", "attention", "hybrid")
 BALANCE_FAMILIES = {  # what a training strategy changes
     "data": "the batch",
@@ -21,6 +22,14 @@ BALANCE_FAMILIES = {  # what a training strategy changes
     "gradient": "how fast each encoder learns",
     "schedule": "who learns when",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingCard:
+    """Default and meaning of one setting of a component."""
+
+    default: str
+    meaning: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,19 +44,23 @@ class About:
     missing: str
     pitfall: str
     use_when: str
-    settings: dict[str, str]  # name -> default
+    settings: dict[str, SettingCard]
 
     @property
     def lines(self) -> list[str]:
         """Its section of a page, below the heading."""
-        settings = ", ".join(f"`{key}={value}`" for key, value in self.settings.items()) or "none"
+        settings = [
+            f"  - `{name}` (default `{setting.default}`): {setting.meaning}"
+            for name, setting in self.settings.items()
+        ]
         return [
             *("", self.summary, "", self.equation, ""),
             f"- Paper: {self.paper}",
             f"- Missing modality: {self.missing}",
             f"- Pitfall: {self.pitfall}",
             f"- Use it when: {self.use_when}",
-            f"- Settings: {settings}",
+            f"- Settings:{'' if settings else ' none'}",
+            *settings,
         ]
 
 
@@ -75,7 +88,7 @@ class EncoderCard:
     name: str  # `chars`, or `timm/*` where a model's name follows
     kind: str
     summary: str
-    settings: dict[str, str]  # name -> default
+    settings: dict[str, SettingCard]
     further: bool  # whether other settings go on to the library
 
 
@@ -91,7 +104,21 @@ def about(entry: Entry[Any]) -> dict[str, Any]:
         "missing": part["Missing"],
         "pitfall": part["Pitfall"],
         "use_when": part["Use when"],
-        "settings": {key: repr(value.default) for key, value in entry.parameters.items()},
+        "settings": setting_cards(entry.parameters.values(), described_settings(entry.cls)),
+    }
+
+
+def setting_cards(
+    parameters: Iterable[inspect.Parameter], meanings: Mapping[str, str]
+) -> dict[str, SettingCard]:
+    """Return the default and the meaning of each setting, by its name."""
+    return {
+        p.name: SettingCard(
+            default="(required)" if p.default is inspect.Parameter.empty else repr(p.default),
+            meaning=meanings.get(p.name, ""),
+        )
+        for p in parameters
+        if p.name != "assets"  # set by the model folder, not by users
     }
 
 
@@ -111,21 +138,17 @@ def encoder_cards() -> list[EncoderCard]:
     """Read the cards of all encoders, by kind and name."""
     from fusionzoo.encoders import ENCODERS, create_encoder, pattern
 
-    shared = inspect.signature(create_encoder).parameters.values()
-    every = {p.name: p.default for p in shared if p.kind is p.KEYWORD_ONLY and p.name != "assets"}
+    parameters = inspect.signature(create_encoder).parameters.values()
+    shared = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    meanings = described_settings(create_encoder)
     return [
         EncoderCard(
             name=pattern(name),
             kind=entry.family,
             summary=entry.summary,
-            settings={
-                key: "(required)" if default is inspect.Parameter.empty else repr(default)
-                for key, default in (
-                    *((p.name, p.default) for p in entry.parameters.values()),
-                    *every.items(),
-                )
-                if key != "assets"
-            },
+            settings=setting_cards(
+                [*entry.parameters.values(), *shared], meanings | described_settings(entry.cls)
+            ),
             further=entry.open_ended,
         )
         for name, entry in sorted((name, ENCODERS[name]) for name in ENCODERS)
@@ -146,21 +169,6 @@ def card(name: str) -> Card:
         parameters=needed.parameters,
         macs=needed.macs,
     )
-
-
-def sections(text: str) -> dict[str, str]:
-    """Split a docstring; what stands between the first line and the first section is under "".
-
-    >>> sections("Do it.\\n\\ny = x\\n\\nMissing: 0.\\nPitfall: none\\nknown.")["Pitfall"]
-    'none known.'
-    """
-    marks = "|".join(SECTIONS)
-    body = text.partition("\n")[2].strip()
-    first, *rest = re.split(rf"^({marks}):\s*", body, flags=re.MULTILINE)
-    found = dict.fromkeys(("", *SECTIONS), "") | {"": " ".join(first.split())}
-    for mark, words in zip(rest[::2], rest[1::2], strict=True):
-        found[mark] = " ".join(words.split())
-    return found
 
 
 def cards() -> list[Card]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from fusionzoo.files import cache_root
 
-from .cards import BalanceCard, Card, EncoderCard
+from .cards import BalanceCard, Card, EncoderCard, SettingCard
 
 LIBRARIES = ("torch", "torchvision", "torchaudio", "timm", "transformers")
 
@@ -69,10 +69,13 @@ def sources_stamp() -> str:
 
 
 def _from_plain(stored: dict[str, Any]) -> Facts:
+    for fields in (*stored["fusions"], *stored["strategies"], *stored["encoders"]):
+        settings = fields["settings"].items()
+        fields["settings"] = {name: SettingCard(**setting) for name, setting in settings}
     return Facts(
-        [Card(**one) for one in stored["fusions"]],
-        [BalanceCard(**one) for one in stored["strategies"]],
-        [EncoderCard(**one) for one in stored["encoders"]],
+        [Card(**fields) for fields in stored["fusions"]],
+        [BalanceCard(**fields) for fields in stored["strategies"]],
+        [EncoderCard(**fields) for fields in stored["encoders"]],
     )
 
 

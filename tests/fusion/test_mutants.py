@@ -133,11 +133,11 @@ class PairwiseDempster(TMC):
     """Combines evidence two by two, which divides 0 by 0 once both are sure and disagree."""
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
-        embedding, votes, present = self.votes(features)
-        evidence = nn.functional.softplus(votes).masked_fill(~present[..., None], 0)
+        embedding, unimodal, present = self.unimodal_logits(features)
+        evidence = nn.functional.softplus(unimodal).masked_fill(~present[..., None], 0)
         joined = reduce(pairwise_dempster, evidence.unbind(1))
-        logits = joined.log1p()
-        return self.output(embedding, logits, votes, present, None, views=evidence, joined=joined)
+        logits, extra = joined.log1p(), {"views": evidence, "joined": joined}
+        return self.output(embedding, logits, unimodal, present, None, **extra)
 
 
 def pairwise_dempster(first: Tensor, second: Tensor) -> Tensor:

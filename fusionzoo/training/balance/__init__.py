@@ -8,14 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from pkgutil import iter_modules
 
-from .base import (
-    BALANCE,
-    Balance,
-    LossTerm,
-    RunningTrainer,
-    StrategyInputs,
-    build_balance,
-)
+from .base import BALANCE, Balance, LossTerm, RunningTrainer, StrategyInputs, build_balance
 
 __all__ = [
     "BALANCE",

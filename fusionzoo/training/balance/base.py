@@ -61,6 +61,10 @@ class Balance(nn.Module):
     Buffers are state: checkpoints keep them, and they must be equal on all processes (sum over
     `world` what each process computed). Parameters learn in a group of their own, clipped by their
     own norm.
+
+    Settings:
+        start: epochs of training before the strategy becomes active, 0 or more; may be fractional
+        end: epochs of training after which it becomes inactive; None for never
     """
 
     surgery = False  # whether it decides how fast each encoder learns; a run takes one of these

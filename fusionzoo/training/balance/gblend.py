@@ -1,4 +1,4 @@
-"""Gradient blending: weigh every head by how well it generalises, against how fast it overfits."""
+"""Gradient blending: weight each head by its generalisation against its overfitting."""
 
 from __future__ import annotations
 
@@ -22,23 +22,27 @@ from .base import BALANCE, Balance, LossTerm, RunningTrainer, StrategyInputs
 
 @BALANCE.register(family="loss", paper="Wang et al. 2020, CVPR, arXiv:1905.12681")
 class GBlend(Balance):
-    """Weigh the losses of the fusion and of each modality's head by G / O^2.
+    """Weight the losses of the fusion and of each modality's head by G / O^2.
 
-    For each head k, the modalities' and the fusion's, a copy of the model learns from that loss
-    alone for `epochs`: G_k = fall of its validation loss, O_k = rise of (validation - training
-    loss). w_k = G_k / O_k^2, normed to sum 1, and training goes on with sum_k w_k L_k. Measured
-    before the first epoch, and again every `every` epochs (0: once). Each time costs M + 1 times
-    `epochs` passes over the training split. G is floored at 0, O at `floor` of the largest O; with
-    no gain anywhere the weights are equal. Neither weights, optimiser, generators nor the order of
-    the samples notice, and copies learn without other strategies. Differs from popular code:
-    differences, not final losses; no absolute values. Differs from the paper's defaults: one epoch
-    measures the weights, once (the paper trains each head for longer), and O has a floor.
+    For each head k (one per modality, and the fusion's) a copy of the model is trained on that loss
+    only: G_k = decrease of its validation loss, O_k = increase of (validation - training loss).
+    w_k = G_k / O_k^2, normalised to sum 1; the model is trained on sum_k w_k L_k. G is at least 0;
+    if no head gains, the weights are equal. Measuring takes M + 1 times `epochs` passes over the
+    training split. It leaves weights, optimiser, random generators and the order of samples
+    unchanged; the copies are trained without other strategies. Differs from popular code:
+    differences instead of final losses, and no absolute values. Differs from the paper, which
+    trains each head for longer and has no floor for O.
 
     Missing: a row counts for the heads of the modalities it has.
-    Pitfall: one epoch on a small validation split measures noise, and O enters squared: with a
-    floor of 0.1, one head of four got half to three quarters of the weight on `digits`, which one
-    hung on the seed (results/LOG.md). Test data must not be used.
-    Use when: modalities overfit at very different speeds, and training time is no concern.
+    Pitfall: one epoch on a small validation split measures noise, and O is squared: with a floor of
+    0.1, one head of four got half to three quarters of the weight on `digits`, depending on the
+    seed (results/LOG.md). Test data must not be used.
+    Use when: modalities overfit at very different rates and training time is not a concern.
+
+    Settings:
+        every: epochs between measurements of the weights; 0 to measure once, before the first epoch
+        epochs: epochs each copy is trained, at least 1 (paper: more)
+        floor: smallest O as a share of the largest, above 0 to 1 (paper: no floor)
 
     Shapes: G (M + 1,), O (M + 1,) -> w (M + 1,), the fusion last
     """
@@ -74,7 +78,7 @@ class GBlend(Balance):
         if since_start % self.every if self.every else int(self.measured):
             return
         heads = (*self.widths, None)
-        with generators_kept():
+        with preserved_generators():
             measured = [self.measure(head, trainer, loaders, context) for head in heads]
         losses = torch.tensor(measured, dtype=torch.float64)  # (M + 1, start or end, train or val)
         gap = losses[..., 1] - losses[..., 0]
@@ -114,7 +118,7 @@ class GBlend(Balance):
 
 
 class _OneHead(Balance):
-    """Learn by the loss of one modality's head, or with `head` None by the fusion's."""
+    """Train on the loss of one modality's head only, or on the fusion's if `head` is None."""
 
     def __init__(self, source: GBlend, copied: GBlend, head: str | None) -> None:
         targets = torch.zeros(0, dtype=torch.int64)
@@ -131,7 +135,7 @@ class _OneHead(Balance):
         if self.head is None:
             return loss
         (term,) = self.heads.losses(context, "", {self.head: 1.0}).values()
-        # The fused loss with weight 0: under DDP every parameter must have a gradient.
+        # The fused loss with weight 0, because under DDP every parameter needs a gradient.
         return term._replace(values=term.values + 0.0 * loss.values)
 
 
@@ -153,17 +157,20 @@ def mean_loss(trainer: RunningTrainer, loader: Any, context: StepContext) -> flo
 
 
 def blend(gains: Tensor, overfits: Tensor, floor: float) -> Tensor:
-    """Return the weights that maximise (sum w G)^2 / sum w^2 O^2, floored: (k,), (k,) -> (k,)."""
-    most = overfits.max()
-    spread = overfits.clamp(min=floor * most) if most > 0 else torch.ones_like(overfits)
-    weights = gains.clamp(min=0) / spread.square()
-    even = torch.full_like(weights, 1 / len(weights))
-    return weights / weights.sum() if weights.sum() > 0 else even
+    """Return the weights w that maximise (sum w G)^2 / sum w^2 O^2: (k,), (k,) -> (k,).
+
+    O is at least `floor` times its largest value.
+    """
+    largest = overfits.max()
+    floored = overfits.clamp(min=floor * largest) if largest > 0 else torch.ones_like(overfits)
+    weights = gains.clamp(min=0) / floored.square()
+    equal = torch.full_like(weights, 1 / len(weights))
+    return weights / weights.sum() if weights.sum() > 0 else equal
 
 
 @contextmanager
-def generators_kept() -> Iterator[None]:
-    """Leave the global generators as they were."""
+def preserved_generators() -> Iterator[None]:
+    """Restore the state of the global random generators on exit."""
     state = random.getstate()
     with torch.random.fork_rng():
         yield

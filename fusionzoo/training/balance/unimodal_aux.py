@@ -1,4 +1,4 @@
-"""Unimodal auxiliary losses: each modality also has to answer alone."""
+"""Unimodal auxiliary losses: each modality must also predict the target alone."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ from .base import BALANCE, Balance, LossTerm, StrategyInputs
 
 @BALANCE.register(family="loss", paper="Du et al. 2023, ICML, arXiv:2305.01233")
 class UnimodalAux(Balance):
-    """Add the loss of a linear head on each modality's own features.
+    """Add the loss of a linear head on each modality's features.
 
     L = L_fusion + sum_m lambda_m mean over rows with m of CE(head_m(x_m), y), x_m the pooled
-    features. The gradient reaches the encoders, unlike that of the heads that training always
-    watches the modalities with. A fusion that votes keeps its own classifiers: these are others.
+    features. The gradients reach the encoders, unlike those of the heads by which training always
+    monitors the modalities. The heads are separate from the classifiers of a late fusion.
 
-    Missing: a row counts for the modalities that it has; none at all gives 0.
-    Pitfall: a large lambda trains good single experts that the fusion no longer has to join.
-    Use when: the fusion listens to one modality and the other encoders stop learning.
+    Missing: a row counts for the modalities it has.
+    Pitfall: a large lambda trains good unimodal classifiers instead of features that complement
+    each other.
+    Use when: the fusion relies on one modality and the other encoders stop learning.
+
+    Settings:
+        weight: weight lambda of the losses, at least 0; one number, or one per modality (those not
+            named: 0)
 
     Shapes: features[name].pooled (B, D) -> a loss per row and modality (B,)
     """

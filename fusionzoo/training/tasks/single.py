@@ -55,11 +55,17 @@ OBJECTIVES: Registry[Task] = Registry("objective", "docs/objectives.md")
 
 @OBJECTIVES.register("classification", family="objective")
 class Classification(Task):
-    """Cross-entropy of one class, focal (Lin et al. 2017, arXiv:1708.02002) for `gamma` > 0.
+    """Classify into one of several classes by cross-entropy or the focal loss.
 
-    The loss of a row of class y is w_y (1 - p_y)^gamma CE. `class_weights` w: a number for each
-    class, or `balanced`, N / (K n_y) over the K classes that occur. Labels are indices: (N,) int64,
-    or a column of them.
+    The loss of a row of class y is w_y (1 - p_y)^gamma CE; gamma > 0 is the focal loss (Lin et al.
+    2017, arXiv:1708.02002). Labels are class indices: (N,) int64, or a column (N, 1).
+
+    Settings:
+        label_smoothing: share of the target spread evenly over all classes, 0 to below 1
+        class_weights: weight w of each class: a list of numbers, at least 0, in the order of the
+            classes; "balanced" for N / (K n_y), with n_y of N training samples in class y and K
+            classes that occur; None for 1
+        gamma: exponent of the focal loss, at least 0; 0 for cross-entropy
     """
 
     leading, shown = "accuracy", (("accuracy", "accuracy"), ("macro_f1", "macro F1"))
@@ -126,9 +132,11 @@ class Classification(Task):
 
 @OBJECTIVES.register("multilabel", family="objective")
 class Multilabel(Task):
-    """Binary cross-entropy, averaged over the labels; `balanced` weighs what is there by n_0 / n_1.
+    """Predict several binary labels by binary cross-entropy, averaged over the labels.
 
-    A rare label's few samples then count as much as its many.
+    Settings:
+        pos_weight: weight of positive samples per label: "balanced" for n_0 / n_1, the ratio of
+            negative to positive training samples, so that both count equally; None for 1
     """
 
     leading, shown = "map", (("map", "mAP"), ("macro_f1", "macro F1"))
@@ -159,7 +167,14 @@ class Multilabel(Task):
 
 @OBJECTIVES.register("regression", family="objective")
 class Regression(Task):
-    """Squared, absolute or Huber error of a number, in deviations of the training split."""
+    """Predict a number, with the squared, absolute or Huber error as loss.
+
+    The number is standardised by mean and standard deviation of the training split.
+
+    Settings:
+        loss: error function: "mse" (squared), "mae" (absolute) or "huber"
+        delta: error, in standard deviations, above which the Huber loss is linear, at least 1e-6
+    """
 
     leading, higher = "mae", False
     shown = (("mae", "MAE"), ("r2", "R2"), ("spearman", "Spearman"))
@@ -195,10 +210,11 @@ class Regression(Task):
 
 @OBJECTIVES.register("ordinal", family="objective", paper="Shi et al. 2023, arXiv:2111.08851")
 class Ordinal(Task):
-    """Conditional training of K - 1 thresholds (CORN): is it above level k, given at least k?
+    """Predict one of K ordered levels by K - 1 conditional probabilities (CORN).
 
-    The loss is sum_{k <= y} BCE(z_k, y > k) = -log P(level = y). Differs from the paper's, which
-    averages each threshold over the rows that reach it; here every row is one likelihood.
+    z_k is the logit of P(level > k | level >= k). The loss of a row is sum_{k <= y} BCE(z_k, y > k)
+    = -log P(level = y). Differs from the paper, which averages each threshold's loss over the rows
+    that reach it; here the loss of a row is its negative log-likelihood.
     """
 
     leading = "kappa"
@@ -225,17 +241,18 @@ class Ordinal(Task):
 
 @OBJECTIVES.register("none", family="objective")
 class NoTarget(Task):
-    """No loss of its own, for contrastive pre-training: the data may lack a target.
+    """Train without a target, on the losses of training strategies only.
 
-    The best epoch goes by the mean recall@1 of `evaluation.retrieval.retrieval_figures`, which the
-    training strategy adds to the figures of a split.
+    For contrastive pre-training. The best epoch is chosen by the mean recall@1 of
+    `evaluation.retrieval.retrieval_figures`, which the training strategy adds to the metrics of a
+    split.
     """
 
     leading = "recall@1"
     shown = (("recall@1", "recall@1"), ("recall@10", "recall@10"), ("mrr", "MRR"))
 
     def criterion(self, logits: Tensor, target: Tensor) -> Tensor:
-        return 0.0 * logits.float().sum(-1)  # a gradient of zero, for which DDP waits
+        return 0.0 * logits.float().sum(-1)  # zero, but with a gradient, as DDP requires
 
     def metrics(self, logits: Tensor, target: Tensor) -> dict[str, float]:
         return {"loss": 0.0}

@@ -60,7 +60,7 @@ def test_what_each_modality_adds_makes_up_the_logits_of_a_linear_fusion(fusion: 
     for parameter in objective.model.fusion.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     seen = see(objective, make_batch([(0, 0), (1, 1), (1, 2), (3, 2)]))
-    alone: Any = only(objective).alone(seen)  # type: ignore[operator]
+    alone: Any = only(objective).unimodal_logits(seen)  # type: ignore[operator]
     if own:
         wanted = torch.stack(list(seen.output.unimodal.values()), dim=1)
         close(alone, wanted)
@@ -87,7 +87,7 @@ def test_the_encoder_that_is_ahead_gets_its_gradient_times_kappa_and_the_fusion_
     plain = step_gradients(make_objective(model=make_model("mean")))
     objective = make_objective("ogm_ge", {"noise": False, "alpha": 0.8}, model=make_model("mean"))
     seen = see(objective, make_batch([]))
-    shares = only(objective).alone(seen).softmax(-1)  # type: ignore[operator]
+    shares = only(objective).unimodal_logits(seen).softmax(-1)  # type: ignore[operator]
     scores = [sum(float(shares[r, m, TARGETS[r]]) for r in range(ROWS)) for m in range(3)]
     found = step_gradients(objective)
     damped = 0
@@ -321,7 +321,7 @@ def test_gradients_that_agree_are_added() -> None:
     one = only(make_objective("mmpareto", {"gamma": 1.0}))
     close(flat(one.combine_gradients(joint, own)), flat(joint) + flat(own))
     gamma = only(make_objective("mmpareto"))
-    close(flat(gamma.combine(joint, own)), 1.5 * (flat(joint) + flat(own)))
+    close(flat(gamma.combine_gradients(joint, own)), 1.5 * (flat(joint) + flat(own)))
 
 
 @pytest.mark.parametrize("lengths", [(1.0, 1.0), (2.0, 1.5), (1.0, 20.0)])
@@ -338,13 +338,13 @@ def test_gradients_that_conflict_make_a_direction_that_hurts_neither(
     if 0 < j < 2:
         close(shortest @ flat(joint), shortest @ shortest)
         close(shortest @ flat(own), shortest @ shortest)
-    found = flat(only(make_objective("mmpareto", {"gamma": 1.0})).combine(joint, own))
+    found = flat(only(make_objective("mmpareto", {"gamma": 1.0})).combine_gradients(joint, own))
     assert found @ flat(joint) >= -1e-12
     assert found @ flat(own) >= -1e-12
     assert found.norm() >= (flat(joint) + flat(own)).norm() - 1e-12
     close(found / found.norm(), shortest / shortest.norm())
     doubled = only(make_objective("mmpareto", {"gamma": 1.0}))
-    scaled = doubled.combine([8 * x for x in joint], [8 * x for x in own])
+    scaled = doubled.combine_gradients([8 * x for x in joint], [8 * x for x in own])
     close(flat(scaled), 8 * found)
 
 
