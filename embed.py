@@ -22,6 +22,7 @@ from fusionzoo.errors import FusionZooError
 if TYPE_CHECKING:
     from fusionzoo.datasets import PairedDataset
     from fusionzoo.distributed.process_group import World
+    from fusionzoo.model import FusionModel
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -40,8 +41,16 @@ def main(args: Sequence[str] | None = None) -> int:
     return run_command(EmbedConfig, __doc__ or "", args, start)
 
 
-def embed(cfg: EmbedConfig, world: World) -> Path:
-    """Embed this process's share of the data; return the file it wrote."""
+def embed(
+    cfg: EmbedConfig,
+    world: World,
+    model: FusionModel | None = None,
+    dataset: PairedDataset | None = None,
+) -> Path:
+    """Embed this process's share of the data; return the file it wrote.
+
+    `model` and `dataset` replace those that `cfg` names.
+    """
     from torch.utils.data import DataLoader
     from tqdm import tqdm
 
@@ -52,12 +61,12 @@ def embed(cfg: EmbedConfig, world: World) -> Path:
     from fusionzoo.training.runs.report import report_failures
     from fusionzoo.training.runs.tracker import Tracker
 
-    if not cfg.model:
+    if not cfg.model and model is None:
         raise FusionZooError("--model is missing: a model folder, or a run folder such as runs/a")
-    model = load(cfg.model, world.device)
+    model = load(cfg.model, world.device) if model is None else model.to(world.device)
     # Labels are written as they stand, so only plain classes are read.
     targets: dict[str, str] | None = None if model.targets is None else {}
-    dataset, settings = open_data(cfg, list(model.modalities), targets)
+    dataset, settings = open_data(cfg, list(model.modalities), targets, dataset)
     shard = (world.rank, world.size)
     sampler = make_sampler(dataset, shuffle=False, distributed=shard, pad=False)
     loader = DataLoader(
@@ -91,7 +100,10 @@ def embed(cfg: EmbedConfig, world: World) -> Path:
 
 
 def open_data(
-    cfg: EmbedConfig, modalities: list[str], targets: dict[str, str] | None
+    cfg: EmbedConfig,
+    modalities: list[str],
+    targets: dict[str, str] | None,
+    dataset: PairedDataset | None,
 ) -> tuple[PairedDataset, dict[str, Any]]:
     """Open the data set of the command line, else that of the run; keep what the model reads."""
     from fusionzoo.training.build import open_dataset
@@ -104,7 +116,7 @@ def open_data(
                 f"{cfg.model} is no run folder, so --data.name must say what to embed"
             )
         settings = merge(read_yaml(recipe)["data"], settings)
-    dataset = open_dataset(settings, targets)
+    dataset = open_dataset(settings, targets, dataset)
     if not set(modalities) & set(dataset.modalities):
         raise FusionZooError(
             f"the model reads {', '.join(modalities)}; the data has {', '.join(dataset.modalities)}"

@@ -133,6 +133,13 @@ class FusionModel(nn.Module):
             logits = self.fusion(features).logits.float()
             if fallback and self.heads is not None:
                 logits = fall_back(logits, self.heads(features), batch.present)
+        return self._decode(logits)
+
+    def answer(self, features: Mapping[str, Features]) -> list[Any]:
+        """Answer samples that `encode` has encoded, see `predict`."""
+        return self._decode(self.fusion(features).logits.float())
+
+    def _decode(self, logits: Tensor) -> list[Any]:
         if self.targets is not None:
             return decode(self.targets, logits)
         return predictions(self.classes, logits.softmax(-1))

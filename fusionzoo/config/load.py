@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from difflib import get_close_matches
+from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -37,9 +38,56 @@ def from_args(cls: type[C], args: Sequence[str]) -> C:
         stored = Path(str(flags["out"])) / "config.yaml"
         if resume != "auto" or stored.is_file():
             tree = _named(cls, read_yaml(stored))
+    return _overlay(cls, tree, flags)
+
+
+def from_settings(
+    cls: type[C],
+    settings: Mapping[str, Any],
+    config: C | Mapping[str, Any] | str | PathLike[str] | None = None,
+) -> C:
+    """Build a configuration from settings by name, as `from_args` does from flags.
+
+    A setting of a section may stand alone where no other has its name: `epochs=3` is
+    `train={"epochs": 3}`, that is `--train.epochs 3`. Settings override those of `config`: a
+    configuration, a nested mapping or the path of a YAML file.
+    """
+    if isinstance(config, cls):
+        tree: Mapping[str, Any] = asdict(config)  # type: ignore[call-overload]
+    elif isinstance(config, Mapping):
+        tree = config
+    else:
+        tree = {} if config is None else read_yaml(Path(config))  # type: ignore[arg-type]
+    return _overlay(cls, tree, _in_sections(cls, settings))
+
+
+def _in_sections(cls: type, settings: Mapping[str, Any]) -> Tree:
+    """Put each setting into its section, `{"epochs": 3}` into `{"train": {"epochs": 3}}`."""
+    top_level = {one.name for one in fields(cls)}
+    known = _leaves(cls)
+    tree: Tree = {}
+    for name, value in settings.items():
+        key = name if name in top_level else _dotted_key(name, known)
+        section, _, leaf = key.rpartition(".")
+        tree = merge(tree, {section: {leaf: value}} if section else {leaf: value})
+    return tree
+
+
+def _dotted_key(name: str, known: Mapping[str, bool]) -> str:
+    """Return the dotted key of a setting given by its last part."""
+    keys = [key for key in known if key.rpartition(".")[2] == name]
+    if len(keys) == 1:
+        return keys[0]
+    if keys:
+        sections = " or ".join(f"{key.partition('.')[0]}={{{name!r}: ...}}" for key in keys)
+        raise FusionZooError(f"{name}: several settings have this name; give {sections}")
+    return name  # refused, with the nearest name, where all settings are checked
+
+
+def _overlay(cls: type[C], tree: Mapping[str, Any], settings: Mapping[str, Any]) -> C:
     hints = get_type_hints(cls)
     sections = [one.name for one in fields(cls) if is_dataclass(hints[one.name])]  # type: ignore[arg-type]
-    return from_tree(cls, merge(tree, flags, sections))
+    return from_tree(cls, merge(_named(cls, tree), _named(cls, settings), sections))
 
 
 def from_tree(cls: type[C], tree: Mapping[str, Any]) -> C:

@@ -141,6 +141,33 @@ class EmbedConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    model: str = option("", "model folder, or run folder with a model in it (required)")
+    data: Tree = option({}, "data set and its settings (required): `fusionzoo data list`")
+    split: str = option("test", "train | val | test | all")
+    every_subset: bool = option(False, "also measure the fusion given each subset of modalities")
+    out: str = option("", "JSON file for the metrics; empty = print them only")
+    batch_size: Count = option(64, "samples per step")
+    num_workers: Annotated[int, Ge(0)] | None = option(
+        None, "loader processes; null = chosen by cores"
+    )
+    device: str = option("auto", "auto | cpu | cuda")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictConfig:
+    model: str = option("", "model folder, or run folder with a model in it (required)")
+    data: Tree = option({}, "data set and its settings (required): `fusionzoo data list`")
+    split: str = option("all", "train | val | test | all")
+    out: str = option("", "file for the predictions, .csv or .parquet")
+    batch_size: Count = option(64, "samples per step")
+    num_workers: Annotated[int, Ge(0)] | None = option(
+        None, "loader processes; null = chosen by cores"
+    )
+    device: str = option("auto", "auto | cpu | cuda")
+
+
+@dataclass(frozen=True, kw_only=True)
 class BenchmarkConfig:
     """Everything that a comparison of strategies needs; stored as config.yaml beside the report."""
 

@@ -187,7 +187,7 @@ def test_running_means_begin_anew_in_an_epoch_unless_they_run_on(restart: bool) 
     strategy: Any = only(objective)
     seen = see(objective, make_batch([]))
     for epoch in (0.0, 1.0):
-        strategy.edit_output(seen._replace(now=seen._replace(epoch=epoch)))
+        strategy.edit_output(seen._replace(epoch=epoch))
     assert strategy.losses[1].tolist() == [ROWS if restart else 2 * ROWS] * len(WIDTHS)
 
 
