@@ -63,13 +63,21 @@ KEYED = (  # settings of each modality; the first ones also of the fusion
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     epochs: Count = option(12, "passes over the training split")
+    max_steps: Count | None = option(
+        None, "optimiser steps at most, also within an epoch; the schedule ends there"
+    )
+    patience: Count | None = option(
+        None, "epochs without a better validation metric before stopping; null = never"
+    )
     batch_size: Count = option(32, "samples per process and step")
     accumulate: Count = option(1, "batches whose gradients are averaged before a step")
     eval_batch_size: Count | None = option(None, "null = batch_size")
     num_workers: Annotated[int, Ge(0)] | None = option(
         None, "loader processes per rank; null = chosen by cores"
     )
-    group_by_length: bool = option(False, "batches of similar lengths: less padding")
+    group_by: str | None = option(
+        None, "batches of similar samples: length (less padding) | aspect_ratio | a column"
+    )
     sampler: Literal["random", "class_weighted"] = option("random", "order of training samples")
     unimodal: bool = option(True, "train each modality's own head beside the fusion, to compare")
     amp: Literal["none", "bf16", "fp16"] = option("none", "mixed precision")

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from fusionzoo.config import RunConfig
 from fusionzoo.datasets import PairedBatchSampler, PairedDataset, make_sampler
+from fusionzoo.datasets.grouping import group_values
 from fusionzoo.distributed.process_group import World
 from fusionzoo.structures import Batch
 
@@ -41,11 +42,11 @@ def build_loader(
         pad=train,
     )
     size = cfg.train.batch_size if train else cfg.train.eval_batch_size or cfg.train.batch_size
-    lengths = dataset.lengths() if cfg.train.group_by_length else None
+    similar = group_values(dataset, cfg.train.group_by) if cfg.train.group_by else None
     workers = num_workers(cfg.train.num_workers, world)
     return DataLoader(
         dataset,  # type: ignore[arg-type]
-        batch_sampler=PairedBatchSampler(sampler, size, lengths=lengths),
+        batch_sampler=PairedBatchSampler(sampler, size, lengths=similar),
         collate_fn=collate,
         num_workers=workers,
         persistent_workers=workers > 0,
@@ -55,14 +56,22 @@ def build_loader(
 
 
 def chunks(
-    loader: DataLoader[Batch], size: int, epoch: int, skip: int = 0
+    loader: DataLoader[Batch],
+    size: int,
+    epoch: int,
+    *,
+    skip: int = 0,
+    max_chunks: int | None = None,
 ) -> Iterator[list[Batch]]:
-    """Yield an epoch's batches, `size` at a time, but for the first `skip` lists; the last may be
-    shorter. What is skipped is not even loaded."""
+    """Yield an epoch's batches, `size` at a time; the last list may be shorter.
+
+    The first `skip` lists are left out (not even loaded), and no more than `max_chunks` follow.
+    """
     sampler = loader.batch_sampler
     assert isinstance(sampler, PairedBatchSampler)
-    sampler.set_epoch(epoch)
-    sampler.set_start(skip * size)
+    epoch_length = sampler.epoch_length()
+    stop = epoch_length if max_chunks is None else min(epoch_length, (skip + max_chunks) * size)
+    sampler.set_iters(epoch * epoch_length + skip * size, epoch * epoch_length + stop)
     batches = iter(loader)
-    while held := list(islice(batches, size)):
-        yield held
+    while chunk := list(islice(batches, size)):
+        yield chunk

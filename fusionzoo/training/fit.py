@@ -6,6 +6,7 @@ from pathlib import Path
 
 from torch.utils.data import DataLoader
 
+from fusionzoo.config import TrainConfig
 from fusionzoo.distributed.signals import catch_signals, exit_code
 from fusionzoo.structures import Batch, StepContext
 
@@ -28,14 +29,14 @@ def fit(trainer: Trainer, loaders: Loaders, state: State, folder: Path, tracker:
     epoch_steps = -(-len(loaders["train"]) // cfg.accumulate)
     for note in state.refit(epoch_steps):
         tracker.say(note)
-    phases = trainer.freeze_plan.phases
-    plan = phased(trainer.cfg.optim, phases, cfg.epochs * epoch_steps, epoch_steps)
-    tracker.progress(cfg.epochs * epoch_steps, state.step)
+    phases, steps = trainer.freeze_plan.phases, num_steps(cfg, epoch_steps)
+    plan = phased(trainer.cfg.optim, phases, steps, epoch_steps)
+    tracker.progress(steps, state.step)
 
     with catch_signals() as signals:
         if not state.step:
             checkpoint.save(last, trainer, state)
-        while state.evaluated < cfg.epochs:
+        while state.evaluated * epoch_steps < steps and not out_of_patience(state, cfg):
             stopped = train_epoch(trainer, loaders, state, plan, last, tracker, signals)
             if stopped:
                 tracker.say(f"stopped at step {state.step}: --resume --out {folder} goes on")
@@ -43,7 +44,23 @@ def fit(trainer: Trainer, loaders: Loaders, state: State, folder: Path, tracker:
             evaluate_epoch(trainer, loaders, state, plan, best, tracker)
             checkpoint.save(last, trainer, state, keep=cfg.last_k)
             tracker.lap("evaluate and save")
+    if state.evaluated * epoch_steps < steps:
+        tracker.say(f"no better epoch for {cfg.patience}: stopped after epoch {state.evaluated}")
     return 0
+
+
+def num_steps(cfg: TrainConfig, epoch_steps: int) -> int:
+    """Return the optimiser steps of a run, of which `epoch_steps` make an epoch."""
+    steps = cfg.epochs * epoch_steps
+    return steps if cfg.max_steps is None else min(steps, cfg.max_steps)
+
+
+def out_of_patience(state: State, cfg: TrainConfig) -> bool:
+    """Whether the last `cfg.patience` epochs brought no better one."""
+    if cfg.patience is None or not state.best:
+        return False
+    waited: int = state.evaluated - state.best["epoch"]
+    return waited >= cfg.patience
 
 
 def train_epoch(
@@ -62,7 +79,10 @@ def train_epoch(
         context = StepContext(state.step, state.evaluated, plan(state.step)[0])
         trainer.begin_epoch(loaders, context)
         tracker.lap("strategies")
-    for batches in chunks(loaders["train"], cfg.accumulate, state.evaluated, skip=done):
+    left = num_steps(cfg, state.epoch_steps) - state.step
+    for batches in chunks(
+        loaders["train"], cfg.accumulate, state.evaluated, skip=done, max_chunks=left
+    ):
         tracker.lap("data")
         phase, factors = plan(state.step, state.val_losses)
         set_rates(trainer.optimizer, factors)
