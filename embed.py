@@ -19,6 +19,7 @@ from fusionzoo._flags import read_yaml
 from fusionzoo.config import EmbedConfig, from_args, help_text, merge
 from fusionzoo.console import quiet_pipe
 from fusionzoo.errors import FusionZooError
+from fusionzoo.version import __version__
 
 if TYPE_CHECKING:
     from fusionzoo.datasets import PairedDataset
@@ -129,9 +130,7 @@ def versions() -> dict[str, str]:
     """Return the versions that made the vectors."""
     import torch
 
-    import fusionzoo
-
-    return {"fusionzoo": fusionzoo.__version__, "torch": str(torch.__version__)}
+    return {"fusionzoo": __version__, "torch": str(torch.__version__)}
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from .version import __version__ as __version__
+
 if TYPE_CHECKING:
     from .datasets import PairedDataset as PairedDataset
     from .datasets import create_dataset as create_dataset
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
     from .fusion import list_fusions as list_fusions
     from .model import create_model as create_model
     from .model import load as load
-
-__version__ = "0.1.0"
 
 _HOME = {
     "PairedDataset": "datasets",

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import torch
 
-from fusionzoo import __version__
 from fusionzoo.cards import FAMILIES
 from fusionzoo.config import BenchmarkConfig
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.fusion import fusion_info, list_fusions
+from fusionzoo.version import __version__
 
 from . import cells
 from .cells import ALONE, Cell, Settings, Unit
