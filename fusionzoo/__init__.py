@@ -5,6 +5,7 @@ Names are imported when first used, so that `import fusionzoo` costs nothing.
 
 from __future__ import annotations
 
+import os.path
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from .fusion import list_fusions as list_fusions
     from .model import create_model as create_model
     from .model import load as load
+
+if not os.path.isdir(os.path.join(os.path.dirname(__file__), "encoders")):
+    from . import _unlinked  # noqa: F401, a checkout without symbolic links
 
 _HOME = {
     "PairedDataset": "datasets",

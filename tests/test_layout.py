@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 LEVELS = {
     "errors": 0,
     "version": 0,
+    "_unlinked": 0,
     "console": 0,
     "places": 1,
     "__main__": 12,
