@@ -17,32 +17,23 @@ import fusionzoo
 
 ROOT = Path(__file__).parents[1]
 LEVELS = {
-    "errors": 0,
-    "version": 0,
-    "_unlinked": 0,
-    "console": 0,
-    "places": 1,
-    "__main__": 12,
-    "_flags": 1,
-    "config": 2,
-    "registry": 1,
-    "structures": 2,
-    "targets": 2,
-    "model_folder": 3,
-    "unimodal": 3,
-    "encoders": 3,
-    "fusion": 3,
-    "datasets": 3,
-    "absence": 4,
-    "model": 4,
-    "conformance": 5,
-    "evaluation": 5,
-    "training": 6,
-    "cards": 7,
-    "facts": 8,
-    "benchmark": 9,
-    "scripts": 10,
-    "cli": 11,
+    name: level
+    for level, names in enumerate(
+        (
+            ("errors", "version", "_unlinked"),
+            ("console", "files", "registry", "structures", "targets", "config"),
+            ("distributed", "encoders", "fusion", "datasets", "model_folder", "unimodal"),
+            ("model",),
+            ("evaluation",),
+            ("training",),
+            ("zoo",),
+            ("benchmark",),
+            ("scripts",),
+            ("cli",),
+            ("__main__",),
+        )
+    )
+    for name in names
 }
 
 
@@ -140,7 +131,7 @@ def test_a_wheel_is_whole_and_brings_no_generic_package(tmp_path: Path) -> None:
         "fusionzoo/scripts/train.py",
         "fusionzoo/scripts/embed.py",
         "fusionzoo/scripts/benchmark.py",
-        "fusionzoo/benchmark/page.html",
+        "fusionzoo/benchmark/report/page.html",
         "fusionzoo/py.typed",
     ):
         assert needed in names
