@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fusionzoo
 from fusionzoo.cli import main
 from fusionzoo.console import command_line
 from fusionzoo.errors import FusionZooError
@@ -74,7 +75,8 @@ def test_the_stamp_sees_every_source_file(
     (tmp_path / "fusion").mkdir()
     if linked:
         (tmp_path / "package" / "fusion").symlink_to(tmp_path / "fusion")
-    monkeypatch.setattr(facts, "__file__", str(tmp_path / "package" / "facts.py"))
+    inside = Path(facts.__file__).relative_to(Path(fusionzoo.__file__).parent)
+    monkeypatch.setattr(facts, "__file__", str(tmp_path / "package" / inside))
     before = facts.sources_stamp()
     (tmp_path / "fusion" / "plugin.py").write_text("x = 1")
     assert facts.sources_stamp() != before

@@ -61,7 +61,7 @@ def gather_facts() -> Facts:
 def sources_stamp() -> str:
     """Return a digest of every source file's name, size and time, and of libraries' versions."""
     marks = [sys.version, *(f"{name} {_version(name)}" for name in LIBRARIES)]
-    top = Path(__file__).parent
+    top = Path(__file__).parents[1]
     # In a checkout three folders are links; without links they stand beside the package.
     tops = [top, *(top.parent / name for name in LINKED if not (top / name).is_dir())]
     for folder, _, names in chain.from_iterable(os.walk(path, followlinks=True) for path in tops):
