@@ -62,8 +62,9 @@ class MFH(Fusion):
         blocks = []
         for factors in self.factors:
             block = product(factors(vectors))
-            carried = self.dropout(block if carried is None else carried * block)
-            z = reduce(carried, "b (o k) -> b o", "sum", o=self.width)
+            block = self.dropout(block if carried is None else carried * block)
+            z = reduce(block, "b (o k) -> b o", "sum", o=self.width)
             blocks.append(power_norm(z) if self.normalise else z)
+            carried = block
         embedding = self.or_null(self.out(torch.cat(blocks, dim=-1)), present)
         return FusionOutput(embedding, self.head(embedding), {}, None)
