@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import FUSIONS, Fusion
-from fusionzoo.structures import Features, FusionOutput, Moment
+from fusionzoo.structures import Features, FusionOutput, StepContext
 
 from . import absence
 
@@ -136,7 +136,11 @@ def own_loss(fusion: Fusion, output: FusionOutput, phase: int = 0) -> Tensor:
     rows = torch.arange(len(output.logits))
     target = rows % output.logits.shape[1]
     memory = fusion.prepare(target)
-    return fusion.loss(output, target, Moment(rows, 1.5, phase, entropy, memory))
+    return fusion.loss(
+        output,
+        target,
+        StepContext(rows=rows, epoch=1.5, phase=phase, criterion=entropy, memory=memory),
+    )
 
 
 def counts_for(make: Maker) -> list[int]:
@@ -440,7 +444,9 @@ def accuracy(make: Maker, task: str, steps: int = 150) -> float:
         optimizer = torch.optim.Adam(learning, lr=1e-2)
         for step in range(steps):
             given, target = _bits(task, 128)
-            moment = Moment(rows, step / 10, number, entropy, memory)
+            moment = StepContext(
+                rows=rows, epoch=step / 10, phase=number, criterion=entropy, memory=memory
+            )
             loss = fusion.loss(fusion(given), target, moment).mean()
             optimizer.zero_grad()
             loss.backward()
