@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fusionzoo.config import EmbedConfig, merge, read_yaml
 from fusionzoo.config.command import run_command
 from fusionzoo.errors import FusionZooError
+from fusionzoo.version import __version__
 
 if TYPE_CHECKING:
     from fusionzoo.datasets import PairedDataset
@@ -133,9 +134,7 @@ def versions() -> dict[str, str]:
     """Return the versions that made the vectors."""
     import torch
 
-    import fusionzoo
-
-    return {"fusionzoo": fusionzoo.__version__, "torch": str(torch.__version__)}
+    return {"fusionzoo": __version__, "torch": str(torch.__version__)}
 
 
 if __name__ == "__main__":

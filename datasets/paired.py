@@ -90,7 +90,8 @@ class PairedDataset(Dataset[Sample | None]):
         self.paths |= frozenset(paths)
         self.allow_outside = allow_outside or root is None
         self.provenance = provenance or Provenance()
-        self.on_error, self.max_errors = on_error, max_errors
+        self.on_error: OnError = on_error
+        self.max_errors = max_errors
         self._encoders = {name: dict(own) for name, own in (encoders or {}).items()}
         self.rows = torch.arange(len(table))
         self.failed = Failures(len(table), len(modalities))

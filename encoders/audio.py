@@ -104,7 +104,8 @@ class LogMel(nn.Module):
             n_fft = 2 ** math.ceil(math.log2(4 * num_mels))  # no mel band without a bin
         self.mel = MelSpectrogram(rate, n_fft, samples, self.hop, n_mels=num_mels)
         # torch's window is a view into a longer one, which safetensors does not store.
-        self.mel.spectrogram.window = self.mel.spectrogram.window.clone()
+        spectrogram: Any = self.mel.spectrogram
+        spectrogram.window = spectrogram.window.clone()
 
     def forward(self, wave: Tensor) -> Tensor:
         with torch.autocast(wave.device.type, enabled=False):  # powers overflow in half precision

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Set
+from typing import cast
 
 from torch import nn
 
@@ -38,7 +39,8 @@ def layer_numbers(module: nn.Module) -> dict[str, int]:
 def _of_timm(module: nn.Module, net: nn.Module) -> dict[str, int]:
     from timm.models import group_parameters
 
-    own = group_parameters(net, net.group_matcher(coarse=False), reverse=True)  # type: ignore[operator]
+    groups = group_parameters(net, net.group_matcher(coarse=False), reverse=True)  # type: ignore[operator]
+    own = cast("dict[str, int]", groups)
     return {name: own.get(name.removeprefix("net."), 0) for name, _ in module.named_parameters()}
 
 

@@ -5,8 +5,11 @@ Names are imported when first used, so that `import fusionzoo` costs nothing.
 
 from __future__ import annotations
 
+import os.path
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .api import embed as embed
@@ -26,7 +29,8 @@ if TYPE_CHECKING:
     from .model import load as load
     from .training.runs.run import Run as Run
 
-__version__ = "0.1.0"
+if not os.path.isdir(os.path.join(os.path.dirname(__file__), "encoders")):
+    from . import _unlinked  # noqa: F401, a checkout without symbolic links
 
 _HOME = {
     "train": "api",

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from . import __version__
 from .console import print_columns, print_table, quiet_pipe
 from .errors import FusionZooError, did_you_mean
+from .version import __version__
 
 if TYPE_CHECKING:
     from .zoo.cards import About, EncoderCard, SettingCard

@@ -2,7 +2,7 @@
 
 The same model (vector/mlp encoders, one fusion), batches of 128, 20 epochs, on tensors in memory,
 with AdamW, cosine schedule, clipping and a look at the validation split after each epoch in both.
-Rounds alternate; each figure is a median of ratios. Writes results/trial.csv.
+Rounds alternate; each figure is a median of ratios. Writes results/cells.csv.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def main() -> None:
     recipe = read_yaml(ROOT / "configs" / "benchmarks" / "mfeat.yaml")
     bench, dataset = setup.open_bench(from_tree(BenchmarkConfig, recipe))
     prepare.prepare(bench, dataset, tokens=True)
-    with (ROOT / "results" / "trial.csv").open("w", newline="") as file:
+    with (ROOT / "results" / "cells.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["fusion", "bare_seconds", "ours_seconds", "ratio", "least", "most"])
         for name in FUSIONS:

@@ -6,6 +6,7 @@ Shapes: `P` stacks, `B` batch, `T` queries, `S` keys, `D` width, `H` heads.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -59,7 +60,7 @@ class Stacks(nn.Module):
                 name: rearrange(x, "(p d) -> p 1 d", p=self.count) if x.ndim == 1 else x
                 for name, x in part.items()
             }
-            for part in (*self.layers, self.norm)
+            for part in cast("list[nn.ParameterDict]", [*self.layers, self.norm])
         ]
 
     def forward(

@@ -70,8 +70,9 @@ class MFH(Fusion):
         blocks = []
         for factors in self.factors:
             block = product(factors(vectors))
-            cascade = self.dropout(block if cascade is None else cascade * block)
-            z = reduce(cascade, "b (o k) -> b o", "sum", o=self.width)
+            block = self.dropout(block if cascade is None else cascade * block)
+            z = reduce(block, "b (o k) -> b o", "sum", o=self.width)
             blocks.append(power_norm(z) if self.normalise else z)
+            cascade = block
         embedding = self.or_null(self.out(torch.cat(blocks, dim=-1)), present)
         return FusionOutput(embedding, self.head(embedding), {}, None)

@@ -13,6 +13,7 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from fusionzoo.files import cache_root
 from .cards import BalanceCard, Card, EncoderCard, SettingCard
 
 LIBRARIES = ("torch", "torchvision", "torchaudio", "timm", "transformers")
+LINKED = ("encoders", "fusion", "datasets")
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,10 @@ def gather_facts() -> Facts:
 def sources_stamp() -> str:
     """Return a digest of every source file's name, size and time, and of libraries' versions."""
     marks = [sys.version, *(f"{name} {_version(name)}" for name in LIBRARIES)]
-    top = Path(__file__).parent
-    for folder, _, names in os.walk(top, followlinks=True):  # in a checkout three are links
+    top = Path(__file__).parents[1]
+    # In a checkout three folders are links; without links they stand beside the package.
+    tops = [top, *(top.parent / name for name in LINKED if not (top / name).is_dir())]
+    for folder, _, names in chain.from_iterable(os.walk(path, followlinks=True) for path in tops):
         for name in names:
             if name.endswith(".py"):
                 about = os.stat(os.path.join(folder, name))

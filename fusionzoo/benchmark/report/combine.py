@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from fusionzoo import __version__
 from fusionzoo.console import print_table
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.statistics import LEVEL, Ranking, rank
+from fusionzoo.version import __version__
 
 from . import plots as figures
 from .writers import check, replace

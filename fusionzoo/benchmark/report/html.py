@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from fusionzoo import __version__
 from fusionzoo.evaluation.calibration import risk_coverage
 from fusionzoo.evaluation.modalities import subsets
 from fusionzoo.evaluation.statistics import rank
+from fusionzoo.version import __version__
 
 from ..strategies import ALONE
 from . import plots as figures

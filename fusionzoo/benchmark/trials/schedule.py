@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import torch
 
-from fusionzoo import __version__
 from fusionzoo.errors import FusionZooError
+from fusionzoo.version import __version__
 
 from ..bench import Bench, Settings, Unit
 from ..executors import work
