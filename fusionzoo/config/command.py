@@ -1,4 +1,4 @@
-"""What every script does around its work: --help, settings, and a user's mistakes on one line."""
+"""The command-line entry shared by all scripts: --help, settings, one-line error messages."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def run_command(
     *,
     interrupted: str = "stopped",
 ) -> int:
-    """Build the configuration from `args` and start the work; return its exit code.
+    """Build the configuration from `args` and call `start` with it; return the exit code.
 
-    `--help` prints `doc` and the settings. A user's mistake is one line and exit code 2; Ctrl-C
-    before the work handles it itself prints `interrupted`, exit code 130.
+    `--help` prints `doc` and the settings. A user's error is printed on one line, exit code 2; a
+    Ctrl-C that `start` does not handle prints `interrupted`, exit code 130.
     """
     if {"-h", "--help"} & set(args):
         print(f"{doc.strip()}\n\nSettings and defaults:\n{help_text(cls)}")

@@ -1,4 +1,4 @@
-"""Settings of modalities that `--data.modalities` leaves out: a recipe may hold them all."""
+"""Drop settings of modalities that `--data.modalities` excludes, so that recipes stay usable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ C = TypeVar("C", RunConfig, BenchmarkConfig)
 
 
 def drop_deselected(cfg: C, deselected: Sequence[str]) -> tuple[C, list[str]]:
-    """Return `cfg` without the settings of deselected modalities, and the flags it lost."""
+    """Return `cfg` without the settings of deselected modalities, and the flags dropped."""
     flags: list[str] = []
 
     def prune(settings: Mapping[str, Any], section: str) -> dict[str, Any]:

@@ -22,20 +22,20 @@ def parse_flags(args: Sequence[str]) -> Tree:
     {'optim': {'lr': 0.001}, 'data': {'name': 'stamps'}, 'resume': True}
     """
     tree: Tree = {}
-    rest = list(args)
-    while rest:
-        word = rest.pop(0)
+    words = list(args)
+    while words:
+        word = words.pop(0)
         if not word.startswith("--") or word == "--":
             raise FusionZooError(f"expected a flag such as --train.epochs 5, found {word!r}")
         key, equals, text = word[2:].partition("=")
         if not equals:
-            text = rest.pop(0) if rest and not _is_flag(rest[0]) else "true"
+            text = words.pop(0) if words and not _is_flag(words[0]) else "true"
         _set(tree, key, parse_value(text))
     return tree
 
 
 def _set(tree: Tree, key: str, value: Any) -> None:
-    """Put a value at a dotted key; a component's bare name and its settings come together."""
+    """Set a dotted key; a component's bare name (`--fusion gmu`) merges with its settings."""
     branch = tree
     *path, leaf = key.split(".")
     for depth, part in enumerate(path, start=1):
@@ -43,7 +43,7 @@ def _set(tree: Tree, key: str, value: Any) -> None:
             branch[part] = {"name": branch[part]}
         branch = branch.setdefault(part, {})
         if not isinstance(branch, dict):
-            raise FusionZooError(f"--{key}: {part!r} was given a value of its own before")
+            raise FusionZooError(f"--{key}: an earlier flag sets {part!r} itself to a value")
     if (
         isinstance(branch.get(leaf), dict)
         and isinstance(value, str)
@@ -55,14 +55,14 @@ def _set(tree: Tree, key: str, value: Any) -> None:
 
 
 def is_component(path: Sequence[str]) -> bool:
-    """Whether a key holds a component, `--fusion` or `--encoders.image`: a word is its name."""
+    """Whether a key holds a component (`--fusion`, `--encoders.image`): a string is its name."""
     if len(path) == 2:
         return path[0] in COMPONENT_GROUPS
     return len(path) == 1 and path[0] in COMPONENTS
 
 
 def named(tree: Mapping[str, Any], path: Sequence[str] = ()) -> Tree:
-    """Write each component that is given as a word as `{"name": word}`.
+    """Expand each component written as a string to `{"name": string}`.
 
     >>> named({"fusion": "gmu", "encoders": {"text": "chars"}, "out": "a"})
     {'fusion': {'name': 'gmu'}, 'encoders': {'text': {'name': 'chars'}}, 'out': 'a'}
@@ -92,7 +92,7 @@ def parse_value(text: str) -> Any:
 
 
 def read_yaml(path: Path) -> Tree:
-    """Read a recipe."""
+    """Read settings from a YAML file."""
     if not path.is_file():
         raise FusionZooError(f"no configuration file {path}")
     tree = _load_yaml(path.read_text(encoding="utf-8"), f"{path} is not YAML", str(path)) or {}
@@ -102,7 +102,7 @@ def read_yaml(path: Path) -> Tree:
 
 
 def _load_yaml(text: str, problem: str, source: str) -> Any:
-    """Read YAML, numbers as `1e-4` too; a key that stands twice in a mapping is an error."""
+    """Read YAML, with `1e-4` as a number; a duplicate key in a mapping is an error."""
     import yaml
 
     try:
@@ -113,7 +113,7 @@ def _load_yaml(text: str, problem: str, source: str) -> Any:
 
 
 def _refuse_duplicates(node: Any, source: str) -> None:
-    """Walk the tree that YAML text stands for, before it becomes mappings that keep one value."""
+    """Raise on duplicate keys in a YAML node tree; YAML's own loader keeps the last value."""
     import yaml
 
     first: dict[str, int] = {}
@@ -125,8 +125,8 @@ def _refuse_duplicates(node: Any, source: str) -> None:
                 continue
             if key.value in first:
                 raise FusionZooError(
-                    f"{source}, line {line}: the key {key.value!r} stands there a second time; the"
-                    f" first is in line {first[key.value]}"
+                    f"{source}, line {line}: duplicate key {key.value!r}; the first is in line"
+                    f" {first[key.value]}"
                 )
             first[key.value] = line
         _refuse_duplicates(part, source)

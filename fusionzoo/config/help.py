@@ -11,17 +11,17 @@ def help_text(cls: type, prefix: str = "") -> str:
     """Return a line per setting: flag, default, meaning."""
     lines = []
     hints = get_type_hints(cls)
-    for one in fields(cls):
-        if is_dataclass(hints[one.name]):
-            lines.append(help_text(hints[one.name], f"{prefix}{one.name}."))
+    for setting in fields(cls):
+        if is_dataclass(hints[setting.name]):
+            lines.append(help_text(hints[setting.name], f"{prefix}{setting.name}."))
         else:
-            flag = f"--{prefix}{one.name}"
-            says = one.metadata.get("help", "")
-            lines.append(f"  {flag:<28} {_default(one)!s:<34} {says}".rstrip())
+            flag = f"--{prefix}{setting.name}"
+            meaning = setting.metadata.get("help", "")
+            lines.append(f"  {flag:<28} {_default(setting)!s:<34} {meaning}".rstrip())
     return "\n".join(lines)
 
 
-def _default(one: Field[Any]) -> Any:
-    if one.default_factory is not MISSING:
-        return json.dumps(one.default_factory())
-    return "null" if one.default is None else one.default
+def _default(setting: Field[Any]) -> Any:
+    if setting.default_factory is not MISSING:
+        return json.dumps(setting.default_factory())
+    return "null" if setting.default is None else setting.default

@@ -1,9 +1,9 @@
 """Build a configuration from YAML files and command-line flags. Nothing heavy is imported here.
 
-`python train.py --config a.yaml --optim.lr 1e-3 --fusion.name mbt`: flags win over the file, the
-file wins over the defaults. The sections `data`, `fusion`, `objective`, `targets.<column>` and
-`encoders.<modality>` name a registry entry; what else they hold are keyword arguments of that
-entry's constructor.
+`python train.py --config a.yaml --optim.lr 1e-3 --fusion.name mbt`: flags override the file, the
+file overrides the defaults. The sections `data`, `fusion`, `objective`, `targets.<column>` and
+`encoders.<modality>` name a registry entry; their other keys are keyword arguments of its
+constructor.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def from_settings(
 ) -> C:
     """Build a configuration from settings by name, as `from_args` does from flags.
 
-    A setting of a section may stand alone where no other has its name: `epochs=3` is
+    The section may be omitted where the setting's name is unique: `epochs=3` is short for
     `train={"epochs": 3}`, that is `--train.epochs 3`. Settings override those of `config`: a
     configuration, a nested mapping or the path of a YAML file.
     """
@@ -63,42 +63,42 @@ def from_settings(
 
 def _in_sections(cls: type, settings: Mapping[str, Any]) -> Tree:
     """Put each setting into its section, `{"epochs": 3}` into `{"train": {"epochs": 3}}`."""
-    top_level = {one.name for one in fields(cls)}
-    known = _leaves(cls)
+    top_level = {setting.name for setting in fields(cls)}
+    dotted_keys = _leaves(cls)
     tree: Tree = {}
     for name, value in settings.items():
-        key = name if name in top_level else _dotted_key(name, known)
+        key = name if name in top_level else _dotted_key(name, dotted_keys)
         section, _, leaf = key.rpartition(".")
         tree = merge(tree, {section: {leaf: value}} if section else {leaf: value})
     return tree
 
 
-def _dotted_key(name: str, known: Mapping[str, bool]) -> str:
-    """Return the dotted key of a setting given by its last part."""
-    keys = [key for key in known if key.rpartition(".")[2] == name]
+def _dotted_key(name: str, dotted_keys: Mapping[str, bool]) -> str:
+    """Return the full dotted key of a setting from its last part."""
+    keys = [key for key in dotted_keys if key.rpartition(".")[2] == name]
     if len(keys) == 1:
         return keys[0]
     if keys:
         sections = " or ".join(f"{key.partition('.')[0]}={{{name!r}: ...}}" for key in keys)
         raise FusionZooError(f"{name}: several settings have this name; give {sections}")
-    return name  # refused, with the nearest name, where all settings are checked
+    return name  # unknown: `_refuse_unknown` raises and suggests the nearest name
 
 
 def _overlay(cls: type[C], tree: Mapping[str, Any], settings: Mapping[str, Any]) -> C:
     hints = get_type_hints(cls)
-    sections = [one.name for one in fields(cls) if is_dataclass(hints[one.name])]  # type: ignore[arg-type]
+    sections = [setting.name for setting in fields(cls) if is_dataclass(hints[setting.name])]  # type: ignore[arg-type]
     return from_tree(cls, merge(_named(cls, tree), _named(cls, settings), sections))
 
 
 def from_tree(cls: type[C], tree: Mapping[str, Any]) -> C:
-    """Validate a nested mapping and build `cls` from it; one clear line says what is wrong."""
+    """Validate a nested mapping and build `cls` from it; errors are one line."""
     from pydantic import TypeAdapter, ValidationError
 
-    known = _leaves(cls)
+    dotted_keys = _leaves(cls)
     tree = _named(cls, tree)
-    _refuse_unknown(tree, known, "")
+    _refuse_unknown(tree, dotted_keys, "")
     _check_numbers(cls, tree)
-    components = {key: value for key, value in asdict(cls()).items() if known.get(key)}  # type: ignore[call-overload]
+    components = {key: value for key, value in asdict(cls()).items() if dotted_keys.get(key)}  # type: ignore[call-overload]
     try:
         return TypeAdapter(cls).validate_python(merge(components, tree))
     except ValidationError as error:
@@ -113,95 +113,98 @@ def write_yaml(config: Any, path: Path) -> None:
     import yaml
 
     tree = json.loads(json.dumps(asdict(config)))
-    partial = path.with_suffix(".partial")  # a kill leaves the old file or the new one
+    partial = path.with_suffix(".partial")  # renamed, so that a kill never leaves half a file
     partial.write_text(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), encoding="utf-8")
     partial.replace(path)
 
 
-def merge(base: Mapping[str, Any], over: Mapping[str, Any], sections: Sequence[str] = ()) -> Tree:
-    """Lay `over` on `base`; a component with another name does not inherit the old settings.
+def merge(
+    base: Mapping[str, Any], override: Mapping[str, Any], sections: Sequence[str] = ()
+) -> Tree:
+    """Merge `override` over `base`; a component with another name drops the old one's settings.
 
-    `sections` are none: of the optimiser, another name leaves all but what stands in `settings`.
+    `sections` are not components: another optimiser name drops only `optim.settings`.
     """
-    out = {} if _renamed(base, over) else dict(base)
-    for key, value in over.items():
-        below = out.get(key)
-        if isinstance(below, Mapping) and isinstance(value, Mapping):
-            if key in sections and _renamed(below, value):
-                below = {k: x for k, x in below.items() if k not in ("name", "settings")}
-            value = merge(below, value)
+    out = {} if _renamed(base, override) else dict(base)
+    for key, value in override.items():
+        inherited = out.get(key)
+        if isinstance(inherited, Mapping) and isinstance(value, Mapping):
+            if key in sections and _renamed(inherited, value):
+                inherited = {k: x for k, x in inherited.items() if k not in ("name", "settings")}
+            value = merge(inherited, value)
         out[key] = value
     return out
 
 
-def _renamed(base: Mapping[str, Any], over: Mapping[str, Any]) -> bool:
-    return "name" in over and "name" in base and over["name"] != base["name"]
+def _renamed(base: Mapping[str, Any], override: Mapping[str, Any]) -> bool:
+    return "name" in override and "name" in base and override["name"] != base["name"]
 
 
-def split_name(component: Mapping[str, Any], what: str) -> tuple[str, Tree]:
-    """Split `{"name": n, **settings}`; a component without a name is an error."""
+def split_name(component: Mapping[str, Any], key: str) -> tuple[str, Tree]:
+    """Split `{"name": n, **settings}`; a missing name is an error that names `key`."""
     settings = dict(component)
     name = settings.pop("name", None)
     if not isinstance(name, str):
-        raise FusionZooError(f"{what} has no name: give --{what}.name")
+        raise FusionZooError(f"{key} has no name: give --{key}.name")
     return name, settings
 
 
 def _leaves(cls: Any, prefix: str = "") -> dict[str, bool]:
-    """Map each dotted key to whether it may hold keys of its own."""
-    found: dict[str, bool] = {}
+    """Map each dotted key to whether its value is a mapping with keys that `cls` does not fix."""
+    leaves: dict[str, bool] = {}
     hints = get_type_hints(cls)
-    for one in fields(cls):
-        key, hint = prefix + one.name, hints[one.name]
+    for setting in fields(cls):
+        key, hint = prefix + setting.name, hints[setting.name]
         if is_dataclass(hint):
-            found |= _leaves(hint, f"{key}.")
+            leaves |= _leaves(hint, f"{key}.")
         else:
-            found[key] = getattr(hint, "__origin__", None) is dict
-    return found
+            leaves[key] = getattr(hint, "__origin__", None) is dict
+    return leaves
 
 
-def _refuse_unknown(tree: Mapping[str, Any], known: Mapping[str, bool], prefix: str) -> None:
+def _refuse_unknown(tree: Mapping[str, Any], dotted_keys: Mapping[str, bool], prefix: str) -> None:
     for name, value in tree.items():
         key = f"{prefix}{name}"
-        if key in known:
-            if known[key] and not isinstance(value, Mapping):
+        if key in dotted_keys:
+            if dotted_keys[key] and not isinstance(value, Mapping):
                 raise FusionZooError(f"--{key} holds settings: give --{key}.<setting> {value}")
             continue
-        if not any(leaf.startswith(f"{key}.") for leaf in known):
+        if not any(leaf.startswith(f"{key}.") for leaf in dotted_keys):
             raise FusionZooError(
-                f"unknown setting --{key}.{_nearest_flag(key, known)} --help lists all of them."
+                f"unknown setting --{key}.{_nearest_flag(key, dotted_keys)}"
+                " --help lists all of them."
             )
         if not isinstance(value, Mapping):
             raise FusionZooError(f"--{key} is a group of settings: give --{key}.<setting> {value}")
-        _refuse_unknown(value, known, f"{key}.")
+        _refuse_unknown(value, dotted_keys, f"{key}.")
 
 
-def _nearest_flag(key: str, known: Mapping[str, bool]) -> str:
-    """Suggest the flag with the same last part, else with the nearest one."""
-    sections = {leaf.rpartition(".")[0] for leaf in known} - {""}
-    flags = [*known, *sorted(sections)]
+def _nearest_flag(key: str, dotted_keys: Mapping[str, bool]) -> str:
+    """Suggest the flag with the nearest last part, else the nearest whole flag."""
+    sections = {leaf.rpartition(".")[0] for leaf in dotted_keys} - {""}
+    flags = [*dotted_keys, *sorted(sections)]
     if "." not in key:
         leaves = {flag.rpartition(".")[2]: flag for flag in reversed(flags)}
-        near = get_close_matches(key, leaves, n=1, cutoff=0.5)
-        if near:
-            return f" Did you mean {'--' + leaves[near[0]]!r}?"
+        nearest = get_close_matches(key, leaves, n=1, cutoff=0.5)
+        if nearest:
+            return f" Did you mean {'--' + leaves[nearest[0]]!r}?"
     return did_you_mean(f"--{key}", [f"--{flag}" for flag in flags])
 
 
 def _named(cls: Any, tree: Mapping[str, Any]) -> Tree:
-    """Write components given by a word as mappings, unless this field holds no component."""
+    """Expand components written as a string to mappings, in the fields of `cls` that hold one."""
     plain = {
-        one.name
-        for one in fields(cls)
-        if is_component([one.name])
-        and one.default_factory is not MISSING
-        and "name" not in (one.default_factory() or {"name": ""})
+        setting.name
+        for setting in fields(cls)
+        if is_component([setting.name])
+        and setting.default_factory is not MISSING
+        and "name" not in (setting.default_factory() or {"name": ""})
     }
     return {**named(tree), **{key: tree[key] for key in plain & tree.keys()}}
 
 
 def _check_numbers(cls: Any, tree: Mapping[str, Any], prefix: str = "") -> None:
-    """Refuse what would pass as a number: yes and no, infinity, and a flag without its value."""
+    """Refuse what pydantic would take as a number: booleans, infinity, a flag without a value."""
     hints = get_type_hints(cls, include_extras=True)
     for name, value in tree.items():
         if is_dataclass(hints[name]):
@@ -219,17 +222,17 @@ def _check_numbers(cls: Any, tree: Mapping[str, Any], prefix: str = "") -> None:
 
 def _walk(value: Any, key: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
-        for name, below in value.items():
-            yield from _walk(below, f"{key}.{name}")
+        for name, child in value.items():
+            yield from _walk(child, f"{key}.{name}")
     elif isinstance(value, list | tuple):
-        for below in value:
-            yield from _walk(below, key)
+        for child in value:
+            yield from _walk(child, key)
     else:
         yield key, value
 
 
 def _takes_bool(hint: Any) -> bool:
-    """Whether a type holds true or false; what settings of a component hold, that checks."""
+    """Whether a type accepts booleans; the settings of components are checked by those."""
     if hint is bool or hint is Any or isinstance(hint, bool):
         return True
     return any(_takes_bool(part) for part in get_args(hint))

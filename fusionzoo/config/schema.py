@@ -17,9 +17,9 @@ Factor = Annotated[float, Interval(gt=0, le=1)]
 Schedule = Literal["cosine", "linear", "step", "plateau", "constant", "onecycle"]
 
 
-def option(default: Any, says: str) -> Any:
-    """A dataclass field with its line of help; dicts are copied for each instance."""
-    metadata = {"help": says}
+def option(default: Any, help_line: str) -> Any:
+    """A dataclass field with its line of help; a dict default is copied for each instance."""
+    metadata = {"help": help_line}
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -27,34 +27,38 @@ def option(default: Any, says: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """A setting of each modality may also have the key `fusion`, but for the two of unfreezing."""
+    """Settings by modality also take the key `fusion`, except those in `UNFREEZING`."""
 
     name: str = option("adamw", "optimiser: any of torch.optim or timm.optim")
     settings: Tree = option({}, "further arguments of the optimiser: --optim.settings.eps 1e-6")
-    lr: Positive = option(1e-3, "learning rate of every group that has none of its own")
+    lr: Positive = option(1e-3, "learning rate of all groups without a specific one")
     modality_lr: dict[str, Positive] = option({}, "modality -> learning rate of its encoder")
     fusion_lr: Positive | None = option(None, "learning rate of the fusion")
-    layer_decay: dict[str, Factor] = option({}, "modality -> factor of lr from a layer to the next")
-    weight_decay: NotNegative = option(0.05, "decay; never on norms, biases and scalars")
-    modality_weight_decay: dict[str, NotNegative] = option({}, "modality -> decay of its encoder")
-    momentum: Share = option(0.9, "of sgd")
-    betas: tuple[float, float] = option((0.9, 0.999), "of adam and adamw")
+    layer_decay: dict[str, Factor] = option(
+        {}, "modality -> factor of lr per layer, from the last down"
+    )
+    weight_decay: NotNegative = option(0.05, "weight decay; never on norms, biases and scalars")
+    modality_weight_decay: dict[str, NotNegative] = option(
+        {}, "modality -> weight decay of its encoder"
+    )
+    momentum: Share = option(0.9, "momentum of sgd")
+    betas: tuple[float, float] = option((0.9, 0.999), "betas of adam and adamw")
     schedule: Schedule = option("cosine", f"after the warm-up: {' | '.join(get_args(Schedule))}")
     modality_schedule: dict[str, Schedule] = option({}, "modality -> schedule of its encoder")
-    warmup: Share = option(0.05, "share of all steps with a linearly rising rate")
+    warmup: Share = option(0.05, "linear warm-up, as a share of all steps")
     modality_warmup: dict[str, Share] = option({}, "modality -> warm-up of its encoder")
-    gamma: Positive = option(0.1, "factor of each drop of the step and plateau schedules")
-    step_epochs: Count = option(10, "epochs between the drops of the step schedule")
-    plateau_epochs: Count = option(3, "epochs without a better validation loss before a drop")
-    unfreeze_at_epoch: dict[str, Count] = option({}, "modality -> epochs that its encoder waits")
+    gamma: Positive = option(0.1, "step and plateau schedules: factor of each drop")
+    step_epochs: Count = option(10, "step schedule: epochs between drops")
+    plateau_epochs: Count = option(3, "plateau schedule: epochs without a better val loss")
+    unfreeze_at_epoch: dict[str, Count] = option({}, "modality -> epochs its encoder stays frozen")
     gradual_unfreeze: dict[str, Count] = option(
-        {}, "modality -> epochs between its layers, which learn from the last one down"
+        {}, "modality -> epochs between unfreezing layers, from the last one down"
     )
-    clip: Positive | None = option(1.0, "largest norm of the whole gradient; null = no clipping")
+    clip: Positive | None = option(1.0, "maximum norm of the gradient; null = no clipping")
 
 
 UNFREEZING = ("unfreeze_at_epoch", "gradual_unfreeze")
-KEYED = (  # settings of each modality; the first ones also of the fusion
+KEYED = (  # settings by modality; all but those in UNFREEZING also of the fusion
     *("modality_lr", "layer_decay", "modality_weight_decay", "modality_schedule"),
     *("modality_warmup", *UNFREEZING),
 )
@@ -64,82 +68,82 @@ KEYED = (  # settings of each modality; the first ones also of the fusion
 class TrainConfig:
     epochs: Count = option(12, "passes over the training split")
     max_steps: Count | None = option(
-        None, "optimiser steps at most, also within an epoch; the schedule ends there"
+        None, "maximum number of optimiser steps; the schedule ends there"
     )
     patience: Count | None = option(
         None, "epochs without a better validation metric before stopping; null = never"
     )
     batch_size: Count = option(32, "samples per process and step")
-    accumulate: Count = option(1, "batches whose gradients are averaged before a step")
+    accumulate: Count = option(1, "batches accumulated per optimiser step")
     eval_batch_size: Count | None = option(None, "null = batch_size")
     num_workers: Annotated[int, Ge(0)] | None = option(
         None, "loader processes per rank; null = chosen by cores"
     )
     group_by: str | None = option(
-        None, "batches of similar samples: length (less padding) | aspect_ratio | a column"
+        None, "group similar samples into batches: length (less padding) | aspect_ratio | a column"
     )
     sampler: Literal["random", "class_weighted"] = option("random", "order of training samples")
-    unimodal: bool = option(True, "train each modality's own head beside the fusion, to compare")
+    unimodal: bool = option(True, "also train a classifier head per modality, for comparison")
     amp: Literal["none", "bf16", "fp16"] = option("none", "mixed precision")
     log_every: Count = option(10, "steps between two lines of metrics.jsonl")
     save_every: Count | None = option(None, "steps between two checkpoints; null = every epoch")
-    last_k: Count = option(2, "checkpoints kept; an older one stands in for a damaged one")
-    ema: Share | None = option(None, "decay of the weights' moving average, which is then tested")
+    last_k: Count = option(2, "checkpoints to keep; an older one replaces a damaged one")
+    ema: Share | None = option(None, "decay of an EMA of the weights, used in evaluation")
     max_bad_steps: Annotated[int, Ge(0)] = option(
-        5, "steps in a row skipped for a loss or gradient that is not finite, before stopping"
+        5, "stop after more consecutive steps with a non-finite loss or gradient"
     )
     compile: bool = option(False, "torch.compile encoders and fusion")
-    channels_last: bool = option(False, "pictures and their encoders in channels-last memory")
-    checkpointing: bool = option(False, "encoders recompute activations: less memory, more time")
+    channels_last: bool = option(False, "channels-last memory format for images and encoders")
+    checkpointing: bool = option(False, "recompute the encoders' activations: slower, less memory")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistConfig:
     strategy: Literal["ddp", "fsdp", "dp", "none"] = option(
-        "ddp", "ddp is plain training on one process; fsdp shares out the weights"
+        "ddp", "ddp (no wrapper on one process); fsdp shards the weights"
     )
-    nproc: Count = option(1, "processes that train.py starts itself on this machine")
+    nproc: Count = option(1, "processes to start on this machine")
     backend: Literal["auto", "nccl", "gloo", "mpi"] = option("auto", "nccl on GPUs, else gloo")
     init_method: str = option("env://", "env:// | tcp://host:port | file:///path")
-    rank: int | None = option(None, "of this process, where the environment has no RANK")
-    world_size: int | None = option(None, "where the environment has no WORLD_SIZE")
+    rank: int | None = option(None, "rank of this process, if RANK is not set")
+    world_size: int | None = option(None, "number of processes, if WORLD_SIZE is not set")
     timeout: Positive = option(600.0, "seconds a collective may take")
-    sync_batchnorm: bool = option(False, "share batch statistics between processes")
+    sync_batchnorm: bool = option(False, "batch norm over all processes (GPUs only)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Everything that a run needs; stored as config.yaml beside its results."""
+    """All settings of a training run; stored as config.yaml in the run folder."""
 
     data: Tree = option({"name": "digits"}, "data set and its settings: `fusionzoo data list`")
-    encoders: dict[str, Tree] = option({}, "modality -> encoder; empty = the data set's own choice")
+    encoders: dict[str, Tree] = option({}, "modality -> encoder; empty = the data set's default")
     fusion: Tree = option({"name": "gmu"}, "fusion and its settings: `fusionzoo zoo`")
-    balance: str | list[str] = option("", "training strategies, `ogm_ge,modality_dropout`")
-    balance_settings: dict[str, Tree] = option({}, "training strategy -> settings of its own")
+    balance: str | list[str] = option("", "balancing strategies: `ogm_ge,modality_dropout`")
+    balance_settings: dict[str, Tree] = option({}, "balancing strategy -> its settings")
     objective: Tree = option({"name": "classification"}, "what is learnt: docs/objectives.md")
-    targets: dict[str, Tree] = option({}, "column -> objective, for several; empty = `objective`")
+    targets: dict[str, Tree] = option({}, "column -> objective, for several targets")
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     dist: DistConfig = field(default_factory=DistConfig)
     log: Literal["tensorboard", "wandb", "mlflow", "trackio", "none"] = option(
-        "tensorboard", "where figures are shown; with torchrun: torchrun ... -- train.py --log ..."
+        "tensorboard", "experiment logger; with torchrun: torchrun ... -- train.py --log ..."
     )
-    seed: int = option(0, "of weights, order, dropout and augmentation")
+    seed: int = option(0, "seed of weights, order, dropout and augmentation")
     device: str = option("auto", "auto | cpu | cuda | cuda:1")
-    out: str | None = option(None, "run folder; null = runs/<data set>, numbered when taken")
-    overwrite: bool = option(False, "replace the run that the folder holds")
+    out: str | None = option(None, "run folder; null = runs/<data set>, numbered if it exists")
+    overwrite: bool = option(False, "replace an existing run in `out`")
     resume: Literal[False, True, "auto"] = option(
         False,
-        "continue the run in `out` from its last checkpoint; auto: if there is one, else start",
+        "continue the run in `out` from its last checkpoint; auto: start if there is none",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedConfig:
     model: str = option("", "model folder, or run folder with a model in it (required)")
-    data: Tree = option({}, "data set and its settings; empty = the one of the run")
+    data: Tree = option({}, "data set and its settings; empty = that of the run")
     split: str = option("all", "train | val | test | all")
-    out: str = option("embeddings.parquet", "Parquet file; with N processes N files beside it")
+    out: str = option("embeddings.parquet", "Parquet file; N processes write N numbered files")
     batch_size: Count = option(64, "samples per step")
     num_workers: Annotated[int, Ge(0)] | None = option(
         None, "loader processes; null = chosen by cores"
@@ -177,37 +181,35 @@ class PredictConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkConfig:
-    """Everything that a comparison of strategies needs; stored as config.yaml beside the report."""
+    """All settings of a comparison of fusions; stored as config.yaml beside the report."""
 
     data: Tree = option({"name": "digits"}, "data set and its settings: `fusionzoo data list`")
-    encoders: dict[str, Tree] = option({}, "modality -> encoder; empty = the data set's own choice")
+    encoders: dict[str, Tree] = option({}, "modality -> encoder; empty = the data set's default")
     fusions: str | list[str] = option("all", "names or families, `mbt,lmf,late`, or all")
-    fusion: Tree = option({"dim": 128}, "settings of every fusion; what it does not have is left")
-    settings: dict[str, Tree] = option({}, "fusion -> settings of its own")
+    fusion: Tree = option({"dim": 128}, "settings for all fusions; a fusion without one ignores it")
+    settings: dict[str, Tree] = option({}, "fusion -> its settings")
     mode: Literal["probe", "finetune"] = option(
         "probe", "probe: encoders frozen, features cached; finetune: end to end"
     )
     seeds: Count = option(5, "training seeds of each strategy")
-    folds: Annotated[int, Ge(0)] = option(0, "cross-validation; 0 = the data's own split")
-    epochs: Count = option(20, "passes over the training split, at most")
+    folds: Annotated[int, Ge(0)] = option(0, "cross-validation folds; 0 = the data set's split")
+    epochs: Count = option(20, "maximum passes over the training split")
     patience: Count | None = option(5, "epochs without a better validation loss; null = never stop")
     batch_size: Count = option(32, "samples per step")
     optim: OptimConfig = field(default_factory=OptimConfig)
     tune: Annotated[int, Ge(0)] = option(0, "Optuna trials of each strategy, on validation data")
-    encoder_epochs: Count = option(10, "probe: passes to train an encoder that has no weights")
-    max_tokens: dict[str, Count] = option({}, "modality -> tokens kept, neighbours averaged")
-    precision: Literal["fp32", "bf16"] = option("fp32", "of cached features")
-    standardise: bool = option(False, "probe: features of mean 0 and deviation 1 in training")
-    views: Count = option(1, "probe: cached passes of the training split; from 2 on augmented")
-    stack: bool = option(True, "train the seeds of a small strategy at once, where that is equal")
-    controls: bool = option(True, "also train on shuffled labels, which must fall to chance")
-    corruptions: bool = option(True, "also test on damaged samples, five severities")
+    encoder_epochs: Count = option(10, "probe: epochs to train encoders without weights")
+    max_tokens: dict[str, Count] = option({}, "modality -> maximum tokens; neighbours averaged")
+    precision: Literal["fp32", "bf16"] = option("fp32", "precision of cached features")
+    standardise: bool = option(False, "probe: scale features to mean 0, std 1 on train")
+    views: Count = option(1, "probe: cached passes over train; augmented if more than one")
+    stack: bool = option(True, "train the seeds of a small fusion in one batch, where equivalent")
+    controls: bool = option(True, "also train on shuffled labels, expecting chance level")
+    corruptions: bool = option(True, "also test on corrupted samples, five severities")
     jobs: Count | None = option(None, "processes; null = one per core, one thread each")
-    engine: Literal["processes", "ray"] = option("processes", "what runs the cells")
-    num_workers: Annotated[int, Ge(0)] | None = option(None, "loader processes of encoding")
+    engine: Literal["processes", "ray"] = option("processes", "executor of the trials")
+    num_workers: Annotated[int, Ge(0)] | None = option(None, "loader processes while encoding")
     device: str = option("auto", "auto | cpu | cuda | cuda:1")
-    seed: int = option(0, "first training seed; also of encoders trained alone, folds and tuning")
-    out: str = option("report", "folder of the report and of the cells behind it")
-    combine: tuple[str, ...] = option(
-        (), "folders of finished reports: rank the strategies over them"
-    )
+    seed: int = option(0, "first training seed; also seeds encoders, folds and tuning")
+    out: str = option("report", "folder of the report and its trials")
+    combine: tuple[str, ...] = option((), "folders of finished reports: rank the fusions over them")

@@ -9,11 +9,11 @@ from typing import NoReturn
 
 
 def exit_process(code: int) -> NoReturn:
-    """Exit; one of several processes exits without tearing the interpreter down.
+    """Exit; under torchrun, without interpreter teardown.
 
-    During teardown a thread of torch that is still ending can abort a run that has succeeded
-    ("terminate called without an active exception"). By now the process group is destroyed and
-    files are closed; exit handlers (loader processes, progress bars, loggers) are run here.
+    During teardown a torch thread that is still running can abort a successful run ("terminate
+    called without an active exception"). The process group is already destroyed and files are
+    closed; exit handlers (loader processes, progress bars, loggers) run here.
     """
     if "WORLD_SIZE" not in os.environ:
         sys.exit(code)

@@ -1,7 +1,7 @@
-"""FSDP2: each process holds a share of every weight; checkpoints hold whole ones.
+"""FSDP2: shard the weights over the processes; gather full tensors for checkpoints.
 
-Everything here leaves a model that is not sharded as it is. FSDP takes half a second of CPU to
-import, so only `shard` does: before that no module and no tensor can be sharded.
+All functions also accept a model that is not sharded. Importing FSDP takes half a second of CPU, so
+only `shard` imports it; until then nothing can be sharded.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 def shard(objective: nn.Module, device: torch.device, amp: torch.dtype | None) -> nn.Module:
-    """Share out each encoder, and all the rest as one more unit, over the processes.
+    """Shard each encoder as a unit of its own, and fusion, heads and losses as one more unit.
 
-    The rest (fusion, heads, losses) stays gathered from the forward to the backward pass, for a
-    fusion's loss may read its weights. With mixed precision the encoders' weights travel in `amp`
-    and gradients are summed in float32.
+    That last unit stays gathered from the forward to the backward pass, because a fusion's loss may
+    read its weights. In mixed precision the encoders' weights are all-gathered in `amp`, and
+    gradients are reduced in float32.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -43,88 +43,92 @@ def shard(objective: nn.Module, device: torch.device, amp: torch.dtype | None) -
 
 
 def sharded(module: nn.Module) -> bool:
-    """Whether the weights are shared out."""
+    """Whether the module's weights are sharded."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
-def is_share(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Whether a tensor is this process's share of a larger one."""
+def is_shard(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Whether a tensor is this process's shard of a larger one."""
     distributed = sys.modules.get("torch.distributed.tensor")
     return distributed is not None and isinstance(tensor, distributed.DTensor)
 
 
 def reshard(module: nn.Module) -> None:
-    """Forget gathered weights, so that the next forward pass gathers what is there by then."""
-    for one in module.modules():
-        if sharded(one):
-            cast("FSDPModule", one).reshard()
+    """Drop gathered weights, so that the next forward pass gathers the current ones."""
+    for submodule in module.modules():
+        if sharded(submodule):
+            cast("FSDPModule", submodule).reshard()
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """Gather a tensor that is shared out; called by all processes."""
-    return tensor.full_tensor() if is_share(tensor) else tensor.detach()
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Gather a sharded tensor; called by all processes."""
+    return tensor.full_tensor() if is_shard(tensor) else tensor.detach()
 
 
-def like(full: Tensor, own: Tensor) -> Tensor:
-    """Share out a whole tensor as `own` is; called by all processes."""
-    if not is_share(own):
+def shard_like(full: Tensor, sharded_tensor: Tensor) -> Tensor:
+    """Shard a full tensor as `sharded_tensor` is; called by all processes."""
+    if not is_shard(sharded_tensor):
         return full
     from torch.distributed.tensor import distribute_tensor
 
-    return distribute_tensor(full.to(own.device), own.device_mesh, own.placements)
+    return distribute_tensor(
+        full.to(sharded_tensor.device), sharded_tensor.device_mesh, sharded_tensor.placements
+    )
 
 
-def whole_state(module: nn.Module) -> dict[str, Tensor]:
-    """Return a module's state with whole tensors."""
-    return {name: whole(tensor) for name, tensor in module.state_dict().items()}
+def full_state_dict(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's state dict with full tensors."""
+    return {name: full_tensor(tensor) for name, tensor in module.state_dict().items()}
 
 
 @torch.no_grad()
-def load_whole(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load what `whole_state` returned."""
+def load_full_state_dict(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Load a state dict of full tensors."""
     if not sharded(module):
         module.load_state_dict(state)
         return
     reshard(module)
-    own = module.state_dict()
-    if own.keys() != state.keys():
-        raise FusionZooError(f"other weights: {', '.join(sorted(own.keys() ^ state.keys())[:5])}")
-    for name, tensor in own.items():
-        tensor.copy_(like(state[name], tensor))
+    local_state = module.state_dict()
+    if local_state.keys() != state.keys():
+        raise FusionZooError(
+            f"the names of the weights differ: {', '.join(sorted(local_state.keys() ^ state.keys())[:5])}"
+        )
+    for name, tensor in local_state.items():
+        tensor.copy_(shard_like(state[name], tensor))
 
 
-def whole_optimizer(optimizer: Optimizer) -> dict[str, Any]:
-    """Return an optimiser's state with whole tensors."""
+def full_optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
+    """Return an optimiser's state dict with full tensors."""
     state = optimizer.state_dict()
-    every = {
-        number: {k: whole(x) if isinstance(x, Tensor) else x for k, x in own.items()}
-        for number, own in state["state"].items()
+    state_by_parameter = {
+        number: {k: full_tensor(x) if isinstance(x, Tensor) else x for k, x in values.items()}
+        for number, values in state["state"].items()
     }
-    return {**state, "state": every, "kind": type(optimizer).__name__}
+    return {**state, "state": state_by_parameter, "kind": type(optimizer).__name__}
 
 
-def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Load what `whole_optimizer` returned; rates, decay and the like stay what they are now.
+def load_optimizer_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Load what `full_optimizer_state` returned, but keep the current settings (rates, decay, ...).
 
-    Only what a constructor takes is a setting; what else a group holds, some optimisers learnt.
+    A setting is a key that the optimiser's constructor takes; other keys of a group are state.
     """
     kind = type(optimizer).__name__
     if state.get("kind", kind) != kind:
         raise ValueError(f"its optimiser is {state['kind']}, not {kind}")
     settings = {"base_lr", *inspect.signature(type(optimizer)).parameters} - {"params"}
-    now = [{k: group[k] for k in settings & group.keys()} for group in optimizer.param_groups]
+    current = [{k: group[k] for k in settings & group.keys()} for group in optimizer.param_groups]
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    every = {
+    state_by_parameter = {
         number: {
-            k: like(x, parameters[number]) if _of_shape(x, parameters[number]) else x
-            for k, x in own.items()
+            k: shard_like(x, parameters[number]) if _of_shape(x, parameters[number]) else x
+            for k, x in values.items()
         }
-        for number, own in state["state"].items()
+        for number, values in state["state"].items()
     }
-    optimizer.load_state_dict({**state, "state": every})
-    for group, own in zip(optimizer.param_groups, now, strict=True):
-        group.update(own)
+    optimizer.load_state_dict({**state, "state": state_by_parameter})
+    for group, group_settings in zip(optimizer.param_groups, current, strict=True):
+        group.update(group_settings)
 
 
 def _of_shape(value: Any, parameter: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Start processes by torchrun, or join the group of those that a launcher started."""
+"""Start processes with torchrun, or join the process group that a launcher started."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def launch_or_join(
     script: str,
     args: Sequence[str],
 ) -> int:
-    """Start `cfg.nproc` processes of `script`, or do `work` in one of them; return the code."""
+    """Start `cfg.nproc` processes of `script`, or run `work` in this one; return the exit code."""
     if cfg.nproc > 1 and not launched():
         return launch(cfg, script, args)
     keep_freed_memory()
@@ -34,22 +34,22 @@ def launched() -> bool:
 
 
 def launch(cfg: DistConfig, script: str, args: Sequence[str]) -> int:
-    """Start `cfg.nproc` processes of `script` on this machine by torchrun; return the exit code.
+    """Start `cfg.nproc` processes of `script` on this machine with torchrun; return the exit code.
 
-    What asks the run to stop is passed on to them; they save, and the code is theirs.
+    Signals are forwarded to the processes, which save and exit; the exit code is theirs.
     """
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
-    # Each process would otherwise take all cores for itself.
+    # Each process would otherwise start a thread per core.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // cfg.nproc)))
     options = ["--standalone", f"--nproc-per-node={cfg.nproc}"]
     options += ["--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"]
     try:
-        torchrun([*options, "--", script, *args])  # or --log would be its own
+        torchrun([*options, "--", script, *args])  # `--`, or torchrun would read our --log
     except ChildFailedError as error:
         return next(iter(error.failures.values())).exitcode
-    except SignalException as error:  # torchrun has none of the processes' codes by then
+    except SignalException as error:  # torchrun does not report the processes' exit codes here
         return {signal.SIGINT: 130, signal.SIGTERM: 75, signal.SIGUSR1: 75}.get(error.sigval, 1)
     return 0

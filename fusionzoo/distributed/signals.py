@@ -1,4 +1,4 @@
-"""Stop a run after a whole step when a signal asks for it."""
+"""Catch signals, so that a run stops after the current step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def exit_code(signals: list[int]) -> int:
 
 @contextmanager
 def catch_signals() -> Iterator[list[int]]:
-    """Collect what asks a run to stop, so that it ends after a whole step, with a checkpoint."""
+    """Collect SIGINT, SIGTERM and SIGUSR1 instead of dying: the run saves after its step."""
     caught: list[int] = []
     before = {
         number: signal.signal(number, lambda number, _: caught.append(number))

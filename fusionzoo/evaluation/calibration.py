@@ -1,4 +1,4 @@
-"""Do probabilities mean what they say? Calibration and selective prediction of a classifier.
+"""Calibration and selective prediction of a classifier.
 
 Shapes: probabilities (N, K), target (N,).
 """
@@ -13,32 +13,33 @@ from torch import Tensor
 
 BINS = 15  # of equal width, as most papers have them since Guo et al. 2017, arXiv:1706.04599
 DRAWS = 1000  # simulated calibrated models
-LEVEL = 0.95  # of them get a calibration error up to the limit
+LEVEL = 0.95  # quantile of their calibration errors that is reported as `limit`
 
 
 class Reliability(NamedTuple):
-    """Bins of the confidence of the answer, each of width 1 / 15; empty ones are left out."""
+    """A reliability diagram: non-empty confidence bins of width 1 / 15."""
 
-    confidence: Tensor  # (bins,) mean of each
-    accuracy: Tensor
-    size: Tensor  # samples
+    confidence: Tensor  # (bins,) mean confidence in each bin
+    accuracy: Tensor  # (bins,)
+    size: Tensor  # (bins,) number of samples
 
 
 class CalibrationError(NamedTuple):
-    """The expected calibration error, beside that of perfectly calibrated models."""
+    """The expected calibration error (ECE), compared with simulated calibrated models."""
 
     ece: float
-    debiased: float  # without what chance adds: sqrt(max(ece^2 - mean square if calibrated, 0))
+    debiased: float  # sqrt(max(ece^2 - mean ece^2 of calibrated models, 0))
     if_calibrated: float  # mean over calibrated models with the same confidences
     limit: float  # 95 % of those models get at most this
-    within_noise: bool  # whether the model cannot be told from a calibrated one
+    within_noise: bool  # whether `ece` is at most `limit`
 
 
 def reliability(probabilities: Tensor, target: Tensor) -> Reliability:
-    """Sort answers by confidence into bins of equal width, closed above as in Guo et al. 2017."""
-    confidence, correct, place = _answers(probabilities, target)
+    """Bin predictions by confidence; equal widths, closed above as in Guo et al. 2017."""
+    confidence, correct, bin_index = _answers(probabilities, target)
     size, confidence_sum, correct_sum = (
-        torch.bincount(place, weights, minlength=BINS) for weights in (None, confidence, correct)
+        torch.bincount(bin_index, weights, minlength=BINS)
+        for weights in (None, confidence, correct)
     )
     filled = size > 0
     return Reliability((confidence_sum / size)[filled], (correct_sum / size)[filled], size[filled])
@@ -53,25 +54,25 @@ def calibration(logits: Tensor, target: Tensor) -> dict[str, float]:
     probabilities = logits.double().softmax(-1)
     bins = reliability(probabilities, target)
     gaps = (bins.confidence - bins.accuracy).abs()
-    wanted = F.one_hot(target, logits.shape[-1])
+    one_hot = F.one_hot(target, logits.shape[-1])
     return {
         "ece": float((gaps * bins.size).sum() / bins.size.sum()),
-        "brier": float(((probabilities - wanted) ** 2).sum(-1).mean()),
+        "brier": float(((probabilities - one_hot) ** 2).sum(-1).mean()),
         "nll": float(F.cross_entropy(logits.double(), target)),
     }
 
 
 def calibration_error(logits: Tensor, target: Tensor) -> CalibrationError:
-    """Return the mean ECE of (S, N, K) logits over seeds, and what calibrated models would get.
+    """Return the mean ECE of (S, N, K) logits over S seeds, and the ECE of calibrated models.
 
-    The ECE of N samples is above 0 for every model, since the accuracy of a bin is a sample's. A
-    calibrated model is simulated by drawing "correct" with the chance that each confidence states.
-    All seeds read the same draws, because they answer the same samples: independent draws would
-    make the noise of their mean too small.
+    On N samples even a calibrated model has an ECE above 0, because bin accuracies are estimates.
+    Calibrated models are simulated by drawing "correct" with probability equal to the confidence.
+    All seeds share the same draws because they are tested on the same samples; independent draws
+    would underestimate the variance of their mean.
     """
     binned = [_answers(x.double().softmax(-1), target) for x in logits]
     samples = len(target)
-    measured = torch.stack([_error(correct, c, place) for c, correct, place in binned])
+    measured = torch.stack([_error(correct, c, bin_index) for c, correct, bin_index in binned])
     draw = torch.Generator().manual_seed(0)
     chunk = max(1, 2**22 // samples)  # 32 MB at a time
     parts = []
@@ -79,7 +80,9 @@ def calibration_error(logits: Tensor, target: Tensor) -> CalibrationError:
         size = (min(chunk, DRAWS - first), samples)
         uniform = torch.rand(size, generator=draw, dtype=torch.float64)
         parts.append(
-            torch.stack([_error((uniform < c).double(), c, place) for c, _, place in binned], dim=1)
+            torch.stack(
+                [_error((uniform < c).double(), c, bin_index) for c, _, bin_index in binned], dim=1
+            )
         )
     simulated = torch.cat(parts)  # (draws, S)
     debiased = (measured.square() - simulated.square().mean(0)).clamp(min=0).sqrt()
@@ -92,24 +95,24 @@ def calibration_error(logits: Tensor, target: Tensor) -> CalibrationError:
 
 
 def risk_coverage(logits: Tensor, target: Tensor) -> Tensor:
-    """Return the error of the k most confident answers, for k = 1 to N: (N,).
+    """Return the error rate among the k most confident predictions, for k = 1 to N: (N,).
 
     Its mean is the area under the risk-coverage curve (Geifman and El-Yaniv 2017).
     """
-    confidence, guess = logits.double().softmax(-1).max(-1)
+    confidence, predicted = logits.double().softmax(-1).max(-1)
     order = confidence.argsort(descending=True, stable=True)
-    wrong = (guess != target)[order].double()
+    wrong = (predicted != target)[order].double()
     return wrong.cumsum(0) / torch.arange(1, len(wrong) + 1)
 
 
 def _answers(probabilities: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return confidence, whether it is correct (0 or 1) and the bin of each answer, (N,)."""
-    confidence, guess = probabilities.double().max(-1)
-    place = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
-    return confidence, (guess == target).double(), place
+    """Return confidence, correctness (0 or 1) and bin index of each prediction, (N,)."""
+    confidence, predicted = probabilities.double().max(-1)
+    bin_index = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
+    return confidence, (predicted == target).double(), bin_index
 
 
-def _error(correct: Tensor, confidence: Tensor, place: Tensor) -> Tensor:
-    """Return the ECE of (..., N) answers that share confidences and bins."""
-    inside = F.one_hot(place, BINS).double()
-    return ((correct - confidence) @ inside).abs().sum(-1) / len(place)
+def _error(correct: Tensor, confidence: Tensor, bin_index: Tensor) -> Tensor:
+    """Return the ECE of (..., N) predictions that share confidences and bins."""
+    membership = F.one_hot(bin_index, BINS).double()
+    return ((correct - confidence) @ membership).abs().sum(-1) / len(bin_index)

@@ -1,4 +1,4 @@
-"""What a fusion costs: parameters and multiply-accumulates of one sample."""
+"""Cost of a fusion: parameters, multiply-accumulates, latency, memory."""
 
 from __future__ import annotations
 
@@ -15,77 +15,77 @@ from fusionzoo.fusion import Fusion, create_fusion
 from fusionzoo.model import quiet
 from fusionzoo.structures import Features
 
-# The standard case: tokens and width of each modality; a ResNet's map, MiniLM, a second of speech.
+# Reference sizes, (tokens, width) by modality: a ResNet feature map, MiniLM, a second of speech.
 STANDARD = {"image": (49, 512), "text": (32, 384), "audio": (50, 256)}
 STANDARD_DIM, STANDARD_OUTPUTS = 256, 16
 
 
 class Cost(NamedTuple):
-    """Of one fusion, without the encoders."""
+    """Cost of one fusion, without the encoders."""
 
     parameters: int
-    macs: int  # of one complete sample
+    macs: int  # of one sample that has all modalities
 
 
 def cost(fusion: Fusion, sizes: Mapping[str, tuple[int, int]]) -> Cost:
-    """Count parameters and multiply-accumulates of a fusion for features of given sizes."""
+    """Count parameters and multiply-accumulates; `sizes`: modality -> (tokens, width)."""
     parameters = sum(p.numel() for p in fusion.parameters())
     return Cost(parameters, macs(fusion, random_features(sizes, rows=1)))
 
 
-def macs(fusion: Fusion, given: Mapping[str, Features]) -> int:
-    """Count the multiply-accumulates of matrix products, convolutions, attention."""
+def macs(fusion: Fusion, features: Mapping[str, Features]) -> int:
+    """Count the multiply-accumulates of matrix products, convolutions and attention."""
     on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     counter = FlopCounterMode(display=False, custom_mapping={on_cpu: _attention_flops})
     with quiet(fusion), counter:
-        fusion(given)
+        fusion(features)
     return counter.get_total_flops() // 2
 
 
 def head_cost(fusion: Fusion, features: Mapping[str, Features]) -> dict[str, float]:
-    """Measure a fusion on features that it will meet.
+    """Measure a fusion on encoded features of real data.
 
-    `parameters`; `macs` of the first sample; `latency_ms` of one sample and `samples_per_second` in
-    batches of 64, medians; `memory_mb` of a training step on 32: weights, gradients, Adam's two
-    moments and what the backward pass keeps.
+    Returns `parameters`; `macs` of the first sample; median `latency_ms` of one sample and
+    `samples_per_second` in batches of 64; `memory_mb` of a training step on 32 samples (weights,
+    gradients, Adam's two moments, saved activations).
     """
 
-    def some(count: int) -> dict[str, Features]:
-        return {name: Features(*(x[:count] for x in one)) for name, one in features.items()}
+    def first_rows(count: int) -> dict[str, Features]:
+        return {name: Features(*(x[:count] for x in tensors)) for name, tensors in features.items()}
 
     rows = len(next(iter(features.values())).mask)
     batch = min(rows, 64)
     parameters = sum(p.numel() for p in fusion.parameters())
-    kept = _saved_bytes(fusion, some(32))
+    activations = _saved_bytes(fusion, first_rows(32))
     fusion.eval()
     return {
         "parameters": parameters,
-        "macs": macs(fusion, some(1)),
-        "latency_ms": 1e3 * _median_seconds(fusion, some(1)),
-        "samples_per_second": batch / _median_seconds(fusion, some(batch)),
-        "memory_mb": (16 * parameters + kept) / 2**20,
+        "macs": macs(fusion, first_rows(1)),
+        "latency_ms": 1e3 * _median_seconds(fusion, first_rows(1)),
+        "samples_per_second": batch / _median_seconds(fusion, first_rows(batch)),
+        "memory_mb": (16 * parameters + activations) / 2**20,
     }
 
 
 def _saved_bytes(fusion: Fusion, features: Mapping[str, Features]) -> int:
-    """Sum up what the backward pass keeps of one forward pass, each storage once."""
-    held: dict[int, int] = {}
-    own = {p.untyped_storage().data_ptr() for p in fusion.parameters()}
+    """Return the bytes of activations saved for the backward pass, each storage counted once."""
+    bytes_by_storage: dict[int, int] = {}
+    weight_storages = {p.untyped_storage().data_ptr() for p in fusion.parameters()}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            held[storage.data_ptr()] = storage.nbytes()
+        if storage.data_ptr() not in weight_storages:
+            bytes_by_storage[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    # The outputs live until the end, so no address is used twice.
+    # The output stays alive until the end of the block, so that no address is reused.
     with (
         torch.random.fork_rng(devices=[]),
         torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x),
     ):
         output = fusion.train()(features)
     del output
-    return sum(held.values())
+    return sum(bytes_by_storage.values())
 
 
 @torch.no_grad()
@@ -100,7 +100,7 @@ def _median_seconds(fusion: Fusion, features: Mapping[str, Features], rounds: in
 
 
 def standard_fusion(name: str) -> Fusion:
-    """Build a fusion for the standard case."""
+    """Build a fusion for features of the reference sizes."""
     dims = {modality: width for modality, (_, width) in STANDARD.items()}
     return create_fusion(name, dims, STANDARD_DIM, STANDARD_OUTPUTS)
 
@@ -108,17 +108,17 @@ def standard_fusion(name: str) -> Fusion:
 def random_features(
     sizes: Mapping[str, tuple[int, int]], rows: int, tokens_times: int = 1
 ) -> dict[str, Features]:
-    """Make complete features of `rows` samples: {modality: (tokens, width)}."""
-    made = {}
+    """Draw random features of `rows` samples; `sizes`: modality -> (tokens, width)."""
+    features = {}
     for name, (count, width) in sizes.items():
         tokens: Tensor = torch.randn(rows, count * tokens_times, width)
         mask = torch.ones(tokens.shape[:2], dtype=torch.bool)
-        made[name] = Features(tokens, mask, tokens.mean(1))
-    return made
+        features[name] = Features(tokens, mask, tokens.mean(1))
+    return features
 
 
 def _attention_flops(
     query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, **__: Any
 ) -> int:
-    """Count what torch's own table leaves out on the CPU; called with the tensors' shapes."""
+    """Count CPU flash attention, which torch's flop table lacks; called with tensor shapes."""
     return sdpa_flop_count(query, key, value)

@@ -1,4 +1,4 @@
-"""Embeddings as Parquet: streamed in chunks, whole or not there at all."""
+"""Embeddings as Parquet: streamed in chunks, renamed into place when complete."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from torch import Tensor
 if TYPE_CHECKING:
     import pyarrow as pa
 
-CHUNK = 4096  # rows of a row group
+CHUNK = 4096  # rows per row group
 
 
 class EmbeddingWriter:
     """Write id, split, target, `present_<modality>` and vectors as fixed-size lists of float32.
 
-    The file takes its name when it is complete; `about` stands in its metadata under `fusionzoo`.
+    The file is renamed into place when complete. `metadata` is stored under the key `fusionzoo`.
     """
 
-    def __init__(self, path: Path, modalities: Sequence[str], about: Mapping[str, Any]) -> None:
-        self.path, self.modalities, self.about = path, list(modalities), dict(about)
+    def __init__(self, path: Path, modalities: Sequence[str], metadata: Mapping[str, Any]) -> None:
+        self.path, self.modalities, self.metadata = path, list(modalities), dict(metadata)
         self.partial = path.with_name(path.name + ".partial")
         self.rows = 0
         self._writer: Any = None
-        self._held: list[pa.Table] = []
+        self._pending: list[pa.Table] = []
 
     def __enter__(self) -> EmbeddingWriter:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ class EmbeddingWriter:
         present: Tensor,
         vectors: Mapping[str, Tensor],
     ) -> None:
-        """Take a batch: present (B, M) in the order of `modalities`, each vector (B, D)."""
+        """Add a batch: present (B, M) in the order of `modalities`, each vector (B, D)."""
         import pyarrow as pa
 
         columns: dict[str, Any] = {
@@ -54,26 +54,26 @@ class EmbeddingWriter:
         for name, rows in vectors.items():
             flat = pa.array(rows.float().cpu().numpy().ravel(), pa.float32())
             columns[name] = pa.FixedSizeListArray.from_arrays(flat, rows.shape[1])
-        self._held.append(pa.table(columns))
+        self._pending.append(pa.table(columns))
         self.rows += len(ids)
-        if sum(len(table) for table in self._held) >= CHUNK:
+        if sum(len(table) for table in self._pending) >= CHUNK:
             self._flush()
 
     def _flush(self) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        table = pa.concat_tables(self._held)
-        self._held = []
+        table = pa.concat_tables(self._pending)
+        self._pending = []
         if self._writer is None:
-            schema = table.schema.with_metadata({"fusionzoo": json.dumps(self.about)})
+            schema = table.schema.with_metadata({"fusionzoo": json.dumps(self.metadata)})
             self._writer = pq.ParquetWriter(self.partial, schema)
         self._writer.write_table(table)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        if kind is None and self._held:
+        if kind is None and self._pending:
             self._flush()
         if self._writer is not None:
             self._writer.close()

@@ -1,4 +1,4 @@
-"""Figures that say how well a model did, by task; and the score of each sample behind them.
+"""Metrics by task, and the per-sample scores that the significance tests compare.
 
 Shapes: classification logits (N, K), target (N,); multilabel logits and target (N, K), target 0 or
 1; regression prediction and target (N,) or (N, K); ordinal predicted and true level, from 0, (N,).
@@ -14,39 +14,38 @@ from torch import Tensor
 
 
 def classification(logits: Tensor, target: Tensor) -> dict[str, float]:
-    """Return accuracy, macro F1 over the classes that occur, and loss in nats."""
-    guess, classes = logits.argmax(-1), logits.shape[-1]
-    # Counted here: a benchmark asks for this a thousand times, and sklearn's takes 10 ms.
-    hits = torch.bincount(target[guess == target], minlength=classes)
-    occurs, said = (torch.bincount(x, minlength=classes) for x in (target, guess))
-    f1 = 2 * hits / (occurs + said).clamp(min=1)
+    """Return accuracy, macro F1 over the classes in `target`, and cross-entropy in nats."""
+    predicted, classes = logits.argmax(-1), logits.shape[-1]
+    # Not scikit-learn's F1, which takes 10 ms: a benchmark calls this thousands of times.
+    hits = torch.bincount(target[predicted == target], minlength=classes)
+    num_true, num_predicted = (torch.bincount(x, minlength=classes) for x in (target, predicted))
+    f1 = 2 * hits / (num_true + num_predicted).clamp(min=1)
     return {
-        "accuracy": (guess == target).double().mean().item(),
-        "macro_f1": f1[occurs > 0].double().mean().item(),
+        "accuracy": (predicted == target).double().mean().item(),
+        "macro_f1": f1[num_true > 0].double().mean().item(),
         "loss": F.cross_entropy(logits.float(), target).item(),
     }
 
 
 def multilabel(logits: Tensor, target: Tensor) -> dict[str, float]:
-    """Return the mean F1 of samples, macro F1, mean average precision of labels that occur, loss.
+    """Return sample-averaged F1, macro F1, mean average precision and binary cross-entropy.
 
-    A label is given where its logit is above 0. A sample without labels counts 1 where none is
-    given. Macro F1 is the mean over the labels that occur or are given, as scikit-learn's with
-    `zero_division=nan`: a label given without cause counts 0, for nothing else shows it (a class
-    that is answered without cause already costs the true class), and 1 if there is no such label.
-    Precision is NaN where a logit is not finite.
+    A label is predicted where its logit is above 0. Sample F1 is 1 where a sample has no label and
+    none is predicted. Macro F1 averages over the labels that occur or are predicted, as
+    scikit-learn's with `zero_division=nan`, and is 1 if there are none. Mean average precision is
+    over the labels that occur; NaN where a logit is not finite.
     """
     from sklearn.metrics import average_precision_score
 
-    guess, wanted = logits > 0, target.bool()
-    occur = wanted.any(0)
+    predicted, true = logits > 0, target.bool()
+    occur = true.any(0)
     precision = 0.0
     if not logits.isfinite().all():
         precision = torch.nan
     elif occur.any():
         precision = average_precision_score(target[:, occur], logits[:, occur], average="macro")
-    counts = guess.sum(0) + wanted.sum(0)
-    f1 = 2 * (guess & wanted).sum(0).double() / counts.clamp(min=1)
+    counts = predicted.sum(0) + true.sum(0)
+    f1 = 2 * (predicted & true).sum(0).double() / counts.clamp(min=1)
     return {
         "sample_f1": multilabel_scores(logits, target).mean().item(),
         "macro_f1": f1[counts > 0].mean().item() if counts.any() else 1.0,
@@ -58,10 +57,9 @@ def multilabel(logits: Tensor, target: Tensor) -> dict[str, float]:
 def regression(prediction: Tensor, target: Tensor) -> dict[str, float]:
     """Return mean absolute error, root mean squared error, R2 and Spearman's rank correlation.
 
-    Each is computed for each target, then averaged, so that levels and scales of the targets do not
-    mix. The last two leave out targets that never vary, where they are undefined (0 if none
-    varies); a prediction that never varies has a rank correlation of 0. Where a prediction is not
-    finite, both are NaN.
+    Each is computed per target, then averaged over targets. R2 and Spearman skip constant targets,
+    where they are undefined (0 if all are constant); a constant prediction has a rank correlation
+    of 0. Both are NaN where a prediction is not finite.
     """
     from scipy.stats import spearmanr
     from sklearn.metrics import r2_score
@@ -89,8 +87,8 @@ def regression(prediction: Tensor, target: Tensor) -> dict[str, float]:
 def ordinal(prediction: Tensor, target: Tensor) -> dict[str, float]:
     """Return the mean absolute error in levels, accuracy, and quadratic weighted kappa.
 
-    Kappa is 1 - E[(p - t)^2] / E[(p - t')^2], t' the target of another sample drawn at random: 0
-    for guessing, 1 for no error at all.
+    Kappa is 1 - E[(p - t)^2] / E[(p - t')^2], t' the target of a random other sample: 0 at chance
+    level, 1 without errors.
     """
     p, t = prediction.double(), target.double()
     expected = p.square().mean() + t.square().mean() - 2 * p.mean() * t.mean()
@@ -104,13 +102,13 @@ def ordinal(prediction: Tensor, target: Tensor) -> dict[str, float]:
 
 def multilabel_scores(logits: Tensor, target: Tensor) -> Tensor:
     """Return each sample's F1, (N,)."""
-    guess, wanted = (logits > 0).double(), target.double()
-    both, either = (guess * wanted).sum(-1), guess.sum(-1) + wanted.sum(-1)
-    return torch.where(either > 0, 2 * both / either.clamp(min=1), 1.0)
+    predicted, true = (logits > 0).double(), target.double()
+    correct, total = (predicted * true).sum(-1), predicted.sum(-1) + true.sum(-1)
+    return torch.where(total > 0, 2 * correct / total.clamp(min=1), 1.0)
 
 
 def right(logits: Tensor, target: Tensor) -> Tensor:
-    """Return 1 for each sample that is answered correctly, else 0: (N,)."""
+    """Return 1 for each correctly classified sample, else 0: (N,)."""
     return (logits.argmax(-1) == target).double()
 
 
@@ -119,7 +117,7 @@ def closeness(prediction: Tensor, target: Tensor) -> Tensor:
     return -(prediction - target).double().abs().reshape(len(target), -1).mean(-1)
 
 
-# task -> its figures, and each sample's score, which statistics.compare takes
+# task -> its metrics, and the per-sample scores that `statistics.compare` takes
 TASKS: dict[
     str, tuple[Callable[[Tensor, Tensor], dict[str, float]], Callable[[Tensor, Tensor], Tensor]]
 ] = {

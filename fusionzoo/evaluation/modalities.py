@@ -1,7 +1,7 @@
-"""What each modality is worth: a score for every subset, then Shapley's values of them.
+"""Contribution of each modality: Shapley values of the metric over all subsets of modalities.
 
-A table of scores maps subsets, frozensets of modality names, to the metric; the empty one is what
-the model says of a sample without any modality.
+`Scores` maps each subset, a frozenset of modality names, to the metric when only those modalities
+are present; the empty subset is a sample without any modality.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ Scores = Mapping[frozenset[str], float]
 def subsets(modalities: Sequence[str]) -> list[frozenset[str]]:
     """Return all 2^M subsets, the empty one first, the full one last."""
     sizes = range(len(modalities) + 1)
-    return [frozenset(some) for size in sizes for some in combinations(modalities, size)]
+    return [frozenset(subset) for size in sizes for subset in combinations(modalities, size)]
 
 
-def subset_label(some: Collection[str]) -> str:
+def subset_label(subset: Collection[str]) -> str:
     """Name a subset.
 
     >>> subset_label({"text", "audio"}), subset_label(())
     ('audio+text', 'none')
     """
-    return "+".join(sorted(some)) or "none"
+    return "+".join(sorted(subset)) or "none"
 
 
 def shapley(scores: Scores, modalities: Sequence[str]) -> dict[str, float]:
@@ -40,8 +40,8 @@ def shapley(scores: Scores, modalities: Sequence[str]) -> dict[str, float]:
     for name in modalities:
         others = [other for other in modalities if other != name]
         values[name] = sum(
-            (scores[some | {name}] - scores[some]) / (count * comb(count - 1, len(some)))
-            for some in subsets(others)
+            (scores[subset | {name}] - scores[subset]) / (count * comb(count - 1, len(subset)))
+            for subset in subsets(others)
         )
     return values
 
@@ -49,8 +49,8 @@ def shapley(scores: Scores, modalities: Sequence[str]) -> dict[str, float]:
 def interactions(scores: Scores, modalities: Sequence[str]) -> dict[tuple[str, str], float]:
     """Return the Shapley interaction index of each pair (Grabisch and Roubens 1999).
 
-    Above 0: the two say more together than the sum of what each adds (synergy); below: they say
-    the same (redundancy).
+    Above 0: the pair adds more than its members do separately (synergy); below 0: their
+    information overlaps (redundancy).
 
     >>> xor = {frozenset(): 0.5, frozenset("a"): 0.5, frozenset("b"): 0.5, frozenset("ab"): 1.0}
     >>> interactions(xor, "ab")
@@ -58,26 +58,31 @@ def interactions(scores: Scores, modalities: Sequence[str]) -> dict[tuple[str, s
     """
     count = len(modalities)
     values = {}
-    for one, two in combinations(modalities, 2):
-        others = [name for name in modalities if name not in (one, two)]
-        values[one, two] = sum(
-            (scores[some | {one, two}] - scores[some | {one}] - scores[some | {two}] + scores[some])
-            / ((count - 1) * comb(count - 2, len(some)))
-            for some in subsets(others)
+    for first, second in combinations(modalities, 2):
+        others = [name for name in modalities if name not in (first, second)]
+        values[first, second] = sum(
+            (
+                scores[subset | {first, second}]
+                - scores[subset | {first}]
+                - scores[subset | {second}]
+                + scores[subset]
+            )
+            / ((count - 1) * comb(count - 2, len(subset)))
+            for subset in subsets(others)
         )
     return values
 
 
 def expected(scores: Scores, rates: Mapping[str, float]) -> float:
-    """Return the score when each modality is missing with its own chance, independently.
+    """Return the expected score when modality m is missing with probability rates[m].
 
-    Exact for a metric that is a mean over samples: the subsets' scores weighted by their chances,
-    so no sampling noise; a sample may lose everything.
+    Modalities are missing independently, possibly all of them. Subset scores are weighted by their
+    probabilities: exact, without sampling noise, for a metric that is a mean over samples.
     """
     total = 0.0
-    for some, score in scores.items():
+    for subset, score in scores.items():
         chance = 1.0
         for name, rate in rates.items():
-            chance *= 1 - rate if name in some else rate
+            chance *= 1 - rate if name in subset else rate
         total += chance * score
     return total

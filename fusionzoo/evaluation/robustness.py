@@ -1,8 +1,8 @@
-"""Damage samples on purpose: five severities of what happens to pictures, texts, sounds, vectors.
+"""Corruptions of images, texts, audio and feature vectors, in five severities.
 
 A corruption takes a decoded value, a severity from 1 to 5 and a numpy generator, and returns a
-value of the same kind. Pictures after Hendrycks and Dietterich (2019, arXiv:1903.12261), with
-strengths of our own that are relative to the picture's size.
+value of the same kind. Images follow Hendrycks and Dietterich (2019, arXiv:1903.12261), with our
+own strengths, relative to the image size.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Random = np.random.Generator
 Corruption = Callable[[Any, int, Random], Any]
 
 
-# ---- pictures: uint8 (3, H, W)
+# ---- images: uint8 (3, H, W)
 
 
 def blur(picture: Tensor, severity: int, draw: Random) -> Tensor:
-    """Gaussian, of 0.5 to 8 % of the shorter side."""
+    """Gaussian blur, sigma 0.5 to 8 % of the shorter side."""
     from PIL import ImageFilter
     from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
 
@@ -39,14 +39,14 @@ def blur(picture: Tensor, severity: int, draw: Random) -> Tensor:
 
 
 def noise(picture: Tensor, severity: int, draw: Random) -> Tensor:
-    """White, of 4 to 40 % of full scale."""
+    """White noise, 4 to 40 % of full scale."""
     level = (0.04, 0.08, 0.14, 0.24, 0.4)[severity - 1] * 255
     added = level * draw.standard_normal(tuple(picture.shape), dtype=np.float32)
     return (picture + torch.from_numpy(added)).clamp(0, 255).to(torch.uint8)
 
 
 def jpeg(picture: Tensor, severity: int, draw: Random) -> Tensor:
-    """Compressed with quality 40 down to 3."""
+    """JPEG compression, quality 40 down to 3."""
     from PIL import Image
     from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
 
@@ -56,7 +56,7 @@ def jpeg(picture: Tensor, severity: int, draw: Random) -> Tensor:
 
 
 def occlusion(picture: Tensor, severity: int, draw: Random) -> Tensor:
-    """Covered by a grey square of 10 to 70 % of the area."""
+    """Cover 10 to 70 % of the area by a grey rectangle."""
     share = (0.1, 0.2, 0.35, 0.5, 0.7)[severity - 1]
     _, height, width = picture.shape
     tall, wide = round(height * share**0.5), round(width * share**0.5)
@@ -68,10 +68,10 @@ def occlusion(picture: Tensor, severity: int, draw: Random) -> Tensor:
 
 
 def contrast(picture: Tensor, severity: int, draw: Random) -> Tensor:
-    """Drawn towards its mean: 60 down to 5 % of its contrast are left."""
-    left = (0.6, 0.4, 0.25, 0.12, 0.05)[severity - 1]
+    """Reduce contrast to 60 down to 5 %, around the mean."""
+    share = (0.6, 0.4, 0.25, 0.12, 0.05)[severity - 1]
     mean = picture.float().mean()
-    return ((picture - mean) * left + mean).round().clamp(0, 255).to(torch.uint8)
+    return ((picture - mean) * share + mean).round().clamp(0, 255).to(torch.uint8)
 
 
 # ---- text
@@ -95,10 +95,10 @@ def typos(text: str, severity: int, draw: Random) -> str:
 
 
 def word_drop(text: str, severity: int, draw: Random) -> str:
-    """Lose 10 to 90 % of the words."""
+    """Drop 10 to 90 % of the words."""
     words = text.split()
-    kept = draw.random(len(words)) >= (0.1, 0.25, 0.45, 0.7, 0.9)[severity - 1]
-    return " ".join(word for word, keep in zip(words, kept, strict=True) if keep)
+    keep_mask = draw.random(len(words)) >= (0.1, 0.25, 0.45, 0.7, 0.9)[severity - 1]
+    return " ".join(word for word, keep in zip(words, keep_mask, strict=True) if keep)
 
 
 def truncation(text: str, severity: int, draw: Random) -> str:
@@ -107,11 +107,11 @@ def truncation(text: str, severity: int, draw: Random) -> str:
 
 
 def empty(text: str, severity: int, draw: Random) -> str:
-    """Leave nothing of 20 to 100 % of the texts."""
+    """Empty 20 to 100 % of the texts."""
     return "" if draw.random() < severity / 5 else text
 
 
-# ---- sound: Audio(samples (n,) in [-1, 1], rate in Hz)
+# ---- audio: Audio(samples (n,) in [-1, 1], rate in Hz)
 
 
 def background(clip: Audio, severity: int, draw: Random) -> Audio:
@@ -124,14 +124,14 @@ def background(clip: Audio, severity: int, draw: Random) -> Audio:
 
 
 def clipping(clip: Audio, severity: int, draw: Random) -> Audio:
-    """Cut off beyond 50 down to 2 % of the peak, then loud again."""
+    """Clip at 50 down to 2 % of the peak, then rescale to the original peak."""
     peak = float(clip.samples.abs().max()) if len(clip.samples) else 0.0
     limit = peak * (0.5, 0.25, 0.1, 0.05, 0.02)[severity - 1]
     return _clip(clip.samples.clamp(-limit, limit) * (peak / limit if limit else 1.0), clip.rate)
 
 
 def low_pass(clip: Audio, severity: int, draw: Random) -> Audio:
-    """Nothing is left above 4,000 down to 250 Hz."""
+    """Low-pass filter at 4,000 down to 250 Hz."""
     highest = (4000, 2000, 1000, 500, 250)[severity - 1]
     if not len(clip.samples):
         return clip
@@ -142,12 +142,12 @@ def low_pass(clip: Audio, severity: int, draw: Random) -> Audio:
 
 
 def gain(clip: Audio, severity: int, draw: Random) -> Audio:
-    """Quieter by 10 to 50 dB."""
+    """Attenuate by 10 to 50 dB."""
     return _clip(clip.samples * 10 ** (-severity / 2), clip.rate)
 
 
 def silence(clip: Audio, severity: int, draw: Random) -> Audio:
-    """A stretch of 15 to 95 % of the clip is silent."""
+    """Silence a stretch of 15 to 95 % of the clip."""
     count = len(clip.samples)
     length = int(count * (0.15, 0.35, 0.55, 0.75, 0.95)[severity - 1])
     start = int(draw.integers(count - length + 1))
@@ -160,11 +160,11 @@ def _clip(samples: Tensor, rate: int) -> Audio:
     return Audio(samples.clamp(-1, 1).float(), rate)
 
 
-# ---- given features: float (D,) or (T, D)
+# ---- feature vectors and sequences: float (D,) or (T, D)
 
 
 def jitter(values: Tensor, severity: int, draw: Random) -> Tensor:
-    """White noise of 0.2 to 3 times the vector's own deviation."""
+    """White noise of 0.2 to 3 times the vector's standard deviation."""
     level = (0.2, 0.5, 1.0, 2.0, 3.0)[severity - 1] * float(values.std(correction=0))
     added = level * draw.standard_normal(tuple(values.shape), dtype=np.float32)
     return values + torch.from_numpy(added)
@@ -188,7 +188,7 @@ CORRUPTIONS: Mapping[str, Mapping[str, Corruption]] = {
 
 
 def corrupt(value: Any, kind: str, name: str, severity: int, seed: int = 0) -> Any:
-    """Damage one decoded value of a kind: `corrupt(picture, "image", "blur", 3)`."""
+    """Corrupt one decoded value: `corrupt(picture, "image", "blur", 3)`."""
     if name not in CORRUPTIONS[kind]:
         raise FusionZooError(
             f"no corruption {name!r} of {kind}.{did_you_mean(name, CORRUPTIONS[kind])}"
@@ -197,12 +197,12 @@ def corrupt(value: Any, kind: str, name: str, severity: int, seed: int = 0) -> A
     if severity not in SEVERITIES:
         raise FusionZooError(f"severity {severity}; it is 1 to 5")
     if kind == "audio":
-        value = Audio(value.samples, value.rate)  # a file is read once, and whole
+        value = Audio(value.samples, value.rate)  # read the whole file, once
     return CORRUPTIONS[kind][name](value, severity, np.random.default_rng(seed))
 
 
 class Corrupted(PairedDataset):
-    """A data set whose one modality is damaged; each sample always in the same way."""
+    """A data set with one modality corrupted, each sample always in the same way."""
 
     def __init__(self, dataset: PairedDataset, modality: str, name: str, severity: int) -> None:
         self.__dict__.update(copy.copy(dataset).__dict__)
@@ -218,6 +218,6 @@ class Corrupted(PairedDataset):
             value = corrupt(
                 sample.values[modality], self.modalities[modality], name, severity, seed
             )
-        except FusionZooError as error:  # a long clip is only now read
+        except FusionZooError as error:  # a long clip is read only here
             return sample.without(modality, error)
         return sample._replace(values={**sample.values, modality: value})

@@ -1,7 +1,7 @@
-"""Is one model better than another, and by how much? Tests on the same items and seeds.
+"""Paired comparison of models: intervals, significance tests and rankings.
 
 A matrix of scores is (S, N): one row per training seed, one column per test item; the metric is its
-mean. Items and seeds are both random, and every model meets the same of both.
+mean. Seeds and items are random effects, crossed, and the same for every model.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-LEVEL = 0.95  # of every interval
+LEVEL = 0.95  # confidence level of every interval
 RESAMPLES = 2000
 
 
 class Interval(NamedTuple):
-    """An estimate and its 95 % interval; without bounds (NaN) where there is one value only."""
+    """A mean and its 95 % interval; the bounds are NaN for a single value."""
 
     mean: float
     low: float
@@ -28,16 +28,16 @@ class Interval(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """How much better a is than b, and how sure that is."""
+    """The difference between models a and b: intervals and p-values."""
 
     difference: float
     low: float  # 95 % interval, over seeds and items
     high: float
     p: float
-    bootstrap_low: float  # 95 % interval over items, for these very models
+    bootstrap_low: float  # 95 % interval over items, with the trained models fixed
     bootstrap_high: float
-    permutation_p: float  # over items, for these very models
-    mcnemar_p: float  # of the items that most seeds get right; NaN where scores are not 0 or 1
+    permutation_p: float  # over items, with the trained models fixed
+    mcnemar_p: float  # on the majority vote over seeds; NaN where scores are not 0 or 1
 
 
 class Ranking(NamedTuple):
@@ -49,7 +49,7 @@ class Ranking(NamedTuple):
 
 
 def seed_interval(values: Sequence[float]) -> Interval:
-    """Return mean and Student's interval of one figure per seed.
+    """Return mean and Student's t interval of a metric measured once per seed.
 
     >>> [round(x, 3) for x in seed_interval([0.90, 0.92, 0.94])]
     [0.92, 0.87, 0.97]
@@ -68,7 +68,7 @@ def crossed(scores: Array) -> tuple[Interval, float]:
 
     Seeds and items are crossed random effects: the variance of the mean is (MS_items + max(MS_seeds
     - MS_rest, 0)) / SN of the two-way analysis of variance, its degrees of freedom Satterthwaite's,
-    as in reader-case studies (Hillis 2007, doi:10.1002/sim.2532). One seed leaves the items alone.
+    as in reader-case studies (Hillis 2007, doi:10.1002/sim.2532). With one seed, only items vary.
     """
     from scipy.stats import t
 
@@ -79,10 +79,12 @@ def crossed(scores: Array) -> tuple[Interval, float]:
     seed_square = extra = 0.0
     if seeds > 1:
         seed_square = items * float(((by_seed - mean) ** 2).sum()) / (seeds - 1)
-        rest = scores - by_item - by_seed[:, None] + mean
-        extra = max(seed_square - float((rest**2).sum()) / ((seeds - 1) * max(items - 1, 1)), 0.0)
+        residual = scores - by_item - by_seed[:, None] + mean
+        extra = max(
+            seed_square - float((residual**2).sum()) / ((seeds - 1) * max(items - 1, 1)), 0.0
+        )
     variance = (item_square + extra) / scores.size
-    if variance < 1e-18:  # every item of every seed says the same
+    if variance < 1e-18:  # all scores are equal
         return Interval(mean, mean, mean), 1.0 if abs(mean) < 1e-12 else 0.0
     spread = item_square**2 / max(items - 1, 1)
     spread += seed_square**2 / (seeds - 1) if extra else 0.0
@@ -94,10 +96,10 @@ def crossed(scores: Array) -> tuple[Interval, float]:
 
 
 def compare(a: Array, b: Array, *, resamples: int = RESAMPLES) -> Comparison:
-    """Compare two models on the same seeds and items: both (S, N), the higher the better.
+    """Compare two models on the same seeds and items: both (S, N), higher is better.
 
-    `low`, `high` and `p` answer for new seeds and new items (`crossed`). The paired bootstrap and
-    the sign-flip permutation resample items only: they answer for the models as trained.
+    `low`, `high` and `p` generalise to new seeds and new items (`crossed`). The paired bootstrap
+    and the sign-flip permutation test resample items only, with the trained models fixed.
     """
     gain = np.asarray(a, np.float64) - np.asarray(b, np.float64)
     interval, p = crossed(gain)
@@ -111,7 +113,7 @@ def compare(a: Array, b: Array, *, resamples: int = RESAMPLES) -> Comparison:
 
 
 def mcnemar(a: Array, b: Array) -> float:
-    """Return McNemar's exact p-value (1947) of items that most seeds get right: (S, N), 0 or 1.
+    """Return McNemar's exact p-value (1947) on the majority vote over seeds: (S, N), 0 or 1.
 
     >>> mcnemar(np.array([[1.0] * 8 + [0.0] * 2]), np.array([[0.0] * 8 + [0.0] * 2]))
     0.0078125
@@ -126,7 +128,7 @@ def mcnemar(a: Array, b: Array) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Correct a family of p-values for their number (Holm 1979), in the order given.
+    """Adjust p-values for multiple testing (Holm 1979); the order is kept.
 
     >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]
@@ -140,10 +142,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def rank(scores: Array) -> Ranking:
-    """Rank K models on each of n blocks, (n, K), the higher the better; ties share their ranks.
+    """Rank K models on each of n blocks, (n, K), higher is better; ties share their ranks.
 
-    Friedman's test, then Nemenyi's critical difference at 5 % (Demsar 2006, JMLR 7): average ranks
-    that differ by less cannot be told apart.
+    Friedman's test, then Nemenyi's critical difference at 5 % (Demsar 2006, JMLR 7): smaller
+    differences between average ranks are not significant.
     """
     from scipy.stats import friedmanchisquare, rankdata, studentized_range
 
@@ -158,23 +160,23 @@ def rank(scores: Array) -> Ranking:
 
 
 def cliques(ranks: Array, width: float) -> list[tuple[int, int]]:
-    """Return the widest runs of sorted ranks within `width`, as (first, last) positions.
+    """Return the maximal groups of sorted ranks within `width`, as (first, last) positions.
 
     >>> cliques(np.array([1.0, 1.5, 3.0, 3.2]), 1.0)
     [(0, 1), (2, 3)]
     """
     ordered = np.sort(ranks)
-    found: list[tuple[int, int]] = []
+    runs: list[tuple[int, int]] = []
     for first, least in enumerate(ordered):
         last = int(np.searchsorted(ordered, least + width, side="right")) - 1
-        if last > first and (not found or last > found[-1][1]):
-            found.append((first, last))
-    return found
+        if last > first and (not runs or last > runs[-1][1]):
+            runs.append((first, last))
+    return runs
 
 
 @lru_cache(maxsize=4)
 def _resamples(items: int, count: int) -> tuple[Array, Array]:
-    """Draw bootstrap weights, rows of sum 1, and signs, (count, N); the same each time."""
+    """Draw bootstrap weights (rows sum to 1) and random signs, (count, N), from a fixed seed."""
     draw = np.random.default_rng(0)
     drawn = draw.multinomial(items, np.full(items, 1 / items), size=count)
     flips = draw.integers(0, 2, (count, items))

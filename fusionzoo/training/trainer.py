@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fusionzoo.config import RunConfig
 from fusionzoo.distributed.fsdp import sharded
 from fusionzoo.distributed.malloc import Heap
-from fusionzoo.distributed.process_group import World, share, total, wrap
+from fusionzoo.distributed.process_group import World, broadcast_from_main, total, wrap
 from fusionzoo.structures import FIRST_STEP, Batch, StepContext
 
 from .balance.two_pass import TwoPassBackward
@@ -185,7 +185,7 @@ class Trainer:
         """Give all processes the running statistics that the main process has of its batches;
         needed before they are read, in evaluation mode, and not at every step."""
         if isinstance(self.wrapped, DistributedDataParallel):
-            share(list(self.module.model.encoders.buffers()))
+            broadcast_from_main(list(self.module.model.encoders.buffers()))
 
     def begin_epoch(self, loaders: Mapping[str, Any], context: StepContext) -> None:
         """Let the training strategies prepare an epoch."""

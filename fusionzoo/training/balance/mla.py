@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.distributed.fsdp import like, whole
+from fusionzoo.distributed.fsdp import full_tensor, shard_like
 from fusionzoo.structures import Batch, StepContext
 
 from .base import BALANCE, Balance, BatchSum, LossTerm, StrategyInputs, pooled_of
@@ -91,8 +91,8 @@ class MLA(Balance):
         weight = self.fusion.head.weight  # type: ignore[union-attr]
         assert isinstance(weight, nn.Parameter)
         if weight.grad is not None:
-            gradient = whole(weight.grad)
-            weight.grad.copy_(like(gradient @ self.projector.to(gradient), weight.grad))
+            gradient = full_tensor(weight.grad)
+            weight.grad.copy_(shard_like(gradient @ self.projector.to(gradient), weight.grad))
         sums = self.tally.take(self.world)  # of embeddings, then the number of rows
         if sums[-1] > 0:
             alpha = 0.1 ** (1 + context.epoch % 1) if self.alpha is None else self.alpha

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.distributed.fsdp import like, whole
+from fusionzoo.distributed.fsdp import full_tensor, shard_like
 from fusionzoo.model import quiet
 from fusionzoo.structures import Features, StepContext
 
@@ -91,14 +91,16 @@ class OGMGE(Balance):
                 gradient = parameter.grad
                 if gradient is None:
                     continue
-                unscaled = whole(gradient).clone() if self.noise and gradient.numel() > 1 else None
+                unscaled = (
+                    full_tensor(gradient).clone() if self.noise and gradient.numel() > 1 else None
+                )
                 gradient.mul_(factor)
                 if unscaled is not None:
                     seed = self.draw(context.step, number).initial_seed()
                     generator = torch.Generator(unscaled.device).manual_seed(seed)
                     deviation = unscaled.std()
                     noise = deviation * unscaled.normal_(generator=generator)
-                    gradient.add_(like(noise, gradient))
+                    gradient.add_(shard_like(noise, gradient))
 
 
 def damping(scores: Tensor, in_batch: Tensor, alpha: float) -> Tensor:

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from fusionzoo.distributed.fsdp import whole
+from fusionzoo.distributed.fsdp import full_tensor
 
 
 def grad_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
     """Return the norm of all gradients together, (); of whole tensors where they are sharded."""
     grads = [p.grad for p in parameters if p.grad is not None]
-    return whole(get_total_norm(grads, foreach=True))
+    return full_tensor(get_total_norm(grads, foreach=True))
 
 
 def clip_gradients(

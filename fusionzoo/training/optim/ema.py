@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from fusionzoo.distributed.fsdp import like, reshard, whole
+from fusionzoo.distributed.fsdp import full_tensor, reshard, shard_like
 
 
 class EMA:
@@ -49,7 +49,10 @@ class EMA:
 
     def state_dict(self) -> dict[str, object]:
         """Return what a checkpoint keeps; called by all processes."""
-        return {"steps": self.steps, "means": {n: whole(x).cpu() for n, x in self.means.items()}}
+        return {
+            "steps": self.steps,
+            "means": {n: full_tensor(x).cpu() for n, x in self.means.items()},
+        }
 
     def load_state_dict(self, state: dict[str, object]) -> None:
         """Continue from what `state_dict` returned."""
@@ -57,4 +60,4 @@ class EMA:
         assert isinstance(means, dict) and isinstance(state["steps"], int)
         self.steps = state["steps"]
         for name, mean in self.means.items():
-            mean.copy_(like(means[name], mean))
+            mean.copy_(shard_like(means[name], mean))

@@ -10,7 +10,7 @@ import torch
 from torch import optim
 
 from fusionzoo.config import OptimConfig
-from fusionzoo.distributed.fsdp import is_share
+from fusionzoo.distributed.fsdp import is_shard
 from fusionzoo.errors import FusionZooError, did_you_mean
 
 from .param_groups import Group
@@ -41,7 +41,7 @@ def build_optimizer(groups: list[Group], cfg: OptimConfig) -> optim.Optimizer:
     elif name in ("adam", "adamw"):
         settings["betas"] = cfg.betas
     # Adagrad's is for the CPU alone, SGD's cannot update weights that are shared out.
-    shared = any(is_share(p) for group in groups for p in group["params"])
+    shared = any(is_shard(p) for group in groups for p in group["params"])
     if "fused" in known and kind is not optim.Adagrad and not (kind is optim.SGD and shared):
         settings["fused"] = True
     settings |= {k: tuple(x) if isinstance(x, list) else x for k, x in cfg.settings.items()}

@@ -9,7 +9,12 @@ from pathlib import Path
 
 import torch
 
-from fusionzoo.distributed.fsdp import load_optimizer, load_whole, whole_optimizer, whole_state
+from fusionzoo.distributed.fsdp import (
+    full_optimizer_state,
+    full_state_dict,
+    load_full_state_dict,
+    load_optimizer_state,
+)
 from fusionzoo.distributed.process_group import World, from_main, gather
 from fusionzoo.errors import FusionZooError, one_line
 
@@ -73,8 +78,8 @@ def save(path: Path, trainer: Trainer, state: State, keep: int = 1) -> None:
     world = trainer.world
     contents = {
         "state": asdict(state),
-        "objective": whole_state(trainer.module),
-        "optimizer": whole_optimizer(trainer.optimizer),
+        "objective": full_state_dict(trainer.module),
+        "optimizer": full_optimizer_state(trainer.optimizer),
         "average": trainer.ema.state_dict() if trainer.ema else None,
         "scaler": trainer.scaler.state_dict(),
         "random": random_states(world),
@@ -95,8 +100,8 @@ def restore(path: Path, trainer: Trainer) -> tuple[State, list[str]]:
     """Continue from `path`, or from the newest whole one before it; also return warnings."""
     contents, notes = read_newest(path)
     try:
-        load_whole(trainer.module, contents["objective"])
-        load_optimizer(trainer.optimizer, contents["optimizer"])
+        load_full_state_dict(trainer.module, contents["objective"])
+        load_optimizer_state(trainer.optimizer, contents["optimizer"])
         if trainer.ema:
             trainer.ema.load_state_dict(contents["average"])
         if contents["scaler"]:  # empty without fp16, which may begin here
@@ -131,7 +136,7 @@ def restore_best(folder: Path, trainer: Trainer, state: State) -> list[str]:
     """Load weights and metrics of the run's best epoch, or of the best before it if that file is
     damaged; return warnings."""
     contents, notes = read_newest(folder / "checkpoints" / "best.pt")
-    load_whole(trainer.module, contents["objective"])
+    load_full_state_dict(trainer.module, contents["objective"])
     if trainer.ema:
         trainer.ema.load_state_dict(contents["average"])
     state.best = contents["state"]["best"]

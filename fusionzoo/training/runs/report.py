@@ -9,7 +9,7 @@ from typing import Any
 from fusionzoo.console import command_line
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.summary import data_summary
-from fusionzoo.distributed.fsdp import sharded, whole_state
+from fusionzoo.distributed.fsdp import full_state_dict, sharded
 from fusionzoo.distributed.process_group import gather
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import write_json
@@ -48,7 +48,7 @@ def save_model(folder: Path, trainer: Trainer) -> None:
             model.set_align(strategy.project)  # type: ignore[arg-type]
     if len(module.heads.heads):
         model.set_heads(module.heads)
-    weights = whole_state(model) if sharded(module) else None
+    weights = full_state_dict(model) if sharded(module) else None
     if trainer.world.main:
         model.save(folder / "model", weights)
 

@@ -14,7 +14,7 @@ from strategies import make_batch, make_model, make_objective, make_trainer, sav
 
 from fusionzoo.config import DistConfig, RunConfig, from_tree
 from fusionzoo.datasets import create_dataset
-from fusionzoo.distributed.fsdp import whole_state
+from fusionzoo.distributed.fsdp import full_state_dict
 from fusionzoo.distributed.process_group import World, process_group, wrap
 from fusionzoo.structures import StepContext
 from fusionzoo.training.balance import BALANCE
@@ -53,7 +53,7 @@ def learned(
             for one in objective.strategies(now):
                 one.begin_epoch(trainer, {}, now)
         trainer.step([take(batch, slice(world.rank, None, world.size))], now)
-    return {key: x.clone() for key, x in whole_state(objective).items()}
+    return {key: x.clone() for key, x in full_state_dict(objective).items()}
 
 
 def blended(world: World) -> dict[str, torch.Tensor]:
