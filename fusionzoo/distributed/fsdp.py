@@ -91,9 +91,8 @@ def load_full_state_dict(module: nn.Module, state: Mapping[str, Tensor]) -> None
     reshard(module)
     local_state = module.state_dict()
     if local_state.keys() != state.keys():
-        raise FusionZooError(
-            f"the names of the weights differ: {', '.join(sorted(local_state.keys() ^ state.keys())[:5])}"
-        )
+        names = sorted(local_state.keys() ^ state.keys())
+        raise FusionZooError(f"the names of the weights differ: {', '.join(names[:5])}")
     for name, tensor in local_state.items():
         tensor.copy_(shard_like(state[name], tensor))
 
