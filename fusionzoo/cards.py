@@ -109,13 +109,13 @@ def balance_cards() -> list[BalanceCard]:
 
 def encoder_cards() -> list[EncoderCard]:
     """Read the cards of all encoders, by kind and name."""
-    from .encoders import ENCODERS, create_encoder, pattern
+    from .encoders import ENCODERS, create_encoder
 
     shared = inspect.signature(create_encoder).parameters.values()
     every = {p.name: p.default for p in shared if p.kind is p.KEYWORD_ONLY and p.name != "assets"}
     return [
         EncoderCard(
-            name=pattern(name),
+            name=entry.pattern,
             kind=entry.family,
             summary=entry.summary,
             settings={

@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     actions = data.add_subparsers(metavar="action")
     actions.add_parser("list", help="the data sets").set_defaults(run=_list_data)
     fetch = actions.add_parser("fetch", help="download a data set")
-    fetch.add_argument("name", choices=["stamps", "mfeat"])
+    fetch.add_argument("name", nargs="?", help="one of those that can be downloaded")
     fetch.add_argument("--root", help="folder to put it in; default: the cache")
     fetch.set_defaults(run=_fetch)
     return parser
@@ -243,11 +243,21 @@ def _list_data(_: argparse.Namespace) -> None:
 
 
 def _fetch(parsed: argparse.Namespace) -> None:
-    from importlib import import_module
     from pathlib import Path
 
-    source = import_module(f".datasets.{parsed.name}", __package__)
-    print(f"ready: {source.fetch(Path(parsed.root) if parsed.root else None)}")
+    from .datasets import DATASETS
+
+    names = [name for name in DATASETS if DATASETS[name].fetch is not None]
+    if parsed.name is None:
+        rows = [(name, DATASETS[name].summary) for name in names]
+        print_table("Data sets to download", ("name", "what it holds"), rows)
+        return
+    fetch = DATASETS[parsed.name].fetch
+    if fetch is None:
+        raise FusionZooError(
+            f"data set {parsed.name!r} is not downloaded; those that are: {', '.join(names)}"
+        )
+    print(f"ready: {fetch(Path(parsed.root) if parsed.root else None)}")
 
 
 if __name__ == "__main__":

@@ -1,3 +1,5 @@
 """Forms in which one's own data comes: a manifest, class folders, separate sources to join."""
 
-__all__ = ["folders", "join", "manifest"]
+from fusionzoo.registry import import_siblings
+
+import_siblings(__path__, __name__)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.metrics import classification, multilabel, ordinal, regression
-from fusionzoo.registry import Registry
+from fusionzoo.registry import Entry, Registry
 from fusionzoo.targets import Level, Number, Target
 
 
@@ -50,7 +50,9 @@ class Task(nn.Module):
         raise NotImplementedError
 
 
-OBJECTIVES: Registry[Task] = Registry("objective", "docs/objectives.md")
+OBJECTIVES: Registry[Task, Entry[Task]] = Registry(
+    "objective", "docs/objectives.md", Entry, ("objective",)
+)
 
 
 @OBJECTIVES.register("classification", family="objective")

@@ -164,7 +164,7 @@ FORMULAS: dict[str, tuple[int, int]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", list_fusions())
+@pytest.mark.parametrize("name", FORMULAS)
 def test_parameters_and_macs_are_the_closed_forms(name: str) -> None:
     parameters, macs = FORMULAS[name]
     found = cost(standard_fusion(name), STANDARD)

@@ -5,13 +5,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from pkgutil import iter_modules
+from fusionzoo.registry import import_siblings
 
 from .base import BALANCE, START, Balance, Now, Seen, Setting, Term, build_balance
 
 __all__ = ["BALANCE", "START", "Balance", "Now", "Seen", "Setting", "Term", "build_balance"]
 
-for _found in iter_modules(__path__):
-    if _found.name != "base" and not _found.name.startswith("_"):
-        import_module(f".{_found.name}", __package__)
+import_siblings(__path__, __name__)  # what registers strategies

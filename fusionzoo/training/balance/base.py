@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.fusion import Fusion
 from fusionzoo.model import FusionModel
-from fusionzoo.registry import Registry
+from fusionzoo.registry import Entry, Registry
 from fusionzoo.structures import Batch, Features, FusionOutput
 
 from ..distributed import World, total
@@ -100,7 +100,8 @@ class Balance(nn.Module):
     @property
     def name(self) -> str:
         """The name it is registered under."""
-        return type(self).__module__.rpartition(".")[2]
+        names = (name for name in BALANCE if BALANCE[name].cls is type(self))
+        return next(names, type(self).__name__)
 
     def require(self, holds: bool, says: str) -> None:
         """Refuse a setting in one line."""
@@ -192,7 +193,9 @@ class Tally:
         return summed
 
 
-BALANCE: Registry[Balance] = Registry("training strategy", "fusionzoo zoo")
+BALANCE: Registry[Balance, Entry[Balance]] = Registry(
+    "training strategy", "fusionzoo zoo", Entry, ("data", "loss", "gradient", "schedule")
+)
 
 
 def build_balance(
