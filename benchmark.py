@@ -45,9 +45,11 @@ def benchmark(cfg: BenchmarkConfig) -> int:
     """Run what is not done yet, and write the report; return 1 if a strategy failed."""
     from fusionzoo.benchmark import prepare, protocol, report, summary, tune, verdict
     from fusionzoo.fusion import fusion_info
+    from fusionzoo.plugins import load_plugins
     from fusionzoo.training.memory import keep_freed_memory
 
     # ---- what is asked: names and settings are checked before anything is computed
+    load_plugins(cfg.plugins)
     report.check()
     if cfg.tune:
         tune.check()

@@ -59,6 +59,7 @@ def train(cfg: RunConfig, world: World) -> int:
     """Train, test, save; return 0, or 75 (130 after Ctrl-C) if a signal ended the run early."""
     import torch
 
+    from fusionzoo.plugins import load_plugins
     from fusionzoo.training import checkpoint, run, speed
     from fusionzoo.training.deselected import drop_deselected
     from fusionzoo.training.distributed import seed_everything, wrap
@@ -69,6 +70,8 @@ def train(cfg: RunConfig, world: World) -> int:
     from fusionzoo.training.optim import build_optimizer
     from fusionzoo.training.step import AMP, Stepper
     from fusionzoo.training.tracking import Tracker
+
+    load_plugins(cfg.plugins)
 
     # ---- data: one table, three splits
     tracker = Tracker(world)

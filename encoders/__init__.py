@@ -19,21 +19,26 @@ from typing import Any, Literal
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.registry import import_siblings
 
-from .base import ENCODERS, Encoder, EncoderEntry, Processor
+from .base import ENCODERS, Encoder, EncoderEntry, Item, Processor
 from .init import initialise
 from .lora import add_lora
 from .weights import WeightsReport, load_weights
+from .wrapped import WRAPPED, adopt, wrap_encoder
 
 __all__ = [
     "ENCODERS",
+    "WRAPPED",
     "Encoder",
     "EncoderEntry",
+    "Item",
     "Processor",
     "WeightsReport",
+    "adopt",
     "create_encoder",
     "initialise",
     "list_encoders",
     "load_weights",
+    "wrap_encoder",
 ]
 
 import_siblings(__path__, __name__)  # what registers encoders

@@ -109,6 +109,9 @@ class DistConfig:
 class RunConfig:
     """Everything that a run needs; stored as config.yaml beside its results."""
 
+    plugins: str | list[str] = option(
+        "", "files or modules with components of your own, `my_fusion.py`: docs/plugins.md"
+    )
     data: Tree = option({"name": "digits"}, "data set and its settings: `fusionzoo data list`")
     encoders: dict[str, Tree] = option({}, "modality -> encoder; empty = the data set's own choice")
     fusion: Tree = option({"name": "gmu"}, "fusion and its settings: `fusionzoo zoo`")
@@ -134,6 +137,9 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedConfig:
+    plugins: str | list[str] = option(
+        "", "files or modules with components of your own, `my_fusion.py`: docs/plugins.md"
+    )
     model: str = option("", "model folder, or run folder with a model in it (required)")
     data: Tree = option({}, "data set and its settings; empty = the one of the run")
     split: str = option("all", "train | val | test | all")
@@ -150,6 +156,9 @@ class EmbedConfig:
 class BenchmarkConfig:
     """Everything that a comparison of strategies needs; stored as config.yaml beside the report."""
 
+    plugins: str | list[str] = option(
+        "", "files or modules with components of your own, `my_fusion.py`: docs/plugins.md"
+    )
     data: Tree = option({"name": "digits"}, "data set and its settings: `fusionzoo data list`")
     encoders: dict[str, Tree] = option({}, "modality -> encoder; empty = the data set's own choice")
     fusions: str | list[str] = option("all", "names or families, `mbt,lmf,late`, or all")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -24,6 +25,13 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
     for row in rows:
         table.add_row(*row)
     Console().print(table)
+
+
+def add_plugins_option(parser: argparse.ArgumentParser, default: str = argparse.SUPPRESS) -> None:
+    """Add --plugins; an action leaves it to its command unless it stands after the action."""
+    parser.add_argument(
+        "--plugins", default=default, metavar="FILE.py,MODULE", help="components of your own"
+    )
 
 
 def command_line(name: str) -> str:

@@ -13,11 +13,13 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from .cards import BalanceCard, Card, EncoderCard
 from .places import cache_root
+from .plugins import installed_plugins, load_plugins, plugin_list
 
 LIBRARIES = ("torch", "torchvision", "torchaudio", "timm", "transformers")
 
@@ -31,8 +33,16 @@ class Facts:
     encoders: list[EncoderCard]
 
 
-def facts() -> Facts:
-    """Read the facts, or gather and keep them; a cache that cannot be written costs time only."""
+def facts(plugins: str = "") -> Facts:
+    """Read the facts, or gather and keep them; a cache that cannot be written costs time only.
+
+    Those of `plugins`, which `load_plugins` imports, are gathered each time.
+    """
+    known = _stored_facts()
+    return known if not plugin_list(plugins) else _with_plugins(known, plugins)
+
+
+def _stored_facts() -> Facts:
     file = cache_root() / "zoo.json"
     stamp = sources_stamp()
     with suppress(OSError, ValueError, KeyError, TypeError):
@@ -48,6 +58,17 @@ def facts() -> Facts:
     return gathered
 
 
+def _with_plugins(known: Facts, plugins: str) -> Facts:
+    from .cards import FAMILIES, balance_cards, card, encoder_cards
+    from .fusion import list_fusions
+
+    load_plugins(plugins)
+    names = {one.name for one in known.fusions}
+    fusions = [*known.fusions, *(card(name) for name in list_fusions() if name not in names)]
+    fusions.sort(key=lambda one: (FAMILIES.index(one.family), one.name))
+    return Facts(fusions, balance_cards(), encoder_cards())
+
+
 def gather_facts() -> Facts:
     """Import everything, and read the facts from docstrings, signatures and forward passes."""
     from .cards import balance_cards, cards, encoder_cards
@@ -58,13 +79,22 @@ def gather_facts() -> Facts:
 def sources_stamp() -> str:
     """Return a digest of every source file's name, size and time, and of libraries' versions."""
     marks = [sys.version, *(f"{name} {_version(name)}" for name in LIBRARIES)]
-    top = Path(__file__).parent
-    for folder, _, names in os.walk(top, followlinks=True):  # in a checkout three are links
-        for name in names:
-            if name.endswith(".py"):
-                about = os.stat(os.path.join(folder, name))
-                marks.append(f"{folder}/{name} {about.st_size} {about.st_mtime_ns}")
+    tops = [str(Path(__file__).parent)]
+    for point in installed_plugins():
+        marks.append(f"{point.name} {point.value}")
+        spec = find_spec(point.module.partition(".")[0])  # of the package: imports nothing
+        tops += (spec.submodule_search_locations or [str(spec.origin)]) if spec else []
+    for path in [file for top in tops for file in _sources(top)]:
+        about = os.stat(path)
+        marks.append(f"{path} {about.st_size} {about.st_mtime_ns}")
     return hashlib.sha256("\n".join(sorted(marks)).encode()).hexdigest()
+
+
+def _sources(top: str) -> list[str]:
+    """Return the Python files below a folder, or the one file."""
+    folders = os.walk(top, followlinks=True)  # in a checkout three are links
+    files = [os.path.join(folder, name) for folder, _, names in folders for name in names]
+    return [path for path in files or [top] if path.endswith(".py")]
 
 
 def _from_plain(stored: dict[str, Any]) -> Facts:

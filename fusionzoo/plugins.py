@@ -154,12 +154,12 @@ def code_digest(cls: Any) -> str | None:
 
     Results that are kept on disk depend on it, as they depend on fusionzoo's version.
     """
-    if source_of(cls) is None:
-        return None
-    try:
-        return hashlib.sha256(Path(inspect.getfile(cls)).read_bytes()).hexdigest()[:16]
-    except (OSError, TypeError):
-        return ""  # defined in a notebook
+    return None if source_of(cls) is None else _digest_of_file(cls)
+
+
+def file_digest(plugin: str) -> str:
+    """Return a digest of the file of an imported plugin."""
+    return _digest_of_file(_import(plugin))
 
 
 def missing_plugins(recorded: Sequence[str]) -> list[str]:
@@ -224,6 +224,14 @@ def _module_name(path: Path) -> str:
     'fusionzoo.plugins.x2f61.mine'
     """
     return f"{__name__}.x{str(path.parent).encode().hex()}.{path.stem}"
+
+
+def _digest_of_file(defined: Any) -> str:
+    """Hash the file of a class or module; a notebook has none."""
+    try:
+        return hashlib.sha256(Path(inspect.getfile(defined)).read_bytes()).hexdigest()[:16]
+    except (OSError, TypeError):
+        return ""
 
 
 def _line_in(plugin: str, error: BaseException) -> str:

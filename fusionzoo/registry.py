@@ -174,7 +174,7 @@ class Registry(Generic[T, E]):
                     f"{did_you_mean(fact, self._fact_names())} Known:"
                     f" {', '.join(self._fact_names())}."
                 )
-        summary = (inspect.getdoc(cls) or "").partition("\n")[0]
+        summary = inspect.cleandoc(cls.__doc__ or "").partition("\n")[0]
         entry = self.entry(name=name, cls=cls, summary=summary, **facts)
         if entry.family not in self.families:
             found = f"unknown family {entry.family!r}" if entry.family else "family= is missing"

@@ -6,6 +6,7 @@ changed setting is another file, and what is there is never run again.
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -18,7 +19,8 @@ from fusionzoo import __version__
 from fusionzoo.cards import FAMILIES
 from fusionzoo.config import BenchmarkConfig
 from fusionzoo.errors import FusionZooError, did_you_mean
-from fusionzoo.fusion import fusion_info, list_fusions
+from fusionzoo.fusion import FUSIONS, fusion_info, list_fusions
+from fusionzoo.plugins import code_digest, file_digest, plugin_list
 
 from . import cells
 from .cells import ALONE, Cell, Settings, Unit
@@ -29,7 +31,7 @@ from .tune import tune
 
 # What does not change a cell: where and how it is run, and what else is run.
 ELSEWHERE = {"fusions", "settings", "fusion", "seeds", "controls", "tune"}
-ELSEWHERE |= {"jobs", "engine", "num_workers", "out", "combine"}
+ELSEWHERE |= {"jobs", "engine", "num_workers", "out", "combine", "plugins"}
 
 # Raise it when a figure in a cell is defined anew: cells of before are then run again.
 DEFINITIONS = 2
@@ -51,7 +53,7 @@ def choose(wanted: str | Sequence[str], modalities: int) -> list[str]:
         if word == "all" or word in FAMILIES:
             family = list_fusions(None if word == "all" else word)
             found += [name for name in family if fusion_info(name).at_least <= modalities]
-        elif word not in list_fusions():
+        elif word not in FUSIONS:
             near = did_you_mean(word, [*list_fusions(), *FAMILIES, "all"])
             raise FusionZooError(f"unknown fusion {word!r}.{near} `fusionzoo zoo` lists all.")
         else:
@@ -84,12 +86,13 @@ def settings_of(cfg: BenchmarkConfig, strategy: str) -> Settings:
 def check(cfg: BenchmarkConfig, strategies: Sequence[str]) -> None:
     """Refuse settings that no strategy has, before anything is computed."""
     for name in cfg.settings:
-        if name not in list_fusions() and not name.startswith(ALONE):
+        if name not in FUSIONS and not name.startswith(ALONE):
             raise FusionZooError(
                 f"--settings.{name}: unknown fusion{did_you_mean(name, strategies)}"
             )
     for key in cfg.fusion:
-        if not any(key in {"dim", *fusion_info(n).parameters} for n in list_fusions()):
+        names = [*list_fusions(), *map(cells.fusion_of, strategies)]
+        if not any(key in {"dim", *fusion_info(n).parameters} for n in names):
             raise FusionZooError(f"--fusion.{key}: no fusion has this setting")
     for name in strategies:
         settings_of(cfg, name)
@@ -126,12 +129,24 @@ def path_of(bench: Bench, unit: Unit) -> Path:
     about = [stable, unit._asdict(), known, __version__, str(torch.__version__), DEFINITIONS]
     if not unit.shuffled and bench.corrupted:
         about.append([str(key) for key in bench.corrupted[unit.fold]])
-    name = unit.strategy.replace(":", "-") + ("-shuffled" if unit.shuffled else "")
+    code = _plugin_code(bench.cfg, unit)
+    if code:
+        about.append(code)
+    name = re.sub(r"[^\w.-]", "-", unit.strategy) + ("-shuffled" if unit.shuffled else "")
     return (
         Path(bench.cfg.out)
         / "cells"
         / f"{name}-f{unit.fold}-s{unit.seeds[0]}-{key_of(about)[:12]}.npz"
     )
+
+
+def _plugin_code(cfg: BenchmarkConfig, unit: Unit) -> list[str]:
+    """Return digests of the code that a unit runs and that is not fusionzoo's own."""
+    names = [cells.fusion_of(unit.strategy), *unit.settings.values()]  # `base` names a fusion too
+    found = [code_digest(FUSIONS[x].cls) for x in names if isinstance(x, str) and x in FUSIONS]
+    if cfg.mode == "finetune":  # of cached features the description has the encoder's
+        found += [file_digest(plugin) for plugin in plugin_list(cfg.plugins)]
+    return [code for code in found if code is not None]
 
 
 def run_all(bench: Bench, strategies: Sequence[str]) -> list[Result]:

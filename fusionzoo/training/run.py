@@ -15,6 +15,7 @@ from fusionzoo.datasets.summary import data_summary
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.evaluation.retrieval import any_pair
 from fusionzoo.model import create_model
+from fusionzoo.plugins import plugin_list
 from fusionzoo.unimodal import UnimodalHeads
 
 from .balance import Setting, build_balance
@@ -195,7 +196,9 @@ def report(
         )
     data = cfg.data["name"]
     tracker.say(f"model   {folder / 'model'}   (fusionzoo.load reads it)")
-    tracker.say(f"next    {command_line('embed')} --model {folder} --out {data}.parquet")
+    plugins = ",".join(plugin_list(cfg.plugins))
+    flags = f"--model {folder} --out {data}.parquet" + f" --plugins {plugins}" * bool(plugins)
+    tracker.say(f"next    {command_line('embed')} {flags}")
     if cfg.log == "tensorboard":
         tracker.say(f"        tensorboard --logdir {folder / 'tensorboard'}")
 

@@ -12,7 +12,6 @@ from fusionzoo.evaluation.cost import (
     random_features,
     standard_fusion,
 )
-from fusionzoo.fusion import list_fusions
 
 # The standard case in the catalogue's letters.
 T, D = zip(*STANDARD.values(), strict=True)

@@ -7,8 +7,30 @@ from __future__ import annotations
 
 from fusionzoo.registry import import_siblings
 
-from .base import BALANCE, START, Balance, Now, Seen, Setting, Term, build_balance
+from .base import (
+    BALANCE,
+    START,
+    Balance,
+    Now,
+    Seen,
+    Setting,
+    Term,
+    build_balance,
+    pooled_of,
+    widened,
+)
 
-__all__ = ["BALANCE", "START", "Balance", "Now", "Seen", "Setting", "Term", "build_balance"]
+__all__ = [
+    "BALANCE",
+    "START",
+    "Balance",
+    "Now",
+    "Seen",
+    "Setting",
+    "Term",
+    "build_balance",
+    "pooled_of",
+    "widened",
+]
 
 import_siblings(__path__, __name__)  # what registers strategies
