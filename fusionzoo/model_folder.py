@@ -17,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .encoders import WRAPPED, Encoder
 from .errors import FusionZooError, did_you_mean, one_line
 from .fusion import Fusion
-from .plugins import missing_plugins, source_of
+from .plugins import missing_plugins
+from .sources import source_of
 from .targets import Target, from_spec
 
 FORMAT = 1  # of the model folder

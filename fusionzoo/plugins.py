@@ -7,8 +7,6 @@ it is asked for a name that it does not know. Nothing that a model folder names 
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 import logging
 import re
 import sys
@@ -18,11 +16,13 @@ from contextvars import ContextVar
 from importlib import import_module, invalidate_caches
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from .errors import FusionZooError, did_you_mean, one_line
+from .sources import file_of
 
 GROUP = "fusionzoo.plugins"  # of entry points
 REFERENCE = re.compile(r"(?:[\w.]+|.*\.py):[A-Za-z_]\w*")
@@ -55,13 +55,12 @@ if not any(type(finder).__name__ == "_PluginFinder" for finder in sys.meta_path)
     sys.meta_path.append(_PluginFinder())
 
 
-def load_plugins(plugins: str | Sequence[str]) -> None:
+def load_plugins(plugins: str | Sequence[str]) -> list[ModuleType]:
     """Import plugins, `"my_file.py, my_package.my_module"` or a list; a second time does nothing.
 
     A file beside the plugin is imported relatively: `from .helpers import normalise`.
     """
-    for plugin in plugin_list(plugins):
-        _import(plugin)
+    return [_import(plugin) for plugin in plugin_list(plugins)]
 
 
 def plugin_list(plugins: str | Sequence[str]) -> list[str]:
@@ -138,30 +137,6 @@ def imports_forbidden() -> Iterator[None]:
         _imports_allowed.reset(token)
 
 
-def source_of(cls: type) -> str | None:
-    """Return what to import for a class, `my_file.py` or `my_package.my_module`; None: fusionzoo.
-
-    Of a file the name alone, for a path says nothing on another machine.
-    """
-    package, _, name = cls.__module__.rpartition(".")
-    if package.startswith(f"{__name__}."):
-        return f"{name}.py"
-    return None if cls.__module__.partition(".")[0] == "fusionzoo" else cls.__module__
-
-
-def code_digest(cls: Any) -> str | None:
-    """Return a digest of the file that defines a plugin's class; None: the class is fusionzoo's.
-
-    Results that are kept on disk depend on it, as they depend on fusionzoo's version.
-    """
-    return None if source_of(cls) is None else _digest_of_file(cls)
-
-
-def file_digest(plugin: str) -> str:
-    """Return a digest of the file of an imported plugin."""
-    return _digest_of_file(_import(plugin))
-
-
 def missing_plugins(recorded: Sequence[str]) -> list[str]:
     """Return which of the plugins that `source_of` named this process has not imported.
 
@@ -190,18 +165,27 @@ def _import_file(path: Path) -> ModuleType:
     if not path.stem.isidentifier():
         raise FusionZooError(f"{path.stem!r} is no name for a module: use letters, digits and _")
     invalidate_caches()  # the file may be newer than the folder's listing
-    return import_module(_module_name(path))
+    return _imported_from(path) or import_module(_module_name(path))
 
 
 def _import_module(name: str) -> ModuleType:
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name.partition(".")[0] or str(Path.cwd()) in sys.path:
-            raise
-    # Last, where it hides no installed package; and for good, so that child processes find it too.
-    sys.path.append(str(Path.cwd()))
-    return import_module(name)
+    package, here = name.partition(".")[0], Path.cwd()
+    in_folder = (here / package).is_dir() or (here / f"{package}.py").is_file()
+    if in_folder and str(here) not in sys.path and find_spec(package) is None:
+        # Last, where it hides no package; for good, so that child processes find it too.
+        sys.path.append(str(here))
+        invalidate_caches()
+    spec = None if name in sys.modules else find_spec(name)
+    known = _imported_from(Path(spec.origin)) if spec and spec.origin else None
+    return known or import_module(name)
+
+
+def _imported_from(path: Path) -> ModuleType | None:
+    """Return the module of a file that was imported before, perhaps under another name."""
+    for module in list(sys.modules.values()):
+        if file_of(module).endswith(path.name) and Path(file_of(module)).resolve() == path:
+            return module
+    return None
 
 
 def _imported(plugin: str) -> ModuleType | None:
@@ -226,19 +210,12 @@ def _module_name(path: Path) -> str:
     return f"{__name__}.x{str(path.parent).encode().hex()}.{path.stem}"
 
 
-def _digest_of_file(defined: Any) -> str:
-    """Hash the file of a class or module; a notebook has none."""
-    try:
-        return hashlib.sha256(Path(inspect.getfile(defined)).read_bytes()).hexdigest()[:16]
-    except (OSError, TypeError):
-        return ""
-
-
 def _line_in(plugin: str, error: BaseException) -> str:
     """Return `, line 3` for the last line of a plugin's file that led to an error."""
     lines, trace = [], error.__traceback__
+    file = Path(plugin).name if plugin.endswith(".py") else f"{plugin.rpartition('.')[2]}.py"
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename.endswith(Path(plugin).name):
+        if Path(trace.tb_frame.f_code.co_filename).name == file:
             lines.append(trace.tb_lineno)
         trace = trace.tb_next
     return f", line {lines[-1]}" if lines else ""

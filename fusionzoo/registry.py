@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
 
 from .errors import FusionZooError, did_you_mean
 from .plugins import import_class, is_reference, load_installed
+from .sources import definition_of
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -86,10 +87,10 @@ class Registry(Generic[T, E]):
             key = name or cls.__module__.rpartition(".")[2]
             known = self._entries.get(key)
             # A notebook cell that runs again, or a module that is reloaded, defines one class anew.
-            if known is not None and _qualified_name(known.cls) != _qualified_name(cls):
+            if known is not None and definition_of(known.cls) != definition_of(cls):
                 raise FusionZooError(
-                    f"{self.noun} {key!r} is registered twice: by {_qualified_name(known.cls)} and"
-                    f" by {_qualified_name(cls)}"
+                    f"{self.noun} {key!r} is registered twice: by {definition_of(known.cls)} and"
+                    f" by {definition_of(cls)}"
                 )
             self._entries[key] = self._make_entry(key, cls, facts)
             return cls
@@ -193,10 +194,6 @@ def import_siblings(path: Iterable[str], package: str) -> None:
     for module in iter_modules(path):
         if not module.name.startswith("_"):
             import_module(f"{package}.{module.name}")
-
-
-def _qualified_name(cls: Callable[..., Any]) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 @cache

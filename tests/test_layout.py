@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 LEVELS = {
     "errors": 0,
     "console": 0,
+    "sources": 0,
     "places": 1,
     "_flags": 1,
     "plugins": 1,

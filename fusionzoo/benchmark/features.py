@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from fusionzoo.datasets import Collate, PairedDataset
 from fusionzoo.encoders import Encoder
-from fusionzoo.plugins import code_digest
+from fusionzoo.sources import code_digest
 from fusionzoo.structures import Audio, Features
 
 FORMAT = 2  # of an entry; also raise it when what an encoder or processor computes changes

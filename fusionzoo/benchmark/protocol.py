@@ -20,7 +20,8 @@ from fusionzoo.cards import FAMILIES
 from fusionzoo.config import BenchmarkConfig
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.fusion import FUSIONS, fusion_info, list_fusions
-from fusionzoo.plugins import code_digest, file_digest, plugin_list
+from fusionzoo.plugins import load_plugins
+from fusionzoo.sources import code_digest, file_digest
 
 from . import cells
 from .cells import ALONE, Cell, Settings, Unit
@@ -145,7 +146,7 @@ def _plugin_code(cfg: BenchmarkConfig, unit: Unit) -> list[str]:
     names = [cells.fusion_of(unit.strategy), *unit.settings.values()]  # `base` names a fusion too
     found = [code_digest(FUSIONS[x].cls) for x in names if isinstance(x, str) and x in FUSIONS]
     if cfg.mode == "finetune":  # of cached features the description has the encoder's
-        found += [file_digest(plugin) for plugin in plugin_list(cfg.plugins)]
+        found += map(file_digest, load_plugins(cfg.plugins))
     return [code for code in found if code is not None]
 
 
