@@ -15,14 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fusionzoo._flags import read_yaml
-from fusionzoo.config import EmbedConfig, from_args, help_text, merge
+from fusionzoo.config import EmbedConfig, from_args, help_text, merge, read_yaml
 from fusionzoo.console import quiet_pipe
 from fusionzoo.errors import FusionZooError
 
 if TYPE_CHECKING:
     from fusionzoo.datasets import PairedDataset
-    from fusionzoo.training.distributed import World
+    from fusionzoo.distributed.process_group import World
 
 
 @quiet_pipe
@@ -34,8 +33,8 @@ def main(args: Sequence[str] | None = None) -> int:
         return 0
     try:
         cfg = from_args(EmbedConfig, args)
-        from fusionzoo.training.distributed import launch, launched, process_group
-        from fusionzoo.training.memory import keep_freed_memory
+        from fusionzoo.distributed.malloc import keep_freed_memory
+        from fusionzoo.distributed.process_group import launch, launched, process_group
 
         if cfg.dist.nproc > 1 and not launched():
             return launch(cfg.dist, __file__, args)
@@ -57,9 +56,9 @@ def embed(cfg: EmbedConfig, world: World) -> Path:
     from fusionzoo.evaluation.embeddings import EmbeddingWriter
     from fusionzoo.model import load
     from fusionzoo.plugins import load_plugins
-    from fusionzoo.training.loop import num_workers
-    from fusionzoo.training.run import report_failures
-    from fusionzoo.training.tracking import Tracker
+    from fusionzoo.training.data import num_workers
+    from fusionzoo.training.runs.report import report_failures
+    from fusionzoo.training.runs.tracker import Tracker
 
     if not cfg.model:
         raise FusionZooError("--model is missing: a model folder, or a run folder such as runs/a")
@@ -105,7 +104,7 @@ def open_data(
 ) -> tuple[PairedDataset, dict[str, Any]]:
     """Open the data set of the command line, else that of the run; keep what the model reads."""
     from fusionzoo.datasets import DATASETS
-    from fusionzoo.training.run import open_dataset
+    from fusionzoo.training.build import open_dataset
 
     recipe = Path(cfg.model) / "config.yaml"
     settings = dict(cfg.data)

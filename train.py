@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
     from torch.utils.data import DataLoader
 
+    from fusionzoo.distributed.process_group import World
     from fusionzoo.structures import Batch
-    from fusionzoo.training.checkpoint import State
-    from fusionzoo.training.distributed import World
-    from fusionzoo.training.schedules import Plan
-    from fusionzoo.training.step import Stepper
-    from fusionzoo.training.tracking import Tracker
+    from fusionzoo.training.optim.schedules import Plan
+    from fusionzoo.training.runs.checkpoint import State
+    from fusionzoo.training.runs.tracker import Tracker
+    from fusionzoo.training.trainer import Stepper
 
     Loaders = dict[str, DataLoader[Batch]]
 
@@ -42,8 +42,8 @@ def main(args: Sequence[str] | None = None) -> int:
         return 0
     try:
         cfg = from_args(RunConfig, args)
-        from fusionzoo.training.distributed import launch, launched, process_group
-        from fusionzoo.training.memory import keep_freed_memory
+        from fusionzoo.distributed.malloc import keep_freed_memory
+        from fusionzoo.distributed.process_group import launch, launched, process_group
 
         if cfg.dist.nproc > 1 and not launched():
             return launch(cfg.dist, __file__, args)
@@ -59,35 +59,38 @@ def train(cfg: RunConfig, world: World) -> int:
     """Train, test, save; return 0, or 75 (130 after Ctrl-C) if a signal ended the run early."""
     import torch
 
+    from fusionzoo.config.deselected import drop_deselected
+    from fusionzoo.distributed.process_group import seed_everything, wrap
     from fusionzoo.plugins import load_plugins
-    from fusionzoo.training import checkpoint, run, speed
-    from fusionzoo.training.deselected import drop_deselected
-    from fusionzoo.training.distributed import seed_everything, wrap
-    from fusionzoo.training.folder import claim_folder, store_config
-    from fusionzoo.training.groups import param_groups
-    from fusionzoo.training.joint import targets_of
-    from fusionzoo.training.loop import build_loader, evaluate
-    from fusionzoo.training.optim import build_optimizer
-    from fusionzoo.training.step import AMP, Stepper
-    from fusionzoo.training.tracking import Tracker
+    from fusionzoo.training import build
+    from fusionzoo.training.data import build_loader
+    from fusionzoo.training.evaluate import evaluate
+    from fusionzoo.training.optim import memory_and_compile
+    from fusionzoo.training.optim.optimizers import build_optimizer
+    from fusionzoo.training.optim.param_groups import param_groups
+    from fusionzoo.training.runs import checkpoint, report
+    from fusionzoo.training.runs.run_folder import claim_folder, store_config
+    from fusionzoo.training.runs.tracker import Tracker
+    from fusionzoo.training.tasks.multitask import targets_of
+    from fusionzoo.training.trainer import AMP, Stepper
 
     load_plugins(cfg.plugins)
 
     # ---- data: one table, three splits
     tracker = Tracker(world)
-    dataset = run.open_dataset(cfg.data, targets_of(cfg))
-    run.show_data(dataset, tracker)
+    dataset = build.open_dataset(cfg.data, targets_of(cfg))
+    report.show_data(dataset, tracker)
     cfg, dropped = drop_deselected(cfg, dataset.provenance.deselected)
     if dropped:
         tracker.say(f"unused settings, left out by --data.modalities: {', '.join(dropped)}")
     splits = {name: dataset.split(name) for name in ("train", "val", "test")}
-    cfg = replace(cfg, encoders=run.choose_encoders(dataset, cfg.encoders))
+    cfg = replace(cfg, encoders=build.choose_encoders(dataset, cfg.encoders))
 
     # ---- model: the same weights on every process, then each its own dropout
     seed_everything(cfg.seed)
-    objective, unused = run.build_objective(cfg, splits["train"], world)
-    run.check_splits(objective.tasks, splits)
-    speed.prepare(
+    objective, unused = build.build_objective(cfg, splits["train"], world)
+    build.check_splits(objective.tasks, splits)
+    memory_and_compile.prepare(
         objective.model, cfg.train, apart=any(x.apart for x in objective.balance.values())
     )
     wrapped = wrap(objective.to(world.device), cfg.dist, world, AMP[cfg.train.amp])
@@ -107,7 +110,7 @@ def train(cfg: RunConfig, world: World) -> int:
             notes += odd
             if world.main:
                 store_config(cfg, folder)
-        run.show_groups(folder, groups, learn, tracker)
+        report.show_groups(folder, groups, learn, tracker)
         tracker.start(folder, state, cfg.log)
         for note in notes:
             tracker.say(note)
@@ -120,22 +123,23 @@ def train(cfg: RunConfig, world: World) -> int:
             for note in checkpoint.restore_best(folder / "checkpoints" / "best.pt", learn, state):
                 tracker.say(note)
             with learn.judged():
-                test = evaluate(learn, loaders["test"], each_alone=run.shows_each_alone(learn))
-                run.save_model(folder, learn)
+                test = evaluate(learn, loaders["test"], each_alone=report.shows_each_alone(learn))
+                report.save_model(folder, learn)
         except torch.OutOfMemoryError as error:
-            raise run.out_of_memory(learn) from error
+            raise report.out_of_memory(learn) from error
         finally:
             tracker.close()
-        run.report(folder, learn, state, test, tracker)
-        run.report_failures(dataset, tracker)
+        report.report(folder, learn, state, test, tracker)
+        report.report_failures(dataset, tracker)
     return 0
 
 
 def fit(learn: Stepper, loaders: Loaders, state: State, folder: Path, tracker: Tracker) -> int:
     """Train the epochs that remain; return 0, or the exit code after a signal."""
-    from fusionzoo.training import checkpoint
-    from fusionzoo.training.loop import catch_signals, evaluate
-    from fusionzoo.training.schedules import phased
+    from fusionzoo.distributed.signals import catch_signals
+    from fusionzoo.training.evaluate import evaluate
+    from fusionzoo.training.optim.schedules import phased
+    from fusionzoo.training.runs import checkpoint
 
     cfg = learn.cfg.train
     last, best = folder / "checkpoints" / "last.pt", folder / "checkpoints" / "best.pt"
@@ -180,10 +184,11 @@ def train_epoch(
     signals: list[int],
 ) -> int:
     """Make the steps that remain of an epoch; return 0, or the exit code after a signal."""
-    from fusionzoo.training import checkpoint
+    from fusionzoo.distributed.signals import exit_code
     from fusionzoo.training.balance import Now
-    from fusionzoo.training.loop import chunks, exit_code
-    from fusionzoo.training.optim import rates, set_rates
+    from fusionzoo.training.data import chunks
+    from fusionzoo.training.optim.optimizers import rates, set_rates
+    from fusionzoo.training.runs import checkpoint
 
     cfg = learn.cfg.train
     done = state.step - state.evaluated * state.epoch_steps
@@ -213,6 +218,6 @@ def train_epoch(
 
 
 if __name__ == "__main__":
-    from fusionzoo.training.leave import leave
+    from fusionzoo.distributed.exit import leave
 
     leave(main())

@@ -20,7 +20,7 @@ import pyarrow as pa
 import torch
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.places import cache_root, make_cache_folder
+from fusionzoo.files import cache_root, make_cache_folder
 
 from .paired import DATASETS, MAX_ERRORS, OnError, PairedDataset, tidy
 from .summary import Provenance

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.places import cache_root, make_cache_folder
+from fusionzoo.files import cache_root, make_cache_folder
 
 from .paired import DATASETS, MAX_ERRORS, OnError, PairedDataset, split_by_hash, tidy
 from .summary import Provenance

@@ -13,7 +13,7 @@ from .data_command import add_data_command
 from .errors import FusionZooError, did_you_mean
 
 if TYPE_CHECKING:
-    from .cards import About, EncoderCard
+    from .zoo.cards import About, EncoderCard
 
 
 @quiet_pipe
@@ -84,8 +84,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _list_zoo(parsed: argparse.Namespace) -> None:
-    from .cards import BALANCE_FAMILIES, count
-    from .facts import facts
+    from .zoo.cards import BALANCE_FAMILIES, count
+    from .zoo.facts import facts
 
     known = facts(parsed.plugins)
     print_table(
@@ -128,8 +128,8 @@ def _list_zoo(parsed: argparse.Namespace) -> None:
 
 
 def _info(parsed: argparse.Namespace) -> None:
-    from .cards import BALANCE_FAMILIES, count
-    from .facts import facts
+    from .zoo.cards import BALANCE_FAMILIES, count
+    from .zoo.facts import facts
 
     known = facts(parsed.plugins)
     exact = [one for one in known.encoders if one.name == parsed.name]
@@ -196,8 +196,8 @@ def _show_card(one: About, kind: str, more: Sequence[tuple[str, str]]) -> None:
 
 
 def _check(parsed: argparse.Namespace) -> int:
-    from .conformance import main_check
     from .plugins import load_plugins
+    from .zoo.conformance.fusions import main_check
 
     load_plugins(parsed.plugins)
     return main_check(parsed.target)
@@ -206,7 +206,7 @@ def _check(parsed: argparse.Namespace) -> int:
 def _list_cache(_: argparse.Namespace) -> None:
     from datetime import datetime
 
-    from .benchmark.prepare import feature_cache
+    from .benchmark.features.cache import feature_cache
 
     cache, rows, total = feature_cache(), [], 0
     for entry in cache.entries():
@@ -223,7 +223,7 @@ def _list_cache(_: argparse.Namespace) -> None:
 
 
 def _prune_cache(parsed: argparse.Namespace) -> None:
-    from .benchmark.prepare import feature_cache
+    from .benchmark.features.cache import feature_cache
 
     if not parsed.all and parsed.older_than is None and parsed.keep_gb is None:
         raise FusionZooError("say what to remove: --older-than DAYS, --keep-gb GB or --all")

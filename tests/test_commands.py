@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fusionzoo import facts
 from fusionzoo.cli import main
 from fusionzoo.console import command_line
 from fusionzoo.errors import FusionZooError
-from fusionzoo.places import make_cache_folder
+from fusionzoo.files import make_cache_folder
+from fusionzoo.zoo import facts
 
 ROOT = Path(__file__).parents[1]
 LOADED = "import sys; print([m for m in {!r} if m in sys.modules])"
@@ -89,7 +89,7 @@ def test_facts_need_no_cache_that_can_be_written(
 def test_training_imports_fsdp_only_to_share_out_weights() -> None:
     absent = ("torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo", "sklearn")
     code = (
-        "import fusionzoo.training.run, fusionzoo.training.loop, fusionzoo.training.step\n"
+        "import fusionzoo.training.build, fusionzoo.training.evaluate, fusionzoo.training.trainer\n"
         "from fusionzoo import create_dataset; create_dataset('digits')\n" + LOADED.format(absent)
     )
     assert run(code) == "[]"

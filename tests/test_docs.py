@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fusionzoo.cards import BalanceCard, balance_cards, card
 from fusionzoo.cli import main
 from fusionzoo.fusion import list_fusions
 from fusionzoo.training.balance import BALANCE
+from fusionzoo.zoo.cards import BalanceCard, balance_cards, card
 
 DOCS = Path(__file__).parents[1] / "docs"
 

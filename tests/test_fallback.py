@@ -13,8 +13,8 @@ import fusionzoo
 from fusionzoo.encoders.base import Encoder
 from fusionzoo.errors import FusionZooError
 from fusionzoo.scripts.train import main as train
-from fusionzoo.training.joint import plain_tasks
-from fusionzoo.training.run import comparison, falls_short
+from fusionzoo.training.runs.report import comparison, falls_short
+from fusionzoo.training.tasks.multitask import plain_tasks
 
 RUN = ["--data.name", "interactions", "--data.samples", "300", "--log", "none"]
 RUN += ["--train.epochs", "2", "--data.missing", "0.3"]

@@ -17,34 +17,25 @@ import fusionzoo
 
 ROOT = Path(__file__).parents[1]
 LEVELS = {
-    "errors": 0,
-    "console": 0,
-    "sources": 0,
-    "places": 1,
-    "_flags": 1,
-    "plugins": 1,
-    "config": 2,
-    "registry": 2,
-    "structures": 2,
-    "targets": 2,
-    "unimodal": 3,
-    "encoders": 3,
-    "fusion": 3,
-    "datasets": 3,
-    "absence": 4,
-    "model_folder": 4,
-    "model": 5,
-    "conformance": 6,
-    "evaluation": 6,
-    "training": 7,
-    "components": 8,
-    "cards": 8,
-    "facts": 9,
-    "benchmark": 10,
-    "scripts": 11,
-    "data_command": 11,
-    "cli": 12,
-    "__main__": 13,
+    name: level
+    for level, names in enumerate(
+        (
+            ("errors", "version", "sources"),
+            ("console", "files", "plugins", "structures", "targets", "config"),
+            ("registry",),
+            ("distributed", "encoders", "fusion", "datasets", "unimodal"),
+            ("model_folder",),
+            ("model",),
+            ("evaluation",),
+            ("training",),
+            ("zoo", "components"),
+            ("benchmark",),
+            ("scripts", "data_command"),
+            ("cli",),
+            ("__main__",),
+        )
+    )
+    for name in names
 }
 
 
@@ -142,7 +133,7 @@ def test_a_wheel_is_whole_and_brings_no_generic_package(tmp_path: Path) -> None:
         "fusionzoo/scripts/train.py",
         "fusionzoo/scripts/embed.py",
         "fusionzoo/scripts/benchmark.py",
-        "fusionzoo/benchmark/page.html",
+        "fusionzoo/benchmark/report/page.html",
         "fusionzoo/py.typed",
     ):
         assert needed in names

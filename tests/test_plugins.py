@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import fusionzoo
-from fusionzoo import facts, plugins
+from fusionzoo import plugins
 from fusionzoo.cli import main
 from fusionzoo.config import read_yaml
 from fusionzoo.encoders import ENCODERS
@@ -28,6 +28,7 @@ from fusionzoo.plugins import load_plugins
 from fusionzoo.scripts.embed import main as embed
 from fusionzoo.scripts.train import main as train
 from fusionzoo.training.balance import Balance
+from fusionzoo.zoo import facts
 
 pytestmark = pytest.mark.usefixtures("forget_plugins")
 MINE = '''"""A fusion, an encoder and a data set in one file, outside of the repository."""
@@ -481,8 +482,8 @@ def test_no_code_that_a_model_folder_names_is_ever_run(
 
 def embed_of(folder: Path, tmp_path: Path) -> None:
     from fusionzoo.config import EmbedConfig
+    from fusionzoo.distributed.process_group import World
     from fusionzoo.scripts.embed import embed as write
-    from fusionzoo.training.distributed import World
 
     data = {"name": "digits", "modalities": "text"}
     write(EmbedConfig(model=str(folder), data=data, out=str(tmp_path / "e.parquet")), World())
@@ -558,7 +559,7 @@ def test_zoo_and_data_take_plugins_before_and_after_the_action(
 
 
 def facts_card() -> Any:
-    from fusionzoo.cards import card
+    from fusionzoo.zoo.cards import card
 
     return card("gmu")
 
@@ -570,7 +571,7 @@ def test_zoo_check_holds_a_plugins_fusion_to_the_contract(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from fusionzoo import conformance
+    from fusionzoo.zoo.conformance import fusions as conformance
 
     monkeypatch.chdir(mine.parent)
     few = dict(list(conformance.CHECKS.items())[:3])
@@ -628,16 +629,17 @@ def test_ray_workers_import_plugins(mine: Path, tmp_path: Path) -> None:
 
 
 def test_a_plugins_changed_code_makes_benchmark_cells_anew(mine: Path, tmp_path: Path) -> None:
-    from fusionzoo.benchmark import prepare, protocol
+    from fusionzoo.benchmark.bench import open_bench
+    from fusionzoo.benchmark.trials import schedule
     from fusionzoo.config import BenchmarkConfig
 
     load_plugins(str(mine))
     cfg = BenchmarkConfig(data={"name": "own_pairs"}, seeds=1, controls=False, out=str(tmp_path))
-    bench, _ = prepare.open_bench(cfg)
+    bench, _ = open_bench(cfg)
     bench.features.append({})
-    units = {unit.strategy: unit for unit in protocol.units(bench, ["sum", "own_sum"])}
-    before = {name: protocol.path_of(bench, unit) for name, unit in units.items()}
+    units = {unit.strategy: unit for unit in schedule.units(bench, ["sum", "own_sum"])}
+    before = {name: schedule.path_of(bench, unit) for name, unit in units.items()}
     mine.write_text(MINE + "\n# changed\n")
-    after = {name: protocol.path_of(bench, unit) for name, unit in units.items()}
+    after = {name: schedule.path_of(bench, unit) for name, unit in units.items()}
     assert before["sum"] == after["sum"]
     assert before["own_sum"] != after["own_sum"]

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import fusionzoo
-from fusionzoo.cards import BALANCE_FAMILIES, FAMILIES
 from fusionzoo.cli import main
 from fusionzoo.datasets import DATASETS, DatasetEntry, PairedDataset
 from fusionzoo.encoders import ENCODERS, Encoder, EncoderEntry
@@ -19,7 +18,8 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import FUSIONS, Fusion, FusionEntry
 from fusionzoo.registry import Entry, Registry
 from fusionzoo.training.balance import BALANCE
-from fusionzoo.training.tasks import OBJECTIVES
+from fusionzoo.training.tasks.single import OBJECTIVES
+from fusionzoo.zoo.cards import BALANCE_FAMILIES, FAMILIES
 
 REGISTRIES: dict[str, tuple[Registry[Any, Any], str]] = {  # a registry, and a word near a family
     "fusion": (FUSIONS, "erly"),

@@ -21,10 +21,10 @@ from fusionzoo.fusion import Fusion
 from fusionzoo.fusion.base import RunningMeans
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Batch, Features, FusionOutput, Moment
-from fusionzoo.training.groups import param_groups
-from fusionzoo.training.objectives import resting
-from fusionzoo.training.optim import build_optimizer, set_rates
-from fusionzoo.training.schedules import phased
+from fusionzoo.training.objective import resting
+from fusionzoo.training.optim.optimizers import build_optimizer, set_rates
+from fusionzoo.training.optim.param_groups import param_groups
+from fusionzoo.training.optim.schedules import phased
 
 Given = Mapping[str, Features] | Batch
 Weights = dict[str, Tensor]

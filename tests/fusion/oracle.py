@@ -7,9 +7,9 @@ import itertools
 import torch
 from torch import Tensor
 
-from fusionzoo.conformance import DIMS, build, entropy
 from fusionzoo.fusion import Fusion, create_fusion
 from fusionzoo.structures import Features, Moment
+from fusionzoo.zoo.conformance.fusions import DIMS, build, entropy
 
 WIDTHS = dict(itertools.islice(DIMS.items(), 3))
 TWO = dict(itertools.islice(DIMS.items(), 2))

@@ -7,12 +7,12 @@ import torch
 from oracle import WIDTHS, aligned, close, copy, made, moment
 from torch import Tensor
 
-from fusionzoo.conformance import features, full, patterns
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import create_fusion
 from fusionzoo.fusion.hybrid.misa import moment_discrepancy, overlap
 from fusionzoo.fusion.hybrid.mmin import keep_some, squared_error
 from fusionzoo.fusion.hybrid.mvae_poe import multiply
+from fusionzoo.zoo.conformance.fusions import features, full, patterns
 
 ALL = torch.ones(12, dtype=torch.bool)
 TARGET = torch.tensor([0, 1, 2, 3])

@@ -11,7 +11,6 @@ from oracle import WIDTHS, close, copy, given, made, moment
 from torch import Tensor
 from torch.nn import functional as F
 
-from fusionzoo.conformance import features, full, patterns, rows_of
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import Fusion, create_fusion
 from fusionzoo.fusion.late.late_stacking import deal
@@ -19,6 +18,7 @@ from fusionzoo.fusion.late.late_vote import LateVote
 from fusionzoo.fusion.late.qmf import History, ranking_loss
 from fusionzoo.fusion.late.tmc import combine, divergence, evidential_loss
 from fusionzoo.structures import Features
+from fusionzoo.zoo.conformance.fusions import features, full, patterns, rows_of
 
 TARGET = torch.tensor([0, 1, 2, 3, 0, 1])
 

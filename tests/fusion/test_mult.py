@@ -10,10 +10,10 @@ from oracle import WIDTHS, close, made
 from torch import Tensor
 from torch.nn import functional as F
 
-from fusionzoo.conformance import features, full, patterns
 from fusionzoo.fusion.attention._stacks import Stacks, Weights
 from fusionzoo.fusion.attention.mult import MulT, alike, last_step, placed, positions
 from fusionzoo.structures import Features
+from fusionzoo.zoo.conformance.fusions import features, full, patterns
 
 Given = dict[str, Features]
 
@@ -189,7 +189,7 @@ def test_biases_and_norms_of_stacks_are_vectors_so_weight_decay_leaves_them() ->
 
 
 def test_stacks_of_equal_lengths_share_their_products() -> None:
-    """Counted, not timed: benchmarks/mult.py measures the time."""
+    """Counted, not timed: perf/mult.py measures the time."""
     assert alike([5, 3, 5]) == [[0, 2], [1]]
     from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusionzoo import absence, conformance
 from fusionzoo.fusion import Fusion
 from fusionzoo.fusion.attention.mbt import MBT
 from fusionzoo.fusion.base import masked_softmax
 from fusionzoo.fusion.early.mlb import MLB
 from fusionzoo.fusion.late.tmc import TMC
 from fusionzoo.structures import Features, FusionOutput, masked_mean
+from fusionzoo.zoo.conformance import absence
+from fusionzoo.zoo.conformance import fusions as conformance
 
 
 class Sound(Fusion):

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from fusionzoo.distributed.process_group import World
 from fusionzoo.errors import FusionZooError
-from fusionzoo.training.boards import BOARDS, open_board
-from fusionzoo.training.checkpoint import State
-from fusionzoo.training.distributed import World
-from fusionzoo.training.tracking import Tracker, utilisation
+from fusionzoo.training.runs.checkpoint import State
+from fusionzoo.training.runs.loggers import BOARDS, open_board
+from fusionzoo.training.runs.tracker import Tracker, utilisation
 
 OFFLINE = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "TRACKIO_QUIET": "1"}
 

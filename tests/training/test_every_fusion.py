@@ -12,18 +12,18 @@ import pytest
 import torch
 
 from fusionzoo.config import OptimConfig, RunConfig, from_tree
+from fusionzoo.distributed.process_group import World
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import Fusion, fusion_info, list_fusions
 from fusionzoo.model import create_model
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Batch, Phase
 from fusionzoo.training.balance import Now
-from fusionzoo.training.distributed import World
-from fusionzoo.training.groups import param_groups
-from fusionzoo.training.objectives import Objective, freeze_unused, resting
-from fusionzoo.training.optim import build_optimizer
-from fusionzoo.training.schedules import phased
-from fusionzoo.training.step import Stepper
+from fusionzoo.training.objective import Objective, freeze_unused, resting
+from fusionzoo.training.optim.optimizers import build_optimizer
+from fusionzoo.training.optim.param_groups import param_groups
+from fusionzoo.training.optim.schedules import phased
+from fusionzoo.training.trainer import Stepper
 from fusionzoo.unimodal import UnimodalHeads
 
 OWN_LOSS = [name for name in list_fusions() if fusion_info(name).cls.loss is not Fusion.loss]  # type: ignore[attr-defined]

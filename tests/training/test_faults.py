@@ -1,4 +1,4 @@
-"""What breaks a run, and what is left of it; benchmarks/faults.py does more of it, and harder."""
+"""What breaks a run, and what is left of it; perf/faults.py does more of it, and harder."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ import torch
 
 from fusionzoo.config import RunConfig, from_tree
 from fusionzoo.datasets import PairedDataset
+from fusionzoo.distributed.process_group import World
 from fusionzoo.errors import FusionZooError
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Batch
-from fusionzoo.training import checkpoint, folder
-from fusionzoo.training.checkpoint import State
-from fusionzoo.training.diagnose import first_cause
-from fusionzoo.training.distributed import World
-from fusionzoo.training.run import out_of_memory
-from fusionzoo.training.step import Stepper
+from fusionzoo.training.nonfinite import first_cause
+from fusionzoo.training.runs import checkpoint, checkpoint_file
+from fusionzoo.training.runs import run_folder as folder
+from fusionzoo.training.runs.checkpoint import State
+from fusionzoo.training.runs.report import out_of_memory
+from fusionzoo.training.trainer import Stepper
 
 QUICK = ["--data.name", "interactions", "--data.samples", "300", "--log", "none"]
 QUICK += ["--train.epochs", "2", "--train.save_every", "3"]
@@ -71,7 +72,7 @@ def test_a_cut_checkpoint_is_found(left: int, run: Path) -> None:
     last = run / "checkpoints" / "last.pt"
     last.write_bytes(last.read_bytes()[:left])
     with pytest.raises(FusionZooError, match=r"last.pt cannot be read: it is cut off"):
-        checkpoint.read(last)
+        checkpoint_file.read(last)
 
 
 def test_nothing_in_a_checkpoint_is_executed(run: Path) -> None:
@@ -84,9 +85,9 @@ def test_nothing_in_a_checkpoint_is_executed(run: Path) -> None:
 
     with last.open("wb+") as file:  # with a digest that is right
         torch.save({"state": Bomb()}, file)
-        checkpoint._seal(file)
+        checkpoint_file._seal(file)
     with pytest.raises(FusionZooError, match="cannot be read"):
-        checkpoint.read(last)
+        checkpoint_file.read(last)
     assert not ran.exists()
 
 
@@ -104,7 +105,7 @@ def test_without_any_whole_checkpoint_the_run_says_so(
 def test_as_many_checkpoints_are_kept_as_asked(tmp_path: Path) -> None:
     assert train([*QUICK, "--out", str(tmp_path), "--train.last_k", "4"]) == 0
     kept = [tmp_path / "checkpoints" / f"last{x}.pt" for x in ("", "-1", "-2", "-3")]
-    steps = [checkpoint.read(path)["state"]["step"] for path in kept]
+    steps = [checkpoint_file.read(path)["state"]["step"] for path in kept]
     assert steps == sorted(steps, reverse=True)
     assert not (tmp_path / "checkpoints" / "last-4.pt").exists()
 
@@ -112,7 +113,7 @@ def test_as_many_checkpoints_are_kept_as_asked(tmp_path: Path) -> None:
 def test_a_disk_that_refuses_keeps_the_checkpoint_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real, left = checkpoint._seal, [3]
+    real, left = checkpoint_file._seal, [3]
 
     def full(file: Any) -> None:
         left[0] -= 1
@@ -166,7 +167,7 @@ def test_a_folder_that_other_nodes_do_not_see_is_refused(
 def test_a_resumed_run_takes_the_rates_and_decay_that_it_is_given_now(run: Path) -> None:
     later = ["--resume", "--out", str(run), "--optim.lr", "0.5", "--optim.weight_decay", "0.25"]
     assert train([*later, "--train.epochs", "4", "--optim.schedule", "constant"]) == 0
-    saved = checkpoint.read(run / "checkpoints" / "last.pt")["optimizer"]["param_groups"]
+    saved = checkpoint_file.read(run / "checkpoints" / "last.pt")["optimizer"]["param_groups"]
     assert {group["base_lr"] for group in saved} == {0.5}
     assert {group["weight_decay"] for group in saved} == {0.0, 0.25}
 
@@ -220,7 +221,7 @@ def test_a_sample_that_is_not_finite_costs_one_step_and_is_named(
     said = capsys.readouterr().out
     assert said.count("skipped") == 1
     assert "samples '9': the input of b is not finite" in said
-    weights = checkpoint.read(tmp_path / "checkpoints" / "last.pt")["objective"]
+    weights = checkpoint_file.read(tmp_path / "checkpoints" / "last.pt")["objective"]
     assert all(tensor.isfinite().all() for tensor in weights.values())
 
 
@@ -236,9 +237,9 @@ def test_too_many_steps_in_a_row_end_the_run(
 
 
 def make_stepper() -> tuple[Stepper, Batch]:
-    from fusionzoo.training.groups import param_groups
-    from fusionzoo.training.optim import build_optimizer
-    from fusionzoo.training.run import build_objective, choose_encoders, open_dataset
+    from fusionzoo.training.build import build_objective, choose_encoders, open_dataset
+    from fusionzoo.training.optim.optimizers import build_optimizer
+    from fusionzoo.training.optim.param_groups import param_groups
 
     cfg = from_tree(RunConfig, {"data": {"name": "interactions", "samples": 64}})
     data = open_dataset(cfg.data)
@@ -298,7 +299,7 @@ def test_a_run_cut_between_the_last_step_of_an_epoch_and_its_evaluation_goes_on(
 ) -> None:
     run = [*QUICK, "--log", "tensorboard", "--train.save_every", "1", "--out", str(tmp_path)]
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="cut"):
-        patch.setattr("fusionzoo.training.loop.evaluate", cut)
+        patch.setattr("fusionzoo.training.evaluate.evaluate", cut)
         train(run)
     assert train(["--resume", "--out", str(tmp_path)]) == 0
 

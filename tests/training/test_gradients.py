@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from fusionzoo.config import DistConfig, RunConfig, from_tree
+from fusionzoo.distributed.process_group import World, process_group, wrap
 from fusionzoo.model import create_model
 from fusionzoo.structures import Batch
-from fusionzoo.training.distributed import World, process_group, wrap
-from fusionzoo.training.objectives import Objective, freeze_unused
-from fusionzoo.training.step import Stepper
+from fusionzoo.training.objective import Objective, freeze_unused
+from fusionzoo.training.trainer import Stepper
 from fusionzoo.unimodal import UnimodalHeads
 
 WIDTHS = {"image": 5, "text": 7, "audio": 3}

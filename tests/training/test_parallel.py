@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from fusionzoo.config import DistConfig, RunConfig, from_tree
+from fusionzoo.distributed.process_group import World, process_group, wrap
 from fusionzoo.model import create_model
 from fusionzoo.structures import Batch
-from fusionzoo.training import checkpoint
-from fusionzoo.training.distributed import World, process_group, wrap
-from fusionzoo.training.groups import param_groups
-from fusionzoo.training.objectives import Objective, freeze_unused
-from fusionzoo.training.optim import build_optimizer
-from fusionzoo.training.step import Stepper
+from fusionzoo.training.objective import Objective, freeze_unused
+from fusionzoo.training.optim.optimizers import build_optimizer
+from fusionzoo.training.optim.param_groups import param_groups
+from fusionzoo.training.runs import checkpoint, checkpoint_file
+from fusionzoo.training.trainer import Stepper
 from fusionzoo.unimodal import UnimodalHeads
 
 pytestmark = pytest.mark.slow
@@ -111,7 +111,7 @@ def test_any_number_of_processes_learns_the_same(
     wanted, found = (torch.load(learned / f"{name}-losses") for name in (one, many))
     torch.testing.assert_close(torch.tensor(found), torch.tensor(wanted), rtol=0, atol=1e-6)
     assert sum(wanted[-5:]) < sum(wanted[:5])
-    alone, together = (checkpoint.read(learned / f"{name}.pt") for name in (one, many))
+    alone, together = (checkpoint_file.read(learned / f"{name}.pt") for name in (one, many))
     for what in ("objective", "average"):
         torch.testing.assert_close(together[what], alone[what], rtol=0, atol=1e-6)
 
@@ -122,7 +122,7 @@ def test_a_checkpoint_is_whole_and_can_be_shared_out_again(
     fusion: str, strategy: str, size: int, learned: Path
 ) -> None:
     name = f"{fusion}-{strategy}-{size}"
-    saved, again = (checkpoint.read(learned / f"{name}{x}.pt") for x in ("", "-again"))
+    saved, again = (checkpoint_file.read(learned / f"{name}{x}.pt") for x in ("", "-again"))
     for what in ("objective", "optimizer"):
         wanted, found = (one[what].get("state", one[what]) for one in (saved, again))
         torch.testing.assert_close(found, wanted, rtol=0, atol=0)

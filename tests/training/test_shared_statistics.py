@@ -12,15 +12,15 @@ import torch
 from torch.utils.data import DataLoader
 
 from fusionzoo.config import DistConfig, RunConfig, from_tree
+from fusionzoo.distributed.process_group import World, process_group, wrap
 from fusionzoo.model import create_model
 from fusionzoo.structures import Batch
 from fusionzoo.training.balance import Now
-from fusionzoo.training.distributed import World, process_group, wrap
-from fusionzoo.training.groups import param_groups
-from fusionzoo.training.loop import evaluate
-from fusionzoo.training.objectives import Objective, freeze_unused
-from fusionzoo.training.optim import build_optimizer
-from fusionzoo.training.step import Stepper
+from fusionzoo.training.evaluate import evaluate
+from fusionzoo.training.objective import Objective, freeze_unused
+from fusionzoo.training.optim.optimizers import build_optimizer
+from fusionzoo.training.optim.param_groups import param_groups
+from fusionzoo.training.trainer import Stepper
 from fusionzoo.unimodal import UnimodalHeads
 
 pytestmark = pytest.mark.slow

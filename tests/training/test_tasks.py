@@ -13,7 +13,6 @@ import torch.nn.functional as F
 
 import fusionzoo
 from fusionzoo.config import RunConfig, from_tree
-from fusionzoo.conformance import full
 from fusionzoo.datasets import create_dataset
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import list_fusions
@@ -23,9 +22,10 @@ from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Batch
 from fusionzoo.targets import AnyOf, Labels, Level, Number, OneOf, Prediction
 from fusionzoo.training.balance import Now
-from fusionzoo.training.joint import Tasks, plain_tasks
-from fusionzoo.training.objectives import Objective, UnimodalHeads
-from fusionzoo.training.tasks import Classification, Multilabel, Ordinal, Regression
+from fusionzoo.training.objective import Objective, UnimodalHeads
+from fusionzoo.training.tasks.multitask import Tasks, plain_tasks
+from fusionzoo.training.tasks.single import Classification, Multilabel, Ordinal, Regression
+from fusionzoo.zoo.conformance.fusions import full
 
 THREE = OneOf("y", ("a", "b", "c"))
 FIVE = Level("grade", ("1", "2", "3", "4", "5"))
@@ -187,7 +187,7 @@ def test_the_leading_figure_ranks_and_loss_decides_a_tie() -> None:
 @pytest.mark.parametrize("name", list_fusions())
 def test_a_fusion_learns_other_targets_or_says_why_not(name: str) -> None:
     from fusionzoo.structures import Batch
-    from fusionzoo.training.objectives import Objective, freeze_unused
+    from fusionzoo.training.objective import Objective, freeze_unused
     from fusionzoo.unimodal import UnimodalHeads
 
     encoders = {m: {"name": "vector/mlp", "in_dim": 3, "dim": 8} for m in ("a", "b")}
@@ -345,7 +345,7 @@ def test_several_targets_in_one_run(
 
 def checkpoint_of(data: Path, out: Path, epoch: int) -> Any:
     """Return the checkpoint that the run of several targets wrote after an epoch."""
-    from fusionzoo.training import checkpoint
+    from fusionzoo.training.runs import checkpoint, checkpoint_file
 
     kept: list[Any] = []
     save = checkpoint.save
@@ -353,7 +353,7 @@ def checkpoint_of(data: Path, out: Path, epoch: int) -> Any:
     def spy(path: Path, stepper: Any, state: Any, keep: int = 1) -> None:
         save(path, stepper, state, keep)
         if path.name == "last.pt" and state.evaluated == epoch:
-            kept.append(checkpoint.read(path))
+            kept.append(checkpoint_file.read(path))
 
     checkpoint.save = spy
     try:

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from fusionzoo.config import OptimConfig, RunConfig, from_tree
+from fusionzoo.distributed.process_group import World
 from fusionzoo.encoders.layers import layer_numbers
 from fusionzoo.errors import FusionZooError
 from fusionzoo.model import create_model
 from fusionzoo.structures import Batch
 from fusionzoo.training.balance import Now
-from fusionzoo.training.distributed import World
-from fusionzoo.training.groups import param_groups
-from fusionzoo.training.objectives import Objective, freeze_unused
-from fusionzoo.training.optim import build_optimizer
-from fusionzoo.training.step import Stepper
-from fusionzoo.training.unfreeze import Unfreezing
+from fusionzoo.training.objective import Objective, freeze_unused
+from fusionzoo.training.optim.optimizers import build_optimizer
+from fusionzoo.training.optim.param_groups import param_groups
+from fusionzoo.training.optim.unfreezing import Unfreezing
+from fusionzoo.training.trainer import Stepper
 from fusionzoo.unimodal import UnimodalHeads
 
 ROOT = Path(__file__).parents[2]

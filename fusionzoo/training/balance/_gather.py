@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from ..distributed import World, total
+from fusionzoo.distributed.process_group import World, total
 
 
 def gathered(x: Tensor, world: World) -> Tensor:

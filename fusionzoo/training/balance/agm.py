@@ -8,10 +8,10 @@ from math import factorial
 import torch
 from torch import Tensor
 
+from fusionzoo.distributed.process_group import total
 from fusionzoo.model import quiet
 from fusionzoo.structures import FusionOutput
 
-from ..distributed import total
 from .base import BALANCE, Balance, Now, Seen, Setting, Term, mask_to, presence, widened
 
 EXACT = 4  # modalities; 2^M passes of the fusion

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fusionzoo.distributed.process_group import World, total
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.fusion import Fusion
 from fusionzoo.model import FusionModel
 from fusionzoo.registry import Entry, Registry
 from fusionzoo.structures import Batch, Features, FusionOutput
 
-from ..distributed import World, total
-
 if TYPE_CHECKING:
-    from ..step import Stepper
+    from ..trainer import Stepper
 
 Criterion = Callable[[Tensor, Tensor], Tensor]  # (B, K), (B, ...) -> (B,)
 

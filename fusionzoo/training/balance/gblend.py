@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from fusionzoo.distributed.process_group import total, wrap
 from fusionzoo.structures import Batch
 
-from ..distributed import total, wrap
 from ._heads import ModalityHeads
 from .base import BALANCE, Balance, Now, Seen, Setting, Term
 
 if TYPE_CHECKING:
-    from ..step import Stepper
+    from ..trainer import Stepper
 
 
 @BALANCE.register(family="loss", paper="Wang et al. 2020, CVPR, arXiv:1905.12681")
@@ -87,8 +87,8 @@ class GBlend(Balance):
         self, name: str | None, learn: Stepper, loaders: Mapping[str, Any], now: Now
     ) -> list[tuple[float, float]]:
         """Train a copy by one head; return (training, validation) loss before and after."""
-        from ..loop import chunks
-        from ..step import Stepper
+        from ..data import chunks
+        from ..trainer import Stepper
 
         # Together, so that the optimiser's copy holds the parameters of the model's copy.
         plain, optimizer = deepcopy((learn.plain, learn.optimizer))
@@ -138,7 +138,7 @@ class _OneHead(Balance):
 @torch.no_grad()
 def mean_loss(scratch: Stepper, loader: Any, now: Now) -> float:
     """Return the loss that a copy learns by, in evaluation mode, over a split and all processes."""
-    from ..step import autocast
+    from ..trainer import autocast
 
     plain, device = scratch.plain, scratch.world.device
     plain.eval()

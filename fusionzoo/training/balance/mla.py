@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from fusionzoo.distributed.fsdp import like, whole
 from fusionzoo.structures import Batch
 
-from ..sharding import like, whole
 from .base import BALANCE, Balance, Now, Seen, Setting, Tally, Term, pooled_of
 
 

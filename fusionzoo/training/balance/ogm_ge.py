@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from fusionzoo.distributed.fsdp import like, whole
 from fusionzoo.model import quiet
 from fusionzoo.structures import Features
 
-from ..sharding import like, whole
 from .base import BALANCE, Balance, Now, Seen, Setting, Tally, Term, presence, widened
 
 

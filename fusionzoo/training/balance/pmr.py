@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..distributed import total
+from fusionzoo.distributed.process_group import total
+
 from .base import BALANCE, Balance, Now, Seen, Setting, Term, pooled_of
 
 if TYPE_CHECKING:
-    from ..step import Stepper
+    from ..trainer import Stepper
 
 EPSILON = 1e-6  # under the root: the gradient of a distance is not defined at 0
 

@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 
 from fusionzoo.config import DistConfig, RunConfig, from_tree
+from fusionzoo.distributed.process_group import World, wrap
 from fusionzoo.model import FusionModel, create_model
 from fusionzoo.structures import Batch, Features
 from fusionzoo.training.balance import START, Balance, Now, Seen, Setting, Term, build_balance
-from fusionzoo.training.distributed import World, wrap
-from fusionzoo.training.groups import param_groups
-from fusionzoo.training.objectives import Objective, freeze_unused
-from fusionzoo.training.optim import build_optimizer
-from fusionzoo.training.step import Stepper
+from fusionzoo.training.objective import Objective, freeze_unused
+from fusionzoo.training.optim.optimizers import build_optimizer
+from fusionzoo.training.optim.param_groups import param_groups
+from fusionzoo.training.trainer import Stepper
 from fusionzoo.unimodal import UnimodalHeads
 
 WIDTHS = {"image": 5, "text": 7, "audio": 3}

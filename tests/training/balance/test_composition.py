@@ -11,10 +11,10 @@ from strategies import DIMS, make_batch, make_model, make_objective, make_steppe
 
 from fusionzoo.config import RunConfig, from_tree
 from fusionzoo.datasets import create_dataset
+from fusionzoo.distributed.process_group import World
 from fusionzoo.errors import FusionZooError
 from fusionzoo.training.balance import BALANCE, Now, Setting, build_balance
-from fusionzoo.training.distributed import World
-from fusionzoo.training.run import build_objective
+from fusionzoo.training.build import build_objective
 
 RIVALS = sorted(name for name in BALANCE if BALANCE[name].cls.surgery)  # type: ignore[attr-defined]
 

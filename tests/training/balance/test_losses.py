@@ -28,11 +28,11 @@ from strategies import (
     see,
 )
 
+from fusionzoo.distributed.process_group import World
 from fusionzoo.structures import Batch
 from fusionzoo.training.balance import Now, Setting
 from fusionzoo.training.balance.gblend import GBlend, blend
 from fusionzoo.training.balance.modality_dropout import ModalityDropout
-from fusionzoo.training.distributed import World
 
 # ---- modality_dropout
 

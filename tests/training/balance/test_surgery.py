@@ -32,7 +32,7 @@ from fusionzoo.training.balance import Now
 from fusionzoo.training.balance.mmpareto import weigh
 from fusionzoo.training.balance.ogm_ge import damping
 from fusionzoo.training.balance.pmr import PMR, distances, lag
-from fusionzoo.training.objectives import Objective
+from fusionzoo.training.objective import Objective
 
 Gradients = dict[str, torch.Tensor]
 

@@ -24,7 +24,7 @@ from strategies import (
 
 from fusionzoo.training.balance import Now, Term
 from fusionzoo.training.balance.mla import shrink
-from fusionzoo.training.step import Stepper
+from fusionzoo.training.trainer import Stepper
 
 
 def every(values: torch.Tensor) -> Term:

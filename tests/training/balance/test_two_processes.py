@@ -14,14 +14,14 @@ from strategies import make_batch, make_model, make_objective, make_stepper, sav
 
 from fusionzoo.config import DistConfig, RunConfig, from_tree
 from fusionzoo.datasets import create_dataset
+from fusionzoo.distributed.fsdp import whole_state
+from fusionzoo.distributed.process_group import World, process_group, wrap
 from fusionzoo.training.balance import BALANCE, Now
-from fusionzoo.training.distributed import World, process_group, wrap
-from fusionzoo.training.groups import param_groups
-from fusionzoo.training.loop import build_loader
-from fusionzoo.training.optim import build_optimizer
-from fusionzoo.training.run import build_objective, choose_encoders
-from fusionzoo.training.sharding import whole_state
-from fusionzoo.training.step import Stepper
+from fusionzoo.training.build import build_objective, choose_encoders
+from fusionzoo.training.data import build_loader
+from fusionzoo.training.optim.optimizers import build_optimizer
+from fusionzoo.training.optim.param_groups import param_groups
+from fusionzoo.training.trainer import Stepper
 
 # With two processes, rank 1 takes the odd rows: it then sees no audio at all.
 pytestmark = pytest.mark.slow

@@ -26,8 +26,8 @@ from strategies import (
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Moment
 from fusionzoo.training.balance import BALANCE, Now
-from fusionzoo.training.objectives import Objective
-from fusionzoo.training.step import Stepper
+from fusionzoo.training.objective import Objective
+from fusionzoo.training.trainer import Stepper
 
 STEPS = 4
 
