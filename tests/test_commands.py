@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fusionzoo
 from fusionzoo.cli import main
 from fusionzoo.console import command_line
 from fusionzoo.errors import FusionZooError
@@ -65,14 +66,19 @@ def test_stored_facts_equal_fresh_ones_and_a_changed_source_makes_them_anew(
     assert facts.facts() == other
 
 
-def test_the_stamp_sees_every_source_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also below a linked folder, as the three of a checkout are."""
+@pytest.mark.parametrize("linked", [True, False])
+def test_the_stamp_sees_every_source_file(
+    linked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also below the three folders that a checkout links, and where it has no links."""
     (tmp_path / "package").mkdir()
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "package" / "fusion").symlink_to(tmp_path / "elsewhere")
-    monkeypatch.setattr(facts, "__file__", str(tmp_path / "package" / "facts.py"))
+    (tmp_path / "fusion").mkdir()
+    if linked:
+        (tmp_path / "package" / "fusion").symlink_to(tmp_path / "fusion")
+    inside = Path(facts.__file__).relative_to(Path(fusionzoo.__file__).parent)
+    monkeypatch.setattr(facts, "__file__", str(tmp_path / "package" / inside))
     before = facts.sources_stamp()
-    (tmp_path / "elsewhere" / "plugin.py").write_text("x = 1")
+    (tmp_path / "fusion" / "plugin.py").write_text("x = 1")
     assert facts.sources_stamp() != before
 
 

@@ -23,6 +23,7 @@ from fusionzoo.plugins import installed_plugins, load_plugins, plugin_list
 from .cards import BalanceCard, Card, EncoderCard
 
 LIBRARIES = ("torch", "torchvision", "torchaudio", "timm", "transformers")
+LINKED = ("encoders", "fusion", "datasets")
 
 
 @dataclass(frozen=True)
@@ -81,22 +82,24 @@ def gather_facts() -> Facts:
 def sources_stamp() -> str:
     """Return a digest of every source file's name, size and time, and of libraries' versions."""
     marks = [sys.version, *(f"{name} {_version(name)}" for name in LIBRARIES)]
-    tops = [str(Path(__file__).parent)]
+    top = Path(__file__).parents[1]
+    # In a checkout three folders are links; without links they stand beside the package.
+    tops = [top, *(top.parent / name for name in LINKED if not (top / name).is_dir())]
     for point in installed_plugins():
         marks.append(f"{point.name} {point.value}")
         spec = find_spec(point.module.partition(".")[0])  # of the package: imports nothing
-        tops += (spec.submodule_search_locations or [str(spec.origin)]) if spec else []
-    for path in [file for top in tops for file in _sources(top)]:
+        tops += map(Path, (spec.submodule_search_locations or [str(spec.origin)]) if spec else [])
+    for path in [file for place in tops for file in _sources(place)]:
         about = os.stat(path)
         marks.append(f"{path} {about.st_size} {about.st_mtime_ns}")
     return hashlib.sha256("\n".join(sorted(marks)).encode()).hexdigest()
 
 
-def _sources(top: str) -> list[str]:
+def _sources(place: Path) -> list[str]:
     """Return the Python files below a folder, or the one file."""
-    folders = os.walk(top, followlinks=True)  # in a checkout three are links
+    folders = os.walk(place, followlinks=True)
     files = [os.path.join(folder, name) for folder, _, names in folders for name in names]
-    return [path for path in files or [top] if path.endswith(".py")]
+    return [path for path in files or [str(place)] if path.endswith(".py")]
 
 
 def _from_plain(stored: dict[str, Any]) -> Facts:
