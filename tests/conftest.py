@@ -13,6 +13,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may ask a hub, and none 
 import pytest
 import torch
 
+from fusionzoo import plugins
+
+plugins._loaded_groups.add(plugins.GROUP)  # tests are about fusionzoo, whatever is installed
+
 
 @pytest.fixture(autouse=True)
 def _deterministic() -> None:
@@ -23,7 +27,6 @@ def _deterministic() -> None:
 def forget_plugins() -> Iterator[Callable[[], None]]:
     """Let a test register components and import plugins; what is returned undoes all of it, as a
     new process would. It is called at the test's end."""
-    from fusionzoo import plugins
     from fusionzoo.components import REGISTRIES
 
     entries = {name: dict(registry._entries) for name, registry in REGISTRIES.items()}

@@ -33,7 +33,7 @@ def test_a_training_strategy_s_card_has_every_part(one: BalanceCard) -> None:
     assert len(one.summary) < 100
 
 
-@pytest.mark.parametrize("page", ["zoo.md", "balance.md", "which.md"])
+@pytest.mark.parametrize("page", ["zoo.md", "balance.md", "which.md", "../README.md"])
 def test_a_generated_page_is_what_the_registry_and_the_results_say(page: str) -> None:
     spec = importlib.util.spec_from_file_location("make_docs", DOCS / "make.py")
     assert spec
