@@ -28,7 +28,7 @@ def test_a_card_has_every_part(name: str) -> None:
 @pytest.mark.parametrize("one", balance_cards(), ids=lambda one: one.name)
 def test_a_training_strategy_s_card_has_every_part(one: BalanceCard) -> None:
     assert all([one.summary, one.equation, one.missing, one.pitfall, one.use_when])
-    assert re.search(r"(19|20)\d\d", one.paper)
+    assert one.paper == "-" or re.search(r"(19|20)\d\d", one.paper)
     assert {"start", "end"} <= set(one.settings)
     assert len(one.summary) < 100
 
