@@ -58,12 +58,14 @@ def embed(
     from fusionzoo.datasets import PairedBatchSampler, make_sampler
     from fusionzoo.evaluation.embeddings import EmbeddingWriter
     from fusionzoo.model import load
+    from fusionzoo.plugins import load_plugins
     from fusionzoo.training.data import num_workers
     from fusionzoo.training.runs.report import report_failures
     from fusionzoo.training.runs.tracker import Tracker
 
     if not cfg.model and model is None:
         raise FusionZooError("--model is missing: a model folder, or a run folder such as runs/a")
+    load_plugins(cfg.plugins)
     model = load(cfg.model, world.device) if model is None else model.to(world.device)
     # Labels are written as they stand, so only plain classes are read.
     targets: dict[str, str] | None = None if model.targets is None else {}
@@ -107,6 +109,7 @@ def open_data(
     dataset: PairedDataset | None,
 ) -> tuple[PairedDataset, dict[str, Any]]:
     """Open the data set of the command line, else that of the run; keep what the model reads."""
+    from fusionzoo.datasets import DATASETS
     from fusionzoo.training.build import open_dataset
 
     recipe = Path(cfg.model) / "config.yaml"
@@ -116,7 +119,13 @@ def open_data(
             raise FusionZooError(
                 f"{cfg.model} is no run folder, so --data.name must say what to embed"
             )
-        settings = merge(read_yaml(recipe)["data"], settings)
+        run = read_yaml(recipe)
+        settings = merge(run["data"], settings)
+        if run.get("plugins") and settings["name"] not in DATASETS:
+            raise FusionZooError(
+                f"unknown data set {settings['name']!r}: the run was trained with --plugins"
+                f" {run['plugins']}, which is not imported unless it is given here too"
+            )
     dataset = open_dataset(settings, targets, dataset)
     if not set(modalities) & set(dataset.modalities):
         raise FusionZooError(

@@ -8,27 +8,26 @@ if __name__ == "datasets":
 
 from typing import Any
 
-from . import digits, formats, interactions, mfeat, stamps
+from fusionzoo.registry import import_siblings
+
 from .collate import Collate
-from .paired import DATASETS, PairedDataset, split_by_hash
+from .paired import DATASETS, DatasetEntry, PairedDataset, split_by_hash
 from .samplers import PairedBatchSampler, PairedSampler, make_sampler
 
 __all__ = [
     "DATASETS",
     "Collate",
+    "DatasetEntry",
     "PairedBatchSampler",
     "PairedDataset",
     "PairedSampler",
     "create_dataset",
-    "digits",
-    "formats",
-    "interactions",
     "list_datasets",
     "make_sampler",
-    "mfeat",
     "split_by_hash",
-    "stamps",
 ]
+
+import_siblings(__path__, __name__)  # what registers data sets
 
 
 def create_dataset(name: str, **settings: Any) -> PairedDataset:

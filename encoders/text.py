@@ -69,7 +69,7 @@ class BytesProcessor(TokenProcessor):
         return self("")
 
 
-@ENCODERS.register("hf-text", family="text")
+@ENCODERS.register("hf-text", family="text", takes_model=True)
 class HFText(Encoder):
     """Any Hugging Face `AutoModel` for text, by hub name or local folder; T5-like: the encoder
     half.

@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from .api import evaluate as evaluate
     from .api import predict as predict
     from .api import train as train
+    from .components import register as register
     from .datasets import PairedDataset as PairedDataset
     from .datasets import create_dataset as create_dataset
     from .datasets import list_datasets as list_datasets
     from .encoders import create_encoder as create_encoder
     from .encoders import list_encoders as list_encoders
+    from .encoders import wrap_encoder as wrap_encoder
     from .errors import FusionZooError as FusionZooError
     from .fusion import create_fusion as create_fusion
     from .fusion import fusion_info as fusion_info
@@ -42,6 +44,7 @@ _HOME = {
     "list_datasets": "datasets",
     "create_encoder": "encoders",
     "list_encoders": "encoders",
+    "wrap_encoder": "encoders",
     "FusionZooError": "errors",
     "create_fusion": "fusion",
     "fusion_info": "fusion",
@@ -49,6 +52,7 @@ _HOME = {
     "create_model": "model",
     "load": "model",
     "Run": "training.runs.run",
+    "register": "components",
 }
 __all__ = [*_HOME, "__version__"]  # noqa: PLE0604
 

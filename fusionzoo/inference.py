@@ -169,7 +169,7 @@ def _open_model(cfg: Settings, model: FusionModel | None) -> FusionModel:
         return model.to(device)
     if not cfg.model:
         raise FusionZooError("--model is missing: a model folder, or a run folder such as runs/a")
-    return load(cfg.model, device)
+    return load(cfg.model, device, plugins=cfg.plugins)
 
 
 def _open_data(cfg: Settings, model: FusionModel, dataset: PairedDataset | None) -> PairedDataset:

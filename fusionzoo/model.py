@@ -13,10 +13,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .config import split_name
-from .encoders import Encoder, create_encoder
+from .encoders import Encoder, adopt, create_encoder
 from .errors import FusionZooError, did_you_mean, one_line
 from .fusion import Fusion, create_fusion
-from .model_folder import FORMAT, FolderConfig, bounded_allocation, read_config
+from .model_folder import (
+    FORMAT,
+    FolderConfig,
+    bounded_allocation,
+    check_wrapped,
+    read_config,
+    sources,
+    why_not_built,
+)
+from .plugins import imports_forbidden, load_plugins
 from .predictions import predictions
 from .structures import Batch, Features, FusionOutput, Sample
 from .targets import Target, decode, from_spec
@@ -157,6 +166,7 @@ class FusionModel(nn.Module):
     def save(self, folder: str | Path, weights: Mapping[str, Tensor] | None = None) -> Path:
         """Write `config.json`, `model.safetensors` and what the processors need; no pickle.
 
+        Of encoders and fusions that are not fusionzoo's own, `config.json` names the plugins.
         `weights` stand in for the model's own, where processes share those.
         """
         from safetensors.torch import save_file, save_model
@@ -170,7 +180,8 @@ class FusionModel(nn.Module):
         else:
             save_file(dict(weights), str(folder / "model.safetensors"))
         about = {"format": FORMAT, "fusionzoo": __version__, "torch": str(torch.__version__)}
-        config = {**about, "classes": self.classes, **self.spec}
+        recorded = {"plugins": sources(self)} if sources(self) else {}
+        config = {**about, **recorded, "classes": self.classes, **self.spec}
         (folder / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
         return folder
 
@@ -201,7 +212,7 @@ class FusionModel(nn.Module):
 
 def create_model(
     fusion: str | Raw = "gmu",
-    encoders: Mapping[str, str | Raw] | None = None,
+    encoders: Mapping[str, str | Raw | Encoder] | None = None,
     num_outputs: int | None = None,
     *,
     classes: Sequence[str] = (),
@@ -212,7 +223,8 @@ def create_model(
 ) -> FusionModel:
     """Build a model: `create_model("gmu", {"image": "timm/resnet18", "text": "chars"}, 10)`.
 
-    A component is a name or `{"name": ..., **settings}`. `kinds` says what a modality holds whose
+    A component is a name or `{"name": ..., **settings}`; an encoder may also be one that was built
+    in Python, such as `wrap_encoder` makes of a module. `kinds` says what a modality holds whose
     name is not a kind (`{"xray": "image"}`). `targets` are what the model answers if that is not
     one class of `classes`; none at all gives it one idle output. `assets` is a model folder to read
     processors from.
@@ -224,14 +236,10 @@ def create_model(
         num_outputs = len(classes) if targets is None else max(1, sum(widths))
     if num_outputs < 1:
         raise FusionZooError("a model needs num_outputs, or the names of its classes")
-    specs = {name: _component(given) for name, given in encoders.items()}
-    built = {}
-    for modality, given in specs.items():
-        name, settings = split_name(given, f"encoders.{modality}")
-        settings.setdefault("kind", (kinds or {}).get(modality))
-        if assets is not None:
-            settings |= {"assets": assets / modality}
-        built[modality] = create_encoder(modality, name, **settings)
+    built = {
+        modality: _build_encoder(modality, encoder, (kinds or {}).get(modality), assets)
+        for modality, encoder in encoders.items()
+    }
     given = {"dim": dim, **_component(fusion)}
     name, settings = split_name(given, "fusion")
     dims = {modality: encoder.dim for modality, encoder in built.items()}
@@ -248,18 +256,43 @@ def create_model(
     return FusionModel(built, head, spec, classes)
 
 
-def load(folder: str | Path, device: str | torch.device = "cpu") -> FusionModel:
-    """Load a model folder, or the model of a run folder; needs no hub and no original settings."""
+def _build_encoder(
+    modality: str, encoder: str | Raw | Encoder, kind: str | None, assets: Path | None
+) -> Encoder:
+    if isinstance(encoder, Encoder):
+        return adopt(encoder, modality, kind)
+    name, settings = split_name(_component(encoder), f"encoders.{modality}")
+    settings.setdefault("kind", kind)
+    if assets is not None:
+        settings |= {"assets": assets / modality}
+    return create_encoder(modality, name, **settings)
+
+
+def load(
+    folder: str | Path,
+    device: str | torch.device = "cpu",
+    *,
+    plugins: str | Sequence[str] = (),
+    encoders: Mapping[str, Encoder] | None = None,
+) -> FusionModel:
+    """Load a model folder, or the model of a run folder; needs no hub and no original settings.
+
+    `plugins` are files and modules to import first, of a model whose encoders or fusion are not
+    fusionzoo's own; what the folder itself names is never imported. `encoders` are those that no
+    folder can hold: modules of `wrap_encoder`, into which the weights are then read.
+    """
     from safetensors.torch import load_model
 
+    load_plugins(plugins)
     folder = Path(folder)
     folder = folder / "model" if (folder / "model" / "config.json").is_file() else folder
     if not (folder / "config.json").is_file():
         raise FusionZooError(f"{folder} is no model folder: it holds no config.json")
     config, targets = read_config(folder)
+    check_wrapped(config, encoders or {}, folder)
     weights = folder / "model.safetensors"
-    with bounded_allocation(weights):
-        model = _build(folder, config, targets)
+    with bounded_allocation(weights), imports_forbidden():
+        model = _build(folder, config, targets, encoders or {})
     try:
         load_model(model, str(weights), strict=True)
     except Exception as error:
@@ -270,12 +303,17 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> FusionModel:
     return model
 
 
-def _build(folder: Path, config: FolderConfig, targets: list[Target] | None) -> FusionModel:
+def _build(
+    folder: Path,
+    config: FolderConfig,
+    targets: list[Target] | None,
+    encoders: Mapping[str, Encoder],
+) -> FusionModel:
     """Build what config.json describes, with weights yet to be loaded."""
     try:
         model = create_model(
             config.fusion,
-            {m: _without_sources(spec) for m, spec in config.encoders.items()},
+            {**{m: _without_sources(spec) for m, spec in config.encoders.items()}, **encoders},
             config.num_outputs,
             classes=config.classes,
             targets=targets,
@@ -289,7 +327,8 @@ def _build(folder: Path, config: FolderConfig, targets: list[Target] | None) -> 
         if config.align:
             model.set_align({m: nn.Linear(dims[m], n) for m, n in config.align.items()})
     except Exception as error:
-        raise FusionZooError(f"{folder / 'config.json'}: {one_line(error)}") from error
+        reason = why_not_built(config, error)
+        raise FusionZooError(f"{folder / 'config.json'}: {reason}") from error
     return model
 
 

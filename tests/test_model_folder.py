@@ -174,9 +174,11 @@ def test_a_config_that_is_no_configuration_is_one_line(
         ("stats", {"fusion": {"name": "gmu", "dim": 16}}, "size mismatch"),
         ("words", {"num_outputs": 7}, "num_outputs is 7, and the targets make 5"),
         ("words", {"kinds": {"pose": "vector"}}, "kinds names 'pose', which has no encoder"),
+        ("stats", {"plugins": "my_file.py"}, "plugins: input should be a valid array"),
+        ("stats", {"plugins": [1]}, "plugins.0: input should be a valid string"),
     ],
 )
-def test_sizes_are_compared_before_anything_large_is_allocated(
+def test_what_does_not_fit_is_one_line_before_anything_large_is_allocated(
     group: str, changes: dict[str, Any], says: str, folders: dict[str, Path]
 ) -> None:
     config = folders[group] / "config.json"

@@ -23,7 +23,7 @@ from ..paired import (
 from ..summary import Provenance
 
 
-@DATASETS.register("folders", family="own")
+@DATASETS.register("folders", family="format")
 def folders(
     *,
     root: str = "",

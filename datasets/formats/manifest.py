@@ -33,7 +33,7 @@ READERS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 
 
-@DATASETS.register("manifest", family="own")
+@DATASETS.register("manifest", family="format")
 def manifest(
     *,
     root: str = "",

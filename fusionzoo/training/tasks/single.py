@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fusionzoo.checks import check_number
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.metrics import classification, multilabel, ordinal, regression
-from fusionzoo.registry import Registry
+from fusionzoo.registry import Entry, Registry
 from fusionzoo.targets import Level, Number, Target
 
 
@@ -51,7 +51,9 @@ class Task(nn.Module):
         raise NotImplementedError
 
 
-OBJECTIVES: Registry[Task] = Registry("objective", "docs/objectives.md")
+OBJECTIVES: Registry[Task, Entry[Task]] = Registry(
+    "objective", "docs/objectives.md", Entry, ("objective",)
+)
 
 
 @OBJECTIVES.register("classification", family="objective")
