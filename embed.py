@@ -21,9 +21,12 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.version import __version__
 
 if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
     from fusionzoo.datasets import PairedDataset
     from fusionzoo.distributed.process_group import World
     from fusionzoo.model import FusionModel
+    from fusionzoo.structures import Batch
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -52,14 +55,11 @@ def embed(
 
     `model` and `dataset` replace those that `cfg` names.
     """
-    from torch.utils.data import DataLoader
     from tqdm import tqdm
 
-    from fusionzoo.datasets import PairedBatchSampler, make_sampler
     from fusionzoo.evaluation.embeddings import EmbeddingWriter
-    from fusionzoo.model import load
+    from fusionzoo.loading import load
     from fusionzoo.plugins import load_plugins
-    from fusionzoo.training.data import num_workers
     from fusionzoo.training.runs.report import report_failures
     from fusionzoo.training.runs.tracker import Tracker
 
@@ -70,21 +70,13 @@ def embed(
     # Labels are written as they stand, so only plain classes are read.
     targets: dict[str, str] | None = None if model.targets is None else {}
     dataset, settings = open_data(cfg, list(model.modalities), targets, dataset)
-    shard = (world.rank, world.size)
-    sampler = make_sampler(dataset, shuffle=False, distributed=shard, pad=False)
-    loader = DataLoader(
-        dataset,
-        # Similar lengths together: a short text does not wait for a long one.
-        batch_sampler=PairedBatchSampler(sampler, cfg.batch_size, lengths=dataset.lengths()),
-        collate_fn=model.collate(),
-        num_workers=num_workers(cfg.num_workers, world),
-    )
+    loader, num_samples = build_loader(cfg, world, model, dataset)
     about = {"model": cfg.model, "data": settings, "split": cfg.split, **versions()}
-    out = share_of(Path(cfg.out), *shard)
+    out = share_of(Path(cfg.out), world.rank, world.size)
     # Whole columns, read once: a lookup in each batch would cost time in proportion to all rows.
     row_of = {key: row for row, key in enumerate(dataset.ids)}
     labels, splits = dataset.labels, dataset.split_names
-    progress = tqdm(total=len(sampler), unit="sample", disable=not world.main, dynamic_ncols=True)
+    progress = tqdm(total=num_samples, unit="sample", disable=not world.main, dynamic_ncols=True)
     with progress, EmbeddingWriter(out, list(model.modalities), about) as writer:
         for batch in loader:
             rows = [row_of[key] for key in batch.ids]
@@ -100,6 +92,27 @@ def embed(
     print(f"wrote {writer.rows} rows to {out}")
     report_failures(dataset, Tracker(world))
     return out
+
+
+def build_loader(
+    cfg: EmbedConfig, world: World, model: FusionModel, dataset: PairedDataset
+) -> tuple[DataLoader[Batch], int]:
+    """Build the loader of this process's share, and return the number of its samples."""
+    from torch.utils.data import DataLoader
+
+    from fusionzoo.datasets import PairedBatchSampler, make_sampler
+    from fusionzoo.training.data import num_workers
+
+    shard = (world.rank, world.size)
+    sampler = make_sampler(dataset, shuffle=False, distributed=shard, pad=False)
+    loader: DataLoader[Batch] = DataLoader(
+        dataset,  # type: ignore[arg-type]
+        # Similar lengths together: a short text does not wait for a long one.
+        batch_sampler=PairedBatchSampler(sampler, cfg.batch_size, lengths=dataset.lengths()),
+        collate_fn=model.collate(),
+        num_workers=num_workers(cfg.num_workers, world),
+    )
+    return loader, len(sampler)
 
 
 def open_data(

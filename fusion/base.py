@@ -237,21 +237,3 @@ def product(stacked: Tensor) -> Tensor:
 def power_norm(x: Tensor, dim: int = -1) -> Tensor:
     """Apply the signed square root, smoothed at 0 where its slope is infinite, and L2-normalise."""
     return F.normalize(x / (x.abs() + 1e-6).sqrt(), dim=dim)
-
-
-def check_modality(setting: str, value: str | None, dims: Mapping[str, int]) -> str:
-    """Return the modality that a setting names (None: the first); raise if there is no such one."""
-    name = next(iter(dims)) if value is None else value
-    if name not in dims:
-        raise FusionZooError(
-            f"{setting}={name!r} is no modality.{did_you_mean(name, dims)}"
-            f" There are: {', '.join(dims)}."
-        )
-    return name
-
-
-def check_heads(dim: int, num_heads: int) -> None:
-    """Raise an error if the number of heads does not divide the width."""
-    if dim % num_heads:
-        divisors = [n for n in range(1, dim + 1) if dim % n == 0 and n <= 2 * num_heads]
-        raise FusionZooError(f"num_heads={num_heads} does not divide dim={dim}; {divisors} do")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .api import predict as predict
     from .api import train as train
     from .components import register as register
+    from .creating import create_model as create_model
     from .datasets import PairedDataset as PairedDataset
     from .datasets import create_dataset as create_dataset
     from .datasets import list_datasets as list_datasets
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
     from .fusion import create_fusion as create_fusion
     from .fusion import fusion_info as fusion_info
     from .fusion import list_fusions as list_fusions
-    from .model import create_model as create_model
-    from .model import load as load
+    from .loading import load as load
     from .training.runs.run import Run as Run
 
 if not os.path.isdir(os.path.join(os.path.dirname(__file__), "encoders")):
@@ -49,8 +49,8 @@ _HOME = {
     "create_fusion": "fusion",
     "fusion_info": "fusion",
     "list_fusions": "fusion",
-    "create_model": "model",
-    "load": "model",
+    "create_model": "creating",
+    "load": "loading",
     "Run": "training.runs.run",
     "register": "components",
 }

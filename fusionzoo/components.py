@@ -12,7 +12,7 @@ from .errors import FusionZooError, did_you_mean
 from .fusion import FUSIONS, Fusion
 from .registry import Registry
 from .training.balance import BALANCE, Balance
-from .training.tasks.single import OBJECTIVES, Task
+from .training.tasks.base import OBJECTIVES, Task
 
 C = TypeVar("C", bound=Callable[..., Any])
 

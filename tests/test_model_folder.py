@@ -14,8 +14,9 @@ import pytest
 import torch
 
 import fusionzoo
+from fusionzoo.creating import create_model
 from fusionzoo.errors import FusionZooError
-from fusionzoo.model import FusionModel, create_model
+from fusionzoo.model import FusionModel
 from fusionzoo.targets import Level, Number, OneOf
 
 NET = {"pretrained": False, "channels": [8, 8, 8, 8], "stem_width": 8}

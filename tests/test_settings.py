@@ -12,7 +12,7 @@ import pytest
 from fusionzoo.encoders import create_encoder
 from fusionzoo.fusion import FUSIONS
 from fusionzoo.training.balance import BALANCE, Balance
-from fusionzoo.training.tasks.single import OBJECTIVES
+from fusionzoo.training.tasks.base import OBJECTIVES
 from fusionzoo.zoo.docstrings import SECTIONS, described_settings, settings_block
 
 Component = Callable[..., Any]

@@ -17,7 +17,7 @@ from fusionzoo.plugins import plugin_list
 
 from ..optim.param_groups import describe, group_rows
 from ..tasks.multitask import Tasks
-from ..tasks.single import NoTarget
+from ..tasks.no_target import NoTarget
 from ..trainer import Trainer
 from .checkpoint import State
 from .tracker import Tracker, environment
