@@ -8,6 +8,7 @@ if __name__ == "datasets":
 
 from typing import Any
 
+from . import digits, formats, interactions, mfeat, stamps
 from .collate import Collate
 from .paired import DATASETS, PairedDataset, split_by_hash
 from .samplers import PairedBatchSampler, PairedSampler, make_sampler
