@@ -18,7 +18,14 @@ from typing import Any, Literal
 
 from fusionzoo.errors import FusionZooError, did_you_mean
 
-from . import audio, image, text, vector  # noqa: F401
+from . import (  # noqa: F401
+    audio_hugging_face,
+    audio_mel,
+    audio_torchaudio,
+    image,
+    text,
+    vector,
+)
 from .base import ENCODERS, Encoder, Processor
 from .init import initialise
 from .lora import add_lora

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import fusionzoo as fz
 from fusionzoo.datasets.media import decode_audio
-from fusionzoo.encoders.audio import WaveProcessor
+from fusionzoo.encoders._wave import WaveProcessor
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.robustness import corrupt
 from fusionzoo.structures import Audio
