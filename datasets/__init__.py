@@ -9,9 +9,11 @@ if __name__ == "datasets":
 from typing import Any
 
 from . import digits, formats, interactions, mfeat, stamps
+from .base import DATASETS
 from .collate import Collate
-from .paired import DATASETS, PairedDataset, split_by_hash
+from .paired import PairedDataset
 from .samplers import PairedBatchSampler, PairedSampler, make_sampler
+from .splits import split_by_hash
 
 __all__ = [
     "DATASETS",

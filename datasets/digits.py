@@ -14,8 +14,10 @@ import torch
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Audio
 
-from .paired import DATASETS, MAX_ERRORS, OnError, PairedDataset, tidy
-from .summary import Provenance
+from .base import DATASETS, tidy
+from .failures import MAX_ERRORS, OnError
+from .paired import PairedDataset
+from .provenance import Provenance
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 ROWS, COLUMNS = (697.0, 770.0, 852.0, 941.0), (1209.0, 1336.0, 1477.0)  # Hz, of a telephone's keys

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import torch
 
+OnError = Literal["raise", "missing", "skip"]
+MAX_ERRORS = 0.05  # share of a modality's values
 FEWEST = 20  # values of a modality before its share of failures ends a run
 
 

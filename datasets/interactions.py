@@ -11,8 +11,10 @@ import torch
 
 from fusionzoo.errors import FusionZooError, did_you_mean
 
-from .paired import DATASETS, MAX_ERRORS, OnError, PairedDataset, tidy
-from .summary import Provenance
+from .base import DATASETS, tidy
+from .failures import MAX_ERRORS, OnError
+from .paired import PairedDataset
+from .provenance import Provenance
 
 TASKS = ("redundant", "unique", "xor", "and", "copy")
 

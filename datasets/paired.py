@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,20 +17,14 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fusionzoo.errors import FusionZooError, did_you_mean
-from fusionzoo.registry import Registry
 from fusionzoo.structures import KINDS, Sample
 from fusionzoo.targets import Target, sorted_words
 
-from .failures import Failures
+from .failures import MAX_ERRORS, Failures, OnError
 from .labels import read_labels
 from .media import decode
 from .paths import PathChecker
-from .summary import Provenance
-
-OnError = Literal["raise", "missing", "skip"]
-MAX_ERRORS = 0.05  # share of a modality's values
-SPLITS = ("train", "val", "test")
-SHARES = (0.70, 0.15, 0.15)  # of a data set that comes without a split column
+from .provenance import Provenance
 
 
 class PairedDataset(Dataset[Sample | None]):
@@ -295,7 +288,7 @@ class PairedDataset(Dataset[Sample | None]):
         Each source gives the modality it is named after, or its only one. `inner` keeps the ids
         that all have; `outer` keeps all, with modalities missing. Splits and targets must agree.
         """
-        from .formats.join import join
+        from .join import join
 
         return join(sources, how)
 
@@ -454,48 +447,6 @@ class PairedDataset(Dataset[Sample | None]):
         return sorted_words({str(label) for label in known})
 
 
-def split_by_hash(key: str, shares: Sequence[float] = SHARES, salt: str = "") -> str:
-    """Assign a key to train, val or test by its hash: stable when other samples come or go.
-
-    >>> [split_by_hash(str(i)) for i in range(4)]
-    ['train', 'train', 'val', 'train']
-    """
-    place = _place(f"{salt}{key}") * sum(shares)
-    if place < shares[0]:
-        return "train"
-    return "val" if place < shares[0] + shares[1] else "test"
-
-
-def split_groups(
-    keys: Sequence[str], shares: Sequence[float] = SHARES
-) -> tuple[dict[str, str], list[str]]:
-    """Assign groups to splits by their hashes; also return those that were moved.
-
-    Few groups may leave a split empty: it takes the group whose hash is nearest to its range, from
-    a split that has several.
-
-    >>> split_groups(["p1", "p2", "p3", "p2"])[0]
-    {'p1': 'test', 'p2': 'train', 'p3': 'val'}
-    """
-    splits = {key: split_by_hash(key, shares) for key in keys}
-    moved = []
-    for number, split in enumerate(SPLITS):
-        counts = Counter(splits.values())
-        movable = [key for key in splits if counts[splits[key]] > 1]
-        if shares[number] and not counts[split] and movable:
-            middle = (sum(shares[:number]) + shares[number] / 2) / sum(shares)
-            distances = {key: abs(_place(key) - middle) for key in movable}
-            nearest = min(distances, key=distances.__getitem__)
-            splits[nearest] = split
-            moved.append(nearest)
-    return splits, moved
-
-
-def _place(key: str) -> float:
-    """Return the hash of a key as a number from 0 to 1."""
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
-
-
 def word_list(words: str | Sequence[str]) -> list[str]:
     """Return the words of `a, b`, or of a list.
 
@@ -503,15 +454,3 @@ def word_list(words: str | Sequence[str]) -> list[str]:
     ['image', 'text']
     """
     return [word.strip() for word in (words.split(",") if isinstance(words, str) else words)]
-
-
-DATASETS: Registry[PairedDataset] = Registry("data set", "fusionzoo data list")
-
-
-def tidy(
-    dataset: PairedDataset, modalities: str | Sequence[str] | None, missing: float, seed: int = 0
-) -> PairedDataset:
-    """Apply the settings that every data set has: some modalities only, some values removed."""
-    if modalities is not None:
-        dataset = dataset.select(modalities)
-    return dataset.drop(missing, seed) if missing else dataset

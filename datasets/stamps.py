@@ -21,8 +21,11 @@ import pyarrow as pa
 from fusionzoo.errors import FusionZooError
 from fusionzoo.places import cache_root, make_cache_folder
 
-from .paired import DATASETS, MAX_ERRORS, OnError, PairedDataset, split_by_hash, tidy
-from .summary import Provenance
+from .base import DATASETS, tidy
+from .failures import MAX_ERRORS, OnError
+from .paired import PairedDataset
+from .provenance import Provenance
+from .splits import split_by_hash
 
 PACKAGE = "tuxpaint-stamps-default"
 INSIDE = Path("usr/share/tuxpaint/stamps")

@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
 
-if TYPE_CHECKING:
-    from .paired import PairedDataset
+from .paired import PairedDataset
 
 MOST_CLASSES = 12  # shown with their counts
 MOST_COLUMNS = 20  # unused ones that are named
-
-
-@dataclass(frozen=True, kw_only=True)
-class Provenance:
-    """How a data set came to its samples."""
-
-    split_rule: str = ""  # what the splits follow from
-    group_rule: str = ""  # what the groups follow from
-    unused: tuple[str, ...] = ()  # columns of the source that nothing uses
-    deselected: tuple[str, ...] = ()  # modalities that `select` left out
-    dropped: int = 0  # samples that have none of those it kept
 
 
 def data_summary(dataset: PairedDataset) -> list[str]:

@@ -1,5 +1,5 @@
-"""Forms in which one's own data comes: a manifest, class folders, separate sources to join."""
+"""Forms in which one's own data comes: a manifest or class folders."""
 
-from . import folders, join, manifest
+from . import folders, manifest
 
-__all__ = ["folders", "join", "manifest"]
+__all__ = ["folders", "manifest"]

@@ -9,18 +9,12 @@ import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError
 
+from ..base import DATASETS, tidy
+from ..failures import MAX_ERRORS, OnError
 from ..media import SUFFIXES
-from ..paired import (
-    DATASETS,
-    MAX_ERRORS,
-    SHARES,
-    SPLITS,
-    OnError,
-    PairedDataset,
-    split_by_hash,
-    tidy,
-)
-from ..summary import Provenance
+from ..paired import PairedDataset
+from ..provenance import Provenance
+from ..splits import SHARES, SPLITS, split_by_hash
 
 
 @DATASETS.register("folders", family="own")

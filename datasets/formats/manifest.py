@@ -13,18 +13,11 @@ import pyarrow.compute as pc
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import KINDS
 
-from ..paired import (
-    DATASETS,
-    MAX_ERRORS,
-    SHARES,
-    OnError,
-    PairedDataset,
-    split_by_hash,
-    split_groups,
-    tidy,
-    word_list,
-)
-from ..summary import Provenance
+from ..base import DATASETS, tidy
+from ..failures import MAX_ERRORS, OnError
+from ..paired import PairedDataset, word_list
+from ..provenance import Provenance
+from ..splits import SHARES, split_by_hash, split_groups
 from .columns import Columns
 
 ROLES = ("id", "split", "target", "group")

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from fusionzoo.config import BenchmarkConfig, from_tree, split_name
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.datasets.paired import SPLITS
+from fusionzoo.datasets.splits import SPLITS
 from fusionzoo.encoders import Encoder, create_encoder
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.robustness import CORRUPTIONS, SEVERITIES, Corrupted

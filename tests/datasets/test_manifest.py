@@ -13,7 +13,7 @@ import pytest
 
 from fusionzoo import PairedDataset, create_dataset
 from fusionzoo.datasets import split_by_hash
-from fusionzoo.datasets.paired import split_groups
+from fusionzoo.datasets.splits import split_groups
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.errors import FusionZooError
 

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 
 from fusionzoo.errors import FusionZooError
 
-from ..paired import PairedDataset
-from ..summary import Provenance
+from .paired import PairedDataset
+from .provenance import Provenance
 
 
 def join(
