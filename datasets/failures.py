@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
 import torch
+
+from fusionzoo.errors import FusionZooError
 
 OnError = Literal["raise", "missing", "skip"]
 MAX_ERRORS = 0.05  # share of a modality's values
@@ -36,10 +39,6 @@ class Failures:
         """Return row and column of every failure so far."""
         return [(row, column) for row, column in self._failed.T.nonzero().tolist()]
 
-    def reason(self, row: int, column: int) -> str | None:
-        """Return why a value failed, if this process met it among its first five."""
-        return self._reasons.get((row, column))
-
     def counts(self, column: int) -> tuple[int, int]:
         """Return how many values of a modality failed, and how many were tried."""
         failed, tried = (x.numpy()[column] for x in (self._failed, self._tried))
@@ -57,3 +56,43 @@ class Failures:
             return failed == tried == total and most < 1
         chance = 3 * (most * (1 - most) * tried) ** 0.5 if tried < total else 0.0
         return failed > most * tried + chance
+
+    def error(
+        self,
+        column: int,
+        name: str,
+        most: float,
+        *,
+        source: str,
+        sample_id: Callable[[int], str],
+        decode: Callable[[int], object],
+    ) -> FusionZooError:
+        """Return the error of a modality that fails too often, with its first five failures."""
+        failed, tried = self.counts(column)
+        rows = [row for row, other in self.cells() if other == column][:5]
+        first = "; ".join(
+            f"{sample_id(row)!r} ({name}): {self._reason(row, column, decode)}" for row in rows
+        )
+        return FusionZooError(
+            f"{source}: {failed} of {tried} values of {name} tried so far cannot be used, more"
+            f" than --data.max_errors {most:g} allows. The first: {first}"
+        )
+
+    def _reason(self, row: int, column: int, decode: Callable[[int], object]) -> str:
+        """Return why a value failed; if another process noted it, decode it again to find out."""
+        known = self._reasons.get((row, column))
+        if known is not None:
+            return known
+        try:
+            decode(row)
+        except FusionZooError as error:
+            return str(error)
+        return "refused by its encoder"
+
+
+def check_policy(on_error: str, max_errors: float) -> None:
+    """Refuse settings that say nothing about values that cannot be used."""
+    if on_error not in ("raise", "missing", "skip"):
+        raise FusionZooError(f"on_error={on_error!r} is none of raise, missing, skip")
+    if not 0 <= max_errors <= 1:
+        raise FusionZooError(f"max_errors={max_errors}; it is a share, from 0 to 1")

@@ -1,76 +1,129 @@
-"""Pair separate sources by id."""
+"""Pair the tables of separate sources by id."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from fusionzoo.errors import FusionZooError
 
-from .paired import PairedDataset
 from .provenance import Provenance
+from .table import SampleTable
+
+RowsById = Mapping[str, Mapping[str, int]]  # source -> id -> position of the sample
 
 
-def join(
-    sources: Mapping[str, PairedDataset], how: Literal["inner", "outer"] = "inner"
-) -> PairedDataset:
-    """Pair `sources` by id; see `PairedDataset.join`."""
+class JoinedTable(NamedTuple):
+    """What a data set needs to read samples from several sources."""
+
+    table: pa.Table
+    kinds: dict[str, str]  # by modality
+    values: dict[str, Any]  # modality -> undecoded values, read through the source they come from
+    modalities: dict[str, str]  # modality -> its name in the source
+    targets: dict[str, str] | None
+    provenance: Provenance
+
+
+def join_tables(
+    sources: Mapping[str, SampleTable], how: Literal["inner", "outer"] = "inner"
+) -> JoinedTable:
+    """Pair `sources` by id, see `PairedDataset.join`."""
     if how not in ("inner", "outer"):
         raise FusionZooError(f"how={how!r} is neither 'inner' nor 'outer'")
-    if len({one.on_error for one in sources.values()}) != 1:
-        said = {name: one.on_error for name, one in sources.items()}
-        raise FusionZooError(f"sources to join need one on_error between them, found {said}")
-    rows = {name: dict(zip(one.ids, range(len(one)), strict=True)) for name, one in sources.items()}
-    sets = [set(own) for own in rows.values()]
-    common = set.intersection(*sets) if how == "inner" else set.union(*sets)
-    if not common:
-        some = {name: next(iter(own)) for name, own in rows.items()}
-        raise FusionZooError(f"no id is in all sources; they have, for instance, {some}")
-    ids = [key for key in dict.fromkeys(k for own in rows.values() for k in own) if key in common]
-    columns: dict[str, Any] = {"id": pa.array(ids)}
-    labels = [target.name for one in sources.values() for target in one.scheme or ()]
-    grouped = ["group"] if any("group" in x.table.column_names for x in sources.values()) else []
-    for what in dict.fromkeys(("split", "target", *grouped, *labels)):
-        columns[what] = pa.array([_agreed(what, key, sources, rows) for key in ids], pa.string())
-    if grouped:
-        columns["group"] = pc.coalesce(columns["group"], columns["id"])
-    memory: dict[str, Any] = {}
-    kinds, encoders = {}, {}
-    for name, one in sources.items():
-        inside = name if name in one.modalities else next(iter(one.modalities))
-        if inside != name and len(one.modalities) > 1:
-            raise FusionZooError(f"source {name!r} has several modalities, none of that name")
-        kinds[name] = one.modalities[inside]
-        encoders[name] = one.default_encoders[inside]
-        # Values are read through their own source, whatever it is made of.
-        memory[name] = _Through(one, inside)
-        here = one.present[:, list(one.modalities).index(inside)].tolist()
-        places = [rows[name].get(key) for key in ids]
-        kept = [place if place is not None and here[place] else None for place in places]
-        columns[name] = pa.array(kept, pa.int64())
-    return PairedDataset(
+    rows = {
+        name: dict(zip(source.ids, range(len(source)), strict=True))
+        for name, source in sources.items()
+    }
+    ids = _join_ids(rows, how)
+    modalities = {name: _modality_of(name, source) for name, source in sources.items()}
+    columns = _shared_columns(sources, ids, rows)
+    for name, source in sources.items():
+        present = source.present[:, list(source.modalities).index(modalities[name])].tolist()
+        positions = [rows[name].get(key) for key in ids]
+        references = [x if x is not None and present[x] else None for x in positions]
+        columns[name] = pa.array(references, pa.int64())
+    return JoinedTable(
         pa.table(columns),
-        kinds,
-        memory=memory,
-        source=" + ".join(one.source for one in sources.values()),
-        on_error=next(iter(sources.values())).on_error,
-        max_errors=min(one.max_errors for one in sources.values()),
-        encoders=encoders,
-        targets=_kinds(sources),
-        provenance=_provenance(sources),
+        kinds={name: source.modalities[modalities[name]] for name, source in sources.items()},
+        values={name: _SourceValues(source, modalities[name]) for name, source in sources.items()},
+        modalities=modalities,
+        targets=_target_kinds(sources),
+        provenance=_provenance(sources, modalities),
     )
 
 
-def _provenance(sources: Mapping[str, PairedDataset]) -> Provenance:
-    """Gather where the sources' samples came from."""
+def _join_ids(rows: RowsById, how: str) -> list[str]:
+    """Return the ids of the joined samples, in the order in which the sources list them."""
+    sets = [set(by_id) for by_id in rows.values()]
+    common = set.intersection(*sets) if how == "inner" else set.union(*sets)
+    if not common:
+        examples = {name: next(iter(by_id)) for name, by_id in rows.items()}
+        raise FusionZooError(f"no id is in all sources; they have, for instance, {examples}")
+    return [
+        key for key in dict.fromkeys(k for by_id in rows.values() for k in by_id) if key in common
+    ]
+
+
+def _modality_of(name: str, source: SampleTable) -> str:
+    """Return the source's modality of that name, or its only one."""
+    if name not in source.modalities and len(source.modalities) > 1:
+        raise FusionZooError(f"source {name!r} has several modalities, none of that name")
+    return name if name in source.modalities else next(iter(source.modalities))
+
+
+def _shared_columns(
+    sources: Mapping[str, SampleTable], ids: list[str], rows: RowsById
+) -> dict[str, Any]:
+    """Return the columns on which the sources must agree: split, target, group, labels."""
+    columns: dict[str, Any] = {"id": pa.array(ids)}
+    labels = [target.name for source in sources.values() for target in source.scheme or ()]
+    grouped = any("group" in source.table.column_names for source in sources.values())
+    names = ("split", "target", *(["group"] if grouped else []), *labels)
+    for column in dict.fromkeys(names):
+        cells = [_agreed(column, key, sources, rows) for key in ids]
+        columns[column] = pa.array(cells, pa.string())
+    if grouped:
+        columns["group"] = pc.coalesce(columns["group"], columns["id"])
+    return columns
+
+
+def _agreed(
+    column: str, key: str, sources: Mapping[str, SampleTable], rows: RowsById
+) -> str | None:
+    """Return the one value that the sources with this id have in a column."""
+    values = {}
+    for name, source in sources.items():
+        if key in rows[name] and column in source.table.column_names:
+            value = source.table[column][int(source.rows[rows[name][key]])].as_py()
+            if value is not None:
+                values[name] = value
+    if len(set(values.values())) > 1:
+        raise FusionZooError(f"id {key!r}: the sources disagree on its {column}: {values}")
+    return next(iter(values.values()), None)
+
+
+def _target_kinds(sources: Mapping[str, SampleTable]) -> dict[str, str] | None:
+    """Return what the sources' columns of labels hold, on which they must agree."""
+    if all(source.scheme is None for source in sources.values()):
+        return None
+    kinds: dict[str, str] = {}
+    for name, source in sources.items():
+        for target in source.scheme or ():
+            if kinds.setdefault(target.name, target.kind) != target.kind:
+                raise FusionZooError(f"source {name!r} takes {target.name!r} for {target.kind}")
+    return kinds
+
+
+def _provenance(sources: Mapping[str, SampleTable], modalities: Mapping[str, str]) -> Provenance:
+    """Gather where the sources' samples come from, and what of them is not used."""
     origins = {name: source.provenance for name, source in sources.items()}
     unused = [f"{name}: {column}" for name, origin in origins.items() for column in origin.unused]
     for name, source in sources.items():
-        inside = name if name in source.modalities else next(iter(source.modalities))
-        unused += [f"{name}: {other}" for other in source.modalities if other != inside]
+        others = [other for other in source.modalities if other != modalities[name]]
+        unused += [f"{name}: {other}" for other in others]
     split_rules = dict.fromkeys(o.split_rule for o in origins.values() if o.split_rule)
     group_rules = dict.fromkeys(o.group_rule for o in origins.values() if o.group_rule)
     return Provenance(
@@ -78,48 +131,14 @@ def _provenance(sources: Mapping[str, PairedDataset]) -> Provenance:
     )
 
 
-def _kinds(sources: Mapping[str, PairedDataset]) -> dict[str, str] | None:
-    """Return what the sources' columns of labels hold, on which they must agree."""
-    if all(one.scheme is None for one in sources.values()):
-        return None
-    kinds: dict[str, str] = {}
-    for name, one in sources.items():
-        for target in one.scheme or ():
-            if kinds.setdefault(target.name, target.kind) != target.kind:
-                raise FusionZooError(f"source {name!r} takes {target.name!r} for {target.kind}")
-    return kinds
+class _SourceValues:
+    """The undecoded values of a source's modality, by position in the source."""
 
-
-class _Through:
-    """The undecoded values of one source's modality, by its own index."""
-
-    def __init__(self, dataset: PairedDataset, modality: str) -> None:
-        self.dataset, self.modality = dataset, modality
+    def __init__(self, source: SampleTable, modality: str) -> None:
+        self.source, self.modality = source, modality
 
     def __getitem__(self, index: int) -> Any:
-        one = self.dataset
-        row = int(one.rows[index])
-        return one.reference(self.modality, row)
+        return self.source.reference(self.modality, int(self.source.rows[index]))
 
     def __len__(self) -> int:
-        return len(self.dataset)
-
-
-def _agreed(
-    what: str,
-    key: str,
-    sources: Mapping[str, PairedDataset],
-    rows: Mapping[str, Mapping[str, int]],
-) -> str | None:
-    """Return what the sources that have the id say, which must be one thing."""
-    said = {}
-    for name, one in sources.items():
-        if key in rows[name]:
-            if what not in one.table.column_names:
-                continue
-            value = one.table[what][int(one.rows[rows[name][key]])].as_py()
-            if value is not None:
-                said[name] = value
-    if len(set(said.values())) > 1:
-        raise FusionZooError(f"id {key!r}: the sources disagree on its {what}: {said}")
-    return next(iter(said.values()), None)
+        return len(self.source)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError, did_you_mean
-from fusionzoo.targets import Target, kind_of
+from fusionzoo.targets import Target, kind_of, sorted_words
 
 NO_LABELS = ("id", "split", "group")
 
@@ -63,3 +63,22 @@ def _read_column(table: pa.Table, name: str, kind: str, source: str) -> tuple[Ta
         raise FusionZooError(f"{source}, column {name!r}: {error}") from None
     numbers = each(target.encode, [float("nan")] * target.columns)
     return target, torch.tensor(numbers, dtype=torch.float32)
+
+
+def find_classes(table: pa.Table, source: str) -> list[str]:
+    """Sort the training split's labels; numbers as numbers. No target column, no classes."""
+    labels, splits = table["target"].to_pylist(), table["split"].to_pylist()
+    if all(label is None for label in labels):
+        return []
+    known = {x for x, split in zip(labels, splits, strict=True) if split == "train"}
+    known = known or set(labels)
+    for row, label in enumerate(labels):
+        if label is None or label not in known:
+            problem = "no target"
+            if label is not None:
+                problem = f"the label {label!r}, which no sample of split 'train' has"
+            sample = table["id"][row].as_py()
+            raise FusionZooError(
+                f"{source}, row {row + 1}, sample {sample!r} (split {splits[row]!r}) has {problem}"
+            )
+    return sorted_words({str(label) for label in known})

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
-from fusionzoo.errors import one_line
+import pyarrow as pa
+
+from fusionzoo.errors import FusionZooError, one_line
 
 SHOWN = 120  # characters of a cell that a message shows
 
@@ -64,3 +67,28 @@ class PathChecker:
         if not is_file:
             self._below[path] = is_below
         return is_below
+
+
+def check_paths(
+    table: pa.Table,
+    columns: Sequence[str],
+    folder: Path,
+    *,
+    allow_outside: bool,
+    must_exist: bool,
+    source: str,
+) -> None:
+    """Refuse a path in `columns` that leaves the folder or, if it `must_exist`, is no file."""
+    if allow_outside and not must_exist:
+        return
+    checker = PathChecker(folder, allow_outside=allow_outside, must_exist=must_exist)
+    for name in columns:
+        if not pa.types.is_string(table[name].type):
+            continue
+        for row, cell in enumerate(table[name].to_pylist()):
+            problem = checker.problem(cell) if cell is not None else ""
+            if problem:
+                sample = table["id"][row].as_py()
+                raise FusionZooError(
+                    f"{source}, row {row + 1}, sample {sample!r}: {name} {problem}"
+                )

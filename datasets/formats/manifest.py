@@ -15,9 +15,10 @@ from fusionzoo.structures import KINDS
 
 from ..base import DATASETS, tidy
 from ..failures import MAX_ERRORS, OnError
-from ..paired import PairedDataset, word_list
+from ..paired import PairedDataset
 from ..provenance import Provenance
 from ..splits import SHARES, split_by_hash, split_groups
+from ..table import word_list
 from .columns import Columns
 
 ROLES = ("id", "split", "target", "group")
