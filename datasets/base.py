@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from torch import Tensor
 
 from fusionzoo.registry import Registry
 
@@ -18,3 +23,26 @@ def tidy(
     if modalities is not None:
         dataset = dataset.select(modalities)
     return dataset.drop(missing, seed) if missing else dataset
+
+
+def in_memory(
+    values: Mapping[str, Sequence[Any] | Tensor],
+    kinds: Mapping[str, str],
+    *,
+    ids: Sequence[str],
+    splits: Sequence[str],
+    target: Sequence[str],
+    **options: Any,
+) -> PairedDataset:
+    """Return a data set of values in memory, one per sample and modality.
+
+    `kinds` maps the modalities to their kinds; `options` are those of `PairedDataset`.
+    """
+    rows = np.arange(len(ids))
+    table = {
+        "id": pa.array(ids),
+        "split": pa.array(splits),
+        "target": pa.array(target),
+        **{name: pa.array(rows) for name in values},
+    }
+    return PairedDataset(pa.table(table), kinds, memory=values, **options)

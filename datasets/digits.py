@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Audio
 
-from .base import DATASETS, tidy
+from .base import DATASETS, in_memory, tidy
 from .failures import MAX_ERRORS, OnError
 from .paired import PairedDataset
 from .provenance import Provenance
@@ -77,17 +76,12 @@ def digits(
         "text": [_word(digit, draw) for digit in target],
         "audio": [_tone(digit, draw) for digit in target],
     }
-    number = np.arange(len(target))
-    table = {
-        "id": pa.array([f"{row:04d}" for row in number]),
-        "split": pa.array(_stratified(target)),
-        "target": pa.array([str(digit) for digit in target]),
-        **{name: pa.array(number) for name in memory},
-    }
-    dataset = PairedDataset(
-        pa.table(table),
+    dataset = in_memory(
+        memory,
         {name: name for name in memory},
-        memory=memory,
+        ids=[f"{row:04d}" for row in range(len(target))],
+        splits=_stratified(target),
+        target=[str(digit) for digit in target],
         source="digits",
         on_error=on_error,
         max_errors=max_errors,

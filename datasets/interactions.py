@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 
 from fusionzoo.errors import FusionZooError, did_you_mean
 
-from .base import DATASETS, tidy
+from .base import DATASETS, in_memory, tidy
 from .failures import MAX_ERRORS, OnError
 from .paired import PairedDataset
 from .provenance import Provenance
@@ -43,47 +41,61 @@ def interactions(
     misread with chance Q(sqrt(width) / noise), by default 1e-21; while that is small, the best
     possible accuracy is `bayes_accuracy(task, num_modalities, flip)`. Split 60/20/20.
     """
+    _check_task(task, num_modalities)
+    draw = np.random.default_rng(seed)
+    bits, target = _draw_bits(task, num_modalities, samples, flip, draw)
+    vectors = _draw_vectors(bits, width, noise, draw)
+    splits = ("train", "val", "train", "test", "train")
+    dataset = in_memory(
+        vectors,
+        dict.fromkeys(vectors, "vector"),
+        ids=[str(row) for row in range(samples)],
+        splits=[splits[row % 5] for row in range(samples)],
+        target=[str(label) for label in target],
+        source=f"interactions ({task})",
+        on_error=on_error,
+        max_errors=max_errors,
+        encoders={name: {"name": "vector/mlp", "dim": 32, "hidden": 32} for name in vectors},
+        provenance=Provenance(split_rule="fixed"),
+    )
+    return tidy(dataset, modalities, missing)
+
+
+def _check_task(task: str, num_modalities: int) -> None:
     if task not in TASKS:
         raise FusionZooError(
             f"unknown task {task!r}.{did_you_mean(task, TASKS)} {', '.join(TASKS)}"
         )
     if num_modalities < 2:
         raise FusionZooError(f"num_modalities={num_modalities}; an interaction needs at least 2")
-    draw = np.random.default_rng(seed)
+
+
+def _draw_bits(
+    task: str, num_modalities: int, samples: int, flip: float, draw: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the modalities' bits, (N, M) in 0 and 1, and the classes, (N,)."""
     bits = draw.integers(0, 2, (samples, num_modalities))
     if task == "redundant":
         bits[:] = bits[:, :1]
     target = _answer(task, bits)
     classes = 2**num_modalities if task == "copy" else 2
     flipped = draw.random(samples) < flip
-    target = np.where(flipped, draw.integers(0, classes, samples), target)
-    names = [chr(ord("a") + column) for column in range(num_modalities)]
-    memory: dict[str, Any] = {}
-    for column, name in enumerate(names):
+    return bits, np.where(flipped, draw.integers(0, classes, samples), target)
+
+
+def _draw_vectors(
+    bits: np.ndarray, width: int, noise: float, draw: np.random.Generator
+) -> dict[str, torch.Tensor]:
+    """Write each modality's bit into vectors, float32 (N, width), under noise."""
+    samples, num_modalities = bits.shape
+    vectors = {}
+    for column in range(num_modalities):
         direction = draw.standard_normal(width)
         direction /= np.linalg.norm(direction)
         signal = (2 * bits[:, column : column + 1] - 1) * direction
         values = signal + noise * draw.standard_normal((samples, width)) / width**0.5
-        memory[name] = torch.from_numpy(values.astype(np.float32))
-    number = np.arange(samples)
-    splits = ("train", "val", "train", "test", "train")
-    table = {
-        "id": pa.array([str(row) for row in number]),
-        "split": pa.array([splits[row % 5] for row in number]),
-        "target": pa.array([str(label) for label in target]),
-        **{name: pa.array(number) for name in names},
-    }
-    dataset = PairedDataset(
-        pa.table(table),
-        dict.fromkeys(names, "vector"),
-        memory=memory,
-        source=f"interactions ({task})",
-        on_error=on_error,
-        max_errors=max_errors,
-        encoders={name: {"name": "vector/mlp", "dim": 32, "hidden": 32} for name in names},
-        provenance=Provenance(split_rule="fixed"),
-    )
-    return tidy(dataset, modalities, missing)
+        vectors[chr(ord("a") + column)] = torch.from_numpy(values.astype(np.float32))
+    return vectors
 
 
 def bayes_accuracy(

@@ -13,16 +13,14 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.places import cache_root, make_cache_folder
 
-from .base import DATASETS, tidy
+from .base import DATASETS, in_memory, tidy
 from .failures import MAX_ERRORS, OnError
 from .paired import PairedDataset
 from .provenance import Provenance
@@ -54,7 +52,26 @@ def mfeat(
     """
     if test <= 0 or val < 0 or test + val >= 1:
         raise FusionZooError(f"test={test}, val={val}: shares of all samples that leave some over")
-    folder = find(root)
+    views, target = _read_views(find(root))
+    split = _split(target, test, val, split_seed)
+    vectors = {name: _standardise(values, split == "train") for name, values in views.items()}
+    dataset = in_memory(
+        vectors,
+        dict.fromkeys(vectors, "vector"),
+        ids=[f"{row:04d}" for row in range(len(target))],
+        splits=split.tolist(),
+        target=[str(label) for label in target],
+        source="mfeat",
+        on_error=on_error,
+        max_errors=max_errors,
+        encoders={name: {"name": "vector/mlp", "dim": 64, "hidden": 128} for name in vectors},
+        provenance=Provenance(split_rule=f"split_seed {split_seed}, stratified by class"),
+    )
+    return tidy(dataset, modalities, missing)
+
+
+def _read_views(folder: Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Return the features of each view, (2000, width), and the classes, (2000,)."""
     views, target = {}, np.zeros(0)
     for name, width in VIEWS.items():
         path = folder / f"mfeat-{name}.csv"
@@ -62,30 +79,14 @@ def mfeat(
         if rows.shape != (2000, width + 1):
             raise FusionZooError(f"{path} holds {rows.shape}; expected (2000, {width + 1})")
         views[name], target = rows[:, :-1], rows[:, -1].astype(int)
-    split = _split(target, test, val, split_seed)
-    memory: dict[str, Any] = {}
-    for name, values in views.items():
-        known = values[split == "train"]
-        scaled = (values - known.mean(0)) / known.std(0).clip(min=1e-9)
-        memory[name] = torch.from_numpy(scaled.astype(np.float32))
-    number = np.arange(len(target))
-    table = {
-        "id": pa.array([f"{row:04d}" for row in number]),
-        "split": pa.array(split.tolist()),
-        "target": pa.array([str(label) for label in target]),
-        **{name: pa.array(number) for name in memory},
-    }
-    dataset = PairedDataset(
-        pa.table(table),
-        dict.fromkeys(memory, "vector"),
-        memory=memory,
-        source="mfeat",
-        on_error=on_error,
-        max_errors=max_errors,
-        encoders={name: {"name": "vector/mlp", "dim": 64, "hidden": 128} for name in memory},
-        provenance=Provenance(split_rule=f"split_seed {split_seed}, stratified by class"),
-    )
-    return tidy(dataset, modalities, missing)
+    return views, target
+
+
+def _standardise(values: np.ndarray, is_train: np.ndarray) -> torch.Tensor:
+    """Scale each feature to mean 0 and deviation 1 over the training rows, float32."""
+    train = values[is_train]
+    scaled = (values - train.mean(0)) / train.std(0).clip(min=1e-9)
+    return torch.from_numpy(scaled.astype(np.float32))
 
 
 def find(root: str | None) -> Path:

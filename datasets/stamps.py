@@ -82,32 +82,8 @@ def stamps(
     Near-duplicates so stay on one side.
     """
     top = find(root)
-    suffixes = {".png", ".svg"} if svg else {".png"}
-    pictures: dict[str, Path] = {}
-    for path in sorted(top.rglob("*")):
-        if path.suffix in suffixes:
-            key = path.relative_to(top).with_suffix("").as_posix()
-            if key not in pictures or path.suffix == ".png":
-                pictures[key] = path
-    sizes = Counter(key.partition("/")[0] for key in pictures if "/" in key)
-    kept = [key for key in pictures if sizes[key.partition("/")[0]] >= min_class_size]
-    if not kept:
-        raise FusionZooError(f"{top} holds no class of {min_class_size} pictures")
-    speech = {key: _speech(top / key, speech_language) for key in kept}
-    if not any(speech.values()):
-        known = ", ".join(sorted(languages(top)))
-        raise FusionZooError(f"no stamp is spoken in {speech_language!r}; languages: {known}")
-    columns: dict[str, list[str | None]] = {
-        "id": [*kept],
-        "split": [split_by_hash(group(key), SHARES, SALT) for key in kept],
-        "group": [group(key) for key in kept],
-        "target": [key.partition("/")[0] for key in kept],
-        "image": [pictures[key].relative_to(top).as_posix() for key in kept],
-        "text": [_text(top / key, text_language) for key in kept],
-        "audio": [path.relative_to(top).as_posix() if path else None for path in speech.values()],
-    }
-    if not any(columns["text"]):
-        raise FusionZooError(f"no stamp is described in {text_language!r} (en, fr, de, pt_BR, ...)")
+    pictures = _find_pictures(top, svg, min_class_size)
+    columns = _read_columns(top, pictures, text_language, speech_language)
     dataset = PairedDataset(
         pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()}),
         {"image": "image", "text": "text", "audio": "audio"},
@@ -120,6 +96,48 @@ def stamps(
         provenance=Provenance(split_rule="by a hash of the group", group_rule="near-duplicates"),
     )
     return tidy(dataset, modalities, missing)
+
+
+def _find_pictures(top: Path, svg: bool, min_class_size: int) -> dict[str, Path]:
+    """Return the pictures of large enough classes, by id; a PNG goes before an SVG."""
+    suffixes = {".png", ".svg"} if svg else {".png"}
+    pictures: dict[str, Path] = {}
+    for path in sorted(top.rglob("*")):
+        if path.suffix in suffixes:
+            key = path.relative_to(top).with_suffix("").as_posix()
+            if key not in pictures or path.suffix == ".png":
+                pictures[key] = path
+    sizes = Counter(key.partition("/")[0] for key in pictures if "/" in key)
+    kept = {
+        key: path
+        for key, path in pictures.items()
+        if sizes[key.partition("/")[0]] >= min_class_size
+    }
+    if not kept:
+        raise FusionZooError(f"{top} holds no class of {min_class_size} pictures")
+    return kept
+
+
+def _read_columns(
+    top: Path, pictures: dict[str, Path], text_language: str, speech_language: str
+) -> dict[str, list[str | None]]:
+    """Return the columns of the table, one row for each picture."""
+    speech = {key: _speech(top / key, speech_language) for key in pictures}
+    if not any(speech.values()):
+        known = ", ".join(sorted(languages(top)))
+        raise FusionZooError(f"no stamp is spoken in {speech_language!r}; languages: {known}")
+    columns: dict[str, list[str | None]] = {
+        "id": [*pictures],
+        "split": [split_by_hash(group(key), SHARES, SALT) for key in pictures],
+        "group": [group(key) for key in pictures],
+        "target": [key.partition("/")[0] for key in pictures],
+        "image": [path.relative_to(top).as_posix() for path in pictures.values()],
+        "text": [_text(top / key, text_language) for key in pictures],
+        "audio": [path.relative_to(top).as_posix() if path else None for path in speech.values()],
+    }
+    if not any(columns["text"]):
+        raise FusionZooError(f"no stamp is described in {text_language!r} (en, fr, de, pt_BR, ...)")
+    return columns
 
 
 def group(key: str) -> str:

@@ -11,6 +11,8 @@ import pyarrow.compute as pc
 
 from fusionzoo.errors import FusionZooError, did_you_mean
 
+READERS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+
 
 class Columns:
     """The columns of a manifest, which remembers those that were used.
@@ -78,3 +80,36 @@ class Columns:
 
 def _fold(name: str) -> str:
     return name.strip().casefold()
+
+
+def read_table(path: Path) -> pa.Table:
+    """Read a table by its suffix."""
+    if not path.is_file():
+        raise FusionZooError(f"no manifest {path}: --data.root names the file")
+    if path.suffix not in READERS:
+        raise FusionZooError(f"{path} is none of {', '.join(READERS)}")
+    try:
+        return _read(path)
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise FusionZooError(f"{path} cannot be read: {error}") from error
+
+
+def _read(path: Path) -> pa.Table:
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        return pq.read_table(path)
+    if path.suffix in (".jsonl", ".ndjson"):
+        import pyarrow.json as pj
+
+        return pj.read_json(path)
+    import pyarrow.csv as pv
+
+    comma = "\t" if path.suffix == ".tsv" else ","
+    header = pv.open_csv(path, parse_options=pv.ParseOptions(delimiter=comma)).schema.names
+    # Everything is text: an id 007 stays 007, and an empty cell is a missing value.
+    convert = pv.ConvertOptions(
+        column_types=dict.fromkeys(header, pa.string()), strings_can_be_null=True, null_values=[""]
+    )
+    quoted = pv.ParseOptions(delimiter=comma, newlines_in_values=True)
+    return pv.read_csv(path, parse_options=quoted, convert_options=convert)

@@ -16,6 +16,8 @@ from ..paired import PairedDataset
 from ..provenance import Provenance
 from ..splits import SHARES, SPLITS, split_by_hash
 
+KINDS = ("image", "text", "audio")  # of modalities that a folder may hold
+
 
 @DATASETS.register("folders", family="own")
 def folders(
@@ -38,43 +40,45 @@ def folders(
     top = Path(root)
     if not root or not top.is_dir():
         raise FusionZooError(f"no folder {root!r}: --data.root names it")
-    kind_of = {suffix: kind for kind in ("image", "text", "audio") for suffix in SUFFIXES[kind]}
-    given_splits = any((top / split).is_dir() for split in SPLITS)
+    has_splits = any((top / split).is_dir() for split in SPLITS)
+    rows = _find_samples(top, has_splits, shares)
+    kinds = [kind for kind in KINDS if any(kind in row for row in rows)]
+    columns = {name: [row.get(name) for row in rows] for name in ("id", "split", "target", *kinds)}
+    table = pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
+    rule = "the folders" if has_splits else "by a hash of folder and stem"
+    dataset = PairedDataset(
+        table,
+        {kind: kind for kind in kinds},
+        root=top,
+        source=str(top),
+        on_error=on_error,
+        paths=kinds,
+        allow_outside=allow_outside,
+        provenance=Provenance(split_rule=rule),
+        max_errors=max_errors,
+    )
+    return tidy(dataset, modalities, missing)
+
+
+def _find_samples(top: Path, has_splits: bool, shares: Sequence[float]) -> list[dict[str, str]]:
+    """Return id, split, target and files of each sample, by kind of modality."""
+    kind_of = {suffix: kind for kind in KINDS for suffix in SUFFIXES[kind]}
     rows: dict[str, dict[str, str]] = {}
     for path in sorted(top.rglob("*")):
         kind, parts = kind_of.get(path.suffix.lower()), path.relative_to(top).parts
         hidden = any(part.startswith(".") for part in parts)
         if kind is None or hidden or not path.is_file():
             continue
-        if len(parts) != 2 + given_splits:
+        if len(parts) != 2 + has_splits:
             raise FusionZooError(
-                f"{path}: expected {'split/' if given_splits else ''}class/file below {top}"
+                f"{path}: expected {'split/' if has_splits else ''}class/file below {top}"
             )
         key = "/".join((*parts[:-1], path.stem))
         row = rows.setdefault(key, {"id": key, "target": parts[-2]})
-        row["split"] = parts[0] if given_splits else split_by_hash(key, shares)
+        row["split"] = parts[0] if has_splits else split_by_hash(key, shares)
         if kind in row:
             raise FusionZooError(f"{path}: sample {key!r} has another {kind}, {row[kind]}")
         row[kind] = str(path.relative_to(top))
     if not rows:
         raise FusionZooError(f"{top} holds no picture, text or clip in class folders")
-    found = [
-        kind for kind in ("image", "text", "audio") if any(kind in row for row in rows.values())
-    ]
-    columns = {
-        name: [row.get(name) for row in rows.values()] for name in ("id", "split", "target", *found)
-    }
-    table = pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
-    rule = "the folders" if given_splits else "by a hash of folder and stem"
-    dataset = PairedDataset(
-        table,
-        {kind: kind for kind in found},
-        root=top,
-        source=str(top),
-        on_error=on_error,
-        paths=found,
-        allow_outside=allow_outside,
-        provenance=Provenance(split_rule=rule),
-        max_errors=max_errors,
-    )
-    return tidy(dataset, modalities, missing)
+    return list(rows.values())

@@ -19,11 +19,10 @@ from ..paired import PairedDataset
 from ..provenance import Provenance
 from ..splits import SHARES, split_by_hash, split_groups
 from ..table import word_list
-from .columns import Columns
+from .columns import Columns, read_table
 
 ROLES = ("id", "split", "target", "group")
 
-READERS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 
 
@@ -61,23 +60,14 @@ def manifest(
     too; train.py sets it by its objective.
     """
     path = Path(root)
-    roles = dict(columns or {})
-    if "group" in {*roles, *(kinds or {})}:
-        raise FusionZooError(
-            f"{path}: a group is no modality: --data.group_column names its column"
-        )
-    if group_column is not None:
-        roles["group"] = group_column
-    table = Columns(path, read(path), roles)
-    labels = _labels(table, targets or {})
-    names = _modalities(table, kinds or {}, labels)
-    made, provenance = _read_roles(table, shares, {table.place(name) for name in [*names, *labels]})
-    made |= {name: table.text(name) for name in labels}
-    made |= {name: _references(table.values(name)) for name in names}
+    table = _open_table(path, columns or {}, kinds or {}, group_column)
+    label_names = _labels(table, targets or {})
+    names = _modalities(table, kinds or {}, label_names)
+    rows, provenance = _read_columns(table, shares, names, label_names)
     if targets is not None and "target" not in targets and "target" in table:
         table.used.discard(table.place("target"))
     dataset = PairedDataset(
-        pa.table(made),
+        rows,
         names,
         root=path.parent,
         source=str(path),
@@ -91,37 +81,17 @@ def manifest(
     return tidy(dataset, modalities, missing)
 
 
-def read(path: Path) -> pa.Table:
-    """Read a table by its suffix."""
-    if not path.is_file():
-        raise FusionZooError(f"no manifest {path}: --data.root names the file")
-    if path.suffix not in READERS:
-        raise FusionZooError(f"{path} is none of {', '.join(READERS)}")
-    try:
-        return _read(path)
-    except (pa.ArrowException, UnicodeDecodeError) as error:
-        raise FusionZooError(f"{path} cannot be read: {error}") from error
-
-
-def _read(path: Path) -> pa.Table:
-    if path.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        return pq.read_table(path)
-    if path.suffix in (".jsonl", ".ndjson"):
-        import pyarrow.json as pj
-
-        return pj.read_json(path)
-    import pyarrow.csv as pv
-
-    comma = "\t" if path.suffix == ".tsv" else ","
-    header = pv.open_csv(path, parse_options=pv.ParseOptions(delimiter=comma)).schema.names
-    # Everything is text: an id 007 stays 007, and an empty cell is a missing value.
-    convert = pv.ConvertOptions(
-        column_types=dict.fromkeys(header, pa.string()), strings_can_be_null=True, null_values=[""]
-    )
-    quoted = pv.ParseOptions(delimiter=comma, newlines_in_values=True)
-    return pv.read_csv(path, parse_options=quoted, convert_options=convert)
+def _open_table(
+    path: Path, columns: Mapping[str, str], kinds: Mapping[str, str], group_column: str | None
+) -> Columns:
+    roles = dict(columns)
+    if "group" in {*roles, *kinds}:
+        raise FusionZooError(
+            f"{path}: a group is no modality: --data.group_column names its column"
+        )
+    if group_column is not None:
+        roles["group"] = group_column
+    return Columns(path, read_table(path), roles)
 
 
 def _modalities(table: Columns, kinds: Mapping[str, str], labels: Sequence[str]) -> dict[str, str]:
@@ -161,6 +131,17 @@ def _labels(table: Columns, targets: Mapping[str, str]) -> list[str]:
         if name in ("id", "split"):
             raise FusionZooError(f"{table.path}: {name!r} cannot be a target")
     return [name for name in targets if name != "target"]
+
+
+def _read_columns(
+    table: Columns, shares: Sequence[float], names: Mapping[str, str], label_names: Sequence[str]
+) -> tuple[pa.Table, Provenance]:
+    """Return the table of a data set, and the rules behind its splits and groups."""
+    taken = {table.place(name) for name in [*names, *label_names]}
+    columns, provenance = _read_roles(table, shares, taken)
+    columns |= {name: table.text(name) for name in label_names}
+    columns |= {name: _references(table.values(name)) for name in names}
+    return pa.table(columns), provenance
 
 
 def _read_roles(
