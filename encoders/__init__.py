@@ -1,4 +1,4 @@
-"""Encoders: `create_encoder("image", "timm/resnet18")` makes tokens, mask and pooled vector.
+"""Encoders: `create_encoder("image", "timm/resnet18")` turns a batch into features.
 
 | kind | names |
 | --- | --- |
@@ -60,41 +60,51 @@ def create_encoder(
     assets: Path | None = None,
     **settings: Any,
 ) -> Encoder:
-    """Build the encoder `name` for `modality`.
+    """Build the encoder `name` for `modality`; further settings are those of its class.
 
-    `kind` (image, text, audio, vector, sequence) is the modality's name where that is one of these,
-    else what the encoder is for. `weights` is a checkpoint, loaded by name or by position, `prefix`
-    stripped; `init` a scheme for what is trained from scratch; `assets` a folder that
-    `Encoder.save_assets` wrote. `freeze` is none, all, all_but_last_<n> (layers) or norm; `lora`
-    (r, alpha, dropout, targets) trains adapters in attention and freezes the rest. Further settings
-    are the family's, see `fusionzoo zoo`.
+    Settings:
+        kind: what the encoder reads: image, text, audio, vector or sequence; needed for `hf/...`
+            unless the modality is named text or audio
+        freeze: part that is not trained: `none`, `all`, `all_but_last_<n>` (layers) or `norm`
+        lora: train adapters in attention and freeze the rest; a mapping with rank `r`, `alpha`
+            (scale is alpha / r), `dropout` and `targets`, the names of the layers to adapt
+        weights: checkpoint to load, a file or `pkg:<distribution>/<path>`
+        match: how the checkpoint's tensors are paired with the encoder's, by `name` or `position`
+        prefix: stripped from the names in the checkpoint
+        init: scheme that initialises all weights, such as `xavier_uniform`, before `weights` load;
+            `default` is each layer's own
+        assets: folder that `Encoder.save_assets` wrote; set when a saved model is loaded
     """
     entry, model = _find(name, kind or modality)
-    if "assets" in ENCODERS[entry].parameters:
-        settings |= {"assets": assets}
-    if assets is not None and "pretrained" in ENCODERS[entry].parameters:
+    parameters = ENCODERS[entry].parameters
+    if assets is not None and "pretrained" in parameters:
         settings["pretrained"] = False  # the weights come from the model folder
-    encoder = ENCODERS.create(entry, *([model] if model else []), **settings)
-    settings.pop("assets", None)
+    folder = {"assets": assets} if "assets" in parameters else {}
+    encoder = ENCODERS.create(entry, *([model] if model else []), **settings, **folder)
     initialise(encoder, init)
     encoder.modality = modality
     if weights is not None:
         report = load_weights(encoder, weights, match=match, prefix=prefix)
         _log.info("%s: %s", modality, report)
     if lora is not None:
-        if freeze != "none":
-            raise FusionZooError(
-                f"encoders.{modality}: lora freezes the encoder itself; leave freeze={freeze!r} out"
-            )
-        encoder.still = add_lora(encoder, lora, f"encoders.{modality}.lora")
+        _adapt(encoder, lora, freeze)
         settings |= {"lora": dict(lora)}
     encoder.freeze(freeze)
-    given = {"kind": encoder.kind, "freeze": freeze, "weights": weights, "match": match}
-    given |= {"prefix": prefix, "init": init, **settings}
-    if "pretrained" in ENCODERS[entry].parameters:
-        given.setdefault("pretrained", ENCODERS[entry].parameters["pretrained"].default)
-    encoder.spec = {"name": name, **given}
+    spec = {"name": name, "kind": encoder.kind, "freeze": freeze, "weights": weights}
+    spec |= {"match": match, "prefix": prefix, "init": init, **settings}
+    if "pretrained" in parameters:
+        spec.setdefault("pretrained", parameters["pretrained"].default)
+    encoder.spec = spec
     return encoder
+
+
+def _adapt(encoder: Encoder, lora: Mapping[str, Any], freeze: str) -> None:
+    if freeze != "none":
+        raise FusionZooError(
+            f"encoders.{encoder.modality}: lora freezes the encoder itself;"
+            f" leave freeze={freeze!r} out"
+        )
+    encoder.eval_modules = add_lora(encoder, lora, f"encoders.{encoder.modality}.lora")
 
 
 def list_encoders(kind: str | None = None) -> list[str]:
@@ -103,7 +113,7 @@ def list_encoders(kind: str | None = None) -> list[str]:
 
 
 def pattern(entry: str) -> str:
-    """`hf-text` -> `hf/*`, for families take a model's name; `vector/mlp` stays."""
+    """Return the name that users write: `hf-text` -> `hf/*`, any model; `vector/mlp` as it is."""
     fixed = entry == "chars" or "/" in entry
     return entry if fixed else f"{entry.partition('-')[0]}/*"
 
@@ -115,7 +125,7 @@ def _find(name: str, kind: str) -> tuple[str, str]:
     family, slash, model = name.partition("/")
     entry = f"hf-{kind}" if family == "hf" else family
     if family == "hf" and entry not in ENCODERS:
-        raise FusionZooError(f"encoder {name!r} reads text or audio: say kind=, found {kind!r}")
+        raise FusionZooError(f"encoder {name!r} reads text or audio: set kind=, found {kind!r}")
     if not slash or not model or entry not in ENCODERS:
         families = list_encoders()
         near = did_you_mean(name, [f.replace("*", model or "*") for f in families])

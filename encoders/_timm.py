@@ -22,17 +22,17 @@ from .weights import from_hub
 
 @contextmanager
 def without(package: str) -> Iterator[None]:
-    """Let imports of an optional package fail for a moment.
+    """Make imports of an optional package fail inside the block.
 
-    timm imports wandb, where that is installed, for a helper of its own training script: a second.
+    timm imports wandb if it is installed, only for its own training script, which takes a second.
     """
-    loaded = package in sys.modules
-    if not loaded:
+    was_imported = package in sys.modules
+    if not was_imported:
         sys.modules[package] = None  # type: ignore[assignment]
     try:
         yield
     finally:
-        if not loaded:
+        if not was_imported:
             del sys.modules[package]
 
 
@@ -56,25 +56,28 @@ def build_timm(model: str, pretrained: bool, **settings: Any) -> Any:
 
 
 def timm_features(net: Any, x: Tensor) -> Features:
-    """Return tokens, an all-True mask and the model's own pooling."""
-    found = net.forward_features(x)
-    if not isinstance(found, Tensor) or found.ndim not in (3, 4):
+    """Return tokens, an all-True mask and the model's own pooled vector.
+
+    Where that is not as wide as the tokens, the tokens' mean replaces it.
+    """
+    feature_map = net.forward_features(x)
+    if not isinstance(feature_map, Tensor) or feature_map.ndim not in (3, 4):
         raise FusionZooError(f"timm's {type(net).__name__} gives no single feature map")
-    tokens = timm_tokens(net, found)
+    tokens = timm_tokens(net, feature_map)
     mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
     if net.head_hidden_size == net.num_features:
-        return Features(tokens, mask, net.forward_head(found, pre_logits=True))
+        return Features(tokens, mask, net.forward_head(feature_map, pre_logits=True))
     return Features(tokens, mask, masked_mean(tokens, mask))
 
 
 def channels_last(net: Any) -> bool:
-    """Whether a timm model's feature map is (B, H, W, D), as Swin's."""
+    """Return whether a timm model's feature map is (B, H, W, D), like Swin's."""
     return str(getattr(net, "output_fmt", "NCHW")).endswith("NHWC")
 
 
-def timm_tokens(net: Any, found: Tensor) -> Tensor:
-    """Arrange a feature map, channels first or last, or a token sequence as (B, T, D)."""
-    if found.ndim == 3:
-        return found[:, getattr(net, "num_prefix_tokens", 0) :]
+def timm_tokens(net: Any, feature_map: Tensor) -> Tensor:
+    """Arrange a feature map as tokens (B, T, D); a sequence loses its class tokens."""
+    if feature_map.ndim == 3:
+        return feature_map[:, getattr(net, "num_prefix_tokens", 0) :]
     layout = "b h w d" if channels_last(net) else "b d h w"
-    return rearrange(found, f"{layout} -> b (h w) d")
+    return rearrange(feature_map, f"{layout} -> b (h w) d")

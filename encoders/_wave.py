@@ -1,4 +1,4 @@
-"""What audio encoders share: clips at one rate, the log-mel picture, pooling.
+"""Shared parts of audio encoders: resampling processor, log-mel spectrogram, mean pooling.
 
 Shapes: `B` batch, `N` samples of a wave, `F` mel bands, `T` tokens, `D` width. Rates in Hz,
 durations in s.
@@ -19,17 +19,17 @@ from fusionzoo.structures import Clip, Features, masked_mean
 
 from .base import Item, Processor
 
-STEP = 0.1  # s: what clips are rounded up to, with silence, where rows must be of one length
+STEP = 0.1  # s; clip lengths are rounded up to a multiple of it, for encoders that group by length
 SILENCE = 1e-5  # added to mel power before the logarithm
-PEAK = 32767
+PEAK = 32767  # full scale of int16
 
 
 class WaveProcessor(Processor):
-    """Resample to `rate` and store as int16: a quarter of float64, an eighth of what a copy costs.
+    """Resample clips to `rate` Hz and store them as int16, half the size of float32.
 
-    A clip longer than `longest` seconds is cut: at random in training, else to its middle; what
-    is cut off is neither read from a long file nor resampled. With `step`, clips are rounded up to
-    a multiple of it with silence, so that equal lengths meet.
+    A clip longer than `longest` seconds is cropped, at random in training and else to its middle;
+    the rest is neither read from a long file nor resampled. With `step` (s), a clip is padded with
+    silence to a multiple of it, so that many clips of a batch have the same length.
     """
 
     def __init__(self, rate: int, longest: float, step: float = 0.0) -> None:
@@ -38,15 +38,15 @@ class WaveProcessor(Processor):
         self.rate, self.longest, self.step = rate, longest, step
 
     def __call__(self, value: Clip, generator: torch.Generator | None = None) -> Item:
-        room = round(self.longest * self.rate)
-        spare = max(0, -(-value.frames * self.rate // value.rate) - room)
-        start = spare // 2
-        if spare and generator is not None:
-            start = int(torch.randint(spare + 1, (1,), generator=generator))
-        wave = read_at_rate(value, self.rate, start, room)
+        max_samples = round(self.longest * self.rate)
+        surplus = max(0, -(-value.frames * self.rate // value.rate) - max_samples)
+        start = surplus // 2
+        if surplus and generator is not None:
+            start = int(torch.randint(surplus + 1, (1,), generator=generator))
+        wave = read_at_rate(value, self.rate, start, max_samples)
         if self.step:
-            unit = round(self.step * self.rate)
-            wave = F.pad(wave, (0, max(unit, -(-len(wave) // unit) * unit) - len(wave)))
+            step = round(self.step * self.rate)
+            wave = F.pad(wave, (0, max(step, -(-len(wave) // step) * step) - len(wave)))
         stored = (wave.clamp(-1, 1) * PEAK).round().to(torch.int16)
         return {"wave": stored, "lengths": torch.tensor(len(stored))}
 
@@ -60,31 +60,35 @@ class WaveProcessor(Processor):
 
 
 @lru_cache(maxsize=16)
-def _resampler(before: int, after: int) -> Any:
+def _resampler(source_rate: int, rate: int) -> Any:
     from torchaudio.transforms import Resample
 
-    return Resample(before, after)
+    return Resample(source_rate, rate)
 
 
 def read_at_rate(clip: Clip, rate: int, start: int, count: int) -> Tensor:
-    """Return samples `start` to `start + count` that the clip has at `rate`; fewer at its end.
+    """Return samples `start` to `start + count` of a clip at `rate` Hz; fewer at its end.
 
-    Equal to resampling the whole clip, yet only these samples and the filter's reach are read.
+    Equals a slice of the whole clip resampled, but reads only these samples and, on both sides, as
+    many as the resampling filter needs.
     """
     if clip.rate == rate or not clip.frames:
         return clip.read(start, count)
     resample = _resampler(clip.rate, rate)
-    # The filter turns each `before` samples into `after`, and reads `width` more on both sides.
+    # The filter turns every `before` samples into `after`, and reads `width` more on both sides.
     before, after = clip.rate // resample.gcd, rate // resample.gcd
-    reach = -(-resample.width // before)
-    first = max(0, start // after - reach)
-    last = -(-(start + count) // after) + reach
+    margin = -(-resample.width // before)
+    first = max(0, start // after - margin)
+    last = -(-(start + count) // after) + margin
     wave: Tensor = resample(clip.read(first * before, (last - first) * before))
     return wave[start - first * after :][:count]
 
 
 class LogMel(nn.Module):
-    """Logarithm of mel power, scaled to about unit range: (B, N) in [-1, 1] -> (B, F, frames)."""
+    """Compute log-mel power, scaled to about unit range: (B, N) in [-1, 1] -> (B, F, frames).
+
+    `window` and `hop` are in seconds.
+    """
 
     def __init__(self, rate: int, num_mels: int, window: float, hop: float) -> None:
         super().__init__()
@@ -94,16 +98,16 @@ class LogMel(nn.Module):
         samples = round(window * rate)
         n_fft = 2 ** math.ceil(math.log2(samples))
         if n_fft // 2 + 1 < 2 * num_mels:
-            n_fft = 2 ** math.ceil(math.log2(4 * num_mels))  # no mel band without a bin
+            n_fft = 2 ** math.ceil(math.log2(4 * num_mels))  # every mel band needs a frequency bin
         self.mel = MelSpectrogram(rate, n_fft, samples, self.hop, n_mels=num_mels)
-        # torch's window is a view into a longer one, which safetensors does not store.
+        # torch's window is a view of a longer tensor, which safetensors refuses to store.
         self.mel.spectrogram.window = self.mel.spectrogram.window.clone()
 
     def forward(self, wave: Tensor) -> Tensor:
-        with torch.autocast(wave.device.type, enabled=False):  # powers overflow in half precision
+        with torch.autocast(wave.device.type, enabled=False):  # power overflows in half precision
             return (self.mel(wave.float()) + SILENCE).log() / 5 + 1
 
 
-def pool(tokens: Tensor, mask: Tensor) -> Features:
-    """Add the mean of the real tokens."""
+def mean_pooled(tokens: Tensor, mask: Tensor) -> Features:
+    """Return features whose pooled vector is the mean of the real tokens."""
     return Features(tokens, mask, masked_mean(tokens, mask))

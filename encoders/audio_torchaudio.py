@@ -1,7 +1,7 @@
-"""Audio encoders of torchaudio: its pretrained bundles, and its Conformer.
+"""torchaudio's audio encoders: its pretrained self-supervised models, and its Conformer.
 
 Shapes: `B` batch, `N` samples of a wave, `T` tokens, `D` width. Rates in Hz, durations in s.
-Padding never changes an output: rows of one length are run together.
+Padding never changes an output: rows of equal length are run together, unpadded.
 """
 
 from __future__ import annotations
@@ -17,18 +17,22 @@ from torch import Tensor, nn
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.structures import Features
 
-from ._wave import PEAK, STEP, LogMel, WaveProcessor, pool
+from ._wave import PEAK, STEP, LogMel, WaveProcessor, mean_pooled
 from .base import ENCODERS, Encoder, Processor, run_by_length
-from .weights import from_hub
+from .weights import PYTORCH_HUB, from_hub
 
 
 @ENCODERS.register("torchaudio", family="audio")
 class TorchaudioBundle(Encoder):
-    """A self-supervised model of `torchaudio.pipelines`: WAV2VEC2_BASE, HUBERT_BASE, WAVLM_BASE,
-    ...
+    """Encode speech with a model of `torchaudio.pipelines`: WAV2VEC2_BASE, HUBERT_BASE, ...
 
     Tokens are the last layer's frames, pooled is their mean. Some of these models normalise over
-    time, so rows are run in groups of equal length; clips are rounded up to 0.1 s with silence.
+    time, so rows of equal length are run together; clips are padded with silence to a multiple of
+    0.1 s.
+
+    Settings:
+        pretrained: load the weights that torchaudio publishes
+        longest: length in s beyond which a clip is cropped
 
     Shapes: inputs["wave"] int16 (B, N), inputs["lengths"] (B,) -> (B, T, D), (B, T), (B, D)
     """
@@ -39,17 +43,19 @@ class TorchaudioBundle(Encoder):
         super().__init__()
         import torchaudio
 
-        bundles = [name for name in dir(torchaudio.pipelines) if hasattr(_bundle(name), "_params")]
-        bundles = [name for name in bundles if hasattr(_bundle(name), "get_model")]
+        bundles = [
+            name
+            for name in dir(torchaudio.pipelines)
+            if hasattr(_bundle(name), "_params") and hasattr(_bundle(name), "get_model")
+        ]
         if model not in bundles:
             raise FusionZooError(
                 f"torchaudio has no bundle {model!r}.{did_you_mean(model, [*bundles, 'conformer'])}"
                 f" There are: {', '.join(bundles)}."
             )
         bundle = _bundle(model)
-        hub = "https://download.pytorch.org"
         if pretrained:
-            self.net = from_hub(f"torchaudio/{model}", bundle.get_model, hub)
+            self.net = from_hub(f"torchaudio/{model}", bundle.get_model, PYTORCH_HUB)
         else:
             build = getattr(torchaudio.models, f"{bundle._model_type.lower()}_model")
             self.net = build(**{**bundle._params, "aux_num_out": None})
@@ -61,7 +67,7 @@ class TorchaudioBundle(Encoder):
         return WaveProcessor(self.rate, self.longest, STEP)
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
-        return pool(*run_by_length(inputs["lengths"], inputs["wave"], self._run))
+        return mean_pooled(*run_by_length(inputs["lengths"], inputs["wave"], self._run))
 
     def _run(self, wave: Tensor) -> Tensor:
         scaled = wave / PEAK
@@ -79,10 +85,21 @@ def _bundle(name: str) -> Any:
 
 @ENCODERS.register("torchaudio/conformer", family="audio")
 class Conformer(Encoder):
-    """Log-mel frames through torchaudio's Conformer (Gulati et al. 2020, arXiv:2005.08100).
+    """Encode log-mel frames with torchaudio's Conformer, trained from scratch.
 
-    Trained from scratch. Its convolutions would read padded frames, so rows are run in groups of
-    equal length; clips are rounded up to 0.1 s with silence.
+    Gulati et al. 2020, arXiv:2005.08100. Its convolutions would read padded frames, so rows of
+    equal length are run together; clips are padded with silence to a multiple of 0.1 s. There are
+    25 tokens a second.
+
+    Settings:
+        rate: sampling rate in Hz that clips are resampled to
+        num_mels: mel bands of a frame; frames of 25 ms, every 10 ms
+        dim: width of tokens and pooled vector, divisible by `num_heads`
+        num_layers: Conformer blocks
+        num_heads: attention heads
+        kernel_size: of the depthwise convolution in tokens, odd
+        dropout: in feed-forward, attention and convolution, 0 to 1
+        longest: length in s beyond which a clip is cropped
 
     Shapes: inputs["wave"] int16 (B, N), inputs["lengths"] (B,) -> (B, T, dim), (B, T), (B, dim)
     """
@@ -108,7 +125,7 @@ class Conformer(Encoder):
             raise FusionZooError(f"num_heads={num_heads} does not divide dim={dim}")
         self.rate, self.dim, self.longest = rate, dim, longest
         self.mel = LogMel(rate, num_mels, 0.025, 0.010)
-        # Four frames at a time: 25 tokens a second.
+        # Four frames of 10 ms become one token.
         self.project = nn.Conv1d(num_mels, dim, kernel_size=4, stride=4)
         self.conformer = torchaudio.models.Conformer(
             dim, num_heads, 4 * dim, num_layers, kernel_size, dropout, use_group_norm=True
@@ -118,7 +135,7 @@ class Conformer(Encoder):
         return WaveProcessor(self.rate, self.longest, STEP)
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
-        return pool(*run_by_length(inputs["lengths"], inputs["wave"], self._run))
+        return mean_pooled(*run_by_length(inputs["lengths"], inputs["wave"], self._run))
 
     def _run(self, wave: Tensor) -> Tensor:
         frames = rearrange(self.project(self.mel(wave / PEAK)), "b d t -> b t d")

@@ -18,17 +18,17 @@ from fusionzoo.structures import Features, masked_mean
 from ._image_processor import ImageProcessor
 from ._timm import build_timm, timm_features
 from .base import ENCODERS, Encoder
-from .weights import from_hub
+from .weights import PYTORCH_HUB, from_hub
 
 AUGMENT = ("none", "crop", "crop_flip")
 FIT = ("crop", "pad", "squash")
 
 
 class ImageEncoder(Encoder):
-    """What timm's and torchvision's models share: pixels in, normalised on the model's device."""
+    """Base of the image encoders: uint8 pixels in, normalised on the model's device."""
 
     kind = "image"
-    # Pictures of one size give feature maps of one size, so parts of a batch can be joined again.
+    # Images of one size give feature maps of one size, so parts of a batch can be concatenated.
     frozen_rows = 8
     scale: Tensor
     shift: Tensor
@@ -44,10 +44,10 @@ class ImageEncoder(Encoder):
         fit: str,
         augment: str,
     ) -> None:
-        """Fix how pictures are prepared; mean and std are of pixels in [0, 1]."""
-        for name, chosen, known in (("augment", augment, AUGMENT), ("fit", fit, FIT)):
-            if chosen not in known:
-                raise FusionZooError(f"{name}={chosen!r} is none of {', '.join(known)}")
+        """Set how images are prepared; `mean` and `std` are of pixels in [0, 1]."""
+        for name, value, known in (("augment", augment, AUGMENT), ("fit", fit, FIT)):
+            if value not in known:
+                raise FusionZooError(f"{name}={value!r} is none of {', '.join(known)}")
         self.settings = ((size[0], size[1]), crop_pct, interpolation, fit, augment)
         std, mean = (torch.tensor(x, dtype=torch.float32)[:, None, None] for x in (std, mean))
         self.register_buffer("scale", 1 / (255 * std), persistent=False)
@@ -58,11 +58,11 @@ class ImageEncoder(Encoder):
         return ImageProcessor(size, crop_pct, interpolation, fit, augment if train else "none")
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """Turn uint8 into what the network was trained on, in one fused multiply-add."""
+        """Normalise uint8 pixels as in the network's training, in one fused multiply-add."""
         return torch.addcmul(self.shift, pixels.to(self.scale.dtype), self.scale)
 
     def measure(self) -> None:
-        """Run two blank pictures, so that a model which does not fit is refused here."""
+        """Set `dim` by running two blank images; a model that cannot run them fails here."""
         self.eval()
         with torch.no_grad():
             pixels = self.processor(False).blank()["pixels"]
@@ -73,11 +73,21 @@ class ImageEncoder(Encoder):
 
 @ENCODERS.register("timm", family="image")
 class TimmImage(ImageEncoder):
-    """Any timm model; size, mean, std and interpolation come from the model's own configuration.
+    """Encode images with any timm model, prepared as its configuration says.
 
-    Further settings go to `timm.create_model` (`img_size`, `drop_path_rate`, `embed_dim`, ...). The
-    pooled vector is the model's own head pooling where that is as wide as the tokens, else their
-    mean.
+    The pooled vector is that of the model's own head if it is as wide as the tokens, else the
+    tokens' mean. Further settings go to `timm.create_model` (`img_size`, `drop_path_rate`, ...).
+
+    Settings:
+        pretrained: load the weights that timm publishes
+        size: side of the square input in pixels; by default the model's
+        mean: of the pixels in [0, 1], per channel, for normalising; by default the model's
+        std: of the pixels in [0, 1], per channel, for normalising; by default the model's
+        interpolation: of resizing, such as `bilinear` or `bicubic`; by default the model's
+        fit: `crop` the centre after resizing the shorter side, `pad` to a square with white, or
+            `squash` to a square
+        augment: in training only, a random `crop` of 60 to 100 % of the area; `crop_flip` also
+            mirrors half of the images
 
     Shapes (T = cells of the final feature map, or patches; D = model.num_features):
         inputs["pixels"]: uint8 (B, 3, H, W)
@@ -101,14 +111,14 @@ class TimmImage(ImageEncoder):
         from timm.data import resolve_model_data_config
 
         self.net = build_timm(model, pretrained, **model_settings)
-        own = resolve_model_data_config(self.net)
+        config = resolve_model_data_config(self.net)
         side = size or model_settings.get("img_size")
         self.set_processing(
-            (side, side) if isinstance(side, int) else side or own["input_size"][1:],
-            mean or own["mean"],
-            std or own["std"],
-            interpolation=interpolation or own["interpolation"],
-            crop_pct=own["crop_pct"],
+            (side, side) if isinstance(side, int) else side or config["input_size"][1:],
+            mean or config["mean"],
+            std or config["std"],
+            interpolation=interpolation or config["interpolation"],
+            crop_pct=config["crop_pct"],
             fit=fit,
             augment=augment,
         )
@@ -120,10 +130,18 @@ class TimmImage(ImageEncoder):
 
 @ENCODERS.register("torchvision", family="image")
 class TorchvisionImage(ImageEncoder):
-    """Any torchvision classification model but GoogLeNet and Inception (timm has those).
+    """Encode images with any torchvision classification model but GoogLeNet and Inception.
 
     Tokens are the final feature map's cells, or a ViT's patches; pooled is their mean, for a ViT
-    the class token. Further settings go to `torchvision.models.get_model`.
+    the class token. timm has GoogLeNet and Inception. Further settings go to
+    `torchvision.models.get_model`.
+
+    Settings:
+        pretrained: load the weights that torchvision publishes
+        fit: `crop` the centre after resizing the shorter side, `pad` to a square with white, or
+            `squash` to a square
+        augment: in training only, a random `crop` of 60 to 100 % of the area; `crop_flip` also
+            mirrors half of the images
 
     Shapes: as `TimmImage`.
     """
@@ -150,50 +168,51 @@ class TorchvisionImage(ImageEncoder):
         def build(weights: Any) -> Any:
             return zoo.get_model(model, weights=weights, **model_settings)
 
-        hub = "https://download.pytorch.org"
-        name = f"torchvision/{model}"
-        self.net = from_hub(name, lambda: build(weights), hub) if pretrained else build(None)
-        self.vit = isinstance(self.net, zoo.VisionTransformer)
-        self.trunk = self._trim()
-        own = weights.transforms()
-        side = model_settings.get("image_size", own.crop_size[0])
+        if pretrained:
+            self.net = from_hub(f"torchvision/{model}", lambda: build(weights), PYTORCH_HUB)
+        else:
+            self.net = build(None)
+        self.is_vit = isinstance(self.net, zoo.VisionTransformer)
+        self.trunk = self._remove_classifier()
+        transforms = weights.transforms()
+        side = model_settings.get("image_size", transforms.crop_size[0])
         self.set_processing(
             (side, side),
-            own.mean,
-            own.std,
-            interpolation=own.interpolation.value,
-            crop_pct=min(1.0, own.crop_size[0] / own.resize_size[0]),
+            transforms.mean,
+            transforms.std,
+            interpolation=transforms.interpolation.value,
+            crop_pct=min(1.0, transforms.crop_size[0] / transforms.resize_size[0]),
             fit=fit,
             augment=augment,
         )
         self.measure()
 
-    def _trim(self) -> list[str]:
-        """Drop the classifier; return the names of the parts before the pooling."""
+    def _remove_classifier(self) -> list[str]:
+        """Replace pooling and classifier by identities; return the names of the parts before."""
         names = [name for name, _ in self.net.named_children()]
-        ends = ("avgpool", "fc", "classifier", "head", "heads", "permute")
-        first = next(i for i, name in enumerate(names) if name in ends)
+        tail = ("avgpool", "fc", "classifier", "head", "heads", "permute")
+        first = next(i for i, name in enumerate(names) if name in tail)
         for name in names[first:]:
             setattr(self.net, name, nn.Identity())
         return names[:first]
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         x = self.normalise(inputs["pixels"])
-        tokens, pooled = self._vit(x) if self.vit else self._cells(x)
+        tokens, pooled = self._encode_vit(x) if self.is_vit else self._encode_cnn(x)
         mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
         return Features(tokens, mask, masked_mean(tokens, mask) if pooled is None else pooled)
 
-    def _cells(self, x: Tensor) -> tuple[Tensor, None]:
+    def _encode_cnn(self, x: Tensor) -> tuple[Tensor, None]:
         for name in self.trunk:
             part = getattr(self.net, name)
             for layer in part if isinstance(part, nn.ModuleList) else [part]:
                 x = layer(x)
         if type(self.net).__name__ == "DenseNet":
             x = x.relu()
-        last = "norm" in self.trunk  # Swin's map is channels-last
-        return rearrange(x, "b h w d -> b (h w) d" if last else "b d h w -> b (h w) d"), None
+        is_last = "norm" in self.trunk  # Swin's feature map has its channels last
+        return rearrange(x, "b h w d -> b (h w) d" if is_last else "b d h w -> b (h w) d"), None
 
-    def _vit(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _encode_vit(self, x: Tensor) -> tuple[Tensor, Tensor]:
         patches = self.net._process_input(x)
         cls = self.net.class_token.expand(len(x), -1, -1)
         tokens = self.net.encoder(torch.cat([cls, patches], dim=1))

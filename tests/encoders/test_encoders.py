@@ -373,7 +373,7 @@ def test_hugging_face_audio_models_of_each_kind(family: str, tmp_path: Path) -> 
             {"freeze": "some"},
             "freeze='some' is not one of none, all, all_but_last_<n>, norm",
         ),
-        ("sound", "hf/whisper", {}, "say kind=, found 'sound'"),
+        ("sound", "hf/whisper", {}, "set kind=, found 'sound'"),
         ("audio", "torchaudio/WAV2VEC_BASE", SCRATCH, "Did you mean 'WAV2VEC2_BASE'?"),
         ("a", "vector/mlp", {}, "in_dim is missing"),
         ("text", "hf/pkg:no-such-package/model", {}, "pip install no-such-package"),
