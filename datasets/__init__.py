@@ -34,7 +34,7 @@ __all__ = [
 
 
 def create_dataset(name: str, **settings: Any) -> PairedDataset:
-    """Open the data set `name`; see `fusionzoo data list` for names and settings."""
+    """Open the data set `name`; `fusionzoo data list` shows names and settings."""
     return DATASETS.create(name, **settings)
 
 

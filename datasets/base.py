@@ -1,4 +1,4 @@
-"""The registry of data sets, and the settings that all of them share."""
+"""The registry of data sets, and helpers that all of them share."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .paired import PairedDataset
 DATASETS: Registry[PairedDataset] = Registry("data set", "fusionzoo data list")
 
 
-def tidy(
-    dataset: PairedDataset, modalities: str | Sequence[str] | None, missing: float, seed: int = 0
+def apply_shared_settings(
+    dataset: PairedDataset, modalities: str | Sequence[str] | None, missing: float
 ) -> PairedDataset:
-    """Apply the settings that every data set has: some modalities only, some values removed."""
+    """Apply the settings that all data sets have: keep some modalities, remove some values."""
     if modalities is not None:
         dataset = dataset.select(modalities)
-    return dataset.drop(missing, seed) if missing else dataset
+    return dataset.drop(missing) if missing else dataset
 
 
 def in_memory(

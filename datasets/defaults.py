@@ -1,4 +1,4 @@
-"""The encoder of a modality for which neither the user nor the data set names one."""
+"""Default encoders, for modalities for which neither user nor data set names one."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def fill_encoders(
     kinds: Mapping[str, str],
     width: Callable[[str], int],
 ) -> dict[str, dict[str, Any]]:
-    """Return the encoder settings of every modality in `kinds`, with `in_dim` where it is needed.
+    """Return the encoder settings of each modality; vectors and sequences get their `in_dim`.
 
-    `width` measures a modality of vectors or sequences.
+    `width` returns the width of a modality of vectors or sequences.
     """
     filled = {name: dict(encoders.get(name, ENCODERS[kind])) for name, kind in kinds.items()}
     for name, kind in kinds.items():

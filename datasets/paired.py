@@ -1,4 +1,4 @@
-"""Paired samples: a table of references, aligned by id, decoded when a sample is asked for."""
+"""Paired samples: a table of references, aligned by id and decoded on access."""
 
 from __future__ import annotations
 
@@ -28,22 +28,21 @@ from .table import SampleTable, drop_values, presence, word_list
 class PairedDataset(SampleTable, Dataset[Sample | None]):
     """Samples with an id, a split, a target and, per modality, a value or nothing.
 
-    `table` has string columns `id`, `split`, `target` (null: none) and a column per modality: a
-    reference (path or text; null: the sample lacks the modality), or a row number into
-    `memory[modality]`, values that are there already. `modalities` maps each to its kind.
+    `table` has text columns `id`, `split`, `target` and a column per modality, which `modalities`
+    maps to its kind. A modality's cell is a path, text, a list or a row number into
+    `memory[modality]`; null means that the sample lacks it.
 
-    `targets` says what columns of labels hold, `{"age": "regression", "tags": "multilabel"}`, kinds
-    of `fusionzoo.targets`. None: `target` holds the one class of every sample; an empty mapping:
-    labels are not read.
+    `targets` maps label columns to kinds of `fusionzoo.targets`, `{"age": "regression"}`. None: the
+    column `target` has one class per sample; an empty mapping: labels are not read.
 
-    Cells of other kinds than text are paths below `root`; of text they are the text itself, unless
-    `paths` names the modality. No path may leave `root`, links resolved, unless `allow_outside`;
-    without a `root` paths start from the working directory, and may lead anywhere.
+    Strings are paths relative to `root` (or to the working directory); those of text are the text
+    itself, unless `paths` names the modality. A path may not leave `root`, links resolved, unless
+    `allow_outside`.
 
-    `on_error` says what to do with a file that cannot be decoded: `raise` its error, take it for
-    `missing`, or `skip` the sample; so too with a value that an encoder's processor refuses.
-    `failures()` lists what was met, in workers too. Where more than a share `max_errors` of a
-    modality's values cannot be used, one error says so (see `Failures.too_many`); 1 never does.
+    `on_error` decides about a value that cannot be decoded, or that an encoder's processor refuses:
+    `raise` its error, treat it as `missing`, or `skip` its sample. `failures()` lists these values,
+    including those met in workers. If more than a share `max_errors` of a modality's values fail,
+    an error ends the run, see `Failures.too_many`.
     """
 
     def __init__(
@@ -93,8 +92,9 @@ class PairedDataset(SampleTable, Dataset[Sample | None]):
             else:
                 if values[name] is not None:
                     self.failed.note_tried(row, column)
-        labels = self._cell("id", row), self._cell("split", row), self._target(row)
-        return Sample(*labels, values, seed, partial(self._continue_without, row))
+        row_id, split = self._cell("id", row), self._cell("split", row)
+        goes_on = partial(self._continue_without, row)
+        return Sample(row_id, split, self._target(row), values, seed, goes_on)
 
     @property
     def default_encoders(self) -> dict[str, dict[str, Any]]:
@@ -106,7 +106,7 @@ class PairedDataset(SampleTable, Dataset[Sample | None]):
         names = list(self.modalities)
         return [(self._cell("id", row), names[column]) for row, column in self.failed.cells()]
 
-    # ---- views, which share the table's values
+    # ---- views
 
     def split(self, name: str) -> PairedDataset:
         """Return the samples of one split."""
@@ -198,15 +198,15 @@ class PairedDataset(SampleTable, Dataset[Sample | None]):
 
     def _with(self, table: pa.Table, modalities: Mapping[str, str]) -> PairedDataset:
         """Return a view of another table's modalities, without samples that have none of them."""
-        kept = presence(table, modalities).any(1)
-        rows = self.rows[kept[self.rows]]
+        has_any = presence(table, modalities).any(1)
+        rows = self.rows[has_any[self.rows]]
         if not len(rows):
             raise FusionZooError(f"{self.source}: no sample has {' or '.join(modalities)}")
-        # A copy, not a new data set: its files are checked, and its classes stay what they are.
+        # A copy keeps the classes, and its files need no second check.
         view = copy.copy(self)
-        view.table = table.filter(pa.array(kept.numpy())).combine_chunks()
-        view.label_values = self.label_values[kept]
-        view.modalities, view.rows = dict(modalities), (kept.cumsum(0) - 1)[rows]
+        view.table = table.filter(pa.array(has_any.numpy())).combine_chunks()
+        view.label_values = self.label_values[has_any]
+        view.modalities, view.rows = dict(modalities), (has_any.cumsum(0) - 1)[rows]
         view.failed = Failures(len(view.table), len(modalities))
         return view
 

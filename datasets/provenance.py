@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """How a data set came to its samples."""
+    """How a data set got its samples, splits and groups; shown in the data summary."""
 
-    split_rule: str = ""  # what the splits follow from
-    group_rule: str = ""  # what the groups follow from
+    split_rule: str = ""  # how samples are assigned to splits
+    group_rule: str = ""  # how samples are assigned to groups
     unused: tuple[str, ...] = ()  # columns of the source that nothing uses
-    deselected: tuple[str, ...] = ()  # modalities that `select` left out
-    dropped: int = 0  # samples that have none of those it kept
+    deselected: tuple[str, ...] = ()  # modalities that `select` removed
+    dropped: int = 0  # samples without any of the modalities that `select` kept

@@ -1,4 +1,4 @@
-"""The table behind a data set: an id, a split, labels and, per modality, a reference per sample."""
+"""The table of a data set: id, split, labels and undecoded values of each sample."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from .provenance import Provenance
 
 
 class SampleTable:
-    """Samples with an id, a split, labels and, per modality, a reference or nothing.
+    """Samples with an id, a split, labels and, per modality, an undecoded value or nothing.
 
-    A view shares `table` and selects from it by `rows`. `PairedDataset` describes the arguments and
-    decodes what the references stand for.
+    `rows` are the samples' rows in `table`, which views share. For the arguments see
+    `PairedDataset`, which decodes the values.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class SampleTable:
             must_exist=files_must_exist,
             source=source,
         )
-        self.scheme: tuple[Target, ...] | None = None  # of label columns; None: one class
+        self.scheme: tuple[Target, ...] | None = None  # of label columns; None: column `target`
         self.label_values = torch.zeros(len(table), 0)  # of label columns, float32 (N, W)
         if targets is None:
             self.classes = find_classes(self.table, source)
@@ -92,7 +92,7 @@ class SampleTable:
 
     @property
     def groups(self) -> list[str]:
-        """The samples' groups, which folds never divide: column `group`, else the id."""
+        """The samples' groups, which folds keep together: column `group`, else the id."""
         return self._column("group" if "group" in self.table.column_names else "id")
 
     @property
@@ -107,7 +107,7 @@ class SampleTable:
 
     @property
     def present(self) -> Tensor:
-        """Which modalities each sample has according to the table, bool (N, M)."""
+        """Which modalities each sample has, according to the table, bool (N, M)."""
         return presence(self.table, self.modalities)[self.rows]
 
     def references(self, modality: str) -> list[Any]:
@@ -125,7 +125,7 @@ class SampleTable:
         return (self.root or Path()) / cell if is_path else cell
 
     def lengths(self) -> Tensor:
-        """Return a rough cost per sample, for batches of similar lengths: text, clip, steps."""
+        """Return a rough cost per sample, from the sizes of its text, audio and sequences."""
         total = torch.zeros(len(self.table), dtype=torch.float64)
         for name, kind in self.modalities.items():
             if kind in ("text", "audio", "sequence"):
@@ -134,7 +134,7 @@ class SampleTable:
         return total[self.rows]
 
     def by_length(self) -> list[int]:
-        """Return the samples' positions, the longest first, those without any modality last."""
+        """Return the samples' positions, the longest first."""
         return self.lengths().argsort(descending=True, stable=True).tolist()
 
     def _length(self, name: str, kind: str, row: int) -> float:
@@ -169,7 +169,7 @@ class SampleTable:
             raise FusionZooError(f"{self.source}, row {row + 1}: the id is empty")
         for key, count in Counter(ids.to_pylist()).items():
             if count > 1:
-                raise FusionZooError(f"{self.source}: id {key!r} stands {count} times")
+                raise FusionZooError(f"{self.source}: id {key!r} occurs {count} times")
         empty = (~self.present.any(1)).nonzero()[:, 0].tolist()
         if empty:
             where = f"row {empty[0] + 1}, sample {self._cell('id', empty[0])!r}"
@@ -177,24 +177,24 @@ class SampleTable:
 
 
 def presence(table: pa.Table, modalities: Mapping[str, str]) -> Tensor:
-    """Return which cells of the modalities' columns hold something, bool (rows, M)."""
+    """Return which cells of the modalities' columns are not null, bool (rows, M)."""
     columns = [torch.tensor(table[name].is_valid().to_numpy()) for name in modalities]
     return torch.stack(columns, dim=1)
 
 
 def drop_values(table: pa.Table, modalities: Mapping[str, str], rate: float, seed: int) -> pa.Table:
-    """Remove each of the modalities' values with probability `rate`.
+    """Remove each value of the modalities with probability `rate`.
 
     A row that would lose everything keeps one of its values, chosen at random.
     """
     generator = torch.Generator().manual_seed(seed)
     present = presence(table, modalities)
     order = torch.rand(present.shape, generator=generator)
-    kept = present & (torch.rand(present.shape, generator=generator) >= rate)
-    rescued = order.masked_fill(~present, 2.0).argmin(1)
-    kept[torch.arange(len(kept)), rescued] |= ~kept.any(1)
+    keep = present & (torch.rand(present.shape, generator=generator) >= rate)
+    fallback = order.masked_fill(~present, 2.0).argmin(1)
+    keep[torch.arange(len(keep)), fallback] |= ~keep.any(1)
     for column, name in enumerate(modalities):
-        mask = pa.array(kept[:, column].numpy())
+        mask = pa.array(keep[:, column].numpy())
         values = pc.if_else(mask, table[name], pa.scalar(None, table[name].type))
         table = table.set_column(table.column_names.index(name), name, values)
     return table

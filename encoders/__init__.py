@@ -63,8 +63,7 @@ def create_encoder(
     """Build the encoder `name` for `modality`; further settings are those of its class.
 
     Settings:
-        kind: what the encoder reads: image, text, audio, vector or sequence; needed for `hf/...`
-            unless the modality is named text or audio
+        kind: image, text, audio, vector or sequence, if the modality's name is none of them
         freeze: part that is not trained: `none`, `all`, `all_but_last_<n>` (layers) or `norm`
         lora: train adapters in attention and freeze the rest; a mapping with rank `r`, `alpha`
             (scale is alpha / r), `dropout` and `targets`, the names of the layers to adapt
@@ -84,8 +83,7 @@ def create_encoder(
     initialise(encoder, init)
     encoder.modality = modality
     if weights is not None:
-        report = load_weights(encoder, weights, match=match, prefix=prefix)
-        _log.info("%s: %s", modality, report)
+        _log.info("%s: %s", modality, load_weights(encoder, weights, match=match, prefix=prefix))
     if lora is not None:
         _adapt(encoder, lora, freeze)
         settings |= {"lora": dict(lora)}

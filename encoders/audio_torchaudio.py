@@ -140,5 +140,5 @@ class Conformer(Encoder):
     def _run(self, wave: Tensor) -> Tensor:
         frames = rearrange(self.project(self.mel(wave / PEAK)), "b d t -> b t d")
         lengths = torch.full((len(frames),), frames.shape[1], device=frames.device)
-        out: Tensor = self.conformer(frames, lengths)[0]
-        return out
+        tokens: Tensor = self.conformer(frames, lengths)[0]
+        return tokens

@@ -1,4 +1,4 @@
-"""Forms in which one's own data comes: a manifest or class folders."""
+"""Formats for your own data: a table (manifest) or class folders."""
 
 from . import folders, manifest
 

@@ -1,4 +1,4 @@
-"""Class folders: the path says split and class, files of one stem are one sample."""
+"""Class folders: the path gives split and class; files of one stem are one sample."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError
 
-from ..base import DATASETS, tidy
+from ..base import DATASETS, apply_shared_settings
 from ..failures import MAX_ERRORS, OnError
 from ..media import SUFFIXES
 from ..paired import PairedDataset
 from ..provenance import Provenance
 from ..splits import SHARES, SPLITS, split_by_hash
 
-KINDS = ("image", "text", "audio")  # of modalities that a folder may hold
+KINDS = ("image", "text", "audio")
 
 
 @DATASETS.register("folders", family="own")
@@ -30,12 +30,20 @@ def folders(
     missing: float = 0.0,
     allow_outside: bool = False,
 ) -> PairedDataset:
-    """One's own files in class folders: `root/[split/]class/id.png|jpg|txt|wav|flac|ogg|mp3`.
+    """Open files in class folders: `root/[split/]class/id.png|jpg|txt|wav|flac|ogg|mp3`.
 
     Files that share folder and stem are one sample: `cat/7.jpg`, `cat/7.txt` and `cat/7.wav`.
-    Without folders train, val and test the split follows from a hash of the id, in the given
-    `shares`. Hidden files and folders are left alone. A link to a file outside of `root` is an
-    error unless `allow_outside`.
+    Hidden files and folders are ignored.
+
+    Settings:
+        root: the top folder
+        shares: of train, val and test, if there are no folders of these names; a hash of the id
+            assigns the split
+        on_error: `raise` on a value that cannot be read, treat it as `missing` or `skip` its sample
+        max_errors: share of a modality's values that may fail before the run ends, 0 to 1
+        modalities: names of those to keep, comma-separated or a list
+        missing: share of each modality's values to remove at random, at least 0 and below 1
+        allow_outside: whether links may lead to files outside of `root`
     """
     top = Path(root)
     if not root or not top.is_dir():
@@ -57,7 +65,7 @@ def folders(
         provenance=Provenance(split_rule=rule),
         max_errors=max_errors,
     )
-    return tidy(dataset, modalities, missing)
+    return apply_shared_settings(dataset, modalities, missing)
 
 
 def _find_samples(top: Path, has_splits: bool, shares: Sequence[float]) -> list[dict[str, str]]:
@@ -80,5 +88,5 @@ def _find_samples(top: Path, has_splits: bool, shares: Sequence[float]) -> list[
             raise FusionZooError(f"{path}: sample {key!r} has another {kind}, {row[kind]}")
         row[kind] = str(path.relative_to(top))
     if not rows:
-        raise FusionZooError(f"{top} holds no picture, text or clip in class folders")
+        raise FusionZooError(f"{top} has no image, text or audio file in class folders")
     return list(rows.values())
