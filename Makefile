@@ -1,7 +1,7 @@
-.PHONY: check test slow golden docs
+.PHONY: check test slow golden docs same results
 
 check:  ## lint, format, types
-	ruff check . && ruff format --check . && mypy
+	ruff check . && ruff format --check . && mypy && pyright
 
 test:  ## the fast suite
 	pytest
@@ -14,3 +14,11 @@ docs:  ## write docs/zoo.md and docs/balance.md from the registries, and the fig
 
 golden:  ## write the golden numbers of one fusion: make golden NAME=gmu
 	python tests/golden/make.py $(NAME)
+
+# Where this branch left main, so that all its changes are compared; HEAD~1 where there is no such place.
+REV ?= $(shell git merge-base HEAD origin/main 2>/dev/null || echo HEAD~1)
+same:  ## compare training with an older revision, bit for bit: make same REV=HEAD~3
+	python perf/same_losses.py $(REV)
+
+results:  ## say which tables in results/ are older than their code; rerun some: make results ARGS='--run digits'
+	python perf/results.py $(ARGS)

@@ -29,7 +29,7 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         cfg = from_args(BenchmarkConfig, args)
         if cfg.combine:
-            from fusionzoo.benchmark.combine import combine
+            from fusionzoo.benchmark.report.combine import combine
 
             return combine(cfg.combine, Path(cfg.out))
         return benchmark(cfg)
@@ -43,35 +43,39 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def benchmark(cfg: BenchmarkConfig) -> int:
     """Run what is not done yet, and write the report; return 1 if a strategy failed."""
-    from fusionzoo.benchmark import prepare, protocol, report, summary, tune, verdict
+    from fusionzoo.benchmark import strategies
+    from fusionzoo.benchmark.bench import open_bench
+    from fusionzoo.benchmark.features.prepare import prepare
+    from fusionzoo.benchmark.report import summary, verdict, writers
+    from fusionzoo.benchmark.trials import schedule, tune
+    from fusionzoo.distributed.malloc import keep_freed_memory
     from fusionzoo.fusion import fusion_info
-    from fusionzoo.training.memory import keep_freed_memory
 
     # ---- what is asked: names and settings are checked before anything is computed
-    report.check()
+    writers.check()
     if cfg.tune:
         tune.check()
     keep_freed_memory()
-    bench, dataset = prepare.open_bench(cfg)
+    bench, dataset = open_bench(cfg)
     singles = [f"alone:{name}" for name in bench.modalities]
-    fusions = protocol.choose(cfg.fusions, len(bench.modalities))
-    protocol.check(cfg, [*singles, *fusions])
+    fusions = strategies.choose(cfg.fusions, len(bench.modalities))
+    strategies.check(cfg, [*singles, *fusions])
     out = Path(cfg.out)
     out.mkdir(parents=True, exist_ok=True)
     write_yaml(cfg, out / "config.yaml")
 
     # ---- frozen features, once for all strategies and seeds
     tokens = any(fusion_info(name).reads == "tokens" for name in fusions)
-    prepare.prepare(bench, dataset, tokens)
+    prepare(bench, dataset, tokens)
 
     # ---- the cells: strategies x folds x seeds, and the controls
-    results = protocol.run_all(bench, [*singles, *fusions])
+    results = schedule.run_all(bench, [*singles, *fusions])
 
     # ---- what came of it
     whole = summary.summarise(bench, results)
     found = verdict.figures(whole)
-    report.write(whole, found, out)
-    report.show(found, out)
+    writers.write(whole, found, out)
+    writers.show(found, out)
     return 1 if whole.failed else 0
 
 

@@ -15,57 +15,59 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fusionzoo._flags import read_yaml
-from fusionzoo.config import EmbedConfig, from_args, help_text, merge
-from fusionzoo.console import quiet_pipe
+from fusionzoo.config import EmbedConfig, merge, read_yaml
+from fusionzoo.config.command import run_command
 from fusionzoo.errors import FusionZooError
+from fusionzoo.version import __version__
 
 if TYPE_CHECKING:
     from fusionzoo.datasets import PairedDataset
-    from fusionzoo.training.distributed import World
+    from fusionzoo.distributed.process_group import World
+    from fusionzoo.model import FusionModel
 
 
-@quiet_pipe
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the command line; an error that the user can mend is one line and exit code 2."""
+    """Run the command line; return 0, or 2 after a user's mistake."""
     args = sys.argv[1:] if args is None else args
-    if {"-h", "--help"} & set(args):
-        print(f"{(__doc__ or '').strip()}\n\nSettings and defaults:\n{help_text(EmbedConfig)}")
-        return 0
-    try:
-        cfg = from_args(EmbedConfig, args)
-        from fusionzoo.training.distributed import launch, launched, process_group
-        from fusionzoo.training.memory import keep_freed_memory
 
-        if cfg.dist.nproc > 1 and not launched():
-            return launch(cfg.dist, __file__, args)
-        keep_freed_memory()
-        with process_group(cfg.dist, cfg.device) as world:
+    def start(cfg: EmbedConfig) -> int:
+        from fusionzoo.distributed.launch import launch_or_join
+
+        def work(world: World) -> int:
             embed(cfg, world)
-        return 0
-    except FusionZooError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+            return 0
+
+        return launch_or_join(cfg.dist, cfg.device, work, script=__file__, args=args)
+
+    return run_command(EmbedConfig, __doc__ or "", args, start)
 
 
-def embed(cfg: EmbedConfig, world: World) -> Path:
-    """Embed this process's share of the data; return the file it wrote."""
+def embed(
+    cfg: EmbedConfig,
+    world: World,
+    model: FusionModel | None = None,
+    dataset: PairedDataset | None = None,
+) -> Path:
+    """Embed this process's share of the data; return the file it wrote.
+
+    `model` and `dataset` replace those that `cfg` names.
+    """
     from torch.utils.data import DataLoader
     from tqdm import tqdm
 
     from fusionzoo.datasets import PairedBatchSampler, make_sampler
     from fusionzoo.evaluation.embeddings import EmbeddingWriter
     from fusionzoo.model import load
-    from fusionzoo.training.loop import num_workers
-    from fusionzoo.training.run import report_failures
-    from fusionzoo.training.tracking import Tracker
+    from fusionzoo.training.data import num_workers
+    from fusionzoo.training.runs.report import report_failures
+    from fusionzoo.training.runs.tracker import Tracker
 
-    if not cfg.model:
+    if not cfg.model and model is None:
         raise FusionZooError("--model is missing: a model folder, or a run folder such as runs/a")
-    model = load(cfg.model, world.device)
+    model = load(cfg.model, world.device) if model is None else model.to(world.device)
     # Labels are written as they stand, so only plain classes are read.
     targets: dict[str, str] | None = None if model.targets is None else {}
-    dataset, settings = open_data(cfg, list(model.modalities), targets)
+    dataset, settings = open_data(cfg, list(model.modalities), targets, dataset)
     shard = (world.rank, world.size)
     sampler = make_sampler(dataset, shuffle=False, distributed=shard, pad=False)
     loader = DataLoader(
@@ -99,10 +101,13 @@ def embed(cfg: EmbedConfig, world: World) -> Path:
 
 
 def open_data(
-    cfg: EmbedConfig, modalities: list[str], targets: dict[str, str] | None
+    cfg: EmbedConfig,
+    modalities: list[str],
+    targets: dict[str, str] | None,
+    dataset: PairedDataset | None,
 ) -> tuple[PairedDataset, dict[str, Any]]:
     """Open the data set of the command line, else that of the run; keep what the model reads."""
-    from fusionzoo.training.run import open_dataset
+    from fusionzoo.training.build import open_dataset
 
     recipe = Path(cfg.model) / "config.yaml"
     settings = dict(cfg.data)
@@ -112,7 +117,7 @@ def open_data(
                 f"{cfg.model} is no run folder, so --data.name must say what to embed"
             )
         settings = merge(read_yaml(recipe)["data"], settings)
-    dataset = open_dataset(settings, targets)
+    dataset = open_dataset(settings, targets, dataset)
     if not set(modalities) & set(dataset.modalities):
         raise FusionZooError(
             f"the model reads {', '.join(modalities)}; the data has {', '.join(dataset.modalities)}"
@@ -129,9 +134,7 @@ def versions() -> dict[str, str]:
     """Return the versions that made the vectors."""
     import torch
 
-    import fusionzoo
-
-    return {"fusionzoo": fusionzoo.__version__, "torch": str(torch.__version__)}
+    return {"fusionzoo": __version__, "torch": str(torch.__version__)}
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def apply_shared_settings(
     return dataset.drop(missing) if missing else dataset
 
 
-def in_memory(
+def from_memory(
     values: Mapping[str, Sequence[Any] | Tensor],
     kinds: Mapping[str, str],
     *,

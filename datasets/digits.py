@@ -13,7 +13,7 @@ import torch
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Audio
 
-from .base import DATASETS, apply_shared_settings, in_memory
+from .base import DATASETS, apply_shared_settings, from_memory
 from .failures import MAX_ERRORS, OnError
 from .paired import PairedDataset
 from .provenance import Provenance
@@ -84,7 +84,7 @@ def digits(
         "text": [_degraded_word(digit, generator) for digit in target],
         "audio": [_noisy_tone(digit, generator) for digit in target],
     }
-    dataset = in_memory(
+    dataset = from_memory(
         memory,
         {name: name for name in memory},
         ids=[f"{row:04d}" for row in range(len(target))],

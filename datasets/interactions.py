@@ -9,7 +9,7 @@ import torch
 
 from fusionzoo.errors import FusionZooError, did_you_mean
 
-from .base import DATASETS, apply_shared_settings, in_memory
+from .base import DATASETS, apply_shared_settings, from_memory
 from .failures import MAX_ERRORS, OnError
 from .paired import PairedDataset
 from .provenance import Provenance
@@ -56,7 +56,7 @@ def interactions(
     generator = np.random.default_rng(seed)
     bits, target = _draw_bits(task, num_modalities, samples, flip, generator)
     vectors = _draw_vectors(bits, width, noise, generator)
-    dataset = in_memory(
+    dataset = from_memory(
         vectors,
         dict.fromkeys(vectors, "vector"),
         ids=[str(row) for row in range(samples)],

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.places import cache_root, make_cache_folder
+from fusionzoo.files import cache_root, make_cache_folder
 
-from .base import DATASETS, apply_shared_settings, in_memory
+from .base import DATASETS, apply_shared_settings, from_memory
 from .failures import MAX_ERRORS, OnError
 from .paired import PairedDataset
 from .provenance import Provenance
@@ -50,7 +50,7 @@ def mfeat(
     and deviation 1 over the training split. The split is random, stratified by class.
 
     Settings:
-        root: folder of the files; by default the cache, which `fusionzoo data fetch mfeat` fills
+        root: folder of the files, instead of the cache that `fusionzoo data fetch mfeat` fills
         split_seed: of the random split
         test: share of all samples in the test split, above 0
         val: share of all samples in the val split
@@ -66,7 +66,7 @@ def mfeat(
     views, target = _read_views(find(root))
     split = _split(target, test, val, split_seed)
     vectors = {name: _standardise(values, split == "train") for name, values in views.items()}
-    dataset = in_memory(
+    dataset = from_memory(
         vectors,
         dict.fromkeys(vectors, "vector"),
         ids=[f"{row:04d}" for row in range(len(target))],

@@ -74,7 +74,8 @@ class PairedDataset(SampleTable, Dataset[Sample | None]):
             files_must_exist=on_error == "raise",
             provenance=provenance,
         )
-        self.on_error, self.max_errors = on_error, max_errors
+        self.on_error: OnError = on_error
+        self.max_errors = max_errors
         self._encoders = {name: dict(settings) for name, settings in (encoders or {}).items()}
         self.failed = Failures(len(table), len(modalities))
 
@@ -186,7 +187,7 @@ class PairedDataset(SampleTable, Dataset[Sample | None]):
             joined.kinds,
             memory=joined.values,
             source=" + ".join(source.source for source in sources.values()),
-            on_error=next(iter(policies.values())),
+            on_error=next(iter(sources.values())).on_error,
             max_errors=min(source.max_errors for source in sources.values()),
             encoders={
                 name: sources[name].default_encoders[modality]

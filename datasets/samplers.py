@@ -141,9 +141,9 @@ class PairedBatchSampler(Sampler[list[Key]]):
 
     Batches are formed over all processes and then divided between them. With `lengths`, one per
     sample, batches have samples of similar lengths: sorted within windows of 50 batches if the
-    sampler shuffles, else over the whole order. `set_start(n)` starts the next pass at batch n.
-    With `num_iters`, a pass has batches `start_iter` to `num_iters` instead, over as many epochs as
-    that takes.
+    sampler shuffles, else over the whole order. With `num_iters`, a pass has batches `start_iter`
+    to `num_iters`, counted over epochs; training uses it to resume within an epoch and for
+    `--train.max_steps`.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class PairedBatchSampler(Sampler[list[Key]]):
             raise FusionZooError(f"batch_size={batch_size}; it must be at least 1")
         self.sampler, self.batch_size, self.lengths = sampler, batch_size, lengths
         self.drop_last, self.num_iters, self.start = drop_last, num_iters, start_iter
-        if num_iters is not None and not self._epoch_length():
+        if num_iters is not None and not self.epoch_length():
             raise FusionZooError(
                 f"{len(sampler.indices)} samples make no batch of {batch_size}:"
                 " iterations would never end (drop_last?)"
@@ -170,9 +170,9 @@ class PairedBatchSampler(Sampler[list[Key]]):
         """Choose the order of an epoch."""
         self.sampler.set_epoch(epoch)
 
-    def set_start(self, batch: int) -> None:
-        """Start the next pass at this batch."""
-        self.start = batch
+    def set_iters(self, start_iter: int, num_iters: int) -> None:
+        """Make passes go from batch `start_iter` until before `num_iters`, counted over epochs."""
+        self.start, self.num_iters = start_iter, num_iters
 
     def batches(self) -> list[Tensor]:
         """Return this epoch's batches of this process."""
@@ -199,13 +199,12 @@ class PairedBatchSampler(Sampler[list[Key]]):
         return torch.cat([rows[lengths.argsort(stable=True)] for rows, lengths in windows])
 
     def __iter__(self) -> Iterator[list[Key]]:
-        start, self.start = self.start, 0
         if self.num_iters is None:
-            yield from self._keys(start)
+            yield from self._keys(self.start)
             return
-        iteration = start
+        iteration = self.start
         while iteration < self.num_iters:
-            epoch, position = divmod(iteration, self._epoch_length())
+            epoch, position = divmod(iteration, self.epoch_length())
             self.set_epoch(epoch)
             for batch in self._keys(position):
                 yield batch
@@ -218,7 +217,8 @@ class PairedBatchSampler(Sampler[list[Key]]):
         for batch in self.batches()[start:]:
             yield [(index, visit_seed(seed, epoch, index + 1)) for index in batch.tolist()]
 
-    def _epoch_length(self) -> int:
+    def epoch_length(self) -> int:
+        """Return the number of batches of one epoch."""
         sampler = self.sampler
         rows, global_size = len(sampler.indices), self.batch_size * sampler.world
         if sampler.tail == "drop":
@@ -229,7 +229,7 @@ class PairedBatchSampler(Sampler[list[Key]]):
         return num_full + (remainder > sampler.rank and not self.drop_last)
 
     def __len__(self) -> int:
-        return self._epoch_length() if self.num_iters is None else self.num_iters - self.start
+        return self.epoch_length() if self.num_iters is None else self.num_iters - self.start
 
 
 def visit_seed(seed: int, epoch: int, index: int) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.places import cache_root, make_cache_folder
+from fusionzoo.files import cache_root, make_cache_folder
 
 from ._debian import check_tools, unpack
 from .base import DATASETS, apply_shared_settings
@@ -73,8 +73,8 @@ def stamps(
     so that near-duplicates stay together.
 
     Settings:
-        root: folder of the stamps, or where Debian's package was unpacked to; by default the cache,
-            which `fusionzoo data fetch stamps` fills
+        root: folder of the stamps, or where Debian's package was unpacked to, instead of the cache
+            that `fusionzoo data fetch stamps` fills
         text_language: of the descriptions, such as `de` or `pt_BR`; a stamp without one lacks text
         speech_language: of the recordings, such as `fr`; a stamp without one lacks audio
         svg: whether to add stamps that exist only as drawings; needs the extra `svg`

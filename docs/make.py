@@ -11,15 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
-from fusionzoo.cards import FAMILIES, balance_markdown, cards, count, markdown
 from fusionzoo.evaluation.statistics import seed_interval
+from fusionzoo.zoo.cards import FAMILIES, balance_markdown, cards, count, markdown
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "results"
 BALANCE = """\
 ## Measured
 
-`python benchmarks/balance.py`: `digits`, text made dominant by a rate ten times the others',
+`python perf/balance.py`: `digits`, text made dominant by a rate ten times the others',
 {seeds} seeds, {epochs} epochs, every strategy with its defaults (`reconboost` with stages of one
 epoch). Test accuracy of the fusion: {plain:.3f} with plain training; below, the difference on the
 same seed with a 95 % interval (t over seeds, not corrected for the number of comparisons), the

@@ -101,7 +101,8 @@ class LogMel(nn.Module):
             n_fft = 2 ** math.ceil(math.log2(4 * num_mels))  # every mel band needs a frequency bin
         self.mel = MelSpectrogram(rate, n_fft, samples, self.hop, n_mels=num_mels)
         # torch's window is a view of a longer tensor, which safetensors refuses to store.
-        self.mel.spectrogram.window = self.mel.spectrogram.window.clone()
+        spectrogram: Any = self.mel.spectrogram
+        spectrogram.window = spectrogram.window.clone()
 
     def forward(self, wave: Tensor) -> Tensor:
         with torch.autocast(wave.device.type, enabled=False):  # power overflows in half precision

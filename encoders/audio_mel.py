@@ -38,7 +38,7 @@ class MelTimm(Encoder):
         hop: time between windows in s
         duration: length of the input in s
 
-    Shapes (T = cells of the final feature map; D = model.num_features):
+    Shapes: (T = cells of the final feature map; D = model.num_features)
         inputs["wave"]: int16 (B, N) at `rate`, inputs["lengths"]: (B,)
         returns: Features of (B, T, D), (B, T), (B, D)
     """

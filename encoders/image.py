@@ -80,16 +80,16 @@ class TimmImage(ImageEncoder):
 
     Settings:
         pretrained: load the weights that timm publishes
-        size: side of the square input in pixels; by default the model's
-        mean: of the pixels in [0, 1], per channel, for normalising; by default the model's
-        std: of the pixels in [0, 1], per channel, for normalising; by default the model's
-        interpolation: of resizing, such as `bilinear` or `bicubic`; by default the model's
+        size: side of the square input in pixels, instead of the model's
+        mean: of pixels in [0, 1], per channel, for normalising, instead of the model's
+        std: of pixels in [0, 1], per channel, for normalising, instead of the model's
+        interpolation: for resizing, such as `bilinear` or `bicubic`, instead of the model's
         fit: `crop` the centre after resizing the shorter side, `pad` to a square with white, or
             `squash` to a square
         augment: in training only, a random `crop` of 60 to 100 % of the area; `crop_flip` also
             mirrors half of the images
 
-    Shapes (T = cells of the final feature map, or patches; D = model.num_features):
+    Shapes: (T = cells of the final feature map, or patches; D = model.num_features)
         inputs["pixels"]: uint8 (B, 3, H, W)
         returns: Features of (B, T, D), (B, T), (B, D)
     """

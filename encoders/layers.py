@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Set
+from typing import cast
 
 from torch import nn
 
@@ -40,7 +41,10 @@ def _timm_layer_numbers(module: nn.Module, net: nn.Module) -> dict[str, int]:
     from timm.models import group_parameters
 
     groups = group_parameters(net, net.group_matcher(coarse=False), reverse=True)  # type: ignore[operator]
-    return {name: groups.get(name.removeprefix("net."), 0) for name, _ in module.named_parameters()}
+    numbers = cast("dict[str, int]", groups)
+    return {
+        name: numbers.get(name.removeprefix("net."), 0) for name, _ in module.named_parameters()
+    }
 
 
 def _transformer_blocks(module: nn.Module) -> list[str]:

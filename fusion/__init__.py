@@ -17,7 +17,7 @@ __all__ = ["FUSIONS", "Fusion", "create_fusion", "fusion_info", "list_fusions"]
 def create_fusion(
     name: str, dims: Mapping[str, int], dim: int, num_outputs: int, **hyperparameters: Any
 ) -> Fusion:
-    """Build the fusion `name` for modalities of the widths `dims`."""
+    """Build the fusion `name`; `dims` holds the feature width of each modality."""
     entry = FUSIONS[name]
     if len(dims) < entry.at_least:
         raise FusionZooError(
@@ -33,5 +33,5 @@ def list_fusions(family: str | None = None) -> list[str]:
 
 
 def fusion_info(name: str) -> Entry[Fusion]:
-    """Return the facts about one fusion: family, paper, what it reads, its settings."""
+    """Return the registry entry of a fusion: family, paper, inputs, settings."""
     return FUSIONS[name]

@@ -5,10 +5,17 @@ Names are imported when first used, so that `import fusionzoo` costs nothing.
 
 from __future__ import annotations
 
+import os.path
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from .version import __version__ as __version__
+
 if TYPE_CHECKING:
+    from .api import embed as embed
+    from .api import evaluate as evaluate
+    from .api import predict as predict
+    from .api import train as train
     from .datasets import PairedDataset as PairedDataset
     from .datasets import create_dataset as create_dataset
     from .datasets import list_datasets as list_datasets
@@ -20,10 +27,16 @@ if TYPE_CHECKING:
     from .fusion import list_fusions as list_fusions
     from .model import create_model as create_model
     from .model import load as load
+    from .training.runs.run import Run as Run
 
-__version__ = "0.1.0"
+if not os.path.isdir(os.path.join(os.path.dirname(__file__), "encoders")):
+    from . import _unlinked  # noqa: F401, a checkout without symbolic links
 
 _HOME = {
+    "train": "api",
+    "evaluate": "api",
+    "predict": "api",
+    "embed": "api",
     "PairedDataset": "datasets",
     "create_dataset": "datasets",
     "list_datasets": "datasets",
@@ -35,6 +48,7 @@ _HOME = {
     "list_fusions": "fusion",
     "create_model": "model",
     "load": "model",
+    "Run": "training.runs.run",
 }
 __all__ = [*_HOME, "__version__"]  # noqa: PLE0604
 

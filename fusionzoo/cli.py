@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from . import __version__
-from .console import print_table, quiet_pipe
+from .console import print_columns, print_table, quiet_pipe
 from .errors import FusionZooError, did_you_mean
+from .version import __version__
 
 if TYPE_CHECKING:
-    from .cards import About, EncoderCard
+    from .zoo.cards import About, EncoderCard, SettingCard
 
 
 @quiet_pipe
@@ -86,8 +86,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _list_zoo(_: argparse.Namespace) -> None:
-    from .cards import BALANCE_FAMILIES, count
-    from .facts import facts
+    from .zoo.cards import BALANCE_FAMILIES, count
+    from .zoo.facts import facts
 
     known = facts()
     print_table(
@@ -130,8 +130,8 @@ def _list_zoo(_: argparse.Namespace) -> None:
 
 
 def _info(parsed: argparse.Namespace) -> None:
-    from .cards import BALANCE_FAMILIES, count
-    from .facts import facts
+    from .zoo.cards import BALANCE_FAMILIES, count
+    from .zoo.facts import facts
 
     known = facts()
     exact = [one for one in known.encoders if one.name == parsed.name]
@@ -148,8 +148,7 @@ def _info(parsed: argparse.Namespace) -> None:
         kind = f"training strategy, changes {BALANCE_FAMILIES[strategy.family]}"
         _show_card(strategy, kind, [combines])
         print(f"\nsettings (with --balance {parsed.name}):")
-        for name, default in strategy.settings.items():
-            print(f"  --balance_settings.{parsed.name}.{name:<12} default {default}")
+        _show_settings(f"--balance_settings.{parsed.name}", strategy.settings)
     elif parsed.name in fusions:
         fusion = fusions[parsed.name]
         synergy = "can express it" if fusion.synergy else "cannot express an exclusive or"
@@ -157,8 +156,7 @@ def _info(parsed: argparse.Namespace) -> None:
         kind = f"{fusion.family} fusion, reads {fusion.reads}"
         _show_card(fusion, kind, [("synergy", synergy), ("standard case", size)])
         print("\nsettings:" if fusion.settings else "\nno settings")
-        for name, default in fusion.settings.items():
-            print(f"  --fusion.{name:<18} default {default}")
+        _show_settings("--fusion", fusion.settings)
     else:
         names = [*fusions, *strategies, *sorted({one.name for one in known.encoders})]
         raise FusionZooError(
@@ -175,11 +173,16 @@ def _is_family(pattern: str, name: str) -> bool:
 def _show_encoder(one: EncoderCard, name: str) -> None:
     print(f"{one.name}  ({one.kind} encoder)\n\n{one.summary}\n")
     print(f"settings (with --encoders.{one.kind} {name}):")
-    for key, default in one.settings.items():
-        print(f"  --encoders.{one.kind}.{key:<16} default {default}")
+    _show_settings(f"--encoders.{one.kind}", one.settings)
     if one.further:
         print("further settings go to the library that builds the model")
     print()
+
+
+def _show_settings(prefix: str, settings: Mapping[str, SettingCard]) -> None:
+    print_columns(
+        [(f"{prefix}.{name}", f"default {x.default}", x.meaning) for name, x in settings.items()]
+    )
 
 
 def _show_card(one: About, kind: str, more: Sequence[tuple[str, str]]) -> None:
@@ -198,7 +201,7 @@ def _show_card(one: About, kind: str, more: Sequence[tuple[str, str]]) -> None:
 
 
 def _check(parsed: argparse.Namespace) -> int:
-    from .conformance import main_check
+    from .zoo.conformance.fusions import main_check
 
     return main_check(parsed.target)
 
@@ -206,7 +209,7 @@ def _check(parsed: argparse.Namespace) -> int:
 def _list_cache(_: argparse.Namespace) -> None:
     from datetime import datetime
 
-    from .benchmark.prepare import feature_cache
+    from .benchmark.features.cache import feature_cache
 
     cache, rows, total = feature_cache(), [], 0
     for entry in cache.entries():
@@ -223,7 +226,7 @@ def _list_cache(_: argparse.Namespace) -> None:
 
 
 def _prune_cache(parsed: argparse.Namespace) -> None:
-    from .benchmark.prepare import feature_cache
+    from .benchmark.features.cache import feature_cache
 
     if not parsed.all and parsed.older_than is None and parsed.keep_gb is None:
         raise FusionZooError("say what to remove: --older-than DAYS, --keep-gb GB or --all")

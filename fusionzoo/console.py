@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
+from textwrap import fill
 from typing import ParamSpec
 
 P = ParamSpec("P")
@@ -24,6 +25,17 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
     for row in rows:
         table.add_row(*row)
     Console().print(table)
+
+
+def print_columns(rows: Sequence[Sequence[str]], width: int = 96) -> None:
+    """Print rows in aligned columns, of which the last is wrapped."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+    margin = 2 + sum(widths) + 2 * len(widths)
+    indent = margin if margin <= width - 40 else 8
+    for row in rows:
+        padded = [f"{cell:<{size}}" for cell, size in zip(row, widths, strict=False)]
+        line = "  ".join(["", *padded, row[-1]])
+        print(fill(line, width, subsequent_indent=" " * indent, break_on_hyphens=False))
 
 
 def command_line(name: str) -> str:

@@ -20,6 +20,7 @@ from .model_folder import FORMAT, FolderConfig, bounded_allocation, read_config
 from .structures import Batch, Features, FusionOutput, Sample
 from .targets import Target, decode, from_spec, predictions
 from .unimodal import UnimodalHeads, fall_back
+from .version import __version__
 
 Raw = Mapping[str, Any]  # modality -> path, PIL picture, string, array; absent = missing
 
@@ -133,6 +134,13 @@ class FusionModel(nn.Module):
             logits = self.fusion(features).logits.float()
             if fallback and self.heads is not None:
                 logits = fall_back(logits, self.heads(features), batch.present)
+        return self._decode(logits)
+
+    def answer(self, features: Mapping[str, Features]) -> list[Any]:
+        """Answer samples that `encode` has encoded, see `predict`."""
+        return self._decode(self.fusion(features).logits.float())
+
+    def _decode(self, logits: Tensor) -> list[Any]:
         if self.targets is not None:
             return decode(self.targets, logits)
         return predictions(self.classes, logits.softmax(-1))
@@ -151,8 +159,6 @@ class FusionModel(nn.Module):
         `weights` stand in for the model's own, where processes share those.
         """
         from safetensors.torch import save_file, save_model
-
-        from . import __version__
 
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)

@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fusionzoo import facts
+import fusionzoo
 from fusionzoo.cli import main
-from fusionzoo.console import command_line
+from fusionzoo.console import command_line, print_columns
 from fusionzoo.errors import FusionZooError
-from fusionzoo.places import make_cache_folder
+from fusionzoo.files import make_cache_folder
+from fusionzoo.zoo import facts
 
 ROOT = Path(__file__).parents[1]
 LOADED = "import sys; print([m for m in {!r} if m in sys.modules])"
@@ -65,14 +66,19 @@ def test_stored_facts_equal_fresh_ones_and_a_changed_source_makes_them_anew(
     assert facts.facts() == other
 
 
-def test_the_stamp_sees_every_source_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also below a linked folder, as the three of a checkout are."""
+@pytest.mark.parametrize("linked", [True, False])
+def test_the_stamp_sees_every_source_file(
+    linked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also below the three folders that a checkout links, and where it has no links."""
     (tmp_path / "package").mkdir()
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "package" / "fusion").symlink_to(tmp_path / "elsewhere")
-    monkeypatch.setattr(facts, "__file__", str(tmp_path / "package" / "facts.py"))
+    (tmp_path / "fusion").mkdir()
+    if linked:
+        (tmp_path / "package" / "fusion").symlink_to(tmp_path / "fusion")
+    inside = Path(facts.__file__).relative_to(Path(fusionzoo.__file__).parent)
+    monkeypatch.setattr(facts, "__file__", str(tmp_path / "package" / inside))
     before = facts.sources_stamp()
-    (tmp_path / "elsewhere" / "plugin.py").write_text("x = 1")
+    (tmp_path / "fusion" / "plugin.py").write_text("x = 1")
     assert facts.sources_stamp() != before
 
 
@@ -89,7 +95,7 @@ def test_facts_need_no_cache_that_can_be_written(
 def test_training_imports_fsdp_only_to_share_out_weights() -> None:
     absent = ("torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo", "sklearn")
     code = (
-        "import fusionzoo.training.run, fusionzoo.training.loop, fusionzoo.training.step\n"
+        "import fusionzoo.training.build, fusionzoo.training.evaluate, fusionzoo.training.trainer\n"
         "from fusionzoo import create_dataset; create_dataset('digits')\n" + LOADED.format(absent)
     )
     assert run(code) == "[]"
@@ -122,8 +128,11 @@ def test_digits_are_those_of_scikit_learn() -> None:
         ("mel/stats", ["mel/stats  (audio encoder)", "--encoders.audio.longest"]),
         ("chars", ["--encoders.text.max_length", "default 256"]),
         ("hf/some-model", ["hf/*  (text encoder)", "hf/*  (audio encoder)"]),
-        ("ogm_ge", ["--balance_settings.ogm_ge.alpha"]),
-        ("gmu", ["--fusion.gate"]),
+        (
+            "ogm_ge",
+            ["--balance_settings.ogm_ge.alpha", "strength of the damping", "epochs of training"],
+        ),
+        ("gmu", ["--fusion.gate", "default 'softmax'  normalisation of the gates"]),
     ],
 )
 def test_zoo_info_shows_the_settings_of_every_component(
@@ -204,3 +213,21 @@ def test_a_cache_that_may_not_be_written_names_the_setting(
         make_cache_folder(tmp_path / "weights")
     assert "permission denied" in str(caught.value) and "FUSIONZOO_CACHE" in str(caught.value)
     assert "make room" not in str(caught.value)
+
+
+def test_help_of_training_names_the_command_that_lists_component_settings(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["train", "--help"]) == 0
+    assert "fusionzoo zoo info NAME" in capsys.readouterr().out
+
+
+def test_columns_are_aligned_and_the_last_wraps_below_itself(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_columns([("--a", "1", "one two"), ("--long", "22", "three")], width=19)
+    assert capsys.readouterr().out == "  --a     1   one\n        two\n  --long  22  three\n"
+    print_columns([("--a", "1", "first second third")], width=60)
+    assert capsys.readouterr().out == "  --a  1  first second third\n"
+    print_columns([])
+    assert capsys.readouterr().out == ""

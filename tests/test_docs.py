@@ -7,11 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
-from fusionzoo.cards import BalanceCard, balance_cards, card
+import fusionzoo
 from fusionzoo.cli import main
 from fusionzoo.fusion import list_fusions
 from fusionzoo.training.balance import BALANCE
+from fusionzoo.zoo.cards import BalanceCard, balance_cards, card
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -69,3 +71,9 @@ def test_every_name_and_link_in_the_guide_exists() -> None:
         assert name in list_fusions(), name
     for path in re.findall(r"\]\((\.\./[^)#]+)\)", text):
         assert (DOCS / path).resolve().is_file(), path
+
+
+def test_the_citation_names_this_version() -> None:
+    citation = yaml.safe_load((DOCS.parent / "CITATION.cff").read_text())
+    assert citation["version"] == fusionzoo.__version__
+    assert citation["authors"] == [{"name": "The fusionzoo developers"}]

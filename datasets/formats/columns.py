@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from fusionzoo.errors import FusionZooError, did_you_mean
 
 READERS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 
 
 class Columns:

@@ -19,11 +19,9 @@ from ..paired import PairedDataset
 from ..provenance import Provenance
 from ..splits import SHARES, split_by_hash, split_groups
 from ..table import word_list
-from .columns import Columns, read_table
+from .columns import TEXT_TYPES, Columns, read_table
 
 ROLES = ("id", "split", "target", "group")
-
-TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 
 
 @DATASETS.register("manifest", family="own")
@@ -60,7 +58,7 @@ def manifest(
         targets: label columns and what they hold, `{"age": "regression"}`; train.py sets it
         paths: modalities of text whose cells are paths of files
         allow_outside: whether paths may leave the file's folder, links resolved
-        group_column: groups that splits and folds keep together, by default `group`; `id` for none
+        group_column: groups that splits and folds keep together, instead of `group`; `id` for none
     """
     table = _open_table(Path(root), columns or {}, kinds or {}, group_column)
     rows, names, provenance = _read_columns(table, kinds or {}, shares, targets)

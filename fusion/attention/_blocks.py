@@ -1,4 +1,4 @@
-"""Transformer blocks that know what is missing: keys are masked, and no key means no change.
+"""Transformer blocks with masked keys; a row without any key passes through attention unchanged.
 
 Shapes: `B` batch, `T` queries, `S` keys, `D` width, `H` heads.
 """
@@ -18,7 +18,7 @@ from ..base import Fusion, check_heads
 
 
 class Attention(nn.Module):
-    """Multi-head attention; a row without a single key gets exact zeros, bias included."""
+    """Multi-head attention; rows without any unmasked key get exact zeros, without the bias."""
 
     def __init__(self, dim: int, num_heads: int, *, bias: bool = True) -> None:
         super().__init__()
@@ -29,26 +29,30 @@ class Attention(nn.Module):
         self.out = nn.Linear(dim, dim, bias=bias)
 
     def forward(self, x: Tensor, context: Tensor, mask: Tensor) -> Tensor:
-        """Attend from x (B, T, D) to context (B, S, D) where mask (B, S) holds."""
+        """Attend from x (B, T, D) to context (B, S, D) where mask (B, S) is True."""
         q = rearrange(self.query(x), "b t (h d) -> b h t d", h=self.num_heads)
         k, v = rearrange(self.key_value(context), "b s (n h d) -> n b h s d", n=2, h=self.num_heads)
         any_key = mask.any(1)
-        # A row that may see nothing sees everything instead, and is then zeroed: softmax over an
-        # empty set is NaN, and NaN x 0 is NaN in the backward pass too.
-        keys = rearrange(mask | ~any_key[:, None], "b s -> b 1 1 s")
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=keys)
-        out = self.out(rearrange(mixed, "b h t d -> b t (h d)"))
+        # Rows without any key attend to all tokens, and the result is zeroed: softmax over an empty
+        # set is NaN, and NaN x 0 is NaN in the backward pass too.
+        visible = rearrange(mask | ~any_key[:, None], "b s -> b 1 1 s")
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+        out = self.out(rearrange(attended, "b h t d -> b t (h d)"))
         return torch.where(any_key[:, None, None], out, 0)
 
 
 def perceptron(dim: int, *, bias: bool = True) -> nn.Sequential:
-    """Return the feed-forward half of a pre-norm block: 8 D^2 + 7 D parameters."""
-    wide = [nn.Linear(dim, 4 * dim, bias=bias), nn.GELU(), nn.Linear(4 * dim, dim, bias=bias)]
-    return nn.Sequential(nn.LayerNorm(dim), *wide)
+    """Return the feed-forward sublayer of a pre-norm block: 8 D^2 + 7 D parameters."""
+    layers = [nn.Linear(dim, 4 * dim, bias=bias), nn.GELU(), nn.Linear(4 * dim, dim, bias=bias)]
+    return nn.Sequential(nn.LayerNorm(dim), *layers)
 
 
 class Block(nn.Module):
-    """Pre-norm block: attention, then a perceptron; 12 D^2 + 13 D parameters (15 D across)."""
+    """Pre-norm transformer block: attention, then a feed-forward sublayer.
+
+    Has 12 D^2 + 13 D parameters. With `across`, for cross-attention, the context has a norm of its
+    own: 12 D^2 + 15 D.
+    """
 
     def __init__(self, dim: int, num_heads: int, dropout: float, *, across: bool = False) -> None:
         super().__init__()
@@ -59,9 +63,9 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor, context: Tensor | None = None) -> Tensor:
-        """Attend to x itself, or to context, normed by `context_norm` where there is one.
+        """Attend from x (B, T, D) to context (B, S, D), None for x itself; mask (B, S) of the keys.
 
-        mask (B, S) says which keys are real.
+        The context is normalised by `context_norm` if there is one, else by `norm`.
         """
         normed = self.norm(x)
         keys = normed if context is None else (self.context_norm or self.norm)(context)
@@ -70,7 +74,7 @@ class Block(nn.Module):
 
 
 class TokenFusion(Fusion):
-    """Bring each modality's tokens to one width, each marked with its modality's embedding."""
+    """Project each modality's tokens to a common width and add a learned modality embedding."""
 
     def __init__(self, dims: Mapping[str, int], dim: int, num_outputs: int) -> None:
         super().__init__(dims, dim, num_outputs)
@@ -91,14 +95,17 @@ class TokenFusion(Fusion):
 def join(
     tokens: Mapping[str, Tensor], masks: Mapping[str, Tensor], like: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Put all modalities' tokens and masks in one row; no modality is one token that is masked."""
+    """Concatenate the tokens and masks of all modalities; one masked token if there are none."""
     if not tokens:
         return like[:, :1], torch.zeros(len(like), 1, dtype=torch.bool, device=like.device)
     return torch.cat(list(tokens.values()), dim=1), torch.cat(list(masks.values()), dim=1)
 
 
 def with_stand_in(x: Tensor, mask: Tensor, stand_in: Tensor) -> tuple[Tensor, Tensor]:
-    """Put a learned token (D,) first in the rows that have none."""
+    """Replace the tokens of rows without any by one learned token (D,): x (B, T, D), mask (B, T).
+
+    Every position of such a row holds the learned token; only the first is unmasked.
+    """
     absent = ~mask.any(1, keepdim=True)
-    first = torch.arange(mask.shape[1], device=mask.device) == 0
-    return torch.where(absent[..., None], stand_in.to(x.dtype), x), mask | (absent & first)
+    is_first = torch.arange(mask.shape[1], device=mask.device) == 0
+    return torch.where(absent[..., None], stand_in.to(x.dtype), x), mask | (absent & is_first)

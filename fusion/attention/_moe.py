@@ -1,4 +1,4 @@
-"""A sparse mixture of experts over tokens.
+"""Sparse mixture of experts over tokens.
 
 Shapes: `N` tokens of the whole batch, `D` width, `E` experts.
 """
@@ -16,7 +16,7 @@ from fusionzoo.errors import FusionZooError
 
 
 class Experts(nn.Module):
-    """E perceptrons of 8 D^2 + 5 D parameters; a token goes to the few that its gates name."""
+    """E expert MLPs of 8 D^2 + 5 D parameters each; a token uses those with a non-zero gate."""
 
     def __init__(self, dim: int, num_experts: int) -> None:
         super().__init__()
@@ -26,42 +26,43 @@ class Experts(nn.Module):
         self.narrow_bias = nn.Parameter(torch.zeros(num_experts, dim))
 
     def forward(self, x: Tensor, gates: Tensor) -> Tensor:
-        """Return sum_e gates_e E_e(x): (N, D), (N, E) with zeros where an expert is not asked.
+        """Return sum_e gates_e E_e(x): x (N, D), gates (N, E), zero for experts not selected.
 
-        A compiled or exported graph has no room for a number of tokens that depends on the data:
-        there every expert sees every token, and the gates leave the same sum.
+        Compiled and exported graphs need static shapes: there every expert processes every token,
+        which gives the same sum.
         """
         if torch.compiler.is_compiling():
             hidden = F.gelu(einsum(x, self.wide, "n d, e d h -> e n h") + self.wide_bias[:, None])
-            each = einsum(hidden, self.narrow, "e n h, e h d -> e n d") + self.narrow_bias[:, None]
-            return einsum(each, gates, "e n d, n e -> n d")
-        asked = [column.nonzero()[:, 0] for column in gates.unbind(1)]
-        # unbind, for the gradient of an index would be as large as all experts together
+            outputs = einsum(hidden, self.narrow, "e n h, e h d -> e n d")
+            outputs = outputs + self.narrow_bias[:, None]
+            return einsum(outputs, gates, "e n d, n e -> n d")
+        rows_by_expert = [column.nonzero()[:, 0] for column in gates.unbind(1)]
+        # unbind instead of indexing: the gradient of an index is as large as all experts together
         weights = (self.wide, self.wide_bias, self.narrow, self.narrow_bias)
-        experts = zip(asked, gates.unbind(1), *(w.unbind(0) for w in weights), strict=True)
-        answers = [
+        experts = zip(rows_by_expert, gates.unbind(1), *(w.unbind(0) for w in weights), strict=True)
+        outputs_by_expert = [
             gate[rows, None] * (F.gelu(x[rows] @ wide + wide_bias) @ narrow + narrow_bias)
             for rows, gate, wide, wide_bias, narrow, narrow_bias in experts
         ]
-        together = torch.cat(answers)
-        out = torch.zeros_like(x, dtype=together.dtype)
-        return out.index_add(0, torch.cat(asked), together).to(x.dtype)
+        values = torch.cat(outputs_by_expert)
+        out = torch.zeros_like(x, dtype=values.dtype)
+        return out.index_add(0, torch.cat(rows_by_expert), values).to(x.dtype)
 
 
 class Routing(NamedTuple):
-    """What a router says of N tokens, each (N, E)."""
+    """Router output for N tokens; each field has shape (N, E)."""
 
     scores: Tensor
-    gates: Tensor  # rows sum to 1 over the chosen experts
-    load: Tensor  # in training the probability of being chosen, else whether it is
+    gates: Tensor  # rows sum to 1 over the selected experts
+    load: Tensor  # training: probability that the expert is selected; else 1 if it is, 0 if not
 
 
 class Router(nn.Module):
-    """Score experts for a token, by x W or by -|x - w_e| (Laplace), and keep the `top_k` best.
+    """Score the experts for each token, by x W or by -|x - w_e| (Laplace), and select the `top_k`.
 
-    In training scores carry normal noise of standard deviation `noise`, which makes being among the
-    best a matter of chance; that probability has a gradient for every expert (Shazeer et al. 2017,
-    arXiv:1701.06538, appendix A), the choice itself only for the chosen.
+    In training, normal noise of standard deviation `noise` is added to the scores. The probability
+    of being selected under this noise has a gradient for every expert (Shazeer et al. 2017,
+    arXiv:1701.06538, appendix A), the gates only for the selected ones.
     """
 
     def __init__(
@@ -79,45 +80,46 @@ class Router(nn.Module):
         self.centres = nn.Parameter(torch.randn(num_experts, dim) * dim**-0.5)
 
     def forward(self, x: Tensor, routed: Tensor) -> Routing:
-        """Route tokens (N, D); those where `routed` (N,) is False go nowhere."""
+        """Route tokens (N, D); those with `routed` (N,) False get no expert."""
         scores = self.scores(x)
         noisy = scores + self.noise * torch.randn_like(scores) if self.training else scores
-        best = noisy.topk(min(self.top_k + 1, len(self.centres)), dim=-1)
-        values, indices = best.values[:, : self.top_k], best.indices[:, : self.top_k]
+        highest = noisy.topk(min(self.top_k + 1, len(self.centres)), dim=-1)
+        values, indices = highest.values[:, : self.top_k], highest.indices[:, : self.top_k]
         gates = torch.zeros_like(noisy).scatter(1, indices, values.softmax(-1))
         if self.training and self.noise > 0 and self.top_k < len(self.centres):
-            load = self._probability(scores, noisy, best.values)
+            load = self._selection_probability(scores, noisy, highest.values)
         else:
             load = (gates > 0).to(gates.dtype)
-        absent = ~routed[:, None]
-        return Routing(scores, gates.masked_fill(absent, 0), load.masked_fill(absent, 0))
+        unrouted = ~routed[:, None]
+        return Routing(scores, gates.masked_fill(unrouted, 0), load.masked_fill(unrouted, 0))
 
-    def _probability(self, scores: Tensor, noisy: Tensor, best: Tensor) -> Tensor:
-        """Return P(score + fresh noise is among the best `top_k`), others' noise as drawn: (N, E).
+    def _selection_probability(self, scores: Tensor, noisy: Tensor, highest: Tensor) -> Tensor:
+        """Return P(score + new noise is among the `top_k`), the others' noise as drawn: (N, E).
 
-        best (N, top_k + 1): the highest noisy scores. To be chosen an expert must beat the k-th of
-        the others: number k + 1 of all where it is chosen itself, else number k.
+        highest (N, top_k + 1): the highest noisy scores. To be selected, an expert must exceed the
+        k-th highest of the others: number k + 1 of all if it is selected itself, else number k.
         """
-        chosen = noisy > best[:, -1:]
-        bar = torch.where(chosen, best[:, -1:], best[:, -2:-1])
-        return torch.special.ndtr((scores - bar) / self.noise)
+        selected = noisy > highest[:, -1:]
+        threshold = torch.where(selected, highest[:, -1:], highest[:, -2:-1])
+        return torch.special.ndtr((scores - threshold) / self.noise)
 
     def scores(self, x: Tensor) -> Tensor:
-        """Return how well each expert suits each token: (N, D) -> (N, E)."""
+        """Return the score of each expert for each token: (N, D) -> (N, E)."""
         if self.gate == "softmax":
             return x @ self.centres.T
-        # As |x|^2 - 2 x c + |c|^2: no (N, E, D) differences. The sum cancels, so never in bfloat16.
+        # |x|^2 - 2 x c + |c|^2 avoids (N, E, D) differences. The terms cancel: not in bfloat16.
         with torch.autocast(x.device.type, enabled=False):
             x = x.to(self.centres.dtype)
-            lengths = x.square().sum(-1, keepdim=True) + self.centres.square().sum(-1)
-            squared = lengths - 2 * x @ self.centres.T
-            return -squared.clamp(min=1e-12).sqrt()
+            squared_norms = x.square().sum(-1, keepdim=True) + self.centres.square().sum(-1)
+            squared_distances = squared_norms - 2 * x @ self.centres.T
+            return -squared_distances.clamp(min=1e-12).sqrt()
 
 
 def imbalance(gates: Tensor, load: Tensor) -> Tensor:
     """Return CV^2 of the experts' importance plus CV^2 of their load: (N, E) x 2 -> ().
 
-    Importance is the sum of an expert's gates, load the number of tokens that it may expect.
+    Importance is the sum of an expert's gates, load its expected number of tokens; CV is the
+    coefficient of variation over the experts.
     """
     return _squared_variation(gates.sum(0)) + _squared_variation(load.sum(0))
 

@@ -1,4 +1,4 @@
-"""Latents that read tokens: any number in, a fixed number out.
+"""Perceiver resampler: a fixed number of latents attends to any number of tokens.
 
 Shapes: `B` batch, `R` latents, `S` tokens, `D` width.
 """
@@ -13,14 +13,14 @@ from ._blocks import Attention, perceptron
 
 
 class Resampler(nn.Module):
-    """Flamingo's perceiver resampler: keys are the tokens and the latents, in one attention.
+    """Flamingo's perceiver resampler: the keys are the tokens and the latents together.
 
-    The latents are keys too, so no row is ever without a key. No biases but in the norms.
+    Since the latents are keys too, no row is ever without a key. Linear layers have no bias.
     """
 
     def __init__(self, dim: int, num_latents: int, depth: int, num_heads: int) -> None:
         super().__init__()
-        # Latents must differ at the start: equal ones would stay equal.
+        # Random: latents with equal initial values would stay equal.
         self.latents = nn.Parameter(torch.randn(num_latents, dim) * 0.02)
         self.layers = nn.ModuleList(
             nn.ModuleDict(
@@ -35,7 +35,7 @@ class Resampler(nn.Module):
         )
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        """Read tokens (B, S, D) where mask (B, S) holds; return (B, R, D)."""
+        """Attend to tokens (B, S, D) where mask (B, S) is True; return the latents (B, R, D)."""
         x = self.latents.to(tokens.dtype).expand(len(tokens), -1, -1)
         keys = F.pad(mask, (0, x.shape[1]), value=True)
         for layer in self.layers:

@@ -1,4 +1,4 @@
-"""Attention pooling: learn how far to trust each modality of each sample."""
+"""Attention pooling: average the modalities with weights that depend on the sample."""
 
 from __future__ import annotations
 
@@ -15,17 +15,21 @@ from ..base import FUSIONS, Fusion, masked_softmax
     family="attention", paper="Ilse et al. 2018, arXiv:1802.04712", reads="pooled", synergy=False
 )
 class AttnPool(Fusion):
-    """Average the modalities' aligned vectors by gated-attention weights.
+    """Average the modalities' aligned vectors with gated-attention weights.
 
-    s_m = v (tanh(V a_m) * sigmoid(U a_m)), shared by all modalities; w = softmax of s over what is
-    present; embedding = sum_m w_m a_m. Gated attention for multiple-instance learning, with the
-    modalities of a sample as the bag.
+    s_m = v (tanh(V a_m) * sigmoid(U a_m)), with parameters shared by all modalities; w = softmax of
+    s over the present modalities; embedding = sum_m w_m a_m. This is gated attention for
+    multiple-instance learning, with the modalities of a sample as the bag.
 
     Missing: weight 0.
-    Pitfall: each score reads its own modality alone, so the sign of a logit stays a sum of
-    unimodal terms: an exclusive or is out of reach (see docs/which.md). A modality that says
-    nothing keeps its weight as a constant, and misses it when absent: train with missing data.
-    Use when: modalities' reliability varies by sample, and you want to see the weights.
+    Pitfall: each score depends on its own modality only, so the sign of a logit remains a sum of
+    unimodal terms and cannot express an exclusive or (see docs/which.md). An uninformative modality
+    may receive a constant weight, which the others take over when it is absent: train with missing
+    data.
+    Use when: the reliability of modalities varies by sample and you want to inspect the weights.
+
+    Settings:
+        hidden: width of the attention's hidden layer, at least 1
 
     Shapes:
         features[name].pooled: (B, dims[name])

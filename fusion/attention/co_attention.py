@@ -1,4 +1,4 @@
-"""Co-attention: every modality keeps its stream, and asks all others at every layer."""
+"""Co-attention: one stream per modality, each attending to all others at every layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from ._blocks import Attention, TokenFusion, join, perceptron
 
 
 class Stream(nn.Module):
-    """One layer of one modality's stream: itself, the others, a perceptron; 16 D^2 + 19 D."""
+    """A layer of one modality's stream: self-attention, cross-attention, MLP.
+
+    Has 16 D^2 + 19 D parameters.
+    """
 
     def __init__(self, dim: int, num_heads: int, dropout: float) -> None:
         super().__init__()
@@ -28,7 +31,11 @@ class Stream(nn.Module):
     def forward(
         self, x: Tensor, mask: Tensor, normed: Tensor, others: Tensor, keys: Tensor
     ) -> Tensor:
-        """Update x (B, T, D); `normed` is its own norm, `others` (B, S, D) those of the others."""
+        """Update x (B, T, D).
+
+        `normed` is x after this stream's norm, `others` (B, S, D) are the other streams' tokens
+        after theirs, `keys` (B, S) is the mask of the latter.
+        """
         x = x + self.dropout(self.own(normed, normed, mask))
         x = x + self.dropout(self.across(self.question_norm(x), others, keys))
         return x + self.dropout(self.mlp(x))
@@ -40,17 +47,24 @@ class Stream(nn.Module):
     reads="tokens",
 )
 class CoAttention(TokenFusion):
-    """Run a transformer per modality whose layers also attend to all other modalities.
+    """Run one transformer per modality whose layers also attend to all other modalities.
 
     Per layer and stream: x_m += SA(x_m); x_m += CA(x_m, [x_n]_{n != m}); x_m += MLP(x_m), where all
-    streams read the states of the layer before (synchronous). embedding = W [mean LN(x_1); ...;
-    mean LN(x_M); p] + c. Layers are METER's (Dou et al.): each attends to itself, then
-    across; ViLBERT (Lu et al.) alternates blocks of both kinds. Differs from both: pre-norm, keys
-    normed once by their own stream, any number of modalities, 2 layers by default (both: 6).
+    streams read the states of the previous layer. embedding = W [mean LN(x_1); ...; mean LN(x_M);
+    p] + c, p one presence bit per modality. The layers are METER's (Dou et al.), with
+    self-attention followed by cross-attention; ViLBERT (Lu et al.) alternates blocks of both
+    kinds. Differs from both: pre-norm, keys normalised once by their own stream, any number of
+    modalities.
 
-    Missing: never a key; its slot of the concatenation is 0. Without any other, the stream runs on.
-    Pitfall: updating one stream after the other instead of at once makes their order matter.
-    Use when: modalities of equal rank with rich tokens, and compute is no concern.
+    Missing: never a key, and 0 in the concatenation. If all other modalities are missing,
+    cross-attention adds 0.
+    Pitfall: updating the streams one after the other would make their order matter.
+    Use when: all modalities matter equally, have rich tokens, and compute is not a concern.
+
+    Settings:
+        num_layers: number of layers per stream, at least 1 (both papers: 6)
+        num_heads: attention heads per layer; must divide `dim` (papers: 12 at width 768)
+        dropout: dropout rate on the output of each attention and MLP, 0 to below 1
 
     Shapes:
         features[name].tokens: (B, T, dims[name]), any T for each
@@ -79,12 +93,12 @@ class CoAttention(TokenFusion):
         present = self.present(features)
         for layer in self.layers:
             normed = {name: layer[name].norm(x) for name, x in tokens.items()}  # type: ignore[index]
-            new = {}
+            updated = {}
             for name, x in tokens.items():
                 others = {n: y for n, y in normed.items() if n != name}
                 context, keys = join(others, {n: masks[n] for n in others}, x)
-                new[name] = layer[name](x, masks[name], normed[name], context, keys)  # type: ignore[index]
-            tokens = new
+                updated[name] = layer[name](x, masks[name], normed[name], context, keys)  # type: ignore[index]
+            tokens = updated
         means = [masked_mean(self.norm(x), masks[name]) for name, x in tokens.items()]
         bits = present.to(means[0].dtype)
         embedding = self.or_null(self.join(torch.cat([*means, bits], dim=-1)), present)

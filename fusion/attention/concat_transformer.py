@@ -1,4 +1,4 @@
-"""Single stream: one transformer over the tokens of all modalities."""
+"""Single-stream transformer over the tokens of all modalities."""
 
 from __future__ import annotations
 
@@ -16,15 +16,22 @@ from ._blocks import Block, TokenFusion
 
 @FUSIONS.register(family="attention", paper="Dou et al. 2022, arXiv:2111.02387", reads="tokens")
 class ConcatTransformer(TokenFusion):
-    """Attend over the tokens of all modalities at once; read the answer off a [CLS] token.
+    """Apply one transformer to the tokens of all modalities; the embedding is its [CLS] token.
 
     x = [cls; E_1 X_1 + t_1; ...; E_M X_M + t_M] through L pre-norm blocks; embedding = LN(x)_cls.
-    Keys are real tokens only. The merged attention of METER; the default of 2 layers suits features
-    of pre-trained encoders (METER: 12). No positions are added: encoders' tokens carry their own.
+    Padding is masked. This is the merged attention of METER. No positional embeddings are added:
+    the encoders' tokens already contain them.
 
-    Missing: its tokens are no keys.
-    Pitfall: cost grows with the square of all tokens together; `mbt` and `perceiver` grow slower.
-    Use when: tokens should find one another across modalities, and sequences are short.
+    Missing: its tokens are masked as keys.
+    Pitfall: cost grows with the square of the total number of tokens; that of `mbt` and
+    `perceiver` grows more slowly.
+    Use when: tokens should interact across modalities and sequences are short.
+
+    Settings:
+        num_layers: number L of transformer blocks, at least 1 (METER: 12; few are enough on
+            features of pre-trained encoders)
+        num_heads: attention heads per block; must divide `dim`
+        dropout: dropout rate on the output of each attention and MLP, 0 to below 1
 
     Shapes:
         features[name].tokens: (B, T, dims[name]), any T for each

@@ -1,4 +1,4 @@
-"""Cross-attention: one modality asks, the others answer."""
+"""Cross-attention: the tokens of one modality attend to those of all others."""
 
 from __future__ import annotations
 
@@ -15,16 +15,22 @@ from ._blocks import Block, TokenFusion, join, with_stand_in
 
 @FUSIONS.register(family="attention", paper="Tsai et al. 2019, arXiv:1906.00295", reads="tokens")
 class CrossAttention(TokenFusion):
-    """Let the tokens of one modality attend to those of all others, layer after layer.
+    """Let the tokens of one modality attend to those of all others, in several layers.
 
-    x_q <- x_q + CA(x_q, [X_n]_{n != q}); x_q <- x_q + MLP(x_q); embedding = mean of LN(x_q).
-    `query` names the asking modality (default: the first). A sample that lacks it asks with one
-    learned token; a sample that has nothing else keeps its own stream. The one-directional form of
-    the crossmodal block of the paper, without its future mask.
+    x_q <- x_q + CA(x_q, [X_n]_{n != q}); x_q <- x_q + MLP(x_q); embedding = mean of LN(x_q), where
+    q is the query modality. This is the one-directional form of the paper's crossmodal block.
+    Differs from the paper: no mask of future time steps.
 
-    Missing: no key; an absent `query` modality asks with one learned token.
-    Pitfall: padded queries must be dropped when pooling, padded keys masked: two different things.
+    Missing: masked as a key; an absent query modality is replaced by one learned token. If all
+    other modalities are missing, cross-attention adds 0.
+    Pitfall: padded keys must be masked, and padded queries must be left out of the pooling.
     Use when: one modality carries the question and the others the evidence.
+
+    Settings:
+        query: name of the modality whose tokens are the queries; None for the first
+        num_layers: number of layers, at least 1
+        num_heads: attention heads per layer; must divide `dim`
+        dropout: dropout rate on the output of each attention and MLP, 0 to below 1
 
     Shapes:
         features[name].tokens: (B, T, dims[name]), any T for each

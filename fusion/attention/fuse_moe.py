@@ -1,4 +1,4 @@
-"""FuseMoE: tokens of all modalities share a sparse set of experts."""
+"""FuseMoE: a sparse mixture of experts over the tokens of all modalities."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from fusionzoo.structures import Features, FusionOutput, Moment, masked_mean
+from fusionzoo.structures import Features, FusionOutput, StepContext, masked_mean
 
 from ..base import FUSIONS, check_choice, present_mean
 from ._blocks import Attention, TokenFusion, join
@@ -18,19 +18,30 @@ from ._moe import Experts, Router, Routing, imbalance
 
 @FUSIONS.register(family="attention", paper="Han et al. 2024, arXiv:2402.03226", reads="tokens")
 class FuseMoE(TokenFusion):
-    """Attend over all tokens once, then send each token to the few experts that suit it.
+    """Apply self-attention over all tokens, then route each token to its `top_k` experts.
 
-    x += SA(LN x); x += sum_{e in top k} g_e E_e(LN x); g = softmax of the k best scores, which are
-    -|x - w_e| (`gate="laplace"`, the paper's) or x W ("softmax"). `routers="modality"`: each
-    modality has a router of its own. embedding = mean over present m of the mean of LN(x_m). Loss:
-    cross-entropy + `balance_weight` (CV^2 of importance + CV^2 of load) over real tokens, load the
-    probability of being among the best under the normal noise that scores carry in training, of
-    standard deviation `noise` (0: a count, without a gradient). Differs from the paper, whose
-    balance term is an entropy.
+    x += SA(LN x); x += sum_{e in top k} g_e E_e(LN x), with g = softmax of the k largest scores;
+    embedding = mean over present m of the mean of LN(x_m). Loss: cross-entropy + balance_weight
+    (CV^2 of importance + CV^2 of load) over unmasked tokens. An expert's importance is the sum of
+    its gates, its load the expected number of its tokens under the noise on the scores. Differs
+    from the paper, whose balance term is an entropy.
 
-    Missing: its tokens are no keys and go to no expert.
-    Pitfall: without the balance term one expert takes all; a large term blurs the experts.
-    Use when: many modalities or many kinds of samples, and capacity must grow without its cost.
+    Missing: its tokens are masked as keys and routed to no expert.
+    Pitfall: without the balance term one expert receives all tokens; with a large one the experts
+    hardly specialise.
+    Use when: there are many modalities or kinds of samples, and capacity must grow at constant
+    cost per token.
+
+    Settings:
+        num_experts: number of experts, at least 1
+        top_k: experts per token, 1 to `num_experts`
+        gate: score of expert e: "laplace" for -|x - w_e| (paper), "softmax" for x w_e
+        routers: "joint" for one router, "modality" for one per modality
+        num_heads: attention heads; must divide `dim`
+        noise: standard deviation of the noise added to the scores in training; with 0 the load is
+            a count and has no gradient
+        balance_weight: weight of the balance term, at least 0
+        dropout: dropout rate on the output of attention and experts, 0 to below 1
 
     Shapes:
         features[name].tokens: (B, T, dims[name]), any T for each
@@ -77,30 +88,30 @@ class FuseMoE(TokenFusion):
         x = x + self.dropout(self.attention(normed, normed, mask))
         normed = self.expert_norm(x)
         routing = self._route(normed, mask, lengths)
-        answer = self.experts(rearrange(normed, "b t d -> (b t) d"), routing.gates)
-        x = x + self.dropout(rearrange(answer, "(b t) d -> b t d", t=x.shape[1]))
+        expert_output = self.experts(rearrange(normed, "b t d -> (b t) d"), routing.gates)
+        x = x + self.dropout(rearrange(expert_output, "(b t) d -> b t d", t=x.shape[1]))
         streams = zip(self.norm(x).split(lengths, dim=1), masks.values(), strict=True)
-        means = torch.stack([masked_mean(own, real) for own, real in streams], dim=1)
+        means = torch.stack([masked_mean(y, mask_m) for y, mask_m in streams], dim=1)
         embedding = self.or_null(present_mean(means, present), present)
         return FusionOutput(embedding, self.head(embedding), {}, None, routing._asdict())
 
     def _route(self, x: Tensor, mask: Tensor, lengths: list[int]) -> Routing:
-        """Route all tokens, (B T, E)."""
+        """Route all tokens, each by its modality's router: fields of shape (B T, E)."""
         if len(self.routers) == 1:
             routing: Routing = self.routers[0](rearrange(x, "b t d -> (b t) d"), mask.flatten())
             return routing
-        parts = zip(self.routers, x.split(lengths, 1), mask.split(lengths, 1), strict=True)
-        by_modality = [
+        streams = zip(self.routers, x.split(lengths, 1), mask.split(lengths, 1), strict=True)
+        routing_by_modality = [
             [
-                rearrange(part, "(b t) e -> b t e", t=y.shape[1])
-                for part in router(rearrange(y, "b t d -> (b t) d"), real.flatten())
+                rearrange(field, "(b t) e -> b t e", t=y.shape[1])
+                for field in router(rearrange(y, "b t d -> (b t) d"), mask_m.flatten())
             ]
-            for router, y, real in parts
+            for router, y, mask_m in streams
         ]
-        columns = zip(*by_modality, strict=True)
-        return Routing(*(rearrange(torch.cat(c, dim=1), "b t e -> (b t) e") for c in columns))
+        fields = zip(*routing_by_modality, strict=True)
+        return Routing(*(rearrange(torch.cat(f, dim=1), "b t e -> (b t) e") for f in fields))
 
-    def loss(self, output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:
+    def loss(self, output: FusionOutput, target: Tensor, context: StepContext) -> Tensor:
         gates, load = output.extra["gates"].float(), output.extra["load"].float()
         balance = self.balance_weight * imbalance(gates, load)
-        return moment.criterion(output.logits, target) + balance
+        return context.criterion(output.logits, target) + balance

@@ -1,4 +1,4 @@
-"""Gated cross-attention: one modality's stream, into which the others are let gradually."""
+"""Gated cross-attention: one modality attends to the others through gates that start closed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ._resampler import Resampler
 
 
 class GatedLayer(nn.Module):
-    """y += tanh(a) CA(y, media); y += tanh(b) MLP(y); gates a and b start at 0."""
+    """y += tanh(a) CA(y, media); y += tanh(b) MLP(y); the gates a and b are initialised to 0."""
 
     def __init__(self, dim: int, num_heads: int, dropout: float) -> None:
         super().__init__()
@@ -27,25 +27,33 @@ class GatedLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, y: Tensor, media: Tensor, keys: Tensor) -> Tensor:
-        """Update y (B, T, D) from media (B, R, D) where keys (B, R) holds."""
-        seen = self.dropout(self.attention(self.norm(y), media, keys))
-        y = y + self.attention_gate.tanh() * seen
+        """Update y (B, T, D) from media (B, R, D) where keys (B, R) is True."""
+        attended = self.dropout(self.attention(self.norm(y), media, keys))
+        y = y + self.attention_gate.tanh() * attended
         return y + self.mlp_gate.tanh() * self.dropout(self.mlp(y))
 
 
 @FUSIONS.register(family="attention", paper="Alayrac et al. 2022, arXiv:2204.14198", reads="tokens")
 class GatedXAttn(TokenFusion):
-    """Let one modality's tokens attend to a summary of the others through gates that open slowly.
+    """Let the base modality's tokens attend to a summary of the others through learned gates.
 
-    The others' tokens are resampled to `num_latents` latents; per layer y += tanh(a) CA(y, latents)
-    and y += tanh(b) MLP(y), a = b = 0 at the start, where the output is the base stream bit for
-    bit; embedding = mean of LN(y). `base` names the modality of the stream (default: the first).
+    A perceiver resampler reduces the other modalities' tokens to `num_latents` latents. Per layer
+    y += tanh(a) CA(y, latents), y += tanh(b) MLP(y), where y are the base modality's tokens and
+    a = b = 0 initially, so that y is first unchanged bit for bit; embedding = mean of LN(y).
 
-    Missing: without any other modality the attention branch is 0 and the perceptron stays; an
-    absent base is one learned token.
-    Pitfall: at the start only the gates get a gradient, so the first steps look idle; weight decay
-    must not act on gates (vectors and scalars are not decayed here).
-    Use when: the base encoder is strong or frozen and must not be disturbed.
+    Missing: an absent base becomes one learned token; if all other modalities are missing,
+    attention adds 0 and the MLP remains.
+    Pitfall: at the start only the gates get a gradient, so the first steps change little; weight
+    decay must not act on gates (scalars and vectors are exempt here).
+    Use when: the base encoder is strong or frozen and its features must not be disturbed.
+
+    Settings:
+        base: name of the base modality; None for the first
+        num_latents: latents that summarise the other modalities, at least 1 (paper: 64)
+        resampler_depth: layers of the resampler, at least 1 (paper: 6)
+        num_layers: number of gated layers, at least 1
+        num_heads: attention heads of every layer; must divide `dim`
+        dropout: dropout rate on the output of each gated attention and MLP, 0 to below 1
 
     Shapes:
         features[name].tokens: (B, T, dims[name]), any T for each

@@ -1,4 +1,4 @@
-"""Multimodal bottleneck transformer: modalities speak through a few shared tokens."""
+"""Multimodal bottleneck transformer: modalities exchange information via a few shared tokens."""
 
 from __future__ import annotations
 
@@ -17,18 +17,26 @@ from ._blocks import Block, TokenFusion
 
 @FUSIONS.register(family="attention", paper="Nagrani et al. 2021, arXiv:2107.00135", reads="tokens")
 class MBT(TokenFusion):
-    """Give each modality its own transformer; from one layer on, they share bottleneck tokens.
+    """Run one transformer per modality; its later layers share a few bottleneck tokens.
 
-    Layers below `fusion_layer` are unimodal. From there, [X_m; z] <- Block_m([X_m; z]) with the
-    *same* z for every modality, and then z <- mean over present m of the returned z: information
-    takes two fusion layers to cross. embedding = mean over present m of the mean of LN(X_m). The
-    paper fine-tunes 12-layer ViTs and fuses from layer 8; as a head on encoders' tokens the default
-    is 4 layers, fused from layer 2, without stochastic depth.
+    Layers below `fusion_layer` are unimodal. From there on [X_m; z] <- Block_m([X_m; z]) with the
+    *same* z for every modality, followed by z <- mean over present m of the returned z, so that
+    information needs two fusion layers to cross. embedding = mean over present m of the mean of
+    LN(X_m). Differs from the paper, which fine-tunes 12-layer ViTs: a few layers on top of the
+    encoders' tokens, without stochastic depth.
 
-    Missing: never updates z and does not count in the mean.
-    Pitfall: updating z modality by modality instead of at once makes their order matter; fewer than
-    two fusion layers carry nothing across.
-    Use when: long token sequences, and cross-talk at linear cost.
+    Missing: does not update z and is left out of the mean.
+    Pitfall: updating z modality by modality would make their order matter; with fewer than two
+    fusion layers no information crosses.
+    Use when: token sequences are long and cross-modal exchange must have linear cost.
+
+    Settings:
+        num_layers: layers of each modality's transformer, at least 1 (paper: 12)
+        fusion_layer: index of the first layer with bottleneck tokens, 0 to `num_layers`; the
+            latter gives unimodal transformers (paper: 8)
+        num_bottlenecks: number of bottleneck tokens z, at least 1
+        num_heads: attention heads per layer; must divide `dim`
+        dropout: dropout rate on the output of each attention and MLP, 0 to below 1
 
     Shapes:
         features[name].tokens: (B, T, dims[name]), any T for each
@@ -82,11 +90,11 @@ class MBT(TokenFusion):
         z: Tensor,
         present: Tensor,
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Run one fusion layer; all modalities read the z of the layer before."""
-        new, returned = {}, []
+        """Run one fusion layer; all modalities read the z of the previous layer."""
+        updated, bottlenecks = {}, []
         for name, x in tokens.items():
             mask = F.pad(masks[name], (0, z.shape[1]), value=True)
-            both = self.streams[name][layer](torch.cat([x, z], dim=1), mask)  # type: ignore[index]
-            new[name], own = both.split([x.shape[1], z.shape[1]], dim=1)
-            returned.append(own)
-        return new, present_mean(torch.stack(returned, dim=1), present)
+            output = self.streams[name][layer](torch.cat([x, z], dim=1), mask)  # type: ignore[index]
+            updated[name], bottleneck = output.split([x.shape[1], z.shape[1]], dim=1)
+            bottlenecks.append(bottleneck)
+        return updated, present_mean(torch.stack(bottlenecks, dim=1), present)

@@ -1,4 +1,4 @@
-"""MulT: a crossmodal transformer for every ordered pair of modalities."""
+"""MulT: one crossmodal transformer for every ordered pair of modalities."""
 
 from __future__ import annotations
 
@@ -14,25 +14,32 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Features, FusionOutput
 
 from ..base import FUSIONS, Fusion
-from ._stacks import Stacks, separate, together
+from ._stacks import Stacks, split_weights, stack_weights
 
 
 @FUSIONS.register(family="attention", paper="Tsai et al. 2019, arXiv:1906.00295", reads="tokens")
 class MulT(Fusion):
-    """Translate every modality into every other by crossmodal attention, then read the last step.
+    """Attend from every modality to every other, then take the last step of each sequence.
 
-    x_m = sqrt(w) E_m X_m + positions; for each source n and target m, `num_layers` pre-norm blocks
-    (attention, ReLU perceptron) whose queries are the running m-stream and whose keys are the fixed
-    x_n, normed by the block's first norm; H_m = [the streams of m], W wide; h_m = last step of a
-    self-attention stack over sqrt(W) H_m + positions; h = [h_1; ...; h_M; p]; embedding = V (h +
-    MLP(h)). Differs from the reference: 2 layers (5), no mask of the future, dropout on residuals
-    only, positions counted from 0 with sine and cosine in turn; it has no padding mask, and here
-    padding changes nothing. Stacks that read equally many tokens run as one.
+    x_m = sqrt(w) E_m X_m + positions, w wide. For each source n and target m, `num_layers` pre-norm
+    blocks (attention, ReLU MLP) have the running m-stream as queries and the fixed x_n, normalised
+    by the block's first norm, as keys. H_m = [the streams of m] is W wide; h_m = last step of a
+    self-attention stack over sqrt(W) H_m + positions; h = [h_1; ...; h_M; p], p one presence bit
+    per modality; embedding = V (h + MLP(h)). Differs from the authors' code: padding is masked, no
+    mask of future time steps, dropout on residuals only, and positions count from 0 with sine and
+    cosine interleaved. Stacks with equal numbers of tokens run as one batch.
 
-    Missing: where the source is absent attention adds nothing, and the stream is the target's own;
-    an absent target leaves zeros in the last join.
-    Pitfall: "the last step" of a padded batch is a pad: here it is the last real token.
-    Use when: unaligned sequences (speech, video, text) where order matters.
+    Missing: an absent source adds nothing to the target's stream; an absent target is 0 in the
+    final concatenation.
+    Pitfall: the last step of a padded sequence is padding; here it is the last unmasked token.
+    Use when: sequences are unaligned (speech, video, text) and order matters.
+
+    Settings:
+        width: width w of each stream; even, and `num_heads` must divide it
+        num_layers: layers of each crossmodal stack, at least 1 (paper: 5)
+        memory_layers: layers of each modality's self-attention stack, at least 1 (paper: 5)
+        num_heads: attention heads per layer
+        dropout: dropout rate on the residual branches and in the final MLP, 0 to below 1
 
     Shapes:
         features[name].tokens: (B, T, dims[name]), any T for each
@@ -74,32 +81,32 @@ class MulT(Fusion):
         present = self.present(features)
         masks = {name: features[name].mask for name in self.dims}
         tokens = {
-            name: placed(self.embed[name](x), masks[name])
+            name: with_positions(self.embed[name](x), masks[name])
             for name, x in self.tokens(features).items()
         }
-        streams = self._remembered(self._translated(tokens, masks), masks)
-        last = [last_step(streams[name], mask) for name, mask in masks.items()]
-        joined = torch.cat(last, dim=-1)
+        streams = self._self_attention(self._cross_attention(tokens, masks), masks)
+        last_steps = [last_step(streams[name], mask) for name, mask in masks.items()]
+        joined = torch.cat(last_steps, dim=-1)
         bits = present.to(joined.dtype)
         embedding = self.join(torch.cat([joined + self.mlp(joined), bits], dim=-1))
         embedding = self.or_null(embedding, present)
         return FusionOutput(embedding, self.head(embedding), {}, None)
 
-    def _translated(
+    def _cross_attention(
         self, tokens: Mapping[str, Tensor], masks: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """Return [the streams of m, each fed by one source]: (B, T, W) for each modality m."""
+        """Return the concatenated streams of each target modality, one per source: (B, T, W)."""
         if self.crossmodal is None:
             return dict(tokens)
-        groups = alike([(masks[n].shape[1], masks[m].shape[1]) for n, m in self.pairs])
+        groups = group_by_size([(masks[n].shape[1], masks[m].shape[1]) for n, m in self.pairs])
         weights = self.crossmodal.weights()
         streams: dict[int, Tensor] = {}
-        each = separate(weights) if len(groups) > 1 else []
+        weights_by_pair = split_weights(weights) if len(groups) > 1 else []
         for rows in groups:
             sources, targets = zip(*(self.pairs[row] for row in rows), strict=True)
             keys = torch.stack([masks[name] for name in sources])
             x = self.crossmodal(
-                together([each[row] for row in rows]) if each else weights,
+                stack_weights([weights_by_pair[r] for r in rows]) if weights_by_pair else weights,
                 torch.stack([tokens[name] for name in targets]),
                 keys,
                 torch.stack([tokens[name] for name in sources]),
@@ -110,42 +117,45 @@ class MulT(Fusion):
             for name in tokens
         }
 
-    def _remembered(
+    def _self_attention(
         self, streams: Mapping[str, Tensor], masks: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         """Run each modality's self-attention stack: (B, T, W) -> (B, T, W)."""
         names = list(streams)
-        answers: dict[str, Tensor] = {}
-        for rows in alike([x.shape[1] for x in streams.values()]):
-            some = [names[row] for row in rows]
-            x = self.memory[some[0]](
-                together([self.memory[name].weights() for name in some]),  # type: ignore[operator]
-                torch.stack([placed(streams[name], masks[name]) for name in some]),
-                torch.stack([masks[name] for name in some]),
+        outputs: dict[str, Tensor] = {}
+        for rows in group_by_size([x.shape[1] for x in streams.values()]):
+            group = [names[row] for row in rows]
+            x = self.memory[group[0]](
+                stack_weights([self.memory[name].weights() for name in group]),  # type: ignore[operator]
+                torch.stack([with_positions(streams[name], masks[name]) for name in group]),
+                torch.stack([masks[name] for name in group]),
             )
-            answers |= zip(some, x.unbind(0), strict=True)
-        return answers
+            outputs |= zip(group, x.unbind(0), strict=True)
+        return outputs
 
 
-def alike(sizes: Sequence[Hashable]) -> list[list[int]]:
-    """Return the places of equal sizes, together.
+def group_by_size(sizes: Sequence[Hashable]) -> list[list[int]]:
+    """Return the indices of equal sizes, grouped.
 
-    >>> alike([5, 3, 5])
+    >>> group_by_size([5, 3, 5])
     [[0, 2], [1]]
     """
-    places: dict[Hashable, list[int]] = {}
-    for place, size in enumerate(sizes):
-        places.setdefault(size, []).append(place)
-    return list(places.values())
+    groups: dict[Hashable, list[int]] = {}
+    for index, size in enumerate(sizes):
+        groups.setdefault(size, []).append(index)
+    return list(groups.values())
 
 
-def placed(x: Tensor, mask: Tensor) -> Tensor:
+def with_positions(x: Tensor, mask: Tensor) -> Tensor:
     """Return sqrt(D) x + positions: (B, T, D), (B, T) -> (B, T, D)."""
     return math.sqrt(x.shape[-1]) * x + positions(mask, x.shape[-1], x)
 
 
 def positions(mask: Tensor, width: int, like: Tensor) -> Tensor:
-    """Return sinusoids of each real token's index among the real ones: (B, T) -> (B, T, width)."""
+    """Return sinusoids of each token's index, not counting masked tokens: (B, T) -> (B, T, width).
+
+    Dtype and device are those of `like`.
+    """
     index = (mask.cumsum(1) - 1).clamp(min=0).to(like.dtype)
     rate = torch.arange(0, width, 2, device=mask.device, dtype=like.dtype)
     angle = index[..., None] * (-math.log(10000.0) / width * rate).exp()
@@ -153,7 +163,7 @@ def positions(mask: Tensor, width: int, like: Tensor) -> Tensor:
 
 
 def last_step(x: Tensor, mask: Tensor) -> Tensor:
-    """Return the last real token, (B, T, D), (B, T) -> (B, D); zeros where there is none."""
+    """Return the last unmasked token, (B, T, D), (B, T) -> (B, D); zeros if all are masked."""
     steps = torch.arange(mask.shape[1], device=mask.device)
-    last = F.one_hot((mask * (steps + 1)).argmax(1), mask.shape[1]).bool() & mask
-    return x.masked_fill(~last[..., None], 0).sum(1)
+    is_last = F.one_hot((mask * (steps + 1)).argmax(1), mask.shape[1]).bool() & mask
+    return x.masked_fill(~is_last[..., None], 0).sum(1)

@@ -1,4 +1,4 @@
-"""Perceiver: a few latents read all tokens, at a cost linear in their number."""
+"""Perceiver: a few latents attend to all tokens, at a cost linear in their number."""
 
 from __future__ import annotations
 
@@ -23,13 +23,22 @@ class Perceiver(TokenFusion):
     """Let learned latents attend to the tokens of all modalities, then to one another.
 
     `depth` times: z += CA(z, tokens), z += MLP(z), then a self-attention block over z; embedding =
-    mean of LN(z). `resampler=True`: Flamingo's form, keys are [tokens; z] in one attention and no
-    self blocks. `io_decoder=True`: one learned query reads the embedding off the latents
-    (Perceiver IO) instead of their mean.
+    mean of LN(z). With `resampler`, Flamingo's form (Alayrac et al.): the keys are [tokens; z] and
+    there are no self-attention blocks. With `io_decoder`, one learned query attends to the latents
+    (Perceiver IO) and replaces their mean.
 
-    Missing: its tokens are no keys.
-    Pitfall: latents that start equal stay equal: they start at random.
-    Use when: very long or very many token sequences.
+    Missing: its tokens are masked as keys.
+    Pitfall: latents with equal initial values stay equal; they are initialised at random.
+    Use when: token sequences are very long or very many.
+
+    Settings:
+        num_latents: number of latents z, at least 1 (Flamingo: 64)
+        depth: number of times the latents attend to the tokens, at least 1 (Flamingo: 6)
+        num_heads: attention heads per layer; must divide `dim` (Flamingo: 8)
+        resampler: whether to use Flamingo's form
+        io_decoder: whether a learned query reads the embedding from the latents
+        dropout: dropout rate on the output of each attention and MLP, 0 to below 1; not in the
+            resampler
 
     Shapes:
         features[name].tokens: (B, T, dims[name]), any T for each
@@ -74,8 +83,9 @@ class Perceiver(TokenFusion):
         return FusionOutput(embedding, self.head(embedding), {}, None)
 
     def _latents(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        """Run the latents through all layers: tokens (B, S, D), mask (B, S) -> (B, R, D)."""
         x = self.latents.to(tokens.dtype).expand(len(tokens), -1, -1)
-        among = mask.new_ones(x.shape[:2])
-        for read, think in zip(self.read, self.think, strict=True):
-            x = think(read(x, mask, tokens), among)
+        latent_mask = mask.new_ones(x.shape[:2])
+        for cross_block, self_block in zip(self.read, self.think, strict=True):
+            x = self_block(cross_block(x, mask, tokens), latent_mask)
         return x

@@ -1,4 +1,4 @@
-"""Q-Former: learned queries that talk to one another, and now and then to the modalities."""
+"""Q-Former: learned queries with self-attention and cross-attention to the modalities."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ._blocks import Attention, TokenFusion, join, perceptron
 
 
 class Layer(nn.Module):
-    """Self-attention over queries and text, cross-attention of the queries, two perceptrons."""
+    """Self-attention over queries and text, cross-attention of the queries, an MLP for each."""
 
     def __init__(
         self, dim: int, num_heads: int, dropout: float, *, across: bool, text: bool
@@ -32,7 +32,11 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, mask: Tensor, context: Tensor, keys: Tensor, queries: int
     ) -> Tensor:
-        """Update x (B, R + T, D), queries first; mask (B, R + T) and keys (B, S) are real."""
+        """Update x (B, R + T, D): R queries, then T text tokens; mask (B, R + T).
+
+        Queries attend to context (B, S, D) where keys (B, S) is True. Without a text MLP, only the
+        updated queries are returned.
+        """
         normed = self.norm(x)
         x = x + self.dropout(self.own(normed, normed, mask))
         q, text = x[:, :queries], x[:, queries:]
@@ -50,17 +54,24 @@ class Layer(nn.Module):
 
 @FUSIONS.register(family="attention", paper="Li et al. 2023, arXiv:2301.12597", reads="tokens")
 class QFormer(TokenFusion):
-    """Let learned queries attend to one another, and in every second layer to the modalities.
+    """Let learned queries attend to one another and, in every second layer, to the modalities.
 
     x = [queries; text]; per layer x += SA(x); in layers 0, 2, ... queries += CA(queries, other
-    modalities); then a perceptron, one for queries and one for text. embedding = mean of
-    LN(queries). `text` names the modality that shares self-attention with the queries; none by
-    default. BLIP-2 has 12 layers of width 768; as a head on encoders' tokens the default is 2.
+    modalities); then an MLP, one for queries and one for text. embedding = mean of LN(queries).
+    Differs from BLIP-2, whose Q-Former has 12 layers of width 768: a few layers on top of the
+    encoders' tokens.
 
-    Missing: no keys; without any key the cross-attention term is 0, without text there are only
-    queries.
-    Pitfall: for contrastive training the queries must not see the text, or the answer leaks.
-    Use when: few fixed-size tokens are wanted from long inputs, say in front of a language model.
+    Missing: masked as keys; if all modalities are missing, cross-attention adds 0.
+    Pitfall: for contrastive training the queries must not attend to the text, or the target leaks.
+    Use when: you need a few tokens from long inputs, for example in front of a language model.
+
+    Settings:
+        num_queries: number of learned queries, at least 1
+        text: name of the modality that shares self-attention with the queries; None for no such
+            modality
+        num_layers: number of layers, at least 1 (paper: 12)
+        num_heads: attention heads per layer; must divide `dim`
+        dropout: dropout rate on the output of each attention and MLP, 0 to below 1
 
     Shapes:
         features[name].tokens: (B, T, dims[name]), any T for each
@@ -102,8 +113,8 @@ class QFormer(TokenFusion):
         x = self.queries.to(next(iter(tokens.values())).dtype).expand(len(present), -1, -1)
         mask = present.new_ones(x.shape[:2])
         if self.text is not None:
-            words, real = tokens.pop(self.text), masks.pop(self.text)
-            x, mask = torch.cat([x, words], dim=1), torch.cat([mask, real], dim=1)
+            text, text_mask = tokens.pop(self.text), masks.pop(self.text)
+            x, mask = torch.cat([x, text], dim=1), torch.cat([mask, text_mask], dim=1)
         context, keys = join(tokens, masks, x)
         for layer in self.layers:
             x = layer(x, mask, context, keys, count)

@@ -1,4 +1,4 @@
-"""What the factorised bilinear fusions share: a wide projection of each modality, multiplied."""
+"""Shared by the factorised bilinear fusions: a projection of each modality to a common width."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Factors(nn.Module):
         super().__init__()
         if width < 1:
             raise FusionZooError(f"factors of width {width}; it must be at least 1")
-        self.maps = nn.ModuleDict({name: nn.Linear(w, width) for name, w in dims.items()})
+        self.maps = nn.ModuleDict({name: nn.Linear(d, width) for name, d in dims.items()})
 
     def forward(self, pooled: Mapping[str, Tensor]) -> Tensor:
         return torch.stack([self.maps[name](x) for name, x in pooled.items()], dim=1)

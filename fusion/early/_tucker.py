@@ -1,4 +1,4 @@
-"""A bilinear form whose tensor is a sum of R rank-one slices, on equal chunks of its inputs."""
+"""Bilinear form with a tensor that is a sum of R slices, applied to equal chunks of the inputs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..base import product
 
 
 class SlicedProduct(nn.Module):
-    """Multiply R maps of each modality, and sum them: (B, M, Q, S) -> (B, Q, S).
+    """Map each modality R times, multiply over modalities, sum over R: (B, M, Q, S) -> (B, Q, S).
 
-    z_q = sum_r prod_m (x_mq W_mqr + b_mqr), for Q chunks of width S at once; M Q (S^2 R + S R)
-    parameters.
+    z_q = sum_r prod_m (x_mq W_mqr + b_mqr), computed for all Q chunks of width S at once. Has
+    M Q (S^2 R + S R) parameters.
     """
 
     def __init__(self, dims: Mapping[str, int], chunks: int, size: int, rank: int) -> None:

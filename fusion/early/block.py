@@ -1,4 +1,4 @@
-"""BLOCK: bilinear pooling in chunks, a block-term decomposition of the tensor."""
+"""BLOCK: bilinear pooling of chunks, a block-term decomposition of the bilinear tensor."""
 
 from __future__ import annotations
 
@@ -18,15 +18,21 @@ from ._tucker import SlicedProduct
 
 @FUSIONS.register(family="early", paper="Ben-younes et al. 2019, arXiv:1902.00038", reads="pooled")
 class Block(Fusion):
-    """Split the projected modalities into chunks and pool each chunk by its own bilinear form.
+    """Split the projected modalities into chunks and fuse each chunk by its own bilinear form.
 
-    y_m = A_m x_m in `width` dimensions, cut into `chunks` pieces of ceil(width / chunks), the last
-    shorter; z_q = norm(sum_r prod_m (y_mq M_mq^r)), signed square root and unit length per chunk;
-    embedding = W [z_1; ...; z_Q] + c.
+    y_m = A_m x_m has `width` dimensions and is split into `chunks` pieces of ceil(width / chunks),
+    the last one possibly shorter. z_q = norm(sum_r prod_m (y_mq M_mq^r)), where norm is the signed
+    square root followed by L2 normalisation of the chunk. embedding = W [z_1; ...; z_Q] + c.
 
-    Missing: the factors of its training mean, one in each slice of each chunk.
-    Pitfall: `normalise` acts per chunk; over the whole vector it would let one chunk dominate.
+    Missing: replaced by its training mean, in every slice of every chunk.
+    Pitfall: `normalise` acts per chunk; normalising the whole vector would let one chunk dominate.
     Use when: `mutan` is too costly at the width you need.
+
+    Settings:
+        width: dimensions each modality is projected to
+        chunks: number of chunks Q, 1 to `width`, such that every chunk has at least one dimension
+        rank: number R of summed slices per chunk, at least 1
+        normalise: whether to apply the signed square root and L2 normalisation to each chunk
 
     Shapes:
         features[name].pooled: (B, dims[name])
@@ -52,13 +58,13 @@ class Block(Fusion):
                 f" chunks={max(1, -(-width // max(size, 1)))} does"
             )
         self.normalise = normalise
-        whole, rest = divmod(width, size)
-        self.sizes = [whole * size, rest]
+        full_chunks, remainder = divmod(width, size)
+        self.sizes = [full_chunks * size, remainder]
         self.means = RunningMeans(dims)
         self.factors = Factors(dims, width)
-        self.slices = nn.ModuleList([SlicedProduct(dims, whole, size, rank)])
-        if rest:
-            self.slices.append(SlicedProduct(dims, 1, rest, rank))
+        self.slices = nn.ModuleList([SlicedProduct(dims, full_chunks, size, rank)])
+        if remainder:
+            self.slices.append(SlicedProduct(dims, 1, remainder, rank))
         self.out = nn.Linear(width, dim)
         self.head = nn.Linear(dim, num_outputs)
 
@@ -69,10 +75,10 @@ class Block(Fusion):
         return FusionOutput(embedding, self.head(embedding), {}, None)
 
     def chunks(self, projected: Tensor) -> Tensor:
-        """Pool (B, M, width) chunk by chunk to (B, width)."""
-        pooled = []
+        """Fuse the projected modalities chunk by chunk: (B, M, width) -> (B, width)."""
+        fused = []
         for part, slices in zip(projected.split(self.sizes, dim=-1), self.slices, strict=False):
             z = slices(rearrange(part, "b m (q s) -> b m q s", s=slices.size))
             z = power_norm(z) if self.normalise else z
-            pooled.append(rearrange(z, "b q s -> b (q s)"))
-        return torch.cat(pooled, dim=-1)
+            fused.append(rearrange(z, "b q s -> b (q s)"))
+        return torch.cat(fused, dim=-1)

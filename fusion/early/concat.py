@@ -1,4 +1,4 @@
-"""Concatenation: the baseline that every other fusion has to beat."""
+"""Concatenation: the standard baseline."""
 
 from __future__ import annotations
 
@@ -15,14 +15,20 @@ from ..base import FUSIONS, Fusion
 
 @FUSIONS.register(family="early", paper=None, reads="pooled")
 class Concat(Fusion):
-    """Concatenate the modalities' vectors and pass them through a perceptron.
+    """Concatenate the pooled vectors of all modalities and apply an MLP.
 
-    embedding = MLP([x_1; ...; x_M; p]); p is one bit per modality that says whether it is there,
-    without which "absent" and "all features are 0" would look alike. With `hidden=()` it is linear.
+    embedding = MLP([x_1; ...; x_M; p]). p has one bit per modality, 1 if it is present; without
+    it an absent modality would look like features that are all 0. With `hidden=()` the MLP is a
+    single linear layer.
 
-    Missing: a zero block, and its bit is 0.
-    Pitfall: cutting the first layer's weight in equal parts for unimodal logits assumes equal D_m.
-    Use when: you need the baseline that every other fusion has to beat; often it is not beaten.
+    Missing: a block of zeros, and its presence bit is 0.
+    Pitfall: splitting the first weight into equal parts for unimodal logits assumes equal D_m.
+    Use when: you need a baseline for other fusions; it is often hard to beat.
+
+    Settings:
+        hidden: widths of the hidden layers, each at least 1; empty for a linear map
+        dropout: dropout rate after each hidden layer, 0 to below 1
+        presence_bits: whether the presence bits are part of the input
 
     Shapes:
         features[name].pooled: (B, dims[name])
@@ -43,8 +49,8 @@ class Concat(Fusion):
         self.presence_bits = presence_bits
         widths = [sum(dims.values()) + presence_bits * len(dims), *hidden]
         layers: list[nn.Module] = []
-        for before, after in pairwise(widths):
-            layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout)]
+        for width_in, width_out in pairwise(widths):
+            layers += [nn.Linear(width_in, width_out), nn.ReLU(), nn.Dropout(dropout)]
         self.mlp = nn.Sequential(*layers, nn.Linear(widths[-1], dim))
         self.head = nn.Linear(dim, num_outputs)
 

@@ -1,4 +1,4 @@
-"""EmbraceNet: each dimension of the embedding is taken from one modality, drawn at random."""
+"""EmbraceNet: each dimension of the embedding comes from one randomly drawn modality."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ..base import FUSIONS, Fusion, equal_weights
     family="early", paper="Choi and Lee 2019, arXiv:1904.09078", reads="pooled", synergy=False
 )
 class EmbraceNet(Fusion):
-    """Draw for each dimension which modality it comes from; in evaluation, take the expectation.
+    """Draw the source modality of each dimension at random; use the expectation in evaluation.
 
-    d_m = ReLU(V_m x_m + c_m); embedding_i = d_(m_i),i with m_i drawn evenly from what is present.
-    Differs from the paper: evaluation uses the mean of the draw, not a draw, so that a result does
-    not depend on chance.
+    d_m = ReLU(V_m x_m + c_m); embedding_i = d_(m_i),i, where m_i is drawn uniformly from the
+    present modalities. Differs from the paper: evaluation uses the mean over the draws instead of
+    one draw, so that results are deterministic.
 
     Missing: never drawn.
-    Pitfall: the expectation is a mean, so it cannot express synergy; the draw is a regulariser.
-    Use when: any modality may fail at test time, and robustness matters more than the last point.
+    Pitfall: the expectation is a mean and cannot express synergy; the draw acts as a regulariser.
+    Use when: any modality may fail at test time and robustness matters more than peak accuracy.
 
     Shapes:
         features[name].pooled: (B, dims[name])
@@ -44,14 +44,14 @@ class EmbraceNet(Fusion):
         aligned, present = self.aligned(features)
         docked = aligned.relu()
         weights = equal_weights(present, docked)
-        shares = weights[..., None]
+        selection = weights[..., None]
         if self.training:
-            shares = self._draw(present).to(docked.dtype)
-        embedding = self.or_null((shares * docked).sum(1), present)
+            selection = self._draw(present).to(docked.dtype)
+        embedding = self.or_null((selection * docked).sum(1), present)
         return FusionOutput(embedding, self.head(embedding), {}, weights)
 
     def _draw(self, present: Tensor) -> Tensor:
-        """Pick a present modality for each dimension, one-hot: (B, M) -> (B, M, dim)."""
-        chances = torch.where(present.any(1, keepdim=True), present, True).float()
-        chosen = torch.multinomial(chances, self.dim, replacement=True)
-        return rearrange(F.one_hot(chosen, len(self.dims)), "b d m -> b m d")
+        """Draw a present modality for each dimension, one-hot: (B, M) -> (B, M, dim)."""
+        probabilities = torch.where(present.any(1, keepdim=True), present, True).float()
+        source = torch.multinomial(probabilities, self.dim, replacement=True)
+        return rearrange(F.one_hot(source, len(self.dims)), "b d m -> b m d")

@@ -1,4 +1,4 @@
-"""FiLM: the other modalities scale and shift one."""
+"""FiLM: all other modalities scale and shift the features of one."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from ..base import FUSIONS, Fusion, check_modality
 
 @FUSIONS.register(family="early", paper="Perez et al. 2018, arXiv:1709.07871", reads="pooled")
 class FiLM(Fusion):
-    """Modulate the features of one modality by all others: feature-wise scale and shift.
+    """Scale and shift the features of one modality, conditioned on all others.
 
-    embedding = (1 + dgamma) * a_b + beta, (dgamma, beta) = sum_{c != b} f_c(x_c), with f_c linear
-    and zero at the start, where the base modality passes unchanged. `base` names the modality that
-    is modulated (default: the first). Differs from the paper: one linear layer instead of one for
-    each block of a CNN, and any number of conditions.
+    embedding = (1 + dgamma) * a_b + beta, (dgamma, beta) = sum_{c != b} f_c(x_c). The f_c are
+    linear and initialised to zero, so that the base modality b initially passes unchanged. Differs
+    from the paper: one linear layer instead of one for each block of a CNN, and any number of
+    conditioning modalities.
 
-    Missing: an absent condition adds nothing; an absent base is replaced by a learned vector.
-    Pitfall: predicting gamma instead of 1 + dgamma silences the base at the start.
-    Use when: one modality carries the content and the others say how to read it.
+    Missing: an absent conditioning modality adds 0; an absent base becomes a learned vector.
+    Pitfall: predicting gamma instead of 1 + dgamma would zero the base at the start.
+    Use when: one modality carries the content and the others determine how to interpret it.
+
+    Settings:
+        base: name of the modality that is scaled and shifted; None for the first
 
     Shapes:
         features[name].pooled: (B, dims[name])

@@ -1,4 +1,4 @@
-"""Gated multimodal unit: let each sample decide how far to trust each modality."""
+"""Gated multimodal unit: weight the modalities of each sample by learned gates."""
 
 from __future__ import annotations
 
@@ -16,17 +16,21 @@ from ..base import FUSIONS, Fusion, check_choice, masked_softmax
 
 @FUSIONS.register(family="early", paper="Arevalo et al. 2017, arXiv:1702.01992", reads="pooled")
 class GMU(Fusion):
-    """Sum tanh features of each modality, weighted by gates that read all of them.
+    """Sum tanh features of the modalities, weighted by gates that read all modalities.
 
     With u_m = V_m x_m, s = [u_1; ...; u_M] and g_m = W_m s, the embedding is
-    sum_m softmax_m(g)_m * tanh(u_m), a gate for each dimension. Differs from the paper:
-    `gate="softmax"` (default) makes the gates of a dimension sum to 1 for any number of modalities,
-    and equals the paper's tied gate for two; `gate="sigmoid"` is the paper's form for more than
-    two, whose sum grows with the number of modalities.
+    sum_m softmax_m(g)_m * tanh(u_m), with one gate per dimension. Differs from the paper: with
+    `gate="softmax"` the gates of a dimension sum to 1 for any number of modalities, which for two
+    equals the paper's tied gate; `gate="sigmoid"` is the paper's form for more than two.
 
-    Missing: its gate is 0 and it does not enter the others' gates.
-    Pitfall: the sigmoid form's sum grows with the number of modalities.
-    Use when: a strong default at low cost; the gates also say which modality was used.
+    Missing: its gate is 0, and it does not influence the gates of the others.
+    Pitfall: the sum of sigmoid gates grows with the number of modalities.
+    Use when: you want a strong default at low cost; the gates also show which modality was used.
+
+    Settings:
+        gate: normalisation of the gates over modalities, "softmax" or "sigmoid" (paper, for more
+            than two modalities: "sigmoid")
+        dropout: dropout rate on the embedding, 0 to below 1
 
     Shapes:
         features[name].pooled: (B, dims[name])

@@ -1,4 +1,4 @@
-"""Low-rank fusion: every product of the modalities' features, without their tensor."""
+"""Low-rank multimodal fusion: tensor fusion with a low-rank weight, at linear cost."""
 
 from __future__ import annotations
 
@@ -16,15 +16,19 @@ from ..base import FUSIONS, Fusion, RunningMeans
 
 @FUSIONS.register(family="early", paper="Liu et al. 2018, arXiv:1806.00064", reads="pooled")
 class LMF(Fusion):
-    """Multiply low-rank projections of the modalities: the tensor product at linear cost.
+    """Multiply low-rank projections of the modalities: tensor fusion at linear cost.
 
-    out = sum_r w_r prod_m ([1; x_m] F_m[r]) + b. It equals a linear layer on the outer product of
-    all [1; x_m] whose weight is sum_r w_r F_1[r] x ... x F_M[r]. Factors start at std
-    (D_m + 1)^-1/2 and w at R^-1/2, so that the output has unit scale for any width and rank.
+    embedding = sum_r w_r prod_m ([1; x_m] F_m[r]) + b. This equals a linear layer on the outer
+    product of all [1; x_m] with weight sum_r w_r F_1[r] x ... x F_M[r]. The factors are initialised
+    with standard deviation (D_m + 1)^-1/2 and w with R^-1/2, so that the output has unit scale for
+    any width and rank.
 
-    Missing: [1; its training mean].
+    Missing: x_m is replaced by its training mean.
     Pitfall: the original training script left w and b out of the optimiser.
     Use when: `tfn` would be too large.
+
+    Settings:
+        rank: number R of summed products, at least 1
 
     Shapes:
         features[name].pooled: (B, dims[name])

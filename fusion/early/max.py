@@ -1,4 +1,4 @@
-"""Max: for each dimension, the modality that is surest of it."""
+"""Max: element-wise maximum of the aligned modalities."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from ..base import FUSIONS, Fusion
 
 @FUSIONS.register(family="early", paper=None, reads="pooled")
 class Max(Fusion):
-    """Take the largest value of each dimension over the modalities' aligned vectors.
+    """Take the element-wise maximum of the modalities' aligned vectors.
 
-    embedding = max_m a_m over what is present, a_m = V_m x_m + c_m.
+    embedding = max_m a_m over the present modalities, a_m = V_m x_m + c_m.
 
-    Missing: taken as -infinity, so it is never the largest.
-    Pitfall: only one modality learns from each dimension, and a loud one can keep the others mute.
-    Use when: any one modality may hold the decisive cue (one detector firing is enough).
+    Missing: treated as -infinity, so it is never the maximum.
+    Pitfall: each dimension sends its gradient to one modality only; one with large values can keep
+    the others from learning.
+    Use when: any single modality may hold the decisive evidence (one detector firing is enough).
 
     Shapes:
         features[name].pooled: (B, dims[name])
@@ -37,7 +38,7 @@ class Max(Fusion):
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         aligned, present = self.aligned(features)
         lowest = torch.finfo(aligned.dtype).min
-        # max over a dim gives the whole gradient to one of several equals; amax would share it.
+        # With ties, max over a dim sends the gradient to one entry; amax would split it.
         largest = aligned.masked_fill(~present[..., None], lowest).max(1).values
         embedding = self.or_null(largest, present)
         return FusionOutput(embedding, self.head(embedding), {}, None)

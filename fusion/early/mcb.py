@@ -1,4 +1,4 @@
-"""Compact bilinear pooling: the outer product, hashed into a few thousand numbers."""
+"""Compact bilinear pooling: the outer product, hashed to a few thousand dimensions."""
 
 from __future__ import annotations
 
@@ -19,15 +19,21 @@ from ..base import FUSIONS, Fusion, RunningMeans, power_norm
 class MCB(Fusion):
     """Approximate the outer product of the modalities by convolving their count sketches.
 
-    psi_m[j] = sum over i with h_m(i) = j of s_m(i) x_m[i]; z = irfft(prod_m rfft(psi_m)), which is
-    the count sketch of the outer product with h = sum_m h_m mod J and s = prod_m s_m; embedding =
-    W norm(z) + c, norm by signed square root and unit length. Hashes are buffers with a seed of
-    their own; the transform runs in single precision or better. Differs from the paper: x_m is
-    preceded by a 1, so that z holds the lower orders too; `with_one=False` leaves it out.
+    psi_m[j] = sum over i with h_m(i) = j of s_m(i) x_m[i]; z = irfft(prod_m rfft(psi_m)) is the
+    count sketch of the outer product with h = sum_m h_m mod J and s = prod_m s_m. embedding =
+    W norm(z) + c, where norm is the signed square root followed by L2 normalisation. The hashes are
+    buffers with a seed of their own; the FFT runs in single precision or better. Differs from the
+    paper: a 1 is prepended to x_m, so that z also contains the lower orders.
 
     Missing: the sketch of its training mean.
-    Pitfall: two modalities must not share hashes: the estimate would be biased.
-    Use when: wide features, whose outer product no other method can afford.
+    Pitfall: modalities must not share hashes, or the estimate is biased.
+    Use when: features are so wide that other outer-product fusions are too large.
+
+    Settings:
+        sketch_dim: dimensions J of the count sketch, at least 2
+        normalise: whether to apply the signed square root and L2 normalisation to the sketch
+        with_one: whether to prepend a 1 to each modality (paper: False)
+        hash_seed: seed of the hash functions, which are fixed after construction
 
     Shapes:
         features[name].pooled: (B, dims[name])
@@ -51,11 +57,11 @@ class MCB(Fusion):
         if sketch_dim < 2:
             raise FusionZooError(f"sketch_dim={sketch_dim}; it must be at least 2")
         self.sketch_dim, self.normalise, self.with_one = sketch_dim, normalise, with_one
-        draw = torch.Generator().manual_seed(hash_seed)
+        generator = torch.Generator().manual_seed(hash_seed)
         for name, width in dims.items():
             size = (width + with_one,)
-            bucket = torch.randint(sketch_dim, size, generator=draw)
-            sign = torch.randint(2, size, generator=draw) * 2 - 1
+            bucket = torch.randint(sketch_dim, size, generator=generator)
+            sign = torch.randint(2, size, generator=generator) * 2 - 1
             self.register_buffer(f"bucket_{name}", bucket)
             self.register_buffer(f"sign_{name}", sign.to(torch.int8))
         self.means = RunningMeans(dims)
@@ -74,7 +80,7 @@ class MCB(Fusion):
         """Return the count sketch of the vectors' outer product, (B, J)."""
         first = next(iter(vectors.values()))
         if not len(first):
-            return first.new_zeros(0, self.sketch_dim)  # no FFT of nothing
+            return first.new_zeros(0, self.sketch_dim)  # the FFT refuses an empty batch
         spectra = []
         for name, x in vectors.items():
             x = x if x.dtype == torch.float64 else x.float()

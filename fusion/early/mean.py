@@ -1,4 +1,4 @@
-"""Mean: the sum, whose scale does not depend on how much is there."""
+"""Mean: average of the aligned modalities that are present."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..base import FUSIONS, Fusion, equal_weights, present_mean
 
 @FUSIONS.register(family="early", paper=None, reads="pooled", synergy=False)
 class Mean(Fusion):
-    """Average the modalities' aligned vectors over what is present.
+    """Average the aligned vectors of the present modalities.
 
-    embedding = sum_m p_m a_m / sum_m p_m with a_m = V_m x_m + c_m.
+    embedding = sum_m p_m a_m / sum_m p_m with a_m = V_m x_m + c_m, p_m = 1 if m is present, else 0.
 
-    Missing: left out of the average, which is over what is present.
-    Pitfall: a weak modality counts as much as a strong one; `attn_pool` learns whom to trust.
-    Use when: modalities come and go, and each says much the same.
+    Missing: left out of the average.
+    Pitfall: a weak modality counts as much as a strong one; `attn_pool` learns the weights.
+    Use when: modalities are often missing and carry largely the same information.
 
     Shapes:
         features[name].pooled: (B, dims[name])

@@ -1,4 +1,4 @@
-"""Factorised bilinear pooling: products of k factors, summed and normalised."""
+"""Multimodal factorised bilinear pooling: multiply projections, sum in groups of k, normalise."""
 
 from __future__ import annotations
 
@@ -18,12 +18,19 @@ class MFB(Fusion):
     """Multiply wide projections of the modalities, sum them in groups of k, and normalise.
 
     e = prod_m U_m x_m, of width * k dimensions; z_o = sum_k e_(o k); embedding = W norm(z) + c,
-    where norm takes signed square roots and scales to unit length (`normalise=False` leaves it
-    out). Differs from the paper: a linear map to `dim` follows, as in the authors' networks.
+    where norm is the signed square root followed by L2 normalisation. Differs from the paper: a
+    linear map to `dim` follows, as in the authors' networks.
 
     Missing: the factor of its training mean.
-    Pitfall: groups are (width, k) here and (k, width) in MUTAN: ported weights scramble in silence.
-    Use when: as `mlb`, with more capacity and a scale that does not depend on how many factors.
+    Pitfall: the group layout is (width, k) here and (k, width) in MUTAN; weights ported without
+    reordering give wrong results without an error.
+    Use when: as `mlb`, with more capacity and an output scale that is independent of k.
+
+    Settings:
+        width: dimensions of the pooled product z, at least 1
+        k: number of products summed into each dimension, at least 1
+        normalise: whether to apply the signed square root and L2 normalisation to z
+        dropout: dropout rate on the product e, 0 to below 1
 
     Shapes:
         features[name].pooled: (B, dims[name])
@@ -54,7 +61,7 @@ class MFB(Fusion):
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         present = self.present(features)
         factors = self.factors(self.means(self.pooled(features), present))
-        wide = self.dropout(product(factors))
-        z = reduce(wide, "b (o k) -> b o", "sum", o=self.width)
+        products = self.dropout(product(factors))
+        z = reduce(products, "b (o k) -> b o", "sum", o=self.width)
         embedding = self.or_null(self.out(power_norm(z) if self.normalise else z), present)
         return FusionOutput(embedding, self.head(embedding), {}, None)

@@ -1,4 +1,4 @@
-"""Low-rank bilinear pooling: a Hadamard product of projections."""
+"""Low-rank bilinear pooling: the Hadamard product of projected modalities."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ from ._factorised import Factors
 
 @FUSIONS.register(family="early", paper="Kim et al. 2017, arXiv:1610.04325", reads="pooled")
 class MLB(Fusion):
-    """Multiply tanh projections of the modalities elementwise, then map to the embedding.
+    """Multiply tanh projections of the modalities element-wise, then apply a linear map.
 
-    embedding = W prod_m tanh(U_m x_m) + c, each U_m to `width` dimensions; `activation="none"` is
-    the plain bilinear form. Any number of modalities: the product runs over all.
+    embedding = W prod_m tanh(U_m x_m) + c, where each U_m projects to `width` dimensions. The
+    product runs over any number of modalities.
 
-    Missing: the factor of its training mean; a factor of 1, never met in training, misleads W.
+    Missing: the factor of its training mean; W was never trained on a factor of 1.
     Pitfall: a product of many tanh values is small: with more than three modalities prefer `mfb`.
-    Use when: two or three modalities whose products matter, at linear cost.
+    Use when: products of two or three modalities matter and the cost must be linear.
+
+    Settings:
+        width: dimensions each modality is projected to, at least 1
+        activation: applied to each projection, "tanh" or "none" (plain bilinear form)
 
     Shapes:
         features[name].pooled: (B, dims[name])

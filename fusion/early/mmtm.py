@@ -1,4 +1,4 @@
-"""Multimodal transfer module: squeeze every modality, let all of them excite each."""
+"""Multimodal transfer module: squeeze-and-excitation across modalities."""
 
 from __future__ import annotations
 
@@ -17,14 +17,19 @@ from ..base import FUSIONS, Fusion, present_mean
 class MMTM(Fusion):
     """Rescale each modality's channels by gates that read all modalities, then average.
 
-    S_m = mean of the real tokens X_m; Z = ReLU(W [S_1; ...; S_M] + b); gate_m = g sigmoid(W_m Z +
-    b_m) with g = 2 (the paper's; its public code leaves it out); embedding = mean over present m of
-    V_m (gate_m * S_m). A gate is constant over tokens, so gating the tokens and then averaging them
-    is the same. One modality alone is squeeze-and-excitation.
+    S_m = mean of the unmasked tokens X_m; Z = ReLU(W [S_1; ...; S_M] + b); gate_m = g sigmoid(W_m Z
+    + b_m); embedding = mean over present m of V_m (gate_m * S_m). A gate is the same for all
+    tokens, so gating the tokens before averaging them would give the same result. With one modality
+    this is squeeze-and-excitation.
 
-    Missing: squeezed to 0, and left out of the mean.
-    Pitfall: padding must not count in S_m; the public code has no mask.
+    Missing: S_m = 0, and left out of the mean.
+    Pitfall: padding must not count in S_m; the authors' public code has no mask.
     Use when: convolutional features of several modalities should recalibrate one another.
+
+    Settings:
+        ratio: reduction, Z has 2 sum_m D_m / ratio channels, of which at least 1 must remain
+        gate: factor g, the upper limit of a gate; with 2, gates start near 1 (the authors' public
+            code leaves the factor out)
 
     Shapes:
         features[name].tokens: (B, T, dims[name]), any T for each

@@ -1,4 +1,4 @@
-"""Multiplicative interactions: a learned form that is linear in each modality."""
+"""Multiplicative interactions: a learned multilinear form of the modalities."""
 
 from __future__ import annotations
 
@@ -21,14 +21,19 @@ from ._outer import check_budget, narrow, with_ones
 class Multiplicative(Fusion):
     """Apply a full multilinear form to the modalities: x W y + x U + y V + b for two.
 
-    `order="full"`: one tensor over [1; x_1], ..., [1; x_M], which holds every lower order too.
-    `order="pairwise"`: a sum of two-modality forms over all pairs. Modalities wider than `proj_dim`
-    are projected to it first, and a tensor above `budget` weights is refused. A tensor starts at
-    standard deviation prod(D_m + 1)^-1/2: Xavier's fans are wrong beyond two axes.
+    `order="full"`: one tensor over [1; x_1], ..., [1; x_M], which includes all lower orders.
+    `order="pairwise"`: the sum of two-modality forms over all pairs. Tensors are initialised with
+    standard deviation prod(D_m + 1)^-1/2, because Xavier initialisation computes wrong fans for
+    more than two axes.
 
-    Missing: [1; its training mean].
-    Pitfall: the full tensor grows as D^M; from four modalities on use "pairwise".
+    Missing: x_m is replaced by its training mean.
+    Pitfall: the full tensor grows as D^M; for four or more modalities use "pairwise".
     Use when: one modality modulates another (hypernetworks, gates and FiLM are special cases).
+
+    Settings:
+        order: "full", one tensor over all modalities, or "pairwise", one tensor per pair
+        proj_dim: modalities wider than this are first projected to it, at least 1
+        budget: largest number of weights in one tensor; a larger one is an error
 
     Shapes:
         features[name].pooled: (B, dims[name])
@@ -47,8 +52,8 @@ class Multiplicative(Fusion):
     ) -> None:
         super().__init__(dims, dim, num_outputs)
         check_choice("order", order, ("full", "pairwise"))
-        whole = order == "full" or len(dims) == 1
-        groups = [tuple(dims)] if whole else list(combinations(dims, 2))
+        single = order == "full" or len(dims) == 1
+        groups = [tuple(dims)] if single else list(combinations(dims, 2))
         for group in groups:
             check_budget("multiplicative", {m: dims[m] for m in group}, proj_dim, dim, budget)
         self.groups = groups
@@ -65,15 +70,15 @@ class Multiplicative(Fusion):
         inputs = with_ones(self.means(self.pooled(features), present), self.narrow)
         vectors = dict(zip(self.dims, inputs, strict=True))
         fused = [
-            self._form(form, [vectors[m] for m in group])
+            self._contract(form, [vectors[m] for m in group])
             for form, group in zip(self.forms, self.groups, strict=True)
         ]
         embedding = self.or_null(torch.stack(fused).sum(0), present)
         return FusionOutput(embedding, self.head(embedding), {}, None)
 
-    def _form(self, form: Tensor, given: list[Tensor]) -> Tensor:
-        """Contract one axis of the tensor after another."""
-        first, *others = given
+    def _contract(self, form: Tensor, vectors: list[Tensor]) -> Tensor:
+        """Contract the tensor with one vector per axis: (D_1, ..., D_M, dim) -> (B, dim)."""
+        first, *others = vectors
         out = einsum(first, form, "b i, i ... -> b ...")
         for x in others:
             out = einsum(x, out, "b i, b i ... -> b ...")

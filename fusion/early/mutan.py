@@ -1,4 +1,4 @@
-"""MUTAN: a Tucker decomposition whose core is a sum of rank-one slices."""
+"""MUTAN: a Tucker decomposition of the bilinear tensor with a low-rank core."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ from ._tucker import SlicedProduct
 
 @FUSIONS.register(family="early", paper="Ben-younes et al. 2017, arXiv:1705.06676", reads="pooled")
 class MUTAN(Fusion):
-    """Project the modalities, then sum R elementwise products of their maps.
+    """Project the modalities, then sum R element-wise products of linear maps of them.
 
     y_m = A_m x_m in `width` dimensions; z = sum_r prod_m (y_m M_m^r); embedding = W z + c. The
-    default width and rank are the paper's region of good results (width 360, rank 10).
+    default width and rank lie in the region of good results in the paper.
 
     Missing: the factors of its training mean, one in each of the R slices.
-    Pitfall: cost grows with width^2 * rank for each modality; `block` splits it into chunks.
-    Use when: a full bilinear form of two modalities is wanted with a controlled rank.
+    Pitfall: cost grows as width^2 * rank for each modality; `block` splits the width into chunks.
+    Use when: you want a full bilinear form of two modalities with a controlled rank.
+
+    Settings:
+        width: dimensions each modality is projected to, at least 1
+        rank: number R of summed products, at least 1
 
     Shapes:
         features[name].pooled: (B, dims[name])

@@ -1,4 +1,4 @@
-"""Sum: every modality has its say, in one space."""
+"""Sum: add the aligned modalities."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from ..base import FUSIONS, Fusion
 class Sum(Fusion):
     """Add the modalities' aligned vectors.
 
-    embedding = sum_m a_m with a_m = V_m x_m + c_m; with `root_scale`, divided by the root of the
-    number present, so that its scale does not grow with it. Linear `concat` is the same function.
+    embedding = sum_m a_m over present m, a_m = V_m x_m + c_m. `concat` without hidden layers and
+    presence bits computes the same function.
 
     Missing: adds nothing.
-    Pitfall: without `root_scale` incomplete samples have shorter embeddings.
-    Use when: you need the cheapest baseline, and the answer is a sum of what each modality says.
+    Pitfall: without `root_scale`, embeddings of incomplete samples have a smaller norm.
+    Use when: you need the cheapest baseline and the contributions of the modalities are additive.
+
+    Settings:
+        root_scale: whether to divide the sum by the square root of the number of present
+            modalities, so that its scale does not grow with that number
 
     Shapes:
         features[name].pooled: (B, dims[name])

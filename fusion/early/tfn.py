@@ -1,4 +1,4 @@
-"""Tensor fusion: the outer product of all modalities, with every lower order in it."""
+"""Tensor fusion network: an MLP on the outer product of all modalities."""
 
 from __future__ import annotations
 
@@ -15,15 +15,21 @@ from ._outer import check_budget, narrow, with_ones
 
 @FUSIONS.register(family="early", paper="Zadeh et al. 2017, arXiv:1707.07250", reads="pooled")
 class TFN(Fusion):
-    """Form the outer product of all [1; x_m] and pass it through a perceptron.
+    """Apply an MLP to the outer product of all [1; x_m].
 
-    z = [1; x_1] x ... x [1; x_M], flattened; embedding = MLP(z) with two hidden layers. Modalities
-    wider than `proj_dim` are first projected to it (paper: at most 128). The product is refused
-    before it is allocated when prod(D_m + 1) * hidden exceeds `budget` weights.
+    z = [1; x_1] x ... x [1; x_M], flattened; embedding = MLP(z) with two hidden layers. The leading
+    ones make z include all products of fewer modalities.
 
-    Missing: [1; its training mean].
+    Missing: x_m is replaced by its training mean.
     Pitfall: the product grows as D^M: beyond three modalities choose a small `proj_dim`, or `lmf`.
-    Use when: two or three modalities, and their products matter (synergy).
+    Use when: there are two or three modalities and their products matter (synergy).
+
+    Settings:
+        proj_dim: modalities wider than this are first projected to it, at least 1 (paper: at most
+            128)
+        hidden: width of the two hidden layers, at least 1
+        dropout: dropout rate on the flattened outer product, 0 to below 1
+        budget: largest number of weights of the first layer; a larger one is an error
 
     Shapes:
         features[name].pooled: (B, dims[name])

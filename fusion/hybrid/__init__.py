@@ -1,4 +1,4 @@
-"""The hybrid fusions: one file each, found by name."""
+"""Hybrid fusions, one module each; importing this package registers them all."""
 
 from importlib import import_module
 from pkgutil import iter_modules

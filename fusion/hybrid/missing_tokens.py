@@ -1,4 +1,4 @@
-"""Missing tokens: a learned stand-in for each absent modality, in front of any fusion."""
+"""Missing tokens: replace absent modalities by learned tokens before any other fusion."""
 
 from __future__ import annotations
 
@@ -9,28 +9,34 @@ import torch
 from einops import repeat
 from torch import Tensor, nn
 
-from fusionzoo.structures import Features, FusionOutput, Moment, Phase
+from fusionzoo.structures import Features, FusionOutput, Phase, StepContext
 
 from ..base import FUSIONS, Fusion, check_choice, combination_of
 
 
 @FUSIONS.register(family="hybrid", paper="Lee et al. 2023, arXiv:2303.03369", reads="tokens")
 class MissingTokens(Fusion):
-    """Replace an absent modality by learned tokens, and let another fusion believe it is there.
+    """Replace absent modalities by learned tokens and fuse by another fusion as if complete.
 
-    Tokens and pooled vectors are aligned to `dim`; an absent m is given e_m (`num_tokens`, dim),
-    its pooled vector their mean; then the fusion `base` runs, with every further setting given
-    here. `bank="pattern"` adds to e_m a correction for each combination of present modalities,
-    which starts at 0, so a combination never seen falls back to e_m. (The cited paper prompts the
-    encoder; this is its form behind the encoder.)
+    Tokens and pooled vectors are projected to `dim`; the tokens of an absent m are e_m (num_tokens,
+    dim), its pooled vector is their mean. Then the fusion `base` runs; all further settings are
+    passed to it. Differs from the paper, which adds prompts inside the encoder: here the learned
+    tokens follow the encoder.
 
-    Missing: replaced by learned tokens. Nothing at all: the base's `null`.
-    Pitfall: stand-ins learn only from samples that lack something: train with missing data.
-    Use when: a fusion without an opinion on missing modalities must live with them.
+    Missing: replaced by learned tokens; if all modalities are missing, the base's `null`.
+    Pitfall: the tokens are only trained by incomplete samples: train with missing data.
+    Use when: a fusion that does not handle missing modalities well has to cope with them.
+
+    Settings:
+        base: name of the fusion that receives the completed features
+        bank: "modality" for tokens e_m per modality; "pattern" adds a correction for each
+            combination of present modalities, initialised to 0, so that a combination that never
+            occurs in training falls back to e_m
+        num_tokens: learned tokens per modality, at least 1
 
     Shapes:
         features[name].tokens: (B, T, dims[name]), pooled (B, dims[name])
-        returns: what the base returns, without its weights
+        returns: the output of the base, without its weights
     """
 
     def __init__(
@@ -46,7 +52,7 @@ class MissingTokens(Fusion):
     ) -> None:
         super().__init__(dims, dim, num_outputs)
         check_choice("bank", bank, ("modality", "pattern"))
-        del self.null  # the base has its own
+        del self.null  # the base's is used
         self.project = self.align()
         self.stand_in = nn.Parameter(torch.randn(len(dims), num_tokens, dim) * 0.02)
         patterns = 2 ** len(dims)
@@ -58,9 +64,11 @@ class MissingTokens(Fusion):
 
     @property
     def phases(self) -> tuple[Phase, ...]:  # type: ignore[override]
-        own = ("project", "stand_in", *(["correction"] if self.correction is not None else []))
+        correction = ["correction"] if self.correction is not None else []
         return tuple(
-            phase._replace(trains=(*own, *(f"base.{name}" for name in phase.trains)))
+            phase._replace(
+                trains=("project", "stand_in", *correction, *(f"base.{x}" for x in phase.trains))
+            )
             for phase in self.base.phases
         )
 
@@ -68,34 +76,34 @@ class MissingTokens(Fusion):
         present = self.present(features)
         output: FusionOutput = self.base(self.filled(features))
         absent = dict(zip(self.dims, (~present).unbind(1), strict=True))
-        own = {m: z.masked_fill(absent[m][:, None], 0) for m, z in output.unimodal.items()}
+        unimodal = {m: z.masked_fill(absent[m][:, None], 0) for m, z in output.unimodal.items()}
         extra = {**output.extra, "present": present}
-        return FusionOutput(output.embedding, output.logits, own, None, extra)
+        return FusionOutput(output.embedding, output.logits, unimodal, None, extra)
 
     def filled(self, features: Mapping[str, Features]) -> dict[str, Features]:
-        """Return the aligned features, with stand-ins where a modality is absent."""
+        """Return the projected features, with learned tokens in place of absent modalities."""
         present = self.present(features)
-        fill = ~present & present.any(1, keepdim=True)
+        fill = ~present & present.any(1, keepdim=True)  # modalities to replace
         stand_ins = self.stand_in.expand(len(present), -1, -1, -1)
         if self.correction is not None:
             stand_ins = stand_ins + self.correction[combination_of(~present)]
         tokens, pooled = self.tokens(features), self.pooled(features)
-        made = {}
-        for column, (name, align) in enumerate(self.project.items()):
-            own, here = stand_ins[:, column], fill[:, column, None]
-            real = repeat(here, "b 1 -> b n", n=own.shape[1])
-            x = align(tokens[name])
-            made[name] = Features(
-                torch.cat([x, own.to(x.dtype)], dim=1),
-                torch.cat([features[name].mask, real], dim=1),
-                torch.where(here, own.mean(1).to(x.dtype), align(pooled[name])),
+        filled = {}
+        for column, (name, project) in enumerate(self.project.items()):
+            stand_in, fill_row = stand_ins[:, column], fill[:, column, None]
+            stand_in_mask = repeat(fill_row, "b 1 -> b n", n=stand_in.shape[1])
+            x = project(tokens[name])
+            filled[name] = Features(
+                torch.cat([x, stand_in.to(x.dtype)], dim=1),
+                torch.cat([features[name].mask, stand_in_mask], dim=1),
+                torch.where(fill_row, stand_in.mean(1).to(x.dtype), project(pooled[name])),
             )
-        return made
+        return filled
 
     def prepare(
         self, targets: Tensor, groups: Sequence[str] = (), seed: int = 0
     ) -> nn.Module | None:
         return self.base.prepare(targets, groups, seed)
 
-    def loss(self, output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:
-        return self.base.loss(output, target, moment)
+    def loss(self, output: FusionOutput, target: Tensor, context: StepContext) -> Tensor:
+        return self.base.loss(output, target, context)

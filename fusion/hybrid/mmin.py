@@ -1,4 +1,4 @@
-"""MMIN: imagine an absent modality's features from those that are there."""
+"""MMIN: predict ("imagine") the features of absent modalities from those of present ones."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.structures import Features, FusionOutput, Moment, Phase
+from fusionzoo.structures import Features, FusionOutput, Phase, StepContext
 
 from ..base import FUSIONS, Fusion
 
 
 class Imagination(nn.Module):
-    """A cascade of residual autoencoders; it is the identity at the start."""
+    """Cascade of residual autoencoders, initialised to the identity."""
 
     def __init__(self, width: int, hidden: int, blocks: int) -> None:
         super().__init__()
@@ -35,20 +35,27 @@ class Imagination(nn.Module):
 
 @FUSIONS.register(family="hybrid", paper="Zhao et al. 2021, ACL", reads="pooled", at_least=2)
 class MMIN(Fusion):
-    """Learn features with all that is there; then hide some, imagine them, and answer all the same.
+    """Predict the features of absent modalities by autoencoders, trained on hidden modalities.
 
-    a_m = tanh(V_m x_m); h = [a present; 0]; imagined = h + sum of the residual blocks, of which
-    only the absent entries are used; embedding = MLP [a; imagined]. Phase "teacher": encoders,
-    V_m, MLP and head learn on what each sample has. Phase "imagine": encoders and V_m rest and are
-    the teacher; in every step each sample hides a random proper subset of its modalities; loss =
-    cross-entropy + `strength` (|imagined - a|^2 over what was hidden + |reverse(imagined) - a|^2
-    over what was not), a without gradient. Differs from the paper: one network for all patterns;
-    the classifier reads the imagined features beside the given ones, not the autoencoders' hidden
-    layers; and what a sample truly lacks is imagined but never a target.
+    a_m = tanh(V_m x_m); h = [a of present modalities; 0]; imagined = h + sum of the residual
+    blocks; embedding = MLP [a of present modalities; imagined ones of the others]. Phase "teacher"
+    trains encoders, V_m, MLP and head. Phase "imagine" freezes encoders and V_m; in every step a
+    random proper subset of each sample's modalities is hidden, and loss = cross-entropy + strength
+    (|imagined - a|^2 over hidden modalities + |reverse(imagined) - a|^2 over the others), where
+    reverse is a second cascade of autoencoders and a has no gradient. Differs from the paper: one
+    network for all combinations; the classifier reads features, not the autoencoders' hidden
+    layers; modalities that a sample truly lacks are imagined but never targets.
 
-    Missing: imagined from the others. A complete sample bypasses the imagination.
-    Pitfall: targets must carry no gradient, or the teacher collapses onto the imagination.
-    Use when: much is missing at test time, and training has enough complete samples.
+    Missing: predicted from the others. Complete samples bypass the autoencoders.
+    Pitfall: targets must have no gradient, or the teacher's features collapse.
+    Use when: much is missing at test time and training has enough complete samples.
+
+    Settings:
+        blocks: residual autoencoders per cascade, at least 1
+        hidden: hidden width of each autoencoder, at least 1
+        strength: weight of the two reconstruction losses, at least 0
+        teacher_share: share of the training steps spent in phase "teacher", between 0 and 1
+            (exclusive)
 
     Shapes:
         features[name].pooled: (B, dims[name])
@@ -92,45 +99,45 @@ class MMIN(Fusion):
         extra = {"aligned": aligned, "present": present}
         return FusionOutput(embedding, self.head(embedding), {}, None, extra)
 
-    def imagine(self, aligned: Tensor, given: Tensor) -> Tensor:
-        """Imagine all features from the given ones: (B, M, dim), (B, M) -> (B, M, dim)."""
-        seen = rearrange(aligned.masked_fill(~given[..., None], 0), "b m d -> b (m d)")
-        return rearrange(self.forth(seen), "b (m d) -> b m d", m=len(self.dims))
+    def imagine(self, aligned: Tensor, visible: Tensor) -> Tensor:
+        """Predict all features from the visible ones: (B, M, dim), (B, M) -> (B, M, dim)."""
+        masked = rearrange(aligned.masked_fill(~visible[..., None], 0), "b m d -> b (m d)")
+        return rearrange(self.forth(masked), "b (m d) -> b m d", m=len(self.dims))
 
-    def fuse(self, aligned: Tensor, imagined: Tensor, given: Tensor) -> Tensor:
-        """Join given features with imagined ones: (B, M, dim) x 2, (B, M) -> (B, dim)."""
-        whole = torch.where(given[..., None], aligned, imagined)
-        return self.or_null(self.join(rearrange(whole, "b m d -> b (m d)")), given)
+    def fuse(self, aligned: Tensor, imagined: Tensor, visible: Tensor) -> Tensor:
+        """Embed visible features with imagined ones: (B, M, dim) x 2, (B, M) -> (B, dim)."""
+        completed = torch.where(visible[..., None], aligned, imagined)
+        return self.or_null(self.join(rearrange(completed, "b m d -> b (m d)")), visible)
 
-    def loss(self, output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:
-        if moment.phase == 0:
-            return moment.criterion(output.logits, target)
+    def loss(self, output: FusionOutput, target: Tensor, context: StepContext) -> Tensor:
+        if context.phase == 0:
+            return context.criterion(output.logits, target)
         aligned, present = output.extra["aligned"].detach(), output.extra["present"]
-        given = keep_some(present)
-        hidden = present & ~given
-        imagined = self.imagine(aligned, given)
-        logits = self.head(self.fuse(aligned, imagined, given))
-        again = rearrange(
+        visible = random_subset(present)
+        hidden = present & ~visible
+        imagined = self.imagine(aligned, visible)
+        logits = self.head(self.fuse(aligned, imagined, visible))
+        reverse = rearrange(
             self.back(rearrange(imagined, "b m d -> b (m d)")), "b (m d) -> b m d", m=len(self.dims)
         )
-        errors = squared_error(imagined, aligned, hidden) + squared_error(again, aligned, given)
-        return moment.criterion(logits, target) + self.strength * errors
+        errors = squared_error(imagined, aligned, hidden) + squared_error(reverse, aligned, visible)
+        return context.criterion(logits, target) + self.strength * errors
 
 
-def keep_some(present: Tensor) -> Tensor:
-    """Draw a proper subset of each row's modalities, never empty: (B, M) -> (B, M).
+def random_subset(present: Tensor) -> Tensor:
+    """Draw a non-empty proper subset of each row's modalities: (B, M) -> (B, M).
 
-    A row with one modality or none keeps what it has.
+    Rows with at most one modality stay unchanged.
     """
     order = torch.rand(present.shape, device=present.device).masked_fill(~present, 2.0)
     rank = order.argsort(1).argsort(1)
     count = present.sum(1)
     share = torch.rand(len(present), device=present.device)
-    kept = 1 + (share * (count - 1).clamp(min=0)).floor().long().clamp(max=present.shape[1] - 1)
-    return present & (rank < kept[:, None])
+    size = 1 + (share * (count - 1).clamp(min=0)).floor().long().clamp(max=present.shape[1] - 1)
+    return present & (rank < size[:, None])
 
 
-def squared_error(found: Tensor, wanted: Tensor, counted: Tensor) -> Tensor:
-    """Average the squared error over the counted modalities: (B, M, D) x 2, (B, M) -> (B,)."""
-    error = (found - wanted).float().square().mean(-1).masked_fill(~counted, 0)
-    return error.sum(1) / counted.sum(1).clamp(min=1)
+def squared_error(predicted: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+    """Average the squared error over the masked-in modalities: (B, M, D) x 2, (B, M) -> (B,)."""
+    error = (predicted - target).float().square().mean(-1).masked_fill(~mask, 0)
+    return error.sum(1) / mask.sum(1).clamp(min=1)

@@ -1,4 +1,4 @@
-"""MVAE: each modality is a Gaussian expert, and experts multiply."""
+"""MVAE: one Gaussian per modality, combined as a product of experts."""
 
 from __future__ import annotations
 
@@ -8,29 +8,35 @@ import torch
 from einops import reduce
 from torch import Tensor, nn
 
-from fusionzoo.structures import Features, FusionOutput, Moment
+from fusionzoo.structures import Features, FusionOutput, StepContext
 
 from ..base import FUSIONS, Fusion
 
 
 @FUSIONS.register(family="hybrid", paper="Wu and Goodman 2018, arXiv:1802.05335", reads="pooled")
 class MVAEPoE(Fusion):
-    """Let each modality name a Gaussian; multiply those that are there with the prior N(0, I).
+    """Predict a Gaussian per modality; multiply those of present ones with the prior N(0, I).
 
-    (mu_m, log var_m) = V_m x_m, t_m = 1 / var_m, t = 1 + sum_m p_m t_m, mu = sum_m p_m t_m mu_m /
-    t; embedding = mu, in training a sample from N(mu, 1/t). Loss: cross-entropy of the sample +
-    `beta` KL to the prior, for the whole, for each modality alone and for `random_subsets` further
-    subsets; with `decoders`, + mean squared error of each x_m of that subset decoded from its draw.
-    log var is kept within -10 to 10.
+    (mu_m, log var_m) = V_m x_m with log var_m clipped to -10..10, t_m = 1 / var_m, t = 1 +
+    sum_m p_m t_m, mu = sum_m p_m t_m mu_m / t, p_m = 1 if m is present, else 0; embedding = mu, in
+    training a sample from N(mu, 1/t). Loss: cross-entropy of the sample + beta KL to the prior,
+    summed over all present modalities together, each one alone and `random_subsets` further
+    subsets; with `decoders`, + the mean squared error of decoding each x_m of the subset from its
+    sample.
 
-    Missing: no precision. Nothing at all: the prior itself, mean 0.
-    Pitfall: an overconfident expert takes over: watch the weights.
-    Use when: any subset may be missing and an embedding with an uncertainty is wanted.
+    Missing: precision 0; if all modalities are missing, the prior, with mean 0.
+    Pitfall: an overconfident modality dominates: check the weights.
+    Use when: any subset may be missing and you want an embedding with an uncertainty.
+
+    Settings:
+        beta: weight of the KL divergence to the prior, at least 0
+        random_subsets: random subsets of modalities per step, at least 0
+        decoders: whether to decode each modality's features and add the error to the loss
 
     Shapes:
         features[name].pooled: (B, dims[name])
         returns: embedding (B, dim), logits (B, K),
-            weights (B, M): share of the precision, averaged over dim
+            weights (B, M): t_m / sum_m t_m, averaged over dim
     """
 
     symmetric = True
@@ -58,14 +64,14 @@ class MVAEPoE(Fusion):
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         present, pooled = self.present(features), self.pooled(features)
-        both = torch.stack([self.experts[name](x) for name, x in pooled.items()], dim=1)
-        means, logs = both.chunk(2, dim=-1)
-        precision = (-logs.clamp(-10, 10)).exp()
+        gaussians = torch.stack([self.experts[name](x) for name, x in pooled.items()], dim=1)
+        means, log_variances = gaussians.chunk(2, dim=-1)
+        precision = (-log_variances.clamp(-10, 10)).exp()
         mean, variance = multiply(means, precision, present)
-        embedding = self._draw(mean, variance)
-        given = precision.masked_fill(~present[..., None], 0)
-        floor = torch.finfo(given.dtype).tiny
-        shares = given / given.sum(1, keepdim=True).clamp(min=floor)
+        embedding = self._sample(mean, variance)
+        masked = precision.masked_fill(~present[..., None], 0)
+        floor = torch.finfo(masked.dtype).tiny
+        shares = masked / masked.sum(1, keepdim=True).clamp(min=floor)
         extra = {"means": means, "precision": precision, "present": present}
         extra |= {"mean": mean, "variance": variance, "sample": embedding}
         if self.decoders is not None:
@@ -73,23 +79,24 @@ class MVAEPoE(Fusion):
         weights = reduce(shares, "b m d -> b m", "mean")
         return FusionOutput(embedding, self.head(embedding), {}, weights, extra)
 
-    def loss(self, output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:
+    def loss(self, output: FusionOutput, target: Tensor, context: StepContext) -> Tensor:
         extra = output.extra
         present, means, precision = extra["present"], extra["means"], extra["precision"]
-        loss = moment.criterion(output.logits, target)
-        whole = (extra["mean"], extra["variance"], extra["sample"])
-        loss = loss + self._regularise(*whole, present, extra)
-        alone = torch.eye(len(self.dims), dtype=torch.bool, device=present.device)
+        loss = context.criterion(output.logits, target)
+        posterior = (extra["mean"], extra["variance"], extra["sample"])
+        loss = loss + self._regularise(*posterior, present, extra)
+        single = torch.eye(len(self.dims), dtype=torch.bool, device=present.device)
         drawn = torch.rand(self.random_subsets, *present.shape, device=present.device) < 0.5
-        for subset in (*(row & present for row in alone), *(present & kept for kept in drawn)):
+        for subset in (*(row & present for row in single), *(present & mask for mask in drawn)):
             mean, variance = multiply(means, precision, subset)
-            sample = self._draw(mean, variance)
-            own = moment.criterion(self.head(sample), target)
-            own = own + self._regularise(mean, variance, sample, subset, extra)
-            loss = loss + torch.where(subset.any(1), own, 0)
+            sample = self._sample(mean, variance)
+            subset_loss = context.criterion(self.head(sample), target)
+            subset_loss = subset_loss + self._regularise(mean, variance, sample, subset, extra)
+            loss = loss + torch.where(subset.any(1), subset_loss, 0)
         return loss
 
-    def _draw(self, mean: Tensor, variance: Tensor) -> Tensor:
+    def _sample(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """Sample from the Gaussian in training; return its mean in evaluation."""
         return mean + variance.sqrt() * torch.randn_like(mean) if self.training else mean
 
     def _regularise(
@@ -110,7 +117,10 @@ class MVAEPoE(Fusion):
 
 
 def multiply(means: Tensor, precision: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-    """Multiply Gaussians with N(0, I): (B, M, D) x 2, (B, M) -> mean and variance (B, D)."""
-    counted = precision.masked_fill(~present[..., None], 0)
-    total = 1 + counted.sum(1)
-    return (counted * means).sum(1) / total, 1 / total
+    """Multiply the present Gaussians with N(0, I): (B, M, D) x 2, (B, M) -> (B, D) x 2.
+
+    Returns mean and variance of the product.
+    """
+    masked = precision.masked_fill(~present[..., None], 0)
+    total = 1 + masked.sum(1)
+    return (masked * means).sum(1) / total, 1 / total

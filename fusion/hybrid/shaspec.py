@@ -1,4 +1,4 @@
-"""ShaSpec: a shared and a specific vector per modality; an absent one borrows what is shared."""
+"""ShaSpec: shared and specific features; an absent modality gets the mean shared feature."""
 
 from __future__ import annotations
 
@@ -8,24 +8,28 @@ from itertools import combinations
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.structures import Features, FusionOutput, Moment
+from fusionzoo.structures import Features, FusionOutput, StepContext
 
 from ..base import FUSIONS, Fusion, present_mean
 
 
 @FUSIONS.register(family="hybrid", paper="Wang et al. 2023, arXiv:2307.14126", reads="pooled")
 class ShaSpec(Fusion):
-    """Encode each modality by a shared and a specific network; fill gaps with the shared mean.
+    """Encode each modality by a shared and a specific network; impute by the shared mean.
 
     s_m = S(a_m), q_m = P_m(a_m), f_m = s_m + W [s_m; q_m]; an absent m has f_m = mean of the
-    present s_n; embedding = MLP [f_1; ...; f_M]. Loss: cross-entropy + `alignment` mean over
-    pairs of |s_m - s_n| + `domain` cross-entropy of naming the modality from q_m. The paper's
-    text takes the mean, its code the first that is present; this follows the text.
+    present s_n; embedding = MLP [f_1; ...; f_M]. Loss: cross-entropy + alignment mean over pairs of
+    |s_m - s_n| + domain cross-entropy of classifying the modality from q_m. Differs from the
+    authors' code, which imputes the first present s_n; the mean is the paper's text.
 
-    Missing: f_m is the mean of what the present modalities share.
-    Pitfall: complementary modalities share little, and then the mean says little. What follows has
-    never met that mean if training samples are complete: train with missing data.
+    Missing: f_m is the mean of the present modalities' shared features.
+    Pitfall: complementary modalities share little, which makes the mean uninformative. The MLP
+    never sees that mean if all training samples are complete: train with missing data.
     Use when: modalities show the same thing in different ways (MRI sequences, sensors).
+
+    Settings:
+        alignment: weight of the distance between shared features, at least 0
+        domain: weight of the modality classification loss, at least 0
 
     Shapes:
         features[name].pooled: (B, dims[name])
@@ -60,26 +64,26 @@ class ShaSpec(Fusion):
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         aligned, present = self.aligned(features)
         shared = self.shared(aligned)
-        rows = zip(self.specific.values(), aligned.unbind(1), strict=True)
-        specific = torch.stack([network(a) for network, a in rows], dim=1)
-        own = shared + self.mix(torch.cat([shared, specific], dim=-1))
-        borrowed = present_mean(shared, present)[:, None]
-        joined = torch.where(present[..., None], own, borrowed)
-        embedding = self.or_null(self.join(joined.flatten(1)), present)
+        pairs = zip(self.specific.values(), aligned.unbind(1), strict=True)
+        specific = torch.stack([network(a) for network, a in pairs], dim=1)
+        fused = shared + self.mix(torch.cat([shared, specific], dim=-1))
+        imputed = present_mean(shared, present)[:, None]
+        completed = torch.where(present[..., None], fused, imputed)
+        embedding = self.or_null(self.join(completed.flatten(1)), present)
         extra = {"shared": shared, "specific": specific, "present": present}
         return FusionOutput(embedding, self.head(embedding), {}, None, extra)
 
-    def loss(self, output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:
+    def loss(self, output: FusionOutput, target: Tensor, context: StepContext) -> Tensor:
         shared, present = output.extra["shared"].float(), output.extra["present"]
-        loss = moment.criterion(output.logits, target)
+        loss = context.criterion(output.logits, target)
         pairs = list(combinations(range(len(self.dims)), 2))
         for m, n in pairs:
-            gap = (shared[:, m] - shared[:, n]).abs().mean(-1)
-            both = present[:, m] & present[:, n]
-            loss = loss + self.alignment / len(pairs) * gap.masked_fill(~both, 0)
+            distance = (shared[:, m] - shared[:, n]).abs().mean(-1)
+            both_present = present[:, m] & present[:, n]
+            loss = loss + self.alignment / len(pairs) * distance.masked_fill(~both_present, 0)
         for column, q in enumerate(output.extra["specific"].unbind(1)):
-            named = self.namer(q).float()
-            own = torch.full((len(q),), column, device=q.device)
-            error = nn.functional.cross_entropy(named, own, reduction="none")
+            modality_logits = self.namer(q).float()
+            modality = torch.full((len(q),), column, device=q.device)
+            error = nn.functional.cross_entropy(modality_logits, modality, reduction="none")
             loss = loss + self.domain * error.masked_fill(~present[:, column], 0)
         return loss

@@ -1,4 +1,4 @@
-"""What the late fusions share: a classifier per modality, and an embedding beside it."""
+"""Shared by the late fusions: one classifier per modality, and an embedding."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.structures import Features, FusionOutput, Moment
+from fusionzoo.structures import Features, FusionOutput, StepContext
 
 from ..base import Fusion, present_mean
 
 
 class LateFusion(Fusion):
-    """Let each modality vote: z_m = head_m(a_m) with a_m = V_m x_m; a strategy combines the votes.
+    """Classify each modality, z_m = head_m(a_m) with a_m = V_m x_m; subclasses combine the z_m.
 
-    The embedding is the mean of the a_m that are present. A sample with no modality is answered
-    with the learned `prior_logits`.
+    The embedding is the mean of the present a_m. The logits of a sample without any modality are
+    the learned `prior_logits`.
     """
 
     def __init__(self, dims: Mapping[str, int], dim: int, num_outputs: int) -> None:
@@ -25,35 +25,40 @@ class LateFusion(Fusion):
         self.heads = nn.ModuleDict({name: nn.Linear(dim, num_outputs) for name in dims})
         self.prior_logits = nn.Parameter(torch.zeros(num_outputs))
 
-    def votes(self, features: Mapping[str, Features]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return embedding (B, dim), votes (B, M, K) with zeros where absent, presence (B, M)."""
+    def unimodal_logits(self, features: Mapping[str, Features]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return embedding (B, dim), logits of each modality (B, M, K), presence (B, M).
+
+        The logits of absent modalities are zeros.
+        """
         aligned, present = self.aligned(features)
-        rows = zip(self.heads.values(), aligned.unbind(1), strict=True)
-        votes = torch.stack([head(a) for head, a in rows], dim=1)
-        votes = votes.masked_fill(~present[..., None], 0)
-        return self.or_null(present_mean(aligned, present), present), votes, present
+        pairs = zip(self.heads.values(), aligned.unbind(1), strict=True)
+        unimodal = torch.stack([head(a) for head, a in pairs], dim=1)
+        unimodal = unimodal.masked_fill(~present[..., None], 0)
+        return self.or_null(present_mean(aligned, present), present), unimodal, present
 
     def output(
         self,
         embedding: Tensor,
         logits: Tensor,
-        votes: Tensor,
+        unimodal: Tensor,
         present: Tensor,
         weights: Tensor | None,
         **extra: Tensor,
     ) -> FusionOutput:
-        """Answer with the prior where nothing is there, and hand out the votes by modality."""
+        """Build the output, with `prior_logits` for samples without any modality."""
         prior = self.prior_logits.to(logits.dtype)
         logits = torch.where(present.any(1)[:, None], logits, prior)
-        unimodal = dict(zip(self.dims, votes.unbind(1), strict=True))
-        return FusionOutput(embedding, logits, unimodal, weights, {"present": present, **extra})
+        logits_by_modality = dict(zip(self.dims, unimodal.unbind(1), strict=True))
+        extra = {"present": present, **extra}
+        return FusionOutput(embedding, logits, logits_by_modality, weights, extra)
 
 
-class VotersAlone(LateFusion):
-    """Train each modality's classifier on its own loss, (B,); the prior where nothing is there."""
+class IndependentHeads(LateFusion):
+    """Late fusion whose classifiers are each trained on their own loss, not on the fused logits."""
 
-    def loss(self, output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:
+    def loss(self, output: FusionOutput, target: Tensor, context: StepContext) -> Tensor:
+        """Sum the losses of the present modalities; that of the prior if none is present: (B,)."""
         present = output.extra["present"]
-        each = [moment.criterion(vote, target) for vote in output.unimodal.values()]
-        own = torch.stack(each, dim=1).masked_fill(~present, 0).sum(1)
-        return torch.where(present.any(1), own, moment.criterion(output.logits, target))
+        losses = [context.criterion(logits, target) for logits in output.unimodal.values()]
+        unimodal_loss = torch.stack(losses, dim=1).masked_fill(~present, 0).sum(1)
+        return torch.where(present.any(1), unimodal_loss, context.criterion(output.logits, target))

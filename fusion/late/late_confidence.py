@@ -1,4 +1,4 @@
-"""Confidence-weighted votes: whoever is surer of this sample counts more."""
+"""Confidence weighting: modalities that are more certain about a sample count more."""
 
 from __future__ import annotations
 
@@ -10,22 +10,28 @@ from torch import Tensor
 from fusionzoo.structures import Features, FusionOutput
 
 from ..base import FUSIONS, check_choice, masked_softmax
-from ._base import VotersAlone
+from ._base import IndependentHeads
 
 
 @FUSIONS.register(
     family="late", paper="Zhang et al. 2024, arXiv:2311.10707", reads="pooled", synergy=False
 )
-class LateConfidence(VotersAlone):
-    """Weigh each modality's vote by how sure it is of this sample.
+class LateConfidence(IndependentHeads):
+    """Weight each modality's logits by its confidence in the sample.
 
-    w = softmax over present m of kappa c_m, c_m = -entropy, largest probability, or the margin
-    between the two largest; logits = sum_m w_m z_m, or log sum_m w_m softmax(z_m) for
-    `space="prob"`. The test-time rule of MLA; each classifier is trained on its own cross-entropy.
+    w = softmax over present m of kappa c_m, where c_m is the confidence of softmax(z_m); logits =
+    sum_m w_m z_m, or log sum_m w_m softmax(z_m) with `space="prob"`. This is the test-time rule of
+    MLA; each classifier is trained on its own cross-entropy.
 
     Missing: weight 0.
-    Pitfall: entropies grow with the number of classes, and a badly calibrated modality shouts.
+    Pitfall: entropies grow with the number of classes, and an overconfident modality dominates.
     Use when: which modality is reliable changes from sample to sample.
+
+    Settings:
+        kappa: inverse temperature of the weights; 0 weights all present modalities equally
+        measure: confidence c_m: "entropy" (negative entropy), "max" (largest probability) or
+            "margin" (difference of the two largest probabilities)
+        space: average "logit" values or probabilities ("prob")
 
     Shapes:
         features[name].pooled: (B, dims[name])
@@ -51,19 +57,19 @@ class LateConfidence(VotersAlone):
         self.kappa, self.measure, self.space = kappa, measure, space
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
-        embedding, votes, present = self.votes(features)
-        weights = masked_softmax(self.kappa * self.confidence(votes), present)
+        embedding, unimodal, present = self.unimodal_logits(features)
+        weights = masked_softmax(self.kappa * self.confidence(unimodal), present)
         if self.space == "logit":
-            logits = (weights[..., None] * votes).sum(1)
+            logits = (weights[..., None] * unimodal).sum(1)
         else:
-            shares = (weights[..., None] * votes.softmax(-1)).sum(1)
-            logits = shares.clamp(min=1e-30).log()
-        return self.output(embedding, logits, votes, present, weights)
+            probabilities = (weights[..., None] * unimodal.softmax(-1)).sum(1)
+            logits = probabilities.clamp(min=1e-30).log()
+        return self.output(embedding, logits, unimodal, present, weights)
 
-    def confidence(self, votes: Tensor) -> Tensor:
-        """Return how sure each vote is: (B, M, K) -> (B, M)."""
-        shares = votes.softmax(-1)
+    def confidence(self, unimodal: Tensor) -> Tensor:
+        """Return the confidence of each modality's logits: (B, M, K) -> (B, M)."""
+        probabilities = unimodal.softmax(-1)
         if self.measure == "entropy":
-            return (shares * votes.log_softmax(-1)).sum(-1)
-        top = shares.topk(min(2, self.num_outputs), dim=-1).values
+            return (probabilities * unimodal.log_softmax(-1)).sum(-1)
+        top = probabilities.topk(min(2, self.num_outputs), dim=-1).values
         return top[..., 0] if self.measure == "max" else top[..., 0] - top[..., -1]

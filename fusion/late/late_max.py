@@ -1,4 +1,4 @@
-"""Max rule: for each class, the modality that is surest of it."""
+"""Max rule: the largest probability of each class over the modalities."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Mapping
 from fusionzoo.structures import Features, FusionOutput
 
 from ..base import FUSIONS
-from ._base import VotersAlone
+from ._base import IndependentHeads
 
 
 @FUSIONS.register(
     family="late", paper="Kittler et al. 1998, TPAMI 20(3)", reads="pooled", synergy=False
 )
-class LateMax(VotersAlone):
-    """Take each class's largest probability over the modalities, and renormalise.
+class LateMax(IndependentHeads):
+    """Take each class's largest probability over the modalities and renormalise.
 
     logits = log(max_m softmax(z_m) / sum_k max_m softmax(z_m)_k). Each modality's classifier is
-    trained on its own cross-entropy, as the rule supposes.
+    trained on its own cross-entropy, as the rule assumes.
 
-    Missing: its probabilities are 0, never the largest.
-    Pitfall: the max of raw logits would let a modality win by adding a constant; probabilities
-    cannot. An overconfident modality still wins too often: calibrate.
-    Use when: one modality at a time is usually decisive.
+    Missing: its probabilities are 0, so it is never the maximum.
+    Pitfall: an overconfident modality wins too often; calibrate. (The maximum of raw logits would
+    be worse: it depends on constants added to a modality's logits.)
+    Use when: usually a single modality is decisive.
 
     Shapes:
         features[name].pooled: (B, dims[name])
@@ -33,8 +33,8 @@ class LateMax(VotersAlone):
     symmetric = True
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
-        embedding, votes, present = self.votes(features)
-        shares = votes.softmax(-1).masked_fill(~present[..., None], 0)
-        largest = shares.max(1).values.clamp(min=1e-30)  # all zeros where nothing is present
+        embedding, unimodal, present = self.unimodal_logits(features)
+        probabilities = unimodal.softmax(-1).masked_fill(~present[..., None], 0)
+        largest = probabilities.max(1).values.clamp(min=1e-30)  # all zeros without any modality
         logits = (largest / largest.sum(-1, keepdim=True)).log()
-        return self.output(embedding, logits, votes, present, None)
+        return self.output(embedding, logits, unimodal, present, None)

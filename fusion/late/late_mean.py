@@ -1,4 +1,4 @@
-"""Mean of the modalities' votes: the fixed rule that learned fusions have to beat."""
+"""Mean rule: average the modalities' logits or probabilities."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ from ._base import LateFusion
     family="late", paper="Kittler et al. 1998, TPAMI 20(3)", reads="pooled", synergy=False
 )
 class LateMean(LateFusion):
-    """Average each modality's logits, or its probabilities, over what is present.
+    """Average the logits or the probabilities of the present modalities.
 
-    `space="logit"`: mean_m z_m, whose softmax is the normalised geometric mean of the modalities'.
-    `space="prob"`: log mean_m softmax(z_m), never worse than the mean of their cross-entropies.
+    `space="logit"`: mean_m z_m; its softmax is the normalised geometric mean of the modalities'
+    probabilities. `space="prob"`: log mean_m softmax(z_m); its cross-entropy is never above the
+    mean of the modalities' cross-entropies.
 
     Missing: left out of the average.
     Pitfall: a weak modality counts as much as a strong one.
-    Use when: you want the fixed rule that every learned fusion has to beat.
+    Use when: you want a fixed-rule baseline for learned late fusions.
+
+    Settings:
+        space: average "logit" values or probabilities ("prob")
 
     Shapes:
         features[name].pooled: (B, dims[name])
@@ -46,10 +50,10 @@ class LateMean(LateFusion):
         self.classes_only = space == "prob"
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
-        embedding, votes, present = self.votes(features)
+        embedding, unimodal, present = self.unimodal_logits(features)
         if self.space == "logit":
-            logits = present_mean(votes, present)
+            logits = present_mean(unimodal, present)
         else:
-            floor = 1e-30  # keeps the logarithm finite where nothing is present
-            logits = present_mean(votes.softmax(-1), present).clamp(min=floor).log()
-        return self.output(embedding, logits, votes, present, equal_weights(present, votes))
+            floor = 1e-30  # keeps the logarithm finite for samples without any modality
+            logits = present_mean(unimodal.softmax(-1), present).clamp(min=floor).log()
+        return self.output(embedding, logits, unimodal, present, equal_weights(present, unimodal))

@@ -1,4 +1,4 @@
-"""Product of experts: multiply the modalities' probabilities, divide out the shared prior."""
+"""Product of experts: multiply the modalities' probabilities and divide by the shared prior."""
 
 from __future__ import annotations
 
@@ -20,16 +20,20 @@ from ._base import LateFusion
 class LatePoE(LateFusion):
     """Add the modalities' log-probabilities, counting the class prior once.
 
-    logits = sum_m beta_m log softmax(z_m) - (sum_m beta_m - 1) log prior, over what is present.
-    With the true prior it is the exact posterior where modalities are independent given the class.
-    `beta="one"` takes each expert whole; `beta="mean"` (1 / number present) is the geometric mean,
-    for experts that repeat one another. `log_prior` is a buffer, uniform, or with
-    `prior="train"` the class frequencies of the training split; an expert with the prior as its
-    opinion then changes nothing, and no expert at all answers with the prior.
+    logits = sum_m beta_m log softmax(z_m) - (sum_m beta_m - 1) log prior, over present m. With
+    beta_m = 1 and the true prior this is the exact posterior if the modalities are independent
+    given the class. A modality that predicts the prior changes nothing, and a sample without any
+    modality is answered with the prior, which is a buffer.
 
     Missing: contributes no factor, and the prior is divided out once less.
-    Pitfall: experts that repeat one another are counted twice and overconfident; `beta="mean"`.
+    Pitfall: evidence shared by several modalities is counted repeatedly, which makes the result
+    overconfident; use `beta="mean"`.
     Use when: modalities are nearly independent given the class.
+
+    Settings:
+        beta: weight of each modality: "one", or "mean" for 1 / number of present modalities, which
+            makes the result a geometric mean
+        prior: class prior: "uniform", or "train" for the class frequencies of the training split
 
     Shapes:
         features[name].pooled: (B, dims[name])
@@ -54,23 +58,23 @@ class LatePoE(LateFusion):
         check_choice("beta", beta, ("one", "mean"))
         check_choice("prior", prior, ("uniform", "train"))
         self.beta, self.prior = beta, prior
-        del self.prior_logits  # here the prior is known, not learned
+        del self.prior_logits  # replaced by the buffer `log_prior`
         self.register_buffer("log_prior", torch.full((num_outputs,), 1 / num_outputs).log())
 
     def prepare(self, targets: Tensor, groups: Sequence[str] = (), seed: int = 0) -> None:
         if self.prior == "train":
-            counts = torch.bincount(targets, minlength=self.num_outputs) + 1  # none is impossible
+            counts = torch.bincount(targets, minlength=self.num_outputs) + 1  # no log of 0
             self.log_prior.copy_((counts / counts.sum()).log())
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
-        embedding, votes, present = self.votes(features)
-        experts = votes.log_softmax(-1)
-        beta = present.to(votes.dtype)
+        embedding, unimodal, present = self.unimodal_logits(features)
+        log_probabilities = unimodal.log_softmax(-1)
+        beta = present.to(unimodal.dtype)
         if self.beta == "mean":
             beta = beta / beta.sum(1, keepdim=True).clamp(min=1)
-        prior = self.log_prior.to(votes.dtype)
-        opinion = (beta[..., None] * experts).sum(1)
-        logits = opinion - (beta.sum(1, keepdim=True) - 1) * prior
+        log_prior = self.log_prior.to(unimodal.dtype)
+        log_product = (beta[..., None] * log_probabilities).sum(1)
+        logits = log_product - (beta.sum(1, keepdim=True) - 1) * log_prior
         return FusionOutput(
-            embedding, logits, dict(zip(self.dims, votes.unbind(1), strict=True)), None
+            embedding, logits, dict(zip(self.dims, unimodal.unbind(1), strict=True)), None
         )

@@ -1,4 +1,4 @@
-"""Stacking: a classifier over the modalities' out-of-fold probabilities."""
+"""Stacking: a classifier trained on the modalities' out-of-fold probabilities."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from einops import einsum, rearrange
 from torch import Tensor, nn
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.structures import Features, FusionOutput, Moment, Phase
+from fusionzoo.structures import Features, FusionOutput, Phase, StepContext
 
 from ..base import FUSIONS, Fusion, present_mean
 
@@ -20,20 +20,24 @@ from ..base import FUSIONS, Fusion, present_mean
     family="late", paper="Wolpert 1992, Neural Networks 5(2)", reads="pooled", synergy=False
 )
 class LateStacking(Fusion):
-    """Train K classifiers per modality on K folds; learn how to join what they say out of fold.
+    """Combine the modalities' class probabilities by a classifier trained on out-of-fold ones.
 
-    Training samples are dealt to folds by the run's seed, each class evenly, samples of one group
-    to one fold. Phase "base": the K versions of each modality's
-    classifier (projection and head) learn, version f from all folds but f. Phase "stack": they and
-    the encoders rest, and logits = W [softmax(z_1); ...; softmax(z_M); p] + c learns from version
-    f(i) of sample i, which never saw it; W starts as the sum of the probabilities. Afterwards the
-    versions' mean probability takes its place; no classifier is refitted, which would shift what W
-    was trained on.
+    Training samples are assigned to folds by the run's seed, stratified by class, with the samples
+    of a group in the same fold. Phase "base" trains one version of each modality's classifier
+    (projection and head) per fold: version f learns from all folds except f. Phase "stack" freezes
+    these and the encoders and trains logits = W [softmax(z_1); ...; softmax(z_M); p] + c, where
+    sample i uses the version that was not trained on it; W is initialised to sum the
+    probabilities, and p are presence bits. In evaluation the probabilities are averaged over the
+    versions; refitting a classifier on all folds would shift the inputs that W was trained on.
 
-    Missing: probabilities 0, and its presence bit 0.
-    Pitfall: an encoder trained end to end has seen every sample; out-of-fold holds for all that is
-    learnt here, so freeze the encoders if the estimate must be clean.
-    Use when: modalities differ in quality by class, and there is data to learn that from.
+    Missing: its probabilities and its presence bit are 0.
+    Pitfall: an encoder trained end to end has seen every sample; only the parameters of this
+    module are out of fold, so freeze the encoders if the estimate must be clean.
+    Use when: modalities differ in quality by class and there is enough data to learn that.
+
+    Settings:
+        folds: number of folds and of versions per classifier, at least 2
+        base_share: share of the training steps spent in phase "base", between 0 and 1 (exclusive)
 
     Shapes:
         features[name].pooled: (B, dims[name])
@@ -67,9 +71,10 @@ class LateStacking(Fusion):
         )
         self.head_bias = nn.ParameterDict({m: torch.zeros(folds, num_outputs) for m in dims})
         self.joiner = nn.Linear(len(dims) * (num_outputs + 1), num_outputs)
-        with torch.no_grad():  # the sum of the probabilities, until it knows better
-            same = torch.eye(num_outputs).repeat(1, len(dims))
-            self.joiner.weight.copy_(torch.cat([same, torch.zeros(num_outputs, len(dims))], dim=1))
+        with torch.no_grad():  # initially the sum of the probabilities
+            summing = torch.eye(num_outputs).repeat(1, len(dims))
+            bit_weights = torch.zeros(num_outputs, len(dims))
+            self.joiner.weight.copy_(torch.cat([summing, bit_weights], dim=1))
             self.joiner.bias.zero_()
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
@@ -78,7 +83,7 @@ class LateStacking(Fusion):
             m: rearrange(self.project[m](x), "b (f d) -> b f d", f=self.folds)
             for m, x in pooled.items()
         }
-        votes = torch.stack(
+        fold_logits = torch.stack(
             [
                 einsum(a, self.heads[m], "b f d, f d k -> b f k") + self.head_bias[m]
                 for m, a in aligned.items()
@@ -86,48 +91,53 @@ class LateStacking(Fusion):
             dim=1,
         )  # (B, M, F, K)
         means = torch.stack([a.mean(1) for a in aligned.values()], dim=1)
-        shares = votes.softmax(-1).mean(2)
-        own = votes.log_softmax(-1).logsumexp(2) - math.log(self.folds)  # log of `shares`
-        own = own.masked_fill(~present[..., None], 0)
+        probabilities = fold_logits.softmax(-1).mean(2)
+        log_probabilities = fold_logits.log_softmax(-1).logsumexp(2) - math.log(self.folds)
+        log_probabilities = log_probabilities.masked_fill(~present[..., None], 0)
         return FusionOutput(
             self.or_null(present_mean(means, present), present),
-            self.stack(shares, present),
-            dict(zip(self.dims, own.unbind(1), strict=True)),
+            self.stack(probabilities, present),
+            dict(zip(self.dims, log_probabilities.unbind(1), strict=True)),
             None,
-            {"present": present, "votes": votes},
+            {"present": present, "fold_logits": fold_logits},
         )
 
-    def stack(self, shares: Tensor, present: Tensor) -> Tensor:
-        """Join the modalities' probabilities: (B, M, K), (B, M) -> (B, K)."""
-        given = shares.masked_fill(~present[..., None], 0)
-        bits = present.to(given.dtype)
-        return self.joiner(torch.cat([rearrange(given, "b m k -> b (m k)"), bits], dim=-1))
+    def stack(self, probabilities: Tensor, present: Tensor) -> Tensor:
+        """Combine the modalities' probabilities into logits: (B, M, K), (B, M) -> (B, K)."""
+        masked = probabilities.masked_fill(~present[..., None], 0)
+        bits = present.to(masked.dtype)
+        return self.joiner(torch.cat([rearrange(masked, "b m k -> b (m k)"), bits], dim=-1))
 
     def prepare(self, targets: Tensor, groups: Sequence[str] = (), seed: int = 0) -> nn.Module:
-        return Folds(deal(targets, groups, self.folds, seed))
+        return Folds(assign_folds(targets, groups, self.folds, seed))
 
-    def loss(self, output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:
-        assert isinstance(moment.memory, Folds)
-        present, votes = output.extra["present"], output.extra["votes"]
-        fold = moment.memory.of(moment.rows)
-        if moment.phase == 0:
-            return self._base_loss(votes, present, target, fold, moment)
+    def loss(self, output: FusionOutput, target: Tensor, context: StepContext) -> Tensor:
+        assert isinstance(context.memory, Folds)
+        present, fold_logits = output.extra["present"], output.extra["fold_logits"]
+        fold = context.memory.of(context.rows)
+        if context.phase == 0:
+            return self._base_loss(fold_logits, present, target, fold, context)
         index = fold[:, None, None, None].expand(-1, len(self.dims), 1, self.num_outputs)
-        unseen = rearrange(votes.detach().gather(2, index), "b m 1 k -> b m k")
-        return moment.criterion(self.stack(unseen.softmax(-1), present), target)
+        out_of_fold = rearrange(fold_logits.detach().gather(2, index), "b m 1 k -> b m k")
+        return context.criterion(self.stack(out_of_fold.softmax(-1), present), target)
 
     def _base_loss(
-        self, votes: Tensor, present: Tensor, target: Tensor, fold: Tensor, moment: Moment
+        self,
+        fold_logits: Tensor,
+        present: Tensor,
+        target: Tensor,
+        fold: Tensor,
+        context: StepContext,
     ) -> Tensor:
-        """Train each version on the samples of the other folds."""
-        rows = rearrange(votes, "b m f k -> (b m f) k")
-        repeated = target[:, None, None].expand(votes.shape[:3]).flatten()
-        each = rearrange(
-            moment.criterion(rows, repeated), "(b m f) -> b m f", m=len(self.dims), f=self.folds
+        """Return the loss of each version on the samples of all other folds, summed: (B,)."""
+        rows = rearrange(fold_logits, "b m f k -> (b m f) k")
+        row_targets = target[:, None, None].expand(fold_logits.shape[:3]).flatten()
+        losses = rearrange(
+            context.criterion(rows, row_targets), "(b m f) -> b m f", m=len(self.dims), f=self.folds
         )
         versions = torch.arange(self.folds, device=fold.device)
-        learns = present[:, :, None] & (versions != fold[:, None])[:, None]
-        return each.masked_fill(~learns, 0).sum((1, 2)) / (self.folds - 1)
+        in_training = present[:, :, None] & (versions != fold[:, None])[:, None]
+        return losses.masked_fill(~in_training, 0).sum((1, 2)) / (self.folds - 1)
 
 
 class Folds(nn.Module):
@@ -140,14 +150,14 @@ class Folds(nn.Module):
         self.register_buffer("fold", fold)
 
     def of(self, rows: Tensor) -> Tensor:
-        """Return the folds of rows (B,); a row that is not of the training split has the first."""
+        """Return the folds of rows (B,); fold 0 for rows outside the training split."""
         if not len(self.fold):
             return torch.zeros_like(rows)
         return self.fold[rows.clamp(min=0)]
 
 
-def deal(targets: Tensor, groups: Sequence[str], count: int, seed: int) -> Tensor:
-    """Return a fold for each sample: groups stay whole, classes are spread evenly; (N,) int64."""
+def assign_folds(targets: Tensor, groups: Sequence[str], count: int, seed: int) -> Tensor:
+    """Assign each sample to a fold, stratified by class, without splitting groups: (N,) int64."""
     folds = torch.zeros(len(targets), dtype=torch.int64)
     if not len(targets):
         return folds
@@ -158,19 +168,19 @@ def deal(targets: Tensor, groups: Sequence[str], count: int, seed: int) -> Tenso
             " groups of samples; it needs one for each fold"
         )
     if len({*names}) == len(names):
-        return _deal_samples(targets, count, seed)
+        return _stratified_folds(targets, count, seed)
     from sklearn.model_selection import StratifiedGroupKFold
 
-    dealer = StratifiedGroupKFold(count, shuffle=True, random_state=seed)
-    with warnings.catch_warnings():  # of classes with fewer samples than folds, which is fine here
+    splitter = StratifiedGroupKFold(count, shuffle=True, random_state=seed)
+    with warnings.catch_warnings():  # about classes with fewer samples than folds: harmless here
         warnings.simplefilter("ignore", UserWarning)
-        for fold, (_, rows) in enumerate(dealer.split(names, targets.cpu(), names)):
+        for fold, (_, rows) in enumerate(splitter.split(names, targets.cpu(), names)):
             folds[torch.from_numpy(rows)] = fold
     return folds
 
 
-def _deal_samples(targets: Tensor, count: int, seed: int) -> Tensor:
-    """Deal shuffled samples out class by class, like cards; scikit-learn takes 0.1 ms a group."""
+def _stratified_folds(targets: Tensor, count: int, seed: int) -> Tensor:
+    """Assign shuffled samples round-robin, class by class; scikit-learn needs 0.1 ms per group."""
     order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(seed))
     by_class = order[targets.cpu()[order].argsort(stable=True)]
     folds = torch.empty(len(targets), dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Weighted mean of the modalities' votes: one learned trust per modality, or per class."""
+"""Weighted mean rule: average the modalities' logits with learned weights."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from ._base import LateFusion
 
 @FUSIONS.register(family="late", paper=None, reads="pooled", synergy=False)
 class LateWeighted(LateFusion):
-    """Average the modalities' logits with learned weights, renormalised over what is present.
+    """Average the modalities' logits with learned weights, normalised over present modalities.
 
-    logits = sum_m w_m z_m with w = softmax(theta) over present modalities; theta starts at 0, where
-    it is `late_mean`. `per_class=True` learns a theta for each class.
+    logits = sum_m w_m z_m with w = softmax(theta) over the present modalities. theta is initialised
+    to 0, which equals `late_mean`.
 
-    Missing: weight 0; the others' weights are renormalised.
-    Pitfall: the scale of z_m and its weight are confounded, and theta moves slowly.
-    Use when: one modality is better than another on all samples alike.
+    Missing: weight 0; the weights of the others are renormalised.
+    Pitfall: the scale of z_m and its weight are confounded, and theta changes slowly.
+    Use when: one modality is better than another across all samples.
+
+    Settings:
+        per_class: whether to learn a separate weight for each class
 
     Shapes:
         features[name].pooled: (B, dims[name])
@@ -37,8 +40,8 @@ class LateWeighted(LateFusion):
         self.theta = nn.Parameter(torch.zeros(len(dims), num_outputs if per_class else 1))
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
-        embedding, votes, present = self.votes(features)
-        scores = self.theta.to(votes.dtype).expand(len(present), -1, -1)
+        embedding, unimodal, present = self.unimodal_logits(features)
+        scores = self.theta.to(unimodal.dtype).expand(len(present), -1, -1)
         weights = masked_softmax(scores, present[..., None].expand_as(scores))
-        logits = (weights * votes).sum(1)
-        return self.output(embedding, logits, votes, present, weights.mean(-1))
+        logits = (weights * unimodal).sum(1)
+        return self.output(embedding, logits, unimodal, present, weights.mean(-1))

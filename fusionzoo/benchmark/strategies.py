@@ -1,101 +1,88 @@
-"""What is known of each strategy, seed by seed, and which of them is the best.
-
-Shapes: `S` seeds, `N` test samples (of all folds), `K` classes.
-"""
+"""The strategies of a benchmark: fusions and single modalities, by name, and their settings."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor
+from fusionzoo.config import BenchmarkConfig
+from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.fusion import fusion_info, list_fusions
+from fusionzoo.zoo.cards import FAMILIES
 
-from fusionzoo.evaluation.modalities import subset_label, subsets
+from .bench import Bench, Settings
 
-from .cells import Row
-from .prepare import Bench
-
-MAJORITY = "majority class"  # a baseline
+ALONE = "alone:"  # prefix of the strategies that see one modality
 
 
-@dataclass
-class Strategy:
-    """All that is known of one strategy, seed by seed."""
-
-    name: str
-    kind: str  # fusion | single | baseline
-    family: str
-    seeds: list[int]
-    logits: Tensor  # (S, N, K)
-    val_accuracy: float
-    val_loss: float
-    rows: list[Row] = field(default_factory=list)
-    facts: dict[str, float] = field(default_factory=dict)  # means over seeds and folds
-    right: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))  # (S, N)
-
-    def figure(self, name: str, **where: Any) -> float:
-        """Average a metric over seeds and folds, where the row says so: the whole, by default."""
-        wanted = {"subset": "full", "corruption": "", **where}
-        found = [r[name] for r in self.rows if all(r[k] == v for k, v in wanted.items())]
-        return float(np.mean(found)) if found else math.nan
-
-    def by_subset(self, modalities: Sequence[str]) -> dict[frozenset[str], float]:
-        """Return the accuracy for every subset of the modalities."""
-        return {
-            some: self.figure("accuracy", subset=label(some, modalities))
-            for some in subsets(modalities)
-        }
+def choose(wanted: str | Sequence[str], modalities: int) -> list[str]:
+    """Resolve names and families; an unknown one is named before anything is computed."""
+    words = wanted.split(",") if isinstance(wanted, str) else list(wanted)
+    found: list[str] = []
+    for word in (word.strip() for word in words):
+        if word == "all" or word in FAMILIES:
+            family = list_fusions(None if word == "all" else word)
+            found += [name for name in family if fusion_info(name).at_least <= modalities]
+        elif word not in list_fusions():
+            near = did_you_mean(word, [*list_fusions(), *FAMILIES, "all"])
+            raise FusionZooError(f"unknown fusion {word!r}.{near} `fusionzoo zoo` lists all.")
+        else:
+            found.append(word)
+    for name in found:
+        if fusion_info(name).at_least > modalities:
+            raise FusionZooError(
+                f"{name} needs {fusion_info(name).at_least} modalities; the data has {modalities}"
+            )
+    return list(dict.fromkeys(found))
 
 
-@dataclass
-class Summary:
-    """Everything that the report shows."""
-
-    bench: Bench
-    target: Tensor  # (N,)
-    strategies: list[Strategy]
-    controls: dict[str, Tensor]  # strategy -> answers (N,) after training on shuffled labels
-    failed: dict[str, str]
-    leaderboard: list[dict[str, Any]] = field(default_factory=list)
-
-    def of(self, name: str) -> Strategy:
-        """Return one strategy."""
-        return next(one for one in self.strategies if one.name == name)
-
-    def line(self, name: str) -> dict[str, Any]:
-        """Return one strategy's line of the leaderboard."""
-        return next(line for line in self.leaderboard if line["strategy"] == name)
-
-    def kind(self, kind: str) -> list[Strategy]:
-        """Return the strategies of a kind, the best first."""
-        found = [one for one in self.strategies if one.kind == kind]
-        return sorted(found, key=lambda one: (-one.figure("accuracy"), one.name))
+def settings_of(cfg: BenchmarkConfig, strategy: str) -> Settings:
+    """Return a strategy's settings: those of every fusion that it has, then its own."""
+    name = fusion_of(strategy)
+    known = {"dim", *fusion_info(name).parameters}
+    common = {key: value for key, value in cfg.fusion.items() if key in known}
+    if strategy.startswith(ALONE):
+        common["hidden"] = ()  # a linear head: the strongest probe of one encoder that we measured
+    own = dict(cfg.settings.get(strategy, {}))
+    for key in own:
+        if key not in known:
+            raise FusionZooError(
+                f"--settings.{strategy}.{key}: {name} has no such setting."
+                f"{did_you_mean(key, known)} It has: {', '.join(sorted(known))}."
+            )
+    return common | own
 
 
-def label(some: frozenset[str], modalities: Sequence[str]) -> str:
-    """Name a subset as the rows do: `full`, `none`, `audio+text`."""
-    return "full" if len(some) == len(modalities) else subset_label(some)
+def check(cfg: BenchmarkConfig, strategies: Sequence[str]) -> None:
+    """Refuse settings that no strategy has, before anything is computed."""
+    for name in cfg.settings:
+        if name not in list_fusions() and not name.startswith(ALONE):
+            raise FusionZooError(
+                f"--settings.{name}: unknown fusion{did_you_mean(name, strategies)}"
+            )
+    for key in cfg.fusion:
+        if not any(key in {"dim", *fusion_info(n).parameters} for n in list_fusions()):
+            raise FusionZooError(f"--fusion.{key}: no fusion has this setting")
+    for name in strategies:
+        settings_of(cfg, name)
+    optim = cfg.optim
+    if "plateau" in (optim.schedule, *optim.modality_schedule.values()):
+        raise FusionZooError("--optim.schedule plateau: here seeds share a rate; choose another")
+    for key in ("unfreeze_at_epoch", "gradual_unfreeze"):
+        if getattr(optim, key):
+            raise FusionZooError(f"--optim.{key} is a setting of train.py; benchmark.py has none")
 
 
-def best_single(summary: Summary) -> Strategy | None:
-    """Return the single modality that does best on the test split itself.
-
-    Fusion has to beat every modality alone, so the strongest is the one to beat; that it is chosen
-    where it is judged can only flatter it, not fusion.
-    """
-    return next(iter(summary.kind("single")), None)
+def names_of(bench: Bench, strategy: str) -> list[str]:
+    """Return the modalities that a strategy sees."""
+    alone = strategy.removeprefix(ALONE)
+    return [alone] if strategy.startswith(ALONE) else list(bench.modalities)
 
 
-def chosen_fusion(summary: Summary) -> Strategy | None:
-    """Return the fusion that does best on the validation split: chosen without the test split."""
-    fusions = summary.kind("fusion")
-    return best_on_validation(fusions) if fusions else None
+def fusion_of(strategy: str) -> str:
+    """Return the fusion behind a strategy; one modality alone goes through `concat`."""
+    return "concat" if strategy.startswith(ALONE) else strategy
 
 
-def best_on_validation(strategies: Sequence[Strategy]) -> Strategy:
-    """Return who answers most validation samples, then who has the least loss there."""
-    return max(strategies, key=lambda one: (one.val_accuracy, -one.val_loss))
+def reads_tokens(strategy: str) -> bool:
+    """Whether a strategy reads tokens, or pooled vectors alone."""
+    return fusion_info(fusion_of(strategy)).reads == "tokens"

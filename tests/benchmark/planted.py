@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from setup_benchmark import small
 
-from fusionzoo.benchmark.leaderboard import leaderboard
-from fusionzoo.benchmark.prepare import Bench, Fold
-from fusionzoo.benchmark.strategies import Strategy, Summary
+from fusionzoo.benchmark.bench import Bench, Fold
+from fusionzoo.benchmark.report.leaderboard import leaderboard
+from fusionzoo.benchmark.report.results import Strategy, Summary
 from fusionzoo.evaluation.metrics import right
 
 ITEMS, CLASSES = 200, 4

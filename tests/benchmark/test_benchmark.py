@@ -19,10 +19,13 @@ import torch
 from setup_benchmark import SMALL, small
 
 import fusionzoo
-from fusionzoo.benchmark import cells, prepare, protocol
+from fusionzoo.benchmark import bench as setup
+from fusionzoo.benchmark import strategies
+from fusionzoo.benchmark.features import cache, prepare, pretrain
+from fusionzoo.benchmark.trials import examine, schedule, store, trial
 from fusionzoo.config import BenchmarkConfig, from_tree
 from fusionzoo.errors import FusionZooError
-from fusionzoo.places import cache_root
+from fusionzoo.files import cache_root
 from fusionzoo.scripts.benchmark import benchmark, main
 
 ROOT = Path(fusionzoo.__file__).parents[1]
@@ -103,7 +106,7 @@ def test_a_second_run_trains_nothing_and_writes_the_same_tables(
     def never(*_: Any) -> None:
         raise AssertionError("a finished cell was run again")
 
-    monkeypatch.setattr(cells, "run", never)
+    monkeypatch.setattr(trial, "run", never)
     run(small(report, seeds=3, fusions="sum,gmu,mbt", epochs=6))
     assert before == {name: (report / name).read_bytes() for name in TABLES}
 
@@ -111,9 +114,9 @@ def test_a_second_run_trains_nothing_and_writes_the_same_tables(
 def test_more_strategies_reuse_what_is_there(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSIONZOO_CACHE", str(report / "cache"))
     ran: list[str] = []
-    before = cells.run
+    before = trial.run
     monkeypatch.setattr(
-        cells, "run", lambda bench, unit: ran.append(unit.strategy) or before(bench, unit)
+        trial, "run", lambda bench, unit: ran.append(unit.strategy) or before(bench, unit)
     )
     run(small(report, seeds=3, fusions="sum,gmu,mbt,max", epochs=6))
     assert set(ran) == {"max"}
@@ -162,7 +165,7 @@ def manifest(folder: Path, rows: list[str]) -> dict[str, Any]:
 def test_a_recipe_may_know_more_modalities_than_are_compared() -> None:
     data = {"name": "interactions", "samples": 100, "num_modalities": 3, "modalities": "a,b"}
     encoders = {"a": {"dim": 24}, "c": {"name": "vector/mlp", "dim": 16}}
-    bench, dataset = prepare.open_bench(
+    bench, dataset = setup.open_bench(
         from_tree(BenchmarkConfig, {"data": data, "encoders": encoders})
     )
     assert bench.notes == ["Settings left out by --data.modalities: --encoders.c."]
@@ -194,14 +197,14 @@ def test_one_seed_is_said_to_have_no_interval(tmp_path: Path) -> None:
 def test_a_strategy_that_fails_is_reported_and_stops_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = cells.run
+    before = trial.run
 
-    def fail(bench: prepare.Bench, unit: cells.Unit) -> list[cells.Cell]:
+    def fail(bench: setup.Bench, unit: setup.Unit) -> list[store.Cell]:
         if unit.strategy == "gmu":
             raise RuntimeError("no luck today")
         return before(bench, unit)
 
-    monkeypatch.setattr(cells, "run", fail)
+    monkeypatch.setattr(trial, "run", fail)
     found = run(small(tmp_path, corruptions=False))
     assert "RuntimeError: no luck today" in found["failed"]["gmu"]
     assert "1 strategies failed: gmu" in found["verdict"]
@@ -222,7 +225,7 @@ def test_synergy_shows_as_interaction_and_redundancy_does_not(task: str, tmp_pat
 
 def test_folds_test_every_sample_once(tmp_path: Path) -> None:
     cfg = small(tmp_path, folds=4, corruptions=False, controls=False, seeds=1, fusions="sum")
-    bench, dataset = prepare.open_bench(cfg)
+    bench, dataset = setup.open_bench(cfg)
     tested = sorted(row for fold in bench.folds for row in fold.test.tolist())
     assert tested == list(range(len(dataset)))
     for fold in bench.folds:
@@ -247,7 +250,7 @@ def test_folds_keep_groups_together() -> None:
         "more": ids,
     }
     dataset = PairedDataset(pa.table(columns), {"text": "text", "more": "text"})
-    for fold in prepare.make_folds(dataset, 5, 0):
+    for fold in setup.make_folds(dataset, 5, 0):
         where = [{int(row) // 3 for row in part} for part in (fold.train, fold.val, fold.test)]
         assert not (where[0] & where[1] or where[0] & where[2] or where[1] & where[2])
 
@@ -293,9 +296,9 @@ def test_tuning_never_looks_at_the_test_split_and_goes_on_where_it_stopped(
 ) -> None:
     changes = {"tune": 3, "fusions": "concat", "corruptions": False, "controls": False}
     asked: list[Any] = []
-    before = cells.Examiner.ask
+    before = examine.Examiner.ask
     monkeypatch.setattr(
-        cells.Examiner, "ask", lambda self, *rest: asked.append(rest) or before(self, *rest)
+        examine.Examiner, "ask", lambda self, *rest: asked.append(rest) or before(self, *rest)
     )
     first = run(small(tmp_path / "a", **changes))
     assert len(asked) == 3 * 2  # one test of each cell that is reported, none of a trial
@@ -333,7 +336,7 @@ def test_an_encoder_without_weights_is_trained_alone_first_and_the_report_says_s
     def never(*_: Any) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(prepare, "train_alone", never)
+    monkeypatch.setattr(pretrain, "train_alone", never)
     assert run(small(tmp_path / "again", **changes))["leaderboard"] == found["leaderboard"]
 
 
@@ -341,20 +344,20 @@ def test_no_strategy_starts_from_the_head_that_an_encoder_was_trained_under(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heads: list[torch.Tensor] = []
-    before = prepare.fit
+    before = pretrain.fit
 
     def watch(trainee: Any, *rest: Any) -> Any:
         heads.append(trainee.model.fusion.head.weight.detach().clone())
         return before(trainee, *rest)
 
-    monkeypatch.setattr(prepare, "fit", watch)
+    monkeypatch.setattr(pretrain, "fit", watch)
     encoders = {name: {"name": "vector/mlp", "dim": 16, "hidden": 16} for name in "ab"}
     cfg = small(tmp_path, encoders=encoders, seeds=3, corruptions=False, encoder_epochs=1)
-    bench, dataset = prepare.open_bench(cfg)
+    bench, dataset = setup.open_bench(cfg)
     prepare.prepare(bench, dataset, tokens=False)
     assert len(heads) == 2
-    settings = protocol.settings_of(cfg, "alone:a")
-    models, _ = cells.build(bench, cells.Unit("alone:a", 0, (0, 1, 2), False, settings, {}))
+    settings = strategies.settings_of(cfg, "alone:a")
+    models, _ = trial.build(bench, setup.Unit("alone:a", 0, (0, 1, 2), False, settings, {}))
     for model in models:
         start = model.fusion.head.weight
         assert start.shape == heads[0].shape
@@ -364,7 +367,7 @@ def test_no_strategy_starts_from_the_head_that_an_encoder_was_trained_under(
 def test_several_views_are_cached_and_read_in_turn(tmp_path: Path) -> None:
     cfg = small(tmp_path, views=2, seeds=1, fusions="sum", corruptions=False)
     run(cfg)
-    views = [e.about["description"]["view"] for e in prepare.feature_cache().entries()]
+    views = [e.about["description"]["view"] for e in cache.feature_cache().entries()]
     assert sorted(views) == [0, 0, 1, 1]
 
 
@@ -432,11 +435,11 @@ def test_other_engines_give_the_same_tables(tmp_path: Path) -> None:
 
 
 def test_what_does_not_change_a_cell_does_not_change_its_name(tmp_path: Path) -> None:
-    bench, dataset = prepare.open_bench(small(tmp_path))
+    bench, dataset = setup.open_bench(small(tmp_path))
     prepare.prepare(bench, dataset, tokens=False)
-    (unit, *_) = protocol.units(bench, ["sum"])
+    (unit, *_) = schedule.units(bench, ["sum"])
     names = []
     for changes in ({}, {"jobs": 7, "engine": "ray", "fusions": "all"}, {"epochs": 5}):
-        other = prepare.Bench(**{**vars(bench), "cfg": small(tmp_path, **changes)})
-        names.append(protocol.path_of(other, unit).name)
+        other = setup.Bench(**{**vars(bench), "cfg": small(tmp_path, **changes)})
+        names.append(schedule.path_of(other, unit).name)
     assert names[0] == names[1] != names[2]

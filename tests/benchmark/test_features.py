@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from fusionzoo import create_dataset, create_encoder
-from fusionzoo.benchmark.cache import FeatureCache
-from fusionzoo.benchmark.features import Scaler, Stored, describe, encode, key_of
+from fusionzoo.benchmark.features.cache import FeatureCache
+from fusionzoo.benchmark.features.encode import Scaler, Stored, describe, encode, key_of
 from fusionzoo.datasets import Collate
 from fusionzoo.encoders import Encoder
 from fusionzoo.model import encode_rows

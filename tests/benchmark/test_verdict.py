@@ -6,10 +6,10 @@ import pytest
 import torch
 from planted import CLASSES, ITEMS, TARGET, strategy, summary
 
-from fusionzoo.benchmark.controls import controls
-from fusionzoo.benchmark.page import environment
-from fusionzoo.benchmark.strategies import Summary
-from fusionzoo.benchmark.verdict import tied_with_leader, verdict
+from fusionzoo.benchmark.report.controls import controls
+from fusionzoo.benchmark.report.html import environment
+from fusionzoo.benchmark.report.results import Summary
+from fusionzoo.benchmark.report.verdict import tied_with_leader, verdict
 
 IMAGE = ("alone:image", [0.30, 0.31, 0.30])
 

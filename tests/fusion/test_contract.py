@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusionzoo import conformance
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import create_fusion, fusion_info, list_fusions
 from fusionzoo.fusion.base import RunningMeans
+from fusionzoo.zoo.conformance import fusions as conformance
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 pytestmark = pytest.mark.filterwarnings(

@@ -9,10 +9,10 @@ import pytest
 import torch
 from oracle import TWO, WIDTHS, aligned, close, copy, given, made
 
-from fusionzoo.conformance import features, full, patterns
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import create_fusion
 from fusionzoo.structures import Features
+from fusionzoo.zoo.conformance.fusions import features, full, patterns
 
 
 def pooled(x: dict[str, Features]) -> list[torch.Tensor]:

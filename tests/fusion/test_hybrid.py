@@ -7,12 +7,12 @@ import torch
 from oracle import WIDTHS, aligned, close, copy, made, moment
 from torch import Tensor
 
-from fusionzoo.conformance import features, full, patterns
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import create_fusion
 from fusionzoo.fusion.hybrid.misa import moment_discrepancy, overlap
-from fusionzoo.fusion.hybrid.mmin import keep_some, squared_error
+from fusionzoo.fusion.hybrid.mmin import random_subset, squared_error
 from fusionzoo.fusion.hybrid.mvae_poe import multiply
+from fusionzoo.zoo.conformance.fusions import features, full, patterns
 
 ALL = torch.ones(12, dtype=torch.bool)
 TARGET = torch.tensor([0, 1, 2, 3])
@@ -221,7 +221,7 @@ def test_imagination_is_the_identity_at_the_start_and_complete_samples_bypass_it
 def test_what_is_hidden_is_a_proper_subset_and_never_everything() -> None:
     torch.manual_seed(0)
     present = patterns(3).repeat(200, 1)
-    kept = keep_some(present)
+    kept = random_subset(present)
     assert (kept <= present).all()
     several = present.sum(1) > 1
     assert (kept[several].sum(1) < present[several].sum(1)).all()

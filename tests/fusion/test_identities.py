@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fusionzoo.conformance import DIMS, build, features, full, maker, patterns, rows_of
 from fusionzoo.fusion import Fusion, create_fusion
 from fusionzoo.structures import Features
+from fusionzoo.zoo.conformance.fusions import DIMS, build, features, full, maker, patterns, rows_of
 
 WIDTHS = dict(itertools.islice(DIMS.items(), 3))
 

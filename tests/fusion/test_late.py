@@ -11,14 +11,14 @@ from oracle import WIDTHS, close, copy, given, made, moment
 from torch import Tensor
 from torch.nn import functional as F
 
-from fusionzoo.conformance import features, full, patterns, rows_of
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import Fusion, create_fusion
-from fusionzoo.fusion.late.late_stacking import deal
+from fusionzoo.fusion.late.late_stacking import assign_folds
 from fusionzoo.fusion.late.late_vote import LateVote
 from fusionzoo.fusion.late.qmf import History, ranking_loss
 from fusionzoo.fusion.late.tmc import combine, divergence, evidential_loss
 from fusionzoo.structures import Features
+from fusionzoo.zoo.conformance.fusions import features, full, patterns, rows_of
 
 TARGET = torch.tensor([0, 1, 2, 3, 0, 1])
 
@@ -290,7 +290,7 @@ def test_the_stacker_learns_from_the_fold_that_never_saw_the_sample() -> None:
     loss = fusion.loss(output, TARGET, moment(6, phase=1, memory=folds))
     loss.sum().backward()
     assert all(fusion.heads[m].grad is None for m in WIDTHS)
-    shares = output.extra["votes"].softmax(-1)
+    shares = output.extra["fold_logits"].softmax(-1)
     unseen = torch.stack([shares[row, :, folds.fold[row]] for row in range(6)])
     wanted = F.cross_entropy(fusion.stack(unseen, full(6)), TARGET, reduction="none")
     close(loss, wanted)
@@ -308,7 +308,7 @@ def test_random_labels_look_learnt_in_fold_and_are_chance_out_of_fold() -> None:
         optimizer.zero_grad()
         fusion.loss(fusion(x), target, moment(60, memory=folds)).mean().backward()
         optimizer.step()
-    votes = fusion(x).extra["votes"][:, 0].argmax(-1)  # (60, folds)
+    votes = fusion(x).extra["fold_logits"][:, 0].argmax(-1)  # (60, folds)
     fold = folds.fold
     unseen = votes.gather(1, fold[:, None])[:, 0]
     seen = votes.gather(1, (fold[:, None] + 1) % 5)[:, 0]
@@ -322,17 +322,17 @@ def test_folds_of_an_interleaved_table_hold_every_class_alike(groups: list[str])
     targets = torch.arange(120) % 5
     if groups:
         targets = targets.reshape(2, 60).T.flatten()  # pairs of one class
-    fold = deal(targets, groups, 5, seed=0)
+    fold = assign_folds(targets, groups, 5, seed=0)
     counts = torch.stack([torch.bincount(targets[fold == f], minlength=5) for f in range(5)])
     assert counts.min() >= 4 and counts.max() <= 6
-    assert torch.equal(fold, deal(targets, groups, 5, seed=0))
-    assert not torch.equal(fold, deal(targets, groups, 5, seed=1))
+    assert torch.equal(fold, assign_folds(targets, groups, 5, seed=0))
+    assert not torch.equal(fold, assign_folds(targets, groups, 5, seed=1))
 
 
 def test_samples_of_one_group_are_never_in_different_folds() -> None:
     draw = torch.Generator().manual_seed(0)
     groups = [f"patient {number}" for number in torch.randint(23, (200,), generator=draw).tolist()]
-    fold = deal(torch.randint(3, (200,), generator=draw), groups, 4, seed=0)
+    fold = assign_folds(torch.randint(3, (200,), generator=draw), groups, 4, seed=0)
     for name in set(groups):
         assert len({int(fold[row]) for row, group in enumerate(groups) if group == name}) == 1
     assert set(fold.tolist()) == {0, 1, 2, 3}

@@ -11,10 +11,10 @@ import torch
 from oracle import close, made
 from torch import Tensor
 
-from fusionzoo.conformance import features, full, patterns, poison
 from fusionzoo.fusion import list_fusions
 from fusionzoo.fusion.base import RunningMeans
 from fusionzoo.structures import Features
+from fusionzoo.zoo.conformance.fusions import features, full, patterns, poison
 
 FOLLOWING = [
     n for n in list_fusions() if any(isinstance(m, RunningMeans) for m in made(n).modules())

@@ -10,10 +10,16 @@ from oracle import WIDTHS, close, made
 from torch import Tensor
 from torch.nn import functional as F
 
-from fusionzoo.conformance import features, full, patterns
 from fusionzoo.fusion.attention._stacks import Stacks, Weights
-from fusionzoo.fusion.attention.mult import MulT, alike, last_step, placed, positions
+from fusionzoo.fusion.attention.mult import (
+    MulT,
+    group_by_size,
+    last_step,
+    positions,
+    with_positions,
+)
 from fusionzoo.structures import Features
+from fusionzoo.zoo.conformance.fusions import features, full, patterns
 
 Given = dict[str, Features]
 
@@ -126,7 +132,7 @@ def test_mult_is_the_papers_equations_with_and_without_missing_modalities(length
 def test_mult_of_one_modality_is_its_memory_stack() -> None:
     fusion, x = made("mult", {"image": 5}), features(full(3, 1))
     tokens, mask = x["image"].tokens[:1], x["image"].mask[:1]
-    z = placed(placed(fusion.embed["image"](tokens), mask), mask)
+    z = with_positions(with_positions(fusion.embed["image"](tokens), mask), mask)
     memory = fusion.memory["image"]
     h = last_step(memory(memory.weights(), z[None], mask[None])[0], mask)
     h = torch.cat([h + fusion.mlp(h), torch.ones(1, 1).double()], -1)
@@ -152,7 +158,7 @@ def test_a_crossmodal_stack_without_outputs_is_the_normed_target() -> None:
         for layer in fusion.crossmodal.layers:
             for name in ("out", "out_bias", "narrow", "narrow_bias"):
                 layer[name].zero_()
-    tokens = placed(fusion.embed["image"](x["image"].tokens), x["image"].mask)
+    tokens = with_positions(fusion.embed["image"](x["image"].tokens), x["image"].mask)
     count = len(fusion.pairs)
     context = torch.randn(count, 3, 6, 30).double()
     weights = fusion.crossmodal.weights()
@@ -189,8 +195,8 @@ def test_biases_and_norms_of_stacks_are_vectors_so_weight_decay_leaves_them() ->
 
 
 def test_stacks_of_equal_lengths_share_their_products() -> None:
-    """Counted, not timed: benchmarks/mult.py measures the time."""
-    assert alike([5, 3, 5]) == [[0, 2], [1]]
+    """Counted, not timed: perf/mult.py measures the time."""
+    assert group_by_size([5, 3, 5]) == [[0, 2], [1]]
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Count(TorchDispatchMode):

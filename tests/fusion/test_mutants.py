@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusionzoo import absence, conformance
 from fusionzoo.fusion import Fusion
 from fusionzoo.fusion.attention.mbt import MBT
 from fusionzoo.fusion.base import masked_softmax
 from fusionzoo.fusion.early.mlb import MLB
 from fusionzoo.fusion.late.tmc import TMC
 from fusionzoo.structures import Features, FusionOutput, masked_mean
+from fusionzoo.zoo.conformance import absence
+from fusionzoo.zoo.conformance import fusions as conformance
 
 
 class Sound(Fusion):
@@ -132,11 +133,11 @@ class PairwiseDempster(TMC):
     """Combines evidence two by two, which divides 0 by 0 once both are sure and disagree."""
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
-        embedding, votes, present = self.votes(features)
-        evidence = nn.functional.softplus(votes).masked_fill(~present[..., None], 0)
+        embedding, unimodal, present = self.unimodal_logits(features)
+        evidence = nn.functional.softplus(unimodal).masked_fill(~present[..., None], 0)
         joined = reduce(pairwise_dempster, evidence.unbind(1))
-        logits = joined.log1p()
-        return self.output(embedding, logits, votes, present, None, views=evidence, joined=joined)
+        logits, extra = joined.log1p(), {"views": evidence, "joined": joined}
+        return self.output(embedding, logits, unimodal, present, None, **extra)
 
 
 def pairwise_dempster(first: Tensor, second: Tensor) -> Tensor:

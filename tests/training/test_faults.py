@@ -1,4 +1,4 @@
-"""What breaks a run, and what is left of it; benchmarks/faults.py does more of it, and harder."""
+"""What breaks a run, and what is left of it; perf/faults.py does more of it, and harder."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ import torch
 
 from fusionzoo.config import RunConfig, from_tree
 from fusionzoo.datasets import PairedDataset
+from fusionzoo.distributed.process_group import World
 from fusionzoo.errors import FusionZooError
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Batch
-from fusionzoo.training import checkpoint, folder
-from fusionzoo.training.checkpoint import State
-from fusionzoo.training.diagnose import first_cause
-from fusionzoo.training.distributed import World
-from fusionzoo.training.run import out_of_memory
-from fusionzoo.training.step import Stepper
+from fusionzoo.training.nonfinite import first_cause
+from fusionzoo.training.runs import checkpoint, checkpoint_file
+from fusionzoo.training.runs import run_folder as folder
+from fusionzoo.training.runs.checkpoint import State
+from fusionzoo.training.runs.report import out_of_memory
+from fusionzoo.training.trainer import Trainer
 
 QUICK = ["--data.name", "interactions", "--data.samples", "300", "--log", "none"]
 QUICK += ["--train.epochs", "2", "--train.save_every", "3"]
@@ -71,7 +72,7 @@ def test_a_cut_checkpoint_is_found(left: int, run: Path) -> None:
     last = run / "checkpoints" / "last.pt"
     last.write_bytes(last.read_bytes()[:left])
     with pytest.raises(FusionZooError, match=r"last.pt cannot be read: it is cut off"):
-        checkpoint.read(last)
+        checkpoint_file.read(last)
 
 
 def test_nothing_in_a_checkpoint_is_executed(run: Path) -> None:
@@ -84,9 +85,9 @@ def test_nothing_in_a_checkpoint_is_executed(run: Path) -> None:
 
     with last.open("wb+") as file:  # with a digest that is right
         torch.save({"state": Bomb()}, file)
-        checkpoint._seal(file)
+        checkpoint_file._seal(file)
     with pytest.raises(FusionZooError, match="cannot be read"):
-        checkpoint.read(last)
+        checkpoint_file.read(last)
     assert not ran.exists()
 
 
@@ -104,7 +105,7 @@ def test_without_any_whole_checkpoint_the_run_says_so(
 def test_as_many_checkpoints_are_kept_as_asked(tmp_path: Path) -> None:
     assert train([*QUICK, "--out", str(tmp_path), "--train.last_k", "4"]) == 0
     kept = [tmp_path / "checkpoints" / f"last{x}.pt" for x in ("", "-1", "-2", "-3")]
-    steps = [checkpoint.read(path)["state"]["step"] for path in kept]
+    steps = [checkpoint_file.read(path)["state"]["step"] for path in kept]
     assert steps == sorted(steps, reverse=True)
     assert not (tmp_path / "checkpoints" / "last-4.pt").exists()
 
@@ -112,7 +113,7 @@ def test_as_many_checkpoints_are_kept_as_asked(tmp_path: Path) -> None:
 def test_a_disk_that_refuses_keeps_the_checkpoint_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real, left = checkpoint._seal, [3]
+    real, left = checkpoint_file._seal, [3]
 
     def full(file: Any) -> None:
         left[0] -= 1
@@ -121,7 +122,7 @@ def test_a_disk_that_refuses_keeps_the_checkpoint_before(
         real(file)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_seal", full)
+        patch.setattr(checkpoint_file, "_seal", full)
         assert train([*QUICK, "--out", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert "last.pt (the one before is kept; " in said
@@ -166,7 +167,7 @@ def test_a_folder_that_other_nodes_do_not_see_is_refused(
 def test_a_resumed_run_takes_the_rates_and_decay_that_it_is_given_now(run: Path) -> None:
     later = ["--resume", "--out", str(run), "--optim.lr", "0.5", "--optim.weight_decay", "0.25"]
     assert train([*later, "--train.epochs", "4", "--optim.schedule", "constant"]) == 0
-    saved = checkpoint.read(run / "checkpoints" / "last.pt")["optimizer"]["param_groups"]
+    saved = checkpoint_file.read(run / "checkpoints" / "last.pt")["optimizer"]["param_groups"]
     assert {group["base_lr"] for group in saved} == {0.5}
     assert {group["weight_decay"] for group in saved} == {0.0, 0.25}
 
@@ -190,11 +191,11 @@ def test_what_a_checkpoint_does_not_fit_is_one_line_and_leaves_the_run_as_it_was
 def test_nodes_that_hold_checkpoints_of_different_steps_do_not_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stepper, _ = make_stepper()
-    checkpoint.save(tmp_path / "last.pt", stepper, State(step=7))
+    trainer, _ = make_trainer()
+    checkpoint.save(tmp_path / "last.pt", trainer, State(step=7))
     monkeypatch.setattr(checkpoint, "gather", lambda step, world: [step, step - 4])
     with pytest.raises(FusionZooError, match=r"another file on another node: .* \[7, 3\]"):
-        checkpoint.restore(tmp_path / "last.pt", stepper)
+        checkpoint.restore(tmp_path / "last.pt", trainer)
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, bad: set[str], visits: int) -> None:
@@ -220,7 +221,7 @@ def test_a_sample_that_is_not_finite_costs_one_step_and_is_named(
     said = capsys.readouterr().out
     assert said.count("skipped") == 1
     assert "samples '9': the input of b is not finite" in said
-    weights = checkpoint.read(tmp_path / "checkpoints" / "last.pt")["objective"]
+    weights = checkpoint_file.read(tmp_path / "checkpoints" / "last.pt")["objective"]
     assert all(tensor.isfinite().all() for tensor in weights.values())
 
 
@@ -235,53 +236,55 @@ def test_too_many_steps_in_a_row_end_the_run(
     assert "error: 3 steps in a row were not finite (--train.max_bad_steps 2)" in said.err
 
 
-def make_stepper() -> tuple[Stepper, Batch]:
-    from fusionzoo.training.groups import param_groups
-    from fusionzoo.training.optim import build_optimizer
-    from fusionzoo.training.run import build_objective, choose_encoders, open_dataset
+def make_trainer() -> tuple[Trainer, Batch]:
+    from fusionzoo.training.build import build_objective, choose_encoders, open_dataset
+    from fusionzoo.training.optim.optimizers import build_optimizer
+    from fusionzoo.training.optim.param_groups import param_groups
 
     cfg = from_tree(RunConfig, {"data": {"name": "interactions", "samples": 64}})
     data = open_dataset(cfg.data)
     cfg = from_tree(RunConfig, {"data": cfg.data, "encoders": choose_encoders(data, {})})
     objective, _ = build_objective(cfg, data)
     groups = param_groups(objective.model, objective.heads, cfg.optim)
-    learn = Stepper(objective, build_optimizer(groups, cfg.optim), cfg, World())
-    return learn, objective.model.collate()([data[row] for row in range(8)])
+    trainer = Trainer(objective, build_optimizer(groups, cfg.optim), cfg, World())
+    return trainer, objective.model.collate()([data[row] for row in range(8)])
 
 
 def test_the_first_layer_that_fails_is_named_and_nothing_moves() -> None:
-    learn, batch = make_stepper()
-    encoder = learn.plain.model.encoders["a"]
+    trainer, batch = make_trainer()
+    encoder = trainer.module.model.encoders["a"]
     next(p for p in encoder.parameters() if p.ndim == 2).data[0, 0] = torch.inf
-    before = {name: x.clone() for name, x in learn.plain.state_dict().items()}
-    learn([batch])
-    assert learn.cause is not None
-    assert "first in a: " in learn.cause
-    for name, tensor in learn.plain.state_dict().items():
+    before = {name: x.clone() for name, x in trainer.module.state_dict().items()}
+    skipped = trainer.step([batch]).skipped
+    assert skipped is not None
+    assert "first in a: " in skipped
+    for name, tensor in trainer.module.state_dict().items():
         torch.testing.assert_close(tensor, before[name], rtol=0, atol=0, equal_nan=True)
 
 
 def test_running_statistics_forget_a_step_that_is_skipped() -> None:
-    learn, batch = make_stepper()
+    trainer, batch = make_trainer()
     norm = torch.nn.BatchNorm1d(32)
-    learn.plain.model.encoders["a"].append = norm
-    learn.bare, learn.kept = [norm.running_mean], [norm.running_mean.clone()]  # type: ignore[union-attr, list-item]
-    encode = type(learn.plain.model.encoders["a"]).encode
+    trainer.module.model.encoders["a"].append = norm
+    trainer.saved_buffers.buffers, trainer.saved_buffers.copies = (
+        [norm.running_mean],
+        [norm.running_mean.clone()],
+    )  # type: ignore[union-attr, list-item]
+    encode = type(trainer.module.model.encoders["a"]).encode
 
     def normed(inputs: Any) -> Any:
-        made = encode(learn.plain.model.encoders["a"], inputs)
+        made = encode(trainer.module.model.encoders["a"], inputs)
         return made._replace(pooled=norm(made.pooled * torch.nan))
 
-    learn.plain.model.encoders["a"].encode = normed
-    learn([batch])
-    assert learn.cause is not None
+    trainer.module.model.encoders["a"].encode = normed
+    assert trainer.step([batch]).skipped is not None
     assert norm.running_mean is not None
     assert norm.running_mean.isfinite().all()
 
 
 def test_out_of_memory_names_the_batch_and_the_largest_encoder() -> None:
-    learn, _ = make_stepper()
-    said = str(out_of_memory(learn))
+    trainer, _ = make_trainer()
+    said = str(out_of_memory(trainer))
     assert "--train.batch_size is 32" in said
     assert "the largest encoder is a with" in said
 
@@ -298,7 +301,7 @@ def test_a_run_cut_between_the_last_step_of_an_epoch_and_its_evaluation_goes_on(
 ) -> None:
     run = [*QUICK, "--log", "tensorboard", "--train.save_every", "1", "--out", str(tmp_path)]
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="cut"):
-        patch.setattr("fusionzoo.training.loop.evaluate", cut)
+        patch.setattr("fusionzoo.training.fit.evaluate", cut)
         train(run)
     assert train(["--resume", "--out", str(tmp_path)]) == 0
 
@@ -308,9 +311,9 @@ def cut(*given: Any) -> Any:
 
 
 def test_looking_for_a_cause_leaves_every_module_in_its_mode() -> None:
-    learn, batch = make_stepper()
-    learn([batch])
-    learn.plain.model.encoders["a"].eval()  # as an encoder that rests
-    before = {name: module.training for name, module in learn.plain.named_modules()}
-    assert first_cause(learn.plain, [batch]) is None
-    assert {name: module.training for name, module in learn.plain.named_modules()} == before
+    trainer, batch = make_trainer()
+    trainer.step([batch])
+    trainer.module.model.encoders["a"].eval()  # as an encoder that rests
+    before = {name: module.training for name, module in trainer.module.named_modules()}
+    assert first_cause(trainer.module, [batch]) is None
+    assert {name: module.training for name, module in trainer.module.named_modules()} == before

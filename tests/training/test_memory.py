@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from fusionzoo.distributed.malloc import Heap
 from fusionzoo.encoders import create_encoder
-from fusionzoo.training.memory import Heap
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"pretrained": False, "size": 32}
@@ -88,6 +88,6 @@ def test_memory_that_grows_is_given_back_and_what_a_batch_needs_is_kept() -> Non
 
 @pytest.mark.slow
 def test_the_recipe_of_the_stamps_trains_in_2_gb() -> None:
-    command = [sys.executable, "benchmarks/memory.py", "--stamps"]
+    command = [sys.executable, "perf/memory.py", "--stamps"]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     assert json.loads(done.stdout.splitlines()[-1])["peak_gb"] < 2.0

@@ -11,9 +11,9 @@ import torch
 from fusionzoo.config import OptimConfig
 from fusionzoo.errors import FusionZooError
 from fusionzoo.model import FusionModel, create_model
-from fusionzoo.training.groups import Group, describe, group_rows, param_groups
-from fusionzoo.training.optim import build_optimizer, rates, set_rates
-from fusionzoo.training.unfreeze import Unfreezing
+from fusionzoo.training.optim.optimizers import build_optimizer, rates, set_rates
+from fusionzoo.training.optim.param_groups import Group, describe, group_rows, param_groups
+from fusionzoo.training.optim.unfreezing import Unfreezing
 from fusionzoo.unimodal import UnimodalHeads
 
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from fusionzoo.config import DistConfig, RunConfig, from_tree
+from fusionzoo.distributed.process_group import World, process_group, wrap
 from fusionzoo.model import create_model
 from fusionzoo.structures import Batch
-from fusionzoo.training import checkpoint
-from fusionzoo.training.distributed import World, process_group, wrap
-from fusionzoo.training.groups import param_groups
-from fusionzoo.training.objectives import Objective, freeze_unused
-from fusionzoo.training.optim import build_optimizer
-from fusionzoo.training.step import Stepper
+from fusionzoo.training.objective import Objective, freeze_unused
+from fusionzoo.training.optim.optimizers import build_optimizer
+from fusionzoo.training.optim.param_groups import param_groups
+from fusionzoo.training.runs import checkpoint, checkpoint_file
+from fusionzoo.training.trainer import Trainer
 from fusionzoo.unimodal import UnimodalHeads
 
 pytestmark = pytest.mark.slow
@@ -62,17 +62,18 @@ def learn(fusion: str, strategy: str, world: World, folder: Path) -> None:
     objective = make_objective(fusion)
     wrapped = wrap(objective, cfg.dist, world)
     groups = param_groups(objective.model, objective.heads, cfg.optim)
-    stepper = Stepper(wrapped, build_optimizer(groups, cfg.optim), cfg, world)
+    trainer = Trainer(wrapped, build_optimizer(groups, cfg.optim), cfg, world)
     shares = SHARES[world.size]
     own = torch.arange(ROWS).split(shares)[world.rank]
-    losses = [stepper.mean(stepper([make_batch(step).take(own)])[0]) for step in range(STEPS)]
+    results = [trainer.step([make_batch(step).take(own)]) for step in range(STEPS)]
+    losses = [trainer.mean_loss(result.loss) for result in results]
     name = f"{fusion}-{strategy}-{world.size}"
-    checkpoint.save(folder / f"{name}.pt", stepper, checkpoint.State(step=STEPS))
+    checkpoint.save(folder / f"{name}.pt", trainer, checkpoint.State(step=STEPS))
     if world.main:
         torch.save(losses, folder / f"{name}-losses")
     # What was saved whole can be shared out again, and goes on.
-    state, _ = checkpoint.restore(folder / f"{name}.pt", stepper)
-    checkpoint.save(folder / f"{name}-again.pt", stepper, state)
+    state, _ = checkpoint.restore(folder / f"{name}.pt", trainer)
+    checkpoint.save(folder / f"{name}-again.pt", trainer, state)
 
 
 CASES = [(fusion, strategy) for fusion in ("gmu", "mbt") for strategy in ("ddp", "fsdp")]
@@ -111,7 +112,7 @@ def test_any_number_of_processes_learns_the_same(
     wanted, found = (torch.load(learned / f"{name}-losses") for name in (one, many))
     torch.testing.assert_close(torch.tensor(found), torch.tensor(wanted), rtol=0, atol=1e-6)
     assert sum(wanted[-5:]) < sum(wanted[:5])
-    alone, together = (checkpoint.read(learned / f"{name}.pt") for name in (one, many))
+    alone, together = (checkpoint_file.read(learned / f"{name}.pt") for name in (one, many))
     for what in ("objective", "average"):
         torch.testing.assert_close(together[what], alone[what], rtol=0, atol=1e-6)
 
@@ -122,7 +123,7 @@ def test_a_checkpoint_is_whole_and_can_be_shared_out_again(
     fusion: str, strategy: str, size: int, learned: Path
 ) -> None:
     name = f"{fusion}-{strategy}-{size}"
-    saved, again = (checkpoint.read(learned / f"{name}{x}.pt") for x in ("", "-again"))
+    saved, again = (checkpoint_file.read(learned / f"{name}{x}.pt") for x in ("", "-again"))
     for what in ("objective", "optimizer"):
         wanted, found = (one[what].get("state", one[what]) for one in (saved, again))
         torch.testing.assert_close(found, wanted, rtol=0, atol=0)

@@ -12,9 +12,10 @@ import torch
 from fusionzoo.config import OptimConfig
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Phase
-from fusionzoo.training import loop
-from fusionzoo.training.schedules import drops, phased, schedule
-from fusionzoo.training.step import Stepper
+from fusionzoo.training import evaluate as evaluation
+from fusionzoo.training import fit as fitting
+from fusionzoo.training.optim.schedules import drops, phased, schedule
+from fusionzoo.training.trainer import Trainer
 
 WHOLE = [Phase("train", 1.0)]
 QUICK = ["--data.name", "interactions", "--data.samples", "300", "--log", "none"]
@@ -103,12 +104,13 @@ PLANTED = [1.0, 0.9, 0.95, 0.8, 0.85, 0.86, 0.7, 0.9]  # validation losses of ei
 
 def plant_validation_losses(patch: pytest.MonkeyPatch) -> None:
     """Replace the loss of each evaluation in turn: how a real one falls depends on the CPU."""
-    losses, evaluate = iter([*PLANTED, 0.5]), loop.evaluate  # 0.5: the test split
+    losses, evaluate = iter([*PLANTED, 0.5]), evaluation.evaluate  # 0.5: the test split
 
     def planted(*args: Any, **settings: Any) -> dict[str, Any]:
         return {**evaluate(*args, **settings), "loss": next(losses)}
 
-    patch.setattr(loop, "evaluate", planted)
+    patch.setattr(evaluation, "evaluate", planted)  # of the test split
+    patch.setattr(fitting, "evaluate", planted)
 
 
 def test_a_resumed_plateau_run_equals_the_uninterrupted_one(
@@ -121,16 +123,16 @@ def test_a_resumed_plateau_run_equals_the_uninterrupted_one(
     with monkeypatch.context() as patch:
         plant_validation_losses(patch)
         assert train([*QUICK, *long, "--out", str(whole)]) == 0
-    update, left = Stepper._update, iter(range(27))  # in the fifth epoch of six steps
+    update, left = Trainer._update_weights, iter(range(27))  # in the fifth epoch of six steps
 
-    def broken(learn: Stepper, *args: Any) -> None:
+    def broken(trainer: Trainer, *args: Any) -> Any:
         next(left)
-        update(learn, *args)
+        return update(trainer, *args)
 
     with monkeypatch.context() as planted:
         plant_validation_losses(planted)
         with monkeypatch.context() as patch, pytest.raises(StopIteration):
-            patch.setattr(Stepper, "_update", broken)
+            patch.setattr(Trainer, "_update_weights", broken)
             train([*QUICK, *long, "--out", str(cut)])
         assert train(["--resume", "--out", str(cut)]) == 0
     lines = (whole / "metrics.jsonl").read_text()

@@ -18,13 +18,13 @@ import torch
 import fusionzoo
 from fusionzoo import create_dataset
 from fusionzoo.config import read_yaml
+from fusionzoo.distributed.process_group import World
 from fusionzoo.errors import FusionZooError
 from fusionzoo.scripts.embed import main as embed
 from fusionzoo.scripts.train import main as train
-from fusionzoo.training.checkpoint import State
-from fusionzoo.training.distributed import World
-from fusionzoo.training.run import show_data
-from fusionzoo.training.tracking import Tracker
+from fusionzoo.training.runs.checkpoint import State
+from fusionzoo.training.runs.report import show_data
+from fusionzoo.training.runs.tracker import Tracker
 
 ROOT = Path(__file__).parents[2]
 QUICK = ["--data.name", "interactions", "--data.samples", "300", "--log", "none"]
@@ -108,7 +108,7 @@ def test_the_data_summary_is_printed_first_and_by_one_process(
         "have      text 24",
         "unused    column ' scanner'",
     ]
-    show_data(create_dataset("digits", samples=60), Tracker(World(rank=1, size=2)))
+    show_data(create_dataset("digits", samples=60), [], Tracker(World(rank=1, size=2)))
     assert capsys.readouterr().out == ""
 
 
@@ -261,7 +261,7 @@ def test_what_asks_the_launcher_to_stop_reaches_its_processes(tmp_path: Path) ->
     log = tmp_path / "metrics.jsonl"
     while running.poll() is None and not (log.is_file() and log.read_text()):
         time.sleep(0.01)
-    running.send_signal(signal.SIGUSR1)  # benchmarks/faults.py sends SIGTERM
+    running.send_signal(signal.SIGUSR1)  # perf/faults.py sends SIGTERM
     _, said = running.communicate(timeout=100)
     assert running.returncode == 75, said[-2000:]
     last = torch.load(tmp_path / "checkpoints" / "last.pt", weights_only=True)
@@ -445,7 +445,10 @@ SETTINGS = [
     "--train.amp bf16",
     "--optim.name sgd --optim.lr 0.1",
     "--train.sampler class_weighted",
-    "--train.group_by_length",
+    "--train.group_by length",
+    "--train.group_by target",
+    "--train.max_steps 3",
+    "--train.patience 1",
     "--objective.label_smoothing 0.1 --optim.schedule step",
     "--encoders.a.name vector/identity",
     "--encoders.a.freeze all --encoders.a.init orthogonal",
@@ -472,7 +475,7 @@ def test_a_run_that_failed_before_its_first_step_leaves_its_folder_free(
         raise FusionZooError("failed before step 1")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fusionzoo.training.step.Stepper.__call__", fail)
+        patch.setattr("fusionzoo.training.trainer.Trainer.step", fail)
         assert train(run) == 2
     assert (tmp_path / "a" / "checkpoints" / "last.pt").is_file()
     assert train(run) == 0

@@ -1,4 +1,4 @@
-"""A batch over all processes, for losses that compare rows with one another."""
+"""Gather a batch from all processes, for losses that compare rows with one another."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from ..distributed import World, total
+from fusionzoo.distributed.process_group import World, total
 
 
 def gathered(x: Tensor, world: World) -> Tensor:
-    """Return the rows of all processes, the same on each, of which our own carry a gradient.
+    """Gather the rows of all processes; only this process's rows carry a gradient.
 
-    (B, ...) -> (sum of B, ...). Every process then has the whole loss L, and its gradient by its
-    own rows, which is all of theirs: nothing needs to cross processes in backward, where
-    collectives would meet DDP's in an order that differs from process to process. Training
-    averages gradients over processes, so those of our rows are scaled up by their number; those
-    of parameters that every process applies to all rows, a temperature say, are right as they are.
+    (B, ...) -> (sum of B, ...). Every process then computes the full loss and its gradient with
+    respect to its own rows. The backward pass needs no communication, which could interleave with
+    DDP's collectives in a different order on each process. Training averages gradients over the
+    processes, so the gradient of the local rows is scaled up by the number of processes; that of
+    parameters applied to all rows on every process, such as a temperature, is correct unscaled.
     """
     if world.size == 1:
         return x
@@ -25,17 +25,17 @@ def gathered(x: Tensor, world: World) -> Tensor:
     sizes = total(counts, world).tolist()
     padded = x.new_zeros(max(sizes), *x.shape[1:])
     padded[: len(x)] = x.detach()
-    parts = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(parts, padded)
-    found = [part[:size] for part, size in zip(parts, sizes, strict=True)]
-    found[world.rank] = x.detach() + world.size * (x - x.detach())
-    return torch.cat(found)
+    padded_by_rank = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(padded_by_rank, padded)
+    rows_by_rank = [y[:size] for y, size in zip(padded_by_rank, sizes, strict=True)]
+    rows_by_rank[world.rank] = x.detach() + world.size * (x - x.detach())
+    return torch.cat(rows_by_rank)
 
 
 def gathered_rows(
     rows: dict[str, Tensor], present: Tensor, world: World
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Gather (B, D) of each modality and which there are, (B, M), in one go."""
+    """Gather vectors (B, D) of each modality and presence (B, M) in one collective."""
     widths = [x.shape[1] for x in rows.values()]
     bits = present.to(next(iter(rows.values())))
     *parts, bits = gathered(torch.cat([*rows.values(), bits], dim=1), world).split(

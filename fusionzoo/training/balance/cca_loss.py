@@ -1,4 +1,4 @@
-"""Deep canonical correlation analysis: make the modalities' features predict each other."""
+"""Deep canonical correlation analysis: correlate the features of pairs of modalities."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from itertools import combinations
 import torch
 from torch import Tensor, nn
 
+from fusionzoo.structures import StepContext
+
 from ._gather import gathered_rows
-from .base import BALANCE, Balance, Now, Seen, Setting, Term, pooled_of, presence, widened
+from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, pooled_of, presence
 
 
 @BALANCE.register(family="loss", paper="Andrew et al. 2013, ICML, proceedings v28")
@@ -16,22 +18,29 @@ class CCALoss(Balance):
     """Maximise the canonical correlations of each pair of modalities.
 
     T = S11^(-1/2) S12 S22^(-1/2) with the covariances of u_m = V_m x_m over the rows that have
-    both, S_mm + ridge I; L = - sum of T's singular values (the largest `top` of them), summed over
-    pairs. Roots are taken by Cholesky factors, S = C C': C1^-1 S12 C2^-T has the same singular
-    values, and no derivative of eigenvectors, which repeated eigenvalues would blow up. In double
-    precision, over the rows of all processes (not of accumulated batches). Differs from the paper:
-    linear maps to `dim` after any encoder; batches instead of the whole data.
+    both modalities, S_mm + ridge I; L = - sum of the `top` largest singular values of T, summed
+    over pairs. The roots are replaced by Cholesky factors, S = C C': C1^-1 S12 C2^-T has the same
+    singular values and needs no derivatives of eigenvectors, which diverge for repeated
+    eigenvalues. Computed in double precision over the rows of all processes (but not of accumulated
+    batches). Differs from the paper: linear maps to `dim` after any encoder; batches instead of
+    the whole data set.
 
-    Missing: a pair's rows are those that have both; no more rows than `dim` give 0.
-    Pitfall: with few more rows than `dim` everything correlates: keep the batch several times that.
-    Use when: modalities are views of one thing, and labels are few.
+    Missing: a pair uses the rows that have both modalities; with `dim` rows or fewer its loss is 0.
+    Pitfall: with few more rows than `dim`, any features correlate: use a batch several times that.
+    Use when: modalities are views of the same content and labels are few.
+
+    Settings:
+        weight: weight of the loss of each pair, at least 0; 0 switches it off
+        dim: dimensions each modality is projected to, at least 1
+        ridge: added to the diagonal of the covariances, at least 0
+        top: number of largest correlations that count, 1 to `dim`; None for all
 
     Shapes: features[name].pooled (B, D) -> u (B, dim), one loss for each pair
     """
 
     def __init__(
         self,
-        setting: Setting,
+        inputs: StrategyInputs,
         *,
         weight: float = 0.1,
         dim: int = 8,
@@ -40,7 +49,7 @@ class CCALoss(Balance):
         start: float = 0.0,
         end: float | None = None,
     ) -> None:
-        super().__init__(setting, start=start, end=end)
+        super().__init__(inputs, start=start, end=end)
         self.require(dim >= 1, f"dim={dim}; it must be at least 1")
         self.require(ridge >= 0, f"ridge={ridge:g}; it must be at least 0")
         self.require(top is None or 1 <= top <= dim, f"top={top}; it is 1 to dim={dim}")
@@ -48,36 +57,36 @@ class CCALoss(Balance):
         self.weight, self.dim, self.ridge, self.top = weight, dim, ridge, top
         self.project = nn.ModuleDict({name: nn.Linear(w, dim) for name, w in self.widths.items()})
 
-    def active(self, now: Now) -> bool:
-        return bool(self.weight) and super().active(now)
+    def active(self, context: StepContext) -> bool:
+        return bool(self.weight) and super().active(context)
 
-    def terms(self, seen: Seen) -> dict[str, Term]:
-        own = {}
+    def extra_losses(self, context: StepContext) -> dict[str, LossTerm]:
+        projected = {}
         for name, project in self.project.items():
-            x, _ = pooled_of(seen.features, name)
+            x, _ = pooled_of(context.features, name)
             with torch.autocast(x.device.type, enabled=False):
-                own[name] = project(widened(x)).double()
-        rows, present = gathered_rows(own, presence(seen.features), self.world)
-        have = dict(zip(own, present.unbind(1), strict=True))
-        found = {}
-        for a, b in combinations(own, 2):
-            both = have[a] & have[b]
-            value = -self.correlation(rows[a][both], rows[b][both])[None]
+                projected[name] = project(at_least_float32(x)).double()
+        rows, present = gathered_rows(projected, presence(context.features), self.world)
+        column = dict(zip(projected, present.unbind(1), strict=True))
+        terms = {}
+        for a, b in combinations(projected, 2):
+            both_present = column[a] & column[b]
+            value = -self.correlation(rows[a][both_present], rows[b][both_present])[None]
             mask = torch.ones_like(value, dtype=torch.bool)
-            found[f"{self.name}/{a}-{b}"] = Term(value, mask, self.weight)
-        return found
+            terms[f"{self.name}/{a}-{b}"] = LossTerm(value, mask, self.weight)
+        return terms
 
     def correlation(self, left: Tensor, right: Tensor) -> Tensor:
         """Return the sum of the canonical correlations: (n, d), (n, d) -> ()."""
         if len(left) <= left.shape[1]:
             return 0.0 * (left.sum() + right.sum())
         if not (left.isfinite().all() and right.isfinite().all()):
-            return left.sum() * torch.nan  # the step is skipped, as for any loss
+            return left.sum() * torch.nan  # training skips the step, as for any loss
         with torch.autocast(left.device.type, enabled=False):
             left, right = left - left.mean(0), right - right.mean(0)
             cross = self._whiten(left, left.T @ right)
-            values = torch.linalg.svdvals(self._whiten(right, cross.T))
-            return values[: self.top].sum() / (len(left) - 1)
+            singular_values = torch.linalg.svdvals(self._whiten(right, cross.T))
+            return singular_values[: self.top].sum() / (len(left) - 1)
 
     def _whiten(self, x: Tensor, cross: Tensor) -> Tensor:
         """Solve C y = cross with C C' the covariance of x (n, d): (d, e) -> (d, e)."""

@@ -1,4 +1,4 @@
-"""Contrastive alignment: what belongs together lies together, by CLIP, SigLIP or ImageBind."""
+"""Contrastive alignment of modalities in a common space: CLIP, SigLIP or ImageBind."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fusionzoo.fusion.base import check_choice, check_modality
-from fusionzoo.structures import Features
+from fusionzoo.structures import Features, StepContext
 
 from ._gather import gathered_rows
-from .base import BALANCE, Balance, Now, Seen, Setting, Term, pooled_of, presence, widened
+from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, pooled_of, presence
 
-LARGEST = math.log(100)  # of the logit scale, as in CLIP
+MAX_LOG_SCALE = math.log(100)  # as in CLIP
 
 
 @BALANCE.register(
@@ -26,19 +26,27 @@ LARGEST = math.log(100)  # of the logit scale, as in CLIP
     " Zhai et al. 2023, arXiv:2303.15343",
 )
 class ContrastiveAlign(Balance):
-    """Draw a sample's modalities together in a common space, and those of others apart.
+    """Align the modalities of a sample in a common space, away from those of other samples.
 
-    e_m = V_m x_m / |V_m x_m|, S = s e_m e_n' over the n rows that have both, s = exp(t), t cut
-    to log 100 after each step.
-    `clip`: mean of the cross-entropies of S and S' with the diagonal as the answer, t = log(1 /
-    0.07) at first. `siglip`: -(1/n) sum_ij log sigmoid(y_ij (S_ij + b)), y = 1 on the diagonal,
-    else -1; t = log 10, b = -10. All pairs of modalities, or those with `anchor`; `imagebind` is
-    `clip` with an anchor, by default the image. Rows are those of all processes (not of
-    accumulated batches); gradients are those of one process with all rows.
+    e_m = V_m x_m / |V_m x_m|; S = s e_m e_n' over the n rows that have both modalities; s = exp(t)
+    with t clipped to log 100 after each step. CLIP: mean of the cross-entropies of S and S' with
+    the diagonal as target, t = log(1 / 0.07) initially. SigLIP: -(1/n) sum_ij log sigmoid(y_ij
+    (S_ij + b)), y = 1 on the diagonal, else -1; t = log 10, b = -10 initially. The rows are those
+    of all processes (but not of accumulated batches); gradients equal those of one process with
+    all rows.
 
-    Missing: a pair's rows are those that have both; fewer than 2 (`siglip`: 1) give 0.
-    Pitfall: negatives are the batch: small batches teach little, repeated samples are false ones.
-    Use when: pairs are plenty and labels few, or retrieval across modalities is wanted.
+    Missing: a pair uses the rows that have both modalities; its loss is 0 with fewer than 2
+    (SigLIP: 1).
+    Pitfall: negatives come from the batch: small batches teach little, and repeated samples are
+    false negatives.
+    Use when: pairs are plentiful and labels few, or for retrieval across modalities.
+
+    Settings:
+        mode: "clip", "siglip", or "imagebind", which is "clip" for the pairs with an anchor
+        anchor: modality that is in every pair; None for all pairs, for "imagebind" the image, or
+            the first modality if there is no image
+        weight: weight of the loss of each pair, at least 0; 0 switches it off
+        dim: dimensions of the common space, at least 1
 
     Shapes: features[name].pooled (B, D) -> embeddings (B, dim), a loss per row and pair (n,)
     """
@@ -47,7 +55,7 @@ class ContrastiveAlign(Balance):
 
     def __init__(
         self,
-        setting: Setting,
+        inputs: StrategyInputs,
         *,
         mode: Literal["clip", "siglip", "imagebind"] = "clip",
         anchor: str | None = None,
@@ -56,7 +64,7 @@ class ContrastiveAlign(Balance):
         start: float = 0.0,
         end: float | None = None,
     ) -> None:
-        super().__init__(setting, start=start, end=end)
+        super().__init__(inputs, start=start, end=end)
         check_choice("mode", mode, ("clip", "siglip", "imagebind"))
         self.require(dim >= 1, f"dim={dim}; it must be at least 1")
         self.require(len(self.widths) > 1, "it aligns modalities, and the model has only one")
@@ -68,48 +76,50 @@ class ContrastiveAlign(Balance):
             anchor = check_modality("anchor", anchor, self.widths)
             self.pairs = [(anchor, name) for name in self.widths if name != anchor]
         self.project = nn.ModuleDict({name: nn.Linear(w, dim) for name, w in self.widths.items()})
-        sigmoid = mode == "siglip"
-        # One number each, in a vector: FSDP cannot share out a scalar.
-        self.scale = nn.Parameter(torch.tensor([math.log(10 if sigmoid else 1 / 0.07)]))
-        self.bias = nn.Parameter(torch.tensor([-10.0])) if sigmoid else None
+        siglip = mode == "siglip"
+        # Vectors of one entry, because FSDP cannot shard scalars.
+        self.scale = nn.Parameter(torch.tensor([math.log(10 if siglip else 1 / 0.07)]))
+        self.bias = nn.Parameter(torch.tensor([-10.0])) if siglip else None
 
-    def active(self, now: Now) -> bool:
-        return bool(self.weight) and super().active(now)
+    def active(self, context: StepContext) -> bool:
+        return bool(self.weight) and super().active(context)
 
     def embed(self, features: Mapping[str, Features]) -> dict[str, Tensor]:
         """Return each modality's unit vectors in the common space, zeros where it is absent."""
-        found = {}
+        embeddings = {}
         for name, project in self.project.items():
             x, present = pooled_of(features, name)
-            found[name] = F.normalize(widened(project(x)), dim=1).where(present[:, None], 0)
-        return found
+            embeddings[name] = F.normalize(at_least_float32(project(x)), dim=1).where(
+                present[:, None], 0
+            )
+        return embeddings
 
-    def terms(self, seen: Seen) -> dict[str, Term]:
-        own = self.embed(seen.features)
-        rows, present = gathered_rows(own, presence(seen.features), self.world)
-        have = dict(zip(own, present.unbind(1), strict=True))
-        found = {}
+    def extra_losses(self, context: StepContext) -> dict[str, LossTerm]:
+        embeddings = self.embed(context.features)
+        rows, present = gathered_rows(embeddings, presence(context.features), self.world)
+        column = dict(zip(embeddings, present.unbind(1), strict=True))
+        terms = {}
         for a, b in self.pairs:
-            both = have[a] & have[b]
-            values = self.loss(rows[a][both], rows[b][both])
+            both_present = column[a] & column[b]
+            values = self.loss(rows[a][both_present], rows[b][both_present])
             mask = torch.ones_like(values, dtype=torch.bool)
-            found[f"{self.name}/{a}-{b}"] = Term(values, mask, self.weight)
-        return found
+            terms[f"{self.name}/{a}-{b}"] = LossTerm(values, mask, self.weight)
+        return terms
 
     @torch.no_grad()
     def after_step(self) -> None:
-        # Not in `loss`: above the limit a clamp has no gradient, so the scale would never return.
-        self.scale.clamp_(max=LARGEST)
+        # Not in `loss`: a clamp has no gradient above the limit, so the scale could not decrease.
+        self.scale.clamp_(max=MAX_LOG_SCALE)
 
     def loss(self, left: Tensor, right: Tensor) -> Tensor:
-        """Return a loss per pair of matched unit vectors: (n, dim), (n, dim) -> (n,)."""
+        """Return a loss per pair of matching unit vectors: (n, dim), (n, dim) -> (n,)."""
         if len(left) < (1 if self.mode == "siglip" else 2):
             return 0.0 * (left.sum() + right.sum() + self.scale)
         with torch.autocast(left.device.type, enabled=False):
             logits = self.scale.exp() * left @ right.T
             if self.bias is not None:
-                matched = 2 * torch.eye(len(left)).to(logits) - 1
-                return -F.logsigmoid(matched * (logits + self.bias)).sum(1)
-            answer = torch.arange(len(left), device=left.device)
-            each = (F.cross_entropy(x, answer, reduction="none") for x in (logits, logits.T))
-            return sum(each, torch.zeros_like(answer, dtype=logits.dtype)) / 2
+                signs = 2 * torch.eye(len(left)).to(logits) - 1
+                return -F.logsigmoid(signs * (logits + self.bias)).sum(1)
+            diagonal = torch.arange(len(left), device=left.device)
+            losses = (F.cross_entropy(x, diagonal, reduction="none") for x in (logits, logits.T))
+            return sum(losses, torch.zeros_like(diagonal, dtype=logits.dtype)) / 2

@@ -1,46 +1,48 @@
-"""Gradient blending: weigh every head by how well it generalises, against how fast it overfits."""
+"""Gradient blending: weight each head by its generalisation against its overfitting."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.structures import Batch
+from fusionzoo.distributed.process_group import total
+from fusionzoo.structures import Batch, StepContext
 
-from ..distributed import total, wrap
+from ..data import chunks
+from ..precision import autocast
 from ._heads import ModalityHeads
-from .base import BALANCE, Balance, Now, Seen, Setting, Term
-
-if TYPE_CHECKING:
-    from ..step import Stepper
+from .base import BALANCE, Balance, LossTerm, RunningTrainer, StrategyInputs
 
 
 @BALANCE.register(family="loss", paper="Wang et al. 2020, CVPR, arXiv:1905.12681")
 class GBlend(Balance):
-    """Weigh the losses of the fusion and of each modality's head by G / O^2.
+    """Weight the losses of the fusion and of each modality's head by G / O^2.
 
-    For each head k, the modalities' and the fusion's, a copy of the model learns from that loss
-    alone for `epochs`: G_k = fall of its validation loss, O_k = rise of (validation - training
-    loss). w_k = G_k / O_k^2, normed to sum 1, and training goes on with sum_k w_k L_k. Measured
-    before the first epoch, and again every `every` epochs (0: once). Each time costs M + 1 times
-    `epochs` passes over the training split. G is floored at 0, O at `floor` of the largest O; with
-    no gain anywhere the weights are equal. Neither weights, optimiser, generators nor the order of
-    the samples notice, and copies learn without other strategies. Differs from popular code:
-    differences, not final losses; no absolute values. Differs from the paper's defaults: one epoch
-    measures the weights, once (the paper trains each head for longer), and O has a floor.
+    For each head k (one per modality, and the fusion's) a copy of the model is trained on that loss
+    only: G_k = decrease of its validation loss, O_k = increase of (validation - training loss).
+    w_k = G_k / O_k^2, normalised to sum 1; the model is trained on sum_k w_k L_k. G is at least 0;
+    if no head gains, the weights are equal. Measuring takes M + 1 times `epochs` passes over the
+    training split. It leaves weights, optimiser, random generators and the order of samples
+    unchanged; the copies are trained without other strategies. Differs from popular code:
+    differences instead of final losses, and no absolute values. Differs from the paper, which
+    trains each head for longer and has no floor for O.
 
     Missing: a row counts for the heads of the modalities it has.
-    Pitfall: one epoch on a small validation split measures noise, and O enters squared: with a
-    floor of 0.1, one head of four got half to three quarters of the weight on `digits`, which one
-    hung on the seed (results/LOG.md). Test data must not be used.
-    Use when: modalities overfit at very different speeds, and training time is no concern.
+    Pitfall: one epoch on a small validation split measures noise, and O is squared: with a floor of
+    0.1, one head of four got half to three quarters of the weight on `digits`, depending on the
+    seed (results/LOG.md). Test data must not be used.
+    Use when: modalities overfit at very different rates and training time is not a concern.
+
+    Settings:
+        every: epochs between measurements of the weights; 0 to measure once, before the first epoch
+        epochs: epochs each copy is trained, at least 1 (paper: more)
+        floor: smallest O as a share of the largest, above 0 to 1 (paper: no floor)
 
     Shapes: G (M + 1,), O (M + 1,) -> w (M + 1,), the fusion last
     """
@@ -51,7 +53,7 @@ class GBlend(Balance):
 
     def __init__(
         self,
-        setting: Setting,
+        inputs: StrategyInputs,
         *,
         every: int = 0,
         epochs: int = 1,
@@ -59,7 +61,7 @@ class GBlend(Balance):
         start: float = 0.0,
         end: float | None = None,
     ) -> None:
-        super().__init__(setting, start=start, end=end)
+        super().__init__(inputs, start=start, end=end)
         self.require(every >= 0, f"every={every}; it must be at least 0 (0: once)")
         self.require(epochs >= 1, f"epochs={epochs}; it must be at least 1")
         self.require(0 < floor <= 1, f"floor={floor:g}; it must be in (0, 1]")
@@ -69,103 +71,106 @@ class GBlend(Balance):
         self.register_buffer("weights", torch.full((count,), 1 / count))
         self.register_buffer("measured", torch.tensor(0))
 
-    def begin_epoch(self, learn: Stepper, loaders: Mapping[str, Any], now: Now) -> None:
-        since = int(now.epoch) - ceil(self.start)
-        if since % self.every if self.every else int(self.measured):
+    def begin_epoch(
+        self, trainer: RunningTrainer, loaders: Mapping[str, Any], context: StepContext
+    ) -> None:
+        since_start = int(context.epoch) - ceil(self.start)
+        if since_start % self.every if self.every else int(self.measured):
             return
-        curves = []
-        with generators_kept():
-            for name in (*self.widths, None):
-                curves.append(self.measure(name, learn, loaders, now))
-        found = torch.tensor(curves, dtype=torch.float64)  # (M + 1, start or end, train or val)
-        gap = found[..., 1] - found[..., 0]
-        weights = blend(found[:, 0, 1] - found[:, 1, 1], gap[:, 1] - gap[:, 0], self.floor)
-        self.weights.copy_(weights)
+        heads = (*self.widths, None)
+        with preserved_generators():
+            measured = [self.measure(head, trainer, loaders, context) for head in heads]
+        losses = torch.tensor(measured, dtype=torch.float64)  # (M + 1, start or end, train or val)
+        gap = losses[..., 1] - losses[..., 0]
+        gains, overfits = losses[:, 0, 1] - losses[:, 1, 1], gap[:, 1] - gap[:, 0]
+        self.weights.copy_(blend(gains, overfits, self.floor))
         self.measured += 1
 
     def measure(
-        self, name: str | None, learn: Stepper, loaders: Mapping[str, Any], now: Now
+        self,
+        head: str | None,
+        trainer: RunningTrainer,
+        loaders: Mapping[str, Any],
+        context: StepContext,
     ) -> list[tuple[float, float]]:
         """Train a copy by one head; return (training, validation) loss before and after."""
-        from ..loop import chunks
-        from ..step import Stepper
 
-        # Together, so that the optimiser's copy holds the parameters of the model's copy.
-        plain, optimizer = deepcopy((learn.plain, learn.optimizer))
-        own = plain.balance[self.name]
-        assert isinstance(own, GBlend)
-        plain.balance = nn.ModuleDict({self.name: _OneHead(self, own, name)})
-        scratch = Stepper(wrap(plain, learn.cfg.dist, self.world), optimizer, learn.cfg, self.world)
-        sides = (loaders["train"], loaders["val"])
-        before = [mean_loss(scratch, loader, now) for loader in sides]
+        def learn_by_one_head(module: Any) -> None:
+            copied = module.balance[self.name]
+            module.balance = nn.ModuleDict({self.name: _OneHead(self, copied, head)})
+
+        copy = trainer.copy(learn_by_one_head)
+        splits = (loaders["train"], loaders["val"])
+        before = [mean_loss(copy, loader, context) for loader in splits]
         for epoch in range(self.epochs):
-            number = int(now.epoch) + epoch
-            for batches in chunks(loaders["train"], learn.cfg.train.accumulate, number):
-                scratch(batches, now)
-        after = [mean_loss(scratch, loader, now) for loader in sides]
+            number = int(context.epoch) + epoch
+            for batches in chunks(loaders["train"], copy.cfg.train.accumulate, number):
+                copy.step(batches, context)
+        after = [mean_loss(copy, loader, context) for loader in splits]
         return [(before[0], before[1]), (after[0], after[1])]
 
-    def main(self, seen: Seen, loss: Term) -> Term:
+    def main_loss(self, context: StepContext, loss: LossTerm) -> LossTerm:
         return loss._replace(weight=loss.weight * self.weights[-1])
 
-    def terms(self, seen: Seen) -> dict[str, Term]:
+    def extra_losses(self, context: StepContext) -> dict[str, LossTerm]:
         weights = dict(zip(self.widths, self.weights.unbind(), strict=False))
-        return self.heads.terms(seen, self.name, weights)
+        return self.heads.losses(context, self.name, weights)
 
 
 class _OneHead(Balance):
-    """Learn by the loss of one modality's head, or with `head` None by the fusion's."""
+    """Train on the loss of one modality's head only, or on the fusion's if `head` is None."""
 
     def __init__(self, source: GBlend, copied: GBlend, head: str | None) -> None:
         targets = torch.zeros(0, dtype=torch.int64)
-        super().__init__(Setting(copied.model, targets, source.seed, source.world))
+        super().__init__(StrategyInputs(copied.model, targets, source.seed, source.world))
         self.heads, self.head = copied.heads, head
 
-    def edit(self, batch: Batch, rows: Tensor, now: Now) -> Batch:
+    def edit_batch(self, batch: Batch, rows: Tensor, context: StepContext) -> Batch:
         if self.head is None:
             return batch
         only = torch.tensor([name == self.head for name in self.widths])
         return batch._replace(present=batch.present & only.to(batch.present.device))
 
-    def main(self, seen: Seen, loss: Term) -> Term:
+    def main_loss(self, context: StepContext, loss: LossTerm) -> LossTerm:
         if self.head is None:
             return loss
-        (term,) = self.heads.terms(seen, "", {self.head: 1.0}).values()
-        # The fused loss with weight 0: under DDP every parameter must have a gradient.
+        (term,) = self.heads.losses(context, "", {self.head: 1.0}).values()
+        # The fused loss with weight 0, because under DDP every parameter needs a gradient.
         return term._replace(values=term.values + 0.0 * loss.values)
 
 
 @torch.no_grad()
-def mean_loss(scratch: Stepper, loader: Any, now: Now) -> float:
+def mean_loss(trainer: RunningTrainer, loader: Any, context: StepContext) -> float:
     """Return the loss that a copy learns by, in evaluation mode, over a split and all processes."""
-    from ..step import autocast
-
-    plain, device = scratch.plain, scratch.world.device
-    plain.eval()
+    module, device = trainer.module, trainer.world.device
+    module.eval()
     sums = torch.zeros(2, dtype=torch.float64, device=device)
     for batch in loader:
-        rows = plain.rows(batch)
-        for one in plain.strategies(now):
-            batch = one.edit(batch, rows, now)
-        with autocast(scratch.cfg.train, device):
-            term = plain(batch.to(device), rows.to(device), now).main
+        rows = module.rows(batch)
+        for strategy in module.strategies(context):
+            batch = strategy.edit_batch(batch, rows, context)
+        with autocast(trainer.cfg.train, device):
+            term = module(batch.to(device), context._replace(rows=rows.to(device))).main_loss
         sums += torch.stack([term.values.where(term.mask, 0).sum(), term.mask.sum()]).double()
-    loss, count = total(sums, scratch.world).tolist()
+    loss, count = total(sums, trainer.world).tolist()
     return float(loss / max(count, 1))
 
 
 def blend(gains: Tensor, overfits: Tensor, floor: float) -> Tensor:
-    """Return the weights that maximise (sum w G)^2 / sum w^2 O^2, floored: (k,), (k,) -> (k,)."""
-    most = overfits.max()
-    spread = overfits.clamp(min=floor * most) if most > 0 else torch.ones_like(overfits)
-    weights = gains.clamp(min=0) / spread.square()
-    even = torch.full_like(weights, 1 / len(weights))
-    return weights / weights.sum() if weights.sum() > 0 else even
+    """Return the weights w that maximise (sum w G)^2 / sum w^2 O^2: (k,), (k,) -> (k,).
+
+    O is at least `floor` times its largest value.
+    """
+    largest = overfits.max()
+    floored = overfits.clamp(min=floor * largest) if largest > 0 else torch.ones_like(overfits)
+    weights = gains.clamp(min=0) / floored.square()
+    equal = torch.full_like(weights, 1 / len(weights))
+    return weights / weights.sum() if weights.sum() > 0 else equal
 
 
 @contextmanager
-def generators_kept() -> Iterator[None]:
-    """Leave the global generators as they were."""
+def preserved_generators() -> Iterator[None]:
+    """Restore the state of the global random generators on exit."""
     state = random.getstate()
     with torch.random.fork_rng():
         yield

@@ -1,4 +1,4 @@
-"""Multimodal learning with alternating unimodal adaptation: one modality at a time."""
+"""Multimodal learning with alternating unimodal adaptation: train one modality at a time."""
 
 from __future__ import annotations
 
@@ -7,28 +7,33 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.structures import Batch
+from fusionzoo.distributed.fsdp import like, whole
+from fusionzoo.structures import Batch, StepContext
 
-from ..sharding import like, whole
-from .base import BALANCE, Balance, Now, Seen, Setting, Tally, Term, pooled_of
+from .base import BALANCE, Balance, BatchSum, LossTerm, StrategyInputs, pooled_of
 
 
 @BALANCE.register(family="schedule", paper="Zhang et al. 2024, CVPR, arXiv:2311.10707")
 class MLA(Balance):
-    """Let the modalities learn in turn through the shared head, without forgetting each other.
+    """Train the modalities in turn with a shared head whose gradient is projected.
 
-    Each step makes one update per modality, in which only this modality is present and only its
-    encoder learns. Before it, the gradient of the fusion's head is projected, W.grad <- W.grad P,
-    away from what earlier turns fed it: P <- P - (P r)(P r)' / (alpha + r' P r), r the mean
-    embedding of the turn, P = I at first, alpha = 0.1^(1 + share of the epoch done), or `alpha`.
-    `joint` adds a turn with everything, unprojected, for fusions whose joint answer is not that of
-    its parts. Differs from the reference: the recursive-least-squares denominator is the scalar
-    that it must be, not an outer product; P is not normed unless `normalise`; one's own turn is
-    projected by the past only. At test time the fusion answers as it is.
+    Each step makes one update per modality, with only this modality present and only its encoder
+    trained. Before the update the gradient of the fusion's head is projected away from the
+    embeddings of earlier turns: W.grad <- W.grad P. Afterwards P <- P - (P r)(P r)' / (alpha +
+    r' P r), r the mean embedding of the turn, P = I initially. Evaluation uses the fusion
+    unchanged. Differs from the authors' code: the denominator of this recursive least-squares step
+    is the scalar above instead of an outer product, and a turn is projected by earlier turns only.
 
     Missing: a row takes part in the turns of the modalities it has.
-    Pitfall: P only ever shrinks: in long runs the head stops along every common direction.
-    Use when: joint training lets one modality win, and a linear head is shared (`mean`, `sum`).
+    Pitfall: P only ever shrinks: in long runs the head stops learning along common directions.
+    Use when: one modality dominates joint training and all share a linear head (`mean`, `sum`).
+
+    Settings:
+        alpha: regulariser of the least-squares step, above 0; None for 0.1^(1 + fraction of the
+            epoch done)
+        normalise: whether to divide P by its Frobenius norm after each update (authors' code: True)
+        joint: whether to add a turn with all modalities and no projection, for fusions whose
+            prediction is not the sum of unimodal ones
 
     Shapes: r (dim,), P (dim, dim), head.weight (K, dim)
     """
@@ -38,7 +43,7 @@ class MLA(Balance):
 
     def __init__(
         self,
-        setting: Setting,
+        inputs: StrategyInputs,
         *,
         alpha: float | None = None,
         normalise: bool = False,
@@ -46,7 +51,7 @@ class MLA(Balance):
         start: float = 0.0,
         end: float | None = None,
     ) -> None:
-        super().__init__(setting, start=start, end=end)
+        super().__init__(inputs, start=start, end=end)
         self.require(alpha is None or alpha > 0, f"alpha={alpha}; it must be positive")
         head = getattr(self.fusion, "head", None)
         self.require(
@@ -56,44 +61,47 @@ class MLA(Balance):
         )
         self.alpha, self.normalise, self.joint = alpha, normalise, joint
         self.register_buffer("projector", torch.eye(self.fusion.dim))
-        self.tally = Tally()  # sum of embeddings, and rows: (dim + 1,)
+        self.tally = BatchSum()  # sum of embeddings, and rows: (dim + 1,)
 
-    def turns(self, now: Now) -> Sequence[str | None]:
+    def turns(self, context: StepContext) -> Sequence[str | None]:
         return (*self.widths, None) if self.joint else tuple(self.widths)
 
-    def edit(self, batch: Batch, rows: Tensor, now: Now) -> Batch:
-        if now.turn is None:
+    def edit_batch(self, batch: Batch, rows: Tensor, context: StepContext) -> Batch:
+        if context.turn is None:
             return batch
-        column = list(self.widths).index(now.turn)
+        column = list(self.widths).index(context.turn)
         present = torch.zeros_like(batch.present)
         present[:, column] = batch.present[:, column]
         return batch._replace(present=present)
 
-    def main(self, seen: Seen, loss: Term) -> Term:
-        if seen.now.turn is None:
+    def main_loss(self, context: StepContext, loss: LossTerm) -> LossTerm:
+        if context.turn is None:
             return loss
-        present = pooled_of(seen.features, seen.now.turn)[1]
-        fed = seen.output.embedding.detach().where(present[:, None], 0).to(self.projector)
-        self.tally.add(torch.cat([fed.sum(0), present.sum()[None].to(fed)]), seen.now)
+        present = pooled_of(context.features, context.turn)[1]
+        embedding = context.output.embedding.detach().where(present[:, None], 0).to(self.projector)
+        rows = present.sum()[None].to(embedding)
+        self.tally.add(torch.cat([embedding.sum(0), rows]), context)
         return loss._replace(mask=loss.mask & present)
 
-    def gradients(self, encoders: Mapping[str, Sequence[nn.Parameter]], now: Now) -> None:
-        if now.turn is None:
+    def edit_gradients(
+        self, encoders: Mapping[str, Sequence[nn.Parameter]], context: StepContext
+    ) -> None:
+        if context.turn is None:
             return
         weight = self.fusion.head.weight  # type: ignore[union-attr]
         assert isinstance(weight, nn.Parameter)
         if weight.grad is not None:
-            given = whole(weight.grad)
-            weight.grad.copy_(like(given @ self.projector.to(given), weight.grad))
-        fed = self.tally.take(self.world)
-        if fed[-1] > 0:
-            alpha = 0.1 ** (1 + now.epoch % 1) if self.alpha is None else self.alpha
-            self.projector.copy_(shrink(self.projector, fed[:-1] / fed[-1], alpha))
+            gradient = whole(weight.grad)
+            weight.grad.copy_(like(gradient @ self.projector.to(gradient), weight.grad))
+        sums = self.tally.take(self.world)  # of embeddings, then the number of rows
+        if sums[-1] > 0:
+            alpha = 0.1 ** (1 + context.epoch % 1) if self.alpha is None else self.alpha
+            self.projector.copy_(shrink(self.projector, sums[:-1] / sums[-1], alpha))
             if self.normalise:
                 self.projector.div_(self.projector.norm())
 
 
 def shrink(projector: Tensor, direction: Tensor, alpha: float) -> Tensor:
-    """Make one step of recursive least squares: (D, D), (D,) -> (D, D)."""
-    seen = projector @ direction
-    return projector - torch.outer(seen, seen) / (alpha + direction @ seen)
+    """Apply one recursive least-squares step to the projector: (D, D), (D,) -> (D, D)."""
+    projected = projector @ direction
+    return projector - torch.outer(projected, projected) / (alpha + direction @ projected)

@@ -1,37 +1,41 @@
-"""Prototypical modal rebalance: class prototypes pull the modality that lags behind."""
+"""Prototypical modal rebalance: a prototype loss for modalities that learn too slowly."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..distributed import total
-from .base import BALANCE, Balance, Now, Seen, Setting, Term, pooled_of
+from fusionzoo.distributed.process_group import total
+from fusionzoo.structures import StepContext
 
-if TYPE_CHECKING:
-    from ..step import Stepper
+from .base import BALANCE, Balance, LossTerm, RunningTrainer, StrategyInputs, pooled_of
 
-EPSILON = 1e-6  # under the root: the gradient of a distance is not defined at 0
+EPSILON = 1e-6  # under the square root, because the gradient of a distance is undefined at 0
 
 
 @BALANCE.register(family="gradient", paper="Fan et al. 2023, CVPR, arXiv:2211.07089")
 class PMR(Balance):
-    """Add a prototype loss for each modality that lags behind, as strong as its lag.
+    """Add a prototype loss for each modality that lags behind, weighted by how far.
 
-    c_mk = mean feature of class k, refreshed every epoch: momentum new + (1 - momentum) old.
-    s_m = mean over rows with m of softmax_k(-|x_m - c_mk|)[y]; rho_m = s_m / mean of the other
-    s_n; a modality with rho_m < 1 gets + alpha clip(1 / rho_m - 1, 0, 1) CE(-|x_m - c_m|, y).
-    New means are those of the features that the epoch's training steps made, so no pass over the
-    data is added, and in the first epoch there is no loss. Differs from the paper: any M (rho
-    against the mean of the others); no entropy penalty on the fast modality, as in its code.
+    c_mk = mean feature of class k, updated every epoch: momentum new + (1 - momentum) old. s_m =
+    mean over rows with m of softmax_k(-|x_m - c_mk|)[y]; rho_m = s_m / mean of the other s_n. A
+    modality with rho_m < 1 gets the loss alpha clip(1 / rho_m - 1, 0, 1) CE(-|x_m - c_m|, y). New
+    means are those of the features in the epoch's training steps, so no additional pass over the
+    data is needed, and there is no loss in the first epoch. Differs from the paper: rho_m compares
+    with the mean of the others, for any number of modalities; no entropy penalty on the faster
+    modality, as in the authors' code.
 
-    Missing: such rows neither score nor learn nor move a prototype.
-    Pitfall: distances grow with the width; softmax saturates for wide features that are not normed.
-    Use when: a modality's own classes are separable, and the fused loss does not show it how.
+    Missing: such rows are left out of scores, losses and prototypes.
+    Pitfall: distances grow with the width; for wide, unnormalised features the softmax saturates.
+    Use when: a modality separates the classes well, but the fused loss does not train it enough.
+
+    Settings:
+        alpha: weight of the prototype losses, at least 0; 0 switches it off
+        momentum: weight of an epoch's new prototypes, above 0 to 1
 
     Shapes: features[name].pooled (B, D), prototypes (K, D) -> a loss per row and modality (B,)
     """
@@ -40,78 +44,81 @@ class PMR(Balance):
 
     def __init__(
         self,
-        setting: Setting,
+        inputs: StrategyInputs,
         *,
         alpha: float = 1.0,
         momentum: float = 0.8,
         start: float = 0.0,
         end: float | None = None,
     ) -> None:
-        super().__init__(setting, start=start, end=end)
+        super().__init__(inputs, start=start, end=end)
         self.require(alpha >= 0, f"alpha={alpha:g}; it must be at least 0")
         self.require(0 < momentum <= 1, f"momentum={momentum:g}; it must be in (0, 1]")
-        self.require_classes(setting.targets)
+        self.require_classes(inputs.targets)
         self.alpha, self.momentum, self.classes = alpha, momentum, self.fusion.num_outputs
         for name, width in self.widths.items():
             self.register_buffer(f"prototypes_{name}", torch.zeros(self.classes, width))
             self.register_buffer(f"known_{name}", torch.zeros(self.classes, dtype=torch.bool))
-            # Of this epoch so far: sums of features, and in the last column rows.
+            # Over the epoch: sums of features per class; the last column is the number of rows.
             self.register_buffer(f"sums_{name}", torch.zeros(self.classes, width + 1))
 
-    def active(self, now: Now) -> bool:
-        return bool(self.alpha) and super().active(now)
+    def active(self, context: StepContext) -> bool:
+        return bool(self.alpha) and super().active(context)
 
-    def begin_epoch(self, learn: Stepper, loaders: Mapping[str, Any], now: Now) -> None:
+    def begin_epoch(
+        self, trainer: RunningTrainer, loaders: Mapping[str, Any], context: StepContext
+    ) -> None:
         for name in self.widths:
-            old, known = self.prototypes(name)
+            prototypes, known = self.prototypes(name)
             sums = self.get_buffer(f"sums_{name}")
-            seen = sums[:, -1] > 0
-            new = sums[:, :-1] / sums[:, -1:].clamp(min=1)
-            mixed = torch.where(known[:, None], old.lerp(new, self.momentum), new)
-            old.copy_(torch.where(seen[:, None], mixed, old))
-            known |= seen
+            updated = sums[:, -1] > 0
+            means = sums[:, :-1] / sums[:, -1:].clamp(min=1)
+            mixed = torch.where(known[:, None], prototypes.lerp(means, self.momentum), means)
+            prototypes.copy_(torch.where(updated[:, None], mixed, prototypes))
+            known |= updated
             sums.zero_()
 
     def prototypes(self, name: str) -> tuple[Tensor, Tensor]:
-        """Return a modality's prototypes (K, D), and which of the classes have one (K,)."""
+        """Return a modality's prototypes (K, D), and the mask of classes that have one (K,)."""
         return self.get_buffer(f"prototypes_{name}"), self.get_buffer(f"known_{name}")
 
-    def terms(self, seen: Seen) -> dict[str, Term]:
-        assert seen.batch.target is not None
-        target, losses, masks, scores = seen.batch.target, [], [], []
+    def extra_losses(self, context: StepContext) -> dict[str, LossTerm]:
+        assert context.batch.target is not None
+        target, losses, masks, scores = context.batch.target, [], [], []
         for name in self.widths:
-            x, present = pooled_of(seen.features, name)
-            self._remember(name, x.detach(), present, target)
+            x, present = pooled_of(context.features, name)
+            self._accumulate(name, x.detach(), present, target)
             centres, known = self.prototypes(name)
             logits = -distances(x.to(centres), centres)
             loss = F.cross_entropy(logits.masked_fill(~known, -1e4), target, reduction="none")
             mask = present & known[target]
-            right = torch.where(mask, (-loss.detach()).exp(), 0)
+            probability = torch.where(mask, (-loss.detach()).exp(), 0)
             losses.append(loss)
             masks.append(mask)
-            scores.append(torch.stack([right.sum(), mask.sum()]).double())
+            scores.append(torch.stack([probability.sum(), mask.sum()]).double())
         strength = self.alpha * lag(total(torch.stack(scores, dim=1), self.world))
         return {
-            f"pmr/{name}": Term(loss, mask, weight.to(loss.dtype))
+            f"pmr/{name}": LossTerm(loss, mask, weight.to(loss.dtype))
             for name, loss, mask, weight in zip(self.widths, losses, masks, strength, strict=True)
         }
 
-    def _remember(self, name: str, x: Tensor, present: Tensor, target: Tensor) -> None:
+    def _accumulate(self, name: str, x: Tensor, present: Tensor, target: Tensor) -> None:
+        """Add features (B, D) of all processes to the sums of their classes."""
         sums = self.get_buffer(f"sums_{name}")
         rows = torch.cat([x.to(sums), present[:, None].to(sums)], dim=1)  # absent: all zeros
         sums += total(torch.zeros_like(sums).index_add_(0, target, rows), self.world)
 
 
 def distances(x: Tensor, centres: Tensor) -> Tensor:
-    """Return smooth Euclidean distances: (B, D), (K, D) -> (B, K)."""
-    apart = torch.cdist(x, centres, compute_mode="donot_use_mm_for_euclid_dist")
-    return (apart.square() + EPSILON).sqrt()
+    """Return Euclidean distances, smoothed at 0: (B, D), (K, D) -> (B, K)."""
+    exact = torch.cdist(x, centres, compute_mode="donot_use_mm_for_euclid_dist")
+    return (exact.square() + EPSILON).sqrt()
 
 
 def lag(scores: Tensor) -> Tensor:
-    """Return clip(1 / rho - 1, 0, 1): (2, M) sums and rows -> (M,); 0 for what was not seen."""
-    seen = scores[1] > 0
-    means = torch.where(seen, scores[0] / scores[1].clamp(min=1), 0)
-    others = (means.sum() - means) / (seen.sum() - 1).clamp(min=1)
+    """Return clip(1 / rho - 1, 0, 1): sums and rows (2, M) -> (M,); 0 without any rows."""
+    in_batch = scores[1] > 0
+    means = torch.where(in_batch, scores[0] / scores[1].clamp(min=1), 0)
+    others = (means.sum() - means) / (in_batch.sum() - 1).clamp(min=1)
     behind = (others / means.clamp(min=torch.finfo(means.dtype).tiny) - 1).clamp(0, 1)
-    return torch.where(seen & (seen.sum() > 1), behind, 0)
+    return torch.where(in_batch & (in_batch.sum() > 1), behind, 0)

@@ -1,0 +1,104 @@
+"""The Python API: what the command line does, as functions; settings and errors are the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .config import EmbedConfig, EvaluateConfig, PredictConfig, RunConfig, from_settings
+from .distributed.launch import launched
+from .distributed.malloc import keep_freed_memory
+from .distributed.process_group import World, pick_device, process_group
+from .errors import FusionZooError
+from .inputs import Data, data_settings, in_memory
+from .model import FusionModel
+from .training.runs.run import Run
+
+Config = RunConfig | Mapping[str, Any] | str | os.PathLike[str] | None
+Model = FusionModel | Run | str | os.PathLike[str]
+
+
+def train(data: Data = None, *, config: Config = None, **settings: Any) -> Run:
+    """Train a fusion model: `train("digits", fusion="gmu", epochs=10, out="runs/a")`.
+
+    `data` is a data set's name, a path, settings, a table in memory or a `PairedDataset`. Settings
+    are those of `train.py`: sections are mappings (`optim={"lr": 1e-3}`), and a setting whose name
+    only one section has may stand alone (`epochs=10`, `modality_lr={"text": 2e-5}`). They override
+    those of `config`: a recipe's path, a nested mapping or a `RunConfig`.
+
+    Works in a notebook, in a script, and in a script under torchrun. Ctrl-C ends the run after a
+    whole step; `Run.exit_code` is 130 then, and `train(..., resume=True)` continues it.
+    """
+    if data is not None:
+        settings["data"] = data_settings(data)
+    cfg = from_settings(RunConfig, _plain(settings), config)
+    if cfg.dist.nproc > 1 and not launched():
+        raise FusionZooError(
+            "dist.nproc is for the command line, which starts the processes: start your script"
+            f" with `torchrun --nproc-per-node={cfg.dist.nproc} script.py`"
+        )
+    from .scripts.train import train as run
+
+    keep_freed_memory()
+    with process_group(cfg.dist, cfg.device) as world:
+        return run(cfg, world, in_memory(data))
+
+
+def evaluate(model: Model, data: Data, **settings: Any) -> dict[str, Any]:
+    """Return a model's metrics on data: `evaluate(run.model, "my.csv", every_subset=True)`.
+
+    Metrics of the fusion, and under `unimodal` of each modality's own head; with `every_subset`
+    under `subsets` those given each subset of the modalities. Further settings: `split` ("test" by
+    default; "all"), `batch_size`, `num_workers`, `device`.
+    """
+    from .inference import evaluate as run
+
+    cfg = from_settings(EvaluateConfig, _model_and_data(model, data, settings))
+    return run(cfg, _loaded(model), in_memory(data))
+
+
+def predict(model: Model, data: Data, **settings: Any) -> Any:
+    """Predict every sample: `predict(run.model, "my.csv", out="p.parquet")`.
+
+    Columns: `id`, `label`, `p_<class>`, `present_<modality>`. Returns the path `out` (.parquet or
+    .csv), or without `out` a `pyarrow.Table`. Further settings: `split` ("all" by default),
+    `batch_size`, `num_workers`, `device`.
+    """
+    from .inference import predict as run
+
+    cfg = from_settings(PredictConfig, _model_and_data(model, data, settings))
+    return run(cfg, _loaded(model), in_memory(data))
+
+
+def embed(model: Model, data: Data, **settings: Any) -> Path:
+    """Write fused embeddings to a Parquet file: `embed(run.model, "my.csv", out="emb.parquet")`.
+
+    Settings are those of `embed.py`: `out`, `split`, `batch_size`, `num_workers`, `device`.
+    """
+    from .scripts.embed import embed as run
+
+    cfg = from_settings(EmbedConfig, _model_and_data(model, data, settings))
+    world = World(device=pick_device(cfg.device))
+    return run(cfg, world, _loaded(model), in_memory(data))
+
+
+def _model_and_data(model: Model, data: Data, settings: Mapping[str, Any]) -> dict[str, Any]:
+    folder = model.folder if isinstance(model, Run) else model
+    path = "" if isinstance(folder, FusionModel) else os.fspath(folder)
+    return _plain({**settings, "model": path, "data": data_settings(data)})
+
+
+def _loaded(model: Model) -> FusionModel | None:
+    if isinstance(model, Run):
+        return model.model
+    return model if isinstance(model, FusionModel) else None
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Write paths as text, as the command line would give them."""
+    return {
+        name: os.fspath(value) if isinstance(value, os.PathLike) else value
+        for name, value in settings.items()
+    }

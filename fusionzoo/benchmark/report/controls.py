@@ -1,0 +1,126 @@
+"""Controls: labels shuffled in training, and each modality's pairing broken in testing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fusionzoo.evaluation import statistics
+
+from .leaderboard import SIGNIFICANT
+from .results import Summary
+
+RENAMINGS = 10_000  # random names of the classes, to see what a lucky shuffle does
+
+
+def controls(summary: Summary) -> dict[str, Any]:
+    """Judge the controls; `words` says what their figures show.
+
+    A strategy that was trained on shuffled labels knows nothing of the test labels. Three questions
+    are asked of the accuracies: does one exceed what chance allows on so many samples; does one do
+    so because its answers follow the true classes, rather than by a lucky shuffle; and are they
+    above chance on average (one-sided t-test: every strategy has a shuffle of its own)?
+    """
+    from scipy.stats import ttest_1samp
+
+    target, answers = summary.target, summary.controls
+    counts = torch.bincount(target)
+    chance = float(counts.max() / counts.sum())
+    accuracies = {name: float((x == target).double().mean()) for name, x in answers.items()}
+    values, limit = list(accuracies.values()), chance_limit(chance, len(target), len(answers))
+    beyond = [name for name, accuracy in accuracies.items() if accuracy > limit]
+    leaking = [
+        name
+        for name in beyond
+        if renaming_p(answers[name], target, len(counts)) * len(answers) < SIGNIFICANT
+    ]
+    mean_p = 1.0
+    if len(values) > 1 and max(values) > min(values):
+        mean_p = float(ttest_1samp(values, chance, alternative="greater").pvalue)
+    words = "The control with shuffled labels was not run."
+    if values:
+        words = _figures(accuracies, chance, limit, len(target))
+        words += _conclusion(accuracies, beyond, leaking, mean_p)
+    return {
+        "words": words,
+        "chance": chance,
+        "limit": limit,
+        "labels_shuffled": accuracies,
+        "beyond_noise": beyond,
+        "above_chance": bool(leaking) or mean_p < SIGNIFICANT,
+        "loss_when_pairing_is_broken": {
+            one.name: {
+                name: one.figure("accuracy")
+                - one.figure("accuracy", modality=name, corruption="pairing")
+                for name in summary.bench.modalities
+            }
+            for one in summary.kind("fusion")
+        },
+    }
+
+
+def chance_limit(chance: float, samples: int, tests: int) -> float:
+    """Return what the best of so many accuracies stays within by chance, in 95 % of cases.
+
+    The number of correct answers is binomial; always answering the most frequent class is the best
+    that can be done without knowledge, so that `chance` is its share.
+    """
+    from scipy.stats import binom
+
+    return float(binom.ppf(statistics.LEVEL ** (1 / max(tests, 1)), samples, chance)) / samples
+
+
+def renaming_p(answers: Tensor, target: Tensor, classes: int) -> float:
+    """Return how often answers agree with the labels as well when classes are renamed at random.
+
+    A model trained on shuffled labels may answer whole clusters of samples alike, so its accuracy
+    varies far more than that of independent guesses; but which name a cluster gets is luck, and any
+    other name is as likely. Shares of classes are taken out first. With few classes there are few
+    names, and a leak in one control cannot be told from luck.
+    """
+    table = np.zeros((classes, classes))
+    np.add.at(table, (target.numpy(), answers.numpy()), 1 / len(target))
+    excess = table - table.sum(1, keepdims=True) * table.sum(0)
+    draw = np.random.default_rng(0)
+    names = draw.permuted(np.tile(np.arange(classes), (RENAMINGS, 1)), axis=1)
+    renamed = excess[np.arange(classes), names].sum(1)
+    at_least = int((renamed >= np.trace(excess) - 1e-12).sum())
+    return (at_least + 1) / (RENAMINGS + 1)
+
+
+def _figures(accuracies: dict[str, float], chance: float, limit: float, samples: int) -> str:
+    values = list(accuracies.values())
+    if len(values) == 1:
+        reached = f"`{next(iter(accuracies))}` reaches {values[0]:.3f}"
+    else:
+        reached = f"{len(values)} strategies reach {np.mean(values):.3f} on average"
+        reached += f" ({min(values):.3f} to {max(values):.3f})"
+    return (
+        f"Trained on shuffled labels, {reached}. The test split's most frequent class makes"
+        f" {chance:.3f}; on {samples} samples chance allows the best of them {limit:.3f} (95 %)."
+    )
+
+
+def _conclusion(
+    accuracies: dict[str, float], beyond: list[str], leaking: list[str], mean_p: float
+) -> str:
+    named = {name: f"`{name}` ({accuracies[name]:.3f})" for name in beyond}
+    words = ""
+    if leaking:
+        words += f" ABOVE CHANCE, SOMETHING LEAKS: {', '.join(named[name] for name in leaking)}"
+        words += f" {_verb(leaking, 'follows', 'follow')} the true classes more closely than a"
+        words += " lucky shuffle would."
+    lucky = [named[name] for name in beyond if name not in leaking]
+    if lucky:
+        words += f" {', '.join(lucky)} {_verb(lucky, 'exceeds', 'exceed')} it: a leak, or a lucky"
+        words += " shuffle of classes that form clusters; other seeds (--seed) tell which."
+    if mean_p < SIGNIFICANT:
+        words += f" ABOVE CHANCE ON AVERAGE, SOMETHING LEAKS (p = {mean_p:.2g})."
+    return words or " None exceeds it: no sign of a leak."
+
+
+def _verb(subjects: list[str], singular: str, plural: str) -> str:
+    return singular if len(subjects) == 1 else plural

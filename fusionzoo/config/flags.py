@@ -1,0 +1,147 @@
+"""Command-line flags and YAML files, read into nested mappings."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fusionzoo.errors import FusionZooError, one_line
+
+Tree = dict[str, Any]
+COMPONENTS = ("data", "fusion", "objective")  # a name and its settings
+COMPONENT_GROUPS = ("encoders", "targets")  # components by modality, by column
+
+
+def parse_flags(args: Sequence[str]) -> Tree:
+    """Turn `--a.b 1 --c=x --flag` into `{"a": {"b": 1}, "c": "x", "flag": True}`.
+
+    >>> parse_flags(["--optim.lr", "1e-3", "--data.name=stamps", "--resume"])
+    {'optim': {'lr': 0.001}, 'data': {'name': 'stamps'}, 'resume': True}
+    """
+    tree: Tree = {}
+    rest = list(args)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--") or word == "--":
+            raise FusionZooError(f"expected a flag such as --train.epochs 5, found {word!r}")
+        key, equals, text = word[2:].partition("=")
+        if not equals:
+            text = rest.pop(0) if rest and not _is_flag(rest[0]) else "true"
+        _set(tree, key, parse_value(text))
+    return tree
+
+
+def _set(tree: Tree, key: str, value: Any) -> None:
+    """Put a value at a dotted key; a component's bare name and its settings come together."""
+    branch = tree
+    *path, leaf = key.split(".")
+    for depth, part in enumerate(path, start=1):
+        if isinstance(branch.get(part), str) and is_component(path[:depth]):
+            branch[part] = {"name": branch[part]}
+        branch = branch.setdefault(part, {})
+        if not isinstance(branch, dict):
+            raise FusionZooError(f"--{key}: {part!r} was given a value of its own before")
+    if (
+        isinstance(branch.get(leaf), dict)
+        and isinstance(value, str)
+        and is_component([*path, leaf])
+    ):
+        branch[leaf]["name"] = value
+    else:
+        branch[leaf] = value
+
+
+def is_component(path: Sequence[str]) -> bool:
+    """Whether a key holds a component, `--fusion` or `--encoders.image`: a word is its name."""
+    if len(path) == 2:
+        return path[0] in COMPONENT_GROUPS
+    return len(path) == 1 and path[0] in COMPONENTS
+
+
+def named(tree: Mapping[str, Any], path: Sequence[str] = ()) -> Tree:
+    """Write each component that is given as a word as `{"name": word}`.
+
+    >>> named({"fusion": "gmu", "encoders": {"text": "chars"}, "out": "a"})
+    {'fusion': {'name': 'gmu'}, 'encoders': {'text': {'name': 'chars'}}, 'out': 'a'}
+    """
+    out: Tree = {}
+    for key, value in tree.items():
+        if isinstance(value, str) and is_component([*path, key]):
+            value = {"name": value}
+        elif isinstance(value, Mapping) and not path:
+            value = named(value, [key])
+        out[key] = value
+    return out
+
+
+def parse_value(text: str) -> Any:
+    """Read a flag's value: a number, true, false, null, a [list] or {mapping}, else a string.
+
+    >>> [parse_value(x) for x in ("1e-4", "no", "true", "[fr, en]", "null")]
+    [0.0001, 'no', True, ['fr', 'en'], None]
+    """
+    if text[:1] in ("[", "{"):
+        return _load_yaml(text, f"cannot read the value {text!r}", f"the value {text!r}")
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def read_yaml(path: Path) -> Tree:
+    """Read a recipe."""
+    if not path.is_file():
+        raise FusionZooError(f"no configuration file {path}")
+    tree = _load_yaml(path.read_text(encoding="utf-8"), f"{path} is not YAML", str(path)) or {}
+    if not isinstance(tree, dict):
+        raise FusionZooError(f"{path} must hold a mapping of settings")
+    return tree
+
+
+def _load_yaml(text: str, problem: str, source: str) -> Any:
+    """Read YAML, numbers as `1e-4` too; a key that stands twice in a mapping is an error."""
+    import yaml
+
+    try:
+        _refuse_duplicates(yaml.compose(text, yaml.SafeLoader), source)
+        return _numbers(yaml.safe_load(text))
+    except yaml.YAMLError as error:
+        raise FusionZooError(f"{problem}: {one_line(error)}") from None
+
+
+def _refuse_duplicates(node: Any, source: str) -> None:
+    """Walk the tree that YAML text stands for, before it becomes mappings that keep one value."""
+    import yaml
+
+    first: dict[str, int] = {}
+    for part in node.value if isinstance(node, yaml.CollectionNode) else ():
+        if isinstance(node, yaml.MappingNode):
+            key, part = part
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in first:
+                raise FusionZooError(
+                    f"{source}, line {line}: the key {key.value!r} stands there a second time; the"
+                    f" first is in line {first[key.value]}"
+                )
+            first[key.value] = line
+        _refuse_duplicates(part, source)
+
+
+def _is_flag(word: str) -> bool:
+    return bool(re.match(r"--[A-Za-z]", word))
+
+
+def _numbers(tree: Any) -> Any:
+    """Read `1e-4` as a number, which YAML 1.1 does not."""
+    if isinstance(tree, dict):
+        return {str(key): _numbers(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_numbers(value) for value in tree]
+    if isinstance(tree, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", tree):
+        return float(tree)
+    return tree

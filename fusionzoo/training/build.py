@@ -1,0 +1,125 @@
+"""Build what a run trains: open the data, choose encoders, build model, heads and losses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fusionzoo.config import RunConfig, merge, split_name
+from fusionzoo.config.flags import Tree
+from fusionzoo.datasets import DATASETS, PairedDataset, create_dataset
+from fusionzoo.distributed.process_group import World
+from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.evaluation.retrieval import any_pair
+from fusionzoo.model import create_model
+from fusionzoo.unimodal import UnimodalHeads
+
+from .balance import StrategyInputs, build_balance
+from .objective import Objective, freeze_unused
+from .tasks.multitask import Tasks, build_tasks
+from .tasks.single import NoTarget
+
+SINGLE_PROCESS = World()
+
+
+def open_dataset(
+    settings: dict[str, Any],
+    targets: Mapping[str, str] | None = None,
+    dataset: PairedDataset | None = None,
+) -> PairedDataset:
+    """Open the data set that `--data.name` and its settings describe, or take one that is open;
+    read these targets (None: the class in column `target`)."""
+    if dataset is not None:
+        return dataset if targets is None else dataset.with_targets(targets)
+    name, arguments = split_name(settings, "data")
+    if targets is None:
+        return create_dataset(name, **arguments)
+    if "targets" in DATASETS[name].parameters:
+        return create_dataset(name, **{**arguments, "targets": targets})
+    return create_dataset(name, **arguments).with_targets(targets)
+
+
+def choose_encoders(dataset: PairedDataset, settings: dict[str, Tree]) -> dict[str, Tree]:
+    """Merge the user's encoder settings over the data set's defaults."""
+    defaults = dataset.default_encoders
+    encoders = merge(defaults, settings)
+    for modality, encoder in encoders.items():
+        reads_vectors = str(encoder.get("name")).startswith(("vector/", "seq"))
+        # The width of given vectors is a fact of the data, whichever encoder reads them.
+        if reads_vectors and "in_dim" in defaults.get(modality, {}):
+            encoder.setdefault("in_dim", defaults[modality]["in_dim"])
+    return encoders
+
+
+def build_objective(
+    cfg: RunConfig, train_set: PairedDataset, world: World = SINGLE_PROCESS
+) -> tuple[Objective, list[str]]:
+    """Build model, heads, losses and strategies; also name what no loss reads, now frozen."""
+    _check_modalities(cfg, train_set)
+    tasks = build_tasks(cfg, train_set)
+    encoders = {name: cfg.encoders[name] for name in train_set.modalities}
+    model = create_model(
+        cfg.fusion,
+        encoders,
+        classes=train_set.classes,
+        targets=train_set.scheme,
+        kinds=train_set.modalities,
+    )
+    tasks.check_loss_of(cfg.fusion["name"], model.fusion.ignores)
+    dims = {name: encoder.dim for name, encoder in model.named_encoders()}
+    with_heads = cfg.train.unimodal and train_set.scheme != ()
+    ids, targets = train_set.ids, train_set.targets
+    heads = UnimodalHeads(
+        dims if with_heads else {}, model.spec["fusion"]["dim"], tasks.prior(targets)
+    )
+    objective = Objective(model, heads, tasks, ids, targets, train_set.groups, cfg.seed)
+    unused = freeze_unused(objective)
+    # After the dummy batch of `freeze_unused`: a strategy must remember nothing of that.
+    inputs = StrategyInputs(model, targets, cfg.seed, world)
+    objective.balance = build_balance(cfg.balance, cfg.balance_settings, inputs)
+    _check_strategies(cfg, objective, train_set)
+    return objective, unused
+
+
+def _check_modalities(cfg: RunConfig, train_set: PairedDataset) -> None:
+    for modality in cfg.encoders:
+        if modality not in train_set.modalities:
+            raise FusionZooError(
+                f"--encoders.{modality}: the data has no modality {modality!r}."
+                f"{did_you_mean(modality, train_set.modalities)}"
+                f" It has: {', '.join(train_set.modalities)}."
+            )
+    if train_set.scheme is None and not train_set.classes:
+        raise FusionZooError("the data has no target column, and training needs one")
+
+
+def _check_strategies(cfg: RunConfig, objective: Objective, train_set: PairedDataset) -> None:
+    """Refuse strategies that do not work with the wrapper, and a run that learns nothing."""
+    strategies = objective.balance
+    if strategies and cfg.dist.strategy == "dp":
+        raise FusionZooError("--balance: strategies remember what dp's threads forget: use ddp")
+    if train_set.scheme == ():
+        if not any(strategy.aligns for strategy in strategies.values()):
+            raise FusionZooError(
+                "--objective.name none learns nothing: add --balance contrastive_align"
+            )
+        if "plateau" in (cfg.optim.schedule, *cfg.optim.modality_schedule.values()):
+            raise FusionZooError(
+                "--optim.schedule plateau follows a validation loss, which --objective.name none"
+                " lacks"
+            )
+    for name, strategy in strategies.items():
+        if cfg.dist.strategy == "fsdp" and not strategy.shards:
+            raise FusionZooError(f"--balance {name} needs whole weights: --dist.strategy ddp")
+
+
+def check_splits(tasks: Tasks, splits: Mapping[str, PairedDataset]) -> None:
+    """Refuse, before training, a split that cannot be evaluated."""
+    for name in ("val", "test"):
+        split = splits[name]
+        if tasks.leading == NoTarget.leading and not any_pair(split.present):
+            raise FusionZooError(
+                f"no sample of the {name} split has two modalities, so retrieval cannot be judged"
+            )
+        for target in tasks.unlabelled(split.targets):
+            raise FusionZooError(f"no sample of the {name} split has a label {target!r}")

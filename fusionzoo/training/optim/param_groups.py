@@ -1,0 +1,156 @@
+"""One learning-rate group per modality and one for the fusion, split by layer and weight decay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from fusionzoo.config import OptimConfig
+from fusionzoo.config.schema import KEYED, UNFREEZING
+from fusionzoo.encoders.layers import layer_numbers
+from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.model import FusionModel
+
+from .unfreezing import Unfreezing
+
+Group = dict[str, Any]
+
+
+def param_groups(
+    model: FusionModel, heads: nn.Module, cfg: OptimConfig, balance: nn.Module | None = None
+) -> list[Group]:
+    """Put every trainable parameter in exactly one named group: `image`, `image/no_decay`, ...
+
+    With `layer_decay` each layer has its own: `image/layer3`, `image/layer3/no_decay`. `heads` are
+    the modalities' own heads (group `unimodal`), `balance` what training strategies learn; both
+    learn at the base rate. Norms, biases and other vectors are never decayed.
+    """
+    balance = nn.ModuleDict() if balance is None else balance
+    _check_keys(model, cfg)
+    lr = {"fusion": cfg.fusion_lr or cfg.lr, **cfg.modality_lr}
+    owners = [*model.named_encoders(), ("fusion", model.fusion), ("unimodal", heads)]
+    owners += [("balance", balance)]
+    groups = [
+        group
+        for name, module in owners
+        for group in _split(
+            name,
+            module,
+            lr.get(name, cfg.lr),
+            decay=cfg.modality_weight_decay.get(name, cfg.weight_decay),
+            factor=cfg.layer_decay.get(name),
+        )
+    ]
+    _check_coverage(groups, [*model.parameters(), *heads.parameters(), *balance.parameters()])
+    return groups
+
+
+def _check_keys(model: FusionModel, cfg: OptimConfig) -> None:
+    """Refuse settings of what the model does not have, or does not train."""
+    for setting in KEYED:
+        known = [*model.encoders, *([] if setting in UNFREEZING else ["fusion"])]
+        for name in getattr(cfg, setting):
+            if name not in known:
+                raise FusionZooError(
+                    f"--optim.{setting}.{name}: the model has no modality {name!r}."
+                    f"{did_you_mean(name, known)} It has: {', '.join(known)}."
+                )
+            if name in model.encoders and not any(
+                p.requires_grad for p in model.encoders[name].parameters()
+            ):
+                raise FusionZooError(
+                    f"--optim.{setting}.{name}: its encoder is frozen or has no parameters;"
+                    f" --encoders.{name}.freeze none trains it"
+                )
+    if cfg.fusion_lr is not None and "fusion" in cfg.modality_lr:
+        raise FusionZooError("--optim.fusion_lr and --optim.modality_lr.fusion: give one of them")
+
+
+def _split(
+    owner: str, module: nn.Module, lr: float, *, decay: float, factor: float | None
+) -> Iterator[Group]:
+    """Yield the groups of one part of the model; the last layer has its rate undiminished."""
+    numbers = {} if factor is None else layer_numbers(module)
+    top = max(numbers.values(), default=0)
+    layers: dict[int, list[nn.Parameter]] = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            layers.setdefault(numbers.get(name, top), []).append(parameter)
+    for number, params in sorted(layers.items()):
+        label = owner if factor is None else f"{owner}/layer{number}"
+        rate = lr if factor is None else lr * factor ** (top - number)
+        for name, own, weight_decay in (
+            (label, [p for p in params if p.ndim > 1], decay),
+            (f"{label}/no_decay", [p for p in params if p.ndim <= 1], 0.0),
+        ):
+            if own:
+                yield {
+                    "name": name,
+                    "owner": owner,
+                    "params": own,
+                    "lr": rate,
+                    "base_lr": rate,
+                    "weight_decay": weight_decay,
+                }
+
+
+def _check_coverage(groups: list[Group], parameters: list[nn.Parameter]) -> None:
+    grouped = [id(p) for group in groups for p in group["params"]]
+    wanted = {id(p) for p in parameters if p.requires_grad}
+    if len(grouped) != len(set(grouped)) or set(grouped) != wanted:
+        raise FusionZooError("a trainable parameter stands in no group, or in more than one")
+    if not grouped:
+        raise FusionZooError("nothing to train: every parameter is frozen")
+
+
+def describe(
+    groups: list[Group], model: FusionModel, cfg: OptimConfig, unfreezing: Unfreezing
+) -> list[dict[str, Any]]:
+    """Say everything about each group; what is frozen for good stands in the list too.
+
+    `frozen_until` holds the epochs (from 0) at which the first and the last of it begin to learn.
+    """
+    found = [
+        {
+            **_size(group["name"], group["params"], trainable=True),
+            "lr": group["base_lr"],
+            "weight_decay": group["weight_decay"],
+            "schedule": cfg.modality_schedule.get(group["owner"], cfg.schedule),
+            "warmup": cfg.modality_warmup.get(group["owner"], cfg.warmup),
+            "frozen_until": unfreezing.span(group["params"]),
+        }
+        for group in groups
+    ]
+    for name, module in (*model.named_encoders(), ("fusion", model.fusion)):
+        frozen = [p for p in module.parameters() if not p.requires_grad]
+        if frozen:
+            found.append(_size(f"{name} (frozen)", frozen, trainable=False))
+    return found
+
+
+def _size(name: str, params: list[nn.Parameter], *, trainable: bool) -> dict[str, Any]:
+    count = sum(p.numel() for p in params)
+    return {"group": name, "tensors": len(params), "parameters": count, "trainable": trainable}
+
+
+def group_rows(about: list[dict[str, Any]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the header and the rows of the table of what `describe` said."""
+    header = ("group", "tensors", "parameters", "lr", "weight decay", "schedule", "warm-up")
+    return (*header, "frozen until"), [_row(one) for one in about]
+
+
+def _row(one: dict[str, Any]) -> tuple[str, ...]:
+    sizes = (one["group"], f"{one['tensors']}", f"{one['parameters']:,}")
+    if not one["trainable"]:
+        return (*sizes, "-", "-", "-", "-", "the end")
+    epochs = [str(epoch) for epoch in dict.fromkeys(one["frozen_until"])]
+    return (
+        *sizes,
+        f"{one['lr']:.3g}",
+        f"{one['weight_decay']:g}",
+        one["schedule"],
+        f"{100 * one['warmup']:g} %",
+        f"epoch {' to '.join(epochs)}" if epochs else "-",
+    )

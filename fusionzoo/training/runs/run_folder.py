@@ -1,0 +1,119 @@
+"""The run folder: who may write into it, and whether it holds a run to continue."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from fusionzoo.config import RunConfig, write_yaml
+from fusionzoo.distributed.process_group import World, from_main, gather
+from fusionzoo.errors import FusionZooError
+
+from .checkpoint_file import read_newest
+
+LOCK = "lock"  # a file in the run folder, locked while a run writes there
+PATIENCE = 30.0  # seconds that others get to let go of a folder, or to see it
+WRITTEN = (
+    *("checkpoints", "model", "config.yaml", "metrics.json", "metrics.jsonl", "groups.json"),
+    *("tensorboard", "wandb", "wandb.id", "mlruns", "mlflow.id", "trackio", "trackio.id"),
+)
+
+
+@contextmanager
+def claim_folder(cfg: RunConfig, world: World) -> Iterator[tuple[Path, bool]]:
+    """Hold the run folder until the block ends; also say whether to continue the run in it.
+
+    The main process resolves both for all. A finished run is never overwritten, and no two runs
+    write into one folder at once.
+    """
+    claimed = problem = None
+    with ExitStack() as held:
+        if world.main:
+            try:
+                claimed = _claim(cfg, held)
+            except (FusionZooError, OSError) as error:
+                problem = str(error)
+        claimed, problem = from_main((claimed, problem), world)
+        if claimed is None:
+            raise FusionZooError(problem)
+        seen = gather(_appears(claimed[0] / LOCK), world)
+        if not all(seen):
+            raise FusionZooError(
+                f"process {seen.index(False)} does not see {claimed[0]} of process 0: --out must be"
+                " in a folder that all nodes share"
+            )
+        yield claimed
+
+
+def _claim(cfg: RunConfig, held: ExitStack) -> tuple[Path, bool]:
+    folder = Path(cfg.out or f"runs/{cfg.data['name']}")
+    if cfg.out is None:
+        base, number = folder, 2
+        while folder.exists():
+            folder, number = base.with_name(f"{base.name}-{number}"), number + 1
+    folder.mkdir(parents=True, exist_ok=True)
+    auto = cfg.resume == "auto"
+    # What was cut off from the other nodes leaves after its own timeout.
+    _lock(folder, held, min(PATIENCE, cfg.dist.timeout / 2) if auto else 0)
+    taken = (folder / "config.yaml").exists()
+    if taken and not (cfg.resume or cfg.overwrite) and _has_step(folder):
+        raise FusionZooError(
+            f"{folder} holds a run: --resume continues it, --overwrite replaces it,"
+            " another --out leaves it alone"
+        )
+    if taken and not cfg.resume:
+        for name in WRITTEN:
+            old = folder / name
+            shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
+    resume = (folder / "checkpoints" / "last.pt").is_file() if auto else bool(cfg.resume)
+    if not resume:
+        store_config(cfg, folder)
+    return folder, resume
+
+
+def _has_step(folder: Path) -> bool:
+    """Whether a run made a step: one that failed before leaves nothing that is worth keeping."""
+    last = folder / "checkpoints" / "last.pt"
+    if (folder / "metrics.json").exists() or (folder / "model").exists():
+        return True
+    if not last.parent.is_dir() or not any(last.parent.iterdir()):
+        return False
+    try:
+        return bool(read_newest(last)[0]["state"]["step"])
+    except FusionZooError:
+        return True  # a damaged checkpoint may be all that is left of a long run
+
+
+def store_config(cfg: RunConfig, folder: Path) -> None:
+    """Write config.yaml; of a run that goes on, only when its checkpoint fits these settings."""
+    write_yaml(replace(cfg, out=str(folder), resume=False, overwrite=False), folder / "config.yaml")
+
+
+def _lock(folder: Path, held: ExitStack, patience: float) -> None:
+    """Lock a file in the folder until `held` ends; the system lets go when a process dies."""
+    file = held.enter_context((folder / LOCK).open("w"))
+    until = time.monotonic() + patience
+    while True:
+        try:  # of lockf, not flock, loader processes know nothing, which live on for a moment
+            return fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise FusionZooError(
+                    f"another run is writing into {folder}: take another --out"
+                ) from None
+        time.sleep(0.2)
+
+
+def _appears(path: Path) -> bool:
+    """Wait for a file that another process wrote; a network file system takes its time."""
+    until = time.monotonic() + PATIENCE
+    while not path.is_file():
+        if time.monotonic() >= until:
+            return False
+        time.sleep(0.2)
+    return True

@@ -1,0 +1,197 @@
+"""Logging (rank 0 only): progress bar, tables, metrics.jsonl, loggers."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+from fusionzoo.distributed.process_group import World
+from fusionzoo.errors import one_line
+from fusionzoo.files import whole_lines
+
+from ..tasks.multitask import Tasks
+from ..trainer import StepResult
+from .checkpoint import State
+from .loggers import Logger, open_logger
+
+PACKAGES = ("torch", "torchvision", "torchaudio", "transformers", "timm", "fusionzoo")
+
+
+class Tracker:
+    """Show a run's progress, append a line per event to metrics.jsonl, feed a logger."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.bar: tqdm[Any] | None = None
+        self.file: TextIO | None = None
+        self.logger: Logger | None = None
+        self.seconds: dict[str, float] = {}
+        self._phase = ""
+        self._since = time.perf_counter()
+
+    def start(self, folder: Path, state: State, logger: str) -> None:
+        """Open the files; a resumed run drops what came after its checkpoint, to write it again."""
+        if not self.world.main:
+            return
+        path = folder / "metrics.jsonl"
+        lines = whole_lines(path) if state.step else []
+        path.write_text("".join(line for line in lines if _known(json.loads(line), state)))
+        self.file = path.open("a", buffering=1)
+        self.logger = open_logger(logger, folder, state.step)
+
+    def progress(self, total: int, done: int) -> None:
+        """Show the progress bar of the run's steps, with rate and time left."""
+        self.lap("set up")
+        quiet = not self.world.main
+        self.bar = tqdm(total=total, initial=done, unit="step", disable=quiet, dynamic_ncols=True)
+
+    def advance(self) -> None:
+        """Count a step."""
+        if self.bar is not None:
+            self.bar.update()
+
+    def lap(self, part: str) -> None:
+        """Book the time since the last call under `part`."""
+        now = time.perf_counter()
+        self.seconds[part] = self.seconds.get(part, 0.0) + now - self._since
+        self._since = now
+
+    @property
+    def busy(self) -> float:
+        """Seconds spent on steps; 0 where a run resumed after its last one, or an epoch's."""
+        return self.seconds.get("data", 0.0) + self.seconds.get("train", 0.0)
+
+    def log(self, step: int, event: str, figures: Mapping[str, Any]) -> None:
+        """Record `figures` (numbers, nested by name) of one event."""
+        if self.bar is not None and "loss" in figures:
+            rates = {n: f"{x:.1e}" for n, x in figures.get("lr", {}).items() if "/" not in n}
+            same = len(set(rates.values())) == 1
+            rates = {"lr": next(iter(rates.values()))} if same else rates
+            shown = {"loss": f"{figures['loss']:.3f}", **rates}
+            self.bar.set_postfix(shown, refresh=False)
+        if self.file is not None:
+            self.file.write(json.dumps({"step": step, "event": event, **figures}) + "\n")
+        self._send(step, dict(_flat(figures, event)))
+
+    def _send(self, step: int, figures: Mapping[str, float]) -> None:
+        """Send metrics to the logger; a server that does not answer must not end a run."""
+        if self.logger is None:
+            return
+        try:
+            self.logger.scalars(step, figures)
+        except Exception as error:
+            lost = f"step {step} is in metrics.jsonl, and not in the logger"
+            self.say(f"warning: {lost}: {one_line(error)}")
+
+    def log_step(
+        self, step: int, loss: float, rates: Mapping[str, float], result: StepResult
+    ) -> None:
+        """Record a step: its mean loss, the learning rates, gradient norms and loss terms."""
+        norms, losses = (
+            {name: x.item() for name, x in tensors.items()}
+            for tensors in (result.grad_norms, result.losses)
+        )
+        metrics = {"loss": loss, "lr": rates, "grad_norm": norms, "losses": losses}
+        self.log(step, "step", metrics)
+
+    def log_epoch(
+        self, state: State, train_loss: float, val: Mapping[str, Any], tasks: Tasks, rows: int
+    ) -> None:
+        """Record an epoch and print its line, with the figure that chooses the best; `rows` were
+        learned from so far."""
+        figures = {"epoch": state.evaluated, "train": {"loss": train_loss}, "val": val}
+        leading = tasks.leading
+        if shares := utilisation(val, leading, tasks.higher):
+            figures["utilisation"] = shares
+        self.log(state.step, "epoch", figures)
+        if self.busy:
+            waits = {"time/data_wait": self.seconds.get("data", 0.0) / self.busy}
+            self._send(state.step, waits | {"time/samples_per_second": rows / self.busy})
+        alone = [f"{m} {own[leading]:.3f}" for m, own in val["unimodal"].items() if leading in own]
+        known = leading != "loss" and leading in val
+        self.say(
+            f"epoch {state.evaluated:3d}  train loss {train_loss:.3f}"
+            + (f"  val loss {val['loss']:.3f}" if val["loss"] else "")  # 0: nothing to predict
+            + (f"  val {leading} {val[leading]:.3f}" if known else "")
+            + (f"  ({', '.join(alone)})" if alone else "")
+        )
+
+    def phase(self, name: str) -> None:
+        """Say which phase of the fusion's training begins, if it has several."""
+        if name != self._phase:
+            self._phase = name
+            if name != "train":
+                self.say(f"phase: {name}")
+
+    def say(self, *lines: str) -> None:
+        """Print lines above the progress bar."""
+        if self.world.main:
+            for line in lines:
+                tqdm.write(line)
+
+    def table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Print a table; all columns but the first hold numbers."""
+        if self.world.main:
+            table = Table()
+            for number, name in enumerate(header):
+                table.add_column(name, justify="right" if number else "left", no_wrap=True)
+            for row in rows:
+                table.add_row(*row)
+            # Wider than a narrow terminal rather than cut: a file has 80 columns.
+            Console(width=max(Console().width, 120)).print(title, table, sep="\n")
+
+    def close(self) -> None:
+        """Flush and close everything."""
+        for one in (self.bar, self.file, self.logger):
+            if one is not None:
+                one.close()
+        self.bar = self.file = self.logger = None
+
+
+def environment(world: World) -> dict[str, Any]:
+    """Say where a figure came from."""
+    gpu = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else None
+    return {
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in PACKAGES},
+        "machine": platform.machine(),
+        "device": gpu or "cpu",
+        "processes": world.size,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def utilisation(val: Mapping[str, Any], leading: str, higher: bool) -> dict[str, float]:
+    """Say what share of the fusion's figure each modality reaches alone; 1: as good."""
+    found, fused = {}, val.get(leading)
+    for name, own in val["unimodal"].items():
+        pair = (own.get(leading), fused)
+        part, whole = pair if higher else pair[::-1]  # of an error, less is better
+        if whole and part is not None:
+            found[name] = part / whole
+    return found
+
+
+def _known(line: Mapping[str, Any], state: State) -> bool:
+    """Whether a line of the log tells of something before the checkpoint."""
+    return line["step"] <= state.step and line.get("epoch", 0) <= state.evaluated
+
+
+def _flat(figures: Mapping[str, Any], prefix: str) -> list[tuple[str, float]]:
+    found: list[tuple[str, float]] = []
+    for name, value in figures.items():
+        if isinstance(value, Mapping):
+            found += _flat(value, f"{prefix}/{name}")
+        elif isinstance(value, int | float):
+            found.append((f"{prefix}/{name}", value))
+    return found

@@ -1,0 +1,215 @@
+"""What a training step is: forward, backward, clip, update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.parallel import DistributedDataParallel
+
+from fusionzoo.config import RunConfig
+from fusionzoo.distributed.fsdp import sharded
+from fusionzoo.distributed.malloc import Heap
+from fusionzoo.distributed.process_group import World, share, total, wrap
+from fusionzoo.structures import FIRST_STEP, Batch, StepContext
+
+from .balance.two_pass import TwoPassBackward
+from .clipping import clip_gradients, grad_norm
+from .freezing import FreezePlan
+from .nonfinite import SavedBuffers, why_not_finite
+from .objective import Objective, ObjectiveOutput
+from .optim.ema import EMA
+from .precision import autocast
+from .reduction import count_rows, reduce_losses
+
+
+class StepResult(NamedTuple):
+    """What a step did."""
+
+    loss: Tensor  # this process's share of the mean loss, detached; 0 where it was not finite
+    stop: bool  # whether any process was asked to stop
+    skipped: str | None  # why the weights stayed as they were; None: they were updated
+    losses: dict[str, Tensor]  # of strategies and of the modalities' own heads, by name
+    grad_norms: dict[str, Tensor]  # of fusion and encoders before clipping; {} unless asked for
+
+
+@dataclass
+class Trainer:
+    """Make one optimiser step after another."""
+
+    wrapped: nn.Module  # an Objective, inside DDP or DataParallel or bare
+    optimizer: torch.optim.Optimizer
+    cfg: RunConfig
+    world: World
+    rows: int = 0  # learned from so far, on all processes
+    heap: Heap = field(default_factory=Heap)
+
+    def __post_init__(self) -> None:
+        self.module = unwrap(self.wrapped)
+        model = self.module.model
+        self.scaler = GradScaler(self.world.device.type, enabled=self.cfg.train.amp == "fp16")
+        self.ema = EMA(self.module, self.cfg.train.ema) if self.cfg.train.ema else None
+        self.encoders = {name: list(e.parameters()) for name, e in model.named_encoders()}
+        # Clipped one by one: the fusion learns as it would without heads and strategies.
+        parts = (model, self.module.heads, self.module.balance)
+        self.clip_groups = [list(part.parameters()) for part in parts]
+        self.freeze_plan = FreezePlan(self.module, self.cfg)
+        self.saved_buffers = SavedBuffers(self.module)
+
+    def step(
+        self,
+        batches: Sequence[Batch],
+        context: StepContext = FIRST_STEP,
+        *,
+        stop: bool = False,
+        measure: bool = False,
+    ) -> StepResult:
+        """Learn from `batches` (gradients accumulated): one update, or one for each turn.
+
+        `stop` tells all processes that this one was asked to stop; `measure` asks for gradient
+        norms.
+        """
+        strategies = self.module.strategies(context)
+        turns = next((t for s in strategies if (t := s.turns(context)) != (None,)), (None,))
+        rows_before = self.rows
+        result = StepResult(torch.zeros((), device=self.world.device), stop, None, {}, {})
+        for turn in turns:
+            done = self._update_once(batches, context._replace(turn=turn), result.stop, measure)
+            result = StepResult(
+                result.loss + done.loss / len(turns),
+                done.stop,
+                done.skipped or result.skipped,
+                result.losses | done.losses,
+                result.grad_norms | done.grad_norms,
+            )
+        self.rows = rows_before + (self.rows - rows_before) // len(turns)
+        self.heap.after_batch()
+        return result
+
+    def _update_once(
+        self, batches: Sequence[Batch], context: StepContext, stop: bool, measure: bool
+    ) -> StepResult:
+        """Forward and backward over the batches, then one update."""
+        device = self.world.device
+        if self.freeze_plan.set_modes(self.wrapped, context):
+            self.share_statistics()  # modules now in evaluation mode read them
+        self.saved_buffers.save()
+        strategies = self.module.strategies(context)
+        two_pass = next(
+            (TwoPassBackward(s, self.encoders, self.scaler) for s in strategies if s.two_pass), None
+        )
+        loss, losses = torch.zeros((), device=device), {}
+        for number, batch in enumerate(batches):
+            rows = self.module.rows(batch)
+            for strategy in strategies:
+                batch = strategy.edit_batch(batch, rows, context)
+            counts = count_rows(batch.present, stop, self.world)
+            self.rows, stop = self.rows + counts.rows, counts.stop
+            in_step = context._replace(rows=rows.to(device))
+            with self._no_sync(until_last=number < len(batches) - 1 or two_pass is not None):
+                with autocast(self.cfg.train, device):
+                    output: ObjectiveOutput = self.wrapped(batch.to(device), in_step)
+                reduced = reduce_losses(output, counts, context.turn, self.world)
+                main = reduced.main + self._zero_loss(context)
+                if two_pass:
+                    two_pass.backward(
+                        (main + reduced.unimodal) / len(batches), reduced.extra / len(batches)
+                    )
+                else:
+                    whole = main + reduced.extra + reduced.unimodal
+                    self.scaler.scale(whole / len(batches)).backward()
+            loss += (main + reduced.extra).detach() / len(batches)
+            losses = reduced.named
+        if two_pass:
+            two_pass.combine([p for group in self.clip_groups for p in group], self.world)
+        skipped, norms = self._update_weights(context, batches, loss, measure)
+        loss = loss.nan_to_num(0.0, 0.0, 0.0) if skipped else loss
+        return StepResult(loss, stop, skipped, losses, norms)
+
+    def _update_weights(
+        self, context: StepContext, batches: Sequence[Batch], loss: Tensor, measure: bool
+    ) -> tuple[str | None, dict[str, Tensor]]:
+        """Clip and step; return why not, if loss or gradients are not finite, and the norms."""
+        for parameter in self.freeze_plan.frozen(context):
+            parameter.grad = None  # neither momentum nor decay moves it
+        strategies = self.module.strategies(context)
+        self.scaler.unscale_(self.optimizer)
+        for strategy in strategies:
+            strategy.edit_gradients(self.encoders, context)
+        norms = self._grad_norms(context.turn) if measure else {}
+        clipped = clip_gradients(self.clip_groups, self.cfg.optim.clip, self.world.device)
+        # Gradients that overflow in fp16 are the scaler's business, which skips and shrinks.
+        finite = total(loss.double(), self.world) if self.scaler.is_enabled() else clipped
+        skipped = None
+        if finite.isfinite().all():
+            self.scaler.step(self.optimizer)
+            for strategy in strategies:
+                strategy.after_step()
+            if self.ema:
+                self.ema.update()
+        else:
+            skipped = why_not_finite(self.module, batches, self.world)
+            self.saved_buffers.restore()
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return skipped, norms
+
+    def _grad_norms(self, turn: str | None) -> dict[str, Tensor]:
+        """Return the gradient norms of the fusion and of the encoders that learn in this turn."""
+        parts = {"fusion": self.module.model.fusion.parameters(), **self.encoders}
+        learning = ("fusion", turn) if turn else tuple(parts)
+        return {name: grad_norm(list(p)) for name, p in parts.items() if name in learning}
+
+    def _zero_loss(self, context: StepContext) -> Tensor | float:
+        """Return a zero-valued loss term over frozen parameters, so that DDP's reducer sees every
+        gradient."""
+        if sharded(self.module):
+            return 0.0
+        unused = [*self.freeze_plan.frozen(context), *self.module.balance.parameters()]
+        firsts = [p.flatten()[0] for p in unused if p.requires_grad]
+        return 0.0 * torch.stack(firsts).sum() if firsts else 0.0
+
+    def _no_sync(self, *, until_last: bool) -> AbstractContextManager[None]:
+        """Keep DDP from summing gradients over processes before the update's last batch."""
+        if until_last and isinstance(self.wrapped, DistributedDataParallel):
+            return self.wrapped.no_sync()
+        return nullcontext()
+
+    def share_statistics(self) -> None:
+        """Give all processes the running statistics that the main process has of its batches;
+        needed before they are read, in evaluation mode, and not at every step."""
+        if isinstance(self.wrapped, DistributedDataParallel):
+            share(list(self.module.model.encoders.buffers()))
+
+    def begin_epoch(self, loaders: Mapping[str, Any], context: StepContext) -> None:
+        """Let the training strategies prepare an epoch."""
+        for strategy in self.module.strategies(context):
+            strategy.begin_epoch(self, loaders, context)
+
+    def copy(self, edit: Callable[[Objective], None]) -> Trainer:
+        """Return a trainer of copies of module and optimiser, the module changed by `edit`."""
+        # Together, so that the optimiser's copy holds the parameters of the module's copy.
+        module, optimizer = deepcopy((self.module, self.optimizer))
+        edit(module)
+        return Trainer(wrap(module, self.cfg.dist, self.world), optimizer, self.cfg, self.world)
+
+    def ema_weights(self) -> AbstractContextManager[None]:
+        """Temporarily swap in the EMA weights, if enabled."""
+        return self.ema.swapped_in() if self.ema else nullcontext()
+
+    def mean_loss(self, loss: Tensor) -> float:
+        """Average a loss that `step` returned, or a sum of them, over the processes."""
+        return total(loss.double()[None], self.world).item() / self.world.size
+
+
+def unwrap(module: nn.Module) -> Objective:
+    """Return the Objective inside DDP or DataParallel."""
+    inner = getattr(module, "module", module)
+    assert isinstance(inner, Objective)
+    return inner

@@ -1,0 +1,249 @@
+"""A card for every fusion and training strategy, from docstring, signature and one forward pass.
+
+A docstring holds: a first line; the equation and what differs from the paper; then
+paragraphs that begin with `Missing:`, `Pitfall:`, `Use when:`, `Settings:` and `Shapes:`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fusionzoo.registry import Entry
+
+from .docstrings import described_settings, sections
+
+FAMILIES = ("early", "late", "attention", "hybrid")
+BALANCE_FAMILIES = {  # what a training strategy changes
+    "data": "the batch",
+    "loss": "the losses",
+    "gradient": "how fast each encoder learns",
+    "schedule": "who learns when",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingCard:
+    """Default and meaning of one setting of a component."""
+
+    default: str
+    meaning: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What a docstring and a signature say."""
+
+    name: str
+    family: str
+    paper: str
+    summary: str
+    equation: str
+    missing: str
+    pitfall: str
+    use_when: str
+    settings: dict[str, SettingCard]
+
+    @property
+    def lines(self) -> list[str]:
+        """Its section of a page, below the heading."""
+        settings = [
+            f"  - `{name}` (default `{setting.default}`): {setting.meaning}"
+            for name, setting in self.settings.items()
+        ]
+        return [
+            *("", self.summary, "", self.equation, ""),
+            f"- Paper: {self.paper}",
+            f"- Missing modality: {self.missing}",
+            f"- Pitfall: {self.pitfall}",
+            f"- Use it when: {self.use_when}",
+            f"- Settings:{'' if settings else ' none'}",
+            *settings,
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card(About):
+    """What there is to know about one fusion."""
+
+    reads: str
+    synergy: bool
+    parameters: int  # of the standard case
+    macs: int  # of one complete sample of the standard case
+
+
+@dataclass(frozen=True, kw_only=True)
+class BalanceCard(About):
+    """What there is to know about one training strategy."""
+
+    surgery: bool  # of these a run takes one
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderCard:
+    """What there is to know about one family of encoders."""
+
+    name: str  # `chars`, or `timm/*` where a model's name follows
+    kind: str
+    summary: str
+    settings: dict[str, SettingCard]
+    further: bool  # whether other settings go on to the library
+
+
+def about(entry: Entry[Any]) -> dict[str, Any]:
+    """Read what every card holds."""
+    part = sections(inspect.getdoc(entry.cls) or "")
+    return {
+        "name": entry.name,
+        "family": entry.family,
+        "paper": entry.paper or "-",
+        "summary": entry.summary,
+        "equation": part[""],
+        "missing": part["Missing"],
+        "pitfall": part["Pitfall"],
+        "use_when": part["Use when"],
+        "settings": setting_cards(entry.parameters.values(), described_settings(entry.cls)),
+    }
+
+
+def setting_cards(
+    parameters: Iterable[inspect.Parameter], meanings: Mapping[str, str]
+) -> dict[str, SettingCard]:
+    """Return the default and the meaning of each setting, by its name."""
+    return {
+        p.name: SettingCard(
+            default="(required)" if p.default is inspect.Parameter.empty else repr(p.default),
+            meaning=meanings.get(p.name, ""),
+        )
+        for p in parameters
+        if p.name != "assets"  # set by the model folder, not by users
+    }
+
+
+def balance_cards() -> list[BalanceCard]:
+    """Read the cards of all training strategies, by family and name."""
+    from fusionzoo.training.balance import BALANCE
+
+    entries = [BALANCE[name] for name in BALANCE]
+    found = [
+        BalanceCard(**about(one), surgery=bool(getattr(one.cls, "surgery", False)))
+        for one in entries
+    ]
+    return sorted(found, key=lambda one: ([*BALANCE_FAMILIES].index(one.family), one.name))
+
+
+def encoder_cards() -> list[EncoderCard]:
+    """Read the cards of all encoders, by kind and name."""
+    from fusionzoo.encoders import ENCODERS, create_encoder, pattern
+
+    parameters = inspect.signature(create_encoder).parameters.values()
+    shared = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    meanings = described_settings(create_encoder)
+    return [
+        EncoderCard(
+            name=pattern(name),
+            kind=entry.family,
+            summary=entry.summary,
+            settings=setting_cards(
+                [*entry.parameters.values(), *shared], meanings | described_settings(entry.cls)
+            ),
+            further=entry.open_ended,
+        )
+        for name, entry in sorted((name, ENCODERS[name]) for name in ENCODERS)
+    ]
+
+
+def card(name: str) -> Card:
+    """Read one fusion's card."""
+    from fusionzoo.evaluation.cost import STANDARD, cost, standard_fusion
+    from fusionzoo.fusion import fusion_info
+
+    entry = fusion_info(name)
+    needed = cost(standard_fusion(name), STANDARD)
+    return Card(
+        **about(entry),
+        reads=entry.reads,
+        synergy=entry.synergy,
+        parameters=needed.parameters,
+        macs=needed.macs,
+    )
+
+
+def cards() -> list[Card]:
+    """Read all cards, by family and name."""
+    from fusionzoo.fusion import list_fusions
+
+    found = [card(name) for name in list_fusions()]
+    return sorted(found, key=lambda one: (FAMILIES.index(one.family), one.name))
+
+
+def count(number: int) -> str:
+    """Shorten a count.
+
+    >>> count(999), count(1_881_104), count(457_070_592)
+    ('999', '1.9 M', '457 M')
+    """
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            value = number / size
+            return f"{value:.0f} {unit}" if value >= 10 else f"{value:.1f} {unit}"
+    return str(number)
+
+
+def markdown() -> str:
+    """Write docs/zoo.md."""
+    found = cards()
+    lines = [
+        "# The zoo",
+        "",
+        "Generated by `make docs` from the registry and the docstrings; a test holds it to them.",
+        "Parameters and multiply-accumulates (MACs) are those of the fusion alone for one complete",
+        "sample of a standard case: image 49 tokens x 512, text 32 x 384, audio 50 x 256, `dim`",
+        "256, 16 outputs. *Synergy*: whether the formula can express an answer of which no",
+        "modality alone says anything (exclusive or). [which.md](which.md) helps to choose.",
+    ]
+    for family in FAMILIES:
+        rows = [one for one in found if one.family == family]
+        lines += ["", f"## {family.capitalize()}: {len(rows)}", ""]
+        lines += ["| id | reads | synergy | parameters | MACs | what it does |"]
+        lines += ["| --- | --- | --- | --- | --- | --- |"]
+        lines += [
+            f"| [`{one.name}`](#{one.name}) | {one.reads} | {'yes' if one.synergy else 'no'} |"
+            f" {count(one.parameters)} | {count(one.macs)} | {one.summary} |"
+            for one in rows
+        ]
+    for one in found:
+        lines += ["", f"### {one.name}", *one.lines]
+    return "\n".join(lines) + "\n"
+
+
+def balance_markdown() -> str:
+    """Write docs/balance.md."""
+    found = balance_cards()
+    lines = [
+        "# Training strategies",
+        "",
+        "Generated by `make docs` from the registry and the docstrings; a test holds it to them.",
+        "They change how a model learns, never what it is: they wrap any fusion, and neither the",
+        "saved model nor evaluation knows of them. Several go together; of those that decide how",
+        "fast each encoder learns (*exclusive*), a run takes one. A strategy is active from epoch",
+        "`start` until `end`; one that is off leaves every weight as plain training would, bit for",
+        "bit. State that they need is kept in checkpoints.",
+        "",
+        "```bash",
+        "python train.py --balance ogm_ge,modality_dropout --balance_settings.ogm_ge.alpha 0.8",
+        "```",
+        "",
+        "| id | changes | exclusive | what it does |",
+        "| --- | --- | --- | --- |",
+    ]
+    lines += [
+        f"| [`{one.name}`](#{one.name}) | {BALANCE_FAMILIES[one.family]} |"
+        f" {'yes' if one.surgery else 'no'} | {one.summary} |"
+        for one in found
+    ]
+    for one in found:
+        lines += ["", f"## {one.name}", *one.lines]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,114 @@
+"""A benchmark's cell against a bare loop: `python perf/trial.py`. Needs the data set `mfeat`.
+
+The same model (vector/mlp encoders, one fusion), batches of 128, 20 epochs, on tensors in memory,
+with AdamW, cosine schedule, clipping and a look at the validation split after each epoch in both.
+Rounds alternate; each figure is a median of ratios. Writes results/cells.csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import statistics
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from fusionzoo.benchmark import bench as setup
+from fusionzoo.benchmark import fit, strategies
+from fusionzoo.benchmark.features import prepare
+from fusionzoo.benchmark.trials import trial
+from fusionzoo.config import BenchmarkConfig, from_tree, read_yaml
+from fusionzoo.distributed.malloc import keep_freed_memory
+from fusionzoo.distributed.process_group import seed_everything
+
+ROOT = Path(__file__).parents[1]
+FUSIONS = ("concat", "gmu", "late_mean", "lmf")
+
+
+def bare(bench: setup.Bench, unit: setup.Unit) -> float:
+    """Train as one writes it by hand; return the seconds."""
+    cfg, fold = bench.cfg, bench.folds[0]
+    (model,), feed = trial.build(bench, unit)
+    data = {name: feed.whole.inputs[name]["values"] for name in bench.modalities}
+    y = bench.targets
+    began = time.perf_counter()
+    seed_everything(unit.seeds[0])
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": cfg.optim.weight_decay}]
+    groups += [{"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=cfg.optim.lr, fused=True)
+    steps = math.ceil(len(fold.train) / cfg.batch_size) * cfg.epochs
+    warm = round(cfg.optim.warmup * steps)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        lambda step: (
+            (step + 1) / warm
+            if step < warm
+            else 0.5 * (1 + math.cos(math.pi * (step - warm) / (steps - warm)))
+        ),
+    )
+
+    def logits(rows: torch.Tensor) -> torch.Tensor:
+        features = {name: model.encoders[name]({"values": x[rows]}) for name, x in data.items()}
+        return model.fusion(features).logits
+
+    best, kept = math.inf, {}
+    for _ in range(cfg.epochs):
+        model.train()
+        for places in torch.randperm(len(fold.train)).split(cfg.batch_size):
+            rows = fold.train[places]
+            F.cross_entropy(logits(rows), y[rows]).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+        model.eval()
+        with torch.no_grad():
+            loss = F.cross_entropy(logits(fold.val), y[fold.val]).item()
+        if loss < best:
+            best, kept = loss, {k: v.clone() for k, v in model.state_dict().items()}
+    assert kept
+    return time.perf_counter() - began
+
+
+def ours(bench: setup.Bench, unit: setup.Unit) -> float:
+    """Train as benchmark.py does; return the seconds."""
+    fold = bench.folds[0]
+    (model,), feed = trial.build(bench, unit)
+    began = time.perf_counter()
+    trainee = fit.Single(model, bench.cfg, bench.targets[fold.train])
+    fit.fit(trainee, feed, bench.targets, fold.train, fold.val, unit.seeds)
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1)
+    flags = parser.parse_args()
+    torch.set_num_threads(flags.threads)
+    keep_freed_memory()
+    recipe = read_yaml(ROOT / "configs" / "benchmarks" / "mfeat.yaml")
+    bench, dataset = setup.open_bench(from_tree(BenchmarkConfig, recipe))
+    prepare.prepare(bench, dataset, tokens=True)
+    with (ROOT / "results" / "cells.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["fusion", "bare_seconds", "ours_seconds", "ratio", "least", "most"])
+        for name in FUSIONS:
+            unit = setup.Unit(name, 0, (0,), False, strategies.settings_of(bench.cfg, name), {})
+            bare(bench, unit)
+            pairs = [(bare(bench, unit), ours(bench, unit)) for _ in range(flags.rounds)]
+            ratios = [mine / theirs for theirs, mine in pairs]
+            medians = [statistics.median(column) for column in zip(*pairs, strict=True)]
+            figures = [*medians, statistics.median(ratios), min(ratios), max(ratios)]
+            writer.writerow([name, *(f"{x:.3f}" for x in figures)])
+            print(name, *(f"{x:.3f}" for x in figures), flush=True)
+
+
+if __name__ == "__main__":
+    main()

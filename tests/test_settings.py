@@ -1,0 +1,91 @@
+"""Every setting of a component is described in its docstring, and nothing else is."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fusionzoo.datasets import DATASETS
+from fusionzoo.encoders import ENCODERS, create_encoder
+from fusionzoo.fusion import FUSIONS
+from fusionzoo.training.balance import BALANCE, Balance
+from fusionzoo.training.tasks.single import OBJECTIVES
+from fusionzoo.zoo.docstrings import SECTIONS, described_settings, settings_block
+
+Component = Callable[..., Any]
+REGISTRIES = (FUSIONS, ENCODERS, DATASETS, BALANCE, OBJECTIVES)
+COMPONENTS = [
+    pytest.param(registry[name].cls, id=f"{registry.noun}-{name}")
+    for registry in REGISTRIES
+    for name in registry
+]
+NOT_FOR_USERS = {"assets"}  # set when a model folder is loaded
+
+
+def keyword_only(component: Component) -> set[str]:
+    parameters = inspect.signature(component).parameters.values()
+    return {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def undocumented(component: Component) -> set[str]:
+    return keyword_only(component) - set(described_settings(component)) - NOT_FOR_USERS
+
+
+def stale(component: Component) -> set[str]:
+    return set(settings_block(component.__doc__)) - keyword_only(component)
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_the_docstring_describes_exactly_the_settings(component: Component) -> None:
+    assert not undocumented(component)
+    assert not stale(component)
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_a_setting_is_described_by_more_than_its_name(component: Component) -> None:
+    for name, meaning in described_settings(component).items():
+        assert len(meaning.split()) > 1, name
+        assert "default" not in meaning, f"{name}: the signature has the default"
+
+
+@pytest.mark.parametrize("shared", [Balance, create_encoder])
+def test_common_settings_are_described_where_they_are_declared(shared: Component) -> None:
+    described = set(settings_block(shared.__doc__))
+    assert described - NOT_FOR_USERS == keyword_only(shared) - NOT_FOR_USERS
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_the_parts_of_a_docstring_come_in_one_order(component: Component) -> None:
+    docstring = inspect.getdoc(component) or ""
+    titles = re.findall(rf"^({'|'.join(SECTIONS)}):", docstring, flags=re.MULTILINE)
+    assert titles == [title for title in SECTIONS if title in titles]
+    assert 0 < len(docstring.partition("\n")[0]) < 90
+
+
+def test_a_missing_and_a_stale_line_are_found() -> None:
+    class Base:
+        """Shared.
+
+        Settings:
+            start: first epoch
+        """
+
+    class Sample(Base):
+        """Do it.
+
+        Settings:
+            rank: number of terms,
+                at least 1
+            gone: removed setting
+        Shapes: none
+        """
+
+        def __init__(self, *, rank: int = 1, start: int = 0, width: int = 2) -> None: ...
+
+    assert described_settings(Sample)["rank"] == "number of terms, at least 1"
+    assert undocumented(Sample) == {"width"}
+    assert stale(Sample) == {"gone"}
