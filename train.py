@@ -95,7 +95,7 @@ def build_trainer(
     from fusionzoo.training.optim.memory_and_compile import save_memory_and_compile
     from fusionzoo.training.optim.optimizers import build_optimizer
     from fusionzoo.training.optim.param_groups import param_groups
-    from fusionzoo.training.precision import AMP_DTYPES
+    from fusionzoo.training.optim.precision import AMP_DTYPES
     from fusionzoo.training.runs.report import show_data
     from fusionzoo.training.trainer import Trainer
 

@@ -217,12 +217,6 @@ def power_norm(x: Tensor, dim: int = -1) -> Tensor:
     return F.normalize(x / (x.abs() + 1e-6).sqrt(), dim=dim)
 
 
-def check_choice(setting: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raise an error if the value of a setting is not one of the choices."""
-    if value not in choices:
-        raise FusionZooError(f"{setting}={value!r} is neither {' nor '.join(map(repr, choices))}")
-
-
 def check_modality(setting: str, value: str | None, dims: Mapping[str, int]) -> str:
     """Return the modality that a setting names (None: the first); raise if there is no such one."""
     name = next(iter(dims)) if value is None else value

@@ -22,8 +22,9 @@ from .errors import FusionZooError, did_you_mean
 from .evaluation.modalities import subset_label, subsets
 from .files import replacing
 from .model import FusionModel, load, quiet
+from .predictions import Labels, Prediction
 from .structures import Batch, Features
-from .targets import Labels, OneOf, Prediction
+from .targets import OneOf
 from .training.build import open_dataset
 from .training.data import num_workers
 from .training.tasks.multitask import Tasks

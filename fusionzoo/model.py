@@ -17,8 +17,9 @@ from .encoders import Encoder, create_encoder
 from .errors import FusionZooError, did_you_mean, one_line
 from .fusion import Fusion, create_fusion
 from .model_folder import FORMAT, FolderConfig, bounded_allocation, read_config
+from .predictions import predictions
 from .structures import Batch, Features, FusionOutput, Sample
-from .targets import Target, decode, from_spec, predictions
+from .targets import Target, decode, from_spec
 from .unimodal import UnimodalHeads, fall_back
 from .version import __version__
 

@@ -10,27 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from .errors import FusionZooError, did_you_mean
-
-
-class Prediction(NamedTuple):
-    """Which class, or level, the model gives to one sample."""
-
-    label: str
-    probability: float
-    probabilities: dict[str, float]
-
-
-class Labels(NamedTuple):
-    """Which labels the model gives to one sample: all that are more likely than not."""
-
-    labels: list[str]
-    probabilities: dict[str, float]
+from .predictions import Labels, predictions
 
 
 @dataclass(frozen=True)
@@ -222,16 +208,6 @@ def decode(targets: Sequence[Target], logits: Tensor) -> list[Any]:
     if names == ["target"]:
         return made[0]
     return [dict(zip(names, row, strict=True)) for row in zip(*made, strict=True)]
-
-
-def predictions(
-    classes: Sequence[str], shares: Tensor, chosen: Sequence[int] | None = None
-) -> list[Any]:
-    """Name the probabilities (N, K); the chosen class is the likeliest unless it is given."""
-    made = [dict(zip(classes, row, strict=True)) for row in shares.tolist()]
-    likeliest = [max(row, key=row.__getitem__) for row in made]
-    best = likeliest if chosen is None else [classes[index] for index in chosen]
-    return [Prediction(label, row[label], row) for label, row in zip(best, made, strict=True)]
 
 
 def words(cell: str) -> list[str]:

@@ -8,6 +8,8 @@ import os
 import pkgutil
 import subprocess
 import sys
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -15,59 +17,131 @@ import pytest
 import fusionzoo
 
 ROOT = Path(__file__).parents[1]
-LEVELS = {
-    name: level
-    for level, names in enumerate(
-        (
-            ("errors", "version", "_unlinked"),
-            ("console", "files", "registry", "structures", "targets", "config"),
-            ("distributed", "encoders", "fusion", "datasets", "model_folder", "unimodal"),
-            ("model",),
-            ("evaluation",),
-            ("training",),
-            ("zoo",),
-            ("benchmark",),
-            ("scripts",),
-            ("cli",),
-            ("__main__",),
-        )
-    )
-    for name in names
-}
+FLOORS = (  # from the ground up: a module imports from its own floor's room or from below
+    ("errors", "version", "_unlinked"),
+    ("console", "checks", "files", "rng", "predictions", "registry", "structures"),
+    ("targets", "unimodal"),
+    ("config",),
+    ("plugins",),
+    ("model_folder", "distributed"),
+    ("encoders", "fusion", "datasets"),
+    ("model",),
+    ("evaluation",),
+    ("training.tasks", "training.optim", "training.data"),
+    ("training.balance",),
+    ("training.objective",),
+    ("training.reduction", "training.nonfinite"),
+    ("training.trainer",),
+    ("training.evaluate", "training.build", "training.runs"),
+    ("training.fit",),
+    ("zoo",),
+    ("inputs", "inference"),
+    ("benchmark.bench",),
+    ("benchmark.strategies", "benchmark.executors", "benchmark.fit"),
+    ("benchmark.features",),
+    ("benchmark.trials",),
+    ("benchmark.report",),
+    ("benchmark.api",),
+    ("scripts",),
+    ("api",),
+    ("cli",),
+    ("__main__",),
+)
+MOST_LINES = 250  # of a library file
+MOST_FUNCTION_LINES = 50
 
 
 def modules() -> list[str]:
     return [info.name for info in pkgutil.walk_packages(fusionzoo.__path__, "fusionzoo.")]
 
 
-def imported(module: str) -> set[str]:
-    """The parts of fusionzoo that a module imports, anywhere in its source."""
+def source(module: str) -> Path:
     spec = importlib.util.find_spec(module)
     assert spec and spec.origin
-    tree = ast.parse(Path(spec.origin).read_text())
-    package = module if spec.submodule_search_locations else module.rpartition(".")[0]
+    return Path(spec.origin)
+
+
+@cache
+def imports() -> dict[str, set[str]]:
+    """Every module, and the modules of fusionzoo that it imports anywhere: at its top, within a
+    function, or for the type checker."""
+    known = set(modules())
+    return {module: imported(module, known) - {module} for module in known}
+
+
+def imported(module: str, known: set[str]) -> set[str]:
+    is_package = source(module).name == "__init__.py"
+    package = module if is_package else module.rpartition(".")[0]
     found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            base = package.split(".")[: len(package.split(".")) - node.level + 1]
-            name = ".".join([*base, node.module or ""]).strip(".") if node.level else node.module
-            names = (
-                [f"{name}.{alias.name}" for alias in node.names] if name == "fusionzoo" else [name]
-            )
-            found |= {n.split(".")[1] for n in names if n and n.startswith("fusionzoo.")}
+    for node in ast.walk(ast.parse(source(module).read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        parts = package.split(".")
+        base = parts[: len(parts) - node.level + 1] if node.level else []
+        name = ".".join([*base, node.module or ""]).strip(".")
+        for alias in node.names:
+            full = f"{name}.{alias.name}"
+            found |= {full if full in known else name} & known
     return found
+
+
+def floor(module: str) -> int:
+    inside = module.removeprefix("fusionzoo.")
+    levels = [
+        level
+        for level, names in enumerate(FLOORS)
+        if any(inside == name or inside.startswith(f"{name}.") for name in names)
+    ]
+    if levels:
+        return levels[0]
+    # A package stands below what is in it: importing `training.optim.ema` imports `training` too.
+    return -1
+
+
+def room(module: str) -> str:
+    return module.removeprefix("fusionzoo.").partition(".")[0]
 
 
 @pytest.mark.parametrize("module", modules())
 def test_imports_flow_one_way(module: str) -> None:
-    part = module.split(".")[1]
-    for other in imported(module) & set(LEVELS):
-        if other != part:
-            assert LEVELS[other] < LEVELS[part], f"{module} imports {other}"
+    for other in imports()[module]:
+        if room(module) == room(other):
+            assert floor(other) <= floor(module), f"{module} imports {other}, which stands above"
+        else:
+            assert floor(other) < floor(module), f"{module} imports {other}: not from below"
 
 
-def test_every_module_has_a_level() -> None:
-    assert {name.split(".")[1] for name in modules()} <= set(LEVELS)
+def test_every_module_has_a_floor() -> None:
+    packages = {"fusionzoo.training", "fusionzoo.benchmark"}
+    assert [name for name in modules() if floor(name) < 0 and name not in packages] == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Also within a room; a package's `__init__` that gathers names is no part of a circle."""
+    try:
+        graph = {
+            module: {other for other in others if source(other).name != "__init__.py"}
+            for module, others in imports().items()
+        }
+        tuple(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        raise AssertionError(" -> ".join(error.args[1])) from None
+
+
+def test_no_room_of_training_is_crowded() -> None:
+    folder = source("fusionzoo.training").parent
+    rooms = [x for x in folder.iterdir() if x.suffix == ".py" or (x / "__init__.py").is_file()]
+    assert len(rooms) - 1 <= 12  # but for __init__
+
+
+@pytest.mark.parametrize("module", modules())
+def test_files_and_functions_are_short(module: str) -> None:
+    text = source(module).read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= MOST_LINES
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            assert lines <= MOST_FUNCTION_LINES, f"{node.name} has {lines} lines"
 
 
 def test_importing_fusionzoo_imports_nothing_heavy() -> None:

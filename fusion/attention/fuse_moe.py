@@ -9,9 +9,10 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from fusionzoo.checks import check_choice
 from fusionzoo.structures import Features, FusionOutput, StepContext, masked_mean
 
-from ..base import FUSIONS, check_choice, present_mean
+from ..base import FUSIONS, present_mean
 from ._blocks import Attention, TokenFusion, join
 from ._moe import Experts, Router, Routing, imbalance
 

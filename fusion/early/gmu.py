@@ -9,9 +9,10 @@ import torch
 from einops import rearrange, reduce
 from torch import Tensor, nn
 
+from fusionzoo.checks import check_choice
 from fusionzoo.structures import Features, FusionOutput
 
-from ..base import FUSIONS, Fusion, check_choice, masked_softmax
+from ..base import FUSIONS, Fusion, masked_softmax
 
 
 @FUSIONS.register(family="early", paper="Arevalo et al. 2017, arXiv:1702.01992", reads="pooled")

@@ -7,9 +7,10 @@ from typing import Literal
 
 from torch import nn
 
+from fusionzoo.checks import check_choice
 from fusionzoo.structures import Features, FusionOutput
 
-from ..base import FUSIONS, Fusion, RunningMeans, check_choice, product
+from ..base import FUSIONS, Fusion, RunningMeans, product
 from ._factorised import Factors
 
 

@@ -11,9 +11,10 @@ import torch
 from einops import einsum
 from torch import Tensor, nn
 
+from fusionzoo.checks import check_choice
 from fusionzoo.structures import Features, FusionOutput
 
-from ..base import FUSIONS, Fusion, RunningMeans, check_choice
+from ..base import FUSIONS, Fusion, RunningMeans
 from ._outer import check_budget, narrow, with_ones
 
 

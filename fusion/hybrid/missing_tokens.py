@@ -9,9 +9,10 @@ import torch
 from einops import repeat
 from torch import Tensor, nn
 
+from fusionzoo.checks import check_choice
 from fusionzoo.structures import Features, FusionOutput, Phase, StepContext
 
-from ..base import FUSIONS, Fusion, check_choice, combination_of
+from ..base import FUSIONS, Fusion, combination_of
 
 
 @FUSIONS.register(family="hybrid", paper="Lee et al. 2023, arXiv:2303.03369", reads="tokens")

@@ -7,9 +7,10 @@ from typing import Literal
 
 from torch import Tensor
 
+from fusionzoo.checks import check_choice
 from fusionzoo.structures import Features, FusionOutput
 
-from ..base import FUSIONS, check_choice, masked_softmax
+from ..base import FUSIONS, masked_softmax
 from ._base import IndependentHeads
 
 

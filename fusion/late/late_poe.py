@@ -8,9 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fusionzoo.checks import check_choice
 from fusionzoo.structures import Features, FusionOutput
 
-from ..base import FUSIONS, check_choice
+from ..base import FUSIONS
 from ._base import LateFusion
 
 

@@ -21,7 +21,7 @@ from fusionzoo.fusion import Fusion
 from fusionzoo.fusion.base import RunningMeans
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Batch, Features, FusionOutput, StepContext
-from fusionzoo.training.freezing import frozen_in_phase
+from fusionzoo.training.optim.freezing import frozen_in_phase
 from fusionzoo.training.optim.optimizers import build_optimizer, set_rates
 from fusionzoo.training.optim.param_groups import param_groups
 from fusionzoo.training.optim.schedules import phased

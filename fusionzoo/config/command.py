@@ -9,7 +9,8 @@ from typing import TypeVar
 from fusionzoo.console import quiet_pipe
 from fusionzoo.errors import FusionZooError
 
-from .load import from_args, help_text
+from .help import help_text
+from .load import from_args
 
 C = TypeVar("C")
 

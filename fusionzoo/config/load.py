@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, asdict, fields, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
@@ -145,26 +145,6 @@ def split_name(component: Mapping[str, Any], what: str) -> tuple[str, Tree]:
     if not isinstance(name, str):
         raise FusionZooError(f"{what} has no name: give --{what}.name")
     return name, settings
-
-
-def help_text(cls: type, prefix: str = "") -> str:
-    """Return a line per setting: flag, default, meaning."""
-    lines = []
-    hints = get_type_hints(cls)
-    for one in fields(cls):
-        if is_dataclass(hints[one.name]):
-            lines.append(help_text(hints[one.name], f"{prefix}{one.name}."))
-        else:
-            flag = f"--{prefix}{one.name}"
-            says = one.metadata.get("help", "")
-            lines.append(f"  {flag:<28} {_default(one)!s:<34} {says}".rstrip())
-    return "\n".join(lines)
-
-
-def _default(one: Field[Any]) -> Any:
-    if one.default_factory is not MISSING:
-        return json.dumps(one.default_factory())
-    return "null" if one.default is None else one.default
 
 
 def _leaves(cls: Any, prefix: str = "") -> dict[str, bool]:

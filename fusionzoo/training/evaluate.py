@@ -16,7 +16,7 @@ from fusionzoo.evaluation.retrieval import any_pair, retrieval_figures
 from fusionzoo.structures import Batch
 
 from .objective import Objective, ObjectiveOutput, dummy_batch
-from .precision import autocast
+from .optim.precision import autocast
 from .trainer import Trainer
 
 Metrics = dict[str, Any]

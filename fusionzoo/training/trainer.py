@@ -20,12 +20,12 @@ from fusionzoo.distributed.process_group import World, share, total, wrap
 from fusionzoo.structures import FIRST_STEP, Batch, StepContext
 
 from .balance.two_pass import TwoPassBackward
-from .clipping import clip_gradients, grad_norm
-from .freezing import FreezePlan
 from .nonfinite import SavedBuffers, why_not_finite
 from .objective import Objective, ObjectiveOutput
+from .optim.clipping import clip_gradients, grad_norm
 from .optim.ema import EMA
-from .precision import autocast
+from .optim.freezing import FreezePlan
+from .optim.precision import autocast
 from .reduction import count_rows, reduce_losses
 
 
@@ -59,7 +59,7 @@ class Trainer:
         # Clipped one by one: the fusion learns as it would without heads and strategies.
         parts = (model, self.module.heads, self.module.balance)
         self.clip_groups = [list(part.parameters()) for part in parts]
-        self.freeze_plan = FreezePlan(self.module, self.cfg)
+        self.freeze_plan = FreezePlan(self.module, model, self.cfg)
         self.saved_buffers = SavedBuffers(self.module)
 
     def step(

@@ -18,8 +18,8 @@ from fusionzoo.fusion import Fusion, fusion_info, list_fusions
 from fusionzoo.model import create_model
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Batch, Phase, StepContext
-from fusionzoo.training.freezing import frozen_in_phase
 from fusionzoo.training.objective import Objective, freeze_unused
+from fusionzoo.training.optim.freezing import frozen_in_phase
 from fusionzoo.training.optim.optimizers import build_optimizer
 from fusionzoo.training.optim.param_groups import param_groups
 from fusionzoo.training.optim.schedules import phased

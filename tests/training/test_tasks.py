@@ -17,10 +17,11 @@ from fusionzoo.datasets import create_dataset
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import list_fusions
 from fusionzoo.model import create_model, quiet
+from fusionzoo.predictions import Labels, Prediction
 from fusionzoo.scripts.embed import main as embed
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Batch, StepContext
-from fusionzoo.targets import AnyOf, Labels, Level, Number, OneOf, Prediction
+from fusionzoo.targets import AnyOf, Level, Number, OneOf
 from fusionzoo.training.objective import Objective, UnimodalHeads
 from fusionzoo.training.tasks.multitask import Tasks, plain_tasks
 from fusionzoo.training.tasks.single import Classification, Multilabel, Ordinal, Regression

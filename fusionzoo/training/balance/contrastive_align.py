@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusionzoo.fusion.base import check_choice, check_modality
+from fusionzoo.checks import check_choice
+from fusionzoo.fusion.base import check_modality
 from fusionzoo.structures import Features, StepContext
 
 from ._gather import gathered_rows

@@ -15,7 +15,7 @@ from fusionzoo.distributed.process_group import total
 from fusionzoo.structures import Batch, StepContext
 
 from ..data import chunks
-from ..precision import autocast
+from ..optim.precision import autocast
 from ._heads import ModalityHeads
 from .base import BALANCE, Balance, LossTerm, RunningTrainer, StrategyInputs
 

@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from fusionzoo.checks import check_number
 from fusionzoo.config import RunConfig, split_name
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError
 from fusionzoo.targets import OneOf, Target
 
-from .single import OBJECTIVES, Classification, Task, check
+from .single import OBJECTIVES, Classification, Task
 
 Metrics = Mapping[str, float]
 ERRORS = ("mae", "rmse", "loss", "median_rank")  # figures of which less is better
@@ -176,7 +177,7 @@ def build_tasks(cfg: RunConfig, train_set: PairedDataset) -> Tasks:
         name, settings = split_name(cfg.targets.get(target.name, cfg.objective), "objective")
         if cfg.targets:
             weights.append(settings.pop("weight", 1.0))
-            check(f"targets.{target.name}.weight", weights[-1], 0)
+            check_number(f"targets.{target.name}.weight", weights[-1], 0)
         known = own[~own.isnan().any(-1)]
         tasks.append(OBJECTIVES.create(name, target, known, **settings))
     return Tasks(tasks, weights or [1.0])

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fusionzoo.checks import check_number
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.metrics import classification, multilabel, ordinal, regression
 from fusionzoo.registry import Registry
@@ -81,8 +82,8 @@ class Classification(Task):
         gamma: float = 0.0,
     ) -> None:
         super().__init__(target, labels)
-        check("label_smoothing", label_smoothing, 0, 1)
-        check("gamma", gamma, 0)
+        check_number("label_smoothing", label_smoothing, 0, 1)
+        check_number("gamma", gamma, 0)
         self.label_smoothing, self.gamma = label_smoothing, gamma
         self.register_buffer("weight", self._weights(class_weights, labels), persistent=False)
 
@@ -100,7 +101,7 @@ class Classification(Task):
                 f" {len(classes)} classes {', '.join(classes[:10])}"
             )
         for weight in given:
-            check("class_weights", weight, 0)
+            check_number("class_weights", weight, 0)
         return torch.tensor(given, dtype=torch.float32)
 
     def row_weight(self, target: Tensor) -> Tensor | None:
@@ -188,7 +189,7 @@ class Regression(Task):
         delta: float = 1.0,
     ) -> None:
         super().__init__(target, labels)
-        check("delta", delta, 1e-6)
+        check_number("delta", delta, 1e-6)
         self.loss, self.delta = loss, delta
 
     def criterion(self, logits: Tensor, target: Tensor) -> Tensor:
@@ -264,10 +265,3 @@ class NoTarget(Task):
 def as_index(target: Tensor) -> Tensor:
     """Return class indices (N,) as they are, or from their column (N, 1)."""
     return target if target.ndim == 1 else target[:, 0].long()
-
-
-def check(what: str, given: Any, low: float, below: float = float("inf")) -> None:
-    """Refuse a setting that is no number, below `low`, or not below `below`."""
-    if isinstance(given, bool) or not isinstance(given, int | float) or not low <= given < below:
-        limit = "" if below == float("inf") else f" and below {below:g}"
-        raise FusionZooError(f"{what}={given!r}; it must be a number of at least {low:g}{limit}")

@@ -8,8 +8,7 @@ from fusionzoo.config import RunConfig
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Phase, StepContext
 
-from .objective import Objective
-from .optim.unfreezing import Unfreezing
+from .unfreezing import Unfreezing
 
 
 def frozen_in_phase(model: FusionModel, phase: Phase) -> list[nn.Parameter]:
@@ -22,13 +21,14 @@ def frozen_in_phase(model: FusionModel, phase: Phase) -> list[nn.Parameter]:
 class FreezePlan:
     """Which parameters do not learn, and which modules are in evaluation mode, step by step."""
 
-    def __init__(self, module: Objective, cfg: RunConfig) -> None:
-        model = module.model
+    def __init__(self, module: nn.Module, model: FusionModel, cfg: RunConfig) -> None:
         self.phases = model.fusion.phases
         self.unfreezing = Unfreezing(model, cfg.optim, cfg.train.epochs)
-        self._module = module
+        self._module, self._model = module, model
         self._by_phase = [frozen_in_phase(model, phase) for phase in self.phases]
-        self._by_modality = {name: _specific_to(module, name) for name in model.encoders}
+        self._by_modality = {
+            name: _specific_to(module, set(model.encoders), name) for name in model.encoders
+        }
         self._modes: tuple[int, str | None] | None = None  # phase and turn that modes are set for
 
     def frozen(self, context: StepContext) -> list[nn.Parameter]:
@@ -48,7 +48,7 @@ class FreezePlan:
         if self._module.training and modes == self._modes and not thawed:
             return False
         wrapped.train()
-        encoders = self._module.model.encoders
+        encoders = self._model.encoders
         encoders.train(self.phases[context.phase].encoders)
         for name, encoder in encoders.items():
             if context.turn not in (None, name):
@@ -57,9 +57,8 @@ class FreezePlan:
         return True
 
 
-def _specific_to(module: Objective, modality: str) -> list[nn.Parameter]:
+def _specific_to(module: nn.Module, modalities: set[str], modality: str) -> list[nn.Parameter]:
     """Return the parameters specific to one modality: encoder, head and projection."""
-    modalities = set(module.model.encoders)
     maps = [
         m for m in module.modules() if isinstance(m, nn.ModuleDict) and {*m.keys()} == modalities
     ]
