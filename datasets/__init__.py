@@ -10,9 +10,11 @@ from typing import Any
 
 from fusionzoo.registry import import_siblings
 
+from .base import DATASETS, DatasetEntry
 from .collate import Collate
-from .paired import DATASETS, DatasetEntry, PairedDataset, split_by_hash
+from .paired import PairedDataset
 from .samplers import PairedBatchSampler, PairedSampler, make_sampler
+from .splits import split_by_hash
 
 __all__ = [
     "DATASETS",
@@ -31,7 +33,7 @@ import_siblings(__path__, __name__)  # what registers data sets
 
 
 def create_dataset(name: str, **settings: Any) -> PairedDataset:
-    """Open the data set `name`; see `fusionzoo data list` for names and settings."""
+    """Open the data set `name`; `fusionzoo data list` shows names and settings."""
     return DATASETS.create(name, **settings)
 
 

@@ -201,7 +201,7 @@ def test_a_missing_setting_of_an_encoder_never_asks_a_hub(
     whole = config.read_text()
     spoilt = json.loads(whole)
     del spoilt["encoders"]["image"]["pretrained"]
-    monkeypatch.setattr("fusionzoo.encoders.image.from_hub", lambda *_: pytest.fail("asked"))
+    monkeypatch.setattr("fusionzoo.encoders._timm.from_hub", lambda *_: pytest.fail("asked"))
     try:
         config.write_text(json.dumps(spoilt))
         fusionzoo.load(folders["image"])

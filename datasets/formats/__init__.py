@@ -1,4 +1,4 @@
-"""Forms in which one's own data comes: a manifest, class folders, separate sources to join."""
+"""Formats for your own data: a table (manifest) or class folders."""
 
 from fusionzoo.registry import import_siblings
 
