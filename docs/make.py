@@ -116,9 +116,8 @@ def names(text: str) -> str:
     groups |= {f"{family} fusion": list_fusions(family) for family in FAMILIES}
     groups |= {"training strategy": sorted(STRATEGIES), "data": list_datasets()}
     lines = ["| | names |", "| --- | --- |"]
-    lines += [
-        f"| {group} | {', '.join(f'`{x}`' for x in found)} |" for group, found in groups.items()
-    ]
+    for group, members in groups.items():
+        lines.append(f"| {group} | {', '.join(f'`{name}`' for name in members)} |")
     before, _, rest = text.partition(NAMES[0])
     table = "\n".join(lines)
     return f"{before}{NAMES[0]}\n{table}\n{NAMES[1]}{rest.partition(NAMES[1])[2]}"

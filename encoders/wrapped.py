@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.structures import KINDS, Audio, Features, masked_mean
@@ -126,10 +127,11 @@ class WrappedEncoder(Encoder):
         else:
             tokens = getattr(output, "last_hidden_state", output)
             if not isinstance(tokens, Tensor) or tokens.ndim not in (2, 3):
-                found = tuple(tokens.shape) if isinstance(tokens, Tensor) else type(output).__name__
+                is_tensor = isinstance(tokens, Tensor)
+                returned = tuple(tokens.shape) if is_tensor else type(output).__name__
                 raise FusionZooError(
-                    f"the wrapped module of {self.modality!r} returned {found}; it must return (B,"
-                    " D), (B, T, D), Features, or an output with last_hidden_state"
+                    f"the wrapped module of {self.modality!r} returned {returned}; it must return"
+                    " (B, D), (B, T, D), Features, or an output with last_hidden_state"
                 )
             if tokens.ndim == 2:
                 mask = torch.ones(len(tokens), 1, dtype=torch.bool, device=tokens.device)
@@ -212,9 +214,8 @@ def _try_blank(encoder: WrappedEncoder) -> None:
 
 def _padded(rows: Sequence[Features]) -> Features:
     """Join rows of different lengths: (T, D), (T,), (D,) each."""
-    pad = nn.utils.rnn.pad_sequence
     return Features(
-        pad([row.tokens for row in rows], batch_first=True),
-        pad([row.mask for row in rows], batch_first=True),
+        pad_sequence([row.tokens for row in rows], batch_first=True),
+        pad_sequence([row.mask for row in rows], batch_first=True),
         torch.stack([row.pooled for row in rows]),
     )

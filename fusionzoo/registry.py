@@ -178,9 +178,9 @@ class Registry(Generic[T, E]):
         summary = inspect.cleandoc(cls.__doc__ or "").partition("\n")[0]
         entry = self.entry(name=name, cls=cls, summary=summary, **facts)
         if entry.family not in self.families:
-            found = f"unknown family {entry.family!r}" if entry.family else "family= is missing"
+            problem = f"unknown family {entry.family!r}" if entry.family else "family= is missing"
             raise FusionZooError(
-                f"{self.noun} {name!r}: {found}.{did_you_mean(entry.family, self.families)}"
+                f"{self.noun} {name!r}: {problem}.{did_you_mean(entry.family, self.families)}"
                 f" There are: {', '.join(self.families)}."
             )
         return entry

@@ -66,9 +66,9 @@ def _with_plugins(known: Facts, plugins: str) -> Facts:
     from .cards import FAMILIES, balance_cards, card, encoder_cards
 
     load_plugins(plugins)
-    names = {one.name for one in known.fusions}
+    names = {fusion.name for fusion in known.fusions}
     fusions = [*known.fusions, *(card(name) for name in list_fusions() if name not in names)]
-    fusions.sort(key=lambda one: (FAMILIES.index(one.family), one.name))
+    fusions.sort(key=lambda fusion: (FAMILIES.index(fusion.family), fusion.name))
     return Facts(fusions, balance_cards(), encoder_cards())
 
 

@@ -85,10 +85,10 @@ def path_of(bench: Bench, unit: Unit) -> Path:
 def _plugin_code(cfg: BenchmarkConfig, unit: Unit) -> list[str]:
     """Return digests of the code that a unit runs and that is not fusionzoo's own."""
     names = [fusion_of(unit.strategy), *unit.settings.values()]  # `base` names a fusion too
-    found = [code_digest(FUSIONS[x].cls) for x in names if isinstance(x, str) and x in FUSIONS]
+    digests = [code_digest(FUSIONS[x].cls) for x in names if isinstance(x, str) and x in FUSIONS]
     if cfg.mode == "finetune":  # of cached features the description has the encoder's
-        found += map(file_digest, load_plugins(cfg.plugins))
-    return [code for code in found if code is not None]
+        digests += map(file_digest, load_plugins(cfg.plugins))
+    return [digest for digest in digests if digest is not None]
 
 
 def run_all(bench: Bench, strategies: Sequence[str]) -> list[Result]:
