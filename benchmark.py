@@ -50,8 +50,10 @@ def benchmark(cfg: BenchmarkConfig) -> int:
     from fusionzoo.benchmark.trials import schedule, tune
     from fusionzoo.distributed.malloc import keep_freed_memory
     from fusionzoo.fusion import fusion_info
+    from fusionzoo.plugins import load_plugins
 
     # ---- what is asked: names and settings are checked before anything is computed
+    load_plugins(cfg.plugins)
     writers.check()
     if cfg.tune:
         tune.check()

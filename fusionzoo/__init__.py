@@ -16,17 +16,19 @@ if TYPE_CHECKING:
     from .api import evaluate as evaluate
     from .api import predict as predict
     from .api import train as train
+    from .components import register as register
+    from .creating import create_model as create_model
     from .datasets import PairedDataset as PairedDataset
     from .datasets import create_dataset as create_dataset
     from .datasets import list_datasets as list_datasets
     from .encoders import create_encoder as create_encoder
     from .encoders import list_encoders as list_encoders
+    from .encoders import wrap_encoder as wrap_encoder
     from .errors import FusionZooError as FusionZooError
     from .fusion import create_fusion as create_fusion
     from .fusion import fusion_info as fusion_info
     from .fusion import list_fusions as list_fusions
-    from .model import create_model as create_model
-    from .model import load as load
+    from .loading import load as load
     from .training.runs.run import Run as Run
 
 if not os.path.isdir(os.path.join(os.path.dirname(__file__), "encoders")):
@@ -42,13 +44,15 @@ _HOME = {
     "list_datasets": "datasets",
     "create_encoder": "encoders",
     "list_encoders": "encoders",
+    "wrap_encoder": "encoders",
     "FusionZooError": "errors",
     "create_fusion": "fusion",
     "fusion_info": "fusion",
     "list_fusions": "fusion",
-    "create_model": "model",
-    "load": "model",
+    "create_model": "creating",
+    "load": "loading",
     "Run": "training.runs.run",
+    "register": "components",
 }
 __all__ = [*_HOME, "__version__"]  # noqa: PLE0604
 

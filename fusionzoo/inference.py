@@ -19,16 +19,18 @@ from .config import EvaluateConfig, PredictConfig
 from .datasets import PairedBatchSampler, PairedDataset, make_sampler
 from .distributed.process_group import World, pick_device
 from .errors import FusionZooError, did_you_mean
+from .eval_mode import quiet
 from .evaluation.modalities import subset_label, subsets
 from .files import replacing
-from .model import FusionModel, load, quiet
+from .loading import load
+from .model import FusionModel
 from .predictions import Labels, Prediction
 from .structures import Batch, Features
 from .targets import OneOf
 from .training.build import open_dataset
 from .training.data import num_workers
+from .training.tasks.base import OBJECTIVES
 from .training.tasks.multitask import Tasks
-from .training.tasks.single import OBJECTIVES
 
 Settings = EvaluateConfig | PredictConfig
 
@@ -169,7 +171,7 @@ def _open_model(cfg: Settings, model: FusionModel | None) -> FusionModel:
         return model.to(device)
     if not cfg.model:
         raise FusionZooError("--model is missing: a model folder, or a run folder such as runs/a")
-    return load(cfg.model, device)
+    return load(cfg.model, device, plugins=cfg.plugins)
 
 
 def _open_data(cfg: Settings, model: FusionModel, dataset: PairedDataset | None) -> PairedDataset:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .datasets import DATASETS, PairedDataset
-from .datasets.formats.manifest import READERS, TEXT_TYPES
+from .datasets.formats.columns import READERS, TEXT_TYPES
 from .errors import FusionZooError, did_you_mean
 from .files import cache_root, make_cache_folder, replacing
 from .structures import KINDS

@@ -11,7 +11,7 @@ from torch import Tensor
 from fusionzoo.config import BenchmarkConfig
 from fusionzoo.config.deselected import drop_deselected
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.datasets.paired import SPLITS
+from fusionzoo.datasets.splits import SPLITS
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.robustness import CORRUPTIONS, SEVERITIES
 from fusionzoo.training.build import open_dataset

@@ -15,11 +15,13 @@ from tqdm import tqdm
 from fusionzoo.config import BenchmarkConfig
 from fusionzoo.distributed.malloc import keep_freed_memory
 from fusionzoo.errors import FusionZooError
+from fusionzoo.plugins import absolute, load_plugins
 
 S = TypeVar("S")  # what every piece reads
 T = TypeVar("T")  # a piece
 R = TypeVar("R")  # what comes of it
 Call = Callable[[S, T], R]
+Setup = tuple[int, list[str]]  # of a process: its threads and plugins
 
 
 def work(
@@ -32,10 +34,11 @@ def work(
     if not todo:
         return
     bar = tqdm(total=len(todo), desc=label, unit="unit", dynamic_ncols=True, smoothing=0.05)
+    plugins = absolute(cfg.plugins)
     if cfg.engine == "ray":
-        results = _ray(shared, todo, function, threads)
+        results = _ray(shared, todo, function, (threads, plugins))
     elif jobs > 1:
-        results = _processes(shared, todo, function, jobs, threads)
+        results = _processes(shared, todo, function, jobs, (threads, plugins))
     else:
         results = ((piece, function(shared, piece)) for piece in todo)
     for piece, result in results:
@@ -45,9 +48,9 @@ def work(
 
 
 def _processes(
-    shared: S, todo: Sequence[T], function: Call[S, T, R], jobs: int, threads: int
+    shared: S, todo: Sequence[T], function: Call[S, T, R], jobs: int, setup: Setup
 ) -> Iterator[tuple[T, R]]:
-    pool = ProcessPoolExecutor(jobs, get_context("spawn"), begin, (threads,))
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), begin, setup)
     try:
         futures = {pool.submit(function, shared, piece): piece for piece in todo}
         for future in as_completed(futures):
@@ -62,7 +65,7 @@ def _processes(
 
 
 def _ray(
-    shared: S, todo: Sequence[T], function: Call[S, T, R], threads: int
+    shared: S, todo: Sequence[T], function: Call[S, T, R], setup: Setup
 ) -> Iterator[tuple[T, R]]:
     """Run on the Ray cluster of $RAY_ADDRESS, else on a local one; `out` and the cache are folders
     that all machines share."""
@@ -74,10 +77,10 @@ def _ray(
         ray.init(log_to_driver=False, include_dashboard=False)
 
     def begin_and_call(shared: S, piece: T) -> R:
-        begin(threads)
+        begin(*setup)
         return function(shared, piece)
 
-    call = ray.remote(num_cpus=threads)(begin_and_call)
+    call = ray.remote(num_cpus=setup[0])(begin_and_call)
     kept = ray.put(shared)
     waiting = {call.remote(kept, piece): piece for piece in todo}
     try:
@@ -88,7 +91,8 @@ def _ray(
         ray.shutdown()
 
 
-def begin(threads: int) -> None:
+def begin(threads: int, plugins: Sequence[str] = ()) -> None:
     """Set a process up."""
     torch.set_num_threads(threads)
     keep_freed_memory()
+    load_plugins(plugins)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fusionzoo.config import BenchmarkConfig
 from fusionzoo.errors import FusionZooError, did_you_mean
-from fusionzoo.fusion import fusion_info, list_fusions
+from fusionzoo.fusion import FUSIONS, fusion_info, list_fusions
 from fusionzoo.zoo.cards import FAMILIES
 
 from .bench import Bench, Settings
@@ -22,7 +22,7 @@ def choose(wanted: str | Sequence[str], modalities: int) -> list[str]:
         if word == "all" or word in FAMILIES:
             family = list_fusions(None if word == "all" else word)
             found += [name for name in family if fusion_info(name).at_least <= modalities]
-        elif word not in list_fusions():
+        elif word not in FUSIONS:
             near = did_you_mean(word, [*list_fusions(), *FAMILIES, "all"])
             raise FusionZooError(f"unknown fusion {word!r}.{near} `fusionzoo zoo` lists all.")
         else:
@@ -55,12 +55,13 @@ def settings_of(cfg: BenchmarkConfig, strategy: str) -> Settings:
 def check(cfg: BenchmarkConfig, strategies: Sequence[str]) -> None:
     """Refuse settings that no strategy has, before anything is computed."""
     for name in cfg.settings:
-        if name not in list_fusions() and not name.startswith(ALONE):
+        if name not in FUSIONS and not name.startswith(ALONE):
             raise FusionZooError(
                 f"--settings.{name}: unknown fusion{did_you_mean(name, strategies)}"
             )
     for key in cfg.fusion:
-        if not any(key in {"dim", *fusion_info(n).parameters} for n in list_fusions()):
+        names = [*list_fusions(), *map(fusion_of, strategies)]
+        if not any(key in {"dim", *fusion_info(n).parameters} for n in names):
             raise FusionZooError(f"--fusion.{key}: no fusion has this setting")
     for name in strategies:
         settings_of(cfg, name)

@@ -115,6 +115,9 @@ class DistConfig:
 class RunConfig:
     """All settings of a training run; stored as config.yaml in the run folder."""
 
+    plugins: str | list[str] = option(
+        "", "files or modules with components of your own, `my_fusion.py`: docs/plugins.md"
+    )
     data: Tree = option({"name": "digits"}, "data set and its settings: `fusionzoo data list`")
     encoders: dict[str, Tree] = option({}, "modality -> encoder; empty = the data set's default")
     fusion: Tree = option({"name": "gmu"}, "fusion and its settings: `fusionzoo zoo`")
@@ -140,6 +143,9 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedConfig:
+    plugins: str | list[str] = option(
+        "", "files or modules with components of your own, `my_fusion.py`: docs/plugins.md"
+    )
     model: str = option("", "model folder, or run folder with a model in it (required)")
     data: Tree = option({}, "data set and its settings; empty = that of the run")
     split: str = option("all", "train | val | test | all")
@@ -159,6 +165,9 @@ class EvaluateConfig:
     split: str = option("test", "train | val | test | all")
     every_subset: bool = option(False, "also measure the fusion given each subset of modalities")
     out: str = option("", "JSON file for the metrics; empty = print them only")
+    plugins: str | list[str] = option(
+        "", "files or modules with components of your own, `my_fusion.py`: docs/plugins.md"
+    )
     batch_size: Count = option(64, "samples per step")
     num_workers: Annotated[int, Ge(0)] | None = option(
         None, "loader processes; null = chosen by cores"
@@ -172,6 +181,9 @@ class PredictConfig:
     data: Tree = option({}, "data set and its settings (required): `fusionzoo data list`")
     split: str = option("all", "train | val | test | all")
     out: str = option("", "file for the predictions, .csv or .parquet")
+    plugins: str | list[str] = option(
+        "", "files or modules with components of your own, `my_fusion.py`: docs/plugins.md"
+    )
     batch_size: Count = option(64, "samples per step")
     num_workers: Annotated[int, Ge(0)] | None = option(
         None, "loader processes; null = chosen by cores"
@@ -183,6 +195,9 @@ class PredictConfig:
 class BenchmarkConfig:
     """All settings of a comparison of fusions; stored as config.yaml beside the report."""
 
+    plugins: str | list[str] = option(
+        "", "files or modules with components of your own, `my_fusion.py`: docs/plugins.md"
+    )
     data: Tree = option({"name": "digits"}, "data set and its settings: `fusionzoo data list`")
     encoders: dict[str, Tree] = option({}, "modality -> encoder; empty = the data set's default")
     fusions: str | list[str] = option("all", "names or families, `mbt,lmf,late`, or all")

@@ -18,7 +18,7 @@ from fusionzoo.benchmark.features.cache import FeatureCache
 from fusionzoo.benchmark.features.encode import Scaler, Stored, describe, encode, key_of
 from fusionzoo.datasets import Collate
 from fusionzoo.encoders import Encoder
-from fusionzoo.model import encode_rows
+from fusionzoo.present_rows import encode_rows
 
 SCRATCH = {
     "image": ("timm/resnet10t", {"pretrained": False, "size": 32, "channels": [8, 8, 8, 8]}),

@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from fusionzoo.datasets import Collate, PairedDataset
 from fusionzoo.encoders import Encoder
+from fusionzoo.sources import code_digest
 from fusionzoo.structures import Audio, Features
 
 FORMAT = 2  # of an entry; also raise it when what an encoder or processor computes changes
@@ -161,6 +162,9 @@ def shorten(tokens: Tensor, most: int | None) -> Tensor:
 def describe(encoder: Encoder, dataset: PairedDataset, **how: Any) -> dict[str, Any]:
     """Return everything that the features follow from; its hash is the entry's key."""
     given = {key: value for key, value in encoder.spec.items() if key not in ("freeze", "weights")}
+    code = code_digest(type(encoder))
+    if code is not None:
+        given["code"] = code
     return {
         "format": FORMAT,
         "data": dataset.source,

@@ -6,6 +6,7 @@ changed setting is another file, and what is there is never run again.
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,20 +15,24 @@ from typing import NamedTuple
 
 import torch
 
+from fusionzoo.config import BenchmarkConfig
 from fusionzoo.errors import FusionZooError
+from fusionzoo.fusion import FUSIONS
+from fusionzoo.plugins import load_plugins
+from fusionzoo.sources import code_digest, file_digest
 from fusionzoo.version import __version__
 
 from ..bench import Bench, Settings, Unit
 from ..executors import work
 from ..features.encode import key_of
-from ..strategies import reads_tokens, settings_of
+from ..strategies import fusion_of, reads_tokens, settings_of
 from . import store, trial
 from .store import Cell
 from .tune import tune
 
 # What does not change a cell: where and how it is run, and what else is run.
 ELSEWHERE = {"fusions", "settings", "fusion", "seeds", "controls", "tune"}
-ELSEWHERE |= {"jobs", "engine", "num_workers", "out", "combine"}
+ELSEWHERE |= {"jobs", "engine", "num_workers", "out", "combine", "plugins"}
 
 # Raise it when a figure in a cell is defined anew: cells of before are then run again.
 DEFINITIONS = 2
@@ -66,12 +71,24 @@ def path_of(bench: Bench, unit: Unit) -> Path:
     about = [stable, unit._asdict(), known, __version__, str(torch.__version__), DEFINITIONS]
     if not unit.shuffled and bench.corrupted:
         about.append([str(key) for key in bench.corrupted[unit.fold]])
-    name = unit.strategy.replace(":", "-") + ("-shuffled" if unit.shuffled else "")
+    code = _plugin_code(bench.cfg, unit)
+    if code:
+        about.append(code)
+    name = re.sub(r"[^\w.-]", "-", unit.strategy) + ("-shuffled" if unit.shuffled else "")
     return (
         Path(bench.cfg.out)
         / "cells"
         / f"{name}-f{unit.fold}-s{unit.seeds[0]}-{key_of(about)[:12]}.npz"
     )
+
+
+def _plugin_code(cfg: BenchmarkConfig, unit: Unit) -> list[str]:
+    """Return digests of the code that a unit runs and that is not fusionzoo's own."""
+    names = [fusion_of(unit.strategy), *unit.settings.values()]  # `base` names a fusion too
+    digests = [code_digest(FUSIONS[x].cls) for x in names if isinstance(x, str) and x in FUSIONS]
+    if cfg.mode == "finetune":  # of cached features the description has the encoder's
+        digests += map(file_digest, load_plugins(cfg.plugins))
+    return [digest for digest in digests if digest is not None]
 
 
 def run_all(bench: Bench, strategies: Sequence[str]) -> list[Result]:

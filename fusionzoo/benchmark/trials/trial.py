@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from fusionzoo.config import OptimConfig, from_tree, merge
+from fusionzoo.creating import create_model
 from fusionzoo.distributed.process_group import seed_everything
 from fusionzoo.evaluation.cost import random_features
 from fusionzoo.fusion import Fusion, create_fusion
-from fusionzoo.model import FusionModel, create_model
+from fusionzoo.model import FusionModel
 from fusionzoo.training.build import choose_encoders, open_dataset
 
 from ..bench import Bench, Fold, Settings, Unit

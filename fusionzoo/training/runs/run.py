@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import whole_lines
-from fusionzoo.model import FusionModel, load
+from fusionzoo.loading import load
+from fusionzoo.model import FusionModel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
