@@ -1,4 +1,4 @@
-"""The terminal: a table, the command that was typed, and a reader that goes away."""
+"""Terminal output: tables, the command to suggest next, and closed pipes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import ParamSpec
 
 P = ParamSpec("P")
 SCRIPTS = ("train.py", "embed.py", "benchmark.py")
-BROKEN_PIPE = 141  # what a shell reports of a command that SIGPIPE ended
+BROKEN_PIPE = 141  # exit code that shells report after SIGPIPE
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -48,7 +48,7 @@ def add_plugins_option(parser: argparse.ArgumentParser, default: str = argparse.
 
 
 def command_line(name: str) -> str:
-    """Return how to start a command in the way in which this one was started.
+    """Return the command line of command `name`, in the style in which this process was started.
 
     `python embed.py` beside `python train.py`, `fusionzoo embed` after the console command.
     """
@@ -60,7 +60,7 @@ def command_line(name: str) -> str:
 
 
 def quiet_pipe(main: Callable[P, int]) -> Callable[P, int]:
-    """End without a traceback where the reader of the output is gone: `... --help | head`."""
+    """Exit without a traceback if the output pipe is closed: `... --help | head`."""
 
     @wraps(main)
     def run(*args: P.args, **kwargs: P.kwargs) -> int:
@@ -68,7 +68,7 @@ def quiet_pipe(main: Callable[P, int]) -> Callable[P, int]:
             code = main(*args, **kwargs)
             sys.stdout.flush()
         except BrokenPipeError:
-            # What is still buffered must go somewhere when Python ends.
+            # Python flushes stdout at exit; send that to the null device.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return BROKEN_PIPE
         return code

@@ -1,4 +1,4 @@
-"""The one error that a user can cause, and the helpers that word it."""
+"""The exception for users' errors, and helpers for its message."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 
 class FusionZooError(ValueError):
-    """Something a user can mend: the message says what was found, what was expected, what to do.
+    """An error that the user can fix: the message says what was found, expected, and to do.
 
-    A loader's worker hands on the whole traceback as the message: of that the last one is kept.
+    From a DataLoader worker the message is a whole traceback, which is reduced to its last message.
     """
 
     def __init__(self, message: str) -> None:
@@ -19,7 +19,7 @@ class FusionZooError(ValueError):
 
 
 def one_line(error: BaseException) -> str:
-    """Return the message of an error of another library on one line.
+    """Return the message of another library's exception on one line.
 
     >>> one_line(ValueError("no\\n  key"))
     'no key'
@@ -27,11 +27,11 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, words: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the nearest known word, or nothing.
 
     >>> did_you_mean("gmv", ["gmu", "lmf"])
     " Did you mean 'gmu'?"
     """
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    nearest = difflib.get_close_matches(word, list(words), n=1, cutoff=0.5)
+    return f" Did you mean {nearest[0]!r}?" if nearest else ""

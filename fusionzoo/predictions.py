@@ -1,4 +1,4 @@
-"""A model's answers: a class with its probability, or labels."""
+"""Predictions of a model: a class with its probability, or a set of labels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Prediction(NamedTuple):
-    """Which class, or level, the model gives to one sample."""
+    """The predicted class, or level, of one sample."""
 
     label: str
     probability: float
@@ -17,7 +17,7 @@ class Prediction(NamedTuple):
 
 
 class Labels(NamedTuple):
-    """Which labels the model gives to one sample: all that are more likely than not."""
+    """The predicted labels of one sample: those with a probability above 0.5."""
 
     labels: list[str]
     probabilities: dict[str, float]
@@ -26,8 +26,9 @@ class Labels(NamedTuple):
 def predictions(
     classes: Sequence[str], shares: Tensor, chosen: Sequence[int] | None = None
 ) -> list[Any]:
-    """Name the probabilities (N, K); the chosen class is the likeliest unless it is given."""
-    made = [dict(zip(classes, row, strict=True)) for row in shares.tolist()]
-    likeliest = [max(row, key=row.__getitem__) for row in made]
+    """Build a `Prediction` per row of probabilities (N, K), of the classes with indices `chosen`
+    (None: the most likely)."""
+    rows = [dict(zip(classes, row, strict=True)) for row in shares.tolist()]
+    likeliest = [max(row, key=row.__getitem__) for row in rows]
     best = likeliest if chosen is None else [classes[index] for index in chosen]
-    return [Prediction(label, row[label], row) for label, row in zip(best, made, strict=True)]
+    return [Prediction(label, row[label], row) for label, row in zip(best, rows, strict=True)]

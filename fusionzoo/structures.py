@@ -1,4 +1,4 @@
-"""The types that cross folders: plain tuples, so that DDP, compile and export see pytrees.
+"""Types shared by all rooms: plain tuples, so that DDP, compile and export see pytrees.
 
 Shapes: `B` batch, `M` modalities, `T` tokens, `D` width, `K` outputs.
 """
@@ -17,7 +17,7 @@ KINDS = ("image", "text", "audio", "vector", "sequence")
 
 
 class Audio(NamedTuple):
-    """One mono clip as it was recorded."""
+    """A mono clip in memory, at its original rate."""
 
     samples: Tensor  # (n,) float32 in [-1, 1]
     rate: int  # Hz
@@ -62,12 +62,12 @@ class Sample(NamedTuple):
     split: str
     target: int | tuple[float, ...] | None  # a class, or the numbers of several targets
     values: Mapping[str, Any]
-    seed: int = 0  # of this visit: what augmentation draws from, so that any worker draws the same
-    # By the data set's `on_error`: whether to go on without a modality that cannot be used.
+    seed: int = 0  # of augmentation in this epoch, independent of the loader's workers
+    # Whether to keep the sample without a modality that cannot be used (`on_error`).
     goes_on: Callable[[str, FusionZooError], bool] | None = None
 
     def without(self, modality: str, error: FusionZooError) -> Sample | None:
-        """Return the sample without a value that cannot be used; None where it is to be skipped."""
+        """Return the sample without an unusable value; None if the sample is to be skipped."""
         if self.goes_on is None:
             raise FusionZooError(f"sample {self.id!r}, {modality}: {error}") from error
         if not self.goes_on(modality, error):
@@ -76,7 +76,7 @@ class Sample(NamedTuple):
 
 
 class Features(NamedTuple):
-    """What an encoder says of one modality; a sample lacks it where its mask row is all False."""
+    """Encoder output for one modality; a sample lacks it where its mask row is all False."""
 
     tokens: Tensor  # (B, T, D)
     mask: Tensor  # (B, T) bool, True = real token
@@ -84,22 +84,22 @@ class Features(NamedTuple):
 
 
 class FusionOutput(NamedTuple):
-    """What a fusion says of a batch."""
+    """Fusion output for a batch."""
 
     embedding: Tensor  # (B, dim)
     logits: Tensor  # (B, K)
     unimodal: dict[str, Tensor]  # modality -> (B, K); empty where the strategy has none
-    weights: Tensor | None  # (B, M), rows sum to 1 over what is present
-    extra: Mapping[str, Tensor] = {}  # what the strategy's own loss reads; no result
+    weights: Tensor | None  # (B, M), rows sum to 1 over the present modalities
+    extra: Mapping[str, Tensor] = {}  # inputs of the fusion's own loss
 
 
 class Phase(NamedTuple):
-    """A stretch of training in which only some parameters learn."""
+    """A part of training in which only some parameters are trained."""
 
     name: str
     share: float  # of all steps
     trains: tuple[str, ...] = ("",)  # prefixes of the fusion's parameter names
-    encoders: bool = True  # whether the encoders learn too
+    encoders: bool = True  # whether the encoders are trained too
 
 
 class Batch(NamedTuple):
@@ -111,18 +111,18 @@ class Batch(NamedTuple):
     target: Tensor | None  # (B,) int64; of other targets (B, W) float, NaN where a label is missing
 
     def to(self, device: torch.device) -> Batch:
-        """Copy the tensors to `device` without waiting for them."""
+        """Copy the tensors to `device`, asynchronously."""
 
         def move(tensor: Tensor) -> Tensor:
             return tensor.to(device, non_blocking=True)
 
-        inputs = {m: {k: move(v) for k, v in given.items()} for m, given in self.inputs.items()}
+        inputs = {m: {k: move(v) for k, v in tensors.items()} for m, tensors in self.inputs.items()}
         target = None if self.target is None else move(self.target)
         return Batch(self.ids, inputs, move(self.present), target)
 
     def take(self, rows: Tensor) -> Batch:
-        """Return some rows, as padded as they are."""
-        inputs = {m: {k: x[rows] for k, x in given.items()} for m, given in self.inputs.items()}
+        """Return some rows; the padding stays."""
+        inputs = {m: {k: x[rows] for k, x in tensors.items()} for m, tensors in self.inputs.items()}
         ids = [self.ids[row] for row in rows.tolist()]
         target = None if self.target is None else self.target[rows]
         return Batch(ids, inputs, self.present[rows], target)
@@ -153,7 +153,7 @@ class StepContext(NamedTuple):
     output: FusionOutput = None  # type: ignore[assignment]  # of the fusion
     criterion: Criterion = None  # type: ignore[assignment]  # the objective's loss, per row
     row_weight: Tensor | None = None  # (B,) class weights, in `criterion` already; None: all 1
-    memory: nn.Module | None = None  # what `Fusion.prepare` returned
+    memory: nn.Module | None = None  # the result of `Fusion.prepare`
 
 
 FIRST_STEP = StepContext()
@@ -161,5 +161,5 @@ FIRST_STEP = StepContext()
 
 def masked_mean(tokens: Tensor, mask: Tensor) -> Tensor:
     """Average the real tokens: (B, T, D), (B, T) -> (B, D); zero where a row has none."""
-    kept = tokens.masked_fill(~mask[..., None], 0)
-    return kept.sum(1) / mask.sum(1, keepdim=True).clamp(min=1).to(tokens.dtype)
+    real_tokens = tokens.masked_fill(~mask[..., None], 0)
+    return real_tokens.sum(1) / mask.sum(1, keepdim=True).clamp(min=1).to(tokens.dtype)

@@ -1,6 +1,6 @@
-"""What a column of labels holds, how it becomes numbers, and what logits say of it.
+"""Kinds of targets: parse a column of labels, encode it as numbers, decode logits.
 
-A label that is missing is NaN in all its columns.
+A missing label is NaN in all its columns.
 
 Shapes: `N` rows; `K` classes, labels or levels; a target has `width` logits and `columns` numbers.
 """
@@ -21,37 +21,37 @@ from .predictions import Labels, predictions
 
 @dataclass(frozen=True)
 class Target:
-    """A column of labels: what the training split taught of it. One subclass for each kind."""
+    """A column of labels, with its classes or statistics in the training split."""
 
     name: str
     classes: tuple[str, ...] = ()  # sorted; levels: from the lowest
-    mean: float = 0.0  # of numbers
-    deviation: float = 1.0
+    mean: float = 0.0  # of a number, in the training split
+    deviation: float = 1.0  # standard deviation of a number
     kind: ClassVar[str] = ""
-    numbers: ClassVar[int] = 0  # of a label; 0 = one for each class
+    numbers: ClassVar[int] = 0  # numbers that encode a label; 0 = one per class
 
     @classmethod
     def learn(cls, name: str, cells: Sequence[str]) -> Target:
-        """Look at the labels of the training split."""
+        """Build the target from the labels of the training split."""
         return cls(name, classes=tuple(sorted_words({x for cell in cells for x in words(cell)})))
 
     @staticmethod
     def check(cell: str) -> None:
-        """Refuse a label that cannot be read."""
+        """Raise if a label cannot be parsed."""
 
     @property
     def width(self) -> int:
-        """How many logits answer it."""
+        """The number of logits."""
         return len(self.classes)
 
     @property
     def columns(self) -> int:
-        """How many numbers a label is."""
+        """The number of columns of an encoded label."""
         return self.numbers or len(self.classes)
 
     @property
     def spec(self) -> dict[str, Any]:
-        """Plain values that `from_spec` reads."""
+        """A description in plain values, for `from_spec`."""
         return {"kind": self.kind, **asdict(self)}
 
     def encode(self, cell: str) -> list[float]:
@@ -63,7 +63,7 @@ class Target:
         raise NotImplementedError
 
     def index(self, word: str) -> int:
-        """Return the place of a class among the classes."""
+        """Return the index of a class."""
         if word not in self.classes:
             raise FusionZooError(f"{word!r} is a label that no sample of split 'train' has")
         return self.classes.index(word)
@@ -86,21 +86,21 @@ class OneOf(Target):
 
 
 class AnyOf(Target):
-    """Any number of labels, `sun;beach`, as 0 or 1 for each label; `;` is none of them."""
+    """Any number of labels (`sun;beach`), encoded as 0 or 1 per label; `;` means no label."""
 
     kind = "multilabel"
 
     def encode(self, cell: str) -> list[float]:
-        given = {self.index(word) for word in words(cell)}
-        return [float(number in given) for number in range(len(self.classes))]
+        indices = {self.index(word) for word in words(cell)}
+        return [float(number in indices) for number in range(len(self.classes))]
 
     def decode(self, logits: Tensor) -> list[Any]:
-        made = [dict(zip(self.classes, x, strict=True)) for x in logits.float().sigmoid().tolist()]
-        return [Labels([word for word, p in row.items() if p > 0.5], row) for row in made]
+        rows = [dict(zip(self.classes, x, strict=True)) for x in logits.float().sigmoid().tolist()]
+        return [Labels([word for word, p in row.items() if p > 0.5], row) for row in rows]
 
 
 class Number(Target):
-    """A number, in deviations from the training split's mean."""
+    """A number, standardised by mean and standard deviation of the training split."""
 
     kind, numbers = "regression", 1
 
@@ -122,7 +122,7 @@ class Number(Target):
         return [(number(cell) - self.mean) / self.deviation]
 
     def original(self, values: Tensor) -> Tensor:
-        """Put standardised values back into the data's units, in double precision."""
+        """Undo the standardisation, in double precision."""
         return values.double() * self.deviation + self.mean
 
     def decode(self, logits: Tensor) -> list[Any]:
@@ -162,7 +162,7 @@ class Level(Target):
         return logits.float().sigmoid().cumprod(-1)
 
     def rank(self, logits: Tensor) -> Tensor:
-        """Return the level that the thresholds say, the distribution's median: (N,) int64."""
+        """Return the predicted level, the median of the distribution: (N,) int64."""
         return (self.above(logits) > 0.5).sum(-1)
 
     def decode(self, logits: Tensor) -> list[Any]:
@@ -173,11 +173,11 @@ class Level(Target):
         return predictions(self.classes, shares, self.rank(logits).tolist())
 
 
-KINDS: dict[str, type[Target]] = {one.kind: one for one in (OneOf, AnyOf, Number, Level)}
+KINDS: dict[str, type[Target]] = {target.kind: target for target in (OneOf, AnyOf, Number, Level)}
 
 
 def kind_of(kind: str) -> type[Target]:
-    """Return the class of a kind of target."""
+    """Return the subclass of `Target` for `kind`."""
     if kind not in KINDS:
         raise FusionZooError(
             f"{kind!r} is no kind of target.{did_you_mean(kind, KINDS)}"
@@ -187,13 +187,13 @@ def kind_of(kind: str) -> type[Target]:
 
 
 def from_spec(spec: Mapping[str, Any]) -> Target:
-    """Build what `spec` describes, after a look at each value: it may come from a file."""
+    """Build a target from its `spec`, validated because it may come from a file."""
     from pydantic import TypeAdapter, ValidationError
 
-    rest = {name: value for name, value in spec.items() if name != "kind"}
+    fields = {name: value for name, value in spec.items() if name != "kind"}
     kind = kind_of(str(spec.get("kind")))
     try:
-        return TypeAdapter(kind).validate_python(rest)
+        return TypeAdapter(kind).validate_python(fields)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
@@ -202,12 +202,14 @@ def from_spec(spec: Mapping[str, Any]) -> Target:
 
 def decode(targets: Sequence[Target], logits: Tensor) -> list[Any]:
     """Return each row's prediction; by column, unless the one column is `target`."""
-    slices = logits.split([one.width for one in targets], dim=-1)
-    made = [one.decode(own) for one, own in zip(targets, slices, strict=True)]
-    names = [one.name for one in targets]
+    slices = logits.split([target.width for target in targets], dim=-1)
+    columns = [
+        target.decode(target_logits) for target, target_logits in zip(targets, slices, strict=True)
+    ]
+    names = [target.name for target in targets]
     if names == ["target"]:
-        return made[0]
-    return [dict(zip(names, row, strict=True)) for row in zip(*made, strict=True)]
+        return columns[0]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def words(cell: str) -> list[str]:
@@ -226,7 +228,7 @@ def number(cell: str) -> float:
     return value
 
 
-def sorted_words(found: set[str]) -> list[str]:
+def sorted_words(names: set[str]) -> list[str]:
     """Sort names; integers by their value."""
-    integers = all(word.removeprefix("-").isdecimal() and word.isascii() for word in found)
-    return sorted(found, key=(lambda word: (int(word), word)) if integers else None)
+    integers = all(word.removeprefix("-").isdecimal() and word.isascii() for word in names)
+    return sorted(names, key=(lambda word: (int(word), word)) if integers else None)

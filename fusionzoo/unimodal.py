@@ -1,4 +1,4 @@
-"""A classifier of each modality alone: what the fusion is compared with, and may fall back to.
+"""Unimodal heads: one classifier per modality, a baseline and a fallback for the fusion.
 
 Shapes: `B` rows, `M` modalities, `K` outputs, `D` width.
 """
@@ -14,11 +14,11 @@ from .structures import Features
 
 
 class UnimodalHeads(nn.Module):
-    """A two-layer classifier of each modality alone, on its encoder's pooled features.
+    """A two-layer classifier per modality, on its encoder's pooled features.
 
-    It says what the fusion gained, and must not change what the fusion learns: no gradient flows
-    back into the encoders, and nothing random happens here. A row that lacks the modality is
-    answered with what the training split says, `prior` (K,): class frequencies, or odds.
+    Shows what the fusion gains, without changing its training: features are detached, and no random
+    numbers are drawn. A row that lacks the modality gets the logits of `prior` (K,), the class
+    frequencies or odds of the training split.
     """
 
     prior: Tensor
@@ -50,9 +50,9 @@ class UnimodalHeads(nn.Module):
 
 
 def fall_back(logits: Tensor, unimodal: Mapping[str, Tensor], present: Tensor) -> Tensor:
-    """Replace the fusion's logits (B, K) by those of a modality's own head where a row of `present`
-    (B, M), in the order of `unimodal`, has that modality only."""
+    """Replace the fusion's logits (B, K) by those of the unimodal head in rows that have only one
+    modality; the columns of `present` (B, M) are in the order of `unimodal`."""
     only = present & (present.sum(1, keepdim=True) == 1)
-    for column, own in enumerate(unimodal.values()):
-        logits = torch.where(only[:, column, None], own.to(logits.dtype), logits)
+    for column, head_logits in enumerate(unimodal.values()):
+        logits = torch.where(only[:, column, None], head_logits.to(logits.dtype), logits)
     return logits

@@ -45,7 +45,7 @@ def choose_encoders(dataset: PairedDataset, settings: dict[str, Tree]) -> dict[s
     encoders = merge(defaults, settings)
     for modality, encoder in encoders.items():
         reads_vectors = str(encoder.get("name")).startswith(("vector/", "seq"))
-        # The width of given vectors is a fact of the data, whichever encoder reads them.
+        # The width of input vectors follows from the data, whichever encoder reads them.
         if reads_vectors and "in_dim" in defaults.get(modality, {}):
             encoder.setdefault("in_dim", defaults[modality]["in_dim"])
     return encoders
@@ -54,7 +54,7 @@ def choose_encoders(dataset: PairedDataset, settings: dict[str, Tree]) -> dict[s
 def build_objective(
     cfg: RunConfig, train_set: PairedDataset, world: World = SINGLE_PROCESS
 ) -> tuple[Objective, list[str]]:
-    """Build model, heads, losses and strategies; also name what no loss reads, now frozen."""
+    """Build model, heads, losses and strategies; also return the parameters frozen as unused."""
     _check_modalities(cfg, train_set)
     tasks = build_tasks(cfg, train_set)
     encoders = {name: cfg.encoders[name] for name in train_set.modalities}
@@ -74,7 +74,7 @@ def build_objective(
     )
     objective = Objective(model, heads, tasks, ids, targets, train_set.groups, cfg.seed)
     unused = freeze_unused(objective)
-    # After the dummy batch of `freeze_unused`: a strategy must remember nothing of that.
+    # After `freeze_unused`, so that no strategy keeps state from its dummy batch.
     inputs = StrategyInputs(model, targets, cfg.seed, world)
     objective.balance = build_balance(cfg.balance, cfg.balance_settings, inputs)
     _check_strategies(cfg, objective, train_set)
@@ -94,7 +94,7 @@ def _check_modalities(cfg: RunConfig, train_set: PairedDataset) -> None:
 
 
 def _check_strategies(cfg: RunConfig, objective: Objective, train_set: PairedDataset) -> None:
-    """Refuse strategies that do not work with the wrapper, and a run that learns nothing."""
+    """Raise on strategies that do not work with the wrapper, and on a run without any loss."""
     strategies = objective.balance
     if strategies and cfg.dist.strategy == "dp":
         raise FusionZooError("--balance: strategies remember what dp's threads forget: use ddp")
@@ -114,7 +114,7 @@ def _check_strategies(cfg: RunConfig, objective: Objective, train_set: PairedDat
 
 
 def check_splits(tasks: Tasks, splits: Mapping[str, PairedDataset]) -> None:
-    """Refuse, before training, a split that cannot be evaluated."""
+    """Raise, before training, if a split cannot be evaluated."""
     for name in ("val", "test"):
         split = splits[name]
         if tasks.leading == NoTarget.leading and not any_pair(split.present):

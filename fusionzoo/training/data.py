@@ -17,10 +17,10 @@ from fusionzoo.distributed.process_group import World
 from fusionzoo.structures import Batch
 
 
-def num_workers(wanted: int | None, world: World) -> int:
-    """Choose how many processes load: none on a small machine, where each would cost a core."""
-    if wanted is not None:
-        return wanted
+def num_workers(setting: int | None, world: World) -> int:
+    """Choose the number of loader processes: 0 on small machines, where each would cost a core."""
+    if setting is not None:
+        return setting
     cores = len(os.sched_getaffinity(0)) // world.size
     return 0 if cores <= 2 else min(8, cores - 1)
 
@@ -51,7 +51,7 @@ def build_loader(
         num_workers=workers,
         persistent_workers=workers > 0,
         pin_memory=world.device.type == "cuda",
-        generator=torch.Generator(),  # its own, so that making an iterator draws nothing from ours
+        generator=torch.Generator(),  # so that creating an iterator leaves the global one alone
     )
 
 

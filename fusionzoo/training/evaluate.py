@@ -101,8 +101,8 @@ def _equally_many(
 ) -> Iterator[tuple[Batch, bool]]:
     """Yield the batches and whether they count.
 
-    With sharded weights every process must run as many as any other, so dummy batches follow that
-    do not count.
+    With sharded weights every process must run the same number, so dummy batches that do not count
+    are appended.
     """
     yield from ((batch, True) for batch in loader)
     if sharded(module):

@@ -72,16 +72,16 @@ def train_epoch(
     tracker: Tracker,
     signals: list[int],
 ) -> int:
-    """Make the steps that remain of an epoch; return 0, or the exit code after a signal."""
+    """Run the remaining steps of an epoch; return 0, or the exit code after a signal."""
     cfg = trainer.cfg.train
-    done = state.step - state.evaluated * state.epoch_steps
-    if not done:
+    steps_done = state.step - state.evaluated * state.epoch_steps
+    if not steps_done:
         context = StepContext(state.step, state.evaluated, plan(state.step)[0])
         trainer.begin_epoch(loaders, context)
         tracker.lap("strategies")
-    left = num_steps(cfg, state.epoch_steps) - state.step
+    steps_left = num_steps(cfg, state.epoch_steps) - state.step
     for batches in chunks(
-        loaders["train"], cfg.accumulate, state.evaluated, skip=done, max_chunks=left
+        loaders["train"], cfg.accumulate, state.evaluated, skip=steps_done, max_chunks=steps_left
     ):
         tracker.lap("data")
         phase, factors = plan(state.step, state.val_losses)

@@ -37,8 +37,10 @@ def why_not_finite(objective: Objective, batches: Sequence[Batch], world: World)
     """Explain loss or gradients that are not finite; the same text on every process."""
     moved = [batch.to(world.device) for batch in batches]
     causes = gather(first_cause(objective, moved), world)
-    found = [f"process {i}: {x}" if len(causes) > 1 else x for i, x in enumerate(causes) if x]
-    return "; ".join(found) or "the gradients overflow, and no sample or layer by itself"
+    named_causes = [
+        f"process {i}: {x}" if len(causes) > 1 else x for i, x in enumerate(causes) if x
+    ]
+    return "; ".join(named_causes) or "the gradients overflow, and no sample or layer by itself"
 
 
 @torch.no_grad()
@@ -91,8 +93,8 @@ def _bad_layer(objective: Objective, batch: Batch) -> str | None:
     rows = (~output.loss.isfinite()).nonzero()[:, 0].tolist()
     if not rows and not bad_layers:
         return None
-    where = f"first in {_readable(bad_layers[0])}" if bad_layers else "in the loss"
-    return f"{_sample_ids(batch, rows or range(len(batch.ids)))}: not finite, {where}"
+    location = f"first in {_readable(bad_layers[0])}" if bad_layers else "in the loss"
+    return f"{_sample_ids(batch, rows or range(len(batch.ids)))}: not finite, {location}"
 
 
 def _not_finite(value: Any) -> bool:

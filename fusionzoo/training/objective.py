@@ -21,7 +21,7 @@ from .tasks.multitask import Tasks, plain_tasks
 
 
 class ObjectiveOutput(NamedTuple):
-    """Logits and losses of a batch, per sample: how they are averaged is a strategy's choice."""
+    """Logits and per-sample losses of a batch; `reduction.py` averages them."""
 
     logits: Tensor  # (B, K) of the fusion
     loss: Tensor  # (B,) of the fusion
@@ -37,7 +37,7 @@ class ObjectiveOutput(NamedTuple):
 class Objective(nn.Module):
     """Model, each modality's own head, the tasks' loss, and the training strategies.
 
-    `ids`, `targets` and `groups` are of the training split: a fusion may remember its samples.
+    `ids`, `targets` and `groups` are those of the training split, for fusions with a memory.
     """
 
     def __init__(
@@ -138,8 +138,8 @@ def freeze_unused(objective: Objective) -> list[str]:
     """Freeze the parameters that no loss of any phase reads, and return their names.
 
     A fusion that reads tokens leaves, say, an encoder's pooling head without a gradient: DDP would
-    wait for it for ever, and weight decay would shrink it. Found by a backward pass of each phase
-    over a dummy batch of two samples with all modalities present.
+    hang and weight decay would shrink it. Found by a backward pass per phase over a dummy batch of
+    two samples with all modalities present.
     """
     batch = dummy_batch(objective.model)
     with quiet(objective):

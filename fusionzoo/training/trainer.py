@@ -1,4 +1,4 @@
-"""What a training step is: forward, backward, clip, update."""
+"""The training step: forward, backward, clip, update."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .reduction import count_rows, reduce_losses
 
 
 class StepResult(NamedTuple):
-    """What a step did."""
+    """The outcome of a step."""
 
     loss: Tensor  # this process's share of the mean loss, detached; 0 where it was not finite
     stop: bool  # whether any process was asked to stop
@@ -41,7 +41,7 @@ class StepResult(NamedTuple):
 
 @dataclass
 class Trainer:
-    """Make one optimiser step after another."""
+    """Run optimiser steps on a wrapped objective."""
 
     wrapped: nn.Module  # an Objective, inside DDP or DataParallel or bare
     optimizer: torch.optim.Optimizer
@@ -56,7 +56,7 @@ class Trainer:
         self.scaler = GradScaler(self.world.device.type, enabled=self.cfg.train.amp == "fp16")
         self.ema = EMA(self.module, self.cfg.train.ema) if self.cfg.train.ema else None
         self.encoders = {name: list(e.parameters()) for name, e in model.named_encoders()}
-        # Clipped one by one: the fusion learns as it would without heads and strategies.
+        # Clipped separately, so that heads and strategies do not scale the model's gradient.
         parts = (model, self.module.heads, self.module.balance)
         self.clip_groups = [list(part.parameters()) for part in parts]
         self.freeze_plan = FreezePlan(self.module, model, self.cfg)
@@ -80,13 +80,13 @@ class Trainer:
         rows_before = self.rows
         result = StepResult(torch.zeros((), device=self.world.device), stop, None, {}, {})
         for turn in turns:
-            done = self._update_once(batches, context._replace(turn=turn), result.stop, measure)
+            update = self._update_once(batches, context._replace(turn=turn), result.stop, measure)
             result = StepResult(
-                result.loss + done.loss / len(turns),
-                done.stop,
-                done.skipped or result.skipped,
-                result.losses | done.losses,
-                result.grad_norms | done.grad_norms,
+                result.loss + update.loss / len(turns),
+                update.stop,
+                update.skipped or result.skipped,
+                result.losses | update.losses,
+                result.grad_norms | update.grad_norms,
             )
         self.rows = rows_before + (self.rows - rows_before) // len(turns)
         self.heap.after_batch()
@@ -122,8 +122,8 @@ class Trainer:
                         (main + reduced.unimodal) / len(batches), reduced.extra / len(batches)
                     )
                 else:
-                    whole = main + reduced.extra + reduced.unimodal
-                    self.scaler.scale(whole / len(batches)).backward()
+                    total_loss = main + reduced.extra + reduced.unimodal
+                    self.scaler.scale(total_loss / len(batches)).backward()
             loss += (main + reduced.extra).detach() / len(batches)
             losses = reduced.named
         if two_pass:
@@ -144,7 +144,7 @@ class Trainer:
             strategy.edit_gradients(self.encoders, context)
         norms = self._grad_norms(context.turn) if measure else {}
         clipped = clip_gradients(self.clip_groups, self.cfg.optim.clip, self.world.device)
-        # Gradients that overflow in fp16 are the scaler's business, which skips and shrinks.
+        # In fp16 the scaler handles overflowing gradients: it skips the step and lowers its scale.
         finite = total(loss.double(), self.world) if self.scaler.is_enabled() else clipped
         skipped = None
         if finite.isfinite().all():
@@ -182,8 +182,8 @@ class Trainer:
         return nullcontext()
 
     def share_statistics(self) -> None:
-        """Give all processes the running statistics that the main process has of its batches;
-        needed before they are read, in evaluation mode, and not at every step."""
+        """Broadcast the encoders' running statistics from the main process: needed before
+        evaluation mode reads them, not in every step."""
         if isinstance(self.wrapped, DistributedDataParallel):
             broadcast_from_main(list(self.module.model.encoders.buffers()))
 

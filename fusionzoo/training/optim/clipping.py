@@ -12,7 +12,7 @@ from fusionzoo.distributed.fsdp import full_tensor
 
 
 def grad_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """Return the norm of all gradients together, (); of whole tensors where they are sharded."""
+    """Return the norm of all gradients together, (); also right for sharded ones."""
     grads = [p.grad for p in parameters if p.grad is not None]
     return full_tensor(get_total_norm(grads, foreach=True))
 
@@ -20,7 +20,7 @@ def grad_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
 def clip_gradients(
     groups: Sequence[Sequence[nn.Parameter]], max_norm: float | None, device: torch.device
 ) -> Tensor:
-    """Clip each group by its own norm (None: not at all); return the norms before, (groups,)."""
+    """Clip each group to `max_norm` (None: no clipping); return the norms before, (groups,)."""
     norms = []
     for parameters in groups:
         norms.append(grad_norm(parameters))

@@ -14,9 +14,9 @@ from fusionzoo.distributed.fsdp import full_tensor, reshard, shard_like
 class EMA:
     """Average the weights: mean <- d mean + (1 - d) weight after every step.
 
-    d = min(decay, (1 + n) / (10 + n)) after n steps, so that a short run forgets its start too
-    (the warm-up of timm's `ModelEmaV3` and of TensorFlow's moving averages). Buffers are not
-    averaged: batch norms have an average of their own.
+    d = min(decay, (1 + n) / (10 + n)) after n steps, so that short runs also forget their initial
+    weights (the warm-up of timm's `ModelEmaV3` and of TensorFlow's moving averages). Buffers are
+    not averaged: batch norm statistics are moving averages already.
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
@@ -26,14 +26,14 @@ class EMA:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Average in the weights after a step."""
+        """Update the averages after a step."""
         decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
         self.steps += 1
         torch._foreach_lerp_(list(self.means.values()), list(self.weights.values()), 1 - decay)
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Give the module the averaged weights for a block."""
+        """Use the averaged weights in the module until the block ends."""
         trained = {name: p.detach().clone() for name, p in self.weights.items()}
         self._set_weights(self.means)
         try:
@@ -48,14 +48,14 @@ class EMA:
             self.weights[name].copy_(value)
 
     def state_dict(self) -> dict[str, object]:
-        """Return what a checkpoint keeps; called by all processes."""
+        """Return full tensors for a checkpoint; called by all processes."""
         return {
             "steps": self.steps,
             "means": {n: full_tensor(x).cpu() for n, x in self.means.items()},
         }
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Continue from what `state_dict` returned."""
+        """Load what `state_dict` returned."""
         means = state["means"]
         assert isinstance(means, dict) and isinstance(state["steps"], int)
         self.steps = state["steps"]

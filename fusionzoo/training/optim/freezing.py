@@ -1,4 +1,4 @@
-"""What does not learn in a step: by the fusion's phase, the epoch, and whose turn it is."""
+"""Which parameters are frozen in a step: by the fusion's phase, the epoch and the turn."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .unfreezing import Unfreezing
 
 
 def frozen_in_phase(model: FusionModel, phase: Phase) -> list[nn.Parameter]:
-    """Return the parameters that do not learn in a phase of the fusion."""
+    """Return the parameters that are frozen in a phase of the fusion."""
     named = model.fusion.named_parameters()
     frozen = [p for name, p in named if not name.startswith(phase.trains)]
     return frozen if phase.encoders else [*frozen, *model.encoders.parameters()]
 
 
 class FreezePlan:
-    """Which parameters do not learn, and which modules are in evaluation mode, step by step."""
+    """Which parameters are frozen and which modules are in evaluation mode, step by step."""
 
     def __init__(self, module: nn.Module, model: FusionModel, cfg: RunConfig) -> None:
         self.phases = model.fusion.phases
@@ -32,7 +32,7 @@ class FreezePlan:
         self._modes: tuple[int, str | None] | None = None  # phase and turn that modes are set for
 
     def frozen(self, context: StepContext) -> list[nn.Parameter]:
-        """Return the parameters that do not learn in this phase, epoch and turn."""
+        """Return the parameters that are frozen in this phase, epoch and turn."""
         frozen = [*self._by_phase[context.phase], *self.unfreezing.resting]
         for name, parameters in self._by_modality.items():
             frozen += parameters if context.turn not in (None, name) else []

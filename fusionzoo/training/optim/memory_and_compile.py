@@ -39,13 +39,15 @@ def save_memory_and_compile(
 
 
 def recompute(encoder: Encoder) -> int:
-    """Let each block of an encoder forget its activations and compute them again in the backward
-    pass; return how many blocks there are. Batch norms count a batch once."""
-    found = list(blocks(encoder))
-    for block in found:
-        again = partial(_contexts, block)
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=again)
-    return len(found)
+    """Activation checkpointing per block of an encoder; return the number of blocks. Batch norm
+    statistics are updated once per batch, not again in the recomputation."""
+    encoder_blocks = list(blocks(encoder))
+    for block in encoder_blocks:
+        context_fn = partial(_contexts, block)
+        block.forward = partial(
+            checkpoint, block.forward, use_reentrant=False, context_fn=context_fn
+        )
+    return len(encoder_blocks)
 
 
 def blocks(module: nn.Module) -> Iterator[nn.Module]:
@@ -53,7 +55,7 @@ def blocks(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
         members = list(child.children())
         if isinstance(child, nn.ModuleList | nn.Sequential) and len(members) > 1:
-            yield from (one for one in members if any(True for _ in one.parameters()))
+            yield from (member for member in members if any(True for _ in member.parameters()))
         else:
             yield from blocks(child)
 
@@ -65,7 +67,7 @@ def _contexts(
 
 
 class _Uncounted(AbstractContextManager[None]):
-    """Keep running statistics as they are; entered again by each backward pass."""
+    """Freeze batch norm statistics during recomputation; entered again by each backward pass."""
 
     def __init__(self, block: nn.Module) -> None:
         norms = (m for m in block.modules() if isinstance(m, _BatchNorm))

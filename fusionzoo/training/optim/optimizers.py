@@ -1,4 +1,4 @@
-"""The optimiser, by name, and the rates of its groups."""
+"""Build optimisers by name, and set the learning rates of their groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fusionzoo.errors import FusionZooError, did_you_mean
 
 from .param_groups import Group
 
-# What a training step does not give them.
+# Optimisers that need something a training step does not provide.
 UNFIT = {
     "lbfgs": "a closure",
     "sparseadam": "sparse gradients",
@@ -24,54 +24,67 @@ UNFIT = {
 
 
 def build_optimizer(groups: list[Group], cfg: OptimConfig) -> optim.Optimizer:
-    """Build the optimiser; the fused kernels are faster on CPU too."""
+    """Build the optimiser, with fused kernels where it has them (faster on CPU too)."""
     name = cfg.name.lower()
     kind = _find(name)
-    known = inspect.signature(kind).parameters
-    own = [key for key in known if key not in ("params", "lr", "weight_decay")]
+    parameters = inspect.signature(kind).parameters
+    setting_names = [key for key in parameters if key not in ("params", "lr", "weight_decay")]
     for key in cfg.settings:
-        if key not in own:
+        if key not in setting_names:
             raise FusionZooError(
                 f"--optim.settings.{key}: {cfg.name} has no such setting."
-                f"{did_you_mean(key, own)} It has: {', '.join(own)}."
+                f"{did_you_mean(key, setting_names)} It has: {', '.join(setting_names)}."
             )
     settings: dict[str, Any] = {}
-    if "sgd" in name and "momentum" in known:  # timm has variants
+    if "sgd" in name and "momentum" in parameters:  # timm has variants
         settings["momentum"] = cfg.momentum
     elif name in ("adam", "adamw"):
         settings["betas"] = cfg.betas
-    # Adagrad's is for the CPU alone, SGD's cannot update weights that are shared out.
-    shared = any(is_shard(p) for group in groups for p in group["params"])
-    if "fused" in known and kind is not optim.Adagrad and not (kind is optim.SGD and shared):
+    # Fused Adagrad works on the CPU only, fused SGD not on sharded weights.
+    any_sharded = any(is_shard(p) for group in groups for p in group["params"])
+    if (
+        "fused" in parameters
+        and kind is not optim.Adagrad
+        and not (kind is optim.SGD and any_sharded)
+    ):
         settings["fused"] = True
     settings |= {k: tuple(x) if isinstance(x, list) else x for k, x in cfg.settings.items()}
     try:
-        made = kind(groups, **settings)
+        optimizer = kind(groups, **settings)
     except (TypeError, ValueError, RuntimeError) as error:
         raise FusionZooError(f"--optim.name {cfg.name} with {settings}: {error}") from error
-    if isinstance(made, optim.SGD) and settings.get("momentum"):
-        # The fused kernel refuses a group of which only some have had a gradient before: turns,
-        # phases. A momentum of 0 is where the others start, too.
-        for parameter in (p for group in made.param_groups for p in group["params"]):
-            made.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    return made
+    if isinstance(optimizer, optim.SGD) and settings.get("momentum"):
+        # Fused SGD raises if only some parameters of a group have a momentum buffer, which happens
+        # with turns and phases. A buffer of zeros equals a missing one.
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
 
 
 def _find(name: str) -> Callable[..., optim.Optimizer]:
     """Return torch's optimiser of that name, else timm's."""
-    own = {key.lower(): kind for key, kind in vars(optim).items() if isinstance(kind, type)}
-    own = {key: kind for key, kind in own.items() if issubclass(kind, optim.Optimizer)}
-    del own["optimizer"], own["muon"]  # torch's Muon takes no vectors; timm's does
+    torch_optimizers = {
+        key.lower(): kind for key, kind in vars(optim).items() if isinstance(kind, type)
+    }
+    torch_optimizers = {
+        key: kind for key, kind in torch_optimizers.items() if issubclass(kind, optim.Optimizer)
+    }
+    del (
+        torch_optimizers["optimizer"],
+        torch_optimizers["muon"],
+    )  # torch's Muon takes no vectors; timm's does
     if name in UNFIT:
-        raise FusionZooError(f"--optim.name {name} needs {UNFIT[name]}, which training has not")
-    if name in own:
-        return own[name]
+        raise FusionZooError(
+            f"--optim.name {name} needs {UNFIT[name]}, which training does not provide"
+        )
+    if name in torch_optimizers:
+        return torch_optimizers[name]
     from timm.optim import get_optimizer_class, list_optimizers
 
-    known = sorted({*own, *list_optimizers()} - {*UNFIT})
-    if name not in known:
+    names = sorted({*torch_optimizers, *list_optimizers()} - {*UNFIT})
+    if name not in names:
         raise FusionZooError(
-            f"unknown optimiser {name!r}.{did_you_mean(name, known)} There are: {', '.join(known)}."
+            f"unknown optimiser {name!r}.{did_you_mean(name, names)} There are: {', '.join(names)}."
         )
     try:
         return get_optimizer_class(name)
@@ -80,11 +93,11 @@ def _find(name: str) -> Callable[..., optim.Optimizer]:
 
 
 def set_rates(optimizer: optim.Optimizer, factors: Mapping[str, float]) -> None:
-    """Scale each group's own base rate by its owner's factor, or by that of "", all others."""
+    """Scale each group's base rate by the factor of its owner, else by the default factor, ""."""
     for group in optimizer.param_groups:
         group["lr"] = group["base_lr"] * factors.get(group["owner"], factors[""])
 
 
 def rates(optimizer: optim.Optimizer) -> dict[str, float]:
-    """Return each group's rate of the moment."""
+    """Return each group's current learning rate."""
     return {group["name"]: group["lr"] for group in optimizer.param_groups}

@@ -23,9 +23,9 @@ def param_groups(
 ) -> list[Group]:
     """Put every trainable parameter in exactly one named group: `image`, `image/no_decay`, ...
 
-    With `layer_decay` each layer has its own: `image/layer3`, `image/layer3/no_decay`. `heads` are
-    the modalities' own heads (group `unimodal`), `balance` what training strategies learn; both
-    learn at the base rate. Norms, biases and other vectors are never decayed.
+    With `layer_decay` each layer has a group: `image/layer3`, `image/layer3/no_decay`. `heads` are
+    the unimodal heads (group `unimodal`), `balance` the parameters of balancing strategies; both
+    use the base rate. Norms, biases and other vectors have no weight decay.
     """
     balance = nn.ModuleDict() if balance is None else balance
     _check_keys(model, cfg)
@@ -48,14 +48,14 @@ def param_groups(
 
 
 def _check_keys(model: FusionModel, cfg: OptimConfig) -> None:
-    """Refuse settings of what the model does not have, or does not train."""
+    """Raise on settings of modalities that the model does not have or does not train."""
     for setting in KEYED:
-        known = [*model.encoders, *([] if setting in UNFREEZING else ["fusion"])]
+        names = [*model.encoders, *([] if setting in UNFREEZING else ["fusion"])]
         for name in getattr(cfg, setting):
-            if name not in known:
+            if name not in names:
                 raise FusionZooError(
                     f"--optim.{setting}.{name}: the model has no modality {name!r}."
-                    f"{did_you_mean(name, known)} It has: {', '.join(known)}."
+                    f"{did_you_mean(name, names)} It has: {', '.join(names)}."
                 )
             if name in model.encoders and not any(
                 p.requires_grad for p in model.encoders[name].parameters()
@@ -71,7 +71,7 @@ def _check_keys(model: FusionModel, cfg: OptimConfig) -> None:
 def _split(
     owner: str, module: nn.Module, lr: float, *, decay: float, factor: float | None
 ) -> Iterator[Group]:
-    """Yield the groups of one part of the model; the last layer has its rate undiminished."""
+    """Yield the groups of one part of the model; the last layer has the full rate."""
     numbers = {} if factor is None else layer_numbers(module)
     top = max(numbers.values(), default=0)
     layers: dict[int, list[nn.Parameter]] = {}
@@ -81,15 +81,15 @@ def _split(
     for number, params in sorted(layers.items()):
         label = owner if factor is None else f"{owner}/layer{number}"
         rate = lr if factor is None else lr * factor ** (top - number)
-        for name, own, weight_decay in (
+        for name, members, weight_decay in (
             (label, [p for p in params if p.ndim > 1], decay),
             (f"{label}/no_decay", [p for p in params if p.ndim <= 1], 0.0),
         ):
-            if own:
+            if members:
                 yield {
                     "name": name,
                     "owner": owner,
-                    "params": own,
+                    "params": members,
                     "lr": rate,
                     "base_lr": rate,
                     "weight_decay": weight_decay,
@@ -98,9 +98,9 @@ def _split(
 
 def _check_coverage(groups: list[Group], parameters: list[nn.Parameter]) -> None:
     grouped = [id(p) for group in groups for p in group["params"]]
-    wanted = {id(p) for p in parameters if p.requires_grad}
-    if len(grouped) != len(set(grouped)) or set(grouped) != wanted:
-        raise FusionZooError("a trainable parameter stands in no group, or in more than one")
+    trainable = {id(p) for p in parameters if p.requires_grad}
+    if len(grouped) != len(set(grouped)) or set(grouped) != trainable:
+        raise FusionZooError("a trainable parameter is in no group, or in more than one")
     if not grouped:
         raise FusionZooError("nothing to train: every parameter is frozen")
 
@@ -108,11 +108,11 @@ def _check_coverage(groups: list[Group], parameters: list[nn.Parameter]) -> None
 def describe(
     groups: list[Group], model: FusionModel, cfg: OptimConfig, unfreezing: Unfreezing
 ) -> list[dict[str, Any]]:
-    """Say everything about each group; what is frozen for good stands in the list too.
+    """Return the facts of each group, and of parameters that are frozen for the whole run.
 
-    `frozen_until` holds the epochs (from 0) at which the first and the last of it begin to learn.
+    `frozen_until` holds the epochs (from 0) at which its first and last parameters are unfrozen.
     """
-    found = [
+    rows = [
         {
             **_size(group["name"], group["params"], trainable=True),
             "lr": group["base_lr"],
@@ -126,8 +126,8 @@ def describe(
     for name, module in (*model.named_encoders(), ("fusion", model.fusion)):
         frozen = [p for p in module.parameters() if not p.requires_grad]
         if frozen:
-            found.append(_size(f"{name} (frozen)", frozen, trainable=False))
-    return found
+            rows.append(_size(f"{name} (frozen)", frozen, trainable=False))
+    return rows
 
 
 def _size(name: str, params: list[nn.Parameter], *, trainable: bool) -> dict[str, Any]:
@@ -135,22 +135,22 @@ def _size(name: str, params: list[nn.Parameter], *, trainable: bool) -> dict[str
     return {"group": name, "tensors": len(params), "parameters": count, "trainable": trainable}
 
 
-def group_rows(about: list[dict[str, Any]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return the header and the rows of the table of what `describe` said."""
+def group_rows(described: list[dict[str, Any]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return header and rows of the table of groups, from the result of `describe`."""
     header = ("group", "tensors", "parameters", "lr", "weight decay", "schedule", "warm-up")
-    return (*header, "frozen until"), [_row(one) for one in about]
+    return (*header, "frozen until"), [_row(group) for group in described]
 
 
-def _row(one: dict[str, Any]) -> tuple[str, ...]:
-    sizes = (one["group"], f"{one['tensors']}", f"{one['parameters']:,}")
-    if not one["trainable"]:
+def _row(group: dict[str, Any]) -> tuple[str, ...]:
+    sizes = (group["group"], f"{group['tensors']}", f"{group['parameters']:,}")
+    if not group["trainable"]:
         return (*sizes, "-", "-", "-", "-", "the end")
-    epochs = [str(epoch) for epoch in dict.fromkeys(one["frozen_until"])]
+    epochs = [str(epoch) for epoch in dict.fromkeys(group["frozen_until"])]
     return (
         *sizes,
-        f"{one['lr']:.3g}",
-        f"{one['weight_decay']:g}",
-        one["schedule"],
-        f"{100 * one['warmup']:g} %",
+        f"{group['lr']:.3g}",
+        f"{group['weight_decay']:g}",
+        group["schedule"],
+        f"{100 * group['warmup']:g} %",
         f"epoch {' to '.join(epochs)}" if epochs else "-",
     )

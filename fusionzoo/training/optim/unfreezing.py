@@ -1,4 +1,4 @@
-"""Encoders that are frozen for a time: until an epoch, or layer by layer from the last one down."""
+"""Unfreeze encoders during training: at an epoch, or layer by layer from the last one down."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from fusionzoo.model import FusionModel
 
 
 def first_epoch(cfg: OptimConfig, modality: str) -> int:
-    """Return the epoch, from 0, in which the encoder's last layer begins to learn."""
+    """Return the epoch, from 0, in which the encoder's last layer is unfrozen."""
     return cfg.unfreeze_at_epoch.get(modality, cfg.gradual_unfreeze.get(modality, 0))
 
 
 class Unfreezing:
-    """What of the encoders rests in an epoch.
+    """Which encoder parameters are frozen in an epoch.
 
-    DDP wants every parameter to keep `requires_grad`, so what rests is named here, and its gradient
-    is dropped before the step. Modules all of whose parameters rest are in evaluation mode: no
-    running statistic moves. An encoder that rests as a whole builds no graph.
+    DDP needs `requires_grad` to stay constant, so frozen parameters are listed in `resting` and
+    their gradients dropped before the step. Modules whose parameters are all frozen are in
+    evaluation mode (running statistics stay). A wholly frozen encoder builds no graph.
     """
 
     def __init__(self, model: FusionModel, cfg: OptimConfig, epochs: int) -> None:
         self.resting: list[nn.Parameter] = []  # in the epoch that was entered last
         self._epoch = -1
-        self._starts: dict[int, int] = {}  # id of a parameter -> epoch in which it begins to learn
+        self._starts: dict[int, int] = {}  # id of a parameter -> epoch in which it is unfrozen
         self._encoders = [
             (encoder, tuple(encoder.eval_modules), _starts(name, encoder, cfg, epochs))
             for name, encoder in model.named_encoders()
@@ -36,22 +36,22 @@ class Unfreezing:
             self._starts |= {id(parameter): start for parameter, start in starts}
 
     def enter(self, epoch: int) -> bool:
-        """Prepare an epoch; return whether modules must be told their mode again."""
+        """Prepare an epoch; return whether train/eval modes must be set again."""
         if epoch == self._epoch:
             return False
         self._epoch, self.resting = epoch, []
         for encoder, still, starts in self._encoders:
-            own = [parameter for parameter, start in starts if epoch < start]
-            rests = {id(p) for p in own}
-            rests |= {id(p) for p in encoder.parameters() if not p.requires_grad}
-            parts = tuple(fully_frozen(encoder, rests))
+            frozen = [parameter for parameter, start in starts if epoch < start]
+            frozen_ids = {id(p) for p in frozen}
+            frozen_ids |= {id(p) for p in encoder.parameters() if not p.requires_grad}
+            parts = tuple(fully_frozen(encoder, frozen_ids))
             encoder.frozen = parts == (encoder,)
             encoder.eval_modules = still if encoder.frozen else (*still, *parts)
-            self.resting += own
+            self.resting += frozen
         return bool(self._encoders)
 
     def span(self, parameters: list[nn.Parameter]) -> list[int]:
-        """Return the first and the last epoch in which they begin to learn; [] if in epoch 0."""
+        """Return the first and last epoch that unfreezes any of them; [] if none is frozen."""
         starts = [self._starts.get(id(parameter), 0) for parameter in parameters]
         return [min(starts), max(starts)] if any(starts) else []
 
@@ -59,8 +59,8 @@ class Unfreezing:
 def _starts(
     name: str, encoder: nn.Module, cfg: OptimConfig, epochs: int
 ) -> list[tuple[nn.Parameter, int]]:
-    """Pair each trainable parameter with the epoch in which it begins to learn."""
-    first, each = first_epoch(cfg, name), cfg.gradual_unfreeze.get(name, 0)
+    """Pair each trainable parameter with the epoch in which it is unfrozen."""
+    first, epochs_per_layer = first_epoch(cfg, name), cfg.gradual_unfreeze.get(name, 0)
     if first >= epochs:
         setting = "unfreeze_at_epoch" if name in cfg.unfreeze_at_epoch else "gradual_unfreeze"
         raise FusionZooError(
@@ -70,4 +70,6 @@ def _starts(
     numbers = layer_numbers(encoder)
     trained = [(numbers[key], p) for key, p in encoder.named_parameters() if p.requires_grad]
     order = sorted({number for number, _ in trained}, reverse=True)
-    return [(parameter, first + each * order.index(number)) for number, parameter in trained]
+    return [
+        (parameter, first + epochs_per_layer * order.index(number)) for number, parameter in trained
+    ]

@@ -1,4 +1,4 @@
-"""Checkpoints: everything that a bit-exact continuation of a run needs."""
+"""Checkpoints: everything needed to continue a run bit for bit."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class State:
     best: Contents = field(
         default_factory=dict
     )  # metrics of the best epoch so far, on the validation split
-    made: int = 0  # steps of the epoch that were not skipped
+    made: int = 0  # updates in the epoch: its steps that were not skipped
     bad: int = 0  # steps skipped in a row, for a loss or gradient that was not finite
-    epoch_steps: int = 0  # steps of an epoch, with the processes of the time
-    val_losses: list[float] = field(default_factory=list)  # of each epoch: what plateau reads
+    epoch_steps: int = 0  # steps of an epoch, with the number of processes of this run
+    val_losses: list[float] = field(default_factory=list)  # of each epoch, for plateau
 
     def is_best(self, metrics: Contents, tasks: Tasks) -> bool:
-        """Whether `metrics` of the validation split beat the best, as the tasks rank them."""
+        """Whether validation `metrics` are better than the best so far, as ranked by the tasks."""
         return not self.best or tasks.rank(metrics) > tasks.rank(self.best)
 
     def count_skipped(self, cause: str | None, most: int, say: Callable[[str], None]) -> None:
-        """Count steps in a row that had to be skipped; beyond `most` the run ends."""
+        """Count consecutive skipped steps; raise after more than `most`."""
         if cause is None:
             self.bad, self.made = 0, self.made + 1
             return
@@ -57,23 +57,24 @@ class State:
             )
 
     def refit(self, epoch_steps: int) -> list[str]:
-        """Count steps as `epoch_steps` of them make an epoch; say so where that changes anything.
+        """Convert the step count to an epoch of `epoch_steps` steps; return messages on a change.
 
-        With other processes an epoch has another number of steps. What a run has seen is kept: the
-        epochs done, and the share of the current one, rounded down to whole steps.
+        The steps of an epoch depend on the number of processes. Finished epochs are kept, and the
+        share of the current one, rounded down to whole steps.
         """
-        before, self.epoch_steps = self.epoch_steps, epoch_steps
-        if before in (0, epoch_steps):
+        old_epoch_steps, self.epoch_steps = self.epoch_steps, epoch_steps
+        if old_epoch_steps in (0, epoch_steps):
             return []
-        done = self.step - self.evaluated * before
-        self.step = self.evaluated * epoch_steps + done * epoch_steps // before
-        return [f"an epoch had {before} steps and now has {epoch_steps}: going on at {self.step}"]
+        steps_in_epoch = self.step - self.evaluated * old_epoch_steps
+        self.step = self.evaluated * epoch_steps + steps_in_epoch * epoch_steps // old_epoch_steps
+        sizes = f"an epoch had {old_epoch_steps} steps and now has {epoch_steps}"
+        return [f"{sizes}: going on at {self.step}"]
 
 
 def save(path: Path, trainer: Trainer, state: State, keep: int = 1) -> None:
-    """Write everything a bit-exact continuation needs; called by all processes.
+    """Write everything needed to continue bit for bit; called by all processes.
 
-    The `keep - 1` files before it stay, as `last-1.pt`, `last-2.pt`, ...
+    The `keep - 1` previous files are kept, as `last-1.pt`, `last-2.pt`, ...
     """
     world = trainer.world
     contents = {
@@ -97,14 +98,14 @@ def save(path: Path, trainer: Trainer, state: State, keep: int = 1) -> None:
 
 
 def restore(path: Path, trainer: Trainer) -> tuple[State, list[str]]:
-    """Continue from `path`, or from the newest whole one before it; also return warnings."""
+    """Restore from `path`, or from the newest undamaged older file; also return warnings."""
     contents, notes = read_newest(path)
     try:
         load_full_state_dict(trainer.module, contents["objective"])
         load_optimizer_state(trainer.optimizer, contents["optimizer"])
         if trainer.ema:
             trainer.ema.load_state_dict(contents["average"])
-        if contents["scaler"]:  # empty without fp16, which may begin here
+        if contents["scaler"]:  # empty if the run was not fp16 before
             trainer.scaler.load_state_dict(contents["scaler"])
     except (LookupError, RuntimeError, ValueError, TypeError) as error:
         raise FusionZooError(f"{path} belongs to another model: {one_line(error)}") from error
@@ -153,7 +154,7 @@ def random_states(world: World) -> list[Contents]:
 
 
 def restore_random(states: list[Contents], world: World) -> bool:
-    """Restore this process's generators; return False where the number of processes changed."""
+    """Restore this process's generators; return False if the number of processes changed."""
     if len(states) != world.size:
         return False
     state = states[world.rank]

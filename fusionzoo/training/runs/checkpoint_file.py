@@ -1,7 +1,7 @@
-"""Checkpoint files: written atomically, verified when read, read without executing anything.
+"""Checkpoint files: written atomically, verified when read, loaded without executing code.
 
-A file is what `torch.save` writes, a zip archive; the digest of its bytes stands in the archive's
-comment. So `torch.load` reads it as ever, and a bit that turned is found.
+A file is the zip archive that `torch.save` writes, with a digest of its bytes in the archive's
+comment. `torch.load` reads it as usual, and a flipped bit is detected.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     pass
 
 Contents = dict[str, Any]
-MARK = b"sha256:"  # of the archive's comment, before 64 hexadecimal digits
+MARK = b"sha256:"  # start of the archive's comment; 64 hexadecimal digits follow
 COMMENT = len(MARK) + 64
 BLOCK = 1 << 22  # bytes hashed at once
 
 
 def write(contents: Contents, path: Path, keep: int = 1) -> None:
-    """Write a checkpoint atomically; the `keep - 1` files before it stay, numbered."""
+    """Write a checkpoint atomically; the `keep - 1` previous files are kept, numbered."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as partial:
@@ -37,11 +37,11 @@ def write(contents: Contents, path: Path, keep: int = 1) -> None:
                 _seal(file)
             _rotate(path, keep)
     except (OSError, RuntimeError) as error:
-        kept = "the one before is kept" if path.is_file() else "there was none before"
+        previous = "the one before is kept" if path.is_file() else "there was none before"
         folder = next(folder for folder in path.parents if folder.is_dir())
         free = shutil.disk_usage(folder).free / 1e6  # torch does not say when a disk is full
         raise FusionZooError(
-            f"cannot write {path} ({kept}; {free:,.1f} MB are free there): {error};"
+            f"cannot write {path} ({previous}; {free:,.1f} MB are free there): {error};"
             f" {_remedy(folder)}, then --resume"
         ) from error
 
@@ -53,15 +53,15 @@ def _remedy(folder: Path) -> str:
 
 
 def read_newest(path: Path) -> tuple[Contents, list[str]]:
-    """Read `path`, or the newest before it that is whole; also say what was wrong with the rest."""
+    """Read `path`, or the newest undamaged older file; also return warnings about damaged ones."""
     problems: list[str] = []
-    for one in (path, *_before(path)):
-        if one == path or one.is_file():
+    for candidate in (path, *_before(path)):
+        if candidate == path or candidate.is_file():
             try:
-                contents = read(one)
+                contents = read(candidate)
                 if problems:
                     step = contents["state"]["step"]
-                    problems = [f"warning: {problems[0]}; {one.name} is whole: step {step}"]
+                    problems = [f"warning: {problems[0]}; {candidate.name} is whole: step {step}"]
                 return contents, problems
             except FusionZooError as error:
                 problems.append(str(error))
@@ -69,7 +69,7 @@ def read_newest(path: Path) -> tuple[Contents, list[str]]:
 
 
 def read(path: Path) -> Contents:
-    """Read a checkpoint whose digest is right: tensors and plain values only."""
+    """Read a checkpoint after verifying its digest: tensors and plain values only."""
     if not path.is_file():
         raise FusionZooError(f"no checkpoint {path} to resume from")
     try:
@@ -81,7 +81,7 @@ def read(path: Path) -> Contents:
 
 
 def _seal(file: BinaryIO) -> None:
-    """Write the digest of what `file` holds into the comment of the archive's last record."""
+    """Write the digest of the file's content into the archive's comment."""
     digest = _digest(file, file.tell())
     file.seek(-2, os.SEEK_END)  # the comment's length: 0 so far
     file.write(COMMENT.to_bytes(2, "little") + MARK + digest)
@@ -102,22 +102,22 @@ def _verify(file: BinaryIO) -> None:
 def _digest(file: BinaryIO, size: int) -> bytes:
     """Hash the first `size` bytes, the comment's length counted as 0."""
     file.seek(0)
-    found, left = hashlib.sha256(), size - 2
-    while block := file.read(min(BLOCK, left)):
-        found.update(block)
-        left -= len(block)
-    return found.hexdigest().encode()
+    digest, remaining = hashlib.sha256(), size - 2
+    while block := file.read(min(BLOCK, remaining)):
+        digest.update(block)
+        remaining -= len(block)
+    return digest.hexdigest().encode()
 
 
 def _before(path: Path, number: int = 0) -> Iterator[Path]:
-    """Yield last-1.pt, last-2.pt, ... as far as there are any; one may be missing."""
-    numbered = [one.stem.rpartition("-")[2] for one in path.parent.glob(f"{path.stem}-*.pt")]
+    """Yield the existing ones of last-1.pt, last-2.pt, ..., newest first."""
+    numbered = [file.stem.rpartition("-")[2] for file in path.parent.glob(f"{path.stem}-*.pt")]
     for number in sorted(int(text) for text in numbered if text.isdigit()):
         yield path.with_stem(f"{path.stem}-{number}")
 
 
 def _rotate(path: Path, keep: int) -> None:
-    """Number the files before; a link, so that `path` itself is never missing."""
+    """Shift the numbers of previous files; by hard links, so that `path` never disappears."""
     for number in range(keep - 1, 0, -1):
         newer = path.with_stem(f"{path.stem}-{number - 1}") if number > 1 else path
         older = path.with_stem(f"{path.stem}-{number}")

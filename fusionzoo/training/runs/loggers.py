@@ -1,8 +1,8 @@
-"""Experiment loggers: TensorBoard, Weights & Biases, MLflow, Trackio, or nowhere.
+"""Experiment loggers: TensorBoard, Weights & Biases, MLflow, Trackio, or none.
 
-Each takes numbers by name, and goes on with the same run after a resume. Their own environment
-variables say where they write (`WANDB_MODE=offline`, `MLFLOW_TRACKING_URI`, `TRACKIO_DIR`);
-without those, into the run folder, but for Weights & Biases' server.
+Each takes numbers by name and continues the same run after a resume. They write where their
+environment variables say (`WANDB_MODE=offline`, `MLFLOW_TRACKING_URI`, `TRACKIO_DIR`); by default
+into the run folder, except for Weights & Biases, which uses its server.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ PROJECT = "fusionzoo"
 
 
 class Logger(Protocol):
-    """Somewhere to log metrics to."""
+    """A destination for metrics."""
 
     def scalars(self, step: int, figures: Mapping[str, float]) -> None:
-        """Show the figures of a step."""
+        """Log the metrics of a step."""
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush and close."""
 
 
 def open_logger(name: str, folder: Path, step: int) -> Logger | None:
-    """Open the logger `name` for the run in `folder`, which goes on after `step`."""
+    """Open the logger `name` for the run in `folder`, which continues after `step`."""
     if name == "none":
         return None
     try:
         return LOGGERS[name](folder, step)
     except ImportError as error:
         raise FusionZooError(f"--log {name} needs pip install 'fusionzoo[{name}]'") from error
-    except Exception as error:  # each logger has its own, for a login that is missing, say
+    except Exception as error:  # each logger raises its own types, say for a missing login
         raise FusionZooError(f"--log {name}: {one_line(error)}; --log none goes without") from error
 
 
@@ -47,7 +47,7 @@ class TensorBoard:
     def __init__(self, folder: Path, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # What came after the checkpoint is hidden: it is written again.
+        # Hides events newer than the checkpoint, which will be written again.
         purge = step + 1 if step else None
         self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
 
@@ -81,16 +81,16 @@ class MLflow:
     """MLflow."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # it would rather have a database
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 wants a database
         from mlflow.tracking import MlflowClient
 
-        where = os.environ.get("MLFLOW_TRACKING_URI", (folder / "mlruns").absolute().as_uri())
-        self.client = MlflowClient(tracking_uri=where)
+        uri = os.environ.get("MLFLOW_TRACKING_URI", (folder / "mlruns").absolute().as_uri())
+        self.client = MlflowClient(tracking_uri=uri)
         self.run = _key(folder, "mlflow", lambda: self._create(folder.name))
 
     def _create(self, name: str) -> str:
-        known = self.client.get_experiment_by_name(PROJECT)
-        experiment = known.experiment_id if known else self.client.create_experiment(PROJECT)
+        existing = self.client.get_experiment_by_name(PROJECT)
+        experiment = existing.experiment_id if existing else self.client.create_experiment(PROJECT)
         return str(self.client.create_run(experiment, run_name=name).info.run_id)
 
     def scalars(self, step: int, figures: Mapping[str, float]) -> None:
@@ -103,7 +103,7 @@ class MLflow:
 
 
 class Trackio:
-    """Trackio, on this machine unless its own variables say otherwise."""
+    """Trackio, on this machine unless its environment variables say otherwise."""
 
     def __init__(self, folder: Path, step: int) -> None:
         os.environ.setdefault("TRACKIO_DIR", str((folder / "trackio").absolute()))
@@ -130,7 +130,7 @@ LOGGERS: dict[str, Any] = {
 
 def _key(folder: Path, logger: str, make: Any) -> str:
     """Return the id of this run in a logger, created once and kept in the run folder."""
-    kept = folder / f"{logger}.id"
-    if not kept.is_file():
-        kept.write_text(make())
-    return kept.read_text()
+    id_file = folder / f"{logger}.id"
+    if not id_file.is_file():
+        id_file.write_text(make())
+    return id_file.read_text()

@@ -1,4 +1,4 @@
-"""The run folder: who may write into it, and whether it holds a run to continue."""
+"""The run folder: lock it, refuse to overwrite a run, and decide whether to resume."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fusionzoo.errors import FusionZooError
 from .checkpoint_file import read_newest
 
 LOCK = "lock"  # a file in the run folder, locked while a run writes there
-PATIENCE = 30.0  # seconds that others get to let go of a folder, or to see it
+PATIENCE = 30.0  # seconds to wait for another run's lock, or for a shared folder to appear
 WRITTEN = (
     *("checkpoints", "model", "config.yaml", "metrics.json", "metrics.jsonl", "groups.json"),
     *("tensorboard", "wandb", "wandb.id", "mlruns", "mlflow.id", "trackio", "trackio.id"),
@@ -26,31 +26,31 @@ WRITTEN = (
 
 @contextmanager
 def claim_folder(cfg: RunConfig, world: World) -> Iterator[tuple[Path, bool]]:
-    """Hold the run folder until the block ends; also say whether to continue the run in it.
+    """Lock the run folder until the block ends; also return whether to resume the run in it.
 
-    The main process resolves both for all. A finished run is never overwritten, and no two runs
-    write into one folder at once.
+    The main process decides for all. A run is not overwritten unless asked for, and no two runs
+    write into one folder at the same time.
     """
     claimed = problem = None
-    with ExitStack() as held:
+    with ExitStack() as stack:
         if world.main:
             try:
-                claimed = _claim(cfg, held)
+                claimed = _claim(cfg, stack)
             except (FusionZooError, OSError) as error:
                 problem = str(error)
         claimed, problem = from_main((claimed, problem), world)
         if claimed is None:
             raise FusionZooError(problem)
-        seen = gather(_appears(claimed[0] / LOCK), world)
-        if not all(seen):
+        visible = gather(_appears(claimed[0] / LOCK), world)
+        if not all(visible):
             raise FusionZooError(
-                f"process {seen.index(False)} does not see {claimed[0]} of process 0: --out must be"
-                " in a folder that all nodes share"
+                f"process {visible.index(False)} does not see {claimed[0]} of process 0: --out must"
+                " be in a folder that all nodes share"
             )
         yield claimed
 
 
-def _claim(cfg: RunConfig, held: ExitStack) -> tuple[Path, bool]:
+def _claim(cfg: RunConfig, stack: ExitStack) -> tuple[Path, bool]:
     folder = Path(cfg.out or f"runs/{cfg.data['name']}")
     if cfg.out is None:
         base, number = folder, 2
@@ -58,15 +58,15 @@ def _claim(cfg: RunConfig, held: ExitStack) -> tuple[Path, bool]:
             folder, number = base.with_name(f"{base.name}-{number}"), number + 1
     folder.mkdir(parents=True, exist_ok=True)
     auto = cfg.resume == "auto"
-    # What was cut off from the other nodes leaves after its own timeout.
-    _lock(folder, held, min(PATIENCE, cfg.dist.timeout / 2) if auto else 0)
-    taken = (folder / "config.yaml").exists()
-    if taken and not (cfg.resume or cfg.overwrite) and _has_step(folder):
+    # A rank that lost the network exits after its own timeout; wait that long for the lock.
+    _lock(folder, stack, min(PATIENCE, cfg.dist.timeout / 2) if auto else 0)
+    exists = (folder / "config.yaml").exists()
+    if exists and not (cfg.resume or cfg.overwrite) and _has_step(folder):
         raise FusionZooError(
             f"{folder} holds a run: --resume continues it, --overwrite replaces it,"
             " another --out leaves it alone"
         )
-    if taken and not cfg.resume:
+    if exists and not cfg.resume:
         for name in WRITTEN:
             old = folder / name
             shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
@@ -77,7 +77,7 @@ def _claim(cfg: RunConfig, held: ExitStack) -> tuple[Path, bool]:
 
 
 def _has_step(folder: Path) -> bool:
-    """Whether a run made a step: one that failed before leaves nothing that is worth keeping."""
+    """Whether the folder's run made at least one step; otherwise it may be overwritten."""
     last = folder / "checkpoints" / "last.pt"
     if (folder / "metrics.json").exists() or (folder / "model").exists():
         return True
@@ -86,23 +86,23 @@ def _has_step(folder: Path) -> bool:
     try:
         return bool(read_newest(last)[0]["state"]["step"])
     except FusionZooError:
-        return True  # a damaged checkpoint may be all that is left of a long run
+        return True  # a damaged checkpoint may come from a long run
 
 
 def store_config(cfg: RunConfig, folder: Path) -> None:
-    """Write config.yaml; of a run that goes on, only when its checkpoint fits these settings."""
+    """Write config.yaml; when resuming, only after the checkpoint was restored."""
     write_yaml(replace(cfg, out=str(folder), resume=False, overwrite=False), folder / "config.yaml")
 
 
-def _lock(folder: Path, held: ExitStack, patience: float) -> None:
+def _lock(folder: Path, stack: ExitStack, patience: float) -> None:
     """Lock a file in the folder until `held` ends; the system lets go when a process dies."""
-    file = held.enter_context((folder / LOCK).open("w"))
-    until = time.monotonic() + patience
+    file = stack.enter_context((folder / LOCK).open("w"))
+    deadline = time.monotonic() + patience
     while True:
-        try:  # of lockf, not flock, loader processes know nothing, which live on for a moment
+        try:  # lockf, not flock: loader processes that outlive the run do not inherit the lock
             return fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() >= until:
+            if time.monotonic() >= deadline:
                 raise FusionZooError(
                     f"another run is writing into {folder}: take another --out"
                 ) from None
@@ -110,10 +110,10 @@ def _lock(folder: Path, held: ExitStack, patience: float) -> None:
 
 
 def _appears(path: Path) -> bool:
-    """Wait for a file that another process wrote; a network file system takes its time."""
-    until = time.monotonic() + PATIENCE
+    """Wait for a file written by another process; network file systems are slow to show it."""
+    deadline = time.monotonic() + PATIENCE
     while not path.is_file():
-        if time.monotonic() >= until:
+        if time.monotonic() >= deadline:
             return False
         time.sleep(0.2)
     return True

@@ -40,17 +40,19 @@ class Tracker:
         self._since = time.perf_counter()
 
     def start(self, folder: Path, state: State, logger: str) -> None:
-        """Open the files; a resumed run drops what came after its checkpoint, to write it again."""
+        """Open the files; a resumed run drops log lines newer than its checkpoint."""
         if not self.world.main:
             return
         path = folder / "metrics.jsonl"
         lines = whole_lines(path) if state.step else []
-        path.write_text("".join(line for line in lines if _known(json.loads(line), state)))
+        path.write_text(
+            "".join(line for line in lines if _before_checkpoint(json.loads(line), state))
+        )
         self.file = path.open("a", buffering=1)
         self.logger = open_logger(logger, folder, state.step)
 
     def progress(self, total: int, done: int) -> None:
-        """Show the progress bar of the run's steps, with rate and time left."""
+        """Show a progress bar over the run's steps, of which `done` are behind."""
         self.lap("set up")
         quiet = not self.world.main
         self.bar = tqdm(total=total, initial=done, unit="step", disable=quiet, dynamic_ncols=True)
@@ -61,7 +63,7 @@ class Tracker:
             self.bar.update()
 
     def lap(self, part: str) -> None:
-        """Book the time since the last call under `part`."""
+        """Add the time since the last call to `part`."""
         now = time.perf_counter()
         self.seconds[part] = self.seconds.get(part, 0.0) + now - self._since
         self._since = now
@@ -90,8 +92,8 @@ class Tracker:
         try:
             self.logger.scalars(step, figures)
         except Exception as error:
-            lost = f"step {step} is in metrics.jsonl, and not in the logger"
-            self.say(f"warning: {lost}: {one_line(error)}")
+            problem = f"step {step} is in metrics.jsonl, and not in the logger"
+            self.say(f"warning: {problem}: {one_line(error)}")
 
     def log_step(
         self, step: int, loss: float, rates: Mapping[str, float], result: StepResult
@@ -107,8 +109,8 @@ class Tracker:
     def log_epoch(
         self, state: State, train_loss: float, val: Mapping[str, Any], tasks: Tasks, rows: int
     ) -> None:
-        """Record an epoch and print its line, with the figure that chooses the best; `rows` were
-        learned from so far."""
+        """Record an epoch and print one line with its leading metric; `rows` were learned from so
+        far."""
         figures = {"epoch": state.evaluated, "train": {"loss": train_loss}, "val": val}
         leading = tasks.leading
         if shares := utilisation(val, leading, tasks.higher):
@@ -117,17 +119,21 @@ class Tracker:
         if self.busy:
             waits = {"time/data_wait": self.seconds.get("data", 0.0) / self.busy}
             self._send(state.step, waits | {"time/samples_per_second": rows / self.busy})
-        alone = [f"{m} {own[leading]:.3f}" for m, own in val["unimodal"].items() if leading in own]
-        known = leading != "loss" and leading in val
+        unimodal = [
+            f"{m} {metrics[leading]:.3f}"
+            for m, metrics in val["unimodal"].items()
+            if leading in metrics
+        ]
+        has_leading = leading != "loss" and leading in val
         self.say(
             f"epoch {state.evaluated:3d}  train loss {train_loss:.3f}"
             + (f"  val loss {val['loss']:.3f}" if val["loss"] else "")  # 0: nothing to predict
-            + (f"  val {leading} {val[leading]:.3f}" if known else "")
-            + (f"  ({', '.join(alone)})" if alone else "")
+            + (f"  val {leading} {val[leading]:.3f}" if has_leading else "")
+            + (f"  ({', '.join(unimodal)})" if unimodal else "")
         )
 
     def phase(self, name: str) -> None:
-        """Say which phase of the fusion's training begins, if it has several."""
+        """Announce a new phase of the fusion's training, if it has several."""
         if name != self._phase:
             self._phase = name
             if name != "train":
@@ -152,14 +158,14 @@ class Tracker:
 
     def close(self) -> None:
         """Flush and close everything."""
-        for one in (self.bar, self.file, self.logger):
-            if one is not None:
-                one.close()
+        for resource in (self.bar, self.file, self.logger):
+            if resource is not None:
+                resource.close()
         self.bar = self.file = self.logger = None
 
 
 def environment(world: World) -> dict[str, Any]:
-    """Say where a figure came from."""
+    """Describe software and hardware of a run."""
     gpu = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else None
     return {
         "python": platform.python_version(),
@@ -172,26 +178,26 @@ def environment(world: World) -> dict[str, Any]:
 
 
 def utilisation(val: Mapping[str, Any], leading: str, higher: bool) -> dict[str, float]:
-    """Say what share of the fusion's figure each modality reaches alone; 1: as good."""
-    found, fused = {}, val.get(leading)
-    for name, own in val["unimodal"].items():
-        pair = (own.get(leading), fused)
-        part, whole = pair if higher else pair[::-1]  # of an error, less is better
-        if whole and part is not None:
-            found[name] = part / whole
-    return found
+    """Return the ratio of each unimodal head's metric to the fusion's; 1: equally good."""
+    ratios, fusion_value = {}, val.get(leading)
+    for name, metrics in val["unimodal"].items():
+        pair = (metrics.get(leading), fusion_value)
+        numerator, denominator = pair if higher else pair[::-1]  # of an error, less is better
+        if denominator and numerator is not None:
+            ratios[name] = numerator / denominator
+    return ratios
 
 
-def _known(line: Mapping[str, Any], state: State) -> bool:
-    """Whether a line of the log tells of something before the checkpoint."""
+def _before_checkpoint(line: Mapping[str, Any], state: State) -> bool:
+    """Whether a log line is not newer than the checkpoint."""
     return line["step"] <= state.step and line.get("epoch", 0) <= state.evaluated
 
 
 def _flat(figures: Mapping[str, Any], prefix: str) -> list[tuple[str, float]]:
-    found: list[tuple[str, float]] = []
+    pairs: list[tuple[str, float]] = []
     for name, value in figures.items():
         if isinstance(value, Mapping):
-            found += _flat(value, f"{prefix}/{name}")
+            pairs += _flat(value, f"{prefix}/{name}")
         elif isinstance(value, int | float):
-            found.append((f"{prefix}/{name}", value))
-    return found
+            pairs.append((f"{prefix}/{name}", value))
+    return pairs
