@@ -76,7 +76,7 @@ def test_a_baseline_that_scores_above_every_fusion_leads() -> None:
 def test_the_verdict_names_the_majority_class_if_it_beats_every_fusion() -> None:
     strategies = [strategy("gmu", [0.2, 0.2]), strategy("alone:audio", [0.6, 0.6])]
     text = words(summary([*strategies, strategy("majority class", [0.3, 0.3])]))
-    assert "Not even the majority class (0.300) is reached by a fusion." in text
+    assert "Every fusion scores below the majority class (0.300)." in text
 
 
 def test_equal_scores_lead_together() -> None:
@@ -89,9 +89,9 @@ def test_equal_scores_lead_together() -> None:
 def test_the_verdict_states_how_one_seed_and_folds_limit_the_interval() -> None:
     strategies = [strategy("gmu", [0.8]), strategy("alone:audio", [0.6])]
     one_seed = words(summary(strategies))
-    assert "One seed: the interval is over test samples alone" in one_seed
+    assert "One seed: the interval covers test samples only" in one_seed
     assert "folds share training data" not in one_seed
-    assert "The 4 folds share training data, which the interval does not know." in words(
+    assert "The 4 folds share training data, which the interval ignores." in words(
         summary(strategies, folds=4)
     )
 

@@ -115,13 +115,12 @@ def verdict(summary: Summary, tied: Sequence[str]) -> str:
     sentences += _leader(summary, single, tied)
     if len(chosen.seeds) == 1:
         sentences.append(
-            "One seed: the interval is over test samples alone; how much training's luck matters"
-            " cannot be said."
+            "One seed: the interval covers test samples only, not the variation between training"
+            " runs."
         )
     if summary.bench.cfg.folds:
         sentences.append(
-            f"The {len(summary.bench.folds)} folds share training data, which the interval does"
-            " not know."
+            f"The {len(summary.bench.folds)} folds share training data, which the interval ignores."
         )
     if summary.failed:
         sentences.append(f"{len(summary.failed)} strategies failed: {', '.join(summary.failed)}.")
@@ -186,7 +185,7 @@ def _leader(summary: Summary, single: str, tied: Sequence[str]) -> list[str]:
     majority = [line for line in summary.leaderboard if line["strategy"] == MAJORITY]
     if majority and majority[0]["accuracy"] > accuracy + 1e-9:
         share = majority[0]["accuracy"]
-        sentences.append(f"Not even the majority class ({share:.3f}) is reached by a fusion.")
+        sentences.append(f"Every fusion scores below the majority class ({share:.3f}).")
     return sentences
 
 
