@@ -1,8 +1,8 @@
 """Compare fusions: `python benchmark.py --data.name digits --fusions concat,gmu,mbt --out report`.
 
 Which is better, by how much, at what cost, and did fusion help at all? The steps (data, features,
-trials, report) are `run` in fusionzoo/benchmark/api.py. The same command continues an interrupted
-benchmark.
+trials, report) are `run` in fusionzoo/benchmark/api.py, which `fusionzoo.benchmark(...)` runs too.
+The same command continues an interrupted benchmark.
 """
 
 from __future__ import annotations

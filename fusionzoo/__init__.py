@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .benchmark.api import benchmark as benchmark
     from .datasets import PairedDataset as PairedDataset
     from .datasets import create_dataset as create_dataset
     from .datasets import list_datasets as list_datasets
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "benchmark": "benchmark",  # the package itself, which can be called
     "PairedDataset": "datasets",
     "create_dataset": "datasets",
     "list_datasets": "datasets",
@@ -42,7 +44,8 @@ __all__ = [*_HOME, "__version__"]  # noqa: PLE0604
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'fusionzoo' has no attribute {name!r}")
-    return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    module = import_module(f".{_HOME[name]}", __name__)
+    return module if _HOME[name] == name else getattr(module, name)
 
 
 def __dir__() -> list[str]:

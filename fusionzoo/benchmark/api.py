@@ -1,10 +1,14 @@
-"""Run a benchmark: data, features, trials, report."""
+"""Run a benchmark: `fusionzoo.benchmark(data, fusions=["gmu", "mbt"])`, and benchmark.py."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from fusionzoo.config import BenchmarkConfig, write_yaml
+from fusionzoo.config import BenchmarkConfig, from_settings, write_yaml
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed.malloc import keep_freed_memory
 from fusionzoo.errors import FusionZooError
@@ -14,9 +18,40 @@ from . import strategies
 from .bench import open_bench
 from .executors import check_main_module
 from .features.prepare import prepare
+from .inputs import Data, data_settings, dataset_settings, is_table, store_table
 from .report import summary, verdict, writers
 from .report.report import Report
 from .trials import schedule, tune
+
+
+def benchmark(
+    data: Data = None,
+    *,
+    fusions: str | Sequence[str] | None = None,
+    seeds: int | None = None,
+    out: str | os.PathLike[str] | None = None,
+    config: BenchmarkConfig | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    **settings: Any,
+) -> Report:
+    """Compare fusions on a data set, write the report to the folder `out`, and return it.
+
+    `data` is the name of a data set, the path of a manifest or of class folders, settings
+    (`{"name": "digits", "missing": 0.2}`), a DataFrame with the columns of a manifest, or a
+    PairedDataset. Further settings have the names of the command line, sections are mappings:
+    `epochs=5, optim={"lr": 1e-3}`. They override those of `config`: a recipe's path, a mapping or a
+    BenchmarkConfig. A second call with the same settings runs nothing again.
+    """
+    keywords = {"fusions": fusions, "seeds": seeds, "out": None if out is None else os.fspath(out)}
+    settings |= {name: value for name, value in keywords.items() if value is not None}
+    dataset = data if isinstance(data, PairedDataset) else None
+    if data is not None and dataset is None:
+        settings["data"] = data_settings(data)
+    cfg = from_settings(BenchmarkConfig, settings, config)
+    if dataset is not None:
+        cfg = replace(cfg, data=dataset_settings(dataset))
+    elif is_table(cfg.data.get("root")):
+        cfg = replace(cfg, data=store_table(cfg.data, Path(cfg.out)))
+    return run(cfg, dataset)
 
 
 def run(cfg: BenchmarkConfig, dataset: PairedDataset | None = None) -> Report:

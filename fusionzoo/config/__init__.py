@@ -1,7 +1,7 @@
 """Settings of a run: dataclasses (`schema`), dotted flags (`flags`), YAML and checks (`load`)."""
 
 from .flags import parse_flags, read_yaml
-from .load import from_args, from_tree, help_text, merge, split_name, write_yaml
+from .load import from_args, from_settings, from_tree, help_text, merge, split_name, write_yaml
 from .schema import (
     BenchmarkConfig,
     DistConfig,
@@ -19,6 +19,7 @@ __all__ = [
     "RunConfig",
     "TrainConfig",
     "from_args",
+    "from_settings",
     "from_tree",
     "help_text",
     "merge",

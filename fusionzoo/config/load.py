@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from difflib import get_close_matches
+from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -37,9 +38,31 @@ def from_args(cls: type[C], args: Sequence[str]) -> C:
         stored = Path(str(flags["out"])) / "config.yaml"
         if resume != "auto" or stored.is_file():
             tree = _named(cls, read_yaml(stored))
+    return _overlay(cls, tree, flags)
+
+
+def from_settings(
+    cls: type[C],
+    settings: Mapping[str, Any],
+    config: C | Mapping[str, Any] | str | PathLike[str] | None = None,
+) -> C:
+    """Build a configuration from settings by name, as `from_args` does from flags.
+
+    They override those of `config`: a configuration, a nested mapping or the path of a YAML file.
+    """
+    if isinstance(config, cls):
+        tree: Mapping[str, Any] = asdict(config)  # type: ignore[call-overload]
+    elif isinstance(config, Mapping):
+        tree = config
+    else:
+        tree = {} if config is None else read_yaml(Path(config))  # type: ignore[arg-type]
+    return _overlay(cls, tree, settings)
+
+
+def _overlay(cls: type[C], tree: Mapping[str, Any], settings: Mapping[str, Any]) -> C:
     hints = get_type_hints(cls)
     sections = [one.name for one in fields(cls) if is_dataclass(hints[one.name])]  # type: ignore[arg-type]
-    return from_tree(cls, merge(tree, flags, sections))
+    return from_tree(cls, merge(_named(cls, tree), _named(cls, settings), sections))
 
 
 def from_tree(cls: type[C], tree: Mapping[str, Any]) -> C:
