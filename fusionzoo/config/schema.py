@@ -218,11 +218,11 @@ class BenchmarkConfig:
     controls: bool = option(True, "also train on shuffled labels, which must fall to chance")
     corruptions: bool = option(True, "also test on damaged samples, five severities")
     jobs: Count | None = option(None, "processes; null = one per core, one thread each")
-    engine: Literal["processes", "ray"] = option("processes", "what runs the cells")
+    engine: Literal["processes", "ray"] = option("processes", "what runs the trials")
     num_workers: Annotated[int, Ge(0)] | None = option(None, "loader processes of encoding")
     device: str = option("auto", "auto | cpu | cuda | cuda:1")
     seed: int = option(0, "first training seed; also of encoders trained alone, folds and tuning")
-    out: str = option("report", "folder of the report and of the cells behind it")
+    out: str = option("report", "folder of the report and of its trials")
     combine: tuple[str, ...] = option(
         (), "folders of finished reports: rank the strategies over them"
     )
