@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .api import evaluate as evaluate
     from .api import predict as predict
     from .api import train as train
+    from .benchmark.api import benchmark as benchmark
     from .components import register as register
     from .creating import create_model as create_model
     from .datasets import PairedDataset as PairedDataset
@@ -39,6 +40,7 @@ _HOME = {
     "evaluate": "api",
     "predict": "api",
     "embed": "api",
+    "benchmark": "benchmark",  # the package itself, which can be called
     "PairedDataset": "datasets",
     "create_dataset": "datasets",
     "list_datasets": "datasets",
@@ -60,7 +62,8 @@ __all__ = [*_HOME, "__version__"]  # noqa: PLE0604
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'fusionzoo' has no attribute {name!r}")
-    return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    module = import_module(f".{_HOME[name]}", __name__)
+    return module if _HOME[name] == name else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -213,10 +213,10 @@ def _list_cache(_: argparse.Namespace) -> None:
 
     cache, rows, total = feature_cache(), [], 0
     for entry in cache.entries():
-        about = entry.about["description"]
+        about = entry.metadata["description"]
         how = " ".join(map(str, about.get("corruption", []))) or f"view {about.get('view', 0)}"
         size, used = f"{entry.size / 1e6:.1f} MB", datetime.fromtimestamp(entry.used)
-        shape = " x ".join(map(str, entry.about["arrays"]["pooled"][1]))
+        shape = " x ".join(map(str, entry.metadata["arrays"]["pooled"][1]))
         what = (about["data"], about["modality"], about["encoder"].get("name", "-"), how)
         name = entry.key[:10]
         rows.append((name, *what, shape, size, f"{used:%Y-%m-%d %H:%M}"))
