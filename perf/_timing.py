@@ -1,4 +1,4 @@
-"""Paired timing: A and B in turn, so that a drifting machine drifts for both."""
+"""Paired timing: A and B alternate, so that drift of the machine affects both."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def ratio(a: Callable[[], object], b: Callable[[], object], rounds: int = 9) -> dict[str, float]:
-    """Time `a` and `b` in turn; return median seconds and the median, least and largest a / b."""
+    """Time `a` and `b` alternately; return median seconds and median, least, largest a / b."""
     a(), b()  # warm up
     pairs = [(seconds(a), seconds(b)) for _ in range(rounds)]
     ratios = [x / y for x, y in pairs]

@@ -91,7 +91,7 @@ def fit(dataset: PairedDataset, cell: Cell, balance: str, settings: dict[str, An
 
 
 def measure(cell: Cell) -> dict[str, float]:
-    """Train with one strategy, and test the fusion whole and by parts."""
+    """Train with one strategy; test the fusion with all modalities and with each one alone."""
     dataset = create_dataset("digits", samples=cell["samples"])
     name, settings = cell["strategy"], SETTINGS.get(cell["strategy"], {})
     began = time.perf_counter()

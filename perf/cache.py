@@ -1,4 +1,4 @@
-"""What the feature cache saves: `python perf/cache.py`. Needs `fusionzoo data fetch stamps`.
+"""Time saved by the feature cache: `python perf/cache.py`. Needs `fusionzoo data fetch stamps`.
 
 20 strategies x 3 seeds on `stamps`, cached, against the same cells whose frozen encoders run again
 in every epoch. The encoder pass and a sample of cells are timed for real, both ways; uncached

@@ -1,4 +1,4 @@
-"""Break runs on purpose: `python perf/faults.py` writes results/faults.csv, a row per fault.
+"""Inject faults into runs: `python perf/faults.py` writes results/faults.csv, a row per fault.
 
 Each fault hits a small run (`interactions`, checkpoints every 3 steps, EMA and accumulation on).
 The row says how the run ended, what it said, how many steps were lost, and whether the resumed run
@@ -44,7 +44,7 @@ KINDS += ("processes",)
 
 @dataclass
 class Row:
-    """What one fault did."""
+    """The outcome of one fault."""
 
     fault: str
     detail: str
@@ -81,7 +81,7 @@ def wait(pid: int) -> int:
 
 
 def steps(out: Path) -> int:
-    """How many steps the log knows of."""
+    """Return the number of steps in the log."""
     log = out / "metrics.jsonl"
     lines = log.read_text().splitlines() if log.is_file() else []
     known = [json.loads(line)["step"] for line in lines if line.endswith("}")]
@@ -89,12 +89,12 @@ def steps(out: Path) -> int:
 
 
 def saved(out: Path) -> int:
-    """The step of the newest checkpoint that is whole."""
+    """Return the step of the newest undamaged checkpoint."""
     return checkpoint_file.read_newest(out / "checkpoints" / "last.pt")[0]["state"]["step"]
 
 
 def said(log: Path, *marks: str) -> str:
-    """The line of the output that holds one of the marks."""
+    """Return the last line of the output that contains one of the marks."""
     lines = log.read_text().replace("\r", "\n").splitlines()
     found = [line for line in lines if any(mark in line for mark in marks)]
     text = found[-1].replace(f"{log.parent}/", "") if found else ""
@@ -102,7 +102,7 @@ def said(log: Path, *marks: str) -> str:
 
 
 def compare(whole: Path, out: Path) -> str:
-    """Whether two finished runs are one, bit for bit."""
+    """Compare two finished runs bit for bit."""
     if not (out / "metrics.json").is_file():
         return "not finished"
     ours, theirs = (checkpoint_file.read(x / "checkpoints" / "last.pt") for x in (whole, out))
@@ -135,7 +135,7 @@ class Bench:
             time.sleep(0.002)
 
     def resume(self, out: Path, *more: str) -> tuple[int, str, Path]:
-        """Resume; return exit code, what became of it, the log."""
+        """Resume; return exit code, comparison with the undisturbed run, and the log."""
         log = out.with_suffix(".again")
         code = wait(fork(["--resume", "--out", str(out), *more], log))
         return code, compare(self.whole, out), log
@@ -331,7 +331,7 @@ def damage(path: Path, what: str) -> None:
 
 @contextmanager
 def small_disk(folder: Path, size: int) -> Iterator[None]:
-    """Mount a disk of so many bytes."""
+    """Mount a disk of the given size in bytes."""
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=True)
     try:
@@ -341,7 +341,7 @@ def small_disk(folder: Path, size: int) -> Iterator[None]:
 
 
 def poison(samples: str) -> Callable[[], None]:
-    """Return what makes values NaN, from inside the process."""
+    """Return a hook that makes values NaN inside the training process."""
 
     def inject() -> None:
         from fusionzoo.datasets import PairedDataset

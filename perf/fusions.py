@@ -1,4 +1,4 @@
-"""What each fusion costs: time, memory, parameters and MACs, beside `concat_transformer`.
+"""Cost of each fusion: time, memory, parameters and MACs, relative to `concat_transformer`.
 
 `python perf/fusions.py` times forward and backward of every strategy (batch 64; image 49
 tokens x 512, text 32 x 384, audio 50 x 256; dim 256), also with four times the tokens, beside
@@ -54,7 +54,7 @@ def step(fusion: Fusion, given: Given, device: torch.device) -> Callable[[], Non
 
 
 def peak_mebibytes(work: Callable[[], None], device: torch.device) -> float:
-    """Return how much memory `work` needs beyond what is held before it."""
+    """Return the peak memory of `work`, above the memory in use before it."""
     if device.type == "cuda":
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -89,7 +89,7 @@ def measure(name: str, case: Case, rounds: int, device: torch.device) -> tuple[f
 def row(
     name: str, case: Case, figures: tuple[float, float], reference: float, mode: str
 ) -> list[str]:
-    """Put one strategy's figures in the table's order."""
+    """Return one strategy's row of the table."""
     sizes = {m: (case.times * count, width) for m, (count, width) in STANDARD.items()}
     needed = cost(standard_fusion(name), sizes)
     taken, peak = figures

@@ -1,4 +1,4 @@
-"""Does each fusion learn what its formula can express? `python perf/interactions.py`.
+"""Accuracy of each fusion on tasks with known interactions: `python perf/interactions.py`.
 
 Every strategy on every task of the data set `interactions`, with two and three modalities, against
 the best possible accuracy (1 here: no label is flipped) and the best that its family can reach.
@@ -38,7 +38,7 @@ def accuracy(cell: Cell) -> float:
 
 
 def best_of_family(name: str, task: str, modalities: int) -> float:
-    """Return what the strategy's formula can reach, where that is known to be below the optimum.
+    """Return the best accuracy that the strategy's formula can express, at most the Bayes optimum.
 
     Cross-entropy of a sum of unimodal terms is least at chance on `xor`.
     """

@@ -1,4 +1,4 @@
-"""What stands for an absent modality in a product: `python perf/missing_products.py`.
+"""Compare replacements of an absent modality's factor in products: `perf/missing_products.py`.
 
 Each fusion that multiplies modalities is trained on complete samples and tested on incomplete ones
 under three rules: a factor of 1, the factor of the vector 0, and the factor of the running mean of
@@ -143,7 +143,7 @@ def figures(name: str, seed: int, digits: Tensor, target: Tensor) -> dict[str, l
 
 
 def _incomplete(vectors: Vectors) -> list[tuple[str, ...]]:
-    """Return what may be absent: anything but nothing and everything."""
+    """Return all sets of absent modalities, except none and all."""
     return [some for count in range(1, len(vectors)) for some in combinations(vectors, count)]
 
 

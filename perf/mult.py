@@ -112,7 +112,7 @@ class Loops(nn.Module):
 
 
 def inputs(counts: list[int], present: float, dtype: torch.dtype) -> Given:
-    """Make features of `counts` tokens, each modality there with probability `present`."""
+    """Make features of `counts` tokens, each modality present with probability `present`."""
     made = {}
     for number, count in enumerate(counts):
         here = torch.rand(BATCH, 1) < present
