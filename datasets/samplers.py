@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from fusionzoo.errors import FusionZooError
+from fusionzoo.rng import seed_of
 
 Key = tuple[int, int]  # index of a sample, and the seed of its augmentation in this epoch
 WINDOW = 50  # batches whose samples are sorted by length together
@@ -43,7 +44,7 @@ class PairedSampler(Sampler[int]):
 
     def generator(self) -> torch.Generator:
         """Return this epoch's random generator, the same on all processes."""
-        return torch.Generator().manual_seed(visit_seed(self.seed, self.epoch, 0))
+        return torch.Generator().manual_seed(seed_of(self.seed, self.epoch, 0))
 
     def order(self) -> Tensor:
         """Return the epoch's order before it is divided between processes."""
@@ -215,7 +216,7 @@ class PairedBatchSampler(Sampler[list[Key]]):
     def _keys(self, start: int) -> Iterator[list[Key]]:
         seed, epoch = self.sampler.seed, self.sampler.epoch
         for batch in self.batches()[start:]:
-            yield [(index, visit_seed(seed, epoch, index + 1)) for index in batch.tolist()]
+            yield [(index, seed_of(seed, epoch, index + 1)) for index in batch.tolist()]
 
     def epoch_length(self) -> int:
         """Return the number of batches of one epoch."""
@@ -230,12 +231,3 @@ class PairedBatchSampler(Sampler[list[Key]]):
 
     def __len__(self) -> int:
         return self.epoch_length() if self.num_iters is None else self.num_iters - self.start
-
-
-def visit_seed(seed: int, epoch: int, index: int) -> int:
-    """Hash seed, epoch and index into a seed other than 0, with splitmix64's finaliser."""
-    mask = (1 << 64) - 1
-    x = (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9 + index * 0x94D049BB133111EB) & mask
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        x = ((x ^ (x >> shift)) * factor) & mask
-    return (x ^ (x >> 31)) >> 1 or 1

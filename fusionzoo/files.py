@@ -63,12 +63,12 @@ def replacing(path: Path, *, many_writers: bool = False) -> Iterator[Path]:
         raise
 
 
-def write_text(text: str, path: Path) -> None:
+def write_text(path: Path, text: str) -> None:
     """Write a text file atomically, as UTF-8."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
-def write_json(value: Any, path: Path) -> None:
+def write_json(path: Path, value: Any) -> None:
     """Write indented JSON atomically."""
-    write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", path)
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")

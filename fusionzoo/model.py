@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from .encoders import Encoder
 from .errors import FusionZooError, did_you_mean
 from .eval_mode import quiet
+from .files import replacing, write_json
 from .fusion import Fusion
 from .model_folder import (
     FORMAT,
@@ -169,14 +169,15 @@ class FusionModel(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         for name, encoder in self.named_encoders():
             encoder.save_assets(folder / name)
-        if weights is None:
-            save_model(self, str(folder / "model.safetensors"))
-        else:
-            save_file(dict(weights), str(folder / "model.safetensors"))
+        with replacing(folder / "model.safetensors") as partial:
+            if weights is None:
+                save_model(self, str(partial))
+            else:
+                save_file(dict(weights), str(partial))
         about = {"format": FORMAT, "fusionzoo": __version__, "torch": str(torch.__version__)}
         recorded = {"plugins": sources(self)} if sources(self) else {}
         config = {**about, **recorded, "classes": self.classes, **self.spec}
-        (folder / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+        write_json(folder / "config.json", config)
         return folder
 
     def _batch(self, samples: Batch | Sequence[Raw | Sample]) -> Batch:

@@ -1,4 +1,4 @@
-"""Train many small models in this process or several; what is done is never done again."""
+"""Train many small models, in one or several processes; finished ones are not run again."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ Cell = dict[str, Any]
 def train(dataset: PairedDataset, settings: dict[str, Any], test: PairedDataset) -> float:
     """Train on the split `train` as train.py does, and return the accuracy on `test`.
 
-    The last epoch counts: nothing is chosen, so nothing is chosen on the test split. The data is
-    collated once, for it is small.
+    The last epoch is tested, so that no choice is made on the test split. The data is small and
+    collated once.
     """
-    known = dataset.split("train")
+    train_set = dataset.split("train")
     cfg = from_tree(RunConfig, {**settings, "encoders": dataset.default_encoders})
     seed_everything(cfg.seed)
-    objective, _ = build_objective(cfg, known)
+    objective, _ = build_objective(cfg, train_set)
     groups = param_groups(objective.model, objective.heads, cfg.optim)
     trainer = Trainer(objective, build_optimizer(groups, cfg.optim), cfg, World())
     collate = objective.model.collate(train=True)
-    whole = collate([known[row] for row in range(len(known))])
-    epoch_steps = -(-len(known) // cfg.train.batch_size)
+    batch_of_all = collate([train_set[row] for row in range(len(train_set))])
+    epoch_steps = -(-len(train_set) // cfg.train.batch_size)
     plan = phased(
         cfg.optim, trainer.freeze_plan.phases, cfg.train.epochs * epoch_steps, epoch_steps
     )
     step = 0
     for _ in range(cfg.train.epochs):
-        for rows in torch.randperm(len(known)).split(cfg.train.batch_size):
+        for rows in torch.randperm(len(train_set)).split(cfg.train.batch_size):
             phase, factors = plan(step)
             set_rates(trainer.optimizer, factors)
-            trainer.step([whole.take(rows)], StepContext(step, step / epoch_steps, phase))
+            trainer.step([batch_of_all.take(rows)], StepContext(step, step / epoch_steps, phase))
             step += 1
     asked = collate([test[row] for row in range(len(test))])
     objective.eval()
@@ -58,21 +58,21 @@ def train(dataset: PairedDataset, settings: dict[str, Any], test: PairedDataset)
 def run_all(
     cells: Sequence[Cell], work: Callable[[Cell], float], path: Path, jobs: int
 ) -> list[tuple[Cell, float]]:
-    """Work off the cells; return all results of `path`, one line each, those of earlier runs too.
+    """Run the cells that `path` has no result for; return all its results, also of earlier runs.
 
-    A cell is known by its own entries: delete the file after a change to what is run.
+    Cells are identified by their entries: delete the file after a change to the code.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = path.read_text().splitlines() if path.is_file() else []
-    done = {json.dumps(one["cell"]): one["result"] for one in map(json.loads, lines)}
-    todo = [cell for cell in cells if json.dumps(cell) not in done]
-    executors.set_up_process(threads=1)  # as in each process, for one that works here
+    results = {json.dumps(record["cell"]): record["result"] for record in map(json.loads, lines)}
+    todo = [cell for cell in cells if json.dumps(cell) not in results]
+    executors.set_up_process(threads=1)  # as each worker does, for runs in this process
     cfg = BenchmarkConfig(jobs=jobs)
     with path.open("a", buffering=1) as file:
         for cell, result in executors.map_unordered(cfg, work, todo, _call, "run"):
-            done[json.dumps(cell)] = result
+            results[json.dumps(cell)] = result
             file.write(json.dumps({"cell": cell, "result": result}) + "\n")
-    return [(json.loads(cell), result) for cell, result in done.items()]
+    return [(json.loads(cell), result) for cell, result in results.items()]
 
 
 def _call(function: Callable[[Cell], float], cell: Cell) -> float:

@@ -143,13 +143,15 @@ def main() -> None:
     names = flags.only or ["plain", *BALANCE]
     same = {"epochs": flags.epochs, "samples": flags.samples}
     cells = [{"strategy": n, "seed": s, **same} for s in range(flags.seeds) for n in names]
-    found = run_all(cells, measure, ROOT / "runs" / "balance.jsonl", flags.jobs)
-    wanted = [(c, r) for c, r in found if {k: c[k] for k in same} == same]
-    wanted.sort(key=lambda pair: (["plain", *BALANCE].index(pair[0]["strategy"]), pair[0]["seed"]))
+    results = run_all(cells, measure, ROOT / "runs" / "balance.jsonl", flags.jobs)
+    selected = [(c, r) for c, r in results if {k: c[k] for k in same} == same]
+    selected.sort(
+        key=lambda pair: (["plain", *BALANCE].index(pair[0]["strategy"]), pair[0]["seed"])
+    )
     with Path(flags.out).open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["strategy", "seed", "epochs", *FIGURES])
-        for cell, result in wanted:
+        for cell, result in selected:
             figures = [f"{result[key]:.4f}" for key in FIGURES[:-1]]
             row = [cell["strategy"], cell["seed"], cell["epochs"], *figures]
             writer.writerow([*row, f"{result['seconds']:.1f}"])

@@ -78,7 +78,7 @@ def _cell(bench: setup.Bench, dataset, encoders, name: str) -> dict[str, float |
     began = time.perf_counter()
     (model,), feed = trial.build(bench, unit)
     trainer = trainers.SingleTrainer(model, bench.cfg, bench.targets[fold.train])
-    (found,) = fit.fit(trainer, feed, bench.targets, fold.train, fold.val, [0])
+    (fitted,) = fit.fit(trainer, feed, bench.targets, fold.train, fold.val, [0])
     cached = time.perf_counter() - began
 
     torch.manual_seed(0)
@@ -91,10 +91,10 @@ def _cell(bench: setup.Bench, dataset, encoders, name: str) -> dict[str, float |
     epoch = time.perf_counter() - began
     return {
         "fusion": name,
-        "epochs": found.epochs,
+        "epochs": fitted.epochs,
         "cached_seconds": cached,
-        "uncached_seconds": epoch * found.epochs,
-        "ratio": epoch * found.epochs / cached,
+        "uncached_seconds": epoch * fitted.epochs,
+        "ratio": epoch * fitted.epochs / cached,
     }
 
 

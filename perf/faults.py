@@ -84,8 +84,8 @@ def steps(out: Path) -> int:
     """Return the number of steps in the log."""
     log = out / "metrics.jsonl"
     lines = log.read_text().splitlines() if log.is_file() else []
-    known = [json.loads(line)["step"] for line in lines if line.endswith("}")]
-    return max(known, default=0)
+    numbers = [json.loads(line)["step"] for line in lines if line.endswith("}")]
+    return max(numbers, default=0)
 
 
 def saved(out: Path) -> int:
@@ -96,8 +96,8 @@ def saved(out: Path) -> int:
 def said(log: Path, *marks: str) -> str:
     """Return the last line of the output that contains one of the marks."""
     lines = log.read_text().replace("\r", "\n").splitlines()
-    found = [line for line in lines if any(mark in line for mark in marks)]
-    text = found[-1].replace(f"{log.parent}/", "") if found else ""
+    matches = [line for line in lines if any(mark in line for mark in marks)]
+    text = matches[-1].replace(f"{log.parent}/", "") if matches else ""
     return text.strip()[:300]
 
 

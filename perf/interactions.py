@@ -57,13 +57,13 @@ def main() -> None:
         for count in (2, 3)
         for name in list_fusions()
     ]
-    found = run_all(cells, accuracy, ROOT / "runs" / "interactions.jsonl", flags.jobs)
+    results = run_all(cells, accuracy, ROOT / "runs" / "interactions.jsonl", flags.jobs)
     with Path(flags.out).open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(
             ["fusion", "family", "task", "modalities", "accuracy", "family_best", "bayes"]
         )
-        for cell, reached in sorted(found, key=lambda one: list(map(str, one[0].values()))):
+        for cell, reached in sorted(results, key=lambda pair: list(map(str, pair[0].values()))):
             name, task, count = cell["fusion"], cell["task"], cell["modalities"]
             best, bayes = best_of_family(name, task, count), bayes_accuracy(task, count)
             row = [name, fusion_info(name).family, task, count, f"{reached:.3f}", best, bayes]

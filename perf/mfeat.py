@@ -53,19 +53,19 @@ def main() -> None:
     flags = parser.parse_args()
     names = [*(f"alone:{view}" for view in VIEWS), *list_fusions()]
     cells = [{"fusion": n, "seed": s} for s in range(flags.seeds) for n in flags.only or names]
-    found = run_all(cells, accuracy, ROOT / "runs" / "mfeat.jsonl", flags.jobs)
+    results = run_all(cells, accuracy, ROOT / "runs" / "mfeat.jsonl", flags.jobs)
     with Path(flags.out).open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["fusion", "family", "seeds", "mean", "deviation", "least", "settings"])
         for name in names:
-            own = [result for cell, result in found if cell["fusion"] == name]
+            accuracies = [result for cell, result in results if cell["fusion"] == name]
             family = "alone" if name.startswith("alone:") else fusion_info(name).family
             settings = " ".join(f"{k}={v}" for k, v in SETTINGS.get(name, {}).items())
-            if not own:
+            if not accuracies:
                 continue
-            spread = statistics.stdev(own) if len(own) > 1 else 0.0
-            figures = [f"{x:.4f}" for x in (statistics.mean(own), spread, min(own))]
-            writer.writerow([name, family, len(own), *figures, settings])
+            spread = statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
+            figures = [f"{x:.4f}" for x in (statistics.mean(accuracies), spread, min(accuracies))]
+            writer.writerow([name, family, len(accuracies), *figures, settings])
     print(f"wrote {flags.out}")
 
 

@@ -64,8 +64,8 @@ def main() -> None:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
 
-        found = ratio(ours, bare, rounds=31)
-        print(json.dumps({"benchmark": "train_step", "batch_size": size, **found}))
+        figures = ratio(ours, bare, rounds=31)
+        print(json.dumps({"benchmark": "train_step", "batch_size": size, **figures}))
 
 
 if __name__ == "__main__":

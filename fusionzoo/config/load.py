@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.files import write_text
 
 from .flags import Tree, is_component, named, parse_flags, read_yaml
 
@@ -113,9 +114,7 @@ def write_yaml(config: Any, path: Path) -> None:
     import yaml
 
     tree = json.loads(json.dumps(asdict(config)))
-    partial = path.with_suffix(".partial")  # renamed, so that a kill never leaves half a file
-    partial.write_text(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    partial.replace(path)
+    write_text(path, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
 
 
 def merge(

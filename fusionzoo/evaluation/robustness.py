@@ -11,7 +11,6 @@ import copy
 import io
 from collections.abc import Callable, Mapping
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.rng import seed_of
 from fusionzoo.structures import Audio, Sample
 
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -213,7 +213,7 @@ class Corrupted(PairedDataset):
         modality, name, severity = self.how
         if sample is None or sample.values[modality] is None:
             return sample
-        seed = crc32(f"{sample.id}/{name}/{severity}".encode())
+        seed = seed_of(sample.id, name, severity)
         try:
             value = corrupt(
                 sample.values[modality], self.modalities[modality], name, severity, seed

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fusionzoo.files import cache_root
+from fusionzoo.files import cache_root, replacing
 from fusionzoo.plugins import installed_plugins, load_plugins, plugin_list
 
 from .cards import BalanceCard, Card, EncoderCard, SettingCard
@@ -54,9 +54,8 @@ def _stored_facts() -> Facts:
     gathered = gather_facts()
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_name(f"zoo.json.{os.getpid()}")  # a kill leaves the old file or the new
-        partial.write_text(json.dumps({"stamp": stamp, "facts": asdict(gathered)}), "utf-8")
-        partial.replace(file)
+        with replacing(file, many_writers=True) as partial:
+            partial.write_text(json.dumps({"stamp": stamp, "facts": asdict(gathered)}), "utf-8")
     return gathered
 
 

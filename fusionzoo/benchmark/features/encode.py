@@ -24,7 +24,7 @@ from fusionzoo.encoders import Encoder
 from fusionzoo.sources import code_digest
 from fusionzoo.structures import Audio, Features
 
-FORMAT = 2  # of an entry; also raised when an encoder or processor computes something else
+FORMAT = 3  # of an entry; also raised when an encoder or processor computes something else
 LIBRARIES = ("torch", "torchvision", "torchaudio", "timm", "transformers")
 
 

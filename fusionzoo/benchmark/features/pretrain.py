@@ -6,7 +6,6 @@ import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
-from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.files import cache_root, make_cache_folder
 from fusionzoo.fusion import create_fusion
 from fusionzoo.model import FusionModel
+from fusionzoo.rng import seed_of
 from fusionzoo.training.runs import checkpoint_file
 
 from ..bench import Bench
@@ -82,7 +82,7 @@ def pretrain_seed(cfg: BenchmarkConfig) -> int:
     An encoder's features fit the head that it was trained under. A strategy whose head started from
     the same weights would know the labels before it sees any, even shuffled ones.
     """
-    return crc32(f"encoders alone, {cfg.seed}".encode())
+    return seed_of("encoders alone", cfg.seed)
 
 
 def pretrain(

@@ -12,10 +12,11 @@ import numpy as np
 from fusionzoo.console import print_table
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.statistics import LEVEL, Ranking, rank
+from fusionzoo.files import write_text
 from fusionzoo.version import __version__
 
 from . import plots
-from .writers import require_packages, write_text
+from .writers import require_packages
 
 
 def combine(folders: Sequence[str], out: Path) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fusionzoo.console import print_table
 from fusionzoo.errors import FusionZooError
+from fusionzoo.files import replacing, write_text
 
 from .leaderboard import CALIBRATED, ECE_NOTE
 from .results import Summary
@@ -118,17 +119,9 @@ def _parquet(summary: Summary, path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    part = path.with_suffix(".part")
     table = pa.Table.from_pylist(parquet_rows(summary))
-    pq.write_table(table, part)
-    part.replace(path)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file completely or not at all."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    with replacing(path) as partial:
+        pq.write_table(table, partial)
 
 
 def _without_nan(tree: Any) -> Any:

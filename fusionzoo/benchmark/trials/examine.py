@@ -16,6 +16,7 @@ from fusionzoo.evaluation.modalities import subset_label, subsets
 from fusionzoo.evaluation.robustness import Corrupted
 from fusionzoo.fusion import Fusion
 from fusionzoo.model import FusionModel
+from fusionzoo.rng import seed_of
 from fusionzoo.structures import Features
 
 from ..bench import Bench, Condition, Unit, conditions
@@ -122,7 +123,7 @@ class Examiner:
         rows = []
         for number, (name, features) in enumerate(test.items()):
             present_rows = features.mask.any(1).nonzero()[:, 0]
-            generator = torch.Generator().manual_seed(1000 * seed + number)
+            generator = torch.Generator().manual_seed(seed_of(seed, number))
             # A random cycle: every sample gets the value of another.
             cycle = present_rows[torch.randperm(len(present_rows), generator=generator)]
             order = torch.arange(len(features.mask))

@@ -35,7 +35,7 @@ IRRELEVANT = {"fusions", "settings", "fusion", "seeds", "controls", "tune"}
 IRRELEVANT |= {"jobs", "engine", "num_workers", "out", "combine", "plugins"}
 
 # Raised when a metric of a trial is redefined: trials of earlier versions are then run again.
-DEFINITIONS = 2
+DEFINITIONS = 3
 
 
 class UnitResult(NamedTuple):

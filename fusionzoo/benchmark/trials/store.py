@@ -9,10 +9,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from uuid import uuid4
 from zipfile import BadZipFile
 
 import numpy as np
+
+from fusionzoo.files import replacing
 
 from ..bench import Unit
 
@@ -42,10 +43,8 @@ def save(path: Path, unit: Unit, results: Sequence[TrialResult]) -> None:
     entries = [[result.seed, result.rows, result.facts] for result in results]
     metadata = json.dumps({"unit": unit._asdict(), "cells": entries})
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.stem}.part-{uuid4().hex[:8]}")
-    with part.open("wb") as file:
+    with replacing(path, many_writers=True) as partial, partial.open("wb") as file:
         np.savez_compressed(file, about=np.array(metadata), allow_pickle=False, **arrays)
-    part.replace(path)
 
 
 def load(path: Path) -> list[TrialResult] | None:

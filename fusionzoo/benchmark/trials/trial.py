@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from fusionzoo.distributed.process_group import seed_everything
 from fusionzoo.evaluation.cost import random_features
 from fusionzoo.fusion import Fusion, create_fusion
 from fusionzoo.model import FusionModel
+from fusionzoo.rng import seed_of
 from fusionzoo.training.build import choose_encoders
 
 from ..bench import Bench, Fold, Settings, Unit, dataset_of
@@ -53,7 +53,7 @@ def train(
     cfg = replace(cfg, optim=from_tree(OptimConfig, merge(vars(cfg.optim), unit.optim)))
     targets = bench.targets
     if unit.shuffled:
-        targets = shuffle_labels(targets, fold, crc32(f"{unit.strategy}/{unit.seeds[0]}".encode()))
+        targets = shuffle_labels(targets, fold, seed_of(unit.strategy, unit.seeds[0]))
     if cfg.mode == "finetune":
         targets = targets.to(device_of(cfg))
     trainer: Trainer

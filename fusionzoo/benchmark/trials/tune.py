@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import whole_lines
 from fusionzoo.fusion import fusion_info
+from fusionzoo.rng import seed_of
 
 from ..bench import Bench, Settings, Unit
 from ..features.encode import key_of
@@ -45,7 +46,7 @@ def tune(bench: Bench, unit: Unit) -> dict[str, Settings]:
     study = optuna.create_study()
     study.enqueue_trial(_defaults(bench, unit))
     for number in range(bench.cfg.tune):
-        study.sampler = optuna.samplers.TPESampler(seed=1000 * bench.cfg.seed + number)
+        study.sampler = optuna.samplers.TPESampler(seed=seed_of(bench.cfg.seed, number) % 2**32)
         proposal = study.ask()
         settings, optim = _propose(proposal, unit)
         if number < len(done):

@@ -17,6 +17,7 @@ from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.fusion import Fusion
 from fusionzoo.model import FusionModel
 from fusionzoo.registry import Entry, Registry
+from fusionzoo.rng import seed_of
 from fusionzoo.structures import Batch, Features, FusionOutput, StepContext
 
 
@@ -166,10 +167,8 @@ class Balance(nn.Module):
         """Constrain the strategy's own parameters after an update."""
 
     def draw(self, *key: int) -> torch.Generator:
-        """Return a CPU generator that depends on the seed, this class and `key` alone."""
-        name = sum(ord(letter) * 31**i for i, letter in enumerate(type(self).__name__[:6]))
-        mixed = hash((self.seed, name, *key)) % 2**63  # of integers: the same in every process
-        return torch.Generator().manual_seed(mixed)
+        """Return a CPU generator that depends on the seed, the strategy's name and `key` alone."""
+        return torch.Generator().manual_seed(seed_of(self.seed, self.name, *key))
 
 
 class BatchSum:

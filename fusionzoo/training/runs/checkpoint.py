@@ -15,8 +15,9 @@ from fusionzoo.distributed.fsdp import (
     load_full_state_dict,
     load_optimizer_state,
 )
-from fusionzoo.distributed.process_group import World, from_main, gather
+from fusionzoo.distributed.process_group import World, from_main, gather, seed_everything
 from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.rng import seed_of
 
 from ..tasks.multitask import Tasks
 from ..trainer import Trainer
@@ -116,8 +117,7 @@ def restore(path: Path, trainer: Trainer) -> tuple[State, list[str]]:
     state.loss = contents["losses"][trainer.world.rank % len(contents["losses"])]
     state.loss = state.loss.to(trainer.world.device)
     if not restore_random(contents["random"], trainer.world):
-        random.seed(f"{state.step}/{trainer.world.rank}")
-        torch.manual_seed(random.getrandbits(60))
+        seed_everything(seed_of(state.step, trainer.world.rank))
         before, now = len(contents["random"]), trainer.world.size
         notes.append(f"made by {before} processes, going on with {now}: not bit for bit")
     return state, notes

@@ -38,7 +38,7 @@ def show_groups(folder: Path, trainer: Trainer, tracker: Tracker) -> None:
     described = describe(groups, trainer.module.model, trainer.cfg.optim, unfreezing)
     tracker.table("Learning-rate groups", *group_rows(described))
     if tracker.world.main:
-        write_json(described, folder / "groups.json")
+        write_json(folder / "groups.json", described)
 
 
 def save_model(folder: Path, trainer: Trainer) -> None:
@@ -103,7 +103,7 @@ def write_results(
     names = [name for name, _ in tasks.shown if name in shared]
     results["table"] = {"header": header, "rows": rows, "metrics": names}
     if tracker.world.main:
-        write_json(results, folder / "metrics.json")
+        write_json(folder / "metrics.json", results)
     return results
 
 
