@@ -43,7 +43,7 @@ FLOORS = (  # from the ground up: a module imports from its own floor's room or 
     ("benchmark.report",),
     ("benchmark.api",),
     ("scripts",),
-    ("api",),
+    ("api", "commands"),
     ("cli",),
     ("__main__",),
 )

@@ -46,8 +46,16 @@ class Run:
     @property
     def history(self) -> list[dict[str, Any]]:
         """One dict for each epoch, as metrics.jsonl has them: `epoch`, `step`, `train`, `val`."""
+        return self._events("epoch")
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """One dict for each logged step (every `log_every`): `step`, `loss`, `lr`, `grad_norm`."""
+        return self._events("step")
+
+    def _events(self, kind: str) -> list[dict[str, Any]]:
         events = map(json.loads, whole_lines(self.folder / "metrics.jsonl"))
-        return [event for event in events if event["event"] == "epoch"]
+        return [event for event in events if event["event"] == kind]
 
     def table(self) -> str:
         """Return the final table as Markdown: each modality alone, the fusion, the gain."""
