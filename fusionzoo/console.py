@@ -46,7 +46,8 @@ def command_line(name: str) -> str:
     started = Path(sys.argv[0])
     if started.name == "__main__.py":
         return f"python -m fusionzoo {name}"
-    script = started.suffix == ".py" and started.parent.name != "scripts"
+    ours = started.name in ("train.py", "embed.py", "benchmark.py")
+    script = ours and started.parent.name != "scripts"
     return f"python {started.with_name(name)}.py" if script else f"fusionzoo {name}"
 
 
