@@ -21,9 +21,12 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.version import __version__
 
 if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
     from fusionzoo.datasets import PairedDataset
     from fusionzoo.distributed.process_group import World
     from fusionzoo.model import FusionModel
+    from fusionzoo.structures import Batch
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -52,37 +55,28 @@ def embed(
 
     `model` and `dataset` replace those that `cfg` names.
     """
-    from torch.utils.data import DataLoader
     from tqdm import tqdm
 
-    from fusionzoo.datasets import PairedBatchSampler, make_sampler
     from fusionzoo.evaluation.embeddings import EmbeddingWriter
-    from fusionzoo.model import load
-    from fusionzoo.training.data import num_workers
+    from fusionzoo.loading import load
+    from fusionzoo.plugins import load_plugins
     from fusionzoo.training.runs.report import report_failures
     from fusionzoo.training.runs.tracker import Tracker
 
     if not cfg.model and model is None:
         raise FusionZooError("--model is missing: a model folder, or a run folder such as runs/a")
+    load_plugins(cfg.plugins)
     model = load(cfg.model, world.device) if model is None else model.to(world.device)
     # Labels are written as they stand, so only plain classes are read.
     targets: dict[str, str] | None = None if model.targets is None else {}
     dataset, settings = open_data(cfg, list(model.modalities), targets, dataset)
-    shard = (world.rank, world.size)
-    sampler = make_sampler(dataset, shuffle=False, distributed=shard, pad=False)
-    loader = DataLoader(
-        dataset,
-        # Similar lengths together: a short text does not wait for a long one.
-        batch_sampler=PairedBatchSampler(sampler, cfg.batch_size, lengths=dataset.lengths()),
-        collate_fn=model.collate(),
-        num_workers=num_workers(cfg.num_workers, world),
-    )
+    loader, num_samples = build_loader(cfg, world, model, dataset)
     about = {"model": cfg.model, "data": settings, "split": cfg.split, **versions()}
-    out = share_of(Path(cfg.out), *shard)
+    out = share_of(Path(cfg.out), world.rank, world.size)
     # Whole columns, read once: a lookup in each batch would cost time in proportion to all rows.
     row_of = {key: row for row, key in enumerate(dataset.ids)}
     labels, splits = dataset.labels, dataset.split_names
-    progress = tqdm(total=len(sampler), unit="sample", disable=not world.main, dynamic_ncols=True)
+    progress = tqdm(total=num_samples, unit="sample", disable=not world.main, dynamic_ncols=True)
     with progress, EmbeddingWriter(out, list(model.modalities), about) as writer:
         for batch in loader:
             rows = [row_of[key] for key in batch.ids]
@@ -100,6 +94,27 @@ def embed(
     return out
 
 
+def build_loader(
+    cfg: EmbedConfig, world: World, model: FusionModel, dataset: PairedDataset
+) -> tuple[DataLoader[Batch], int]:
+    """Build the loader of this process's share, and return the number of its samples."""
+    from torch.utils.data import DataLoader
+
+    from fusionzoo.datasets import PairedBatchSampler, make_sampler
+    from fusionzoo.training.data import num_workers
+
+    shard = (world.rank, world.size)
+    sampler = make_sampler(dataset, shuffle=False, distributed=shard, pad=False)
+    loader: DataLoader[Batch] = DataLoader(
+        dataset,  # type: ignore[arg-type]
+        # Similar lengths together: a short text does not wait for a long one.
+        batch_sampler=PairedBatchSampler(sampler, cfg.batch_size, lengths=dataset.lengths()),
+        collate_fn=model.collate(),
+        num_workers=num_workers(cfg.num_workers, world),
+    )
+    return loader, len(sampler)
+
+
 def open_data(
     cfg: EmbedConfig,
     modalities: list[str],
@@ -107,6 +122,7 @@ def open_data(
     dataset: PairedDataset | None,
 ) -> tuple[PairedDataset, dict[str, Any]]:
     """Open the data set of the command line, else that of the run; keep what the model reads."""
+    from fusionzoo.datasets import DATASETS
     from fusionzoo.training.build import open_dataset
 
     recipe = Path(cfg.model) / "config.yaml"
@@ -116,7 +132,13 @@ def open_data(
             raise FusionZooError(
                 f"{cfg.model} is no run folder, so --data.name must say what to embed"
             )
-        settings = merge(read_yaml(recipe)["data"], settings)
+        run = read_yaml(recipe)
+        settings = merge(run["data"], settings)
+        if run.get("plugins") and settings["name"] not in DATASETS:
+            raise FusionZooError(
+                f"unknown data set {settings['name']!r}: the run was trained with --plugins"
+                f" {run['plugins']}, which is not imported unless it is given here too"
+            )
     dataset = open_dataset(settings, targets, dataset)
     if not set(modalities) & set(dataset.modalities):
         raise FusionZooError(

@@ -49,6 +49,7 @@ def train(cfg: RunConfig, world: World, dataset: PairedDataset | None = None) ->
     """Train, test, save; a signal ends the run after a whole step (`Run.exit_code` says so)."""
     import torch
 
+    from fusionzoo.plugins import load_plugins
     from fusionzoo.training.build import open_dataset
     from fusionzoo.training.evaluate import evaluate
     from fusionzoo.training.fit import fit
@@ -58,6 +59,7 @@ def train(cfg: RunConfig, world: World, dataset: PairedDataset | None = None) ->
     from fusionzoo.training.runs.tracker import Tracker
     from fusionzoo.training.tasks.multitask import targets_of
 
+    load_plugins(cfg.plugins)
     tracker = Tracker(world)
     dataset = open_dataset(cfg.data, targets_of(cfg), dataset)
     trainer, loaders, unused = build_trainer(cfg, world, dataset, tracker)

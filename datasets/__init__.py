@@ -8,31 +8,32 @@ if __name__ == "datasets":
 
 from typing import Any
 
-from . import digits, formats, interactions, mfeat, stamps
+from fusionzoo.registry import import_siblings
+
+from .base import DATASETS, DatasetEntry
 from .collate import Collate
-from .paired import DATASETS, PairedDataset, split_by_hash
+from .paired import PairedDataset
 from .samplers import PairedBatchSampler, PairedSampler, make_sampler
+from .splits import split_by_hash
 
 __all__ = [
     "DATASETS",
     "Collate",
+    "DatasetEntry",
     "PairedBatchSampler",
     "PairedDataset",
     "PairedSampler",
     "create_dataset",
-    "digits",
-    "formats",
-    "interactions",
     "list_datasets",
     "make_sampler",
-    "mfeat",
     "split_by_hash",
-    "stamps",
 ]
+
+import_siblings(__path__, __name__)  # what registers data sets
 
 
 def create_dataset(name: str, **settings: Any) -> PairedDataset:
-    """Open the data set `name`; see `fusionzoo data list` for names and settings."""
+    """Open the data set `name`; `fusionzoo data list` shows names and settings."""
     return DATASETS.create(name, **settings)
 
 

@@ -1,4 +1,4 @@
-"""From a list of samples to an aligned, padded batch."""
+"""Turn a list of samples into an aligned, padded batch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Item = dict[str, torch.Tensor]
 
 
 class Collate:
-    """Prepare each modality with its processor and align the rows; runs in the loader's workers.
+    """Prepare each modality with its encoder's processor and align the rows, in loader workers.
 
-    A sample that lacks a modality gets the processor's blank item, and `present` says so. A sample
-    that the data set skips (`on_error="skip"`) leaves no row; what a processor refuses is treated
-    like what cannot be decoded. `processors` are the encoders'.
-    `columns` is how many numbers a target is; None: it is a class.
+    A sample that lacks a modality gets the processor's blank item, marked as absent in `present`. A
+    sample that the data set skips (`on_error="skip"`) has no row; a value that a processor refuses
+    is treated like one that cannot be decoded. `columns` is the width of a target of numbers, or
+    None for a class.
     """
 
     def __init__(self, processors: Mapping[str, Any], columns: int | None = None) -> None:
@@ -28,32 +28,34 @@ class Collate:
 
     def __call__(self, samples: Sequence[Sample | None]) -> Batch:
         prepared = [self._prepare(sample) for sample in samples if sample is not None]
-        kept = [pair for pair in prepared if pair is not None]
-        rows = [sample for sample, _ in kept]
-        items = {name: [own[name] for _, own in kept] for name in self.processors}
-        inputs = {
-            # An empty list still has to say what shape nothing has.
-            name: self.processors[name].collate(own or [self.blanks[name]])
-            for name, own in items.items()
-        }
-        if not rows:
-            inputs = {name: {k: x[:0] for k, x in own.items()} for name, own in inputs.items()}
-        present = [[one.values.get(name) is not None for name in self.processors] for one in rows]
-        shaped = torch.tensor(present, dtype=torch.bool).reshape(len(rows), len(self.processors))
+        pairs = [pair for pair in prepared if pair is not None]
+        rows = [sample for sample, _ in pairs]
+        inputs = {}
+        for name, processor in self.processors.items():
+            if rows:
+                inputs[name] = processor.collate([items[name] for _, items in pairs])
+            else:  # cut from a blank item, so that the shapes are right
+                blank = processor.collate([self.blanks[name]])
+                inputs[name] = {key: x[:0] for key, x in blank.items()}
+        present = [[row.values.get(name) is not None for name in self.processors] for row in rows]
         return Batch(
-            [one.id for one in rows], inputs, shaped, self._targets([one.target for one in rows])
+            [row.id for row in rows],
+            inputs,
+            torch.tensor(present, dtype=torch.bool).reshape(len(rows), len(self.processors)),
+            self._stack_targets([row.target for row in rows]),
         )
 
-    def _targets(self, given: Sequence[Any]) -> torch.Tensor | None:
-        if None in given:
+    def _stack_targets(self, targets: Sequence[Any]) -> torch.Tensor | None:
+        """Return classes, int64 (B,), or numbers, float32 (B, W); None if one is missing."""
+        if None in targets:
             return None
-        if not (isinstance(given[0], tuple) if given else self.columns is not None):
-            return torch.tensor(given, dtype=torch.int64)
-        width = len(given[0]) if given else self.columns
-        return torch.tensor(given, dtype=torch.float32).reshape(len(given), width or 0)
+        if not (isinstance(targets[0], tuple) if targets else self.columns is not None):
+            return torch.tensor(targets, dtype=torch.int64)
+        width = len(targets[0]) if targets else self.columns
+        return torch.tensor(targets, dtype=torch.float32).reshape(len(targets), width or 0)
 
     def _prepare(self, sample: Sample) -> tuple[Sample, dict[str, Item]] | None:
-        """Return a sample and its items, without what a processor refuses; None: skipped."""
+        """Return a sample and its items, without values that a processor refuses; None: skipped."""
         items = {}
         for name in self.processors:
             try:

@@ -1,4 +1,4 @@
-"""`digits`: one digit as a picture, a word and a telephone tone, each damaged; no download."""
+"""`digits`: a digit as image, word and telephone tone, each degraded; no download."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Audio
 
-from .paired import DATASETS, MAX_ERRORS, OnError, PairedDataset, tidy
-from .summary import Provenance
+from .base import DATASETS, apply_shared_settings, from_memory
+from .failures import MAX_ERRORS, OnError
+from .paired import PairedDataset
+from .provenance import Provenance
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 ROWS, COLUMNS = (697.0, 770.0, 852.0, 941.0), (1209.0, 1336.0, 1477.0)  # Hz, of a telephone's keys
 KEYS = {digit: divmod(digit - 1, 3) for digit in range(1, 10)} | {0: (3, 1)}
 RATE = 8000  # Hz
 
-# What each modality loses, so that none suffices: see the figures in docs and in the README.
-NOISE = 0.2  # standard deviation, of the picture's range
-COVERED = 0.4  # chance that one half of the picture is grey
-LETTERS_LOST = 0.55
-TONES_LOST = 0.45  # chance that one of the two tones is absent
+# How much each modality is degraded, so that none alone suffices; the README has the accuracies.
+NOISE = 0.2  # standard deviation, relative to the range of pixels
+COVERED = 0.4  # probability that one half of the image is grey
+LETTERS_LOST = 0.55  # probability that a letter is lost
+TONES_LOST = 0.45  # probability that one of the two tones is absent
 ENCODERS = {
     "image": {
         "name": "timm/resnet10t",
@@ -59,95 +60,98 @@ def digits(
     modalities: str | Sequence[str] | None = None,
     missing: float = 0.0,
 ) -> PairedDataset:
-    """1,797 handwritten digits of scikit-learn with number words and DTMF tones, all damaged.
+    """Load 1,797 handwritten digits with number words and DTMF tones, each degraded.
 
-    Picture: 8 x 8 pixels enlarged to 32 x 32, under noise, in four of ten one half covered. Text:
-    the English word, more than half of its letters lost. Audio: the telephone key's two tones, 0.15
-    to 0.3 s at 8 kHz in noise, often only one of the two. The damage is the same for one `seed`;
-    60/20/20 % are train/val/test, stratified. `samples` keeps the first so many, for a quick try.
+    Image: scikit-learn's 8 x 8 pixels enlarged to 32 x 32, with noise, and in 40 % of them one half
+    covered. Text: the English word, more than half of its letters lost. Audio: the telephone key's
+    two tones, 0.15 to 0.3 s at 8 kHz with noise, in 45 % of them only one of the two. No modality
+    alone suffices. The split is 60/20/20, stratified by class; nothing is downloaded.
+
+    Settings:
+        seed: of the random degradation
+        samples: number of samples to keep, the first ones, 50 to 1797
+        on_error: `raise` on a value that cannot be read, treat it as `missing` or `skip` its sample
+        max_errors: share of a modality's values that may fail before the run ends, 0 to 1
+        modalities: names of those to keep, comma-separated or a list
+        missing: share of each modality's values to remove at random, at least 0 and below 1
     """
     if not 50 <= samples <= 1797:
-        raise FusionZooError(f"samples={samples}; it is 50 to 1797")
+        raise FusionZooError(f"samples={samples}; it must be 50 to 1797")
     images, target = read_digits()
-    draw = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)
     memory: dict[str, Any] = {
-        "image": _pictures(images, draw),
-        "text": [_word(digit, draw) for digit in target],
-        "audio": [_tone(digit, draw) for digit in target],
+        "image": _degrade_images(images, generator),
+        "text": [_degraded_word(digit, generator) for digit in target],
+        "audio": [_noisy_tone(digit, generator) for digit in target],
     }
-    number = np.arange(len(target))
-    table = {
-        "id": pa.array([f"{row:04d}" for row in number]),
-        "split": pa.array(_stratified(target)),
-        "target": pa.array([str(digit) for digit in target]),
-        **{name: pa.array(number) for name in memory},
-    }
-    dataset = PairedDataset(
-        pa.table(table),
+    dataset = from_memory(
+        memory,
         {name: name for name in memory},
-        memory=memory,
+        ids=[f"{row:04d}" for row in range(len(target))],
+        splits=_stratified(target),
+        target=[str(digit) for digit in target],
         source="digits",
         on_error=on_error,
         max_errors=max_errors,
         encoders=ENCODERS,
         provenance=Provenance(split_rule="fixed, stratified by class"),
     )
-    return tidy(dataset.subset(range(samples)), modalities, missing)
+    return apply_shared_settings(dataset.subset(range(samples)), modalities, missing)
 
 
 def read_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Read scikit-learn's table of digits: pictures (N, 8, 8) in 0..16 and targets (N,).
+    """Read scikit-learn's table of digits: images (N, 8, 8) in 0..16 and targets (N,).
 
-    What `sklearn.datasets.load_digits` returns, without the second or two that importing it takes.
+    Equals `sklearn.datasets.load_digits`, whose import takes a second or two.
     """
     package = find_spec("sklearn")
     if package is None or package.origin is None:
-        raise FusionZooError("digits needs scikit-learn, which holds its pictures")
+        raise FusionZooError("digits needs scikit-learn, which contains its images")
     file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
     table = np.loadtxt(file, delimiter=",")
     return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(int)
 
 
-def _pictures(images: np.ndarray, draw: np.random.Generator) -> torch.Tensor:
-    """Cover one half, add noise, enlarge: (N, 8, 8) in 0..16 -> uint8 (N, 3, 32, 32)."""
+def _degrade_images(images: np.ndarray, generator: np.random.Generator) -> torch.Tensor:
+    """Cover one half of some, add noise, enlarge: (N, 8, 8) in 0..16 -> uint8 (N, 3, 32, 32)."""
     pixels = images / 16
     halves = [np.s_[:4], np.s_[4:], np.s_[:, :4], np.s_[:, 4:]]
-    for picture, half, covered in zip(
-        pixels, draw.integers(0, 4, len(pixels)), draw.random(len(pixels)) < COVERED, strict=True
-    ):
+    chosen_halves = generator.integers(0, 4, len(pixels))
+    is_covered = generator.random(len(pixels)) < COVERED
+    for image, half, covered in zip(pixels, chosen_halves, is_covered, strict=True):
         if covered:
-            picture[halves[half]] = 0.5
-    pixels = (pixels + NOISE * draw.standard_normal(pixels.shape)).clip(0, 1)
+            image[halves[half]] = 0.5
+    pixels = (pixels + NOISE * generator.standard_normal(pixels.shape)).clip(0, 1)
     grey = torch.from_numpy((255 * pixels).astype(np.uint8))
     large = grey.repeat_interleave(4, 1).repeat_interleave(4, 2)
     return large[:, None].expand(-1, 3, -1, -1).contiguous()
 
 
-def _word(digit: int, draw: np.random.Generator) -> str:
-    """Replace letters by a dot; what is left may fit several words."""
-    lost = draw.random(len(WORDS[digit])) < LETTERS_LOST
-    letters = ["." if gone else letter for letter, gone in zip(WORDS[digit], lost, strict=True)]
-    # A run of dots counts as one: the length of the word would give too much away.
+def _degraded_word(digit: int, generator: np.random.Generator) -> str:
+    """Replace letters by dots; several words may match the result."""
+    is_lost = generator.random(len(WORDS[digit])) < LETTERS_LOST
+    letters = ["." if lost else letter for letter, lost in zip(WORDS[digit], is_lost, strict=True)]
+    # Runs of dots are merged, as the word's length would give too much away.
     return "".join(x for i, x in enumerate(letters) if x != "." or i == 0 or letters[i - 1] != ".")
 
 
-def _tone(digit: int, draw: np.random.Generator) -> Audio:
+def _noisy_tone(digit: int, generator: np.random.Generator) -> Audio:
     row, column = KEYS[digit]
     tones = [ROWS[row], COLUMNS[column]]
-    if draw.random() < TONES_LOST:
-        tones.pop(int(draw.integers(2)))
-    time = np.arange(int(RATE * draw.uniform(0.15, 0.3))) / RATE
-    wave = sum(np.sin(2 * np.pi * (f * time + draw.random())) for f in tones) * 0.2
-    wave = wave + 0.2 * draw.standard_normal(len(time))
+    if generator.random() < TONES_LOST:
+        tones.pop(int(generator.integers(2)))
+    time = np.arange(int(RATE * generator.uniform(0.15, 0.3))) / RATE
+    wave = sum(np.sin(2 * np.pi * (f * time + generator.random())) for f in tones) * 0.2
+    wave = wave + 0.2 * generator.standard_normal(len(time))
     return Audio(torch.from_numpy(wave.clip(-1, 1).astype(np.float32)), RATE)
 
 
 def _stratified(target: np.ndarray) -> list[str]:
-    """Deal each class out in turn: three to train, one to val, one to test."""
+    """Assign the samples of each class in turn: three to train, one to val, one to test."""
     order = ("train", "val", "train", "test", "train")
-    seen = [0] * 10
-    out = []
+    counts = [0] * 10
+    splits = []
     for digit in target:
-        out.append(order[seen[digit] % 5])
-        seen[digit] += 1
-    return out
+        splits.append(order[counts[digit] % 5])
+        counts[digit] += 1
+    return splits

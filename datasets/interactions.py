@@ -1,19 +1,20 @@
-"""`interactions`: vectors that share, own or only together hold the answer, by design."""
+"""`interactions`: synthetic vectors with redundant, unique or synergistic information."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 
 from fusionzoo.errors import FusionZooError, did_you_mean
 
-from .paired import DATASETS, MAX_ERRORS, OnError, PairedDataset, tidy
-from .summary import Provenance
+from .base import DATASETS, apply_shared_settings, from_memory
+from .failures import MAX_ERRORS, OnError
+from .paired import PairedDataset
+from .provenance import Provenance
 
+SPLIT_CYCLE = ("train", "val", "train", "test", "train")
 TASKS = ("redundant", "unique", "xor", "and", "copy")
 
 
@@ -32,62 +33,88 @@ def interactions(
     modalities: str | Sequence[str] | None = None,
     missing: float = 0.0,
 ) -> PairedDataset:
-    """Synthetic vectors a, b, ... with known redundant, unique and synergistic information.
+    """Draw vectors a, b, ... with known redundant, unique or synergistic information.
 
-    Each modality holds one fair bit, +1 or -1 along a fixed direction of `width` dimensions, plus
-    normal noise. `redundant`: all hold the same bit, the target. `unique`: the target is a's bit.
-    `xor`: their product, of which no modality alone says anything. `and`: whether all are +1.
-    `copy`: all bits, 2^M classes. A share `flip` of the targets is replaced at random. A bit is
-    misread with chance Q(sqrt(width) / noise), by default 1e-21; while that is small, the best
-    possible accuracy is `bayes_accuracy(task, num_modalities, flip)`. Split 60/20/20.
+    Each modality holds a fair bit, as +1 or -1 along a fixed direction, under normal noise. A bit
+    is misread with probability Q(sqrt(width) / noise), 1e-21 by default; while that is small, the
+    best possible accuracy is `bayes_accuracy(task, num_modalities, flip)`. The split is 60/20/20.
+
+    Settings:
+        task: the class is, in `redundant`, the bit that all share; in `unique`, a's bit; in `xor`,
+            the parity of all bits; in `and`, whether all are +1; in `copy`, all bits (2^M classes)
+        num_modalities: number M of modalities, at least 2
+        samples: number of samples
+        width: dimensions of a vector
+        noise: root-mean-square length of a vector's noise; its signal has length 1
+        flip: share of classes replaced by random ones, 0 to 1
+        seed: of all random draws
+        on_error: `raise` on a value that cannot be read, treat it as `missing` or `skip` its sample
+        max_errors: share of a modality's values that may fail before the run ends, 0 to 1
+        modalities: names of those to keep, comma-separated or a list
+        missing: share of each modality's values to remove at random, at least 0 and below 1
     """
+    generator = np.random.default_rng(seed)
+    bits, target = _draw_bits(task, num_modalities, samples, flip, generator)
+    vectors = _draw_vectors(bits, width, noise, generator)
+    dataset = from_memory(
+        vectors,
+        dict.fromkeys(vectors, "vector"),
+        ids=[str(row) for row in range(samples)],
+        splits=[SPLIT_CYCLE[row % 5] for row in range(samples)],
+        target=[str(label) for label in target],
+        source=f"interactions ({task})",
+        on_error=on_error,
+        max_errors=max_errors,
+        encoders={name: {"name": "vector/mlp", "dim": 32, "hidden": 32} for name in vectors},
+        provenance=Provenance(split_rule="fixed"),
+    )
+    return apply_shared_settings(dataset, modalities, missing)
+
+
+def _check_task(task: str, num_modalities: int) -> None:
     if task not in TASKS:
         raise FusionZooError(
-            f"unknown task {task!r}.{did_you_mean(task, TASKS)} {', '.join(TASKS)}"
+            f"unknown task {task!r}.{did_you_mean(task, TASKS)} There are: {', '.join(TASKS)}"
         )
     if num_modalities < 2:
         raise FusionZooError(f"num_modalities={num_modalities}; an interaction needs at least 2")
-    draw = np.random.default_rng(seed)
-    bits = draw.integers(0, 2, (samples, num_modalities))
+
+
+def _draw_bits(
+    task: str, num_modalities: int, samples: int, flip: float, generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the modalities' bits, (N, M) in 0 and 1, and the classes, (N,)."""
+    _check_task(task, num_modalities)
+    bits = generator.integers(0, 2, (samples, num_modalities))
     if task == "redundant":
         bits[:] = bits[:, :1]
     target = _answer(task, bits)
     classes = 2**num_modalities if task == "copy" else 2
-    flipped = draw.random(samples) < flip
-    target = np.where(flipped, draw.integers(0, classes, samples), target)
-    names = [chr(ord("a") + column) for column in range(num_modalities)]
-    memory: dict[str, Any] = {}
-    for column, name in enumerate(names):
-        direction = draw.standard_normal(width)
+    flipped = generator.random(samples) < flip
+    return bits, np.where(flipped, generator.integers(0, classes, samples), target)
+
+
+def _draw_vectors(
+    bits: np.ndarray, width: int, noise: float, generator: np.random.Generator
+) -> dict[str, torch.Tensor]:
+    """Return each modality's vectors, float32 (N, width): its bit along a direction, and noise."""
+    samples, num_modalities = bits.shape
+    vectors = {}
+    for column in range(num_modalities):
+        direction = generator.standard_normal(width)
         direction /= np.linalg.norm(direction)
         signal = (2 * bits[:, column : column + 1] - 1) * direction
-        values = signal + noise * draw.standard_normal((samples, width)) / width**0.5
-        memory[name] = torch.from_numpy(values.astype(np.float32))
-    number = np.arange(samples)
-    splits = ("train", "val", "train", "test", "train")
-    table = {
-        "id": pa.array([str(row) for row in number]),
-        "split": pa.array([splits[row % 5] for row in number]),
-        "target": pa.array([str(label) for label in target]),
-        **{name: pa.array(number) for name in names},
-    }
-    dataset = PairedDataset(
-        pa.table(table),
-        dict.fromkeys(names, "vector"),
-        memory=memory,
-        source=f"interactions ({task})",
-        on_error=on_error,
-        max_errors=max_errors,
-        encoders={name: {"name": "vector/mlp", "dim": 32, "hidden": 32} for name in names},
-        provenance=Provenance(split_rule="fixed"),
-    )
-    return tidy(dataset, modalities, missing)
+        values = signal + noise * generator.standard_normal((samples, width)) / width**0.5
+        vectors[chr(ord("a") + column)] = torch.from_numpy(values.astype(np.float32))
+    return vectors
 
 
 def bayes_accuracy(
     task: str, num_modalities: int, flip: float = 0.0, known: int | None = None
 ) -> float:
-    """Return the best accuracy from the first `known` modalities (default: all), noise aside.
+    """Return the best possible accuracy from the first `known` modalities, ignoring noise.
+
+    By default all modalities are known.
 
     >>> [bayes_accuracy(task, 2, known=1) for task in TASKS]
     [1.0, 1.0, 0.5, 0.75, 0.5]
@@ -97,9 +124,9 @@ def bayes_accuracy(
     if known == num_modalities or (task in ("redundant", "unique") and known):
         clean = 1.0
     elif task == "and":
-        # All known bits +1: then the rest decide; otherwise the answer is certainly "no".
-        rest = 0.5 ** (num_modalities - known)
-        clean = 1 - 0.5**known * min(rest, 1 - rest)
+        # If all known bits are +1, the rest decide; otherwise the answer is certainly "no".
+        all_unknown = 0.5 ** (num_modalities - known)  # probability that they are +1
+        clean = 1 - 0.5**known * min(all_unknown, 1 - all_unknown)
     else:
         clean = 0.5 ** (num_modalities - known) if task == "copy" else 0.5
     return (1 - flip) * clean + flip / classes

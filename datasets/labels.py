@@ -1,4 +1,4 @@
-"""Labels of a table: learn what each column holds from the training split, and read all of it."""
+"""Read the labels of a table; what a column holds is learnt from its training split."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError, did_you_mean
-from fusionzoo.targets import Target, kind_of
+from fusionzoo.targets import Target, kind_of, sorted_words
 
 NO_LABELS = ("id", "split", "group")
 
@@ -18,12 +18,12 @@ NO_LABELS = ("id", "split", "group")
 def read_labels(
     table: pa.Table, kinds: Mapping[str, str], source: str, modalities: Sequence[str] = ()
 ) -> tuple[tuple[Target, ...], Tensor]:
-    """Read the columns that `kinds` names: what they hold, and their labels, float32 (N, W).
+    """Read the label columns in `kinds`: return their targets and the labels, float32 (N, W).
 
-    An empty cell is a missing label, NaN. A sample of the splits val and test must not have a
-    label that training never saw, and each split needs a label of each column.
+    An empty cell is a missing label, NaN. Labels in val and test must occur in train, and each
+    split needs at least one label in each column.
     """
-    targets, numbers = [], [torch.zeros(len(table), 0)]
+    targets, values = [], [torch.zeros(len(table), 0)]
     for name, kind in kinds.items():
         others = [x for x in table.column_names if x not in (*NO_LABELS, *modalities)]
         if name not in others:
@@ -31,35 +31,54 @@ def read_labels(
                 f"{source} has no column {name!r} of labels.{did_you_mean(name, others)}"
                 f" It has: {', '.join(others)}"
             )
-        target, own = _read_column(table, name, kind, source)
+        target, column = _read_column(table, name, kind, source)
         targets.append(target)
-        numbers.append(own)
-    return tuple(targets), torch.cat(numbers, dim=1)
+        values.append(column)
+    return tuple(targets), torch.cat(values, dim=1)
 
 
 def _read_column(table: pa.Table, name: str, kind: str, source: str) -> tuple[Target, Tensor]:
     cells = [cell or None for cell in table[name].to_pylist()]
     splits, ids = table["split"].to_pylist(), table["id"].to_pylist()
-    known = [cell for cell, split in zip(cells, splits, strict=True) if split == "train"]
+    train = [cell for cell, split in zip(cells, splits, strict=True) if split == "train"]
     labelled = {split for split, cell in zip(splits, cells, strict=True) if cell is not None}
     for split in dict.fromkeys(splits):
         if split not in labelled:
             raise FusionZooError(f"{source}: no sample of split {split!r} has a label {name!r}")
 
-    def each(read: Callable[[str], Any], default: Any) -> list[Any]:
-        found = []
+    def apply(read: Callable[[str], Any], default: Any) -> list[Any]:
+        values = []
         for row, cell in enumerate(cells):
             try:
-                found.append(default if cell is None else read(cell))
+                values.append(default if cell is None else read(cell))
             except FusionZooError as error:
                 where = f"{source}, row {row + 1}, sample {ids[row]!r}, column {name!r}"
                 raise FusionZooError(f"{where}: {error}") from None
-        return found
+        return values
 
-    each(kind_of(kind).check, None)
+    apply(kind_of(kind).check, None)
     try:
-        target = kind_of(kind).learn(name, [cell for cell in known or cells if cell is not None])
+        target = kind_of(kind).learn(name, [cell for cell in train or cells if cell is not None])
     except FusionZooError as error:
         raise FusionZooError(f"{source}, column {name!r}: {error}") from None
-    numbers = each(target.encode, [float("nan")] * target.columns)
-    return target, torch.tensor(numbers, dtype=torch.float32)
+    values = apply(target.encode, [float("nan")] * target.columns)
+    return target, torch.tensor(values, dtype=torch.float32)
+
+
+def find_classes(table: pa.Table, source: str) -> list[str]:
+    """Return the sorted labels of the training split, numbers by value; none without targets."""
+    labels, splits = table["target"].to_pylist(), table["split"].to_pylist()
+    if all(label is None for label in labels):
+        return []
+    known = {x for x, split in zip(labels, splits, strict=True) if split == "train"}
+    known = known or set(labels)
+    for row, label in enumerate(labels):
+        if label is None or label not in known:
+            problem = "no target"
+            if label is not None:
+                problem = f"the label {label!r}, which no sample of split 'train' has"
+            sample = table["id"][row].as_py()
+            raise FusionZooError(
+                f"{source}, row {row + 1}, sample {sample!r} (split {splits[row]!r}) has {problem}"
+            )
+    return sorted_words({str(label) for label in known})

@@ -1,10 +1,8 @@
-"""Paired samples: a table of references, aligned by id, decoded when a sample is asked for."""
+"""Paired samples: a table of references, aligned by id and decoded on access."""
 
 from __future__ import annotations
 
 import copy
-import hashlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,47 +10,39 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from fusionzoo.errors import FusionZooError, did_you_mean
-from fusionzoo.registry import Registry
-from fusionzoo.structures import KINDS, Sample
-from fusionzoo.targets import Target, sorted_words
+from fusionzoo.structures import Sample
 
-from .failures import Failures
-from .labels import read_labels
+from .defaults import fill_encoders
+from .failures import MAX_ERRORS, Failures, OnError, check_policy
+from .join import join_tables
 from .media import decode
-from .paths import PathChecker
-from .summary import Provenance
-
-OnError = Literal["raise", "missing", "skip"]
-MAX_ERRORS = 0.05  # share of a modality's values
-SPLITS = ("train", "val", "test")
-SHARES = (0.70, 0.15, 0.15)  # of a data set that comes without a split column
+from .provenance import Provenance
+from .table import SampleTable, drop_values, presence, word_list
 
 
-class PairedDataset(Dataset[Sample | None]):
+class PairedDataset(SampleTable, Dataset[Sample | None]):
     """Samples with an id, a split, a target and, per modality, a value or nothing.
 
-    `table` has string columns `id`, `split`, `target` (null: none) and a column per modality: a
-    reference (path or text; null: the sample lacks the modality), or a row number into
-    `memory[modality]`, values that are there already. `modalities` maps each to its kind.
+    `table` has text columns `id`, `split`, `target` and a column per modality, which `modalities`
+    maps to its kind. A modality's cell is a path, text, a list or a row number into
+    `memory[modality]`; null means that the sample lacks it.
 
-    `targets` says what columns of labels hold, `{"age": "regression", "tags": "multilabel"}`, kinds
-    of `fusionzoo.targets`. None: `target` holds the one class of every sample; an empty mapping:
-    labels are not read.
+    `targets` maps label columns to kinds of `fusionzoo.targets`, `{"age": "regression"}`. None: the
+    column `target` has one class per sample; an empty mapping: labels are not read.
 
-    Cells of other kinds than text are paths below `root`; of text they are the text itself, unless
-    `paths` names the modality. No path may leave `root`, links resolved, unless `allow_outside`;
-    without a `root` paths start from the working directory, and may lead anywhere.
+    Strings are paths relative to `root` (or to the working directory); those of text are the text
+    itself, unless `paths` names the modality. A path may not leave `root`, links resolved, unless
+    `allow_outside`.
 
-    `on_error` says what to do with a file that cannot be decoded: `raise` its error, take it for
-    `missing`, or `skip` the sample; so too with a value that an encoder's processor refuses.
-    `failures()` lists what was met, in workers too. Where more than a share `max_errors` of a
-    modality's values cannot be used, one error says so (see `Failures.too_many`); 1 never does.
+    `on_error` decides about a value that cannot be decoded, or that an encoder's processor refuses:
+    `raise` its error, treat it as `missing`, or `skip` its sample. `failures()` lists these values,
+    including those met in workers. If more than a share `max_errors` of a modality's values fail,
+    an error ends the run, see `Failures.too_many`.
     """
 
     def __init__(
@@ -71,152 +61,62 @@ class PairedDataset(Dataset[Sample | None]):
         allow_outside: bool = False,
         provenance: Provenance | None = None,
     ) -> None:
-        if on_error not in ("raise", "missing", "skip"):
-            raise FusionZooError(f"on_error={on_error!r} is none of raise, missing, skip")
-        if not 0 <= max_errors <= 1:
-            raise FusionZooError(f"max_errors={max_errors}; it is a share, from 0 to 1")
-        for name, kind in modalities.items():
-            if kind not in KINDS:
-                raise FusionZooError(f"{name} is of kind {kind!r}; kinds are {', '.join(KINDS)}")
-        for name in paths:
-            if name not in modalities:
-                raise FusionZooError(
-                    f"{source} has no modality {name!r} for --data.paths."
-                    f"{did_you_mean(name, modalities)} It has: {', '.join(modalities)}"
-                )
-        self.table, self.modalities = table.combine_chunks(), dict(modalities)
-        self.memory, self.root, self.source = dict(memory or {}), root, source
-        self.paths = frozenset(name for name, kind in modalities.items() if kind != "text")
-        self.paths |= frozenset(paths)
-        self.allow_outside = allow_outside or root is None
-        self.provenance = provenance or Provenance()
+        check_policy(on_error, max_errors)
+        super().__init__(
+            table,
+            modalities,
+            memory=memory,
+            root=root,
+            source=source,
+            targets=targets,
+            paths=paths,
+            allow_outside=allow_outside,
+            files_must_exist=on_error == "raise",
+            provenance=provenance,
+        )
         self.on_error: OnError = on_error
         self.max_errors = max_errors
-        self._encoders = {name: dict(own) for name, own in (encoders or {}).items()}
-        self.rows = torch.arange(len(table))
+        self._encoders = {name: dict(settings) for name, settings in (encoders or {}).items()}
         self.failed = Failures(len(table), len(modalities))
-        self._check_rows()
-        self.scheme: tuple[Target, ...] | None = None  # what columns of labels hold
-        self.numbers = torch.zeros(len(table), 0)  # their labels, (N, W)
-        if targets is None:
-            self.classes = self._find_classes()
-            self.class_numbers = {label: number for number, label in enumerate(self.classes)}
-        else:
-            self._read_labels(targets)
-
-    # ---- what it holds
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     def __getitem__(self, key: int | tuple[int, int]) -> Sample | None:
         index, seed = key if isinstance(key, tuple) else (key, 0)
         row = int(self.rows[index])
         values = {}
-        for column, (name, kind) in enumerate(self.modalities.items()):
+        for column, name in enumerate(self.modalities):
             try:
-                values[name] = self._value(name, kind, row)
+                values[name] = self._decode(name, row)
             except FusionZooError as error:
-                if not self._goes_on(row, name, error):
+                if not self._continue_without(row, name, error):
                     return None
                 values[name] = None
             else:
                 if values[name] is not None:
                     self.failed.note_tried(row, column)
-        about = self._cell("id", row), self._cell("split", row), self._target(row)
-        return Sample(*about, values, seed, partial(self._goes_on, row))
-
-    @property
-    def ids(self) -> list[str]:
-        """The samples' ids."""
-        return self._column("id")
-
-    @property
-    def split_names(self) -> list[str]:
-        """The samples' splits."""
-        return self._column("split")
-
-    @property
-    def labels(self) -> list[str | None]:
-        """The samples' targets, in words."""
-        return self._column("target")
-
-    @property
-    def targets(self) -> Tensor:
-        """Indices into `classes`, int64 (N,); with a `scheme` its numbers, float32 (N, W)."""
-        if self.scheme is not None:
-            return self.numbers[self.rows]
-        if not self.classes:
-            raise FusionZooError(f"{self.source} has no target column")
-        numbers = [self.class_numbers[str(label)] for label in self.labels]
-        return torch.tensor(numbers, dtype=torch.int64)
-
-    @property
-    def groups(self) -> list[str]:
-        """What folds must not tear apart: the table's column `group`, else each sample alone."""
-        return self._column("group" if "group" in self.table.column_names else "id")
-
-    @property
-    def present(self) -> Tensor:
-        """What the table says each sample has, bool (N, M)."""
-        columns = [self.table[name].is_valid().to_numpy() for name in self.modalities]
-        return torch.stack([torch.tensor(column) for column in columns], dim=1)[self.rows]
-
-    @property
-    def splits(self) -> dict[str, int]:
-        """How many samples each split has."""
-        return dict(Counter(self.split_names))
+        row_id, split = self._cell("id", row), self._cell("split", row)
+        goes_on = partial(self._continue_without, row)
+        return Sample(row_id, split, self._target(row), values, seed, goes_on)
 
     @property
     def default_encoders(self) -> dict[str, dict[str, Any]]:
-        """The encoder that each modality gets where the user names none."""
-        usual: dict[str, dict[str, Any]] = {
-            "image": {"name": "timm/resnet18"},
-            "text": {"name": "hf/sentence-transformers/all-MiniLM-L6-v2"},
-            "audio": {"name": "mel/resnet18"},
-            "vector": {"name": "vector/mlp"},
-            "sequence": {"name": "sequence/transformer"},
-        }
-        chosen = {
-            name: dict(self._encoders.get(name, usual[k])) for name, k in self.modalities.items()
-        }
-        for name, kind in self.modalities.items():
-            if kind in ("vector", "sequence"):
-                chosen[name].setdefault("in_dim", self._width(name, kind))
-        return chosen
-
-    def lengths(self) -> Tensor:
-        """Return a rough cost per sample, for batches of similar lengths: text, clip, steps."""
-        total = torch.zeros(len(self.table), dtype=torch.float64)
-        for name, kind in self.modalities.items():
-            if kind in ("text", "audio", "sequence"):
-                own = torch.tensor([self._length(name, kind, row) for row in range(len(total))])
-                total += own.double() / own.double().mean().clamp(min=1e-9)
-        return total[self.rows]
-
-    def by_length(self) -> list[int]:
-        """Return the samples' positions, the longest first, those without any modality last."""
-        return self.lengths().argsort(descending=True, stable=True).tolist()
-
-    def references(self, modality: str) -> list[Any]:
-        """Return what each sample refers to, undecoded: a path, text, a value, or None."""
-        return [self.reference(modality, row) for row in self.rows.tolist()]
+        """The encoder of each modality, where the user names none."""
+        return fill_encoders(self._encoders, self.modalities, self._width)
 
     def failures(self) -> list[tuple[str, str]]:
         """Return (id, modality) of every value that could not be used so far."""
         names = list(self.modalities)
         return [(self._cell("id", row), names[column]) for row, column in self.failed.cells()]
 
-    # ---- other views of it
+    # ---- views
 
     def split(self, name: str) -> PairedDataset:
         """Return the samples of one split."""
-        chosen = [i for i, own in enumerate(self.split_names) if own == name]
+        chosen = [index for index, split in enumerate(self.split_names) if split == name]
         if not chosen:
-            has = ", ".join(f"{key} ({count})" for key, count in self.splits.items())
+            counts = ", ".join(f"{key} ({count})" for key, count in self.splits.items())
             raise FusionZooError(
                 f"{self.source}: split {name!r} is empty.{did_you_mean(name, self.splits)}"
-                f" It has: {has}"
+                f" It has: {counts}"
             )
         return self.subset(chosen)
 
@@ -235,51 +135,33 @@ class PairedDataset(Dataset[Sample | None]):
                     f"{self.source} has no modality {name!r}.{did_you_mean(name, self.modalities)}"
                     f" It has: {', '.join(self.modalities)}"
                 )
-        keep = {name: kind for name, kind in self.modalities.items() if name in names}
-        view = self._with(self.table, keep)
-        before = self.provenance
+        kinds = {name: kind for name, kind in self.modalities.items() if name in names}
+        view = self._with(self.table, kinds)
+        left_out = [name for name in self.modalities if name not in kinds]
         view.provenance = replace(
-            before,
-            deselected=(
-                *before.deselected,
-                *(name for name in self.modalities if name not in keep),
-            ),
-            dropped=before.dropped + len(self) - len(view),
+            self.provenance,
+            deselected=(*self.provenance.deselected, *left_out),
+            dropped=self.provenance.dropped + len(self) - len(view),
         )
         return view
 
     def only(self, modality: str) -> PairedDataset:
         """Return the same samples with one modality, those that lack it included."""
         if modality not in self.modalities:
-            self.select(modality)  # names what there is
+            self.select(modality)  # raises the error that lists the modalities
         view = copy.copy(self)
         view.modalities = {modality: self.modalities[modality]}
         view.failed = Failures(len(self.table), 1)
         return view
 
     def drop(self, rate: float, seed: int = 0) -> PairedDataset:
-        """Remove a share `rate` of each modality at random (mcar), always the same for one seed.
+        """Remove a share `rate` of each modality at random (MCAR), always the same for one seed.
 
-        A sample that would lose everything keeps what its id's hash chooses.
+        A sample that would lose everything keeps one value, chosen at random.
         """
         if not 0 <= rate < 1:
             raise FusionZooError(f"missing={rate}; it must be at least 0 and below 1")
-        draw = torch.Generator().manual_seed(seed)
-        size = (len(self.table), len(self.modalities))
-        before = torch.stack(
-            [torch.tensor(self.table[name].is_valid().to_numpy()) for name in self.modalities],
-            dim=1,
-        )
-        order = torch.rand(size, generator=draw)
-        kept = before & (torch.rand(size, generator=draw) >= rate)
-        saved = order.masked_fill(~before, 2.0).argmin(1)
-        kept[torch.arange(size[0]), saved] |= ~kept.any(1)
-        table = self.table
-        for column, name in enumerate(self.modalities):
-            mask = pa.array(kept[:, column].numpy())
-            values = pc.if_else(mask, table[name], pa.scalar(None, table[name].type))
-            table = table.set_column(table.column_names.index(name), name, values)
-        return self._with(table, self.modalities)
+        return self._with(drop_values(self.table, self.modalities, rate, seed), self.modalities)
 
     def with_targets(self, targets: Mapping[str, str]) -> PairedDataset:
         """Return the same samples with other columns as labels: `{"age": "regression"}`."""
@@ -296,14 +178,47 @@ class PairedDataset(Dataset[Sample | None]):
         Each source gives the modality it is named after, or its only one. `inner` keeps the ids
         that all have; `outer` keeps all, with modalities missing. Splits and targets must agree.
         """
-        from .formats.join import join
+        policies = {name: source.on_error for name, source in sources.items()}
+        if len(set(policies.values())) != 1:
+            raise FusionZooError(f"sources to join need the same on_error, found {policies}")
+        joined = join_tables(sources, how)
+        return cls(
+            joined.table,
+            joined.kinds,
+            memory=joined.values,
+            source=" + ".join(source.source for source in sources.values()),
+            on_error=next(iter(sources.values())).on_error,
+            max_errors=min(source.max_errors for source in sources.values()),
+            encoders={
+                name: sources[name].default_encoders[modality]
+                for name, modality in joined.modalities.items()
+            },
+            targets=joined.targets,
+            provenance=joined.provenance,
+        )
 
-        return join(sources, how)
+    def _with(self, table: pa.Table, modalities: Mapping[str, str]) -> PairedDataset:
+        """Return a view of another table's modalities, without samples that have none of them."""
+        has_any = presence(table, modalities).any(1)
+        rows = self.rows[has_any[self.rows]]
+        if not len(rows):
+            raise FusionZooError(f"{self.source}: no sample has {' or '.join(modalities)}")
+        # A copy keeps the classes, and its files need no second check.
+        view = copy.copy(self)
+        view.table = table.filter(pa.array(has_any.numpy())).combine_chunks()
+        view.label_values = self.label_values[has_any]
+        view.modalities, view.rows = dict(modalities), (has_any.cumsum(0) - 1)[rows]
+        view.failed = Failures(len(view.table), len(modalities))
+        return view
 
-    # ---- inside
+    # ---- decoding
 
-    def _goes_on(self, row: int, name: str, error: FusionZooError) -> bool:
-        """Note a value that cannot be used; say whether its sample goes on without it."""
+    def _decode(self, name: str, row: int) -> Any:
+        reference = self.reference(name, row)
+        return None if reference is None else decode(self.modalities[name], reference)
+
+    def _continue_without(self, row: int, name: str, error: FusionZooError) -> bool:
+        """Note a value that cannot be used; return whether its sample is used without it."""
         if self.on_error == "raise":
             where = f"{self.source}, sample {self._cell('id', row)!r}, {name}"
             raise FusionZooError(f"{where}: {error}") from error
@@ -311,208 +226,23 @@ class PairedDataset(Dataset[Sample | None]):
         self.failed.note_failed(row, column, str(error))
         total = len(self.table) - self.table[name].null_count
         if self.failed.too_many(column, self.max_errors, total):
-            raise self._too_many(name, column) from error
+            raise self.failed.error(
+                column,
+                name,
+                self.max_errors,
+                source=self.source,
+                sample_id=partial(self._cell, "id"),
+                decode=partial(self._decode, name),
+            ) from error
         return self.on_error == "missing"
 
-    def _too_many(self, name: str, column: int) -> FusionZooError:
-        failed, tried = self.failed.counts(column)
-        rows = [row for row, other in self.failed.cells() if other == column][:5]
-        first = "; ".join(
-            f"{self._cell('id', row)!r} ({name}): {self._reason(row, name, column)}" for row in rows
-        )
-        return FusionZooError(
-            f"{self.source}: {failed} of {tried} values of {name} tried so far cannot be used, more"
-            f" than --data.max_errors {self.max_errors:g} allows. The first: {first}"
-        )
-
-    def _reason(self, row: int, name: str, column: int) -> str:
-        """Return why a value failed; one that another process met is decoded again."""
-        known = self.failed.reason(row, column)
-        if known is not None:
-            return known
-        try:
-            self._value(name, self.modalities[name], row)
-        except FusionZooError as error:
-            return str(error)
-        return "refused by its encoder"
-
-    def _read_labels(self, targets: Mapping[str, str]) -> None:
-        found = read_labels(self.table, targets, self.source, list(self.modalities))
-        self.classes, (self.scheme, self.numbers) = [], found
-
-    def _target(self, row: int) -> int | tuple[float, ...] | None:
-        if self.scheme is not None:
-            return tuple(self.numbers[row].tolist())
-        return self.class_numbers[self._cell("target", row)] if self.classes else None
-
-    def _with(self, table: pa.Table, modalities: Mapping[str, str]) -> PairedDataset:
-        valid = [torch.tensor(table[name].is_valid().to_numpy()) for name in modalities]
-        kept = torch.stack(valid, dim=1).any(1)
-        rows = self.rows[kept[self.rows]]
-        if not len(rows):
-            raise FusionZooError(f"{self.source}: no sample has {' or '.join(modalities)}")
-        # A copy, not a new data set: its files are checked, and its classes stay what they are.
-        out = copy.copy(self)
-        out.table = table.filter(pa.array(kept.numpy())).combine_chunks()
-        out.numbers = self.numbers[kept]
-        out.modalities, out.rows = dict(modalities), (kept.cumsum(0) - 1)[rows]
-        out.failed = Failures(len(out.table), len(modalities))
-        return out
-
-    def _cell(self, column: str, row: int) -> Any:
-        return self.table[column][row].as_py()
-
-    def _column(self, name: str) -> list[Any]:
-        return self.table[name].take(pa.array(self.rows.numpy())).to_pylist()
-
-    def reference(self, name: str, row: int) -> Any:
-        """Return what a row of the table refers to, undecoded: a path, text, a value, or None."""
-        reference = self._cell(name, row)
-        if reference is None:
-            return None
-        if name in self.memory:
-            return self.memory[name][reference]
-        is_path = name in self.paths and isinstance(reference, str)
-        return (self.root or Path()) / reference if is_path else reference
-
-    def _value(self, name: str, kind: str, row: int) -> Any:
-        reference = self.reference(name, row)
-        return None if reference is None else decode(kind, reference)
-
-    def _length(self, name: str, kind: str, row: int) -> float:
-        value = self.reference(name, row)
-        if value is None:
-            return 0.0
-        if isinstance(value, Path):
-            return float(value.stat().st_size) if value.is_file() else 0.0
-        return float(len(value[0] if kind == "audio" else value))
-
-    def _width(self, name: str, kind: str) -> int:
+    def _width(self, name: str) -> int:
         """Return the width of the first vector that can be read."""
         for row, valid in enumerate(self.table[name].is_valid().to_pylist()):
             try:
                 if valid:
-                    return int(self._value(name, kind, row).shape[-1])
+                    return int(self._decode(name, row).shape[-1])
             except FusionZooError:
                 if self.on_error == "raise":
                     raise
         raise FusionZooError(f"{self.source}: no {name} can be read, so its width is unknown")
-
-    def _check_rows(self) -> None:
-        if not len(self.table):
-            raise FusionZooError(f"{self.source} has no rows")
-        if self.table["id"].null_count:
-            row = self.table["id"].is_null().to_pylist().index(True)
-            raise FusionZooError(f"{self.source}, row {row + 1}: the id is empty")
-        twice = [key for key, count in Counter(self.table["id"].to_pylist()).items() if count > 1]
-        if twice:
-            raise FusionZooError(
-                f"{self.source}: id {twice[0]!r} stands {self._count(twice[0])} times"
-            )
-        bare = (~self.present.any(1)).nonzero()[:, 0].tolist()
-        if bare:
-            where = f"row {bare[0] + 1}, sample {self._cell('id', bare[0])!r}"
-            raise FusionZooError(f"{self.source}, {where}: every modality is empty")
-        self._check_paths()
-
-    def _check_paths(self) -> None:
-        """Refuse paths that leave the folder and, unless `on_error` forgives them, no files."""
-        must_exist = self.on_error == "raise"
-        if self.allow_outside and not must_exist:
-            return
-        checker = PathChecker(
-            self.root or Path(), allow_outside=self.allow_outside, must_exist=must_exist
-        )
-        for name in self.modalities:
-            is_text = pa.types.is_string(self.table[name].type)
-            if name in self.memory or name not in self.paths or not is_text:
-                continue
-            for row, cell in enumerate(self.table[name].to_pylist()):
-                problem = checker.problem(cell) if cell is not None else ""
-                if problem:
-                    where = f"{self.source}, row {row + 1}, sample {self._cell('id', row)!r}"
-                    raise FusionZooError(f"{where}: {name} {problem}")
-
-    def _count(self, key: str) -> int:
-        return self.table["id"].to_pylist().count(key)
-
-    def _find_classes(self) -> list[str]:
-        """Sort the training split's labels; numbers as numbers. No target column, no classes."""
-        labels, splits = self.table["target"].to_pylist(), self.table["split"].to_pylist()
-        if all(label is None for label in labels):
-            return []
-        known = {x for x, split in zip(labels, splits, strict=True) if split == "train"} or set(
-            labels
-        )
-        for row, label in enumerate(labels):
-            if label is None or label not in known:
-                what = "no target" if label is None else f"the label {label!r}, which no sample of"
-                rest = "" if label is None else " split 'train' has"
-                raise FusionZooError(
-                    f"{self.source}, row {row + 1}, sample {self._cell('id', row)!r} (split"
-                    f" {splits[row]!r}) has {what}{rest}"
-                )
-        return sorted_words({str(label) for label in known})
-
-
-def split_by_hash(key: str, shares: Sequence[float] = SHARES, salt: str = "") -> str:
-    """Assign a key to train, val or test by its hash: stable when other samples come or go.
-
-    >>> [split_by_hash(str(i)) for i in range(4)]
-    ['train', 'train', 'val', 'train']
-    """
-    place = _place(f"{salt}{key}") * sum(shares)
-    if place < shares[0]:
-        return "train"
-    return "val" if place < shares[0] + shares[1] else "test"
-
-
-def split_groups(
-    keys: Sequence[str], shares: Sequence[float] = SHARES
-) -> tuple[dict[str, str], list[str]]:
-    """Assign groups to splits by their hashes; also return those that were moved.
-
-    Few groups may leave a split empty: it takes the group whose hash is nearest to its range, from
-    a split that has several.
-
-    >>> split_groups(["p1", "p2", "p3", "p2"])[0]
-    {'p1': 'test', 'p2': 'train', 'p3': 'val'}
-    """
-    splits = {key: split_by_hash(key, shares) for key in keys}
-    moved = []
-    for number, split in enumerate(SPLITS):
-        counts = Counter(splits.values())
-        movable = [key for key in splits if counts[splits[key]] > 1]
-        if shares[number] and not counts[split] and movable:
-            middle = (sum(shares[:number]) + shares[number] / 2) / sum(shares)
-            distances = {key: abs(_place(key) - middle) for key in movable}
-            nearest = min(distances, key=distances.__getitem__)
-            splits[nearest] = split
-            moved.append(nearest)
-    return splits, moved
-
-
-def _place(key: str) -> float:
-    """Return the hash of a key as a number from 0 to 1."""
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
-
-
-def word_list(words: str | Sequence[str]) -> list[str]:
-    """Return the words of `a, b`, or of a list.
-
-    >>> word_list("image, text")
-    ['image', 'text']
-    """
-    return [word.strip() for word in (words.split(",") if isinstance(words, str) else words)]
-
-
-DATASETS: Registry[PairedDataset] = Registry("data set", "fusionzoo data list")
-
-
-def tidy(
-    dataset: PairedDataset, modalities: str | Sequence[str] | None, missing: float, seed: int = 0
-) -> PairedDataset:
-    """Apply the settings that every data set has: some modalities only, some values removed."""
-    if modalities is not None:
-        dataset = dataset.select(modalities)
-    return dataset.drop(missing, seed) if missing else dataset

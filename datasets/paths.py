@@ -1,38 +1,41 @@
-"""Paths in the cells of a table: what they name must exist, and must not leave the folder."""
+"""Check paths in a table's cells: files must exist, and must not leave the folder."""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
-from fusionzoo.errors import one_line
+import pyarrow as pa
 
-SHOWN = 120  # characters of a cell that a message shows
+from fusionzoo.errors import FusionZooError, one_line
+
+MAX_SHOWN = 120  # characters of a cell in a message
 
 
 class PathChecker:
-    """Find out what is wrong with paths that start from `folder`.
+    """Find problems with paths relative to `folder`.
 
-    Unless `allow_outside`, a path must end inside the folder once its links are resolved. Resolving
-    every path would take 40 s for a million rows: a path that names neither a link nor `..` on its
-    way down from the folder needs it not, and each folder on the way is looked at once.
+    Unless `allow_outside`, a path must lead into the folder once its links are resolved. Resolving
+    every path takes 40 s for a million rows, so a path without links and `..` below the folder is
+    not resolved; each folder on the way is checked once.
     """
 
     def __init__(self, folder: Path, *, allow_outside: bool, must_exist: bool) -> None:
         self.folder, self.allow_outside, self.must_exist = folder, allow_outside, must_exist
         self._top = folder.resolve()
-        self._below = {str(self._top): True}  # folder -> whether no link is on the way down to it
+        self._below = {str(self._top): True}  # folder -> whether no link leads to it
 
     def problem(self, cell: str) -> str:
-        """Return what is wrong with the path in a cell; an empty string if nothing is."""
-        shown = f"cell {cell[:SHOWN]!r}"
+        """Return the problem with the path in a cell, or an empty string."""
+        shown = f"cell {cell[:MAX_SHOWN]!r}"
         try:
             return self._problem(cell, shown)
         except OSError as error:  # too long, no permission
             return f"{shown} cannot be opened: {error.strerror}" if self.must_exist else ""
-        except (ValueError, RuntimeError) as error:  # a null byte; a ring of links
-            return f"{shown} is no path: {one_line(error)[:SHOWN]}"
+        except (ValueError, RuntimeError) as error:  # a null byte; a loop of links
+            return f"{shown} is not a path: {one_line(error)[:MAX_SHOWN]}"
 
     def _problem(self, cell: str, shown: str) -> str:
         path = os.path.join(self._top, cell)
@@ -45,17 +48,17 @@ class PathChecker:
             end = Path(path).resolve()
             if not end.is_relative_to(self._top):
                 return (
-                    f"{shown} leads to {str(end)[:SHOWN]}, outside of {self._top}"
+                    f"{shown} leads to {str(end)[:MAX_SHOWN]}, outside of {self._top}"
                     " (--data.allow_outside true permits that)"
                 )
         is_file = os.path.isfile(path) if is_link else stat.S_ISREG(mode)
         if is_file or not self.must_exist:
             return ""
         shown = str(self.folder / cell)
-        return f"file {shown} does not exist (--data.on_error missing or skip goes on without it)"
+        return f"file {shown} does not exist (--data.on_error missing or skip continues without it)"
 
     def _is_below(self, path: str, is_file: bool = False) -> bool:
-        """Whether a path leads down from the folder without links; what does not is resolved."""
+        """Return whether a path leads down from the folder without any link or `..`."""
         if path in self._below:
             return self._below[path]
         parent, name = os.path.split(path)
@@ -64,3 +67,28 @@ class PathChecker:
         if not is_file:
             self._below[path] = is_below
         return is_below
+
+
+def check_paths(
+    table: pa.Table,
+    columns: Sequence[str],
+    folder: Path,
+    *,
+    allow_outside: bool,
+    must_exist: bool,
+    source: str,
+) -> None:
+    """Raise an error for a path in `columns` that leaves the folder or, if it must, is no file."""
+    if allow_outside and not must_exist:
+        return
+    checker = PathChecker(folder, allow_outside=allow_outside, must_exist=must_exist)
+    for name in columns:
+        if not pa.types.is_string(table[name].type):
+            continue
+        for row, cell in enumerate(table[name].to_pylist()):
+            problem = checker.problem(cell) if cell is not None else ""
+            if problem:
+                sample = table["id"][row].as_py()
+                raise FusionZooError(
+                    f"{source}, row {row + 1}, sample {sample!r}: {name} {problem}"
+                )

@@ -1,7 +1,7 @@
-"""Which samples, in which order: a function of (seed, epoch, position) and of nothing else.
+"""Samplers whose order depends only on seed, epoch and position.
 
-So a run resumes exactly where it stopped, with any number of workers, and N processes with batch B
-see the very rows that one process with batch N x B sees.
+So a run resumes exactly where it stopped, whatever the number of workers, and N processes with
+batches of B see the same rows as one process with batches of N x B.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch.utils.data import Sampler
 
 from fusionzoo.errors import FusionZooError
 
-Key = tuple[int, int]  # index, seed of this visit
-WINDOW = 50  # batches that are sorted by length together
+Key = tuple[int, int]  # index of a sample, and the seed of its augmentation in this epoch
+WINDOW = 50  # batches whose samples are sorted by length together
 
 
 class PairedSampler(Sampler[int]):
-    """One process's share of an order that all processes agree on; `make_sampler` explains it."""
+    """One process's share of an order that is the same in all; see `make_sampler`."""
 
     def __init__(
         self,
@@ -42,11 +42,11 @@ class PairedSampler(Sampler[int]):
         self.epoch = epoch
 
     def generator(self) -> torch.Generator:
-        """Return this epoch's source of chance, the same on all processes."""
+        """Return this epoch's random generator, the same on all processes."""
         return torch.Generator().manual_seed(visit_seed(self.seed, self.epoch, 0))
 
     def order(self) -> Tensor:
-        """Return the whole epoch's order, before it is shared out."""
+        """Return the epoch's order before it is divided between processes."""
         size = len(self.indices)
         if self.weights is not None:
             chosen = torch.multinomial(self.weights, size, True, generator=self.generator())
@@ -55,11 +55,11 @@ class PairedSampler(Sampler[int]):
         else:
             chosen = torch.arange(size)
         order = self.indices[chosen]
-        rest = size % self.world
+        remainder = size % self.world
         if self.tail == "drop":
-            return order[: size - rest]
-        if self.tail == "pad" and rest:
-            return torch.cat([order, order.repeat(self.world)[: self.world - rest]])
+            return order[: size - remainder]
+        if self.tail == "pad" and remainder:
+            return torch.cat([order, order.repeat(self.world)[: self.world - remainder]])
         return order
 
     def __iter__(self) -> Iterator[int]:
@@ -82,12 +82,12 @@ def make_sampler(
 ) -> PairedSampler:
     """Return a sampler over `dataset`, which needs a length (and `targets` for class weights).
 
-    `distributed=(rank, world)` shares the order out. `weights` draws with replacement, in
-    proportion (one per sample of the data set, or `"class"`: each class as often as any other).
-    `subset` keeps some indices. A tail that does not divide by the number of processes is dropped
-    (`drop_last`), padded by starting over (`pad`, the default when shuffling or weighting) or kept,
-    so that processes may differ by one sample and none counts twice (the default otherwise, right
-    for evaluation).
+    `distributed=(rank, world)` divides the order between processes. `weights`, one per sample, draw
+    with replacement in proportion; `"class"` draws all classes equally often. `subset` restricts
+    the indices. If the number of samples is not divisible by that of processes, the remainder is
+    dropped (`drop_last`), padded with samples from the start (`pad`, the default when shuffling or
+    weighting) or kept. Kept, processes differ by up to one sample and none counts twice, which is
+    right for evaluation and the default otherwise.
     """
     rank, world = distributed or (0, 1)
     if not 0 <= rank < world:
@@ -103,11 +103,17 @@ def make_sampler(
         raise FusionZooError(
             f"{len(indices)} samples for {world} processes: drop_last leaves nothing"
         )
-    chances = None if weights is None else _weights(dataset, weights, indices)
+    sample_weights = None if weights is None else _weights(dataset, weights, indices)
     pad = (shuffle or weights is not None) if pad is None else pad
     tail: Literal["pad", "drop", "keep"] = "drop" if drop_last else "pad" if pad else "keep"
     return PairedSampler(
-        indices, shuffle=shuffle, weights=chances, rank=rank, world=world, tail=tail, seed=seed
+        indices,
+        shuffle=shuffle,
+        weights=sample_weights,
+        rank=rank,
+        world=world,
+        tail=tail,
+        seed=seed,
     )
 
 
@@ -115,29 +121,29 @@ def _weights(dataset: Any, weights: str | Sequence[float] | Tensor, indices: Ten
     """Return the weights of the samples at `indices`."""
     if isinstance(weights, str):
         if weights != "class":
-            raise FusionZooError(f"weights={weights!r}; the one scheme with a name is 'class'")
+            raise FusionZooError(f"weights={weights!r}; the only named scheme is 'class'")
         targets = dataset.targets[indices]
         if targets.ndim > 1:
             raise FusionZooError("class_weighted needs a target of one class, in column `target`")
         return (1.0 / torch.bincount(targets).double())[targets]
-    given = torch.as_tensor(weights, dtype=torch.float64)
-    if given.shape != (len(dataset),) or not bool((given.isfinite() & (given >= 0)).all()):
+    values = torch.as_tensor(weights, dtype=torch.float64)
+    if values.shape != (len(dataset),) or not bool((values.isfinite() & (values >= 0)).all()):
         raise FusionZooError(
-            f"{given.numel()} weights for {len(dataset)} samples; one each, finite, none negative"
+            f"{values.numel()} weights for {len(dataset)} samples; one each, finite, none negative"
         )
-    if not given[indices].any():
+    if not values[indices].any():
         raise FusionZooError("all weights are 0: there is nothing to sample from")
-    return given[indices]
+    return values[indices]
 
 
 class PairedBatchSampler(Sampler[list[Key]]):
-    """Cut a sampler's order into batches of `(index, seed)` keys.
+    """Divide a sampler's order into batches of `(index, seed)` keys.
 
-    Batches are formed over all processes and then shared out. With `lengths` (one per sample)
-    similar lengths meet: sorted within windows of 50 batches when the sampler shuffles, else over
-    the whole order. With `num_iters` a pass goes on until that many batches were drawn, beginning
-    with batch `start_iter`, however many epochs that takes; training uses it to resume within an
-    epoch and for `--train.max_steps`.
+    Batches are formed over all processes and then divided between them. With `lengths`, one per
+    sample, batches have samples of similar lengths: sorted within windows of 50 batches if the
+    sampler shuffles, else over the whole order. With `num_iters`, a pass has batches `start_iter`
+    to `num_iters`, counted over epochs; training uses it to resume within an epoch and for
+    `--train.max_steps`.
     """
 
     def __init__(
@@ -170,41 +176,40 @@ class PairedBatchSampler(Sampler[list[Key]]):
 
     def batches(self) -> list[Tensor]:
         """Return this epoch's batches of this process."""
-        sampler, whole = self.sampler, self.batch_size * self.sampler.world
+        sampler, global_size = self.sampler, self.batch_size * self.sampler.world
         order = sampler.order()
         if self.lengths is not None:
-            order = self._by_length(order, whole)
-        cut = list(order.split(whole))
-        if self.drop_last and len(cut[-1]) < whole:
-            cut.pop()
+            order = self._sort_by_length(order, global_size)
+        batches = list(order.split(global_size))
+        if self.drop_last and len(batches[-1]) < global_size:
+            batches.pop()
         if self.lengths is not None and (sampler.shuffle or sampler.weights is not None):
-            # The last, shorter batch stays last, so that positions mean the same on all processes.
-            full = len(cut) - (len(cut[-1]) < whole if cut else 0)
-            draw = torch.randperm(full, generator=sampler.generator()).tolist()
-            cut = [cut[i] for i in draw] + cut[full:]
-        shares = (batch[sampler.rank :: sampler.world] for batch in cut)
+            # A shorter last batch stays last, so that positions mean the same on all processes.
+            num_full = len(batches) - (len(batches[-1]) < global_size if batches else 0)
+            shuffled = torch.randperm(num_full, generator=sampler.generator()).tolist()
+            batches = [batches[i] for i in shuffled] + batches[num_full:]
+        shares = (batch[sampler.rank :: sampler.world] for batch in batches)
         return [share for share in shares if len(share)]
 
-    def _by_length(self, order: Tensor, whole: int) -> Tensor:
+    def _sort_by_length(self, order: Tensor, global_size: int) -> Tensor:
         assert self.lengths is not None
-        lengths = self.lengths[order]
-        shuffled = self.sampler.shuffle or self.sampler.weights is not None
-        size = WINDOW * whole if shuffled else len(order)
-        parts = zip(order.split(size), lengths.split(size), strict=True)
-        return torch.cat([rows[own.argsort(stable=True)] for rows, own in parts])
+        is_shuffled = self.sampler.shuffle or self.sampler.weights is not None
+        size = WINDOW * global_size if is_shuffled else len(order)
+        windows = zip(order.split(size), self.lengths[order].split(size), strict=True)
+        return torch.cat([rows[lengths.argsort(stable=True)] for rows, lengths in windows])
 
     def __iter__(self) -> Iterator[list[Key]]:
         if self.num_iters is None:
             yield from self._keys(self.start)
             return
-        done = self.start
-        while done < self.num_iters:
-            epoch, position = divmod(done, self.epoch_length())
+        iteration = self.start
+        while iteration < self.num_iters:
+            epoch, position = divmod(iteration, self.epoch_length())
             self.set_epoch(epoch)
             for batch in self._keys(position):
                 yield batch
-                done += 1
-                if done == self.num_iters:
+                iteration += 1
+                if iteration == self.num_iters:
                     return
 
     def _keys(self, start: int) -> Iterator[list[Key]]:
@@ -215,20 +220,20 @@ class PairedBatchSampler(Sampler[list[Key]]):
     def epoch_length(self) -> int:
         """Return the number of batches of one epoch."""
         sampler = self.sampler
-        rows, whole = len(sampler.indices), self.batch_size * sampler.world
+        rows, global_size = len(sampler.indices), self.batch_size * sampler.world
         if sampler.tail == "drop":
             rows -= rows % sampler.world
         elif sampler.tail == "pad":
             rows += -rows % sampler.world
-        full, rest = divmod(rows, whole)
-        return full + (rest > sampler.rank and not self.drop_last)
+        num_full, remainder = divmod(rows, global_size)
+        return num_full + (remainder > sampler.rank and not self.drop_last)
 
     def __len__(self) -> int:
         return self.epoch_length() if self.num_iters is None else self.num_iters - self.start
 
 
 def visit_seed(seed: int, epoch: int, index: int) -> int:
-    """Mix three numbers into a seed that no other visit has (splitmix64's finaliser); never 0."""
+    """Hash seed, epoch and index into a seed other than 0, with splitmix64's finaliser."""
     mask = (1 << 64) - 1
     x = (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9 + index * 0x94D049BB133111EB) & mask
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

@@ -1,4 +1,4 @@
-"""Decode clips: of a long file only the window that is used is read, and channels are averaged."""
+"""Decode audio: channels are averaged, and of a long file only the part in use is read."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from torch import Tensor
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.structures import Audio
 
-AT_ONCE = 480_000  # samples (10 s at 48 kHz) up to which reading all costs less than opening twice
-MOST_SAMPLES = 200_000_000  # of a whole clip in memory: 800 MB, 75 min at 44.1 kHz
-BLOCK = 1 << 16  # frames read at a time, so that only one channel is ever held whole
-# Recordings exceed full scale by a little (lossy codecs, resampling), never by 12 dB; integers
-# stored as floats do, and would be clipped at the rails in every sample.
-LOUDEST = 4.0
+MAX_READ_AT_ONCE = (
+    480_000  # samples, 10 s at 48 kHz; up to here opening twice costs more than reading
+)
+MAX_SAMPLES = 200_000_000  # of a clip in memory: 800 MB, 75 min at 44.1 kHz
+BLOCK = 1 << 16  # frames read at a time, so that only the averaged channel is kept whole
+# Recordings exceed full scale slightly (lossy codecs, resampling), never by 12 dB. Integers stored
+# as floats do, and would be clipped in almost every sample.
+MAX_PEAK = 4.0
 
 
 @dataclass(frozen=True)
 class AudioFile:
-    """A mono clip that stays in its file; `read` decodes a part of it, `samples` all of it."""
+    """A mono clip in a file; `read` decodes a part of it, `samples` all of it."""
 
     source: Path | bytes
     rate: int  # Hz
@@ -35,23 +37,23 @@ class AudioFile:
     def read(self, start: int, count: int) -> Tensor:
         """Return samples `start` to `start + count`, float32 (count,); fewer at the end."""
         count = min(count, self.frames - start)
-        with _opened(self.source) as file:
+        with _open(self.source) as file:
             file.seek(start)
             samples = _read_mono(file, count)
         if len(samples) < count:
             raise FusionZooError(
-                f"{_name(self.source)} is damaged: {self.frames} samples announced, and none can be"
-                f" read after {start + len(samples)}"
+                f"{_name(self.source)} is damaged: its header announces {self.frames} samples, and"
+                f" none can be read after {start + len(samples)}"
             )
         return torch.from_numpy(_checked(samples, _name(self.source)))
 
     @property
     def samples(self) -> Tensor:
         """The whole clip, float32 (frames,)."""
-        if self.frames > MOST_SAMPLES:
+        if self.frames > MAX_SAMPLES:
             raise FusionZooError(
-                f"{_name(self.source)} has {self.frames:,} samples, too many to hold at once"
-                f" (at most {MOST_SAMPLES:,}): cut it into shorter files"
+                f"{_name(self.source)} has {self.frames:,} samples, too many to load at once"
+                f" (at most {MAX_SAMPLES:,}): cut it into shorter files"
             )
         return self.read(0, self.frames)
 
@@ -59,9 +61,9 @@ class AudioFile:
 def decode_audio(source: Any) -> Audio | AudioFile:
     """Return a mono clip at its own rate, from a path, bytes, `Audio`, or `(samples, rate)`.
 
-    WAV, FLAC, OGG and MP3; channels are averaged. A file of more than `AT_ONCE` samples stays
-    where it is, and what is used of it is read later. Samples given as integers are scaled by the
-    full range of their type (uint8 and uint16: around its middle); floats are in [-1, 1].
+    WAV, FLAC, OGG and MP3; channels are averaged. A file of more than `MAX_READ_AT_ONCE` samples is
+    returned unread, as an `AudioFile`. Integer samples are scaled by the full range of their type,
+    unsigned ones around its middle; floats are in [-1, 1].
     """
     if isinstance(source, AudioFile):
         return source
@@ -69,19 +71,19 @@ def decode_audio(source: Any) -> Audio | AudioFile:
         return _from_array(*source)
     if not isinstance(source, str | Path | bytes):
         raise FusionZooError(
-            f"a {type(source).__name__} is no clip: a path, bytes or (samples, rate)"
+            f"a {type(source).__name__} is not audio: give a path, bytes or (samples, rate)"
         )
     source = Path(source) if isinstance(source, str) else source
     name = _name(source)
-    with _opened(source) as file:
+    with _open(source) as file:
         rate, frames = file.samplerate, file.frames
-        if frames > AT_ONCE:
-            if frames > 2**48:  # what libsndfile says of a stream whose header leaves it open
-                raise FusionZooError(f"{name} does not say how long it is: store it as WAV or FLAC")
+        if frames > MAX_READ_AT_ONCE:
+            if frames > 2**48:  # libsndfile's value for a stream without a length in its header
+                raise FusionZooError(f"{name} has no length in its header: store it as WAV or FLAC")
             return AudioFile(source, rate, frames)
         samples = _read_mono(file, frames)
     if not len(samples):
-        raise FusionZooError(f"{name} holds no sound: 0 samples")
+        raise FusionZooError(f"{name} contains no audio: 0 samples")
     return Audio(torch.from_numpy(_checked(samples, name)), rate)
 
 
@@ -92,13 +94,13 @@ def _from_array(samples: Any, rate: Any) -> Audio:
     try:
         wave = np.asarray(samples)
     except (TypeError, ValueError) as error:
-        raise FusionZooError(f"samples that are no numbers: {one_line(error)}") from error
+        raise FusionZooError(f"samples that are not numbers: {one_line(error)}") from error
     if wave.ndim != 1:
         raise FusionZooError(f"a clip of shape {wave.shape}; expected mono, (n,)")
     if wave.dtype.kind in "iu":
         wave = _scaled(wave)
     elif wave.dtype.kind != "f":
-        raise FusionZooError(f"samples of type {wave.dtype} are no sound: give int16 or float32")
+        raise FusionZooError(f"samples of type {wave.dtype} are not audio: give int16 or float32")
     if int(rate) < 1:
         raise FusionZooError(f"a clip of rate {rate}; expected samples per second, such as 16000")
     wave = wave.astype(np.float32, copy=False)
@@ -106,7 +108,7 @@ def _from_array(samples: Any, rate: Any) -> Audio:
 
 
 def _scaled(wave: np.ndarray) -> np.ndarray:
-    """Bring integers to [-1, 1) by the full range of their type."""
+    """Scale integers to [-1, 1) by the full range of their type."""
     if wave.dtype.itemsize == 8:
         raise FusionZooError(
             f"samples of type {wave.dtype}, whose full scale is unknown: give them as int16 or"
@@ -120,8 +122,8 @@ def _scaled(wave: np.ndarray) -> np.ndarray:
 def _checked(samples: np.ndarray, name: str) -> np.ndarray:
     peak = float(max(samples.max(), -samples.min())) if len(samples) else 0.0
     if not np.isfinite(peak):
-        raise FusionZooError(f"{name} holds samples that are no finite numbers")
-    if peak > LOUDEST:
+        raise FusionZooError(f"{name} contains samples that are not finite")
+    if peak > MAX_PEAK:
         raise FusionZooError(
             f"{name} peaks at {peak:.5g}, and floats are in [-1, 1]: divide by the full scale"
             " (32768 for 16 bits), or give the integers as they are"
@@ -131,24 +133,24 @@ def _checked(samples: np.ndarray, name: str) -> np.ndarray:
 
 def _read_mono(file: Any, count: int) -> np.ndarray:
     """Read `count` frames and average their channels, a block at a time."""
-    out = np.empty(count, np.float32)
+    samples = np.empty(count, np.float32)
     done = 0
     while done < count:
         block = file.read(min(BLOCK, count - done), dtype="float32", always_2d=True)
         if not len(block):
             break
-        # Column by column: numpy's mean over a short last axis takes 20 times as long.
+        # Summing columns: numpy's mean over a short last axis takes 20 times as long.
         mono = block[:, 0]
         for channel in range(1, block.shape[1]):
             mono = mono + block[:, channel]
-        out[done : done + len(block)] = mono if block.shape[1] == 1 else mono / block.shape[1]
+        samples[done : done + len(block)] = mono if block.shape[1] == 1 else mono / block.shape[1]
         done += len(block)
-    return out[:done]
+    return samples[:done]
 
 
 @contextmanager
-def _opened(source: Path | bytes) -> Iterator[Any]:
-    """Open a clip; whatever its library says about the file is one error that names it."""
+def _open(source: Path | bytes) -> Iterator[Any]:
+    """Open a clip; an error of the audio library becomes one that names the file."""
     import soundfile
 
     name = _name(source)
@@ -162,7 +164,7 @@ def _opened(source: Path | bytes) -> Iterator[Any]:
         with soundfile.SoundFile(io.BytesIO(source) if isinstance(source, bytes) else source) as f:
             yield f
     except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
-        raise FusionZooError(f"{name} is no clip that can be read: {one_line(error)}") from error
+        raise FusionZooError(f"{name} cannot be read as audio: {one_line(error)}") from error
 
 
 def _name(source: Path | bytes) -> str:

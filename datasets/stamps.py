@@ -1,6 +1,6 @@
-"""`stamps`: Tux Paint's stamps from Debian: a picture, its description, its name spoken. Real data.
+"""`stamps`: Tux Paint's stamps from Debian: image, description, spoken name. Real data.
 
-The package `tuxpaint-stamps-default` (160 MB) holds about 1,000 pictures with descriptions in 80
+The package `tuxpaint-stamps-default` (160 MB) holds about 1,000 images with descriptions in 80
 languages and recordings in a dozen. It is GPL-2, (c) 2002-2022 Bill Kendrick and contributors; it
 is fetched, never part of fusionzoo.
 """
@@ -8,8 +8,6 @@ is fetched, never part of fusionzoo.
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -21,19 +19,23 @@ import pyarrow as pa
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import cache_root, make_cache_folder
 
-from .paired import DATASETS, MAX_ERRORS, OnError, PairedDataset, split_by_hash, tidy
-from .summary import Provenance
+from ._debian import check_tools, unpack
+from .base import DATASETS, apply_shared_settings
+from .failures import MAX_ERRORS, OnError
+from .paired import PairedDataset
+from .provenance import Provenance
+from .splits import split_by_hash
 
 PACKAGE = "tuxpaint-stamps-default"
 INSIDE = Path("usr/share/tuxpaint/stamps")
 SHARES = (0.6, 0.2, 0.2)
-SALT = "stamps-1982:"  # gives every class its share of each split; nothing else was looked at
+SALT = "stamps-1982:"  # chosen only so that each class has its share of each split
 VARIANTS = frozenset(
     """a and big black blue brown cartoon closed drawing filled flip golden gray green grey half in
     large left little mirror new of old on open orange outline outlined photo pink purple red right
     silver sliced small the white whole with yellow""".split()  # noqa: SIM905
 )
-# Letters that are mirror images of one another, and one thing under two names.
+# Letters that are mirror images of each other, and one thing under two names.
 SAME = {"d": "b", "p": "b", "q": "b", "firetruck": "fire"}
 ENCODERS: dict[str, dict[str, Any]] = {
     "image": {
@@ -51,7 +53,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
 }
 
 
-@DATASETS.register("stamps", family="built-in")
+@DATASETS.register("stamps", family="built-in", fetch=lambda root: fetch(root))  # noqa: PLW0108
 def stamps(
     *,
     root: str | None = None,
@@ -64,63 +66,87 @@ def stamps(
     modalities: str | Sequence[str] | None = None,
     missing: float = 0.0,
 ) -> PairedDataset:
-    """Tux Paint's stamps: picture, description and spoken name; 12 classes of things. Real data.
+    """Load Tux Paint's stamps: image, description and spoken name; 12 classes of things.
 
-    The class is the top folder (animals, food, ...); classes with fewer than `min_class_size`
-    pictures are left out (by default medical, military, naturalforces, people). A stamp without a
-    description or recording in the languages asked for lacks that modality. `svg=True` adds stamps
-    that exist only as drawings (extra `svg`). `root` is the stamps folder or what Debian's package
-    was unpacked to; without it, what `fusionzoo data fetch stamps` put into the cache.
+    Real data. The class is the top folder (animals, food, ...); by default medical, military,
+    naturalforces and people are too small. The split is fixed, 60/20/20 by a hash of the `group`,
+    so that near-duplicates stay together.
 
-    The split is fixed, 60/20/20 by a hash of a group: stamps of one top folder whose names begin
-    with the same word once sizes, colours, numbers and the like are taken off (`grave-a`,
-    `grave-b`; `horse`, `horse_mirror`), all letters of one name, all coins of one currency,
-    all chessmen.
-    Near-duplicates so stay on one side.
+    Settings:
+        root: folder of the stamps, or where Debian's package was unpacked to, instead of the cache
+            that `fusionzoo data fetch stamps` fills
+        text_language: of the descriptions, such as `de` or `pt_BR`; a stamp without one lacks text
+        speech_language: of the recordings, such as `fr`; a stamp without one lacks audio
+        svg: whether to add stamps that exist only as drawings; needs the extra `svg`
+        min_class_size: number of images below which a class is left out
+        on_error: `raise` on a value that cannot be read, treat it as `missing` or `skip` its sample
+        max_errors: share of a modality's values that may fail before the run ends, 0 to 1
+        modalities: names of those to keep, comma-separated or a list
+        missing: share of each modality's values to remove at random, at least 0 and below 1
     """
     top = find(root)
-    suffixes = {".png", ".svg"} if svg else {".png"}
-    pictures: dict[str, Path] = {}
-    for path in sorted(top.rglob("*")):
-        if path.suffix in suffixes:
-            key = path.relative_to(top).with_suffix("").as_posix()
-            if key not in pictures or path.suffix == ".png":
-                pictures[key] = path
-    sizes = Counter(key.partition("/")[0] for key in pictures if "/" in key)
-    kept = [key for key in pictures if sizes[key.partition("/")[0]] >= min_class_size]
-    if not kept:
-        raise FusionZooError(f"{top} holds no class of {min_class_size} pictures")
-    speech = {key: _speech(top / key, speech_language) for key in kept}
-    if not any(speech.values()):
-        known = ", ".join(sorted(languages(top)))
-        raise FusionZooError(f"no stamp is spoken in {speech_language!r}; languages: {known}")
-    columns: dict[str, list[str | None]] = {
-        "id": [*kept],
-        "split": [split_by_hash(group(key), SHARES, SALT) for key in kept],
-        "group": [group(key) for key in kept],
-        "target": [key.partition("/")[0] for key in kept],
-        "image": [pictures[key].relative_to(top).as_posix() for key in kept],
-        "text": [_text(top / key, text_language) for key in kept],
-        "audio": [path.relative_to(top).as_posix() if path else None for path in speech.values()],
-    }
-    if not any(columns["text"]):
-        raise FusionZooError(f"no stamp is described in {text_language!r} (en, fr, de, pt_BR, ...)")
+    images = _find_images(top, svg, min_class_size)
+    columns = _read_columns(top, images, text_language, speech_language)
     dataset = PairedDataset(
         pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()}),
         {"image": "image", "text": "text", "audio": "audio"},
         root=top,
-        allow_outside=True,  # the paths are our own search's; a user may keep the files as links
+        allow_outside=True,  # the paths come from our own search; the files may be links
         source="stamps",
         on_error=on_error,
         max_errors=max_errors,
         encoders=ENCODERS,
         provenance=Provenance(split_rule="by a hash of the group", group_rule="near-duplicates"),
     )
-    return tidy(dataset, modalities, missing)
+    return apply_shared_settings(dataset, modalities, missing)
+
+
+def _find_images(top: Path, svg: bool, min_class_size: int) -> dict[str, Path]:
+    """Return the images of large enough classes by id, a PNG rather than an SVG."""
+    suffixes = {".png", ".svg"} if svg else {".png"}
+    images: dict[str, Path] = {}
+    for path in sorted(top.rglob("*")):
+        if path.suffix in suffixes:
+            key = path.relative_to(top).with_suffix("").as_posix()
+            if key not in images or path.suffix == ".png":
+                images[key] = path
+    sizes = Counter(key.partition("/")[0] for key in images if "/" in key)
+    large = {
+        key: path for key, path in images.items() if sizes[key.partition("/")[0]] >= min_class_size
+    }
+    if not large:
+        raise FusionZooError(f"{top} has no class of at least {min_class_size} images")
+    return large
+
+
+def _read_columns(
+    top: Path, images: dict[str, Path], text_language: str, speech_language: str
+) -> dict[str, list[str | None]]:
+    """Return the columns of the table, one row per image."""
+    speech = {key: _find_speech(top / key, speech_language) for key in images}
+    if not any(speech.values()):
+        known = ", ".join(sorted(languages(top)))
+        raise FusionZooError(f"no stamp is spoken in {speech_language!r}; languages: {known}")
+    columns: dict[str, list[str | None]] = {
+        "id": [*images],
+        "split": [split_by_hash(group(key), SHARES, SALT) for key in images],
+        "group": [group(key) for key in images],
+        "target": [key.partition("/")[0] for key in images],
+        "image": [path.relative_to(top).as_posix() for path in images.values()],
+        "text": [_read_text(top / key, text_language) for key in images],
+        "audio": [path.relative_to(top).as_posix() if path else None for path in speech.values()],
+    }
+    if not any(columns["text"]):
+        raise FusionZooError(f"no stamp is described in {text_language!r} (en, fr, de, pt_BR, ...)")
+    return columns
 
 
 def group(key: str) -> str:
-    """Return what near-duplicates share.
+    """Return the group of an id, which near-duplicates share.
+
+    Stamps of one top folder share a group if their names begin with the same word, ignoring sizes,
+    colours, numbers and the like (`grave-a`, `grave-b`; `horse`, `horse_mirror`). So do all images
+    of a letter, all coins of a currency, and all chessmen.
 
     >>> [group(k) for k in ("animals/mammals/horse2", "animals/mammals/horse_mirror")]
     ['animals/horse', 'animals/horse']
@@ -139,11 +165,11 @@ def group(key: str) -> str:
 
 
 def find(root: str | None) -> Path:
-    """Return the stamps folder."""
+    """Return the folder of the stamps, or say how to download them."""
     top = Path(root).expanduser() if root else cache_root() / "stamps"
-    for place in (top / INSIDE, top):
-        if (place / "animals").is_dir():
-            return place
+    for folder in (top / INSIDE, top):
+        if (folder / "animals").is_dir():
+            return folder
     raise FusionZooError(
         f"no stamps in {top}: `fusionzoo data fetch stamps` downloads them (160 MB), and"
         " --data.root names a folder that Debian's package was unpacked to"
@@ -158,24 +184,26 @@ def languages(top: Path) -> set[str]:
     return {name[1] for name in names if name}
 
 
-def _text(stem: Path, language: str) -> str | None:
-    """Read a description: the first line is English, the others begin with `<language>.utf8=`."""
+def _read_text(stem: Path, language: str) -> str | None:
+    """Read a description: the first line is English, others begin with `<language>.utf8=`."""
     path = stem.with_name(stem.name + ".txt")
     if not path.is_file():
         return None
     first, *others = path.read_text(encoding="utf-8", errors="replace").splitlines() or [""]
     if language == "en":
         return first.strip() or None
-    marked = f"{language}.utf8="
+    prefix = f"{language}.utf8="
     return next(
-        (x.removeprefix(marked).strip() or None for x in others if x.startswith(marked)), None
+        (x.removeprefix(prefix).strip() or None for x in others if x.startswith(prefix)), None
     )
 
 
-def _speech(stem: Path, language: str) -> Path | None:
-    """Find the recording; `<stem>.ogg` itself is a sound effect, not speech."""
-    places = (stem.with_name(f"{stem.name}_desc_{language}{suffix}") for suffix in (".ogg", ".wav"))
-    return next((path for path in places if path.is_file()), None)
+def _find_speech(stem: Path, language: str) -> Path | None:
+    """Find the recording of the name; `<stem>.ogg` itself is a sound effect."""
+    candidates = (
+        stem.with_name(f"{stem.name}_desc_{language}{suffix}") for suffix in (".ogg", ".wav")
+    )
+    return next((path for path in candidates if path.is_file()), None)
 
 
 def fetch(folder: Path | None = None) -> Path:
@@ -185,42 +213,12 @@ def fetch(folder: Path | None = None) -> Path:
     if (target / "animals").is_dir():
         return target
     if target.exists():
-        raise FusionZooError(f"{target} holds something else: move it away, then fetch again")
-    for tool in ("apt-get", "dpkg-deb"):
-        if shutil.which(tool) is None:
-            raise FusionZooError(
-                f"there is no {tool} here: unpack Debian's package {PACKAGE} by hand and give"
-                " --data.root the folder"
-            )
+        raise FusionZooError(f"{target} exists but has no stamps: move it away, then fetch again")
+    check_tools(PACKAGE)
     make_cache_folder(home)
-    with tempfile.TemporaryDirectory(dir=home, prefix="fetch-") as name:
-        work = Path(name)
+    with tempfile.TemporaryDirectory(dir=home, prefix="fetch-") as temporary:
         print(f"downloading {PACKAGE} (160 MB) with apt")
-        package = _download(work)
-        print("unpacking")
-        _run(["dpkg-deb", "-x", str(package), str(work / "root")], work)
-        # The last step, so that a folder of this name is always whole.
-        (work / "root" / INSIDE).rename(target)
+        unpacked = unpack(PACKAGE, Path(temporary))
+        # The last step, so that a folder of this name is always complete.
+        (unpacked / INSIDE).rename(target)
     return target
-
-
-def _download(work: Path) -> Path:
-    """Download by the system's package lists, else by private ones that need no root."""
-    private = [
-        option
-        for key, place in (("State", "state"), ("Cache", "cache"))
-        for option in ("-o", f"Dir::{key}={work / place}")
-    ]
-    get = ["apt-get", "-o", "APT::Sandbox::User="]
-    if subprocess.run([*get, "download", PACKAGE], cwd=work, check=False).returncode:
-        for place in ("state/lists/partial", "cache/archives/partial"):
-            (work / place).mkdir(parents=True)
-        _run([*get, *private, "update"], work)
-        _run([*get, *private, "download", PACKAGE], work)
-    return next(work.glob("*.deb"))
-
-
-def _run(command: Sequence[str], folder: Path) -> None:
-    done = subprocess.run(command, cwd=folder, stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        raise FusionZooError(f"{' '.join(command)} failed: {done.stderr.strip()[-300:]}")

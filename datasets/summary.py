@@ -1,29 +1,16 @@
-"""The data summary: what a run reads, and what of its data nothing uses."""
+"""The data summary: samples, splits, classes and modalities of a run, and unused columns."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
 
-if TYPE_CHECKING:
-    from .paired import PairedDataset
+from .paired import PairedDataset
+from .splits import SPLITS
 
-MOST_CLASSES = 12  # shown with their counts
-MOST_COLUMNS = 20  # unused ones that are named
-
-
-@dataclass(frozen=True, kw_only=True)
-class Provenance:
-    """How a data set came to its samples."""
-
-    split_rule: str = ""  # what the splits follow from
-    group_rule: str = ""  # what the groups follow from
-    unused: tuple[str, ...] = ()  # columns of the source that nothing uses
-    deselected: tuple[str, ...] = ()  # modalities that `select` left out
-    dropped: int = 0  # samples that have none of those it kept
+MAX_CLASSES = 12  # shown with their counts
+MAX_COLUMNS = 20  # unused ones that are named
 
 
 def data_summary(dataset: PairedDataset) -> list[str]:
@@ -41,16 +28,16 @@ def data_summary(dataset: PairedDataset) -> list[str]:
     rule = f" ({origin.split_rule})" if origin.split_rule else ""
     present = dict(zip(dataset.modalities, dataset.present.sum(0).tolist(), strict=True))
     lines = [("data", f"{dataset.source}: {_samples(len(dataset))}")]
-    found = dataset.splits
-    usual = [name for name in ("train", "val", "test") if name in found]
-    splits = {name: found[name] for name in [*usual, *found]}
+    counts = dataset.splits
+    known = [name for name in SPLITS if name in counts]
+    splits = {name: counts[name] for name in [*known, *counts]}
     lines += [("splits", _counts(splits) + rule)]
     lines += [("groups", _groups(dataset))] if origin.group_rule else []
     lines += [*_targets(dataset), ("have", _counts(present))]
     if origin.deselected:
-        names, kept = ", ".join(origin.deselected), " or ".join(dataset.modalities)
-        lacking = f"; {_samples(origin.dropped)} without {kept}" if origin.dropped else ""
-        lines.append(("left out", f"{names} (--data.modalities){lacking}"))
+        names, remaining = ", ".join(origin.deselected), " or ".join(dataset.modalities)
+        dropped = f"; {_samples(origin.dropped)} without {remaining}" if origin.dropped else ""
+        lines.append(("left out", f"{names} (--data.modalities){dropped}"))
     lines.append(("unused", _unused(origin.unused)))
     lines += [("hint", hint) for hint in _file_names(dataset)]
     return [f"{title:<9} {text}" for title, text in lines]
@@ -65,24 +52,24 @@ def _counts(counts: dict[str, int]) -> str:
 
 
 def _groups(dataset: PairedDataset) -> str:
-    """Say how many groups there are, and how many of them the splits tear apart."""
+    """Count the groups, and those whose samples are in several splits."""
     splits_of: dict[str, set[str]] = {}
     for group, split in zip(dataset.groups, dataset.split_names, strict=True):
         splits_of.setdefault(group, set()).add(split)
-    torn = sum(len(splits) > 1 for splits in splits_of.values())
-    where = f"{torn:,} of them in more than one split" if torn else "each in one split"
+    divided = sum(len(splits) > 1 for splits in splits_of.values())
+    where = f"{divided:,} of them in more than one split" if divided else "each in one split"
     return f"{len(splits_of):,}, {where} ({dataset.provenance.group_rule})"
 
 
 def _targets(dataset: PairedDataset) -> list[tuple[str, str]]:
-    """Say which classes there are, or how many samples have a label of each target."""
+    """Return the classes with their counts, or how many samples have a label of each target."""
     if dataset.scheme is None:
         counts = Counter(str(label) for label in dataset.labels)
         text = _classes({name: counts[name] for name in dataset.classes})
         return [("classes", text or "none: there is no target column")]
-    lines, numbers, start = [], dataset.targets, 0
+    lines, labels, start = [], dataset.targets, 0
     for target in dataset.scheme:
-        labelled = int((~numbers[:, start].isnan()).sum())
+        labelled = int((~labels[:, start].isnan()).sum())
         start += target.columns
         kind = f"{target.kind}, {len(target.classes)} classes" if target.classes else target.kind
         lines.append(("target", f"{target.name} ({kind}): {_samples(labelled)}"))
@@ -90,24 +77,24 @@ def _targets(dataset: PairedDataset) -> list[tuple[str, str]]:
 
 
 def _classes(counts: dict[str, int]) -> str:
-    if len(counts) <= MOST_CLASSES:
+    if len(counts) <= MAX_CLASSES:
         return f"{len(counts)}: {_counts(counts)}" if counts else ""
     ranked = sorted(counts, key=lambda name: -counts[name])
-    shown = _counts({name: counts[name] for name in ranked[: MOST_CLASSES - 2]})
-    rest = len(ranked) - MOST_CLASSES + 2
-    return f"{len(ranked)}: {shown}, and {rest} more down to {ranked[-1]} {counts[ranked[-1]]:,}"
+    shown = _counts({name: counts[name] for name in ranked[: MAX_CLASSES - 2]})
+    others = len(ranked) - MAX_CLASSES + 2
+    return f"{len(ranked)}: {shown}, and {others} more down to {ranked[-1]} {counts[ranked[-1]]:,}"
 
 
 def _unused(columns: tuple[str, ...]) -> str:
     if not columns:
         return "no column"
-    more = f" and {len(columns) - MOST_COLUMNS} more" if len(columns) > MOST_COLUMNS else ""
+    more = f" and {len(columns) - MAX_COLUMNS} more" if len(columns) > MAX_COLUMNS else ""
     noun = "column" if len(columns) == 1 else "columns"
-    return f"{noun} {', '.join(map(repr, columns[:MOST_COLUMNS]))}{more}"
+    return f"{noun} {', '.join(map(repr, columns[:MAX_COLUMNS]))}{more}"
 
 
 def _file_names(dataset: PairedDataset) -> list[str]:
-    """Say which text looks like the names of files that --data.paths would read."""
+    """Return hints at text that looks like file names, which --data.paths would read."""
     hints = []
     for name, kind in dataset.modalities.items():
         if kind != "text" or name in dataset.paths or name in dataset.memory:

@@ -1,7 +1,7 @@
 """Write what of the docs is generated: `make docs`.
 
-`zoo.md` and `balance.md` from the registries, and the tables of measured figures in `which.md` and
-`balance.md` from results/*.csv.
+`zoo.md`, `balance.md` and the README's table of names from the registries, and the tables of
+measured figures in `which.md` and `balance.md` from results/*.csv.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
+from fusionzoo import list_datasets, list_encoders, list_fusions
 from fusionzoo.evaluation.statistics import seed_interval
+from fusionzoo.structures import KINDS
+from fusionzoo.training.balance import BALANCE as STRATEGIES
 from fusionzoo.zoo.cards import FAMILIES, balance_markdown, cards, count, markdown
 
 DOCS = Path(__file__).parent
@@ -31,6 +34,14 @@ data set, one kind of imbalance.
 {lines}
 """
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+NAMES = "<!-- names: begin -->", "<!-- names: end -->"
+MODELS = {  # what stands behind the names of encoders that take a model's name
+    "timm/*": "timm/<any model>",
+    "torchvision/*": "torchvision/<any model>",
+    "mel/*": "mel/<any timm model>",
+    "hf/*": "hf/<hub name or folder>",
+    "torchaudio/*": "torchaudio/<bundle>",
+}
 
 
 def measured() -> str:
@@ -43,7 +54,11 @@ def measured() -> str:
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for one in sorted(cards(), key=lambda one: (FAMILIES.index(one.family), one.name)):
-        own = numerals[one.name]
+        own = numerals.get(one.name)
+        if own is None:
+            blank = " | ".join(["not measured"] * 4)
+            lines.append(f"| `{one.name}` | {one.family} | {blank} | {count(one.parameters)} |")
+            continue
         accuracy = f"{float(own['mean']):.3f} ± {float(own['deviation']):.3f}"
         accuracy += "" if own["seeds"] == "10" else f" ({own['seeds']} seeds)"
         ratio = float(times[one.name]["ratio_to_concat_transformer"])
@@ -95,10 +110,24 @@ def which(text: str) -> str:
     return f"{before}{BEGIN}\n{measured()}\n{END}{rest.partition(END)[2]}"
 
 
+def names(text: str) -> str:
+    """Put the table of all components in its place in the README."""
+    groups = {kind: [MODELS.get(name, name) for name in list_encoders(kind)] for kind in KINDS}
+    groups |= {f"{family} fusion": list_fusions(family) for family in FAMILIES}
+    groups |= {"training strategy": sorted(STRATEGIES), "data": list_datasets()}
+    lines = ["| | names |", "| --- | --- |"]
+    for group, members in groups.items():
+        lines.append(f"| {group} | {', '.join(f'`{name}`' for name in members)} |")
+    before, _, rest = text.partition(NAMES[0])
+    table = "\n".join(lines)
+    return f"{before}{NAMES[0]}\n{table}\n{NAMES[1]}{rest.partition(NAMES[1])[2]}"
+
+
 PAGES: dict[str, Callable[[str], str]] = {
     "zoo.md": lambda _: markdown(),
     "balance.md": lambda _: f"{balance_markdown()}\n{balanced()}",
     "which.md": which,
+    "../README.md": names,
 }
 
 

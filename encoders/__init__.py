@@ -1,4 +1,4 @@
-"""Encoders: `create_encoder("image", "timm/resnet18")` makes tokens, mask and pooled vector.
+"""Encoders: `create_encoder("image", "timm/resnet18")` turns a batch into features.
 
 | kind | names |
 | --- | --- |
@@ -17,25 +17,31 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.registry import import_siblings
 
-from . import audio, image, text, vector  # noqa: F401
-from .base import ENCODERS, Encoder, Processor
+from .base import ENCODERS, Encoder, EncoderEntry, Item, Processor
 from .init import initialise
 from .lora import add_lora
 from .weights import WeightsReport, load_weights
+from .wrapped import WRAPPED, adopt, wrap_encoder
 
 __all__ = [
     "ENCODERS",
+    "WRAPPED",
     "Encoder",
+    "EncoderEntry",
+    "Item",
     "Processor",
     "WeightsReport",
+    "adopt",
     "create_encoder",
     "initialise",
     "list_encoders",
     "load_weights",
-    "pattern",
+    "wrap_encoder",
 ]
 
+import_siblings(__path__, __name__)  # what registers encoders
 _log = logging.getLogger("fusionzoo")
 
 
@@ -53,73 +59,85 @@ def create_encoder(
     assets: Path | None = None,
     **settings: Any,
 ) -> Encoder:
-    """Build the encoder `name` for `modality`.
-
-    Further settings are those of the encoder family, see `fusionzoo zoo info NAME`.
+    """Build the encoder `name` for `modality`; further settings are those of its class.
 
     Settings:
-        kind: what the encoder reads: image, text, audio, vector or sequence; None if the modality
-            has one of these names
-        freeze: what is not trained: "none", "all", "all_but_last_<n>" (all but the last n layers)
-            or "norm" (normalisation layers)
-        lora: settings `r`, `alpha`, `dropout`, `targets` of low-rank adapters in the attention
-            layers; all other parameters are frozen; None for no adapters
-        weights: checkpoint to load into the encoder; None for none
-        match: pair the checkpoint's tensors with the encoder's by "name" or by "position"
-        prefix: removed from the names in the checkpoint
-        init: initialisation scheme for an encoder trained from scratch, such as "trunc_normal";
-            "default" for that of each layer
-        assets: folder that `Encoder.save_assets` wrote; set when a model is loaded
+        kind: image, text, audio, vector or sequence, if the modality's name is none of them
+        freeze: part that is not trained: `none`, `all`, `all_but_last_<n>` (layers) or `norm`
+        lora: train adapters in attention and freeze the rest; a mapping with rank `r`, `alpha`
+            (scale is alpha / r), `dropout` and `targets`, the names of the layers to adapt
+        weights: checkpoint to load, a file or `pkg:<distribution>/<path>`
+        match: how the checkpoint's tensors are paired with the encoder's, by `name` or `position`
+        prefix: stripped from the names in the checkpoint
+        init: scheme that initialises all weights, such as `xavier_uniform`, before `weights` load;
+            `default` is each layer's own
+        assets: folder that `Encoder.save_assets` wrote; set when a saved model is loaded
     """
     entry, model = _find(name, kind or modality)
-    if "assets" in ENCODERS[entry].parameters:
-        settings |= {"assets": assets}
-    if assets is not None and "pretrained" in ENCODERS[entry].parameters:
+    parameters = ENCODERS[entry].parameters
+    if assets is not None and "pretrained" in parameters:
         settings["pretrained"] = False  # the weights come from the model folder
-    encoder = ENCODERS.create(entry, *([model] if model else []), **settings)
-    settings.pop("assets", None)
+    folder = {"assets": assets} if "assets" in parameters else {}
+    encoder = ENCODERS.create(entry, *([model] if model else []), **settings, **folder)
     initialise(encoder, init)
     encoder.modality = modality
+    if not hasattr(encoder, "kind"):
+        encoder.kind = ENCODERS[entry].family
     if weights is not None:
-        report = load_weights(encoder, weights, match=match, prefix=prefix)
-        _log.info("%s: %s", modality, report)
+        _log.info("%s: %s", modality, load_weights(encoder, weights, match=match, prefix=prefix))
     if lora is not None:
-        if freeze != "none":
-            raise FusionZooError(
-                f"encoders.{modality}: lora freezes the encoder itself; leave freeze={freeze!r} out"
-            )
-        encoder.still = add_lora(encoder, lora, f"encoders.{modality}.lora")
+        _adapt(encoder, lora, freeze)
         settings |= {"lora": dict(lora)}
     encoder.freeze(freeze)
-    given = {"kind": encoder.kind, "freeze": freeze, "weights": weights, "match": match}
-    given |= {"prefix": prefix, "init": init, **settings}
-    if "pretrained" in ENCODERS[entry].parameters:
-        given.setdefault("pretrained", ENCODERS[entry].parameters["pretrained"].default)
-    encoder.spec = {"name": name, **given}
+    spec = {"name": name, "kind": encoder.kind, "freeze": freeze, "weights": weights}
+    spec |= {"match": match, "prefix": prefix, "init": init, **settings}
+    if "pretrained" in parameters:
+        spec.setdefault("pretrained", parameters["pretrained"].default)
+    encoder.spec = spec
     return encoder
+
+
+def _adapt(encoder: Encoder, lora: Mapping[str, Any], freeze: str) -> None:
+    if freeze != "none":
+        raise FusionZooError(
+            f"encoders.{encoder.modality}: lora freezes the encoder itself;"
+            f" leave freeze={freeze!r} out"
+        )
+    encoder.eval_modules = add_lora(encoder, lora, f"encoders.{encoder.modality}.lora")
 
 
 def list_encoders(kind: str | None = None) -> list[str]:
     """Return the names of all encoders, or of one kind; `*` stands for a model's name."""
-    return sorted({pattern(n) for n in ENCODERS if kind in (None, ENCODERS[n].family)})
-
-
-def pattern(entry: str) -> str:
-    """`hf-text` -> `hf/*`, for families take a model's name; `vector/mlp` stays."""
-    fixed = entry == "chars" or "/" in entry
-    return entry if fixed else f"{entry.partition('-')[0]}/*"
+    return sorted({ENCODERS[n].pattern for n in ENCODERS if kind in (None, ENCODERS[n].family)})
 
 
 def _find(name: str, kind: str) -> tuple[str, str]:
-    """Return the registry entry and the model within its family."""
-    if name in ENCODERS and pattern(name) == name:
+    """Return the registry entry and the name of the model that it takes, if any."""
+    entry = _match(name, kind)
+    if entry is None and name in ENCODERS and not ENCODERS[name].takes_model:
+        entry = name, ""  # `my_module:MyEncoder`, or of an installed plugin, which `in` imports
+    entry = entry or _match(name, kind)
+    if entry is not None:
+        return entry
+    entries = [ENCODERS[key] for key in ENCODERS]
+    prefix, _, model = name.partition("/")
+    kinds = sorted({x.family for x in entries if x.takes_model and x.prefix == prefix})
+    if model and kinds:
+        raise FusionZooError(
+            f"encoder {name!r} reads {' or '.join(kinds)}: say kind=, found {kind!r}"
+        )
+    near = did_you_mean(name, [x.pattern.replace("*", model or "*") for x in entries])
+    raise FusionZooError(
+        f"unknown encoder {name!r}.{near} There are: {', '.join(list_encoders())}."
+    )
+
+
+def _match(name: str, kind: str) -> tuple[str, str] | None:
+    """Find a name among what is registered; `hf/<model>` is `hf-text` or `hf-audio`, by kind."""
+    if ENCODERS.registered(name) and not ENCODERS[name].takes_model:
         return name, ""
-    family, slash, model = name.partition("/")
-    entry = f"hf-{kind}" if family == "hf" else family
-    if family == "hf" and entry not in ENCODERS:
-        raise FusionZooError(f"encoder {name!r} reads text or audio: say kind=, found {kind!r}")
-    if not slash or not model or entry not in ENCODERS:
-        families = list_encoders()
-        near = did_you_mean(name, [f.replace("*", model or "*") for f in families])
-        raise FusionZooError(f"unknown encoder {name!r}.{near} There are: {', '.join(families)}.")
-    return entry, model
+    prefix, _, model = name.partition("/")
+    for entry in (f"{prefix}-{kind}", prefix) if model else ():
+        if ENCODERS.registered(entry) and ENCODERS[entry].takes_model:
+            return entry, model
+    return None

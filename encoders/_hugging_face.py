@@ -1,4 +1,4 @@
-"""Everything that is loaded through transformers; code that a folder brings along never runs."""
+"""Loading through transformers, without ever running code from a model's folder."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .weights import from_hub, resolve
 
 
 def find_source(model: str, assets: Path | None) -> str:
-    """Return the folder that `assets` or the model's name stand for, else the name on the hub."""
+    """Return the folder that `assets` or the model's name refer to, else its name on the hub."""
     folder = assets or resolve(model)
     return str(folder) if folder.exists() else model
 
 
 def load_model(source: str, pretrained: bool) -> Any:
-    """Load a Hugging Face model, or build it from its configuration with fresh weights."""
+    """Load a Hugging Face model, or build it from its configuration with random weights."""
     from transformers import AutoModel
 
     if pretrained:
@@ -30,10 +30,10 @@ def load_model(source: str, pretrained: bool) -> Any:
 
 
 def load_auto(loader: str, source: str) -> Any:
-    """Load with one of transformers' Auto classes: from a folder without asking anyone, or a hub.
+    """Load with one of transformers' Auto classes, from a local folder or the hub.
 
-    `trust_remote_code` is False everywhere: its default asks on the terminal, and one "y" on
-    standard input would run whatever stands in the folder.
+    `trust_remote_code` is always False: by default transformers asks on the terminal, and a "y" on
+    standard input would run code from the folder.
     """
     import transformers
 
@@ -46,16 +46,16 @@ def load_auto(loader: str, source: str) -> Any:
         except Exception as error:
             if local or "custom code" in str(error):
                 raise _unusable(source, error) from error
-            raise  # what a hub's error means, `from_hub` says
+            raise  # `from_hub` explains errors of the hub
 
     return read() if local else from_hub(f"hf/{source}", read)
 
 
 def load_tokenizer(source: str) -> Any:
-    """Load a tokenizer; one that knows no word is refused.
+    """Load a tokenizer; one without a vocabulary is an error.
 
-    Where a folder lacks the vocabulary, transformers makes a tokenizer of special tokens only, and
-    every text becomes the same row of unknowns.
+    If a folder lacks the vocabulary, transformers returns a tokenizer with special tokens only,
+    which turns every text into unknown tokens.
     """
     tokenizer = load_auto("AutoTokenizer", source)
     special = set(tokenizer.all_special_ids)
@@ -71,7 +71,7 @@ def load_tokenizer(source: str) -> Any:
 def _unusable(source: str, error: Exception) -> FusionZooError:
     if "custom code" in str(error):
         return FusionZooError(
-            f"{source} needs custom code that it brings along, which is never run: take a model"
-            " whose architecture transformers itself holds"
+            f"{source} needs custom code of its own, which is never run: take a model"
+            " whose architecture is part of transformers"
         )
-    return FusionZooError(f"{source} does not hold what is needed: {one_line(error)}")
+    return FusionZooError(f"{source} cannot be loaded: {one_line(error)}")

@@ -1,4 +1,4 @@
-"""The small transformer that the encoders trained from scratch share."""
+"""A small transformer, shared by the encoders that are trained from scratch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every encoder shares: the registry, the way in, the contract of processors.
+"""Base classes of encoders and processors, and the registry of encoders.
 
 Shapes: `B` batch, `T` tokens, `D` width.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from fusionzoo.registry import Registry
-from fusionzoo.structures import Features
+from fusionzoo.registry import Entry, Registry
+from fusionzoo.structures import KINDS, Features
 
 from .layers import freeze
 
@@ -23,26 +24,26 @@ Item = dict[str, Tensor]
 
 
 class Processor(ABC):
-    """Turn decoded values into tensors, in the loader's workers; picklable."""
+    """Turn decoded values into tensors, in the data loader's workers; picklable."""
 
     @abstractmethod
     def __call__(self, value: Any, generator: torch.Generator | None = None) -> Item:
-        """Prepare one value; augmentation draws from `generator` alone (None: no augmentation)."""
+        """Prepare one value; only augmentation draws from `generator` (None: no augmentation)."""
 
     @abstractmethod
     def blank(self) -> Item:
-        """Return the smallest valid item: what stands for a sample that lacks the modality."""
+        """Return the smallest valid item, a placeholder for samples that lack the modality."""
 
     def collate(self, items: Sequence[Item]) -> Item:
-        """Stack items; along a first dimension that differs they are padded with zeros."""
+        """Stack items; where their first dimensions differ, pad with zeros at the end."""
         return {name: pad_sequence([i[name] for i in items], batch_first=True) for name in items[0]}
 
 
 class Encoder(nn.Module):
-    """Turn one modality's batch into `Features`; knows nothing of other modalities.
+    """Turn one modality's batch into `Features`, independently of other modalities.
 
-    `dim` is the width of tokens and of the pooled vector. `spec` rebuilds the encoder: it is what
-    `create_encoder` was given.
+    `dim` is the width of tokens and of the pooled vector. `spec` holds the arguments of
+    `create_encoder` that rebuild the encoder.
     """
 
     kind: str
@@ -50,9 +51,9 @@ class Encoder(nn.Module):
     modality: str = ""
     spec: Mapping[str, Any] = {}
     frozen: bool = False
-    sharded: bool = False  # its weights are shared out over processes
-    still: Sequence[nn.Module] = ()  # parts that stay in evaluation mode
-    frozen_rows: int | None = None  # how many a frozen encoder runs at once on a CPU; None: all
+    sharded: bool = False  # whether its weights are sharded over processes
+    eval_modules: Sequence[nn.Module] = ()  # frozen parts, which stay in evaluation mode
+    frozen_rows: int | None = None  # rows that a frozen encoder runs at once on a CPU; None: all
 
     @abstractmethod
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
@@ -60,7 +61,7 @@ class Encoder(nn.Module):
 
     @abstractmethod
     def processor(self, train: bool) -> Processor:
-        """Return what prepares this encoder's inputs."""
+        """Return the processor that prepares this encoder's inputs."""
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Features:
         if not self.frozen:
@@ -69,11 +70,13 @@ class Encoder(nn.Module):
             return self._encode_in_parts(inputs)
 
     def _encode_in_parts(self, inputs: Mapping[str, Tensor]) -> Features:
-        """Encode `frozen_rows` rows at a time: a frozen encoder's rows do not depend on each other,
-        and its activations are as large as the rows that it sees at once."""
+        """Encode `frozen_rows` rows at a time, which keeps the activations small.
+
+        This changes no result, as the rows of a frozen encoder do not depend on each other.
+        """
         first = next(iter(inputs.values()))
         rows = self.frozen_rows
-        # Processes that share weights must call the encoder equally often.
+        # With sharded weights, all processes must call the encoder equally often.
         if rows is None or len(first) <= rows or first.device.type != "cpu" or self.sharded:
             return self.encode(inputs)
         parts = [
@@ -83,40 +86,59 @@ class Encoder(nn.Module):
         return Features(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
     def freeze(self, mode: str = "all") -> None:
-        """Keep parameters and running statistics as they are: `all`, or a part, see `layers`."""
+        """Freeze parameters and running statistics: of `all`, or of a part, see `layers.freeze`."""
         if mode == "all":
             self.frozen = True
             self.requires_grad_(False)
             self.eval()
         elif mode != "none":
-            self.still = freeze(self, mode, f"encoders.{self.modality}.freeze")
+            self.eval_modules = freeze(self, mode, f"encoders.{self.modality}.freeze")
 
     def train(self, mode: bool = True) -> Encoder:
         super().train(mode and not self.frozen)
-        for part in self.still:
+        for part in self.eval_modules:
             part.eval()
         return self
 
     def save_assets(self, folder: Path) -> None:
-        """Write what a rebuild needs beside the weights; most encoders need nothing."""
+        """Write files other than weights that rebuilding needs, such as a tokenizer; often none."""
 
 
-ENCODERS: Registry[Encoder] = Registry("encoder", "fusionzoo zoo")
+@dataclass(frozen=True, kw_only=True)
+class EncoderEntry(Entry[Encoder]):
+    """Facts about one encoder, or about a library of them; its family is the kind it encodes."""
+
+    takes_model: bool = False  # whether a model's name follows: `timm/resnet18`
+
+    @property
+    def prefix(self) -> str:
+        """What stands before the model's name: `hf` of `hf-text`, which shares it with others."""
+        return self.name.removesuffix(f"-{self.family}")
+
+    @property
+    def pattern(self) -> str:
+        """How a list shows it: `timm/*` where a model's name follows, else its name."""
+        return f"{self.prefix}/*" if self.takes_model else self.name
+
+
+ENCODERS: Registry[Encoder, EncoderEntry] = Registry(
+    "encoder", "fusionzoo zoo", EncoderEntry, KINDS, base=Encoder
+)
 
 
 def run_by_length(
     lengths: Tensor, rows: Tensor, run: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Run each group of equally long rows unpadded: (B, N, ...) -> tokens (B, T, D), mask (B, T).
+    """Run rows of equal length together, unpadded: (B, N, ...) -> (B, T, D), mask (B, T).
 
-    For models whose output depends on padding, such as a group norm over time. Processors round
-    lengths up, so that groups form.
+    For models whose output depends on padding, for instance by a group norm over time. Processors
+    round lengths up, so that many rows have equal lengths.
     """
     tokens: list[Tensor] = [torch.empty(0)] * len(rows)
     for length in lengths.unique().tolist():
-        same = (lengths == length).nonzero()[:, 0]
-        for row, out in zip(same.tolist(), run(rows[same, :length]), strict=True):
-            tokens[row] = out
+        group = (lengths == length).nonzero()[:, 0]
+        for row, output in zip(group.tolist(), run(rows[group, :length]), strict=True):
+            tokens[row] = output
     counts = torch.tensor([len(x) for x in tokens], device=rows.device)
     padded = pad_sequence(tokens, batch_first=True)
     return padded, torch.arange(padded.shape[1], device=rows.device) < counts[:, None]

@@ -1,4 +1,4 @@
-"""Weight initialisation by layer type, for what is trained from scratch."""
+"""Weight initialisation by layer type, for encoders that are trained from scratch."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ NORMS = (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNor
 def initialise(module: nn.Module, scheme: str = "default", **settings: Any) -> nn.Module:
     """Initialise `module` in place and return it.
 
-    `scheme` is `default` (each layer's own, nothing is touched) or sets the weights of linear and
-    convolution layers: xavier_* (Glorot & Bengio 2010), kaiming_* (He et al. 2015), orthogonal
-    (Saxe et al. 2014), trunc_normal and normal (std 0.02), constant (0). Biases become 0, norms 1
-    and 0, embeddings normal with std 0.02. `settings` go to the scheme, e.g. `std=0.01`,
-    `gain=2.0`, `val=0.1`.
+    `scheme` is `default`, which changes nothing, or sets the weights of linear and convolution
+    layers: xavier_* (Glorot & Bengio 2010), kaiming_* (He et al. 2015), orthogonal (Saxe et al.
+    2014), trunc_normal and normal (std 0.02), constant (0). It also sets biases to 0, norms to
+    weight 1 and bias 0, and draws embeddings from a normal distribution with std 0.02. `settings`
+    go to the scheme, e.g. `std=0.01`, `gain=2.0`, `val=0.1`.
 
     >>> layer = initialise(nn.Linear(2, 2), "constant", val=0.5)
     >>> layer.weight.tolist(), layer.bias.tolist()

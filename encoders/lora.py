@@ -1,4 +1,4 @@
-"""Low-rank adapters (Hu et al. 2021, arXiv:2106.09685) in an encoder's attention, by `peft`."""
+"""Low-rank adapters (LoRA, Hu et al. 2021, arXiv:2106.09685) in an encoder, made by `peft`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 from .layers import norms
 
 DEFAULTS: dict[str, Any] = {"r": 8, "alpha": 16, "dropout": 0.0, "targets": None}
-# The projections to queries and values, under the names that the libraries give them.
+# Names of the projections to queries and values in different libraries.
 ATTENTION = (
     ("qkv",),  # timm
     ("query", "value"),  # BERT, AST
@@ -26,14 +26,14 @@ ATTENTION = (
 
 
 def add_lora(encoder: nn.Module, settings: Mapping[str, Any], name: str) -> list[nn.Module]:
-    """Freeze an encoder, put adapters in it, and return what must stay in evaluation mode.
+    """Freeze an encoder, add adapters, and return the modules that stay in evaluation mode.
 
-    `r` is their rank, `alpha / r` their scale, `targets` the names of the layers that get one; by
-    default the attention's projections to queries and values. The network stays what it is: only
-    the chosen layers are wrapped. At first the adapters change nothing.
+    Settings are `r`, the adapters' rank, `alpha`, with a scale of `alpha / r`, `dropout`, and
+    `targets`, the names of the layers that get one; by default the attention's projections to
+    queries and values. The adapters start as zero. `name` is the setting's name in errors.
     """
     if not isinstance(settings, Mapping):
-        raise FusionZooError(f"{name} holds settings: give {name}.r {DEFAULTS['r']}")
+        raise FusionZooError(f"{name} is a group of settings: give {name}.r {DEFAULTS['r']}")
     for key in settings:
         if key not in DEFAULTS:
             raise FusionZooError(
@@ -44,15 +44,15 @@ def add_lora(encoder: nn.Module, settings: Mapping[str, Any], name: str) -> list
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise FusionZooError(f"{name} needs peft: pip install 'fusionzoo[lora]'") from error
-    chosen = {**DEFAULTS, **settings}
+    values = {**DEFAULTS, **settings}
     net = getattr(encoder, "net", encoder)
-    targets = chosen["targets"] or _attention(net, name)
+    targets = values["targets"] or _attention_projections(net, name)
     encoder.requires_grad_(False)
     try:
         config = LoraConfig(
-            r=chosen["r"],
-            lora_alpha=chosen["alpha"],
-            lora_dropout=chosen["dropout"],
+            r=values["r"],
+            lora_alpha=values["alpha"],
+            lora_dropout=values["dropout"],
             target_modules=[targets] if isinstance(targets, str) else [str(x) for x in targets],
         )
         inject_adapter_in_model(config, net)
@@ -61,12 +61,12 @@ def add_lora(encoder: nn.Module, settings: Mapping[str, Any], name: str) -> list
     return norms(encoder)
 
 
-def _attention(net: nn.Module, name: str) -> tuple[str, ...]:
-    own = {key.rpartition(".")[2] for key, _ in net.named_modules()}
+def _attention_projections(net: nn.Module, name: str) -> tuple[str, ...]:
+    layers = {key.rpartition(".")[2] for key, _ in net.named_modules()}
     for targets in ATTENTION:
-        if own.issuperset(targets):
+        if layers.issuperset(targets):
             return targets
     raise FusionZooError(
-        f"{name}: {type(net).__name__} has no attention that lora knows;"
+        f"{name}: {type(net).__name__} has no attention layers under known names;"
         f" {name}.targets [<layer>, ...] names linear layers by the end of their names"
     )

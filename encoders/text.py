@@ -1,4 +1,4 @@
-"""Text encoders: any Hugging Face encoder, or bytes and a small transformer.
+"""Text encoders: any Hugging Face encoder, or a small transformer on bytes.
 
 Shapes: `B` batch, `T` tokens, `D` width.
 """
@@ -21,7 +21,7 @@ from ._hugging_face import find_source, load_model, load_tokenizer
 from ._transformer import TokenTransformer
 from .base import ENCODERS, Encoder, Item, Processor
 
-BYTES, START = 256, 256  # byte values, and the token before them
+BYTES, START = 256, 256  # number of byte values, and the token that starts a text
 
 
 class TokenProcessor(Processor):
@@ -31,7 +31,7 @@ class TokenProcessor(Processor):
 
     def collate(self, items: Sequence[Item]) -> Item:
         ids = [item["input_ids"] for item in items]
-        lengths = torch.tensor([len(one) for one in ids])
+        lengths = torch.tensor([len(tokens) for tokens in ids])
         padded = pad_sequence(ids, batch_first=True, padding_value=self.pad_id)
         return {
             "input_ids": padded,
@@ -40,7 +40,7 @@ class TokenProcessor(Processor):
 
 
 class TokenizerProcessor(TokenProcessor):
-    """Tokenise with a Hugging Face tokenizer."""
+    """Tokenise with a Hugging Face tokenizer; longer texts are cut."""
 
     def __init__(self, tokenizer: Any, max_length: int) -> None:
         self.tokenizer, self.max_length = tokenizer, max_length
@@ -55,7 +55,7 @@ class TokenizerProcessor(TokenProcessor):
 
 
 class BytesProcessor(TokenProcessor):
-    """A start token, then UTF-8 bytes."""
+    """Turn text into a start token and its UTF-8 bytes; longer texts are cut."""
 
     pad_id = 0
 
@@ -69,13 +69,18 @@ class BytesProcessor(TokenProcessor):
         return self("")
 
 
-@ENCODERS.register("hf-text", family="text")
+@ENCODERS.register("hf-text", family="text", takes_model=True)
 class HFText(Encoder):
-    """Any Hugging Face `AutoModel` for text, by hub name or local folder; T5-like: the encoder
-    half.
+    """Encode text with any Hugging Face `AutoModel`, by hub name or local folder.
 
-    `pooling`: the mean over real tokens (as sentence-transformers' MiniLM), or the first token
-    (`cls`). Texts are cut to `max_length` tokens, or to what the model can take.
+    Of an encoder-decoder such as T5 only the encoder is used.
+
+    Settings:
+        pretrained: load the model's weights; otherwise its configuration with random weights
+        pooling: `mean` over the real tokens (as sentence-transformers' MiniLM), or the first token
+            (`cls`)
+        max_length: tokens kept of a text, at most as many as the model can take
+        assets: folder that `save_assets` wrote; set when a saved model is loaded
 
     Shapes: inputs["input_ids"] (B, T), inputs["attention_mask"] bool (B, T) -> Features of
         (B, T, D), (B, T), (B, D) with D = config.hidden_size
@@ -93,7 +98,7 @@ class HFText(Encoder):
         assets: Path | None = None,
     ) -> None:
         super().__init__()
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the loader forks
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the data loader forks
         if pooling not in ("mean", "cls"):
             raise FusionZooError(f"pooling={pooling!r} is neither 'mean' nor 'cls'")
         self.pooling = pooling
@@ -103,10 +108,10 @@ class HFText(Encoder):
         if self.net.config.is_encoder_decoder:
             self.net = self.net.get_encoder()
         self.dim = self.net.config.hidden_size
-        room = getattr(self.net.config, "max_position_embeddings", None) or max_length
-        # RoBERTa counts positions from its padding id on.
+        positions = getattr(self.net.config, "max_position_embeddings", None) or max_length
+        # RoBERTa's positions start after its padding id.
         offset = 2 if "roberta" in self.net.config.model_type else 0
-        self.max_length = min(max_length, room - offset)
+        self.max_length = min(max_length, positions - offset)
 
     def processor(self, train: bool) -> Processor:
         return TokenizerProcessor(self.tokenizer, self.max_length)
@@ -124,10 +129,20 @@ class HFText(Encoder):
 
 @ENCODERS.register("chars", family="text")
 class Chars(Encoder):
-    """A small transformer on UTF-8 bytes, trained from scratch: no vocabulary, no download.
+    """Encode UTF-8 bytes with a small transformer, trained from scratch.
+
+    It needs no vocabulary and no download. A start token comes first, so even an empty text has a
+    token.
+
+    Settings:
+        dim: width of tokens and pooled vector, divisible by `num_heads`
+        num_layers: transformer layers
+        num_heads: attention heads
+        dropout: in attention and feed-forward layers, 0 to 1
+        max_length: bytes kept of a text, plus one for the start token
 
     Shapes: inputs["input_ids"] (B, T), inputs["attention_mask"] bool (B, T) -> Features of
-        (B, T, dim), (B, T), (B, dim); token 0 stands for the start, so an empty text has one token
+        (B, T, dim), (B, T), (B, dim)
     """
 
     kind = "text"

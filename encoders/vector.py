@@ -1,4 +1,4 @@
-"""Encoders of features that were extracted before: one vector per sample, or a sequence of them.
+"""Encoders of pre-extracted features: a vector per sample, or a sequence of vectors.
 
 Shapes: `B` batch, `T` tokens, `D` width.
 """
@@ -19,7 +19,7 @@ from .base import ENCODERS, Encoder, Item, Processor
 
 
 class VectorProcessor(Processor):
-    """Check the width of a vector (D,)."""
+    """Check the width of a vector (D,) and convert it to float32."""
 
     def __init__(self, in_dim: int) -> None:
         self.in_dim = in_dim
@@ -36,7 +36,7 @@ class VectorProcessor(Processor):
 
 
 class SequenceProcessor(VectorProcessor):
-    """Check the width of a sequence (T, D) and cut it to `max_length`."""
+    """Check the width of a sequence (T, D), cut it to `max_length` and convert it to float32."""
 
     def __init__(self, in_dim: int, max_length: int) -> None:
         super().__init__(in_dim)
@@ -60,14 +60,14 @@ class SequenceProcessor(VectorProcessor):
 
 
 class VectorEncoder(Encoder):
-    """One vector per sample becomes one token."""
+    """Base of the vector encoders: each vector becomes one token."""
 
     kind = "vector"
 
     def __init__(self, in_dim: int) -> None:
         super().__init__()
         if in_dim < 1:
-            raise FusionZooError("in_dim is missing: the width of the given vectors")
+            raise FusionZooError("in_dim is missing: the width of the input vectors")
         self.in_dim = in_dim
         self.net: nn.Module = nn.Identity()
 
@@ -82,7 +82,10 @@ class VectorEncoder(Encoder):
 
 @ENCODERS.register("vector/identity", family="vector")
 class VectorIdentity(VectorEncoder):
-    """Pass vectors of width `in_dim` on as they are.
+    """Use vectors as they are, as one token each.
+
+    Settings:
+        in_dim: width of the vectors, at least 1; data sets fill it in
 
     Shapes: inputs["values"] (B, in_dim) -> Features of (B, 1, in_dim), (B, 1), (B, in_dim)
     """
@@ -94,7 +97,13 @@ class VectorIdentity(VectorEncoder):
 
 @ENCODERS.register("vector/mlp", family="vector")
 class VectorMLP(VectorEncoder):
-    """Normalise vectors of width `in_dim` and pass them through a perceptron.
+    """Encode vectors by layer norm and a perceptron with one hidden layer.
+
+    Settings:
+        in_dim: width of the vectors, at least 1; data sets fill it in
+        dim: width of the output
+        hidden: width of the hidden layer
+        dropout: after the hidden layer, 0 to 1
 
     Shapes: inputs["values"] (B, in_dim) -> Features of (B, 1, dim), (B, 1), (B, dim)
     """
@@ -115,7 +124,15 @@ class VectorMLP(VectorEncoder):
 
 @ENCODERS.register("sequence/transformer", family="sequence")
 class SequenceTransformer(Encoder):
-    """A small pre-norm transformer over pre-extracted token features, with learned positions.
+    """Encode sequences of feature vectors with a small pre-norm transformer, learned positions.
+
+    Settings:
+        in_dim: width of the input vectors, at least 1; data sets fill it in
+        dim: width of tokens and pooled vector, divisible by `num_heads`
+        num_layers: transformer layers
+        num_heads: attention heads
+        dropout: in attention and feed-forward layers, 0 to 1
+        max_length: vectors kept of a sequence
 
     Shapes: inputs["values"] (B, T, in_dim), inputs["lengths"] (B,) -> (B, T, dim), (B, T), (B, dim)
     """
@@ -134,7 +151,7 @@ class SequenceTransformer(Encoder):
     ) -> None:
         super().__init__()
         if in_dim < 1:
-            raise FusionZooError("in_dim is missing: the width of the given tokens")
+            raise FusionZooError("in_dim is missing: the width of the input tokens")
         self.in_dim, self.dim, self.max_length = in_dim, dim, max_length
         self.project = nn.Linear(in_dim, dim)
         self.transformer = TokenTransformer(dim, num_layers, num_heads, dropout, max_length)

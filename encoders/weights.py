@@ -1,4 +1,4 @@
-"""Weights from files and hubs: by name or by position, with a report of what fitted."""
+"""Load weights from files and hubs, matched by name or by position, with a report."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from fusionzoo.errors import FusionZooError, one_line
 T = TypeVar("T")
 WRAPPERS = ("module.", "_orig_mod.")  # of DataParallel and DDP, and of torch.compile
 CONTAINERS = ("state_dict", "model_state_dict", "model", "weights")
-HUB_TIMEOUT = 5.0  # seconds
+HUB_TIMEOUT = 5.0  # s
+PYTORCH_HUB = "https://download.pytorch.org"
 
 
 @dataclass(frozen=True)
 class WeightsReport:
-    """What a checkpoint did to a module: names of the module's tensors, but for `left_over`."""
+    """Which tensors a checkpoint filled, by their names in the module, `left_over` in the file."""
 
     file: str
     matched: tuple[str, ...]
@@ -35,11 +36,11 @@ class WeightsReport:
 
     def __str__(self) -> str:
         parts = [f"{len(self.matched)} tensors loaded from {self.file}"]
-        for what in ("missing", "left_over", "other_shape"):
-            names = getattr(self, what)
+        for field in ("missing", "left_over", "other_shape"):
+            names = getattr(self, field)
             if names:
-                some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-                parts.append(f"{len(names)} {what.replace('_', ' ')} ({some})")
+                examples = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+                parts.append(f"{len(names)} {field.replace('_', ' ')} ({examples})")
         return "; ".join(parts)
 
 
@@ -53,39 +54,39 @@ def load_weights(
 ) -> WeightsReport:
     """Load `file` (.pt, .pth, .bin, .safetensors) into `module` as far as it fits, and report.
 
-    By name, the wrappers `module.` and `_orig_mod.` and the given `prefix` are stripped; a module
-    that holds one network (an encoder) also takes the network's own names. By position, the tensors
-    are paired in order, and shapes must agree: for the same network under other names. Nothing that
-    fits, or with `strict` anything that does not, is an error. No pickled code is executed.
+    By name, the prefixes `module.`, `_orig_mod.` and `prefix` are stripped from the file's names;
+    an encoder also matches the names within its network `net`. By position, tensors are paired in
+    order and their shapes must agree, for the same network under other names. It is an error if no
+    tensor fits or, with `strict`, if any does not. No pickled code is executed.
     """
-    given = read_weights(resolve(file))
-    wanted = dict(module.state_dict())
+    stored = read_weights(resolve(file))
+    state = dict(module.state_dict())
     if match == "position":
-        pairs = _by_position(given, wanted, str(file))
+        pairs = _match_by_position(stored, state, str(file))
     elif match == "name":
-        pairs = _by_name(given, wanted, prefix)
+        pairs = _match_by_name(stored, state, prefix)
     else:
         raise FusionZooError(f"match={match!r} is neither 'name' nor 'position'")
-    fitting = {own: key for own, key in pairs.items() if given[key].shape == wanted[own].shape}
+    fitting = {name: key for name, key in pairs.items() if stored[key].shape == state[name].shape}
     report = WeightsReport(
         str(file),
         matched=tuple(fitting),
-        missing=tuple(own for own in wanted if own not in pairs),
-        left_over=tuple(key for key in given if key not in set(pairs.values())),
-        other_shape=tuple(own for own in pairs if own not in fitting),
+        missing=tuple(name for name in state if name not in pairs),
+        left_over=tuple(key for key in stored if key not in set(pairs.values())),
+        other_shape=tuple(name for name in pairs if name not in fitting),
     )
     if not fitting or (strict and (report.missing or report.left_over or report.other_shape)):
-        first = next(iter(given), "nothing")
+        first = next(iter(stored), "nothing")
         raise FusionZooError(
             f"{report}. The file's names begin with {first!r}, the module's with"
-            f" {next(iter(wanted))!r}: try prefix=, or match='position'"
+            f" {next(iter(state))!r}: try prefix=, or match='position'"
         )
-    module.load_state_dict({own: given[key] for own, key in fitting.items()}, strict=False)
+    module.load_state_dict({name: stored[key] for name, key in fitting.items()}, strict=False)
     return report
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a checkpoint; a state dict inside a larger one is found."""
+    """Read the tensors of a checkpoint, also of a state dict nested under one of `CONTAINERS`."""
     if not path.is_file():
         raise FusionZooError(f"no weights file {path}")
     try:
@@ -107,31 +108,31 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _by_name(
-    given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], prefix: str
+def _match_by_name(
+    stored: Mapping[str, Tensor], state: Mapping[str, Tensor], prefix: str
 ) -> dict[str, str]:
     """Map the module's names to the file's."""
     pairs = {}
-    for key in given:
+    for key in stored:
         name = key
         for wrapper in (*WRAPPERS, prefix, *WRAPPERS):
             name = name.removeprefix(wrapper)
-        own = name if name in wanted else f"net.{name}"
-        if own in wanted:
-            pairs[own] = key
+        name = name if name in state else f"net.{name}"
+        if name in state:
+            pairs[name] = key
     return pairs
 
 
-def _by_position(
-    given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], file: str
+def _match_by_position(
+    stored: Mapping[str, Tensor], state: Mapping[str, Tensor], file: str
 ) -> dict[str, str]:
-    """Pair in order; a file may go on, say with a classifier that the module does not have."""
-    pairs = dict(zip(wanted, given, strict=False))
-    for number, (own, key) in enumerate(pairs.items()):
-        if wanted[own].shape != given[key].shape:
+    """Map names in order; a file may have more, say a classifier that the module lacks."""
+    pairs = dict(zip(state, stored, strict=False))
+    for number, (name, key) in enumerate(pairs.items()):
+        if state[name].shape != stored[key].shape:
             raise FusionZooError(
-                f"{file}: tensor {number} is {key!r} {tuple(given[key].shape)}, and the module's is"
-                f" {own!r} {tuple(wanted[own].shape)}: not the same network in the same order"
+                f"{file}: tensor {number} is {key!r} {tuple(stored[key].shape)}, the module's is"
+                f" {name!r} {tuple(state[name].shape)}: not the same network in the same order"
             )
     return pairs
 
@@ -150,17 +151,19 @@ def resolve(path: str | Path) -> Path:
     except PackageNotFoundError:
         raise FusionZooError(f"{path}: pip install {name}") from None
     files = [Path(str(file)) for file in package.files or []]
-    places = {place for file in files for place in (file, *file.parents)}
-    found = [place for place in places if place.match(ending)]
-    if len(found) != 1:
-        raise FusionZooError(f"{path}: {len(found)} places in the package fit; it must be one")
-    return Path(str(package.locate_file(found[0])))
+    paths = {parent for file in files for parent in (file, *file.parents)}
+    matching = [candidate for candidate in paths if candidate.match(ending)]
+    if len(matching) != 1:
+        raise FusionZooError(
+            f"{path}: {len(matching)} paths in the package match; expected exactly one"
+        )
+    return Path(str(package.locate_file(matching[0])))
 
 
 def from_hub(name: str, load: Callable[[], T], url: str | None = None) -> T:
-    """Run `load`, which asks a hub; from the cache where it can, else only if the hub answers.
+    """Run `load`, which downloads from a hub unless its cache has the files.
 
-    `url` is the hub's address, by default Hugging Face's.
+    A hub that does not answer is an error at once. `url` is its address, by default Hugging Face's.
     """
     from huggingface_hub import constants
 
@@ -169,25 +172,25 @@ def from_hub(name: str, load: Callable[[], T], url: str | None = None) -> T:
             return load()
     except FusionZooError:
         raise
-    except Exception as first:  # not in the cache: what is wrong shows when the hub is asked
-        if constants.HF_HUB_OFFLINE or not _answers(url or constants.ENDPOINT):
+    except Exception as cache_miss:  # other errors show again once the hub is asked
+        if constants.HF_HUB_OFFLINE or not _is_reachable(url or constants.ENDPOINT):
             raise FusionZooError(
                 f"cannot reach {url or constants.ENDPOINT} for the weights of {name!r}."
                 " Two ways out: pretrained=false trains from scratch; a local folder or file"
                 " (hf/<folder>, or weights=<file> with pretrained=false) needs no hub"
-            ) from first
+            ) from cache_miss
     try:
         return load()
     except FusionZooError:
         raise
     except Exception as error:
         raise FusionZooError(
-            f"the hub does not give the weights of {name!r}: {one_line(error)}"
+            f"the hub did not return the weights of {name!r}: {one_line(error)}"
         ) from error
 
 
-def _answers(url: str) -> bool:
-    """Ask once, briefly; the libraries below would retry for minutes."""
+def _is_reachable(url: str) -> bool:
+    """Ask once with a short timeout; the hubs' own libraries would retry for minutes."""
     try:
         urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=HUB_TIMEOUT)
     except urllib.error.HTTPError:
@@ -199,7 +202,7 @@ def _answers(url: str) -> bool:
 
 @contextmanager
 def _offline() -> Iterator[None]:
-    """Let the Hugging Face libraries look in their cache only, for a moment."""
+    """Restrict the Hugging Face libraries to their cache inside the block."""
     from huggingface_hub import constants
 
     hub: Any = constants

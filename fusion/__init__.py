@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.registry import Entry
+from fusionzoo.registry import import_siblings
 
-from . import attention, early, hybrid, late  # noqa: F401
-from .base import FUSIONS, Fusion
+from .base import FUSIONS, Fusion, FusionEntry
 
-__all__ = ["FUSIONS", "Fusion", "create_fusion", "fusion_info", "list_fusions"]
+__all__ = ["FUSIONS", "Fusion", "FusionEntry", "create_fusion", "fusion_info", "list_fusions"]
+
+import_siblings(__path__, __name__)  # what registers fusions
 
 
 def create_fusion(
@@ -32,6 +33,6 @@ def list_fusions(family: str | None = None) -> list[str]:
     return sorted(name for name in FUSIONS if family in (None, FUSIONS[name].family))
 
 
-def fusion_info(name: str) -> Entry[Fusion]:
+def fusion_info(name: str) -> FusionEntry:
     """Return the registry entry of a fusion: family, paper, inputs, settings."""
     return FUSIONS[name]

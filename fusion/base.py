@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, distributed, nn
 
+from fusionzoo.checks import check_choice
 from fusionzoo.errors import FusionZooError, did_you_mean
-from fusionzoo.registry import Registry
+from fusionzoo.registry import Entry, Registry
 from fusionzoo.structures import Features, FusionOutput, Phase, StepContext
 
 DECAY = 0.99  # per batch; lets running means follow an encoder that is still training
@@ -172,7 +175,26 @@ class RunningMeans(nn.Module):
             mean.copy_(torch.lerp(mean, total / count.clamp(min=1), weight))
 
 
-FUSIONS: Registry[Fusion] = Registry("fusion", "fusionzoo zoo")
+@dataclass(frozen=True, kw_only=True)
+class FusionEntry(Entry[Fusion]):
+    """Facts about one fusion."""
+
+    reads: Literal["pooled", "tokens"] = "tokens"  # what it uses of each encoder's features
+    synergy: bool = True  # whether it can express an exclusive or of two modalities
+    at_least: int = 1  # modalities that it needs
+
+    def __post_init__(self) -> None:
+        check_choice(f"fusion {self.name!r}: reads", self.reads, ("pooled", "tokens"))
+
+
+FUSIONS: Registry[Fusion, FusionEntry] = Registry(
+    "fusion",
+    "fusionzoo zoo",
+    FusionEntry,
+    ("early", "late", "attention", "hybrid"),
+    base=Fusion,
+    default_family="early",
+)
 
 
 def masked_softmax(scores: Tensor, mask: Tensor, dim: int = 1) -> Tensor:
@@ -215,21 +237,3 @@ def product(stacked: Tensor) -> Tensor:
 def power_norm(x: Tensor, dim: int = -1) -> Tensor:
     """Apply the signed square root, smoothed at 0 where its slope is infinite, and L2-normalise."""
     return F.normalize(x / (x.abs() + 1e-6).sqrt(), dim=dim)
-
-
-def check_modality(setting: str, value: str | None, dims: Mapping[str, int]) -> str:
-    """Return the modality that a setting names (None: the first); raise if there is no such one."""
-    name = next(iter(dims)) if value is None else value
-    if name not in dims:
-        raise FusionZooError(
-            f"{setting}={name!r} is no modality.{did_you_mean(name, dims)}"
-            f" There are: {', '.join(dims)}."
-        )
-    return name
-
-
-def check_heads(dim: int, num_heads: int) -> None:
-    """Raise an error if the number of heads does not divide the width."""
-    if dim % num_heads:
-        divisors = [n for n in range(1, dim + 1) if dim % n == 0 and n <= 2 * num_heads]
-        raise FusionZooError(f"num_heads={num_heads} does not divide dim={dim}; {divisors} do")

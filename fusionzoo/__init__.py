@@ -16,17 +16,20 @@ if TYPE_CHECKING:
     from .api import evaluate as evaluate
     from .api import predict as predict
     from .api import train as train
+    from .benchmark.api import benchmark as benchmark
+    from .components import register as register
+    from .creating import create_model as create_model
     from .datasets import PairedDataset as PairedDataset
     from .datasets import create_dataset as create_dataset
     from .datasets import list_datasets as list_datasets
     from .encoders import create_encoder as create_encoder
     from .encoders import list_encoders as list_encoders
+    from .encoders import wrap_encoder as wrap_encoder
     from .errors import FusionZooError as FusionZooError
     from .fusion import create_fusion as create_fusion
     from .fusion import fusion_info as fusion_info
     from .fusion import list_fusions as list_fusions
-    from .model import create_model as create_model
-    from .model import load as load
+    from .loading import load as load
     from .training.runs.run import Run as Run
 
 if not os.path.isdir(os.path.join(os.path.dirname(__file__), "encoders")):
@@ -37,18 +40,21 @@ _HOME = {
     "evaluate": "api",
     "predict": "api",
     "embed": "api",
+    "benchmark": "benchmark",  # the package itself, which can be called
     "PairedDataset": "datasets",
     "create_dataset": "datasets",
     "list_datasets": "datasets",
     "create_encoder": "encoders",
     "list_encoders": "encoders",
+    "wrap_encoder": "encoders",
     "FusionZooError": "errors",
     "create_fusion": "fusion",
     "fusion_info": "fusion",
     "list_fusions": "fusion",
-    "create_model": "model",
-    "load": "model",
+    "create_model": "creating",
+    "load": "loading",
     "Run": "training.runs.run",
+    "register": "components",
 }
 __all__ = [*_HOME, "__version__"]  # noqa: PLE0604
 
@@ -56,7 +62,8 @@ __all__ = [*_HOME, "__version__"]  # noqa: PLE0604
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'fusionzoo' has no attribute {name!r}")
-    return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    module = import_module(f".{_HOME[name]}", __name__)
+    return module if _HOME[name] == name else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from .console import print_columns, print_table, quiet_pipe
+from .console import add_plugins_option, print_columns, print_table, quiet_pipe
+from .data_command import add_data_command
 from .errors import FusionZooError, did_you_mean
 from .version import __version__
 
@@ -60,15 +61,19 @@ def _parser() -> argparse.ArgumentParser:
         "zoo", help="list fusions, training strategies and encoders, explain one"
     )
     zoo.set_defaults(run=_list_zoo)
+    add_plugins_option(zoo, "")
     actions = zoo.add_subparsers(metavar="action")
+    every = actions.add_parser("list", help="all of them")
     info = actions.add_parser(
         "info", help="what one fusion, training strategy or encoder does, and its settings"
     )
     info.add_argument("name", help="gmu, ogm_ge, timm/resnet18, chars, ...")
     info.set_defaults(run=_info)
     check = actions.add_parser("check", help="hold a fusion to the contract")
-    check.add_argument("target", metavar="module:Class|name")
+    check.add_argument("target", metavar="name|module:Class|file.py:Class")
     check.set_defaults(run=_check)
+    for action in (every, info, check):
+        add_plugins_option(action)
 
     cache = commands.add_parser("cache", help="list or prune the cached features")
     cache.set_defaults(run=_list_cache)
@@ -80,22 +85,15 @@ def _parser() -> argparse.ArgumentParser:
     prune.add_argument("--all", action="store_true", help="remove everything")
     prune.set_defaults(run=_prune_cache)
 
-    data = commands.add_parser("data", help="list or fetch data sets")
-    data.set_defaults(run=_list_data)
-    actions = data.add_subparsers(metavar="action")
-    actions.add_parser("list", help="the data sets").set_defaults(run=_list_data)
-    fetch = actions.add_parser("fetch", help="download a data set")
-    fetch.add_argument("name", choices=["stamps", "mfeat"])
-    fetch.add_argument("--root", help="folder to put it in; default: the cache")
-    fetch.set_defaults(run=_fetch)
+    add_data_command(commands)
     return parser
 
 
-def _list_zoo(_: argparse.Namespace) -> None:
+def _list_zoo(parsed: argparse.Namespace) -> None:
     from .zoo.cards import BALANCE_FAMILIES, count
     from .zoo.facts import facts
 
-    known = facts()
+    known = facts(parsed.plugins)
     print_table(
         f"{len(known.fusions)} fusions (`fusionzoo zoo info NAME` says more)",
         ("name", "family", "paper", "reads", "parameters", "MACs", "a missing modality"),
@@ -139,7 +137,7 @@ def _info(parsed: argparse.Namespace) -> None:
     from .zoo.cards import BALANCE_FAMILIES, count
     from .zoo.facts import facts
 
-    known = facts()
+    known = facts(parsed.plugins)
     exact = [one for one in known.encoders if one.name == parsed.name]
     encoders = exact or [one for one in known.encoders if _is_family(one.name, parsed.name)]
     strategies = {one.name: one for one in known.strategies}
@@ -207,8 +205,10 @@ def _show_card(one: About, kind: str, more: Sequence[tuple[str, str]]) -> None:
 
 
 def _check(parsed: argparse.Namespace) -> int:
+    from .plugins import load_plugins
     from .zoo.conformance.fusions import main_check
 
+    load_plugins(parsed.plugins)
     return main_check(parsed.target)
 
 
@@ -219,10 +219,10 @@ def _list_cache(_: argparse.Namespace) -> None:
 
     cache, rows, total = feature_cache(), [], 0
     for entry in cache.entries():
-        about = entry.about["description"]
+        about = entry.metadata["description"]
         how = " ".join(map(str, about.get("corruption", []))) or f"view {about.get('view', 0)}"
         size, used = f"{entry.size / 1e6:.1f} MB", datetime.fromtimestamp(entry.used)
-        shape = " x ".join(map(str, entry.about["arrays"]["pooled"][1]))
+        shape = " x ".join(map(str, entry.metadata["arrays"]["pooled"][1]))
         what = (about["data"], about["modality"], about["encoder"].get("name", "-"), how)
         name = entry.key[:10]
         rows.append((name, *what, shape, size, f"{used:%Y-%m-%d %H:%M}"))
@@ -240,23 +240,6 @@ def _prune_cache(parsed: argparse.Namespace) -> None:
     days = 0.0 if parsed.all else parsed.older_than
     freed = feature_cache().prune(days, most)
     print(f"freed {freed / 1e6:.1f} MB")
-
-
-def _list_data(_: argparse.Namespace) -> None:
-    from .datasets import DATASETS
-
-    rows = [DATASETS[name] for name in DATASETS]
-    settings = [", ".join(row.parameters) for row in rows]
-    table = [(row.name, row.summary, own) for row, own in zip(rows, settings, strict=True)]
-    print_table("Data sets", ("name", "what it holds", "settings (--data.<setting>)"), table)
-
-
-def _fetch(parsed: argparse.Namespace) -> None:
-    from importlib import import_module
-    from pathlib import Path
-
-    source = import_module(f".datasets.{parsed.name}", __package__)
-    print(f"ready: {source.fetch(Path(parsed.root) if parsed.root else None)}")
 
 
 if __name__ == "__main__":

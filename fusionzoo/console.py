@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from textwrap import fill
 from typing import ParamSpec
 
 P = ParamSpec("P")
+SCRIPTS = ("train.py", "embed.py", "benchmark.py")
 BROKEN_PIPE = 141  # what a shell reports of a command that SIGPIPE ended
 
 
@@ -38,6 +40,13 @@ def print_columns(rows: Sequence[Sequence[str]], width: int = 96) -> None:
         print(fill(line, width, subsequent_indent=" " * indent, break_on_hyphens=False))
 
 
+def add_plugins_option(parser: argparse.ArgumentParser, default: str = argparse.SUPPRESS) -> None:
+    """Add --plugins; an action leaves it to its command unless it stands after the action."""
+    parser.add_argument(
+        "--plugins", default=default, metavar="FILE.py,MODULE", help="components of your own"
+    )
+
+
 def command_line(name: str) -> str:
     """Return how to start a command in the way in which this one was started.
 
@@ -46,8 +55,7 @@ def command_line(name: str) -> str:
     started = Path(sys.argv[0])
     if started.name == "__main__.py":
         return f"python -m fusionzoo {name}"
-    ours = started.name in ("train.py", "embed.py", "benchmark.py")
-    script = ours and started.parent.name != "scripts"
+    script = started.name in SCRIPTS and started.parent.name != "scripts"
     return f"python {started.with_name(name)}.py" if script else f"fusionzoo {name}"
 
 

@@ -18,7 +18,7 @@ class FusionZooError(ValueError):
         super().__init__(message)
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """Return the message of an error of another library on one line.
 
     >>> one_line(ValueError("no\\n  key"))

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .datasets import DATASETS, PairedDataset
-from .datasets.formats.manifest import READERS, TEXT_TYPES
+from .datasets.formats.columns import READERS, TEXT_TYPES
 from .errors import FusionZooError, did_you_mean
 from .files import cache_root, make_cache_folder, replacing
 from .structures import KINDS
@@ -33,11 +33,12 @@ def data_settings(data: Data) -> dict[str, Any]:
     """
     if isinstance(data, PairedDataset):
         return {"name": IN_MEMORY}
-    if isinstance(data, Mapping):
-        return dict(data)
     if hasattr(data, "__arrow_c_stream__"):
-        folder = make_cache_folder(cache_root() / "tables")
-        return store_table({"name": "manifest", "root": data}, folder)
+        data = {"name": "manifest", "root": data}
+    if isinstance(data, Mapping):
+        if hasattr(data.get("root"), "__arrow_c_stream__"):
+            return store_table(data, make_cache_folder(cache_root() / "tables"))
+        return dict(data)
     if not isinstance(data, str | os.PathLike):
         raise FusionZooError(
             f"data is of type {type(data).__name__}; it must be the name of a data set, a path,"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,14 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .config import split_name
-from .encoders import Encoder, create_encoder
-from .errors import FusionZooError, did_you_mean, one_line
-from .fusion import Fusion, create_fusion
-from .model_folder import FORMAT, FolderConfig, bounded_allocation, read_config
+from .encoders import Encoder
+from .errors import FusionZooError, did_you_mean
+from .eval_mode import quiet
+from .fusion import Fusion
+from .model_folder import (
+    FORMAT,
+    sources,
+)
 from .predictions import predictions
+from .present_rows import encode_rows
 from .structures import Batch, Features, FusionOutput, Sample
-from .targets import Target, decode, from_spec
+from .targets import decode, from_spec
 from .unimodal import UnimodalHeads, fall_back
 from .version import __version__
 
@@ -157,6 +160,7 @@ class FusionModel(nn.Module):
     def save(self, folder: str | Path, weights: Mapping[str, Tensor] | None = None) -> Path:
         """Write `config.json`, `model.safetensors` and what the processors need; no pickle.
 
+        Of encoders and fusions that are not fusionzoo's own, `config.json` names the plugins.
         `weights` stand in for the model's own, where processes share those.
         """
         from safetensors.torch import save_file, save_model
@@ -170,7 +174,8 @@ class FusionModel(nn.Module):
         else:
             save_file(dict(weights), str(folder / "model.safetensors"))
         about = {"format": FORMAT, "fusionzoo": __version__, "torch": str(torch.__version__)}
-        config = {**about, "classes": self.classes, **self.spec}
+        recorded = {"plugins": sources(self)} if sources(self) else {}
+        config = {**about, **recorded, "classes": self.classes, **self.spec}
         (folder / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
         return folder
 
@@ -199,178 +204,5 @@ class FusionModel(nn.Module):
         return Sample(str(number), "", None, values)
 
 
-def create_model(
-    fusion: str | Raw = "gmu",
-    encoders: Mapping[str, str | Raw] | None = None,
-    num_outputs: int | None = None,
-    *,
-    classes: Sequence[str] = (),
-    targets: Sequence[Target] | None = None,
-    dim: int = 128,
-    kinds: Mapping[str, str] | None = None,
-    assets: Path | None = None,
-) -> FusionModel:
-    """Build a model: `create_model("gmu", {"image": "timm/resnet18", "text": "chars"}, 10)`.
-
-    A component is a name or `{"name": ..., **settings}`. `kinds` says what a modality holds whose
-    name is not a kind (`{"xray": "image"}`). `targets` are what the model answers if that is not
-    one class of `classes`; none at all gives it one idle output. `assets` is a model folder to read
-    processors from.
-    """
-    if not encoders:
-        raise FusionZooError("a model needs at least one encoder: encoders={'image': ...}")
-    if num_outputs is None:
-        widths = [one.width for one in targets or ()]
-        num_outputs = len(classes) if targets is None else max(1, sum(widths))
-    if num_outputs < 1:
-        raise FusionZooError("a model needs num_outputs, or the names of its classes")
-    specs = {name: _component(given) for name, given in encoders.items()}
-    built = {}
-    for modality, given in specs.items():
-        name, settings = split_name(given, f"encoders.{modality}")
-        settings.setdefault("kind", (kinds or {}).get(modality))
-        if assets is not None:
-            settings |= {"assets": assets / modality}
-        built[modality] = create_encoder(modality, name, **settings)
-    given = {"dim": dim, **_component(fusion)}
-    name, settings = split_name(given, "fusion")
-    dims = {modality: encoder.dim for modality, encoder in built.items()}
-    head = create_fusion(name, dims, settings.pop("dim"), num_outputs, **settings)
-    spec = {
-        "num_outputs": num_outputs,
-        "fusion": given,
-        "encoders": {m: e.spec for m, e in built.items()},
-    }
-    spec["kinds"] = {m: e.kind for m, e in built.items()}
-    if targets is not None:
-        spec["targets"] = [one.spec for one in targets]
-        refuse_other_answers(name, head)
-    return FusionModel(built, head, spec, classes)
-
-
-def load(folder: str | Path, device: str | torch.device = "cpu") -> FusionModel:
-    """Load a model folder, or the model of a run folder; needs no hub and no original settings."""
-    from safetensors.torch import load_model
-
-    folder = Path(folder)
-    folder = folder / "model" if (folder / "model" / "config.json").is_file() else folder
-    if not (folder / "config.json").is_file():
-        raise FusionZooError(f"{folder} is no model folder: it holds no config.json")
-    config, targets = read_config(folder)
-    weights = folder / "model.safetensors"
-    with bounded_allocation(weights):
-        model = _build(folder, config, targets)
-    try:
-        load_model(model, str(weights), strict=True)
-    except Exception as error:
-        raise FusionZooError(f"{weights}: {one_line(error)}") from error
-    model.to(device).eval()
-    with bounded_allocation(weights):
-        _answer_blank(model, folder)
-    return model
-
-
-def _build(folder: Path, config: FolderConfig, targets: list[Target] | None) -> FusionModel:
-    """Build what config.json describes, with weights yet to be loaded."""
-    try:
-        model = create_model(
-            config.fusion,
-            {m: _without_sources(spec) for m, spec in config.encoders.items()},
-            config.num_outputs,
-            classes=config.classes,
-            targets=targets,
-            kinds=config.kinds,
-            assets=folder,
-        )
-        dims = {name: encoder.dim for name, encoder in model.named_encoders()}
-        if config.unimodal_dim is not None:
-            prior = torch.ones(config.num_outputs)
-            model.set_heads(UnimodalHeads(dims, config.unimodal_dim, prior))
-        if config.align:
-            model.set_align({m: nn.Linear(dims[m], n) for m, n in config.align.items()})
-    except Exception as error:
-        raise FusionZooError(f"{folder / 'config.json'}: {one_line(error)}") from error
-    return model
-
-
-def _answer_blank(model: FusionModel, folder: Path) -> None:
-    """Run one blank sample, so that settings with which the model cannot answer are found here."""
-    try:
-        batch: Batch = model.collate()([Sample("", "", None, {})])
-        batch = batch._replace(present=torch.ones_like(batch.present))
-        if model.classes or model.targets:
-            model.predict(batch)
-        else:
-            model.embed(batch)
-    except Exception as error:
-        raise FusionZooError(
-            f"{folder / 'config.json'}: the model cannot answer: {one_line(error)}"
-        ) from error
-
-
-def encode_rows(encoder: Encoder, inputs: Mapping[str, Tensor], present: Tensor) -> Features:
-    """Encode the rows where `present` (B,) holds; the others get an empty mask and zeros."""
-    if bool(present.all()) and len(present):
-        return encoder(inputs)
-    rows = present.nonzero()[:, 0]
-    if not len(rows) and encoder.sharded:
-        return _run_blank(encoder, inputs, len(present))
-    if not len(rows):
-        touch = sum((p.flatten()[:1].sum() for p in encoder.parameters() if p.requires_grad), 0.0)
-        dtype = next((p.dtype for p in encoder.parameters()), torch.get_default_dtype())
-        empty = torch.zeros(len(present), encoder.dim, device=present.device, dtype=dtype)
-        pooled = empty + 0.0 * touch
-        mask = torch.zeros(len(present), 1, dtype=torch.bool, device=present.device)
-        return Features(pooled[:, None], mask, pooled)
-    some: Features = encoder({name: x.index_select(0, rows) for name, x in inputs.items()})
-
-    def scatter(x: Tensor) -> Tensor:
-        return x.new_zeros(len(present), *x.shape[1:]).index_copy(0, rows, x)
-
-    return Features(*map(scatter, some))
-
-
-def _run_blank(encoder: Encoder, inputs: Mapping[str, Tensor], count: int) -> Features:
-    """Encode one blank row with weight zero: where processes share weights, all must run alike."""
-    if not count:
-        blank = encoder.processor(False).blank()
-        inputs = {name: blank[name][None].to(x) for name, x in inputs.items()}
-    with quiet(encoder):
-        made: Features = encoder({name: x[:1] for name, x in inputs.items()})
-    tokens = (0.0 * made.tokens).expand(count, -1, -1)
-    mask = torch.zeros(count, tokens.shape[1], dtype=torch.bool, device=tokens.device)
-    return Features(tokens, mask, (0.0 * made.pooled).expand(count, -1))
-
-
-def refuse_other_answers(name: str, fusion: Fusion) -> None:
-    """Stop where a fusion's logits are those of one class, and other targets are asked for."""
-    if fusion.classes_only:
-        raise FusionZooError(
-            f"fusion {name!r} joins the probabilities of classes: it learns objective"
-            " 'classification' of one column `target`, without missing labels, and no other"
-        )
-
-
 def _zero_absent(features: Features, present: Tensor) -> Tensor:
     return features.pooled.masked_fill(~present[:, None], 0)
-
-
-def _component(given: str | Raw) -> dict[str, Any]:
-    return {"name": given} if isinstance(given, str) else dict(given)
-
-
-def _without_sources(spec: Raw) -> dict[str, Any]:
-    """Return an encoder's settings without the sources of its first weights."""
-    return {k: v for k, v in spec.items() if k not in ("weights", "match", "prefix", "init")}
-
-
-@contextmanager
-def quiet(module: nn.Module) -> Iterator[None]:
-    """Put a module in evaluation mode: no dropout, nothing random, no statistic moves."""
-    training = [one for one in module.modules() if one.training]
-    module.eval()
-    try:
-        yield
-    finally:
-        for one in training:
-            one.training = True

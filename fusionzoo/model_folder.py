@@ -14,7 +14,11 @@ import torch
 from annotated_types import Ge, Len
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .errors import FusionZooError, one_line
+from .encoders import WRAPPED, Encoder
+from .errors import FusionZooError, did_you_mean, one_line
+from .fusion import Fusion
+from .plugins import missing_plugins
+from .sources import source_of
 from .targets import Target, from_spec
 
 FORMAT = 1  # of the model folder
@@ -40,6 +44,7 @@ class FolderConfig:
     targets: list[dict[str, Any]] | None = None
     align: dict[str, Count] = field(default_factory=dict)
     unimodal_dim: Count | None = None  # of the modalities' own heads, if stored
+    plugins: list[str] = field(default_factory=list)  # shown to people, never imported
 
 
 def read_config(folder: Path) -> tuple[FolderConfig, list[Target] | None]:
@@ -96,6 +101,58 @@ def _check_sizes(config: FolderConfig, targets: Sequence[Target] | None, path: P
         raise FusionZooError(
             f"{path}: num_outputs is {config.num_outputs}, and the {what} make {outputs}"
         )
+
+
+def sources(model: torch.nn.Module) -> list[str]:
+    """Return the plugins whose encoders and fusions a model holds: `["my_module.py"]`."""
+    parts = [x for x in model.modules() if isinstance(x, Encoder | Fusion)]
+    # FSDP puts a class of torch's before a module's own.
+    classes = [next(c for c in type(x).__mro__ if not _is_torch(c)) for x in parts]
+    return sorted({source for source in map(source_of, classes) if source is not None})
+
+
+def _is_torch(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] == "torch"
+
+
+def why_not_built(config: FolderConfig, error: Exception) -> str:
+    """Word an error of building a model: where plugins are not imported, say which."""
+    missing = missing_plugins(config.plugins)
+    if not missing:
+        return one_line(error)
+    first = one_line(error).partition(". ")[0]
+    if missing == ["__main__"]:
+        return (
+            f"{first}. A notebook or script defined a component of the model: define and register"
+            " it here, then load again"
+        )
+    return (
+        f"{first}. The model has components of {' and '.join(missing)}, not imported here:"
+        f" fusionzoo.load(..., plugins={missing!r}), on the command line --plugins"
+        f" {','.join(missing)}"
+    )
+
+
+def check_wrapped(config: FolderConfig, encoders: Mapping[str, Encoder], folder: Path) -> None:
+    """Compare the encoders that `load` was given with those that the folder cannot rebuild."""
+    for name, encoder in encoders.items():
+        if name not in config.encoders:
+            raise FusionZooError(
+                f"{folder}: the model has no modality {name!r}."
+                f"{did_you_mean(name, config.encoders)} It has: {', '.join(config.encoders)}."
+            )
+        if not isinstance(encoder, Encoder):
+            raise FusionZooError(
+                f"encoders[{name!r}] is of type {type(encoder).__name__}: fusionzoo.wrap_encoder"
+                " makes an encoder of a module"
+            )
+    for name, spec in config.encoders.items():
+        if spec.get("name") == WRAPPED and name not in encoders:
+            raise FusionZooError(
+                f"{folder}: the encoder of {name!r} wraps a module, of which the folder holds the"
+                f" weights alone: fusionzoo.load(folder, encoders={{{name!r}:"
+                " fusionzoo.wrap_encoder(...)})"
+            )
 
 
 @contextmanager

@@ -1,53 +1,206 @@
-"""A name for every encoder, fusion and data set: one small class serves all three."""
+"""Names for components: one small class serves fusions, encoders, data sets, strategies, ..."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
 
 from .errors import FusionZooError, did_you_mean
+from .plugins import import_class, is_reference, load_installed
+from .sources import definition_of
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 T = TypeVar("T")
 C = TypeVar("C", bound=Callable[..., Any])
+E = TypeVar("E", bound="Entry[Any]")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Entry(Generic[T]):
-    """Facts about one registered class; the summary is its docstring's first line."""
+    """Facts about one registered class; the summary is its docstring's first line.
+
+    A kind of component with further facts has a subclass of its own, such as `FusionEntry`.
+    """
 
     name: str
     cls: Callable[..., T]
     summary: str
-    family: str
+    family: str = ""
     paper: str | None = None
-    reads: str = ""
-    synergy: bool = True  # of a fusion: whether it can express an exclusive or of two modalities
-    at_least: int = 1  # modalities a fusion needs
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
         """The keyword-only arguments of the constructor: what the command line may set."""
-        given = inspect.signature(self.cls).parameters.values()
-        return {p.name: p for p in given if p.kind is p.KEYWORD_ONLY}
+        arguments = inspect.signature(self.cls).parameters.values()
+        return {p.name: p for p in arguments if p.kind is p.KEYWORD_ONLY}
 
     @property
     def open_ended(self) -> bool:
         """Whether the constructor passes further settings on, say to timm, which checks them."""
-        given = inspect.signature(self.cls).parameters.values()
-        return any(p.kind is p.VAR_KEYWORD for p in given)
+        arguments = inspect.signature(self.cls).parameters.values()
+        return any(p.kind is p.VAR_KEYWORD for p in arguments)
+
+
+class Registry(Generic[T, E]):
+    """A mapping of names to entries that never overwrites and that suggests the nearest name.
+
+    Plugins of installed packages are imported when a name is unknown, or when all are listed. With
+    a `base` class, names such as `my_module:MyClass` are imported, and must be subclasses of it.
+
+    >>> SHAPES: Registry[object, Entry[object]] = Registry("shape", "shapes", Entry, ("2d", "3d"))
+    >>> @SHAPES.register("round", family="2d")
+    ... class Round:
+    ...     '''No corner at all.'''
+    >>> SHAPES["round"].summary
+    'No corner at all.'
+    """
+
+    def __init__(
+        self,
+        noun: str,
+        listed_by: str,
+        entry: type[E],
+        families: Sequence[str],
+        *,
+        base: type | None = None,
+        default_family: str = "",
+    ) -> None:
+        self.noun, self.listed_by, self.entry = noun, listed_by, entry
+        self.families, self.default_family = tuple(families), default_family
+        self.base = base
+        self._entries: dict[str, E] = {}
+
+    def register(self, name: str | None = None, **facts: Any) -> Callable[[C], C]:
+        """Register the decorated class, by default under the name of the file that defines it.
+
+        `facts` are the other fields of an entry: `family` and, where known, `paper` and so on.
+        """
+
+        def decorate(cls: C) -> C:
+            key = name or cls.__module__.rpartition(".")[2]
+            known = self._entries.get(key)
+            # A notebook cell that runs again, or a module that is reloaded, defines one class anew.
+            if known is not None and definition_of(known.cls) != definition_of(cls):
+                raise FusionZooError(
+                    f"{self.noun} {key!r} is registered twice: by {definition_of(known.cls)} and"
+                    f" by {definition_of(cls)}"
+                )
+            self._entries[key] = self._make_entry(key, cls, facts)
+            return cls
+
+        return decorate
+
+    def create(self, name: str, *args: Any, **settings: Any) -> T:
+        """Build the entry `name`; a setting that its constructor does not have, or a number or word
+        that is not of the annotated type, is an error."""
+        entry = self[name]
+        for key in settings if not entry.open_ended else ():
+            if key not in entry.parameters:
+                raise FusionZooError(
+                    f"{self.noun} {name!r} has no setting {key!r}."
+                    f"{did_you_mean(key, [*entry.parameters, 'name'])} It has: "
+                    f"{', '.join(entry.parameters) or 'none'}."
+                )
+        hints = _hints(entry.cls)
+        arguments = inspect.signature(entry.cls).bind_partial(*args, **settings).arguments
+        for key, value in arguments.items():
+            # What a command line or a file holds; objects of Python code are the constructor's.
+            if key in hints and (
+                value is None or isinstance(value, str | int | float | list | dict)
+            ):
+                problem = _problem(hints[key], value)
+                if problem:
+                    raise FusionZooError(f"{self.noun} {name!r}: {key}={value!r}: {problem}")
+        return entry.cls(*args, **settings)
+
+    def registered(self, name: str) -> bool:
+        """Whether a name is registered so far; unlike `in`, this imports no plugin."""
+        return name in self._entries
+
+    def __getitem__(self, name: str) -> E:
+        entry = self._find(name)
+        if entry is None:
+            raise FusionZooError(
+                f"unknown {self.noun} {name!r}.{did_you_mean(name, self._entries)}"
+                f" `{self.listed_by}` lists all {len(self._entries)}."
+            )
+        return entry
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._find(name) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        load_installed()
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        load_installed()
+        return len(self._entries)
+
+    def _find(self, name: str) -> E | None:
+        if self.base is not None and name not in self._entries and is_reference(name):
+            return self._from_reference(name, self.base)
+        if name not in self._entries:
+            load_installed()
+        return self._entries.get(name)
+
+    def _from_reference(self, reference: str, base: type) -> E:
+        """Import `my_module:MyClass`; facts are those of its registration, else of the class."""
+        cls = import_class(reference)
+        if not (isinstance(cls, type) and issubclass(cls, base)):
+            raise FusionZooError(
+                f"{reference} is no {self.noun}: it must be a subclass of"
+                f" {base.__module__.removesuffix('.base')}.{base.__name__}"
+            )
+        for entry in self._entries.values():
+            if entry.cls is cls:
+                return replace(entry, name=reference)
+        family = getattr(cls, "family", getattr(cls, "kind", self.default_family))
+        names = [fact for fact in self._fact_names() if fact != "family" and hasattr(cls, fact)]
+        facts = {fact: getattr(cls, fact) for fact in names}
+        return self._make_entry(reference, cls, {**facts, "family": family})
+
+    def _make_entry(self, name: str, cls: Callable[..., Any], facts: Mapping[str, Any]) -> E:
+        for fact in facts:
+            if fact not in self._fact_names():
+                raise FusionZooError(
+                    f"{self.noun} {name!r} is registered with an unknown fact {fact}=."
+                    f"{did_you_mean(fact, self._fact_names())} Known:"
+                    f" {', '.join(self._fact_names())}."
+                )
+        summary = inspect.cleandoc(cls.__doc__ or "").partition("\n")[0]
+        entry = self.entry(name=name, cls=cls, summary=summary, **facts)
+        if entry.family not in self.families:
+            problem = f"unknown family {entry.family!r}" if entry.family else "family= is missing"
+            raise FusionZooError(
+                f"{self.noun} {name!r}: {problem}.{did_you_mean(entry.family, self.families)}"
+                f" There are: {', '.join(self.families)}."
+            )
+        return entry
+
+    def _fact_names(self) -> list[str]:
+        return [x.name for x in fields(self.entry) if x.name not in ("name", "cls", "summary")]
+
+
+def import_siblings(path: Iterable[str], package: str) -> None:
+    """Import every module and folder of a package, but for those whose names start with `_`."""
+    for module in iter_modules(path):
+        if not module.name.startswith("_"):
+            import_module(f"{package}.{module.name}")
 
 
 @cache
-def _hints(made: Callable[..., Any]) -> dict[str, Any]:
+def _hints(cls: Callable[..., Any]) -> dict[str, Any]:
     """Return the types of a constructor's arguments, where they can be looked up."""
     try:
-        return get_type_hints(made.__init__ if isinstance(made, type) else made)  # type: ignore[misc]
+        return get_type_hints(cls.__init__ if isinstance(cls, type) else cls)  # type: ignore[misc]
     except NameError:
         return {}  # imported for the type checker alone
 
@@ -66,85 +219,6 @@ def _problem(hint: Any, value: Any) -> str:
     try:
         _adapter(hint).validate_python(value, strict=not isinstance(value, list | dict))
     except ValidationError as error:
-        reasons = dict.fromkeys(one["msg"][:1].lower() + one["msg"][1:] for one in error.errors())
+        reasons = dict.fromkeys(x["msg"][:1].lower() + x["msg"][1:] for x in error.errors())
         return ", or ".join(reasons)
     return ""
-
-
-class Registry(Generic[T]):
-    """A mapping of names to entries that never overwrites and that knows the nearest name.
-
-    >>> SHAPES: Registry[object] = Registry("shape", "shapes")
-    >>> @SHAPES.register("round", family="plane")
-    ... class Round:
-    ...     '''No corner at all.'''
-    >>> SHAPES["round"].summary
-    'No corner at all.'
-    """
-
-    def __init__(self, noun: str, listed_by: str) -> None:
-        self.noun, self.listed_by = noun, listed_by
-        self._entries: dict[str, Entry[T]] = {}
-
-    def register(
-        self,
-        name: str | None = None,
-        *,
-        family: str,
-        paper: str | None = None,
-        reads: str = "",
-        synergy: bool = True,
-        at_least: int = 1,
-    ) -> Callable[[C], C]:
-        """Register the decorated class, by default under the name of the file it stands in."""
-
-        def decorate(cls: C) -> C:
-            key = name or cls.__module__.rpartition(".")[2]
-            if key in self._entries:
-                raise FusionZooError(f"{self.noun} {key!r} is registered twice")
-            summary = (inspect.getdoc(cls) or "").partition("\n")[0]
-            facts = (summary, family, paper, reads, synergy, at_least)
-            self._entries[key] = Entry(key, cls, *facts)
-            return cls
-
-        return decorate
-
-    def create(self, name: str, *args: Any, **settings: Any) -> T:
-        """Build the entry `name`; a setting that its constructor does not have, or a number or word
-        that is not of the annotated type, is an error."""
-        entry = self[name]
-        for key in settings if not entry.open_ended else ():
-            if key not in entry.parameters:
-                raise FusionZooError(
-                    f"{self.noun} {name!r} has no setting {key!r}."
-                    f"{did_you_mean(key, [*entry.parameters, 'name'])} It has: "
-                    f"{', '.join(entry.parameters) or 'none'}."
-                )
-        hints = _hints(entry.cls)
-        given = inspect.signature(entry.cls).bind_partial(*args, **settings).arguments
-        for key, value in given.items():
-            # What a command line or a file holds; objects of Python code are the constructor's.
-            if key in hints and (
-                value is None or isinstance(value, str | int | float | list | dict)
-            ):
-                problem = _problem(hints[key], value)
-                if problem:
-                    raise FusionZooError(f"{self.noun} {name!r}: {key}={value!r}: {problem}")
-        return entry.cls(*args, **settings)
-
-    def __getitem__(self, name: str) -> Entry[T]:
-        if name not in self._entries:
-            raise FusionZooError(
-                f"unknown {self.noun} {name!r}.{did_you_mean(name, self._entries)}"
-                f" `{self.listed_by}` lists all {len(self._entries)}."
-            )
-        return self._entries[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._entries
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)

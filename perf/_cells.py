@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fusionzoo.benchmark import executors as engines
+from fusionzoo.benchmark import executors
 from fusionzoo.config import BenchmarkConfig, RunConfig, from_tree
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed.process_group import World, seed_everything
@@ -66,10 +66,10 @@ def run_all(
     lines = path.read_text().splitlines() if path.is_file() else []
     done = {json.dumps(one["cell"]): one["result"] for one in map(json.loads, lines)}
     todo = [cell for cell in cells if json.dumps(cell) not in done]
-    engines.begin(threads=1)  # as in each process, for one that works here
+    executors.set_up_process(threads=1)  # as in each process, for one that works here
     cfg = BenchmarkConfig(jobs=jobs)
     with path.open("a", buffering=1) as file:
-        for cell, result in engines.work(cfg, work, todo, _call, "run"):
+        for cell, result in executors.map_unordered(cfg, work, todo, _call, "run"):
             done[json.dumps(cell)] = result
             file.write(json.dumps({"cell": cell, "result": result}) + "\n")
     return [(json.loads(cell), result) for cell, result in done.items()]

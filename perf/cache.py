@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 
 from fusionzoo.benchmark import bench as setup
-from fusionzoo.benchmark import fit, strategies
-from fusionzoo.benchmark.features import feeds, prepare, pretrain
+from fusionzoo.benchmark import fit, strategies, trainers
+from fusionzoo.benchmark.features import feeds, prepare
 from fusionzoo.benchmark.trials import trial
 from fusionzoo.config import BenchmarkConfig, from_tree, read_yaml
 from fusionzoo.distributed.malloc import keep_freed_memory
@@ -37,21 +37,19 @@ def main() -> None:
     recipe = read_yaml(ROOT / "configs" / "benchmarks" / "stamps.yaml")
     cfg = from_tree(BenchmarkConfig, {**recipe, "corruptions": False})
     bench, dataset = setup.open_bench(cfg)
-    fold = bench.folds[0]
-    # The audio encoder is trained once in both worlds, before the clock starts.
-    encoders = {
-        name: pretrain.freeze(bench, dataset, fold, one)
-        for name, one in prepare.build_encoders(cfg, dataset).items()
-    }
-    bench.dims.update({name: encoder.dim for name, encoder in encoders.items()})
+    # The audio encoder is trained once, before the clock starts.
+    untrained = prepare.build_encoders(cfg, dataset)
+    encoders, _ = prepare.freeze_all(bench, dataset, 0, untrained)
+    dims = {name: encoder.dim for name, encoder in encoders.items()}
     with tempfile.TemporaryDirectory() as empty:
         os.environ["FUSIONZOO_CACHE"] = empty
         began = time.perf_counter()
-        bench.features.append({})
-        for name, one in encoders.items():
-            described = {**prepare.about(bench, dataset, one, True), "view": 0}
-            prepare.store(bench, dataset, one, described, progress=True)
-            bench.features[0][name] = described
+        features = {}
+        for name, encoder in encoders.items():
+            description = prepare.describe_features(bench, dataset, encoder, tokens=True)
+            features[name] = {**description, "view": 0}
+            prepare.store_features(bench, dataset, encoder, features[name])
+        bench = replace(bench, dims=dims, features=(features,))
         encode_pass = time.perf_counter() - began
         rows = [_cell(bench, dataset, encoders, name) for kind in SAMPLE.values() for name in kind]
     cached = encode_pass
@@ -79,17 +77,17 @@ def _cell(bench: setup.Bench, dataset, encoders, name: str) -> dict[str, float |
     unit = setup.Unit(name, 0, (0,), False, strategies.settings_of(bench.cfg, name), {})
     began = time.perf_counter()
     (model,), feed = trial.build(bench, unit)
-    trainee = fit.Single(model, bench.cfg, bench.targets[fold.train])
-    (found,) = fit.fit(trainee, feed, bench.targets, fold.train, fold.val, [0])
+    trainer = trainers.SingleTrainer(model, bench.cfg, bench.targets[fold.train])
+    (found,) = fit.fit(trainer, feed, bench.targets, fold.train, fold.val, [0])
     cached = time.perf_counter() - began
 
     torch.manual_seed(0)
     whole = FusionModel(encoders, model.fusion, {}, bench.classes)
     one_epoch = replace(bench.cfg, epochs=1)
-    trainee = fit.Single(whole, one_epoch, bench.targets[fold.train])
+    trainer = trainers.SingleTrainer(whole, one_epoch, bench.targets[fold.train])
     feed = feeds.BatchFeed(dataset, whole, one_epoch)
     began = time.perf_counter()
-    fit.fit(trainee, feed, bench.targets, fold.train, fold.val, [0])
+    fit.fit(trainer, feed, bench.targets, fold.train, fold.val, [0])
     epoch = time.perf_counter() - began
     return {
         "fusion": name,

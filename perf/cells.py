@@ -1,4 +1,4 @@
-"""A benchmark's cell against a bare loop: `python perf/trial.py`. Needs the data set `mfeat`.
+"""A trial of the benchmark against a bare loop: `python perf/cells.py`. Needs the data set `mfeat`.
 
 The same model (vector/mlp encoders, one fusion), batches of 128, 20 epochs, on tensors in memory,
 with AdamW, cosine schedule, clipping and a look at the validation split after each epoch in both.
@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from fusionzoo.benchmark import bench as setup
-from fusionzoo.benchmark import fit, strategies
+from fusionzoo.benchmark import fit, strategies, trainers
 from fusionzoo.benchmark.features import prepare
 from fusionzoo.benchmark.trials import trial
 from fusionzoo.config import BenchmarkConfig, from_tree, read_yaml
@@ -81,8 +81,8 @@ def ours(bench: setup.Bench, unit: setup.Unit) -> float:
     fold = bench.folds[0]
     (model,), feed = trial.build(bench, unit)
     began = time.perf_counter()
-    trainee = fit.Single(model, bench.cfg, bench.targets[fold.train])
-    fit.fit(trainee, feed, bench.targets, fold.train, fold.val, unit.seeds)
+    trainer = trainers.SingleTrainer(model, bench.cfg, bench.targets[fold.train])
+    fit.fit(trainer, feed, bench.targets, fold.train, fold.val, unit.seeds)
     return time.perf_counter() - began
 
 
@@ -95,7 +95,7 @@ def main() -> None:
     keep_freed_memory()
     recipe = read_yaml(ROOT / "configs" / "benchmarks" / "mfeat.yaml")
     bench, dataset = setup.open_bench(from_tree(BenchmarkConfig, recipe))
-    prepare.prepare(bench, dataset, tokens=True)
+    bench = prepare.prepare(bench, dataset, tokens=True)
     with (ROOT / "results" / "cells.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["fusion", "bare_seconds", "ours_seconds", "ratio", "least", "most"])

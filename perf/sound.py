@@ -20,7 +20,7 @@ import torch
 from torchaudio.transforms import Resample
 
 from fusionzoo.datasets.media import decode_audio
-from fusionzoo.encoders.audio import WaveProcessor
+from fusionzoo.encoders._wave import WaveProcessor
 
 RATE, TARGET, SECONDS, WINDOW = 44_100, 16_000, 180, 4.0
 

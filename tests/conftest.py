@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable, Iterator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -11,7 +13,35 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may ask a hub, and none 
 import pytest
 import torch
 
+from fusionzoo import plugins
+
+plugins._loaded_groups.add(plugins.GROUP)  # tests are about fusionzoo, whatever is installed
+
 
 @pytest.fixture(autouse=True)
 def _deterministic() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def forget_plugins() -> Iterator[Callable[[], None]]:
+    """Let a test register components and import plugins; what is returned undoes all of it, as a
+    new process would. It is called at the test's end."""
+    from fusionzoo.components import REGISTRIES
+
+    entries = {name: dict(registry._entries) for name, registry in REGISTRIES.items()}
+    modules, path, groups = set(sys.modules), list(sys.path), set(plugins._loaded_groups)
+
+    def forget() -> None:
+        for name, registry in REGISTRIES.items():
+            registry._entries.clear()
+            registry._entries.update(entries[name])
+        for name in set(sys.modules) - modules:
+            if name.startswith("fusionzoo.plugins.") or "own_plugin" in name:
+                del sys.modules[name]
+        sys.path[:] = path
+        plugins._loaded_groups.clear()
+        plugins._loaded_groups.update(groups)
+
+    yield forget
+    forget()

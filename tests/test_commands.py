@@ -104,7 +104,7 @@ def test_training_imports_fsdp_only_to_share_out_weights() -> None:
 @pytest.mark.slow
 def test_timm_does_not_bring_wandb() -> None:
     code = (
-        "from fusionzoo.encoders.image import build_timm; build_timm('resnet10t', False)\n"
+        "from fusionzoo.encoders._timm import build_timm; build_timm('resnet10t', False)\n"
         + LOADED.format(("wandb",))
     )
     assert run(code) == "[]"

@@ -30,12 +30,12 @@ def test_a_card_has_every_part(name: str) -> None:
 @pytest.mark.parametrize("one", balance_cards(), ids=lambda one: one.name)
 def test_a_training_strategy_s_card_has_every_part(one: BalanceCard) -> None:
     assert all([one.summary, one.equation, one.missing, one.pitfall, one.use_when])
-    assert re.search(r"(19|20)\d\d", one.paper)
+    assert one.paper == "-" or re.search(r"(19|20)\d\d", one.paper)
     assert {"start", "end"} <= set(one.settings)
     assert len(one.summary) < 100
 
 
-@pytest.mark.parametrize("page", ["zoo.md", "balance.md", "which.md"])
+@pytest.mark.parametrize("page", ["zoo.md", "balance.md", "which.md", "../README.md"])
 def test_a_generated_page_is_what_the_registry_and_the_results_say(page: str) -> None:
     spec = importlib.util.spec_from_file_location("make_docs", DOCS / "make.py")
     assert spec
@@ -52,7 +52,6 @@ def test_the_command_lists_and_explains_the_zoo(
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["zoo"]) == 0
     shown = capsys.readouterr().out
-    assert len(list_fusions()) >= 42
     for name in (*list_fusions(), *BALANCE):
         assert name in shown
     assert main(["zoo", "info", "mbt"]) == 0

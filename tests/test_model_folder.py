@@ -14,8 +14,9 @@ import pytest
 import torch
 
 import fusionzoo
+from fusionzoo.creating import create_model
 from fusionzoo.errors import FusionZooError
-from fusionzoo.model import FusionModel, create_model
+from fusionzoo.model import FusionModel
 from fusionzoo.targets import Level, Number, OneOf
 
 NET = {"pretrained": False, "channels": [8, 8, 8, 8], "stem_width": 8}
@@ -174,9 +175,11 @@ def test_a_config_that_is_no_configuration_is_one_line(
         ("stats", {"fusion": {"name": "gmu", "dim": 16}}, "size mismatch"),
         ("words", {"num_outputs": 7}, "num_outputs is 7, and the targets make 5"),
         ("words", {"kinds": {"pose": "vector"}}, "kinds names 'pose', which has no encoder"),
+        ("stats", {"plugins": "my_file.py"}, "plugins: input should be a valid array"),
+        ("stats", {"plugins": [1]}, "plugins.0: input should be a valid string"),
     ],
 )
-def test_sizes_are_compared_before_anything_large_is_allocated(
+def test_what_does_not_fit_is_one_line_before_anything_large_is_allocated(
     group: str, changes: dict[str, Any], says: str, folders: dict[str, Path]
 ) -> None:
     config = folders[group] / "config.json"
@@ -198,7 +201,7 @@ def test_a_missing_setting_of_an_encoder_never_asks_a_hub(
     whole = config.read_text()
     spoilt = json.loads(whole)
     del spoilt["encoders"]["image"]["pretrained"]
-    monkeypatch.setattr("fusionzoo.encoders.image.from_hub", lambda *_: pytest.fail("asked"))
+    monkeypatch.setattr("fusionzoo.encoders._timm.from_hub", lambda *_: pytest.fail("asked"))
     try:
         config.write_text(json.dumps(spoilt))
         fusionzoo.load(folders["image"])

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from fusionzoo.encoders import create_encoder
+from fusionzoo.datasets import DATASETS
+from fusionzoo.encoders import ENCODERS, create_encoder
 from fusionzoo.fusion import FUSIONS
 from fusionzoo.training.balance import BALANCE, Balance
-from fusionzoo.training.tasks.single import OBJECTIVES
+from fusionzoo.training.tasks.base import OBJECTIVES
 from fusionzoo.zoo.docstrings import SECTIONS, described_settings, settings_block
 
 Component = Callable[..., Any]
-REGISTRIES = (FUSIONS, BALANCE, OBJECTIVES)  # add ENCODERS and DATASETS once they are described
+REGISTRIES = (FUSIONS, ENCODERS, DATASETS, BALANCE, OBJECTIVES)
 COMPONENTS = [
     pytest.param(registry[name].cls, id=f"{registry.noun}-{name}")
     for registry in REGISTRIES

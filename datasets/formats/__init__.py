@@ -1,5 +1,5 @@
-"""Forms in which one's own data comes: a manifest, class folders, separate sources to join."""
+"""Formats for your own data: a table (manifest) or class folders."""
 
-from . import folders, join, manifest
+from fusionzoo.registry import import_siblings
 
-__all__ = ["folders", "join", "manifest"]
+import_siblings(__path__, __name__)

@@ -1,4 +1,4 @@
-"""Class folders: the path says split and class, files of one stem are one sample."""
+"""Class folders: the path gives split and class; files of one stem are one sample."""
 
 from __future__ import annotations
 
@@ -9,21 +9,17 @@ import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError
 
+from ..base import DATASETS, apply_shared_settings
+from ..failures import MAX_ERRORS, OnError
 from ..media import SUFFIXES
-from ..paired import (
-    DATASETS,
-    MAX_ERRORS,
-    SHARES,
-    SPLITS,
-    OnError,
-    PairedDataset,
-    split_by_hash,
-    tidy,
-)
-from ..summary import Provenance
+from ..paired import PairedDataset
+from ..provenance import Provenance
+from ..splits import SHARES, SPLITS, split_by_hash
+
+KINDS = ("image", "text", "audio")
 
 
-@DATASETS.register("folders", family="own")
+@DATASETS.register("folders", family="format")
 def folders(
     *,
     root: str = "",
@@ -34,53 +30,63 @@ def folders(
     missing: float = 0.0,
     allow_outside: bool = False,
 ) -> PairedDataset:
-    """One's own files in class folders: `root/[split/]class/id.png|jpg|txt|wav|flac|ogg|mp3`.
+    """Open files in class folders: `root/[split/]class/id.png|jpg|txt|wav|flac|ogg|mp3`.
 
     Files that share folder and stem are one sample: `cat/7.jpg`, `cat/7.txt` and `cat/7.wav`.
-    Without folders train, val and test the split follows from a hash of the id, in the given
-    `shares`. Hidden files and folders are left alone. A link to a file outside of `root` is an
-    error unless `allow_outside`.
+    Hidden files and folders are ignored.
+
+    Settings:
+        root: the top folder
+        shares: of train, val and test, if there are no folders of these names; a hash of the id
+            assigns the split
+        on_error: `raise` on a value that cannot be read, treat it as `missing` or `skip` its sample
+        max_errors: share of a modality's values that may fail before the run ends, 0 to 1
+        modalities: names of those to keep, comma-separated or a list
+        missing: share of each modality's values to remove at random, at least 0 and below 1
+        allow_outside: whether links may lead to files outside of `root`
     """
     top = Path(root)
     if not root or not top.is_dir():
         raise FusionZooError(f"no folder {root!r}: --data.root names it")
-    kind_of = {suffix: kind for kind in ("image", "text", "audio") for suffix in SUFFIXES[kind]}
-    given_splits = any((top / split).is_dir() for split in SPLITS)
+    has_splits = any((top / split).is_dir() for split in SPLITS)
+    rows = _find_samples(top, has_splits, shares)
+    kinds = [kind for kind in KINDS if any(kind in row for row in rows)]
+    columns = {name: [row.get(name) for row in rows] for name in ("id", "split", "target", *kinds)}
+    table = pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
+    rule = "the folders" if has_splits else "by a hash of folder and stem"
+    dataset = PairedDataset(
+        table,
+        {kind: kind for kind in kinds},
+        root=top,
+        source=str(top),
+        on_error=on_error,
+        paths=kinds,
+        allow_outside=allow_outside,
+        provenance=Provenance(split_rule=rule),
+        max_errors=max_errors,
+    )
+    return apply_shared_settings(dataset, modalities, missing)
+
+
+def _find_samples(top: Path, has_splits: bool, shares: Sequence[float]) -> list[dict[str, str]]:
+    """Return id, split, target and files of each sample, by kind of modality."""
+    kind_of = {suffix: kind for kind in KINDS for suffix in SUFFIXES[kind]}
     rows: dict[str, dict[str, str]] = {}
     for path in sorted(top.rglob("*")):
         kind, parts = kind_of.get(path.suffix.lower()), path.relative_to(top).parts
         hidden = any(part.startswith(".") for part in parts)
         if kind is None or hidden or not path.is_file():
             continue
-        if len(parts) != 2 + given_splits:
+        if len(parts) != 2 + has_splits:
             raise FusionZooError(
-                f"{path}: expected {'split/' if given_splits else ''}class/file below {top}"
+                f"{path}: expected {'split/' if has_splits else ''}class/file below {top}"
             )
         key = "/".join((*parts[:-1], path.stem))
         row = rows.setdefault(key, {"id": key, "target": parts[-2]})
-        row["split"] = parts[0] if given_splits else split_by_hash(key, shares)
+        row["split"] = parts[0] if has_splits else split_by_hash(key, shares)
         if kind in row:
             raise FusionZooError(f"{path}: sample {key!r} has another {kind}, {row[kind]}")
         row[kind] = str(path.relative_to(top))
     if not rows:
-        raise FusionZooError(f"{top} holds no picture, text or clip in class folders")
-    found = [
-        kind for kind in ("image", "text", "audio") if any(kind in row for row in rows.values())
-    ]
-    columns = {
-        name: [row.get(name) for row in rows.values()] for name in ("id", "split", "target", *found)
-    }
-    table = pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
-    rule = "the folders" if given_splits else "by a hash of folder and stem"
-    dataset = PairedDataset(
-        table,
-        {kind: kind for kind in found},
-        root=top,
-        source=str(top),
-        on_error=on_error,
-        paths=found,
-        allow_outside=allow_outside,
-        provenance=Provenance(split_rule=rule),
-        max_errors=max_errors,
-    )
-    return tidy(dataset, modalities, missing)
+        raise FusionZooError(f"{top} has no image, text or audio file in class folders")
+    return list(rows.values())

@@ -1,4 +1,4 @@
-"""A table with a row per sample: CSV, TSV, JSON lines or Parquet."""
+"""A table with one row per sample: CSV, TSV, JSON lines or Parquet."""
 
 from __future__ import annotations
 
@@ -13,27 +13,18 @@ import pyarrow.compute as pc
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import KINDS
 
-from ..paired import (
-    DATASETS,
-    MAX_ERRORS,
-    SHARES,
-    OnError,
-    PairedDataset,
-    split_by_hash,
-    split_groups,
-    tidy,
-    word_list,
-)
-from ..summary import Provenance
-from .columns import Columns
+from ..base import DATASETS, apply_shared_settings
+from ..failures import MAX_ERRORS, OnError
+from ..paired import PairedDataset
+from ..provenance import Provenance
+from ..splits import SHARES, split_by_hash, split_groups
+from ..table import word_list
+from .columns import TEXT_TYPES, Columns, read_table
 
 ROLES = ("id", "split", "target", "group")
 
-READERS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
-TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 
-
-@DATASETS.register("manifest", family="own")
+@DATASETS.register("manifest", family="format")
 def manifest(
     *,
     root: str = "",
@@ -49,119 +40,88 @@ def manifest(
     allow_outside: bool = False,
     group_column: str | None = None,
 ) -> PairedDataset:
-    """One's own data: a CSV, TSV, JSONL or Parquet file with a row per sample.
+    """Open your own CSV, TSV, JSONL or Parquet file with one row per sample.
 
-    Columns: `id` (default: the row's number), `split` (default: by a hash of the id, in the
-    `shares` of train, val, test), `target` (may be absent: then one can only embed), and one per
-    modality. Those named image, text, audio, vector, sequence are found; others are named by
-    `columns={"xray": "file_2"}` (also `id`, `split`, `target`) and `kinds={"xray": "image"}`.
-    Spaces around names and their case do not matter. Samples with one value in `group_column`
-    (default: a column `group`, if there is one) stay together in splits by hash and in folds; an
-    empty cell is a group of its own, and `group_column="id"` makes every sample one.
+    Columns `image`, `text`, `audio`, `vector`, `sequence` are modalities; an empty cell is missing.
+    If absent, `id` is the row's number, `split` a hash of the id, and no `target` is known. Text is
+    in its cell, vectors and sequences are lists or .npy files; paths are relative to the file.
 
-    An empty cell is a missing modality. Text stands in its cell, or, with `paths="text"`, in the
-    file that the cell names; vectors and sequences are lists (JSONL, Parquet) or .npy files. Paths
-    are relative to the manifest and may not leave its folder, links resolved, unless
-    `allow_outside`.
-    `targets` names columns of labels and what they hold (`{"age": "regression"}`), for `target`
-    too; train.py sets it by its objective.
+    Settings:
+        root: path of the file
+        columns: columns with other names, by modality or role: `{"xray": "file_2", "id": "key"}`
+        kinds: kinds of modalities with other names, `{"xray": "image"}`
+        shares: of train, val and test in splits by hash
+        on_error: `raise` on a value that cannot be read, treat it as `missing` or `skip` its sample
+        max_errors: share of a modality's values that may fail before the run ends, 0 to 1
+        modalities: names of those to keep, comma-separated or a list
+        missing: share of each modality's values to remove at random, at least 0 and below 1
+        targets: label columns and what they hold, `{"age": "regression"}`; train.py sets it
+        paths: modalities of text whose cells are paths of files
+        allow_outside: whether paths may leave the file's folder, links resolved
+        group_column: groups that splits and folds keep together, instead of `group`; `id` for none
     """
-    path = Path(root)
-    roles = dict(columns or {})
-    if "group" in {*roles, *(kinds or {})}:
-        raise FusionZooError(
-            f"{path}: a group is no modality: --data.group_column names its column"
-        )
-    if group_column is not None:
-        roles["group"] = group_column
-    table = Columns(path, read(path), roles)
-    labels = _labels(table, targets or {})
-    names = _modalities(table, kinds or {}, labels)
-    made, provenance = _read_roles(table, shares, {table.place(name) for name in [*names, *labels]})
-    made |= {name: table.text(name) for name in labels}
-    made |= {name: _references(table.values(name)) for name in names}
-    if targets is not None and "target" not in targets and "target" in table:
-        table.used.discard(table.place("target"))
+    table = _open_table(Path(root), columns or {}, kinds or {}, group_column)
+    rows, names, provenance = _read_columns(table, kinds or {}, shares, targets)
     dataset = PairedDataset(
-        pa.table(made),
+        rows,
         names,
-        root=path.parent,
-        source=str(path),
+        root=table.path.parent,
+        source=str(table.path),
         on_error=on_error,
         max_errors=max_errors,
         targets=targets,
         paths=word_list(paths),
         allow_outside=allow_outside,
-        provenance=replace(provenance, unused=table.unused()),
+        provenance=provenance,
     )
-    return tidy(dataset, modalities, missing)
+    return apply_shared_settings(dataset, modalities, missing)
 
 
-def read(path: Path) -> pa.Table:
-    """Read a table by its suffix."""
-    if not path.is_file():
-        raise FusionZooError(f"no manifest {path}: --data.root names the file")
-    if path.suffix not in READERS:
-        raise FusionZooError(f"{path} is none of {', '.join(READERS)}")
-    try:
-        return _read(path)
-    except (pa.ArrowException, UnicodeDecodeError) as error:
-        raise FusionZooError(f"{path} cannot be read: {error}") from error
-
-
-def _read(path: Path) -> pa.Table:
-    if path.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        return pq.read_table(path)
-    if path.suffix in (".jsonl", ".ndjson"):
-        import pyarrow.json as pj
-
-        return pj.read_json(path)
-    import pyarrow.csv as pv
-
-    comma = "\t" if path.suffix == ".tsv" else ","
-    header = pv.open_csv(path, parse_options=pv.ParseOptions(delimiter=comma)).schema.names
-    # Everything is text: an id 007 stays 007, and an empty cell is a missing value.
-    convert = pv.ConvertOptions(
-        column_types=dict.fromkeys(header, pa.string()), strings_can_be_null=True, null_values=[""]
-    )
-    quoted = pv.ParseOptions(delimiter=comma, newlines_in_values=True)
-    return pv.read_csv(path, parse_options=quoted, convert_options=convert)
+def _open_table(
+    path: Path, columns: Mapping[str, str], kinds: Mapping[str, str], group_column: str | None
+) -> Columns:
+    roles = dict(columns)
+    if "group" in {*roles, *kinds}:
+        raise FusionZooError(
+            f"{path}: a group is no modality: --data.group_column names its column"
+        )
+    if group_column is not None:
+        roles["group"] = group_column
+    return Columns(path, read_table(path), roles)
 
 
 def _modalities(table: Columns, kinds: Mapping[str, str], labels: Sequence[str]) -> dict[str, str]:
-    """Return modality -> kind: those that the user names, then those of usual names."""
+    """Return the kind of each modality: those that the user names, then those of known names."""
     for role in table.roles:
         table.require(role, f"--data.{'group_column' if role == 'group' else f'columns.{role}'}")
     for name in kinds:
         table.require(name, f"--data.kinds.{name}")
-    taken = {table.place(name) for name in [*(x for x in ROLES if x in table.roles), *labels]}
+    taken = {table.position(name) for name in [*(x for x in ROLES if x in table.roles), *labels]}
     names = [name for name in table.roles if name not in ROLES]
     for name in (*kinds, *KINDS):
         if name in table and name not in names:
-            if name in KINDS and table.place(name) in {table.place(x) for x in names}:
-                continue  # the column of a usual name that the user calls otherwise
+            if name in KINDS and table.position(name) in {table.position(x) for x in names}:
+                continue  # the user gave this column another name
             names.append(name)
     order = [*table.roles, *KINDS, *kinds]
-    names = [name for name in sorted(names, key=order.index) if table.place(name) not in taken]
+    names = [name for name in sorted(names, key=order.index) if table.position(name) not in taken]
     if not names:
         table.require("image", "a modality (image, text, audio, vector, sequence)")
     for name in names:
         if kinds.get(name, name) not in KINDS:
             raise FusionZooError(
-                f"{table.path}: what does column {name!r} hold?"
+                f"{table.path}: the kind of column {name!r} is unknown:"
                 f" --data.kinds.{name} image (or {', '.join(KINDS[1:])})"
             )
     return {name: kinds.get(name, name) for name in names}
 
 
-def _labels(table: Columns, targets: Mapping[str, str]) -> list[str]:
+def _label_columns(table: Columns, targets: Mapping[str, str]) -> list[str]:
     """Return the columns of labels besides `target`."""
     for name in targets:
         if name in table.roles and name not in ROLES:
             raise FusionZooError(
-                f"{table.path}: {name!r} is a modality by --data.columns, and a target"
+                f"{table.path}: {name!r} is a modality (--data.columns) and a target: choose one"
             )
         table.require(name, f"--targets.{name}")
         if name in ("id", "split"):
@@ -169,54 +129,73 @@ def _labels(table: Columns, targets: Mapping[str, str]) -> list[str]:
     return [name for name in targets if name != "target"]
 
 
+def _read_columns(
+    table: Columns,
+    kinds: Mapping[str, str],
+    shares: Sequence[float],
+    targets: Mapping[str, str] | None,
+) -> tuple[pa.Table, dict[str, str], Provenance]:
+    """Return the table of the data set, its modalities with their kinds, and its provenance."""
+    labels = _label_columns(table, targets or {})
+    names = _modalities(table, kinds, labels)
+    columns, provenance = _read_roles(table, shares, {table.position(x) for x in [*names, *labels]})
+    columns |= {name: table.text(name) for name in labels}
+    columns |= {name: _references(table.values(name)) for name in names}
+    if targets is not None and "target" not in targets and "target" in table:
+        table.used.discard(table.position("target"))
+    return pa.table(columns), names, replace(provenance, unused=table.unused())
+
+
 def _read_roles(
     table: Columns, shares: Sequence[float], taken: set[int]
 ) -> tuple[dict[str, Any], Provenance]:
     """Return the columns id, split, target and group, and the rules behind splits and groups.
 
-    A column `group` that nobody named is used unless it is `taken` for something else.
+    A column `group` that the user did not name is used unless it is `taken` for something else; an
+    empty cell is a group of its own.
     """
-    rows = len(table.table)
-    numbered = pa.array([str(row) for row in range(rows)])
-    made = {"id": table.text("id") if "id" in table else numbered}
+    num_rows = len(table.table)
+    numbers = pa.array([str(row) for row in range(num_rows)])
+    columns = {"id": table.text("id") if "id" in table else numbers}
     if "target" in table:
-        taken = taken | {table.place("target")}
-        made["target"] = table.text("target")
+        taken = taken | {table.position("target")}
+        columns["target"] = table.text("target")
     else:
-        made["target"] = pa.nulls(rows, pa.string())
+        columns["target"] = pa.nulls(num_rows, pa.string())
     split_rule = "by a hash of " + (repr(table.name("id")) if "id" in table else "the row")
     group_rule = ""
-    keys = made["id"]
-    if "group" in table and ("group" in table.roles or table.place("group") not in taken):
+    keys = columns["id"]
+    if "group" in table and ("group" in table.roles or table.position("group") not in taken):
         groups = table.text("group")
         alone = f", {groups.null_count:,} empty cells stand alone" if groups.null_count else ""
         group_rule = f"column {table.name('group')!r}{alone}"
-        made["group"] = keys = pc.coalesce(groups, made["id"], pa.scalar(""))
+        columns["group"] = keys = pc.coalesce(groups, columns["id"], pa.scalar(""))
     if "split" in table:
-        made["split"], split_rule = _given_splits(table, made["id"])
-    elif "group" in made:
+        columns["split"], split_rule = _read_splits(table, columns["id"])
+    elif "group" in columns:
         splits, moved = split_groups(keys.to_pylist(), shares)
-        made["split"] = pa.array([splits[key] for key in keys.to_pylist()])
-        places = "".join(f"; {key!r} moved to {splits[key]}, else empty" for key in moved)
-        split_rule = f"by a hash of {table.name('group')!r}{places}"
+        columns["split"] = pa.array([splits[key] for key in keys.to_pylist()])
+        moves = "".join(f"; {key!r} moved to {splits[key]}, else empty" for key in moved)
+        split_rule = f"by a hash of {table.name('group')!r}{moves}"
     else:
-        made["split"] = pa.array([split_by_hash(key, shares) for key in keys.to_pylist()])
-    return made, Provenance(split_rule=split_rule, group_rule=group_rule)
+        columns["split"] = pa.array([split_by_hash(key, shares) for key in keys.to_pylist()])
+    return columns, Provenance(split_rule=split_rule, group_rule=group_rule)
 
 
-def _given_splits(table: Columns, ids: Any) -> tuple[Any, str]:
+def _read_splits(table: Columns, ids: Any) -> tuple[Any, str]:
+    """Return the column of splits, which must be complete, and the rule behind it."""
     splits, name = table.text("split"), table.name("split")
     if splits.null_count:
         row = splits.is_null().to_pylist().index(True)
         raise FusionZooError(
-            f"{table.path}, row {row + 1}, sample {ids[row].as_py()!r}: {name} is empty; say train,"
-            " val or test, or leave the whole column out for a split by hash"
+            f"{table.path}, row {row + 1}, sample {ids[row].as_py()!r}: {name} is empty; write"
+            " train, val or test, or remove the whole column for a split by hash"
         )
     return splits, f"column {name!r}"
 
 
 def _references(column: Any) -> Any:
-    """Keep text and lists; empty text is a missing value."""
+    """Return a modality's column with null for empty text; lists stay as they are."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if not any(is_type(column.type) for is_type in TEXT_TYPES):

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from fusionzoo.checks import check_heads
 from fusionzoo.structures import Features
 
-from ..base import Fusion, check_heads
+from ..base import Fusion
 
 
 class Attention(nn.Module):

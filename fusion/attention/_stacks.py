@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from ..base import check_heads
+from fusionzoo.checks import check_heads
 
 # Up to this many scores per head, two matrix products replace torch's attention, which on the CPU
 # takes 5 times as long for a single score.

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from fusionzoo.checks import check_modality
 from fusionzoo.structures import Features, FusionOutput
 
-from ..base import FUSIONS, check_modality
+from ..base import FUSIONS
 from ._blocks import Attention, TokenFusion, join, perceptron
 
 

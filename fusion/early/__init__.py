@@ -1,8 +1,5 @@
 """Early fusions, one module each; importing this package registers them all."""
 
-from importlib import import_module
-from pkgutil import iter_modules
+from fusionzoo.registry import import_siblings
 
-for _module in iter_modules(__path__):
-    if not _module.name.startswith("_"):
-        import_module(f".{_module.name}", __name__)
+import_siblings(__path__, __name__)

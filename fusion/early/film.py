@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from fusionzoo.checks import check_modality
 from fusionzoo.structures import Features, FusionOutput
 
-from ..base import FUSIONS, Fusion, check_modality
+from ..base import FUSIONS, Fusion
 
 
 @FUSIONS.register(family="early", paper="Perez et al. 2018, arXiv:1709.07871", reads="pooled")

@@ -111,6 +111,9 @@ class DistConfig:
 class RunConfig:
     """Everything that a run needs; stored as config.yaml beside its results."""
 
+    plugins: str | list[str] = option(
+        "", "files or modules with components of your own, `my_fusion.py`: docs/plugins.md"
+    )
     data: Tree = option({"name": "digits"}, "data set and its settings: `fusionzoo data list`")
     encoders: dict[str, Tree] = option({}, "modality -> encoder; empty = the data set's own choice")
     fusion: Tree = option({"name": "gmu"}, "fusion and its settings: `fusionzoo zoo`")
@@ -136,6 +139,9 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedConfig:
+    plugins: str | list[str] = option(
+        "", "files or modules with components of your own, `my_fusion.py`: docs/plugins.md"
+    )
     model: str = option("", "model folder, or run folder with a model in it (required)")
     data: Tree = option({}, "data set and its settings; empty = the one of the run")
     split: str = option("all", "train | val | test | all")
@@ -155,6 +161,9 @@ class EvaluateConfig:
     split: str = option("test", "train | val | test | all")
     every_subset: bool = option(False, "also measure the fusion given each subset of modalities")
     out: str = option("", "JSON file for the metrics; empty = print them only")
+    plugins: str | list[str] = option(
+        "", "files or modules with components of your own, `my_fusion.py`: docs/plugins.md"
+    )
     batch_size: Count = option(64, "samples per step")
     num_workers: Annotated[int, Ge(0)] | None = option(
         None, "loader processes; null = chosen by cores"
@@ -168,6 +177,9 @@ class PredictConfig:
     data: Tree = option({}, "data set and its settings (required): `fusionzoo data list`")
     split: str = option("all", "train | val | test | all")
     out: str = option("", "file for the predictions, .csv or .parquet")
+    plugins: str | list[str] = option(
+        "", "files or modules with components of your own, `my_fusion.py`: docs/plugins.md"
+    )
     batch_size: Count = option(64, "samples per step")
     num_workers: Annotated[int, Ge(0)] | None = option(
         None, "loader processes; null = chosen by cores"
@@ -179,6 +191,9 @@ class PredictConfig:
 class BenchmarkConfig:
     """Everything that a comparison of strategies needs; stored as config.yaml beside the report."""
 
+    plugins: str | list[str] = option(
+        "", "files or modules with components of your own, `my_fusion.py`: docs/plugins.md"
+    )
     data: Tree = option({"name": "digits"}, "data set and its settings: `fusionzoo data list`")
     encoders: dict[str, Tree] = option({}, "modality -> encoder; empty = the data set's own choice")
     fusions: str | list[str] = option("all", "names or families, `mbt,lmf,late`, or all")
@@ -203,11 +218,11 @@ class BenchmarkConfig:
     controls: bool = option(True, "also train on shuffled labels, which must fall to chance")
     corruptions: bool = option(True, "also test on damaged samples, five severities")
     jobs: Count | None = option(None, "processes; null = one per core, one thread each")
-    engine: Literal["processes", "ray"] = option("processes", "what runs the cells")
+    engine: Literal["processes", "ray"] = option("processes", "what runs the trials")
     num_workers: Annotated[int, Ge(0)] | None = option(None, "loader processes of encoding")
     device: str = option("auto", "auto | cpu | cuda | cuda:1")
     seed: int = option(0, "first training seed; also of encoders trained alone, folds and tuning")
-    out: str = option("report", "folder of the report and of the cells behind it")
+    out: str = option("report", "folder of the report and of its trials")
     combine: tuple[str, ...] = option(
         (), "folders of finished reports: rank the strategies over them"
     )

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
+from fusionzoo.eval_mode import quiet
 from fusionzoo.fusion import Fusion, create_fusion
-from fusionzoo.model import quiet
 from fusionzoo.structures import Features
 
 # The standard case: tokens and width of each modality; a ResNet's map, MiniLM, a second of speech.

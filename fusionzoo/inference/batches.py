@@ -13,7 +13,9 @@ from fusionzoo.config import EvaluateConfig, PredictConfig
 from fusionzoo.datasets import PairedBatchSampler, PairedDataset, make_sampler
 from fusionzoo.distributed.process_group import World, pick_device
 from fusionzoo.errors import FusionZooError
-from fusionzoo.model import FusionModel, load, quiet
+from fusionzoo.eval_mode import quiet
+from fusionzoo.loading import load
+from fusionzoo.model import FusionModel
 from fusionzoo.structures import Batch, Features
 from fusionzoo.training.build import open_dataset
 from fusionzoo.training.data import num_workers
@@ -27,7 +29,7 @@ def open_model(cfg: Settings, model: FusionModel | None) -> FusionModel:
         return model.to(device)
     if not cfg.model:
         raise FusionZooError("--model is missing: a model folder, or a run folder such as runs/a")
-    return load(cfg.model, device)
+    return load(cfg.model, device, plugins=cfg.plugins)
 
 
 def open_data(cfg: Settings, model: FusionModel, dataset: PairedDataset | None) -> PairedDataset:

@@ -20,8 +20,8 @@ from fusionzoo.files import write_json
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Features
 from fusionzoo.targets import OneOf
+from fusionzoo.training.tasks.base import OBJECTIVES
 from fusionzoo.training.tasks.multitask import Tasks
-from fusionzoo.training.tasks.single import OBJECTIVES
 
 from .batches import encode_batches, open_data, open_model
 

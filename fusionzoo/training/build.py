@@ -7,17 +7,17 @@ from typing import Any
 
 from fusionzoo.config import RunConfig, merge, split_name
 from fusionzoo.config.flags import Tree
+from fusionzoo.creating import create_model
 from fusionzoo.datasets import DATASETS, PairedDataset, create_dataset
 from fusionzoo.distributed.process_group import World
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.evaluation.retrieval import any_pair
-from fusionzoo.model import create_model
 from fusionzoo.unimodal import UnimodalHeads
 
 from .balance import StrategyInputs, build_balance
 from .objective import Objective, freeze_unused
 from .tasks.multitask import Tasks, build_tasks
-from .tasks.single import NoTarget
+from .tasks.no_target import NoTarget
 
 SINGLE_PROCESS = World()
 

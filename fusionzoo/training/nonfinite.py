@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fusionzoo.distributed.process_group import World, gather
-from fusionzoo.model import quiet
+from fusionzoo.eval_mode import quiet
 from fusionzoo.structures import Batch
 
 from .objective import Objective

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.model import FusionModel, quiet
+from fusionzoo.eval_mode import quiet
+from fusionzoo.model import FusionModel
 from fusionzoo.structures import Batch, Features, FusionOutput, Sample, StepContext
 from fusionzoo.unimodal import UnimodalHeads
 

@@ -136,14 +136,14 @@ def balance_cards() -> list[BalanceCard]:
 
 def encoder_cards() -> list[EncoderCard]:
     """Read the cards of all encoders, by kind and name."""
-    from fusionzoo.encoders import ENCODERS, create_encoder, pattern
+    from fusionzoo.encoders import ENCODERS, create_encoder
 
     parameters = inspect.signature(create_encoder).parameters.values()
     shared = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
     meanings = described_settings(create_encoder)
     return [
         EncoderCard(
-            name=pattern(name),
+            name=entry.pattern,
             kind=entry.family,
             summary=entry.summary,
             settings=setting_cards(

@@ -13,11 +13,12 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from itertools import chain
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from fusionzoo.files import cache_root
+from fusionzoo.plugins import installed_plugins, load_plugins, plugin_list
 
 from .cards import BalanceCard, Card, EncoderCard, SettingCard
 
@@ -34,8 +35,16 @@ class Facts:
     encoders: list[EncoderCard]
 
 
-def facts() -> Facts:
-    """Read the facts, or gather and keep them; a cache that cannot be written costs time only."""
+def facts(plugins: str = "") -> Facts:
+    """Read the facts, or gather and keep them; a cache that cannot be written costs time only.
+
+    Those of `plugins`, which `load_plugins` imports, are gathered each time.
+    """
+    known = _stored_facts()
+    return known if not plugin_list(plugins) else _with_plugins(known, plugins)
+
+
+def _stored_facts() -> Facts:
     file = cache_root() / "zoo.json"
     stamp = sources_stamp()
     with suppress(OSError, ValueError, KeyError, TypeError):
@@ -51,6 +60,18 @@ def facts() -> Facts:
     return gathered
 
 
+def _with_plugins(known: Facts, plugins: str) -> Facts:
+    from fusionzoo.fusion import list_fusions
+
+    from .cards import FAMILIES, balance_cards, card, encoder_cards
+
+    load_plugins(plugins)
+    names = {fusion.name for fusion in known.fusions}
+    fusions = [*known.fusions, *(card(name) for name in list_fusions() if name not in names)]
+    fusions.sort(key=lambda fusion: (FAMILIES.index(fusion.family), fusion.name))
+    return Facts(fusions, balance_cards(), encoder_cards())
+
+
 def gather_facts() -> Facts:
     """Import everything, and read the facts from docstrings, signatures and forward passes."""
     from .cards import balance_cards, cards, encoder_cards
@@ -64,12 +85,21 @@ def sources_stamp() -> str:
     top = Path(__file__).parents[1]
     # In a checkout three folders are links; without links they stand beside the package.
     tops = [top, *(top.parent / name for name in LINKED if not (top / name).is_dir())]
-    for folder, _, names in chain.from_iterable(os.walk(path, followlinks=True) for path in tops):
-        for name in names:
-            if name.endswith(".py"):
-                about = os.stat(os.path.join(folder, name))
-                marks.append(f"{folder}/{name} {about.st_size} {about.st_mtime_ns}")
+    for point in installed_plugins():
+        marks.append(f"{point.name} {point.value}")
+        spec = find_spec(point.module.partition(".")[0])  # of the package: imports nothing
+        tops += map(Path, (spec.submodule_search_locations or [str(spec.origin)]) if spec else [])
+    for path in [file for place in tops for file in _sources(place)]:
+        about = os.stat(path)
+        marks.append(f"{path} {about.st_size} {about.st_mtime_ns}")
     return hashlib.sha256("\n".join(sorted(marks)).encode()).hexdigest()
+
+
+def _sources(place: Path) -> list[str]:
+    """Return the Python files below a folder, or the one file."""
+    folders = os.walk(place, followlinks=True)
+    files = [os.path.join(folder, name) for folder, _, names in folders for name in names]
+    return [path for path in files or [str(place)] if path.endswith(".py")]
 
 
 def _from_plain(stored: dict[str, Any]) -> Facts:

@@ -1,4 +1,4 @@
-"""Every test has a cache of its own."""
+"""Each test has its own cache."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Keep the user's cache out of it."""
+    """Use an empty cache instead of the user's."""
     monkeypatch.setenv("FUSIONZOO_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"

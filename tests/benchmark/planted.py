@@ -1,4 +1,4 @@
-"""Summaries of benchmarks with planted answers, so that what is said of them can be checked."""
+"""Summaries of benchmarks with planted predictions, to test what reports say about them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from setup_benchmark import small
 
 from fusionzoo.benchmark.bench import Bench, Fold
 from fusionzoo.benchmark.report.leaderboard import leaderboard
-from fusionzoo.benchmark.report.results import Strategy, Summary
+from fusionzoo.benchmark.report.results import StrategyResults, Summary
 from fusionzoo.evaluation.metrics import right
 
 ITEMS, CLASSES = 200, 4
@@ -19,18 +19,18 @@ TARGET = torch.arange(ITEMS) % CLASSES
 ALL = torch.arange(ITEMS)
 
 
-def strategy(name: str, accuracies: list[float], shift: int = 0) -> Strategy:
-    """A strategy that answers this share of items in each seed, the first ones of a fixed order.
+def strategy(name: str, accuracies: list[float], shift: int = 0) -> StrategyResults:
+    """A strategy that classifies this share of items correctly in each seed, in a fixed order.
 
-    `shift` turns the order, so that two strategies are right about different items.
+    `shift` rotates the order, so that two strategies are correct on different items.
     """
     order = np.random.default_rng(0).permutation(ITEMS)
     order = np.roll(order, shift)
-    answers = torch.stack([(TARGET + 1) % CLASSES for _ in accuracies])
-    for answer, accuracy in zip(answers, accuracies, strict=True):
+    predictions = torch.stack([(TARGET + 1) % CLASSES for _ in accuracies])
+    for prediction, accuracy in zip(predictions, accuracies, strict=True):
         correct = torch.from_numpy(order[: round(accuracy * ITEMS)])
-        answer[correct] = TARGET[correct]
-    logits = 3.0 * torch.nn.functional.one_hot(answers, CLASSES)
+        prediction[correct] = TARGET[correct]
+    logits = 3.0 * torch.nn.functional.one_hot(predictions, CLASSES)
     kind = "fusion"
     if name.startswith("alone:"):
         kind = "single"
@@ -43,13 +43,13 @@ def strategy(name: str, accuracies: list[float], shift: int = 0) -> Strategy:
     ]
     family = "early" if kind == "fusion" else kind
     seeds = list(range(len(accuracies)))
-    return Strategy(
+    return StrategyResults(
         name, kind, family, seeds, logits.float(), float(np.mean(accuracies)), 1.0, rows
     )
 
 
 def summary(
-    strategies: list[Strategy],
+    strategies: list[StrategyResults],
     folds: int = 1,
     controls: Mapping[str, torch.Tensor] | None = None,
     target: torch.Tensor = TARGET,
@@ -60,13 +60,13 @@ def summary(
     bench = Bench(
         cfg,
         {"image": "image", "audio": "audio"},
-        [str(k) for k in range(int(target.max()) + 1)],
+        tuple(str(k) for k in range(int(target.max()) + 1)),
         target,
         torch.ones(len(target), 2, dtype=torch.bool),
-        [Fold(ALL[:0], ALL[:0], part) for part in parts],
+        tuple(Fold(ALL[:0], ALL[:0], part) for part in parts),
     )
     whole = Summary(bench, target, strategies, dict(controls or {}), {})
-    for one in strategies:
-        one.right = right(one.logits, TARGET).numpy()
+    for results in strategies:
+        results.correct = right(results.logits, TARGET).numpy()
     whole.leaderboard = leaderboard(whole)
     return whole

@@ -1,4 +1,4 @@
-"""The whole command: what it finds, what it refuses, and that nothing is lost or done twice."""
+"""The whole benchmark: its results, its errors, and that no trial is lost or run twice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +19,28 @@ import torch
 from setup_benchmark import SMALL, small
 
 import fusionzoo
+from fusionzoo.benchmark import api, strategies
 from fusionzoo.benchmark import bench as setup
-from fusionzoo.benchmark import strategies
 from fusionzoo.benchmark.features import cache, prepare, pretrain
 from fusionzoo.benchmark.trials import examine, schedule, store, trial
 from fusionzoo.config import BenchmarkConfig, from_tree
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import cache_root
-from fusionzoo.scripts.benchmark import benchmark, main
+from fusionzoo.scripts.benchmark import main
 
 ROOT = Path(fusionzoo.__file__).parents[1]
 TABLES = ("results.parquet", "summary.json", "table.md", "table.tex")
 
 
 def run(cfg: BenchmarkConfig) -> dict[str, Any]:
-    code = benchmark(cfg)
-    found: dict[str, Any] = json.loads((Path(cfg.out) / "summary.json").read_text())
-    assert code == (1 if found["failed"] else 0)
-    return found
+    """Run a benchmark and return the contents of its summary.json."""
+    api.run(cfg)
+    summary: dict[str, Any] = json.loads((Path(cfg.out) / "summary.json").read_text())
+    return summary
 
 
-def line(found: dict[str, Any], name: str) -> dict[str, Any]:
-    return next(one for one in found["leaderboard"] if one["strategy"] == name)
+def line_of(summary: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(line for line in summary["leaderboard"] if line["strategy"] == name)
 
 
 @pytest.fixture(scope="module")
@@ -53,42 +53,42 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_report_is_complete(report: Path) -> None:
-    found = json.loads((report / "summary.json").read_text())
-    names = {one["strategy"] for one in found["leaderboard"]}
+    summary = json.loads((report / "summary.json").read_text())
+    names = {line["strategy"] for line in summary["leaderboard"]}
     assert {"sum", "gmu", "mbt", "alone:a", "alone:b", "majority class"} <= names
-    assert found["verdict"].split()[0] in {"Fusion", "A"}
+    assert summary["verdict"].startswith("Fusion ")
     rows = pq.read_table(report / "results.parquet").to_pylist()
     for strategy in ("sum", "gmu", "mbt"):
-        own = [row for row in rows if row["strategy"] == strategy]
-        assert {row["seed"] for row in own} == {0, 1, 2}
-        assert {row["subset"] for row in own} == {"none", "a", "b", "a+b"}
-        assert {row["corruption"] for row in own} == {"", "pairing", "jitter", "dropout"}
-        assert {row["severity"] for row in own} == {0, 1, 2, 3, 4, 5}
-    assert (report / "table.md").read_text().startswith(found["verdict"])
+        selected = [row for row in rows if row["strategy"] == strategy]
+        assert {row["seed"] for row in selected} == {0, 1, 2}
+        assert {row["subset"] for row in selected} == {"none", "a", "b", "a+b"}
+        assert {row["corruption"] for row in selected} == {"", "pairing", "jitter", "dropout"}
+        assert {row["severity"] for row in selected} == {0, 1, 2, 3, 4, 5}
+    assert (report / "table.md").read_text().startswith(summary["verdict"])
     assert r"\begin{tabular}" in (report / "table.tex").read_text()
 
 
-def test_shapley_values_sum_to_what_the_modalities_add(report: Path) -> None:
-    found = json.loads((report / "summary.json").read_text())
+def test_shapley_values_sum_to_the_gain_of_all_modalities(report: Path) -> None:
+    summary = json.loads((report / "summary.json").read_text())
     rows = pq.read_table(report / "results.parquet").to_pylist()
-    for name, values in found["shapley"].items():
-        own = [r for r in rows if r["strategy"] == name and not r["corruption"]]
-        full = [r["accuracy"] for r in own if r["subset"] == "a+b"]
-        none = [r["accuracy"] for r in own if r["subset"] == "none"]
+    for name, values in summary["shapley"].items():
+        clean = [r for r in rows if r["strategy"] == name and not r["corruption"]]
+        full = [r["accuracy"] for r in clean if r["subset"] == "a+b"]
+        none = [r["accuracy"] for r in clean if r["subset"] == "none"]
         gain = sum(full) / len(full) - sum(none) / len(none)
         assert sum(values.values()) == pytest.approx(gain)
 
 
-def test_a_figure_is_what_the_stored_answers_say(report: Path) -> None:
-    found = json.loads((report / "summary.json").read_text())
+def test_the_accuracy_is_the_mean_over_the_rows_of_the_seeds(report: Path) -> None:
+    summary = json.loads((report / "summary.json").read_text())
     rows = pq.read_table(report / "results.parquet").to_pylist()
     for name in ("sum", "mbt"):
-        whole = [
+        accuracies = [
             r["accuracy"]
             for r in rows
             if r["strategy"] == name and r["subset"] == "a+b" and not r["corruption"]
         ]
-        assert line(found, name)["accuracy"] == pytest.approx(sum(whole) / 3)
+        assert line_of(summary, name)["accuracy"] == pytest.approx(sum(accuracies) / 3)
 
 
 def test_shuffled_labels_fall_to_chance(report: Path) -> None:
@@ -104,14 +104,16 @@ def test_a_second_run_trains_nothing_and_writes_the_same_tables(
     monkeypatch.setenv("FUSIONZOO_CACHE", str(report / "cache"))
 
     def never(*_: Any) -> None:
-        raise AssertionError("a finished cell was run again")
+        raise AssertionError("a finished trial was run again")
 
     monkeypatch.setattr(trial, "run", never)
     run(small(report, seeds=3, fusions="sum,gmu,mbt", epochs=6))
     assert before == {name: (report / name).read_bytes() for name in TABLES}
 
 
-def test_more_strategies_reuse_what_is_there(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_strategies_reuse_finished_trials(
+    report: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FUSIONZOO_CACHE", str(report / "cache"))
     ran: list[str] = []
     before = trial.run
@@ -127,9 +129,9 @@ def test_an_unknown_fusion_is_named_before_anything_is_computed(
 ) -> None:
     out = tmp_path / "out"
     assert main(["--fusions", "mbt,lmf,nosuch", "--out", str(out)]) == 2
-    said = capsys.readouterr().err
-    assert "unknown fusion 'nosuch'" in said
-    assert said.count("\n") == 1
+    message = capsys.readouterr().err
+    assert "unknown fusion 'nosuch'" in message
+    assert message.count("\n") == 1
     assert not out.exists()
 
 
@@ -144,11 +146,11 @@ def test_an_unknown_fusion_is_named_before_anything_is_computed(
         ({"encoders": {"c": {"name": "vector/identity"}}}, "no modality 'c'"),
     ],
 )
-def test_what_cannot_be_is_one_clear_error(
+def test_a_wrong_setting_is_one_clear_error(
     changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(FusionZooError, match=message):
-        benchmark(small(tmp_path, **changes))
+        api.run(small(tmp_path, **changes))
 
 
 def manifest(folder: Path, rows: list[str]) -> dict[str, Any]:
@@ -162,35 +164,33 @@ def manifest(folder: Path, rows: list[str]) -> dict[str, Any]:
     }
 
 
-def test_a_recipe_may_know_more_modalities_than_are_compared() -> None:
+def test_a_recipe_may_have_settings_of_modalities_that_are_left_out() -> None:
     data = {"name": "interactions", "samples": 100, "num_modalities": 3, "modalities": "a,b"}
     encoders = {"a": {"dim": 24}, "c": {"name": "vector/mlp", "dim": 16}}
     bench, dataset = setup.open_bench(
         from_tree(BenchmarkConfig, {"data": data, "encoders": encoders})
     )
-    assert bench.notes == ["Settings left out by --data.modalities: --encoders.c."]
-    assert {name: one.dim for name, one in prepare.build_encoders(bench.cfg, dataset).items()} == {
-        "a": 24,
-        "b": 32,
-    }
+    assert bench.notes == ("Settings left out by --data.modalities: --encoders.c.",)
+    built = prepare.build_encoders(bench.cfg, dataset)
+    assert {name: encoder.dim for name, encoder in built.items()} == {"a": 24, "b": 32}
 
 
-def test_an_empty_test_split_says_what_there_is(tmp_path: Path) -> None:
+def test_the_error_for_an_empty_test_split_lists_the_splits(tmp_path: Path) -> None:
     data = manifest(tmp_path, ["1,train,x,a,b", "2,train,y,a,b", "3,val,x,a,b"])
     with pytest.raises(FusionZooError, match=r"split 'test' is empty.*train \(2\), val \(1\)"):
-        benchmark(small(tmp_path, data=data, encoders={}))
+        api.run(small(tmp_path, data=data, encoders={}))
 
 
 def test_a_class_that_training_lacks_is_named(tmp_path: Path) -> None:
     data = manifest(tmp_path, ["1,train,x,a,b", "2,val,x,a,b", "3,test,z,a,b"])
     with pytest.raises(FusionZooError, match="'z', which no sample of split 'train' has"):
-        benchmark(small(tmp_path, data=data, encoders={}))
+        api.run(small(tmp_path, data=data, encoders={}))
 
 
-def test_one_seed_is_said_to_have_no_interval(tmp_path: Path) -> None:
-    found = run(small(tmp_path, seeds=1, fusions="sum", corruptions=False))
-    assert "One seed" in found["verdict"]
-    assert line(found, "sum")["low"] is None
+def test_the_report_states_that_one_seed_has_no_interval(tmp_path: Path) -> None:
+    summary = run(small(tmp_path, seeds=1, fusions="sum", corruptions=False))
+    assert "One seed" in summary["verdict"]
+    assert line_of(summary, "sum")["low"] is None
     assert "one seed" in (tmp_path / "index.html").read_text()
 
 
@@ -199,16 +199,19 @@ def test_a_strategy_that_fails_is_reported_and_stops_no_other(
 ) -> None:
     before = trial.run
 
-    def fail(bench: setup.Bench, unit: setup.Unit) -> list[store.Cell]:
+    def fail(bench: setup.Bench, unit: setup.Unit) -> list[store.TrialResult]:
         if unit.strategy == "gmu":
             raise RuntimeError("no luck today")
         return before(bench, unit)
 
     monkeypatch.setattr(trial, "run", fail)
-    found = run(small(tmp_path, corruptions=False))
-    assert "RuntimeError: no luck today" in found["failed"]["gmu"]
-    assert "1 strategies failed: gmu" in found["verdict"]
-    assert line(found, "sum")["seeds"] == 2
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(json.dumps({**SMALL, "corruptions": False}))
+    assert main(["--config", str(recipe), "--out", str(tmp_path)]) == 1
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert "RuntimeError: no luck today" in summary["failed"]["gmu"]
+    assert "1 strategies failed: gmu" in summary["verdict"]
+    assert line_of(summary, "sum")["seeds"] == 2
     monkeypatch.undo()
     monkeypatch.setenv("FUSIONZOO_CACHE", str(tmp_path / "cache"))
     assert not run(small(tmp_path, corruptions=False))["failed"]
@@ -218,8 +221,8 @@ def test_a_strategy_that_fails_is_reported_and_stops_no_other(
 def test_synergy_shows_as_interaction_and_redundancy_does_not(task: str, tmp_path: Path) -> None:
     data = {"name": "interactions", "task": task, "samples": 800, "noise": 0.3}
     changes = {"data": data, "fusions": "gmu", "epochs": 25, "corruptions": False, "seeds": 1}
-    found = run(small(tmp_path, **changes, fusion={"dim": 32}, optim={"lr": 1e-2}))
-    value = found["interactions"]["gmu"]["a+b"]
+    summary = run(small(tmp_path, **changes, fusion={"dim": 32}, optim={"lr": 1e-2}))
+    value = summary["interactions"]["gmu"]["a+b"]
     assert value > 0.3 if task == "xor" else value < -0.3
 
 
@@ -231,8 +234,8 @@ def test_folds_test_every_sample_once(tmp_path: Path) -> None:
     for fold in bench.folds:
         parts = [set(part.tolist()) for part in (fold.train, fold.val, fold.test)]
         assert sum(map(len, parts)) == len(set.union(*parts)) == len(dataset)
-    found = run(cfg)
-    assert found["data"]["test"] == 400
+    summary = run(cfg)
+    assert summary["data"]["test"] == 400
 
 
 def test_folds_keep_groups_together() -> None:
@@ -262,13 +265,13 @@ def test_folds_train_an_encoder_without_weights_on_each_fold(tmp_path: Path) -> 
     changes: dict[str, Any] = {"encoder_epochs": 1, "epochs": 1, "seeds": 1, "fusions": "sum"}
     changes["corruptions"] = False
     cfg = small(tmp_path / "out", data=manifest(tmp_path, rows), folds=3, **changes)
-    found = run(replace(cfg, encoders=encoders))
-    assert found["data"]["folds"] == 3
-    assert found["data"]["test"] == 24
-    assert [note.split(":")[0] for note in found["notes"]] == [
+    summary = run(replace(cfg, encoders=encoders))
+    assert summary["data"]["folds"] == 3
+    assert summary["data"]["test"] == 24
+    assert [note.split(":")[0] for note in summary["notes"]] == [
         f"{name} (fold {fold})" for fold in range(3) for name in ("more", "text")
     ]
-    assert not found["failed"]
+    assert not summary["failed"]
 
 
 @pytest.mark.slow
@@ -283,30 +286,32 @@ def test_folds_run_on_the_stamps_recipe(tmp_path: Path, monkeypatch: pytest.Monk
     small = ["--fusions", "sum,late_mean", "--seeds", "1", "--epochs", "2", "--encoder_epochs", "1"]
     fast = ["--corruptions", "false", "--jobs", "1", "--folds", "5"]
     assert main([*recipe, *small, *fast]) == 0
-    found = json.loads((tmp_path / "summary.json").read_text())
-    assert not found["failed"]
-    assert found["data"]["test"] == 773  # every sample is tested once
-    assert [note.split(":")[0] for note in found["notes"]] == [
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert not summary["failed"]
+    assert summary["data"]["test"] == 773  # every sample is tested once
+    assert [note.split(":")[0] for note in summary["notes"]] == [
         f"audio (fold {fold})" for fold in range(5)
     ]
 
 
-def test_tuning_never_looks_at_the_test_split_and_goes_on_where_it_stopped(
+def test_tuning_never_evaluates_on_the_test_split_and_continues_where_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = {"tune": 3, "fusions": "concat", "corruptions": False, "controls": False}
-    asked: list[Any] = []
-    before = examine.Examiner.ask
+    examined: list[Any] = []
+    before = examine.Examiner.examine
     monkeypatch.setattr(
-        examine.Examiner, "ask", lambda self, *rest: asked.append(rest) or before(self, *rest)
+        examine.Examiner,
+        "examine",
+        lambda self, *rest: examined.append(rest) or before(self, *rest),
     )
     first = run(small(tmp_path / "a", **changes))
-    assert len(asked) == 3 * 2  # one test of each cell that is reported, none of a trial
+    assert len(examined) == 3 * 2  # every reported trial once, no proposal of the tuning
     whole = next((tmp_path / "a" / "cells").glob("tune-concat-*")).read_text()
     assert len(whole.splitlines()) == 3
-    settings = [json.loads(one) for one in whole.splitlines()]
+    settings = [json.loads(text) for text in whole.splitlines()]
     assert settings[0]["optim"]["lr"] == 3e-3  # the default comes first
-    # Killed after one trial and a half: the rest is the same.
+    # Killed after one proposal and a half: the others are the same.
     run_two = small(tmp_path / "b", **changes)
     path = tmp_path / "b" / "cells" / next((tmp_path / "a" / "cells").glob("tune-concat-*")).name
     path.parent.mkdir(parents=True)
@@ -318,10 +323,10 @@ def test_tuning_never_looks_at_the_test_split_and_goes_on_where_it_stopped(
 
 def test_end_to_end_training_gives_the_same_kind_of_report(tmp_path: Path) -> None:
     encoders = {name: {"name": "vector/mlp", "dim": 8, "hidden": 16} for name in "ab"}
-    found = run(small(tmp_path, mode="finetune", encoders=encoders, seeds=1, fusions="sum"))
+    summary = run(small(tmp_path, mode="finetune", encoders=encoders, seeds=1, fusions="sum"))
     rows = pq.read_table(tmp_path / "results.parquet").to_pylist()
     assert {r["corruption"] for r in rows} == {"", "pairing", "jitter", "dropout"}
-    assert line(found, "sum")["accuracy"] > 0.5
+    assert line_of(summary, "sum")["accuracy"] > 0.5
 
 
 def test_an_encoder_without_weights_is_trained_alone_first_and_the_report_says_so(
@@ -329,15 +334,15 @@ def test_an_encoder_without_weights_is_trained_alone_first_and_the_report_says_s
 ) -> None:
     encoders = {name: {"name": "vector/mlp", "dim": 8, "hidden": 16} for name in "ab"}
     changes = {"encoders": encoders, "seeds": 1, "fusions": "sum", "corruptions": False}
-    found = run(small(tmp_path, **changes))
-    assert [note.split(":")[0] for note in found["notes"]] == ["a", "b"]
-    assert all("trained alone on 240 training samples" in note for note in found["notes"])
+    summary = run(small(tmp_path, **changes))
+    assert [note.split(":")[0] for note in summary["notes"]] == ["a", "b"]
+    assert all("trained alone on 240 training samples" in note for note in summary["notes"])
 
     def never(*_: Any) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(pretrain, "train_alone", never)
-    assert run(small(tmp_path / "again", **changes))["leaderboard"] == found["leaderboard"]
+    monkeypatch.setattr(pretrain, "pretrain", never)
+    assert run(small(tmp_path / "again", **changes))["leaderboard"] == summary["leaderboard"]
 
 
 def test_no_strategy_starts_from_the_head_that_an_encoder_was_trained_under(
@@ -346,15 +351,15 @@ def test_no_strategy_starts_from_the_head_that_an_encoder_was_trained_under(
     heads: list[torch.Tensor] = []
     before = pretrain.fit
 
-    def watch(trainee: Any, *rest: Any) -> Any:
-        heads.append(trainee.model.fusion.head.weight.detach().clone())
-        return before(trainee, *rest)
+    def watch(trainer: Any, *rest: Any) -> Any:
+        heads.append(trainer.model.fusion.head.weight.detach().clone())
+        return before(trainer, *rest)
 
     monkeypatch.setattr(pretrain, "fit", watch)
     encoders = {name: {"name": "vector/mlp", "dim": 16, "hidden": 16} for name in "ab"}
     cfg = small(tmp_path, encoders=encoders, seeds=3, corruptions=False, encoder_epochs=1)
     bench, dataset = setup.open_bench(cfg)
-    prepare.prepare(bench, dataset, tokens=False)
+    bench = prepare.prepare(bench, dataset, tokens=False)
     assert len(heads) == 2
     settings = strategies.settings_of(cfg, "alone:a")
     models, _ = trial.build(bench, setup.Unit("alone:a", 0, (0, 1, 2), False, settings, {}))
@@ -367,7 +372,7 @@ def test_no_strategy_starts_from_the_head_that_an_encoder_was_trained_under(
 def test_several_views_are_cached_and_read_in_turn(tmp_path: Path) -> None:
     cfg = small(tmp_path, views=2, seeds=1, fusions="sum", corruptions=False)
     run(cfg)
-    views = [e.about["description"]["view"] for e in cache.feature_cache().entries()]
+    views = [e.metadata["description"]["view"] for e in cache.feature_cache().entries()]
     assert sorted(views) == [0, 0, 1, 1]
 
 
@@ -378,22 +383,22 @@ def test_reports_combine_into_ranks_over_data_sets(tmp_path: Path) -> None:
         data = {"name": "interactions", "task": task, "samples": 300, "noise": 1.0}
         run(small(tmp_path / task, data=data, seeds=1, corruptions=False, fusions="sum,gmu,max"))
     assert main(["--combine", json.dumps(folders), "--out", str(tmp_path / "all")]) == 0
-    found = json.loads((tmp_path / "all" / "summary.json").read_text())
-    assert set(found["ranks"]) == {"sum", "gmu", "max"}
-    assert "Over 2 data sets" in found["verdict"]
+    summary = json.loads((tmp_path / "all" / "summary.json").read_text())
+    assert set(summary["ranks"]) == {"sum", "gmu", "max"}
+    assert "Over 2 data sets" in summary["verdict"]
     assert (tmp_path / "all" / "index.html").read_text().count("<svg") == 1
 
 
 def command(out: Path, cache: Path, **flags: str) -> list[str]:
     recipe = out.parent / "recipe.yaml"
     recipe.write_text(json.dumps(SMALL))
-    given = {"fusions": "sum,gmu,mbt,concat", "epochs": "8", "out": str(out), **flags}
-    words = [word for key, value in given.items() for word in (f"--{key}", value)]
+    flags = {"fusions": "sum,gmu,mbt,concat", "epochs": "8", "out": str(out), **flags}
+    words = [word for key, value in flags.items() for word in (f"--{key}", value)]
     return [sys.executable, str(ROOT / "benchmark.py"), "--config", str(recipe), *words]
 
 
 @pytest.mark.slow
-def test_a_killed_benchmark_goes_on_and_ends_with_the_same_tables(tmp_path: Path) -> None:
+def test_a_killed_benchmark_continues_and_ends_with_the_same_tables(tmp_path: Path) -> None:
     environment = {**os.environ, "FUSIONZOO_CACHE": str(tmp_path / "cache")}
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     subprocess.run(command(whole, tmp_path), env=environment, check=True, timeout=300)
@@ -421,22 +426,34 @@ def test_a_killed_benchmark_goes_on_and_ends_with_the_same_tables(tmp_path: Path
 def test_other_engines_give_the_same_tables(tmp_path: Path) -> None:
     environment = {**os.environ, "FUSIONZOO_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
     flags = {"fusions": "sum,concat", "corruptions": "false"}
-    found = {}
+    leaderboards = {}
     for engine in ("here", "processes", "ray"):
-        own = flags | ({"engine": engine, "jobs": "2"} if engine != "here" else {})
-        words = command(tmp_path / engine, tmp_path, **own)
+        engine_flags = flags | ({"engine": engine, "jobs": "2"} if engine != "here" else {})
+        words = command(tmp_path / engine, tmp_path, **engine_flags)
         subprocess.run(words, env=environment, check=True, timeout=300)
         summary = json.loads((tmp_path / engine / "summary.json").read_text())
-        found[engine] = summary["leaderboard"]
+        leaderboards[engine] = summary["leaderboard"]
     for engine in ("processes", "ray"):
-        for a, b in zip(found["here"], found[engine], strict=True):
+        for a, b in zip(leaderboards["here"], leaderboards[engine], strict=True):
             assert a["strategy"] == b["strategy"]
             assert math.isclose(a["accuracy"], b["accuracy"])
 
 
-def test_what_does_not_change_a_cell_does_not_change_its_name(tmp_path: Path) -> None:
+def test_preparing_returns_a_new_bench_and_changes_none(tmp_path: Path) -> None:
     bench, dataset = setup.open_bench(small(tmp_path))
-    prepare.prepare(bench, dataset, tokens=False)
+    before = vars(bench).copy()
+    prepared = prepare.prepare(bench, dataset, tokens=False)
+    assert all(value is before[name] for name, value in vars(bench).items())
+    assert (bench.dims, bench.features, bench.corrupted) == ({}, (), ())
+    assert prepared.dims == {"a": 8, "b": 8}
+    assert len(prepared.features) == len(prepared.corrupted) == 1
+    with pytest.raises(FrozenInstanceError):
+        bench.dims = {}  # type: ignore[misc]
+
+
+def test_settings_that_do_not_change_a_trial_do_not_change_its_file_name(tmp_path: Path) -> None:
+    bench, dataset = setup.open_bench(small(tmp_path))
+    bench = prepare.prepare(bench, dataset, tokens=False)
     (unit, *_) = schedule.units(bench, ["sum"])
     names = []
     for changes in ({}, {"jobs": 7, "engine": "ray", "fusions": "all"}, {"epochs": 5}):

@@ -1,4 +1,4 @@
-"""The cache gives what the encoder gives, and an entry is whole or not there at all."""
+"""The cache returns what the encoder computes, and an entry is complete or absent."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import torch
 
 from fusionzoo import create_dataset, create_encoder
 from fusionzoo.benchmark.features.cache import FeatureCache
-from fusionzoo.benchmark.features.encode import Scaler, Stored, describe, encode, key_of
+from fusionzoo.benchmark.features.encode import Scaler, StoredFeatures, describe, encode, key_of
 from fusionzoo.datasets import Collate
 from fusionzoo.encoders import Encoder
-from fusionzoo.model import encode_rows
+from fusionzoo.present_rows import encode_rows
 
 SCRATCH = {
     "image": ("timm/resnet10t", {"pretrained": False, "size": 32, "channels": [8, 8, 8, 8]}),
@@ -42,33 +42,32 @@ def some(rows: int = 40, missing: float = 0.3):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("modality", SCRATCH)
 def test_cached_features_equal_the_encoders(modality: str, tmp_path: Path) -> None:
     encoder, dataset = build(modality), some()
-    about = describe(encoder, dataset)
+    description = describe(encoder, dataset)
     cache = FeatureCache(tmp_path)
-    stored = cache.get(about, lambda: encode(encoder, dataset, batch_size=7))
+    stored = cache.get(description, lambda: encode(encoder, dataset, batch_size=7))
     rows = torch.tensor([3, 0, 17, 39, 17])
-    found = stored.take(rows)
+    cached = stored.take(rows)
     batch = Collate({modality: encoder.processor(False)})([dataset[row] for row in rows.tolist()])
     with torch.no_grad():
-        wanted = encode_rows(encoder, batch.inputs[modality], batch.present[:, 0])
-    there = batch.present[:, 0]
-    assert torch.equal(found.mask.any(1), there)
-    assert torch.equal(found.mask.sum(1)[there], wanted.mask.sum(1)[there])
-    torch.testing.assert_close(found.pooled[there], wanted.pooled[there], atol=1e-6, rtol=1e-5)
-    for mine, own in zip(found, wanted, strict=True):
-        assert mine.shape[0] == own.shape[0]
-    real, same = found.tokens[found.mask], wanted.tokens[wanted.mask]
-    torch.testing.assert_close(real, same, atol=1e-6, rtol=1e-5)
+        encoded = encode_rows(encoder, batch.inputs[modality], batch.present[:, 0])
+    present = batch.present[:, 0]
+    assert torch.equal(cached.mask.any(1), present)
+    assert torch.equal(cached.mask.sum(1)[present], encoded.mask.sum(1)[present])
+    close = {"atol": 1e-6, "rtol": 1e-5}
+    torch.testing.assert_close(cached.pooled[present], encoded.pooled[present], **close)
+    assert all(len(x) == len(y) for x, y in zip(cached, encoded, strict=True))
+    torch.testing.assert_close(cached.tokens[cached.mask], encoded.tokens[encoded.mask], **close)
 
 
 def test_a_warm_cache_computes_nothing(tmp_path: Path) -> None:
     encoder, dataset = build("text"), some()
-    about, cache = describe(encoder, dataset), FeatureCache(tmp_path)
-    cache.get(about, lambda: encode(encoder, dataset))
+    description, cache = describe(encoder, dataset), FeatureCache(tmp_path)
+    cache.get(description, lambda: encode(encoder, dataset))
 
-    def never() -> Stored:
+    def never() -> StoredFeatures:
         raise AssertionError("computed again")
 
-    stored = cache.get(about, never)
+    stored = cache.get(description, never)
     assert len(stored.pooled) == 40
 
 
@@ -100,14 +99,16 @@ def test_a_changed_file_changes_the_key(tmp_path: Path) -> None:
     assert before != key_of(describe(encoder, create_dataset("manifest", root=str(table))))
 
 
-def test_a_damaged_entry_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_entry_is_computed_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     encoder, dataset = build("text"), some()
-    about, cache = describe(encoder, dataset), FeatureCache(tmp_path)
-    cache.get(about, lambda: encode(encoder, dataset))
-    path = tmp_path / key_of(about) / "tokens.bin"
+    description, cache = describe(encoder, dataset), FeatureCache(tmp_path)
+    cache.get(description, lambda: encode(encoder, dataset))
+    path = tmp_path / key_of(description) / "tokens.bin"
     path.write_bytes(path.read_bytes()[:-5])
-    assert cache.load(about) is None
-    again = cache.get(about, lambda: encode(encoder, dataset))
+    assert cache.load(description) is None
+    again = cache.get(description, lambda: encode(encoder, dataset))
     assert "damaged" in capsys.readouterr().out
     assert torch.equal(again.tokens, encode(encoder, dataset).tokens)
 
@@ -115,9 +116,9 @@ def test_a_damaged_entry_is_made_again(tmp_path: Path, capsys: pytest.CaptureFix
 WRITER = """
 import sys, torch
 from pathlib import Path
-from fusionzoo.benchmark.cache import FeatureCache
-from fusionzoo.benchmark.features import Stored
-stored = Stored(torch.ones(50_000, 64), torch.ones(50_000, 64), torch.arange(50_001))
+from fusionzoo.benchmark.features.cache import FeatureCache
+from fusionzoo.benchmark.features.encode import StoredFeatures
+stored = StoredFeatures(torch.ones(50_000, 64), torch.ones(50_000, 64), torch.arange(50_001))
 cache = FeatureCache(Path(sys.argv[1]))
 print("ready", flush=True)
 sys.stdin.readline()
@@ -136,7 +137,7 @@ def writer(folder: Path, rounds: int) -> subprocess.Popen[str]:
     )
 
 
-def test_writers_race_and_die_and_every_entry_is_whole(tmp_path: Path) -> None:
+def test_entries_are_complete_when_writers_race_and_are_killed(tmp_path: Path) -> None:
     both = [writer(tmp_path, 4), writer(tmp_path, 4)]
     victim = writer(tmp_path, 1000)
     for process in (*both, victim):
@@ -149,8 +150,8 @@ def test_writers_race_and_die_and_every_entry_is_whole(tmp_path: Path) -> None:
     time.sleep(0.3)
     os.kill(victim.pid, signal.SIGKILL)
     for process in both:
-        said, _ = process.communicate(timeout=60)
-        assert said == "done\n"
+        stdout, _ = process.communicate(timeout=60)
+        assert stdout == "done\n"
         assert process.returncode == 0
     victim.communicate()
     cache = FeatureCache(tmp_path)
@@ -164,9 +165,9 @@ def test_writers_race_and_die_and_every_entry_is_whole(tmp_path: Path) -> None:
     assert len(list(cache.entries())) == 3
 
 
-def test_pruning_keeps_what_was_used_last(tmp_path: Path) -> None:
+def test_pruning_keeps_the_most_recently_used_entries(tmp_path: Path) -> None:
     cache = FeatureCache(tmp_path)
-    stored = Stored(torch.ones(10, 4), torch.ones(10, 4), torch.arange(11))
+    stored = StoredFeatures(torch.ones(10, 4), torch.ones(10, 4), torch.arange(11))
     for number in range(3):
         cache.save({"entry": number}, stored)
         time.sleep(0.02)
@@ -179,18 +180,18 @@ def test_pruning_keeps_what_was_used_last(tmp_path: Path) -> None:
     assert not list(cache.entries())
 
 
-def test_half_precision_is_stored_as_such(tmp_path: Path) -> None:
+def test_half_precision_is_stored_in_half_precision(tmp_path: Path) -> None:
     encoder, dataset = build("text"), some()
     cache = FeatureCache(tmp_path)
-    made = encode(encoder, dataset, dtype=torch.bfloat16)
-    stored = cache.save({"entry": 0}, made)
+    features = encode(encoder, dataset, dtype=torch.bfloat16)
+    stored = cache.save({"entry": 0}, features)
     assert stored.tokens.dtype == torch.bfloat16
     assert stored.take(torch.arange(3)).tokens.dtype == torch.float32
-    about = json.loads((tmp_path / key_of({"entry": 0}) / "about.json").read_text())
-    assert about["bytes"]["tokens"] == 2 * made.tokens.numel()
+    metadata = json.loads((tmp_path / key_of({"entry": 0}) / "about.json").read_text())
+    assert metadata["bytes"]["tokens"] == 2 * features.tokens.numel()
 
 
-def test_tokens_are_averaged_down_and_none_is_made_up() -> None:
+def test_longer_sequences_are_averaged_down_and_shorter_ones_are_kept() -> None:
     encoder, dataset = build("text"), some(missing=0.0)
     whole, few = encode(encoder, dataset), encode(encoder, dataset, max_tokens=3)
     before, after = whole.offsets.diff(), few.offsets.diff()
@@ -212,9 +213,9 @@ def test_scaled_training_features_have_mean_0_and_deviation_1() -> None:
     stored = encode(build("text"), some(60))
     rows = torch.arange(40)
     scaled = Scaler.of(stored, rows)(stored.take(rows))
-    there = scaled.mask.any(1)
-    assert scaled.pooled[there].mean(0).abs().max() < 1e-5
-    torch.testing.assert_close(scaled.pooled[there].std(0, correction=0), torch.ones(16))
-    assert scaled.pooled[~there].abs().max() == 0
+    present = scaled.mask.any(1)
+    assert scaled.pooled[present].mean(0).abs().max() < 1e-5
+    torch.testing.assert_close(scaled.pooled[present].std(0, correction=0), torch.ones(16))
+    assert scaled.pooled[~present].abs().max() == 0
     real = scaled.tokens[scaled.mask]
     torch.testing.assert_close(real.std(0, correction=0), torch.ones(16), atol=1e-4, rtol=1e-4)

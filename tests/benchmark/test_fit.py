@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fusionzoo import create_fusion, fusion_info, list_fusions
 from fusionzoo.benchmark import fit as fitting
-from fusionzoo.benchmark.fit import Fitted, Single, Stack, fit, stackable
+from fusionzoo.benchmark.fit import FitResult, fit
+from fusionzoo.benchmark.trainers import SingleTrainer, StackedTrainer, Trainer, stackable
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Features
 
@@ -51,15 +52,16 @@ def can(name: str) -> bool:
 STACKABLE = [name for name in list_fusions() if can(name)]
 
 
-def alone(name: str, out: Path) -> list[Fitted]:
+def alone(name: str, out: Path) -> list[FitResult]:
     cfg = small(out, epochs=3, batch_size=16, patience=None)
-    return [
-        fit(Single(model(name, seed), cfg, TARGETS[TRAIN]), feed, TARGETS, TRAIN, VAL, [seed])[0]
-        for seed in SEEDS
-    ]
+    results = []
+    for seed in SEEDS:
+        trainer = SingleTrainer(model(name, seed), cfg, TARGETS[TRAIN])
+        results += fit(trainer, feed, TARGETS, TRAIN, VAL, [seed])
+    return results
 
 
-def test_plain_pooled_fusions_can_be_stacked_and_those_with_chance_or_a_loss_cannot() -> None:
+def test_plain_pooled_fusions_can_be_stacked_and_those_with_randomness_or_a_loss_cannot() -> None:
     assert {"sum", "gmu", "lmf", "late_mean", "film", "mutan"} <= set(STACKABLE)
     assert not {"concat", "embracenet", "mvae_poe", "qmf", "tmc", "misa", "mbt"} & set(STACKABLE)
 
@@ -67,13 +69,13 @@ def test_plain_pooled_fusions_can_be_stacked_and_those_with_chance_or_a_loss_can
 @pytest.mark.parametrize("name", STACKABLE)
 def test_stacked_seeds_equal_sequential_ones(name: str, tmp_path: Path) -> None:
     cfg = small(tmp_path, epochs=3, batch_size=16, patience=None)
-    stack = Stack([model(name, seed) for seed in SEEDS], cfg)
+    stack = StackedTrainer([model(name, seed) for seed in SEEDS], cfg)
     together = fit(stack, feed, TARGETS, TRAIN, VAL, SEEDS)
-    for one, two in zip(together, alone(name, tmp_path), strict=True):
-        assert one.loss == pytest.approx(two.loss, abs=1e-9)
-        assert one.best_epoch == two.best_epoch
-        for key, value in two.weights.items():
-            torch.testing.assert_close(one.weights[key], value, atol=1e-8, rtol=1e-6)
+    for stacked, single in zip(together, alone(name, tmp_path), strict=True):
+        assert stacked.loss == pytest.approx(single.loss, abs=1e-9)
+        assert stacked.best_epoch == single.best_epoch
+        for key, value in single.weights.items():
+            torch.testing.assert_close(stacked.weights[key], value, atol=1e-8, rtol=1e-6)
 
 
 # Validation losses of each epoch, by seed: when a real loss is least depends on the CPU.
@@ -84,8 +86,8 @@ def plant_losses(patch: pytest.MonkeyPatch, seeds: Sequence[int]) -> list[dict[s
     """Replace validation by `LOSSES`; return the list that collects the first copy's weights."""
     weights: list[dict[str, Tensor]] = []
 
-    def planted(trainee: Single | Stack, *_: object) -> list[float]:
-        weights.append(trainee.weights(0))
+    def planted(trainer: Trainer, *_: object) -> list[float]:
+        weights.append(trainer.weights(0))
         return [(LOSSES[seed] + [9.0] * 9)[len(weights) - 1] for seed in seeds]
 
     patch.setattr(fitting, "validate", planted)
@@ -97,16 +99,16 @@ def test_the_patience_of_each_seed_runs_out_on_its_own(
 ) -> None:
     cfg = small(tmp_path, epochs=30, batch_size=16, patience=2, optim={"lr": 3e-2})
     plant_losses(monkeypatch, SEEDS)
-    stack = Stack([model("gmu", seed) for seed in SEEDS], cfg)
+    stack = StackedTrainer([model("gmu", seed) for seed in SEEDS], cfg)
     together = fit(stack, feed, TARGETS, TRAIN, VAL, SEEDS)
-    assert [(one.best_epoch, one.epochs) for one in together] == [(2, 4), (1, 3), (5, 7)]
-    for seed, one in zip(SEEDS, together, strict=True):
+    assert [(result.best_epoch, result.epochs) for result in together] == [(2, 4), (1, 3), (5, 7)]
+    for seed, stacked in zip(SEEDS, together, strict=True):
         plant_losses(monkeypatch, [seed])
-        single = Single(model("gmu", seed), cfg, TARGETS[TRAIN])
-        (two,) = fit(single, feed, TARGETS, TRAIN, VAL, [seed])
-        assert (one.best_epoch, one.epochs, one.loss) == (two.best_epoch, two.epochs, two.loss)
-        for key, value in two.weights.items():
-            torch.testing.assert_close(one.weights[key], value, atol=1e-8, rtol=1e-6)
+        trainer = SingleTrainer(model("gmu", seed), cfg, TARGETS[TRAIN])
+        (single,) = fit(trainer, feed, TARGETS, TRAIN, VAL, [seed])
+        assert stacked[1:] == single[1:]  # best epoch, epochs, loss
+        for key, value in single.weights.items():
+            torch.testing.assert_close(stacked.weights[key], value, atol=1e-8, rtol=1e-6)
 
 
 def test_the_best_epoch_is_kept_not_the_last(
@@ -114,7 +116,8 @@ def test_the_best_epoch_is_kept_not_the_last(
 ) -> None:
     cfg = small(tmp_path, epochs=7, batch_size=16, patience=None, optim={"lr": 3e-2})
     weights = plant_losses(monkeypatch, [5])
-    (best,) = fit(Single(model("gmu", 0), cfg, TARGETS[TRAIN]), feed, TARGETS, TRAIN, VAL, [0])
+    trainer = SingleTrainer(model("gmu", 0), cfg, TARGETS[TRAIN])
+    (best,) = fit(trainer, feed, TARGETS, TRAIN, VAL, [0])
     assert (best.best_epoch, best.epochs, len(weights)) == (5, 7, 7)
     for key, value in best.weights.items():
         assert torch.equal(value, weights[4][key])
@@ -123,7 +126,8 @@ def test_the_best_epoch_is_kept_not_the_last(
 
 def test_the_loss_of_an_epoch_is_that_of_its_weights_on_the_validation_rows(tmp_path: Path) -> None:
     cfg = small(tmp_path, epochs=2, batch_size=16, patience=None, optim={"lr": 3e-2})
-    (best,) = fit(Single(model("gmu", 0), cfg, TARGETS[TRAIN]), feed, TARGETS, TRAIN, VAL, [0])
+    trainer = SingleTrainer(model("gmu", 0), cfg, TARGETS[TRAIN])
+    (best,) = fit(trainer, feed, TARGETS, TRAIN, VAL, [0])
     again = model("gmu", 1)
     again.load_state_dict(best.weights)
     again.eval()

@@ -1,4 +1,4 @@
-"""The report in a real browser: it loads without errors or network, and it sorts."""
+"""The HTML report: one file without network access; in a browser it loads, shows and sorts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from setup_benchmark import small
 
-from fusionzoo.scripts.benchmark import benchmark
+from fusionzoo.benchmark.api import run
 
 ARTEFACTS = Path(__file__).parents[2] / "build" / "artefacts"
 CHROMIUM = shutil.which("chromium")
@@ -42,11 +42,11 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("page")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FUSIONZOO_CACHE", str(out / "cache"))
-        assert benchmark(small(out, fusions="sum,gmu,max,late_mean,mbt")) == 0
+        assert not run(small(out, fusions="sum,gmu,max,late_mean,mbt")).failed
     return out / "index.html"
 
 
-def test_the_page_is_one_file_that_asks_nobody(page: Path) -> None:
+def test_the_page_is_one_file_that_loads_no_other(page: Path) -> None:
     text = page.read_text()
     outside = [x for x in re.findall(r'(?:src|href)="([^"]+)"', text) if not x.startswith("data:")]
     beside = {"results.parquet", "summary.json", "table.md", "table.tex", "config.yaml"}
@@ -56,7 +56,7 @@ def test_the_page_is_one_file_that_asks_nobody(page: Path) -> None:
     assert "url(http" not in text
 
 
-def test_every_picture_says_how_to_read_it_and_gives_its_figures(page: Path) -> None:
+def test_every_plot_is_explained_and_links_its_figures(page: Path) -> None:
     text = page.read_text()
     sections = re.split(r"<h2>", text)[1:]
     for section in sections:
@@ -67,7 +67,7 @@ def test_every_picture_says_how_to_read_it_and_gives_its_figures(page: Path) -> 
     assert text.index('id="verdict"') < text.index("<table")
 
 
-def test_names_are_shown_as_code_and_the_calibration_of_each_strategy_is_said(page: Path) -> None:
+def test_names_are_shown_as_code_and_each_strategy_has_its_calibration(page: Path) -> None:
     text = page.read_text()
     assert "`" not in re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
     verdict = re.search(r'id="verdict">(.*?)</p>', text)

@@ -1,4 +1,4 @@
-"""What the report says in words is what a reader of its table would say."""
+"""The words of a report agree with its table."""
 
 from __future__ import annotations
 
@@ -19,79 +19,79 @@ def words(whole: Summary) -> str:
 
 
 def test_a_clear_gain_is_a_win_and_the_fusion_leads_the_table() -> None:
-    said = words(summary([strategy("gmu", [0.8, 0.81, 0.8]), strategy("alone:audio", [0.6] * 3)]))
-    assert said.startswith("Fusion helps: +20.3 points (95 % interval +")
-    assert "In the table `gmu` leads with 0.803." in said
+    text = words(summary([strategy("gmu", [0.8, 0.81, 0.8]), strategy("alone:audio", [0.6] * 3)]))
+    assert text.startswith("Fusion helps: +20.3 points (95 % interval +")
+    assert "In the table `gmu` leads with 0.803." in text
 
 
 def test_a_clear_loss_is_a_loss_and_the_single_modality_leads_the_table() -> None:
     strategies = [strategy("gmu", [0.52, 0.51, 0.52]), strategy("sum", [0.4, 0.4, 0.41])]
     strategies += [strategy("alone:audio", [0.62, 0.62, 0.61]), strategy(*IMAGE)]
-    said = words(summary(strategies))
-    assert said.startswith("Fusion hurts: -10.0 points (95 % interval -")
-    assert "A tie" not in said
-    assert "Of 2 fusions none beats audio alone and 2 lose to it" in said
-    assert "In the table audio alone leads with 0.617, above every fusion" in said
-    assert "the best of them is `gmu` with 0.517" in said
-    assert "`gmu` leads" not in said
-    assert "Every other fusion scores significantly below `gmu`" in said
+    text = words(summary(strategies))
+    assert text.startswith("Fusion hurts: -10.0 points (95 % interval -")
+    assert "A tie" not in text
+    assert "Of 2 fusions none beats audio alone and 2 lose to it" in text
+    assert "In the table audio alone leads with 0.617, above every fusion" in text
+    assert "the best of them is `gmu` with 0.517" in text
+    assert "`gmu` leads" not in text
+    assert "Every other fusion scores significantly below `gmu`" in text
 
 
-def test_a_loss_that_cannot_be_shown_is_no_tie_and_says_how_wide_the_interval_is() -> None:
+def test_a_loss_that_cannot_be_shown_is_reported_with_the_width_of_its_interval() -> None:
     # 10 points below on average, but the two seeds differ by 30.
     strategies = [strategy("gmu", [0.65, 0.35], shift=60), strategy("sum", [0.3, 0.3], shift=90)]
-    said = words(summary([*strategies, strategy("alone:audio", [0.6, 0.6])]))
-    assert said.startswith("Fusion shows no difference: -10.0 points (95 % interval -")
-    assert "leaves room for a loss of 100.0 and a gain of 100.0 points" in said  # two seeds
-    assert "In the table audio alone leads with 0.600, above every fusion" in said
-    assert "tie" not in said
+    text = words(summary([*strategies, strategy("alone:audio", [0.6, 0.6])]))
+    assert text.startswith("Fusion shows no difference: -10.0 points (95 % interval -")
+    assert "leaves room for a loss of 100.0 and a gain of 100.0 points" in text  # two seeds
+    assert "In the table audio alone leads with 0.600, above every fusion" in text
+    assert "tie" not in text
 
 
-def test_a_small_gain_that_cannot_be_shown_leads_but_is_not_told_from_the_single() -> None:
+def test_a_small_gain_that_cannot_be_shown_leads_but_ties_with_the_single() -> None:
     strategies = [strategy("gmu", [0.62, 0.61], shift=40), strategy("alone:audio", [0.6, 0.6])]
-    said = words(summary(strategies))
-    assert said.startswith("Fusion shows no difference: +1.5 points (95 % interval -")
-    assert "a gain of" in said
-    assert "In the table `gmu` leads with 0.615; it cannot be told apart from audio alone." in said
+    text = words(summary(strategies))
+    assert text.startswith("Fusion shows no difference: +1.5 points (95 % interval -")
+    assert "a gain of" in text
+    assert "In the table `gmu` leads with 0.615; it cannot be told apart from audio alone." in text
 
 
-def test_a_leader_that_others_come_close_to_is_not_ahead_of_them() -> None:
+def test_fusions_that_tie_with_the_leader_are_counted() -> None:
     strategies = [strategy("gmu", [0.8, 0.8, 0.8]), strategy("sum", [0.795, 0.8, 0.8], shift=3)]
     strategies += [strategy("max", [0.5, 0.5, 0.5]), strategy("alone:audio", [0.55] * 3)]
-    said = words(summary(strategies))
-    assert "Of 3 fusions 2 beat audio alone and 1 loses to it (Holm-corrected)" in said
-    assert "1 other fusion cannot be told apart from `gmu`" in said
-    assert "ahead of every other" not in said
+    text = words(summary(strategies))
+    assert "Of 3 fusions 2 beat audio alone and 1 loses to it (Holm-corrected)" in text
+    assert "1 other fusion cannot be told apart from `gmu`" in text
+    assert "ahead of every other" not in text
 
 
 def test_a_baseline_that_scores_above_every_fusion_leads() -> None:
     strategies = [strategy("gmu", [0.7, 0.7]), strategy("alone:audio", [0.6, 0.6])]
     strategies.append(strategy("mean of single modalities", [0.75, 0.75]))
-    said = words(summary(strategies))
-    assert said.startswith("Fusion helps")
-    assert "In the table the baseline `mean of single modalities` leads with 0.750" in said
-    assert "the best of them is `gmu` with 0.700" in said
+    text = words(summary(strategies))
+    assert text.startswith("Fusion helps")
+    assert "In the table the baseline `mean of single modalities` leads with 0.750" in text
+    assert "the best of them is `gmu` with 0.700" in text
 
 
-def test_fusions_below_the_majority_class_are_called_that() -> None:
+def test_the_verdict_names_the_majority_class_if_it_beats_every_fusion() -> None:
     strategies = [strategy("gmu", [0.2, 0.2]), strategy("alone:audio", [0.6, 0.6])]
-    said = words(summary([*strategies, strategy("majority class", [0.3, 0.3])]))
-    assert "Not even the majority class (0.300) is reached by a fusion." in said
+    text = words(summary([*strategies, strategy("majority class", [0.3, 0.3])]))
+    assert "Every fusion scores below the majority class (0.300)." in text
 
 
-def test_equal_scores_are_level() -> None:
+def test_equal_scores_lead_together() -> None:
     strategies = [strategy("gmu", [0.6, 0.6]), strategy("alone:audio", [0.6, 0.6])]
-    said = words(summary(strategies))
-    assert said.startswith("Fusion shows no difference: +0.0 points")
-    assert "In the table `gmu` and audio alone lead with 0.600" in said
+    text = words(summary(strategies))
+    assert text.startswith("Fusion shows no difference: +0.0 points")
+    assert "In the table `gmu` and audio alone lead with 0.600" in text
 
 
-def test_one_seed_and_folds_are_said_to_limit_the_interval() -> None:
+def test_the_verdict_states_how_one_seed_and_folds_limit_the_interval() -> None:
     strategies = [strategy("gmu", [0.8]), strategy("alone:audio", [0.6])]
     one_seed = words(summary(strategies))
-    assert "One seed: the interval is over test samples alone" in one_seed
+    assert "One seed: the interval covers test samples only" in one_seed
     assert "folds share training data" not in one_seed
-    assert "The 4 folds share training data, which the interval does not know." in words(
+    assert "The 4 folds share training data, which the interval ignores." in words(
         summary(strategies, folds=4)
     )
 
@@ -99,9 +99,9 @@ def test_one_seed_and_folds_are_said_to_limit_the_interval() -> None:
 # ---- controls
 
 
-def answering(correct: float, target: torch.Tensor = TARGET) -> torch.Tensor:
-    """Answers of which this share is right, spread evenly over the classes; the others are off by
-    1, 2, ... classes in turn."""
+def predictions(correct: float, target: torch.Tensor = TARGET) -> torch.Tensor:
+    """Predictions of which this share is correct, spread evenly over the classes; the others are
+    off by 1, 2, ... classes in turn."""
     classes = int(target.max()) + 1
     number = torch.arange(len(target))
     wrong = (target + 1 + number // classes % (classes - 1)) % classes
@@ -109,35 +109,37 @@ def answering(correct: float, target: torch.Tensor = TARGET) -> torch.Tensor:
     return torch.where(order < correct * len(target), target, wrong)
 
 
-def judged(answers: dict[str, torch.Tensor], target: torch.Tensor = TARGET) -> dict[str, object]:
-    length = {"alone:audio": [0.6], "gmu": [0.7]}
-    whole = summary([strategy(name, x) for name, x in length.items()], controls=answers)
+def judge(predicted: dict[str, torch.Tensor], target: torch.Tensor = TARGET) -> dict[str, object]:
+    accuracies = {"alone:audio": [0.6], "gmu": [0.7]}
+    whole = summary([strategy(name, x) for name, x in accuracies.items()], controls=predicted)
     whole.target = target
     return controls(whole)
 
 
 def test_controls_at_chance_show_no_leak_and_say_what_chance_allows() -> None:
-    result = judged({name: answering(x) for name, x in (("a", 0.23), ("b", 0.25), ("c", 0.28))})
+    result = judge({name: predictions(x) for name, x in (("a", 0.23), ("b", 0.25), ("c", 0.28))})
     assert not result["above_chance"]
     assert "reach 0.253 on average (0.230 to 0.280)" in str(result["words"])
     assert "None exceeds it: no sign of a leak." in str(result["words"])
 
 
 @pytest.mark.parametrize("names", ["a", "ab", "abcdef"])
-def test_a_control_that_knows_every_class_is_a_leak_however_many_others_do_not(names: str) -> None:
+def test_a_control_that_follows_every_class_is_a_leak_however_many_others_do_not(
+    names: str,
+) -> None:
     ten = torch.arange(ITEMS) % 10
-    answers = {name: answering(0.1, ten) for name in names} | {"gmu": answering(0.5, ten)}
-    result = judged(answers, ten)
+    predicted = {name: predictions(0.1, ten) for name in names} | {"gmu": predictions(0.5, ten)}
+    result = judge(predicted, ten)
     assert result["above_chance"]
     assert "SOMETHING LEAKS: `gmu` (0.500)" in str(result["words"])
     assert "no sign" not in str(result["words"])
 
 
 def test_a_control_far_above_chance_is_never_called_clean() -> None:
-    # Two of four classes are answered without an error, the others never: a lucky shuffle of
+    # Two of four classes are predicted without an error, the others never: a lucky shuffle of
     # classes that form clusters does that as well as a leak.
     lucky = torch.where(TARGET < 2, TARGET, 5 - TARGET)
-    result = judged({"gmu": lucky, "a": answering(0.25)})
+    result = judge({"gmu": lucky, "a": predictions(0.25)})
     assert result["beyond_noise"] == ["gmu"]
     assert "`gmu` (0.500) exceeds it" in str(result["words"])
     assert "leak" in str(result["words"])
@@ -145,14 +147,14 @@ def test_a_control_far_above_chance_is_never_called_clean() -> None:
 
 
 def test_controls_that_are_all_a_little_above_chance_are_a_leak_on_average() -> None:
-    result = judged({name: answering(0.28 + 0.005 * k) for k, name in enumerate("abcdef")})
+    result = judge({name: predictions(0.28 + 0.005 * k) for k, name in enumerate("abcdef")})
     assert result["beyond_noise"] == []
     assert result["above_chance"]
     assert "ABOVE CHANCE ON AVERAGE" in str(result["words"])
 
 
-def test_no_controls_are_said_not_to_have_run() -> None:
-    assert judged({})["words"] == "The control with shuffled labels was not run."
+def test_the_report_states_that_no_controls_were_run() -> None:
+    assert judge({})["words"] == "The control with shuffled labels was not run."
 
 
 # ---- HTML

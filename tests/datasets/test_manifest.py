@@ -13,7 +13,7 @@ import pytest
 
 from fusionzoo import PairedDataset, create_dataset
 from fusionzoo.datasets import split_by_hash
-from fusionzoo.datasets.paired import split_groups
+from fusionzoo.datasets.splits import split_groups
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.errors import FusionZooError
 
@@ -93,12 +93,12 @@ def test_two_columns_of_one_name_are_an_error_that_names_both(
     root = write(tmp_path, suffix, (first, second, "image"), [("a", "b", "c")])
     with pytest.raises(FusionZooError) as caught:
         create_dataset("manifest", root=root)
-    assert f"the columns {first!r} and {second!r} have one name" in str(caught.value)
+    assert f"the columns {first!r} and {second!r} have the same name" in str(caught.value)
 
 
 def test_the_same_column_twice_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "m.csv").write_text("id,text,text\na,b,c\n")
-    with pytest.raises(FusionZooError, match="the columns 'text' and 'text' have one name"):
+    with pytest.raises(FusionZooError, match="the columns 'text' and 'text' have the same name"):
         create_dataset("manifest", root=str(tmp_path / "m.csv"))
 
 

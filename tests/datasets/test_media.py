@@ -154,7 +154,7 @@ def test_a_picture_of_too_many_pixels_is_refused_by_its_header(
 
 
 def test_a_large_picture_given_as_an_object_is_refused_before_it_is_loaded() -> None:
-    with pytest.raises(FusionZooError, match=r"the picture is too large.*10000 x 9000"):
+    with pytest.raises(FusionZooError, match=r"the image is too large.*10000 x 9000"):
         decode_image(Image.new("1", (10_000, 9_000)))
 
 
@@ -194,23 +194,23 @@ def test_a_drawing_wider_than_high_keeps_its_pixels() -> None:
         (
             '<pattern id="p" width="1000000" height="1000000" patternUnits="userSpaceOnUse">'
             f'{RECT}</pattern><rect width="10" height="10" fill="url(#p)"/>',
-            "takes more than 2 GiB of memory to draw",
+            "takes more than 2 GiB of memory to render",
         ),
         (
             '<filter id="f" x="-999999%" y="-999999%" width="2000000%" height="2000000%">'
             + '<feTurbulence baseFrequency="9" numOctaves="500"/>' * 9
             + '</filter><rect width="9" height="9" filter="url(#f)"/>',
-            "takes more than 1 s of CPU time to draw",
+            "takes more than 1 s of CPU time to render",
         ),
         (f'<defs><g id="a0">{RECT}</g>{MANY_USES}</defs><use xlink:href="#a8"/>', "read|draw"),
-        ("<rect", "is no drawing that can be read"),
+        ("<rect", "cannot be read as a drawing"),
     ],
 )
 def test_a_drawing_that_the_renderer_cannot_bear_is_one_error(
     drawing: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("resvg_py")
-    monkeypatch.setattr("fusionzoo.datasets.drawing.MOST_SECONDS", 1)
+    monkeypatch.setattr("fusionzoo.datasets.drawing.MAX_SECONDS", 1)
     path = tmp_path / "hostile.svg"
     path.write_text(f'{SVG}width="10" height="10">{drawing}</svg>')
     with pytest.raises(FusionZooError, match=reason) as caught:

@@ -187,7 +187,7 @@ def edit(rows: list[Any], row: int, column: int, value: str) -> list[Any]:
 @pytest.mark.parametrize(
     ("rows", "says"),
     [
-        (edit(ROWS, 1, 0, "a"), "id 'a' stands 2 times"),
+        (edit(ROWS, 1, 0, "a"), "id 'a' occurs 2 times"),
         (
             edit(ROWS, 3, 2, "bird"),
             "row 4, sample 'd' (split 'val') has the label 'bird', which no",
@@ -219,7 +219,7 @@ def test_a_wrong_row_is_one_error_that_names_it(rows: list[Any], says: str, tmp_
             "no column 'imge' for --data.columns.image. Did you mean 'image'",
         ),
         ({"columns": {"target": "label"}}, "no column 'label' for --data.columns.target"),
-        ({"kinds": {"text": "words"}}, "what does column 'text' hold?"),
+        ({"kinds": {"text": "words"}}, "the kind of column 'text' is unknown"),
         ({"kinds": {"imgae": "image"}}, "no column 'imgae' for --data.kinds.imgae. Did you mean"),
         ({"modalities": "image,txt"}, "has no modality 'txt'. Did you mean 'text'?"),
         ({"on_error": "ignore"}, "on_error='ignore': input should be 'raise'"),
@@ -267,7 +267,7 @@ def test_what_cannot_be_read_raises_by_default(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "data.csv")
     (tmp_path / "a.png").write_bytes(b"no picture")
     with pytest.raises(
-        FusionZooError, match=r"data\.csv, sample 'a', image: .*a\.png is no picture"
+        FusionZooError, match=r"data\.csv, sample 'a', image: .*a\.png cannot be read as an image"
     ):
         create_dataset("manifest", root=path)[0]
 

@@ -182,7 +182,7 @@ def test_batches_that_would_never_come_are_an_error() -> None:
         ({"weights": [-1.0] * 10}, "none negative"),
         ({"weights": [float("nan")] * 10}, "finite"),
         ({"weights": [1.0] + [0.0] * 9, "subset": [3]}, "all weights are 0"),
-        ({"weights": "clas"}, "scheme with a name is 'class'"),
+        ({"weights": "clas"}, "only named scheme is 'class'"),
         ({"distributed": (0, 11), "drop_last": True}, "drop_last leaves nothing"),
     ],
 )

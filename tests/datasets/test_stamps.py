@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections import defaultdict
 from pathlib import Path
@@ -103,7 +104,7 @@ def test_the_root_may_be_the_stamps_folder_itself(tree: Path) -> None:
     [
         ({"speech_language": "xx"}, "spoken in 'xx'; languages: fr, pt_BR"),
         ({"text_language": "xx"}, "described in 'xx'"),
-        ({"min_class_size": 9}, "no class of 9 pictures"),
+        ({"min_class_size": 9}, "no class of at least 9 images"),
     ],
 )
 def test_what_the_stamps_do_not_have_is_an_error(
@@ -161,7 +162,7 @@ def apt(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         return subprocess.CompletedProcess(command, 0, stderr="")
 
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(stamps.shutil, "which", lambda tool: f"/usr/bin/{tool}")
+    monkeypatch.setattr(shutil, "which", lambda tool: f"/usr/bin/{tool}")
     return ran
 
 
@@ -187,7 +188,7 @@ def test_fetching_that_fails_leaves_nothing_and_says_why(
     with pytest.raises(FusionZooError, match="update failed: E: disk full"):
         stamps.fetch(tmp_path)
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr(stamps.shutil, "which", lambda _: None)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(FusionZooError, match="there is no apt-get here"):
         stamps.fetch(tmp_path)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fusionzoo import create_encoder, list_encoders
 from fusionzoo.encoders import Encoder
-from fusionzoo.encoders.image import ImageProcessor
+from fusionzoo.encoders._image_processor import ImageProcessor
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Audio, Features
 
@@ -220,7 +220,7 @@ def test_a_very_long_picture_is_resized_in_bounded_memory(
         return resize(self, image, size)
 
     monkeypatch.setattr(ImageProcessor, "_resize", watched)
-    monkeypatch.setattr("fusionzoo.encoders.image.LARGEST_SQUARE", 1 << 22)
+    monkeypatch.setattr("fusionzoo.encoders._image_processor.LARGEST_SQUARE", 1 << 22)
     prepare = ImageProcessor((32, 32), 0.875, "bicubic", fit, "none")
     assert prepare(torch.zeros(3, *shape, dtype=torch.uint8))["pixels"].shape == (3, 32, 32)
     assert max(pixels) <= max(1 << 22, shape[0] * shape[1])
@@ -373,7 +373,7 @@ def test_hugging_face_audio_models_of_each_kind(family: str, tmp_path: Path) -> 
             {"freeze": "some"},
             "freeze='some' is not one of none, all, all_but_last_<n>, norm",
         ),
-        ("sound", "hf/whisper", {}, "say kind=, found 'sound'"),
+        ("sound", "hf/whisper", {}, "set kind=, found 'sound'"),
         ("audio", "torchaudio/WAV2VEC_BASE", SCRATCH, "Did you mean 'WAV2VEC2_BASE'?"),
         ("a", "vector/mlp", {}, "in_dim is missing"),
         ("text", "hf/pkg:no-such-package/model", {}, "pip install no-such-package"),

@@ -137,7 +137,7 @@ def test_norm_freezes_norms_and_their_statistics_and_trains_the_rest() -> None:
 @pytest.mark.parametrize(
     ("freeze", "says"),
     [
-        ("all_but_last_9", "freeze='all_but_last_9': it has only 3 layers"),
+        ("all_but_last_9", "freeze='all_but_last_9': the encoder has only 3 layers"),
         ("all_but_last_0", "Did you mean 'all_but_last_<n>'?"),
         ("nrom", "freeze='nrom' is not one of none, all, all_but_last_<n>, norm. Did you mean"),
     ],
@@ -213,12 +213,12 @@ def test_a_wrong_lora_is_one_clear_error(
 ) -> None:
     for spec, settings, says in (
         (bert, {"lora": {"rank": 4}}, "lora.rank: lora has no such setting"),
-        (bert, {"lora": True}, "lora holds settings: give encoders.text.lora.r 8"),
+        (bert, {"lora": True}, "lora is a group of settings: give encoders.text.lora.r 8"),
         (bert, {"lora": {"r": "many"}}, "encoders.text.lora: "),
         (bert, {"lora": {"r": 0}}, "lora: `r` should be a positive integer"),
         (bert, {"lora": {"targets": ["qq"]}}, "lora: Target modules"),
         (bert, {"lora": {}, "freeze": "norm"}, "lora freezes the encoder itself"),
-        ({"name": "chars"}, {"lora": {}}, "Chars has no attention that lora knows"),
+        ({"name": "chars"}, {"lora": {}}, "Chars has no attention layers under known names"),
     ):
         with pytest.raises(FusionZooError) as caught:
             build("text", spec, **settings)

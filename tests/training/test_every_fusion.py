@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from fusionzoo.config import OptimConfig, RunConfig, from_tree
+from fusionzoo.creating import create_model
 from fusionzoo.distributed.process_group import World
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import Fusion, fusion_info, list_fusions
-from fusionzoo.model import create_model
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Batch, Phase, StepContext
 from fusionzoo.training.objective import Objective, freeze_unused

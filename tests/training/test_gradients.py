@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fusionzoo.config import DistConfig, RunConfig, from_tree
+from fusionzoo.creating import create_model
 from fusionzoo.distributed.process_group import World, process_group, wrap
-from fusionzoo.model import create_model
 from fusionzoo.structures import Batch
 from fusionzoo.training.objective import Objective, freeze_unused
 from fusionzoo.training.trainer import Trainer

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from fusionzoo.config import OptimConfig
+from fusionzoo.creating import create_model
 from fusionzoo.errors import FusionZooError
-from fusionzoo.model import FusionModel, create_model
+from fusionzoo.model import FusionModel
 from fusionzoo.training.optim.optimizers import build_optimizer, rates, set_rates
 from fusionzoo.training.optim.param_groups import Group, describe, group_rows, param_groups
 from fusionzoo.training.optim.unfreezing import Unfreezing

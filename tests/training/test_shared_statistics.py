@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from fusionzoo.config import DistConfig, RunConfig, from_tree
+from fusionzoo.creating import create_model
 from fusionzoo.distributed.process_group import World, process_group, wrap
-from fusionzoo.model import create_model
 from fusionzoo.structures import Batch, StepContext
 from fusionzoo.training.evaluate import evaluate
 from fusionzoo.training.objective import Objective, freeze_unused

@@ -13,18 +13,22 @@ import torch.nn.functional as F
 
 import fusionzoo
 from fusionzoo.config import RunConfig, from_tree
+from fusionzoo.creating import create_model
 from fusionzoo.datasets import create_dataset
 from fusionzoo.errors import FusionZooError
+from fusionzoo.eval_mode import quiet
 from fusionzoo.fusion import list_fusions
-from fusionzoo.model import create_model, quiet
 from fusionzoo.predictions import Labels, Prediction
 from fusionzoo.scripts.embed import main as embed
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Batch, StepContext
 from fusionzoo.targets import AnyOf, Level, Number, OneOf
 from fusionzoo.training.objective import Objective, UnimodalHeads
+from fusionzoo.training.tasks.classification import Classification
+from fusionzoo.training.tasks.multilabel import Multilabel
 from fusionzoo.training.tasks.multitask import Tasks, plain_tasks
-from fusionzoo.training.tasks.single import Classification, Multilabel, Ordinal, Regression
+from fusionzoo.training.tasks.ordinal import Ordinal
+from fusionzoo.training.tasks.regression import Regression
 from fusionzoo.zoo.conformance.fusions import full
 
 THREE = OneOf("y", ("a", "b", "c"))

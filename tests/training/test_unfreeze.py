@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from fusionzoo.config import OptimConfig, RunConfig, from_tree
+from fusionzoo.creating import create_model
 from fusionzoo.distributed.process_group import World
 from fusionzoo.encoders.layers import layer_numbers
 from fusionzoo.errors import FusionZooError
-from fusionzoo.model import create_model
 from fusionzoo.structures import Batch, StepContext
 from fusionzoo.training.objective import Objective, freeze_unused
 from fusionzoo.training.optim.optimizers import build_optimizer

@@ -1,4 +1,4 @@
-"""Features in memory-mapped files, found again by what made them."""
+"""The feature cache: memory-mapped files under the hash of what determines their contents."""
 
 from __future__ import annotations
 
@@ -19,49 +19,49 @@ from torch import Tensor
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import cache_root, cannot_write
 
-from .encode import Stored, key_of
+from .encode import StoredFeatures, key_of
 
-FILES = Stored._fields
+FILES = StoredFeatures._fields
 
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """What `fusionzoo cache` shows."""
+    """An entry as `fusionzoo cache` lists it."""
 
     key: str
-    about: dict[str, Any]
+    metadata: dict[str, Any]
     size: int  # bytes
-    used: float  # seconds since the epoch
+    used: float  # time of the last use, in seconds since 1970
 
 
 class FeatureCache:
-    """A folder of entries; each is complete or not there, whoever writes or dies meanwhile.
+    """A folder of entries that are complete or absent, whatever other processes do meanwhile.
 
-    An entry is written under a name of its own and renamed when whole; the first of several
-    writers wins, and the others read what it wrote. What a killed writer leaves behind is removed
-    by `prune`.
+    An entry is written under a temporary name and renamed once complete; the first of several
+    writers wins, and the others read its entry. `prune` removes what killed writers left.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def load(self, description: Mapping[str, Any]) -> Stored | None:
-        """Map an entry into memory; None where there is none. A damaged one is removed."""
+    def load(self, description: Mapping[str, Any]) -> StoredFeatures | None:
+        """Map an entry into memory; None if there is none. A damaged one is removed."""
         folder = self.root / key_of(description)
         if not (folder / "about.json").is_file():
             return None
-        about = json.loads((folder / "about.json").read_text())
+        metadata = json.loads((folder / "about.json").read_text())
         for name in FILES:
             path = folder / f"{name}.bin"
-            if not path.is_file() or path.stat().st_size != about["bytes"][name]:
-                print(f"warning: {path} is damaged; its entry is removed and made again")
+            if not path.is_file() or path.stat().st_size != metadata["bytes"][name]:
+                print(f"warning: {path} is damaged; its entry is removed and computed again")
                 shutil.rmtree(folder)
                 return None
         os.utime(folder / "about.json")
-        return Stored(*(_map(folder / f"{name}.bin", *about["arrays"][name]) for name in FILES))
+        arrays = (_map(folder / f"{name}.bin", *metadata["arrays"][name]) for name in FILES)
+        return StoredFeatures(*arrays)
 
-    def save(self, description: Mapping[str, Any], stored: Stored) -> Stored:
-        """Write an entry and return it mapped; an entry that is there already stays."""
+    def save(self, description: Mapping[str, Any], stored: StoredFeatures) -> StoredFeatures:
+        """Write an entry and return it mapped; one that exists already is kept."""
         folder = self.root / key_of(description)
         part = self.root / f"{folder.name}.part-{os.getpid()}-{uuid4().hex[:8]}"
         try:
@@ -69,12 +69,12 @@ class FeatureCache:
             arrays = dict(zip(FILES, stored, strict=True))
             for name, array in arrays.items():
                 _write(part / f"{name}.bin", array.contiguous().flatten().view(torch.uint8).numpy())
-            about = {
+            metadata = {
                 "description": description,
                 "arrays": {n: [str(a.dtype)[6:], list(a.shape)] for n, a in arrays.items()},
                 "bytes": {name: (part / f"{name}.bin").stat().st_size for name in FILES},
             }
-            _write(part / "about.json", json.dumps(about, indent=1, default=str).encode())
+            _write(part / "about.json", json.dumps(metadata, indent=1, default=str).encode())
         except OSError as error:
             shutil.rmtree(part, ignore_errors=True)
             raise cannot_write(self.root, error) from error
@@ -82,57 +82,62 @@ class FeatureCache:
             part.rename(folder)
         except OSError:  # another writer was first
             shutil.rmtree(part)
-        found = self.load(description)
-        assert found is not None
-        return found
+        mapped = self.load(description)
+        assert mapped is not None
+        return mapped
 
     def has(self, description: Mapping[str, Any]) -> bool:
-        """Whether an entry is there."""
+        """Whether there is such an entry."""
         return (self.root / key_of(description) / "about.json").is_file()
 
-    def get(self, description: Mapping[str, Any], make: Callable[[], Stored]) -> Stored:
-        """Load an entry, or make and store it."""
-        found = self.load(description)
-        return self.save(description, make()) if found is None else found
+    def get(
+        self, description: Mapping[str, Any], compute: Callable[[], StoredFeatures]
+    ) -> StoredFeatures:
+        """Load an entry, or compute and save it."""
+        stored = self.load(description)
+        return self.save(description, compute()) if stored is None else stored
 
     def entries(self) -> Iterator[CacheEntry]:
-        """Yield all whole entries, the one that was used last first."""
-        found = []
+        """Yield all complete entries, the most recently used first."""
+        entries = []
         for path in self.root.glob("*/about.json"):
             if ".part-" in path.parent.name:
                 continue
             size = sum(file.stat().st_size for file in path.parent.iterdir())
-            about = json.loads(path.read_text())
-            found.append(CacheEntry(path.parent.name, about, size, path.stat().st_mtime))
-        yield from sorted(found, key=lambda one: -one.used)
+            metadata = json.loads(path.read_text())
+            entries.append(CacheEntry(path.parent.name, metadata, size, path.stat().st_mtime))
+        yield from sorted(entries, key=lambda entry: -entry.used)
 
     def prune(self, keep_days: float | None = None, keep_bytes: int | None = None) -> int:
-        """Remove entries unused for `keep_days`, then the least recently used beyond `keep_bytes`,
-        and what killed writers left; return the bytes that are free now."""
+        """Remove what killed writers left and entries that are too old; return the bytes freed.
+
+        Too old are those unused for `keep_days`, and the least recently used ones beyond
+        `keep_bytes` in total.
+        """
         freed = 0
         for part in self.root.glob("*.part-*"):
-            if not _alive(int(part.name.rpartition(".part-")[2].split("-")[0])):
+            if not _is_running(int(part.name.rpartition(".part-")[2].split("-")[0])):
                 freed += sum(file.stat().st_size for file in part.iterdir())
                 shutil.rmtree(part)
-        kept = 0
+        kept_bytes = 0
         for entry in self.entries():
             old = keep_days is not None and time.time() - entry.used >= keep_days * 86400
-            large = keep_bytes is not None and kept + entry.size > keep_bytes
+            large = keep_bytes is not None and kept_bytes + entry.size > keep_bytes
             if old or large:
                 shutil.rmtree(self.root / entry.key)
                 freed += entry.size
             else:
-                kept += entry.size
+                kept_bytes += entry.size
         return freed
 
 
 def _map(path: Path, dtype: str, shape: list[int]) -> Tensor:
-    kind = getattr(torch, dtype)
+    torch_dtype = getattr(torch, dtype)
     if not path.stat().st_size:
-        return torch.zeros(shape, dtype=kind)
+        return torch.zeros(shape, dtype=torch_dtype)
     # Copy on write: torch has no read-only tensors, and the file must never change.
     mapped = np.memmap(path, dtype=np.uint8, mode="c")
-    return torch.from_numpy(mapped).view(kind).reshape(shape)
+    return torch.from_numpy(mapped).view(torch_dtype).reshape(shape)
 
 
 def _write(path: Path, data: Any) -> None:
@@ -142,7 +147,7 @@ def _write(path: Path, data: Any) -> None:
         os.fsync(file.fileno())
 
 
-def _alive(process: int) -> bool:
+def _is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -157,12 +162,12 @@ def feature_cache() -> FeatureCache:
     return FeatureCache(cache_root() / "features")
 
 
-def load_features(description: Mapping[str, Any]) -> Stored:
+def load_features(description: Mapping[str, Any]) -> StoredFeatures:
     """Map cached features into memory."""
     stored = feature_cache().load(description)
     if stored is None:
         raise FusionZooError(
             f"features {key_of(description)} are gone from {feature_cache().root}:"
-            " run again to make them anew"
+            " run again to compute them"
         )
     return stored

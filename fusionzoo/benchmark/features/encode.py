@@ -1,4 +1,4 @@
-"""Frozen encoders run once: what they say of all samples, and what it is known by.
+"""Run a frozen encoder over all samples once, and describe the result as a cache entry.
 
 Shapes: `N` samples, `T` tokens, `D` width.
 """
@@ -21,78 +21,81 @@ from tqdm import tqdm
 
 from fusionzoo.datasets import Collate, PairedDataset
 from fusionzoo.encoders import Encoder
+from fusionzoo.sources import code_digest
 from fusionzoo.structures import Audio, Features
 
-FORMAT = 2  # of an entry; also raise it when what an encoder or processor computes changes
+FORMAT = 2  # of an entry; also raised when an encoder or processor computes something else
 LIBRARIES = ("torch", "torchvision", "torchaudio", "timm", "transformers")
 
 
-class Stored(NamedTuple):
-    """One modality of N samples; a sample without tokens lacks it."""
+class StoredFeatures(NamedTuple):
+    """Features of one modality of N samples; a sample without tokens lacks the modality."""
 
     pooled: Tensor  # (N, D) float32 or bfloat16
-    tokens: Tensor  # (sum of T, D), ragged: sample i owns offsets[i] to offsets[i + 1]
+    tokens: Tensor  # (sum of T, D), ragged: of sample i offsets[i] to offsets[i + 1]
     offsets: Tensor  # (N + 1,) int64
 
     @property
     def present(self) -> Tensor:
-        """Which samples have the modality, (N,)."""
+        """Whether each sample has the modality, bool (N,)."""
         return self.offsets.diff() > 0
 
     def take(self, rows: Tensor, with_tokens: bool = True) -> Features:
         """Return some samples, padded: rows (..., B) -> Features of (..., B, T, D), ...
 
-        Without tokens the pooled vector stands in as the only one.
+        With `with_tokens` false the pooled vector is the only token.
         """
         pooled = self.pooled[rows].float()
         start, stop = self.offsets[rows], self.offsets[rows + 1]
         if not with_tokens:
             return Features(pooled[..., None, :], (stop > start)[..., None], pooled)
-        place = start[..., None] + torch.arange(max(1, int((stop - start).max())))
-        mask = place < stop[..., None]
-        tokens = self.tokens[place.clamp(max=len(self.tokens) - 1)].float()
+        index = start[..., None] + torch.arange(max(1, int((stop - start).max())))
+        mask = index < stop[..., None]
+        tokens = self.tokens[index.clamp(max=len(self.tokens) - 1)].float()
         return Features(tokens.masked_fill(~mask[..., None], 0), mask, pooled)
 
-    def subset(self, rows: Tensor) -> Stored:
+    def subset(self, rows: Tensor) -> StoredFeatures:
         """Return some samples, in memory."""
         start, stop = self.offsets[rows], self.offsets[rows + 1]
         counts = stop - start
         offsets = F.pad(counts.cumsum(0), (1, 0))
-        place = torch.arange(int(offsets[-1])) + (start - offsets[:-1]).repeat_interleave(counts)
-        return Stored(self.pooled[rows], self.tokens[place], offsets)
+        index = torch.arange(int(offsets[-1])) + (start - offsets[:-1]).repeat_interleave(counts)
+        return StoredFeatures(self.pooled[rows], self.tokens[index], offsets)
 
 
 class Scaler(NamedTuple):
-    """Bring features to mean 0 and deviation 1, by what the training split has."""
+    """Scale features to mean 0 and standard deviation 1 on the training split."""
 
     pooled: tuple[Tensor, Tensor]  # mean and deviation, (D,)
     tokens: tuple[Tensor, Tensor]
 
     @classmethod
-    def of(cls, stored: Stored, rows: Tensor, with_tokens: bool = True) -> Scaler:
-        """Measure the samples of `rows` that have the modality."""
-        there = rows[stored.present[rows]]
-        pooled = _spread(stored.pooled[there])
-        return cls(pooled, _spread(stored.subset(there).tokens) if with_tokens else pooled)
+    def of(cls, stored: StoredFeatures, rows: Tensor, with_tokens: bool = True) -> Scaler:
+        """Measure mean and deviation over the samples of `rows` that have the modality."""
+        present_rows = rows[stored.present[rows]]
+        pooled = _mean_and_deviation(stored.pooled[present_rows])
+        if not with_tokens:
+            return cls(pooled, pooled)
+        return cls(pooled, _mean_and_deviation(stored.subset(present_rows).tokens))
 
     def __call__(self, features: Features) -> Features:
-        """Scale; what is not there is zero."""
+        """Scale features; absent samples and padding become zero."""
         tokens = (features.tokens - self.tokens[0]) / self.tokens[1]
         pooled = (features.pooled - self.pooled[0]) / self.pooled[1]
-        there = features.mask.any(-1, keepdim=True)
+        present = features.mask.any(-1, keepdim=True)
         return Features(
             tokens.masked_fill(~features.mask[..., None], 0),
             features.mask,
-            pooled.masked_fill(~there, 0),
+            pooled.masked_fill(~present, 0),
         )
 
 
-def _spread(rows: Tensor) -> tuple[Tensor, Tensor]:
+def _mean_and_deviation(rows: Tensor) -> tuple[Tensor, Tensor]:
     rows = rows.float()
     if not len(rows):
         return torch.zeros(rows.shape[1]), torch.ones(rows.shape[1])
     deviation, mean = torch.std_mean(rows, dim=0, correction=0)
-    # A feature that never changes stays where it is.
+    # A constant feature is only centred.
     return mean, deviation.clamp(min=1e-6)
 
 
@@ -108,95 +111,96 @@ def encode(
     view: int = 0,
     device: torch.device | None = None,
     progress: bool = True,
-) -> Stored:
-    """Run one encoder over the samples that have its modality; similar lengths meet in a batch.
+) -> StoredFeatures:
+    """Run one encoder over the samples that have its modality, in batches of similar lengths.
 
-    `view` 0 prepares samples as in evaluation, a higher one as in training, with its own
-    augmentation. `max_tokens` averages neighbouring tokens down to that many.
+    View 0 is prepared as in evaluation; each further view as in training, with an augmentation of
+    its own. `max_tokens` averages neighbouring tokens down to that many.
     """
     name, device = encoder.modality, device or torch.device("cpu")
-    alone = dataset.only(name)
-    rows = [(row, 1 + row + view * len(alone) if view else 0) for row in alone.by_length()]
+    samples = dataset.only(name)
+    rows = [(row, 1 + row + view * len(samples) if view else 0) for row in samples.by_length()]
     loader = DataLoader(
-        alone,
+        samples,
         batch_sampler=[rows[at : at + batch_size] for at in range(0, len(rows), batch_size)],
         collate_fn=Collate({name: encoder.processor(train=view > 0)}),
         num_workers=num_workers,
     )
-    number = {key: row for row, key in enumerate(alone.ids)}
-    pooled = torch.zeros(len(alone), encoder.dim, dtype=dtype)
-    tokens = [torch.zeros(0, encoder.dim, dtype=dtype)] * len(alone)
+    row_of = {sample_id: row for row, sample_id in enumerate(samples.ids)}
+    pooled = torch.zeros(len(samples), encoder.dim, dtype=dtype)
+    tokens = [torch.zeros(0, encoder.dim, dtype=dtype)] * len(samples)
     encoder = encoder.to(device).eval()
     desc = f"encode {name}, view {view}" if view else f"encode {name}"
     bar = tqdm(total=len(rows), desc=desc, unit="sample", disable=not progress, dynamic_ncols=True)
     for batch in loader:
-        there = batch.present[:, 0]
-        inputs = {key: x[there].to(device) for key, x in batch.inputs[name].items()}
-        keys = [key for key, own in zip(batch.ids, there.tolist(), strict=True) if own]
-        if keys:
-            found = Features(*(x.cpu() for x in encoder(inputs)))
-            for key, own, real, one in zip(keys, *found, strict=True):
-                pooled[number[key]] = one
-                tokens[number[key]] = shorten(own[real], max_tokens).to(dtype)
+        present = batch.present[:, 0]
+        inputs = {key: x[present].to(device) for key, x in batch.inputs[name].items()}
+        ids = [sample_id for sample_id, has in zip(batch.ids, present.tolist(), strict=True) if has]
+        if ids:
+            features = Features(*(x.cpu() for x in encoder(inputs)))
+            for sample_id, own_tokens, mask, vector in zip(ids, *features, strict=True):
+                pooled[row_of[sample_id]] = vector
+                tokens[row_of[sample_id]] = shorten(own_tokens[mask], max_tokens).to(dtype)
         bar.update(len(batch.ids))
     bar.close()
-    if failed := alone.failures():
-        print(
-            f"warning: {len(failed)} values of {name} could not be decoded, such as {failed[0][0]}"
-        )
-    offsets = F.pad(torch.tensor([len(own) for own in tokens]).cumsum(0), (1, 0))
-    return Stored(pooled, torch.cat(tokens), offsets)
+    if failures := samples.failures():
+        first_id = failures[0][0]
+        print(f"warning: {len(failures)} values of {name} could not be decoded, such as {first_id}")
+    offsets = F.pad(torch.tensor([len(x) for x in tokens]).cumsum(0), (1, 0))
+    return StoredFeatures(pooled, torch.cat(tokens), offsets)
 
 
-def shorten(tokens: Tensor, most: int | None) -> Tensor:
-    """Average neighbouring tokens (T, D) down to at most `most`."""
-    if most is None or len(tokens) <= most:
+def shorten(tokens: Tensor, max_tokens: int | None) -> Tensor:
+    """Average neighbouring tokens (T, D) down to at most `max_tokens`."""
+    if max_tokens is None or len(tokens) <= max_tokens:
         return tokens
-    return F.adaptive_avg_pool1d(tokens.T[None], most)[0].T
+    return F.adaptive_avg_pool1d(tokens.T[None], max_tokens)[0].T
 
 
-# ---- what an entry is known by
+# ---- descriptions, whose hashes are the keys of the cache
 
 
-def describe(encoder: Encoder, dataset: PairedDataset, **how: Any) -> dict[str, Any]:
-    """Return everything that the features follow from; its hash is the entry's key."""
-    given = {key: value for key, value in encoder.spec.items() if key not in ("freeze", "weights")}
+def describe(encoder: Encoder, dataset: PairedDataset, **options: Any) -> dict[str, Any]:
+    """Return everything that determines the features; its hash is the key of the cache entry."""
+    spec = {key: value for key, value in encoder.spec.items() if key not in ("freeze", "weights")}
+    code = code_digest(type(encoder))
+    if code is not None:
+        spec["code"] = code
     return {
         "format": FORMAT,
         "data": dataset.source,
         "modality": encoder.modality,
         "samples": fingerprint(dataset, encoder.modality),
-        "encoder": json.loads(json.dumps(given, default=str)),
+        "encoder": json.loads(json.dumps(spec, default=str)),
         "weights": weights_hash(encoder),
         "versions": {name: version(name) for name in LIBRARIES},
-        **how,
+        **options,
     }
 
 
 def key_of(description: Mapping[str, Any] | Sequence[Any]) -> str:
-    """Hash a description: equal keys, equal contents."""
-    stable = json.dumps(description, sort_keys=True, default=str)
-    return hashlib.sha256(stable.encode()).hexdigest()[:24]
+    """Return the hash of a description."""
+    text = json.dumps(description, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def weights_hash(encoder: Encoder) -> str:
-    """Hash every parameter and buffer."""
+    """Return the hash of all parameters and buffers."""
     digest = hashlib.sha256()
     for name, tensor in sorted(encoder.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
-        digest.update(raw.numpy())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()
 
 
 def fingerprint(dataset: PairedDataset, modality: str) -> str:
-    """Hash ids and values: contents of what is in memory, size and time of files."""
+    """Return the hash of ids and values: contents in memory, size and time of files."""
     digest = hashlib.sha256()
-    for key, value in zip(dataset.ids, dataset.references(modality), strict=True):
-        digest.update(f"\0{key}\0".encode())
+    for sample_id, value in zip(dataset.ids, dataset.references(modality), strict=True):
+        digest.update(f"\0{sample_id}\0".encode())
         if isinstance(value, Path):
-            found = value.stat() if value.is_file() else None
-            digest.update(f"{value} {found and (found.st_size, found.st_mtime_ns)}".encode())
+            stat = value.stat() if value.is_file() else None
+            digest.update(f"{value} {stat and (stat.st_size, stat.st_mtime_ns)}".encode())
         elif isinstance(value, Audio):
             digest.update(f"{value.rate}".encode() + value.samples.numpy().tobytes())
         elif isinstance(value, Tensor | np.ndarray):

@@ -1,4 +1,4 @@
-"""Where the samples of a step come from: cached features, or batches of raw samples."""
+"""Model inputs for the rows of a step: cached features, or batches of prepared samples."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from fusionzoo.structures import Batch, Features
 from fusionzoo.training.data import num_workers
 
 from ..bench import Bench, Unit
-from ..strategies import names_of, reads_tokens
+from ..strategies import modalities_of, reads_tokens
 from .cache import load_features
-from .encode import Scaler, Stored
+from .encode import Scaler, StoredFeatures
 
 
 class BatchFeed:
-    """Batches of prepared samples; vectors are collated once, the rest is loaded each time."""
+    """Batches of prepared samples; a data set of vectors only is collated once, as a whole."""
 
     def __init__(self, dataset: PairedDataset, model: FusionModel, cfg: BenchmarkConfig) -> None:
         self.dataset, self.model, self.cfg = dataset, model, cfg
         self.whole: Batch | None = None
         if set(dataset.modalities.values()) == {"vector"}:
             whole: Batch = model.collate()([dataset[row] for row in range(len(dataset))])
-            self.whole = whole.to(device(cfg))
+            self.whole = whole.to(device_of(cfg))
 
     def __call__(self, chunks: Sequence[Tensor], epoch: int) -> Iterator[Batch]:
         """Yield a batch for each chunk of rows; in training a sample's seed is new each epoch."""
@@ -45,48 +45,49 @@ class BatchFeed:
                 [(row, 1 + base + row if base else 0) for row in rows.tolist()] for rows in chunks
             ],
             collate_fn=self.model.collate(train=epoch >= 0),
-            num_workers=workers(self.cfg),
+            num_workers=loader_workers(self.cfg),
         )
-        yield from (batch.to(device(self.cfg)) for batch in loader)
-
-
-def workers(cfg: BenchmarkConfig) -> int:
-    """Return how many processes load."""
-    return num_workers(cfg.num_workers, World())
-
-
-def device(cfg: BenchmarkConfig) -> torch.device:
-    """Return where encoders run."""
-    return pick_device(cfg.device)
+        yield from (batch.to(device_of(self.cfg)) for batch in loader)
 
 
 class ProbeFeed:
-    """Cached features of rows; with several views, each epoch reads the next."""
+    """Cached features; with several views, each epoch reads the next one."""
 
     def __init__(self, bench: Bench, unit: Unit) -> None:
         self.tokens = reads_tokens(unit.strategy)
-        found = bench.features[unit.fold]
+        descriptions = bench.features[unit.fold]
         self.views = [
             {
-                name: load_features({**found[name], "view": view})
-                for name in names_of(bench, unit.strategy)
+                name: load_features({**descriptions[name], "view": view})
+                for name in modalities_of(bench, unit.strategy)
             }
             for view in range(bench.cfg.views)
         ]
-        train = bench.folds[unit.fold].train
-        self.scalers = {
-            name: Scaler.of(one, train, self.tokens)
-            for name, one in self.views[0].items()
-            if bench.cfg.standardise
-        }
+        self.scalers: dict[str, Scaler] = {}
+        if bench.cfg.standardise:
+            train = bench.folds[unit.fold].train
+            self.scalers = {
+                name: Scaler.of(stored, train, self.tokens)
+                for name, stored in self.views[0].items()
+            }
 
     def __call__(self, chunks: Sequence[Tensor], epoch: int) -> Iterator[dict[str, Features]]:
         """Yield the features of each chunk of rows."""
-        stored = self.views[max(epoch, 0) % len(self.views)]
+        view = self.views[max(epoch, 0) % len(self.views)]
         for rows in chunks:
-            yield {name: self.take(name, one, rows) for name, one in stored.items()}
+            yield {name: self.take(name, stored, rows) for name, stored in view.items()}
 
-    def take(self, name: str, stored: Stored, rows: Tensor) -> Features:
-        """Return some rows of one modality, scaled."""
+    def take(self, name: str, stored: StoredFeatures, rows: Tensor) -> Features:
+        """Return the features of one modality for some rows, scaled if so configured."""
         features = stored.take(rows, self.tokens)
         return self.scalers[name](features) if name in self.scalers else features
+
+
+def loader_workers(cfg: BenchmarkConfig) -> int:
+    """Return the number of the DataLoader's worker processes."""
+    return num_workers(cfg.num_workers, World())
+
+
+def device_of(cfg: BenchmarkConfig) -> torch.device:
+    """Return the device of encoders and end-to-end training."""
+    return pick_device(cfg.device)

@@ -2,111 +2,163 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
-from functools import lru_cache
+from dataclasses import asdict, replace
 
 import torch
 
-from fusionzoo.config import BenchmarkConfig, from_tree, split_name
+from fusionzoo.config import BenchmarkConfig, split_name
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed.process_group import seed_everything
 from fusionzoo.encoders import Encoder, create_encoder
 from fusionzoo.evaluation.robustness import Corrupted
 from fusionzoo.training.build import choose_encoders
 
-from ..bench import Bench, Condition, Description, conditions, open_bench
-from ..executors import work
+from ..bench import Bench, Condition, Description, Fold, conditions, dataset_of
+from ..executors import map_unordered
 from .cache import feature_cache
-from .encode import describe, encode, fingerprint
-from .feeds import device, workers
+from .encode import describe, encode, fingerprint, key_of
+from .feeds import device_of, loader_workers
 from .pretrain import freeze
 
+Encoders = dict[str, Encoder]  # modality -> encoder
+_frozen_cache: dict[str, tuple[PairedDataset, Encoders]] = {}  # of this process; one entry
 
-def build_encoders(cfg: BenchmarkConfig, dataset: PairedDataset) -> dict[str, Encoder]:
-    """Build the encoders of the data set or of the recipe."""
+
+def build_encoders(cfg: BenchmarkConfig, dataset: PairedDataset) -> Encoders:
+    """Build the encoders of the data set, or those of the settings."""
     seed_everything(cfg.seed)
-    built = {}
-    for modality, given in choose_encoders(dataset, cfg.encoders).items():
+    encoders = {}
+    for modality, component in choose_encoders(dataset, cfg.encoders).items():
         if modality not in dataset.modalities:
-            dataset.select(modality)  # names what there is
-        name, settings = split_name(given, f"encoders.{modality}")
-        built[modality] = create_encoder(
+            dataset.select(modality)  # raises an error that lists the modalities there are
+        name, settings = split_name(component, f"encoders.{modality}")
+        encoders[modality] = create_encoder(
             modality, name, **{"kind": dataset.modalities[modality], **settings}
         )
-    return {name: built[name] for name in dataset.modalities}
+    return {name: encoders[name] for name in dataset.modalities}
 
 
-def prepare(bench: Bench, dataset: PairedDataset, tokens: bool) -> None:
-    """Fill in widths and, in probe mode, the features of every fold."""
+def prepare(bench: Bench, dataset: PairedDataset, tokens: bool) -> Bench:
+    """Return the bench with feature widths and, in probe mode, cached features of every fold.
+
+    `tokens`: whether any strategy reads tokens, not pooled vectors only.
+    """
     encoders = build_encoders(bench.cfg, dataset)
-    bench.dims.update({name: encoder.dim for name, encoder in encoders.items()})
+    bench = replace(bench, dims={name: encoder.dim for name, encoder in encoders.items()})
     if bench.cfg.mode == "finetune":
-        bench.notes.append("Encoders were trained end to end, anew for every strategy and seed.")
-        return
+        note = "Encoders were trained end to end, anew for every strategy and seed."
+        return replace(bench, notes=(*bench.notes, note))
+    notes, features, corrupted = list(bench.notes), [], []
     for number, fold in enumerate(bench.folds):
-        frozen = {name: freeze(bench, dataset, number, one) for name, one in encoders.items()}
-        whole = {name: about(bench, dataset, one, tokens) for name, one in frozen.items()}
-        test = dataset.subset(fold.test)
-        part = {n: {**one, "samples": fingerprint(test, n)} for n, one in whole.items()}
+        frozen, fold_notes = freeze_all(bench, dataset, number, encoders)
+        notes += fold_notes
+        descriptions = {
+            name: describe_features(bench, dataset, encoder, tokens)
+            for name, encoder in frozen.items()
+        }
         for name, encoder in frozen.items():
             for view in range(bench.cfg.views):
-                store(bench, dataset, encoder, {**whole[name], "view": view}, progress=True)
-        bench.features.append({name: {**one, "view": 0} for name, one in whole.items()})
-        bench.corrupted.append(
-            {
-                one: {**part[one[0]], "corruption": one[1:], "fold": number}
-                for one in conditions(bench)
-            }
-        )
-    todo = [
+                store_features(bench, dataset, encoder, {**descriptions[name], "view": view})
+        features.append({name: {**d, "view": 0} for name, d in descriptions.items()})
+        corrupted.append(_describe_corrupted(bench, dataset, number, fold, descriptions))
+    bench = replace(bench, notes=tuple(notes), features=tuple(features), corrupted=tuple(corrupted))
+    encode_all_corrupted(bench)
+    return bench
+
+
+def freeze_all(
+    bench: Bench, dataset: PairedDataset, fold_number: int, encoders: Encoders
+) -> tuple[Encoders, list[str]]:
+    """Return the frozen encoders of a fold, and notes on those that had to be trained."""
+    results = {
+        name: freeze(bench, dataset, fold_number, encoder) for name, encoder in encoders.items()
+    }
+    notes = [note for _, note in results.values() if note is not None]
+    return {name: encoder for name, (encoder, _) in results.items()}, notes
+
+
+def encode_all_corrupted(bench: Bench) -> None:
+    """Encode the corrupted test samples of every fold that are not in the cache."""
+    missing = [
         (number, condition)
-        for number, found in enumerate(bench.corrupted)
-        for condition, described in found.items()
-        if not feature_cache().has(described)
+        for number, descriptions in enumerate(bench.corrupted)
+        for condition, description in descriptions.items()
+        if not feature_cache().has(description)
     ]
-    for _ in work(bench.cfg, bench, todo, encode_damage, "encode damage"):
+    for _ in map_unordered(bench.cfg, bench, missing, encode_corrupted, "encode corrupted"):
         pass
+    _frozen_cache.clear()
 
 
-def encode_damage(bench: Bench, piece: tuple[int, Condition]) -> None:
-    """Encode the test samples of a fold, one modality damaged."""
-    number, condition = piece
-    dataset, frozen = _frozen(json.dumps(asdict(bench.cfg)), number)
-    test = Corrupted(dataset.subset(bench.folds[number].test), *condition)
-    store(bench, test, frozen[condition[0]], bench.corrupted[number][condition], progress=False)
+def encode_corrupted(bench: Bench, piece: tuple[int, Condition]) -> None:
+    """Encode the test samples of a fold with one modality corrupted."""
+    fold_number, condition = piece
+    dataset, encoders = _open_frozen(bench, fold_number)
+    test = Corrupted(dataset.subset(bench.folds[fold_number].test), *condition)
+    description = bench.corrupted[fold_number][condition]
+    store_features(bench, test, encoders[condition[0]], description, progress=False)
 
 
-@lru_cache(maxsize=1)
-def _frozen(settings: str, fold: int) -> tuple[PairedDataset, dict[str, Encoder]]:
-    """Build data and encoders once for each process; what was trained alone is on disk by now."""
-    bench, dataset = open_bench(from_tree(BenchmarkConfig, json.loads(settings)))
-    encoders = build_encoders(bench.cfg, dataset)
-    frozen = {name: freeze(bench, dataset, fold, one) for name, one in encoders.items()}
-    return dataset, frozen
+def describe_features(
+    bench: Bench, dataset: PairedDataset, encoder: Encoder, tokens: bool
+) -> Description:
+    """Describe an encoder's features of a data set, but for the view."""
+    # Where no strategy reads tokens, one per sample tells which samples have the modality.
+    max_tokens = bench.cfg.max_tokens.get(encoder.modality) if tokens else 1
+    return describe(encoder, dataset, max_tokens=max_tokens, precision=bench.cfg.precision)
 
 
-def about(bench: Bench, dataset: PairedDataset, encoder: Encoder, tokens: bool) -> Description:
-    """Describe an encoder's features of a data set."""
-    # Where no strategy reads tokens, one per sample says that the modality is there.
-    most = bench.cfg.max_tokens.get(encoder.modality) if tokens else 1
-    return describe(encoder, dataset, max_tokens=most, precision=bench.cfg.precision)
-
-
-def store(
-    bench: Bench, dataset: PairedDataset, encoder: Encoder, described: Description, progress: bool
+def store_features(
+    bench: Bench,
+    dataset: PairedDataset,
+    encoder: Encoder,
+    description: Description,
+    progress: bool = True,
 ) -> None:
-    """Make sure that features are in the cache."""
+    """Encode a data set, unless its features are in the cache."""
     feature_cache().get(
-        described,
+        description,
         lambda: encode(
             encoder,
             dataset,
-            num_workers=workers(bench.cfg),
-            max_tokens=described["max_tokens"],
+            num_workers=loader_workers(bench.cfg),
+            max_tokens=description["max_tokens"],
             dtype=torch.bfloat16 if bench.cfg.precision == "bf16" else torch.float32,
-            view=described.get("view", 0),
-            device=device(bench.cfg),
+            view=description.get("view", 0),
+            device=device_of(bench.cfg),
             progress=progress,
         ),
     )
+
+
+def _describe_corrupted(
+    bench: Bench,
+    dataset: PairedDataset,
+    fold_number: int,
+    fold: Fold,
+    descriptions: dict[str, Description],
+) -> dict[Condition, Description]:
+    test = dataset.subset(fold.test)
+    test_descriptions = {
+        name: {**description, "samples": fingerprint(test, name)}
+        for name, description in descriptions.items()
+    }
+    return {
+        (modality, corruption, severity): {
+            **test_descriptions[modality],
+            "corruption": (corruption, severity),
+            "fold": fold_number,
+        }
+        for modality, corruption, severity in conditions(bench)
+    }
+
+
+def _open_frozen(bench: Bench, fold_number: int) -> tuple[PairedDataset, Encoders]:
+    """Return data set and frozen encoders, built once per process; weights come from the cache."""
+    key = key_of([asdict(bench.cfg), fold_number, bench.features[fold_number]])
+    if key not in _frozen_cache:
+        dataset = dataset_of(bench)
+        encoders = build_encoders(bench.cfg, dataset)
+        _frozen_cache.clear()
+        _frozen_cache[key] = dataset, freeze_all(bench, dataset, fold_number, encoders)[0]
+    return _frozen_cache[key]

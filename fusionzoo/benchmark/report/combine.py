@@ -14,58 +14,57 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.statistics import LEVEL, Ranking, rank
 from fusionzoo.version import __version__
 
-from . import plots as figures
-from .writers import check, replace
+from . import plots
+from .writers import require_packages, write_text
 
 
 def combine(folders: Sequence[str], out: Path) -> int:
     """Write index.html, summary.json and table.md: average ranks, Friedman's and Nemenyi's tests.
 
-    A data set is a block, and its figure the mean accuracy over seeds; strategies that some report
-    lacks are left out and named.
+    Each data set is a block, with the mean accuracy over seeds as the score. Strategies that are
+    missing from a report are left out and named.
     """
-    check()
+    require_packages()
     if len(folders) < 2:
         raise FusionZooError(
             "--combine needs two reports or more: --combine '[report_a, report_b]'"
         )
-    found = [_read(Path(folder)) for folder in folders]
-    every = dict.fromkeys(name for _, own in found for name in own)
-    common = [name for name in every if all(name in own for _, own in found)]
+    reports = [_read(Path(folder)) for folder in folders]
+    every = dict.fromkeys(name for _, accuracy in reports for name in accuracy)
+    common = [name for name in every if all(name in accuracy for _, accuracy in reports)]
     left_out = [name for name in every if name not in common]
     if len(common) < 3:
         raise FusionZooError(
             f"ranks need three strategies or more that all reports have; there are {common}"
         )
-    scores = np.array([[own[name] for name in common] for _, own in found])
+    scores = np.array([[accuracy[name] for name in common] for _, accuracy in reports])
     ranking = rank(scores)
-    names = [name for name, _ in found]
+    data_sets = [data_set for data_set, _ in reports]
     order = np.argsort(ranking.ranks, kind="stable")
     rows = [
         (common[i], f"{ranking.ranks[i]:.2f}", *(f"{x:.3f}" for x in scores[:, i])) for i in order
     ]
-    header = ("strategy", "average rank", *names)
-    words = verdict(common, ranking, names)
-    about: dict[str, Any] = {
+    header = ("strategy", "average rank", *data_sets)
+    words = verdict(common, ranking, data_sets)
+    figures: dict[str, Any] = {
         "verdict": words,
-        "data_sets": names,
+        "data_sets": data_sets,
         "friedman_p": ranking.p,
         "critical_difference": ranking.critical_difference,
         "ranks": {common[i]: float(ranking.ranks[i]) for i in order},
         "left_out": left_out,
     }
     out.mkdir(parents=True, exist_ok=True)
-    replace(out / "summary.json", json.dumps(about, indent=1) + "\n")
-    lines = [words, "", f"| {' | '.join(header)} |", f"| {' | '.join(['---'] * len(header))} |"]
-    replace(out / "table.md", "\n".join([*lines, *(f"| {' | '.join(r)} |" for r in rows)]) + "\n")
-    replace(out / "index.html", _page(about, header, rows, common, ranking))
+    write_text(out / "summary.json", json.dumps(figures, indent=1) + "\n")
+    write_text(out / "table.md", _markdown(words, header, rows))
+    write_text(out / "index.html", _page(figures, header, rows, common, ranking))
     print_table("Average ranks", header, rows)
     print(f"\n{words}\n\nreport  {out / 'index.html'}")
     return 0
 
 
 def verdict(names: Sequence[str], ranking: Ranking, data_sets: Sequence[str]) -> str:
-    """Say in words who leads over the data sets, and whether that means anything."""
+    """Say in words which strategy leads over the data sets, and whether the strategies differ."""
     order = np.argsort(ranking.ranks, kind="stable")
     best = names[order[0]]
     words = (
@@ -83,22 +82,28 @@ def verdict(names: Sequence[str], ranking: Ranking, data_sets: Sequence[str]) ->
 
 
 def _read(folder: Path) -> tuple[str, dict[str, float]]:
+    """Return the data set's name and the accuracy of each fusion."""
     path = folder / "summary.json"
     if not path.is_file():
         raise FusionZooError(f"{folder} holds no finished report: {path} is not there")
     summary = json.loads(path.read_text())
     if "leaderboard" not in summary:
-        raise FusionZooError(f"{folder} is itself a combination; give the reports behind it")
-    own = {
+        raise FusionZooError(f"{folder} is itself a combination; name the reports it was made of")
+    accuracy = {
         line["strategy"]: line["accuracy"]
         for line in summary["leaderboard"]
         if line["family"] not in ("single", "baseline")
     }
-    return summary["data"]["name"], own
+    return summary["data"]["name"], accuracy
+
+
+def _markdown(words: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [words, "", f"| {' | '.join(header)} |", f"| {' | '.join(['---'] * len(header))} |"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
 
 
 def _page(
-    about: dict[str, Any],
+    figures: dict[str, Any],
     header: Sequence[str],
     rows: Sequence[Sequence[str]],
     names: Sequence[str],
@@ -106,9 +111,8 @@ def _page(
 ) -> str:
     from .html import environment
 
-    picture = figures.critical_difference(names, ranking)
+    svg = plots.critical_difference(names, ranking)
+    template = environment().get_template("combined.html")
     return str(
-        environment()
-        .get_template("combined.html")
-        .render(found=about, header=header, rows=rows, svg=picture, version=__version__)
+        template.render(figures=figures, header=header, rows=rows, svg=svg, version=__version__)
     )

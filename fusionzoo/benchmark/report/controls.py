@@ -13,29 +13,29 @@ from fusionzoo.evaluation import statistics
 from .leaderboard import SIGNIFICANT
 from .results import Summary
 
-RENAMINGS = 10_000  # random names of the classes, to see what a lucky shuffle does
+RENAMINGS = 10_000  # random permutations of the class names
 
 
 def controls(summary: Summary) -> dict[str, Any]:
-    """Judge the controls; `words` says what their figures show.
+    """Return the controls' figures and, under `words`, what they show.
 
-    A strategy that was trained on shuffled labels knows nothing of the test labels. Three questions
-    are asked of the accuracies: does one exceed what chance allows on so many samples; does one do
-    so because its answers follow the true classes, rather than by a lucky shuffle; and are they
-    above chance on average (one-sided t-test: every strategy has a shuffle of its own)?
+    A strategy that was trained on shuffled labels knows nothing about the test labels. Its accuracy
+    is tested in three ways: does one strategy exceed what chance allows on so many samples; if so,
+    do its predictions follow the true classes, or was its shuffle a lucky one; and are the
+    strategies above chance on average (one-sided t-test: each has its own shuffle)?
     """
     from scipy.stats import ttest_1samp
 
-    target, answers = summary.target, summary.controls
+    target, predictions = summary.target, summary.controls
     counts = torch.bincount(target)
     chance = float(counts.max() / counts.sum())
-    accuracies = {name: float((x == target).double().mean()) for name, x in answers.items()}
-    values, limit = list(accuracies.values()), chance_limit(chance, len(target), len(answers))
+    accuracies = {name: float((x == target).double().mean()) for name, x in predictions.items()}
+    values, limit = list(accuracies.values()), chance_limit(chance, len(target), len(predictions))
     beyond = [name for name, accuracy in accuracies.items() if accuracy > limit]
     leaking = [
         name
         for name in beyond
-        if renaming_p(answers[name], target, len(counts)) * len(answers) < SIGNIFICANT
+        if renaming_p(predictions[name], target, len(counts)) * len(predictions) < SIGNIFICANT
     ]
     mean_p = 1.0
     if len(values) > 1 and max(values) > min(values):
@@ -52,40 +52,41 @@ def controls(summary: Summary) -> dict[str, Any]:
         "beyond_noise": beyond,
         "above_chance": bool(leaking) or mean_p < SIGNIFICANT,
         "loss_when_pairing_is_broken": {
-            one.name: {
-                name: one.figure("accuracy")
-                - one.figure("accuracy", modality=name, corruption="pairing")
+            fusion.name: {
+                name: fusion.mean("accuracy")
+                - fusion.mean("accuracy", modality=name, corruption="pairing")
                 for name in summary.bench.modalities
             }
-            for one in summary.kind("fusion")
+            for fusion in summary.of_kind("fusion")
         },
     }
 
 
 def chance_limit(chance: float, samples: int, tests: int) -> float:
-    """Return what the best of so many accuracies stays within by chance, in 95 % of cases.
+    """Return the accuracy that the best of `tests` ignorant models exceeds in 5 % of cases.
 
-    The number of correct answers is binomial; always answering the most frequent class is the best
-    that can be done without knowledge, so that `chance` is its share.
+    The number of correct predictions is binomial. `chance` is the share of the most frequent class:
+    without knowledge, always predicting it is best.
     """
     from scipy.stats import binom
 
     return float(binom.ppf(statistics.LEVEL ** (1 / max(tests, 1)), samples, chance)) / samples
 
 
-def renaming_p(answers: Tensor, target: Tensor, classes: int) -> float:
-    """Return how often answers agree with the labels as well when classes are renamed at random.
+def renaming_p(predictions: Tensor, target: Tensor, classes: int) -> float:
+    """Return the p-value of a permutation test that renames the predicted classes at random.
 
-    A model trained on shuffled labels may answer whole clusters of samples alike, so its accuracy
-    varies far more than that of independent guesses; but which name a cluster gets is luck, and any
-    other name is as likely. Shares of classes are taken out first. With few classes there are few
-    names, and a leak in one control cannot be told from luck.
+    A model trained on shuffled labels may predict one class for a whole cluster of samples, so its
+    accuracy varies far more than that of independent guesses; but which class a cluster gets is
+    chance, and any other is as likely. The agreement that follows from the shares of the classes is
+    subtracted first. With few classes there are few permutations, and a leak in one control cannot
+    be distinguished from luck.
     """
     table = np.zeros((classes, classes))
-    np.add.at(table, (target.numpy(), answers.numpy()), 1 / len(target))
+    np.add.at(table, (target.numpy(), predictions.numpy()), 1 / len(target))
     excess = table - table.sum(1, keepdims=True) * table.sum(0)
-    draw = np.random.default_rng(0)
-    names = draw.permuted(np.tile(np.arange(classes), (RENAMINGS, 1)), axis=1)
+    generator = np.random.default_rng(0)
+    names = generator.permuted(np.tile(np.arange(classes), (RENAMINGS, 1)), axis=1)
     renamed = excess[np.arange(classes), names].sum(1)
     at_least = int((renamed >= np.trace(excess) - 1e-12).sum())
     return (at_least + 1) / (RENAMINGS + 1)
@@ -107,13 +108,13 @@ def _figures(accuracies: dict[str, float], chance: float, limit: float, samples:
 def _conclusion(
     accuracies: dict[str, float], beyond: list[str], leaking: list[str], mean_p: float
 ) -> str:
-    named = {name: f"`{name}` ({accuracies[name]:.3f})" for name in beyond}
+    labels = {name: f"`{name}` ({accuracies[name]:.3f})" for name in beyond}
     words = ""
     if leaking:
-        words += f" ABOVE CHANCE, SOMETHING LEAKS: {', '.join(named[name] for name in leaking)}"
+        words += f" ABOVE CHANCE, SOMETHING LEAKS: {', '.join(labels[name] for name in leaking)}"
         words += f" {_verb(leaking, 'follows', 'follow')} the true classes more closely than a"
         words += " lucky shuffle would."
-    lucky = [named[name] for name in beyond if name not in leaking]
+    lucky = [labels[name] for name in beyond if name not in leaking]
     if lucky:
         words += f" {', '.join(lucky)} {_verb(lucky, 'exceeds', 'exceed')} it: a leak, or a lucky"
         words += " shuffle of classes that form clusters; other seeds (--seed) tell which."

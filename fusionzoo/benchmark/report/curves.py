@@ -1,4 +1,4 @@
-"""Curves of a strategy: missing modalities, damage, reliability; and who is beaten by none."""
+"""Curves of a strategy: missing modalities, corruptions, reliability; and the Pareto front."""
 
 from __future__ import annotations
 
@@ -12,35 +12,41 @@ from fusionzoo.evaluation.calibration import reliability
 from fusionzoo.evaluation.modalities import expected
 from fusionzoo.evaluation.robustness import SEVERITIES
 
-from .results import Strategy
+from .results import StrategyResults
 
 RATES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of missing modalities
 
 
-def missing_curve(one: Strategy, modalities: Sequence[str], only: str | None = None) -> list[float]:
+def missing_curve(
+    strategy: StrategyResults, modalities: Sequence[str], only: str | None = None
+) -> list[float]:
     """Return the expected accuracy at each of RATES: all modalities missing at random, or one."""
-    scores = one.by_subset(modalities)
+    accuracy = strategy.accuracy_by_subset(modalities)
     return [
-        expected(scores, {m: rate if only in (None, m) else 0.0 for m in modalities})
+        expected(accuracy, {name: rate if only in (None, name) else 0.0 for name in modalities})
         for rate in RATES
     ]
 
 
-def damage_curves(one: Strategy, modality: str) -> dict[str, list[float]]:
-    """Return for each corruption of a modality the accuracy at severity 0 to 5."""
-    names = dict.fromkeys(
-        r["corruption"] for r in one.rows if r["modality"] == modality and r["severity"]
+def corruption_curves(strategy: StrategyResults, modality: str) -> dict[str, list[float]]:
+    """Return the accuracy at severity 0 to 5 for each corruption of a modality."""
+    corruptions = dict.fromkeys(
+        row["corruption"]
+        for row in strategy.rows
+        if row["modality"] == modality and row["severity"]
     )
-    whole = one.figure("accuracy")
+    clean = strategy.mean("accuracy")
     return {
-        name: [
-            whole,
+        corruption: [
+            clean,
             *(
-                one.figure("accuracy", modality=modality, corruption=name, severity=severity)
+                strategy.mean(
+                    "accuracy", modality=modality, corruption=corruption, severity=severity
+                )
                 for severity in SEVERITIES
             ),
         ]
-        for name in names
+        for corruption in corruptions
     }
 
 
@@ -49,15 +55,15 @@ def area(curve: Sequence[float], at: Sequence[float]) -> float:
     return float(np.trapezoid(curve, at) / (at[-1] - at[0]))
 
 
-def reliability_of(one: Strategy, target: Tensor) -> list[tuple[float, float, int]]:
-    """Return (confidence, accuracy, count) of each bin, the seeds pooled."""
-    probabilities = one.logits.double().softmax(-1).flatten(0, 1)
-    found = reliability(probabilities, target.repeat(len(one.logits)))
-    return list(zip(*(x.tolist() for x in found), strict=True))
+def reliability_of(strategy: StrategyResults, target: Tensor) -> list[tuple[float, float, int]]:
+    """Return (confidence, accuracy, count) of each bin, with the seeds pooled."""
+    probabilities = strategy.logits.double().softmax(-1).flatten(0, 1)
+    bins = reliability(probabilities, target.repeat(len(strategy.logits)))
+    return list(zip(*(x.tolist() for x in bins), strict=True))
 
 
 def pareto(points: Mapping[str, tuple[float, float]]) -> list[str]:
-    """Return who is beaten by none in both: (cost, the lower the better; quality, the higher).
+    """Return the Pareto front of (cost, quality): low cost and high quality are better.
 
     >>> pareto({"a": (1, 0.5), "b": (2, 0.9), "c": (3, 0.8)})
     ['a', 'b']

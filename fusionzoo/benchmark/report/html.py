@@ -1,4 +1,4 @@
-"""index.html: one file with everything in it, for a screen, a phone and paper."""
+"""index.html: the report as one self-contained file, for screens and print."""
 
 from __future__ import annotations
 
@@ -17,70 +17,72 @@ from fusionzoo.evaluation.statistics import rank
 from fusionzoo.version import __version__
 
 from ..strategies import ALONE
-from . import plots as figures
-from .curves import RATES, damage_curves, missing_curve, pareto, reliability_of
+from . import plots
+from .curves import RATES, corruption_curves, missing_curve, pareto, reliability_of
 from .leaderboard import ECE_NOTE
-from .results import Strategy, Summary, best_single, chosen_fusion, label
+from .results import Summary, best_single, chosen_fusion, row_label
 from .verdict import pairwise
 
-SHOWN = 4  # fusions that stand out in the crowded pictures
+HIGHLIGHTED = 4  # fusions drawn in colour where all are drawn
 Table = tuple[Sequence[str], Sequence[Sequence[Any]]]  # header, rows
 
 
-def page(summary: Summary, found: Mapping[str, Any]) -> str:
-    """Render the report."""
-    text = (
-        environment()
-        .get_template("page.html")
-        .render(
-            found=found,
-            costs={one.name: one.facts for one in summary.strategies if one.facts},
-            sections=sections(summary),
-            heat=heat_map(summary, found.get("shapley", {})),
-            ece_note=ECE_NOTE,
-            version=__version__,
-        )
+def page(summary: Summary, figures: Mapping[str, Any]) -> str:
+    """Render the report; `figures` are those of `verdict.figures`."""
+    template = environment().get_template("page.html")
+    text = template.render(
+        figures=figures,
+        costs={strategy.name: strategy.facts for strategy in summary.strategies if strategy.facts},
+        sections=sections(summary),
+        heat=heat_map(summary, figures.get("shapley", {})),
+        ece_note=ECE_NOTE,
+        version=__version__,
     )
     return str(text)
 
 
 def environment() -> Any:
-    """Return Jinja's environment of the templates beside this file."""
+    """Return the Jinja environment of the templates in this folder."""
     from jinja2 import Environment, PackageLoader
 
-    made = Environment(
+    jinja = Environment(
         loader=PackageLoader("fusionzoo.benchmark.report", "."),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"points": lambda x: f"{100 * x:+.1f}", "csv": data_link}
-    made.filters["code"] = code
-    return made
+    jinja.filters |= {"points": lambda x: f"{100 * x:+.1f}", "csv": data_link}
+    jinja.filters["code"] = code
+    return jinja
 
 
 def code(words: str) -> Any:
-    """Show what stands between backticks as code, as Markdown does; the rest is escaped."""
+    """Show text between backticks as code, as Markdown does, and escape the rest."""
     from markupsafe import Markup, escape
 
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(words))))
 
 
 def sections(summary: Summary) -> dict[str, dict[str, Any]]:
-    """Return each picture with the table behind it; what the data does not allow is left out."""
-    found = {"intervals": _intervals(summary), "ranks": _ranks(summary)}
-    found |= {"missing": _missing(summary), "damage": _damage(summary)}
-    found |= {"calibration": _calibration(summary), "pareto": _pareto(summary)}
-    return {name: one for name, one in found.items() if one}
+    """Return each plot with its table; those that the data does not allow are left out."""
+    content = {
+        "intervals": _intervals(summary),
+        "ranks": _ranks(summary),
+        "missing": _missing(summary),
+        "corruptions": _corruptions(summary),
+        "calibration": _calibration(summary),
+        "pareto": _pareto(summary),
+    }
+    return {name: section for name, section in content.items() if section}
 
 
 def data_link(table: Table) -> str:
-    """Put a table into a link, so that the page stays one file."""
+    """Return a link that contains a table as CSV, so that the page stays one file."""
     return "data:text/csv;base64," + base64.b64encode(csv_text(*table).encode()).decode()
 
 
 def csv_text(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Write a table as CSV."""
+    """Return a table as CSV."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(header)
@@ -88,59 +90,60 @@ def csv_text(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return out.getvalue()
 
 
-def heat_map(summary: Summary, worth: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """Return accuracy by strategy and subset, with Shapley values beside it."""
+def heat_map(summary: Summary, shapley: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """Return accuracy by fusion and subset, with the modalities' Shapley values."""
     modalities = list(summary.bench.modalities)
-    some = subsets(modalities)
-    # Six modalities have 64 subsets: the smallest and the largest tell the most.
-    if len(some) > 16:
-        some = [s for s in some if len(s) <= 1 or len(s) >= len(modalities) - 1]
+    columns = subsets(modalities)
+    # Six modalities have 64 subsets: show the smallest and the largest.
+    if len(columns) > 16:
+        columns = [s for s in columns if len(s) <= 1 or len(s) >= len(modalities) - 1]
     rows = []
-    for name, shares in worth.items():
-        scores = summary.of(name).by_subset(modalities)
-        rows.append((name, [scores[s] for s in some], [shares[m] for m in modalities]))
-    values = [x for _, own, _ in rows for x in own]
-    names = [label(s, modalities) for s in some]
+    for name, values in shapley.items():
+        accuracy = summary.strategy(name).accuracy_by_subset(modalities)
+        rows.append((name, [accuracy[s] for s in columns], [values[m] for m in modalities]))
+    cells = [accuracy for _, accuracies, _ in rows for accuracy in accuracies]
+    names = [row_label(subset, modalities) for subset in columns]
     table = (
         ["strategy", *names, *(f"shapley {m}" for m in modalities)],
-        [[name, *own, *shares] for name, own, shares in rows],
+        [[name, *accuracies, *values] for name, accuracies, values in rows],
     )
     return {
         "names": names,
         "modalities": modalities,
         "rows": rows,
-        "low": min(values, default=0.0),
-        "high": max(values, default=1.0),
+        "low": min(cells, default=0.0),
+        "high": max(cells, default=1.0),
         "table": table,
     }
 
 
-def shown(summary: Summary) -> list[str]:
-    """Return who stands out: the one chosen on validation data, then the best on the test split."""
-    names = [one.name for one in summary.kind("fusion")]
+def highlighted(summary: Summary) -> list[str]:
+    """Return the fusion chosen on validation data, then the best ones on the test split."""
+    names = [fusion.name for fusion in summary.of_kind("fusion")]
     chosen = chosen_fusion(summary)
     first = [chosen.name] if chosen else []
-    return list(dict.fromkeys([*first, *names]))[:SHOWN]
+    return list(dict.fromkeys([*first, *names]))[:HIGHLIGHTED]
 
 
 def _intervals(summary: Summary) -> dict[str, Any]:
     lines = summary.leaderboard
     single = best_single(summary)
-    picture = figures.intervals(lines, single.figure("accuracy") if single else None)
+    svg = plots.intervals(lines, single.mean("accuracy") if single else None)
     header = list(dict.fromkeys(key for line in lines for key in line))
-    return {"svg": picture, "table": (header, [[x.get(k, "") for k in header] for x in lines])}
+    return {"svg": svg, "table": (header, [[line.get(k, "") for k in header] for line in lines])}
 
 
 def _ranks(summary: Summary) -> dict[str, Any] | None:
-    fusions = [one for one in summary.kind("fusion") if len(one.seeds) == summary.bench.cfg.seeds]
-    if len(fusions) < 3 or summary.bench.cfg.seeds < 2:
+    num_seeds = summary.bench.cfg.seeds
+    fusions = [fusion for fusion in summary.of_kind("fusion") if len(fusion.seeds) == num_seeds]
+    if len(fusions) < 3 or num_seeds < 2:
         return None
-    ranking = rank(np.stack([one.right.mean(1) for one in fusions], axis=1))
-    names = [one.name for one in fusions]
+    ranking = rank(np.stack([fusion.correct.mean(1) for fusion in fusions], axis=1))
+    names = [fusion.name for fusion in fusions]
     matrix, lines = pairwise(fusions)
     counts = [[row.count(x) for x in ("win", "tie", "loss")] for row in matrix]
     return {
-        "svg": figures.critical_difference(names, ranking),
+        "svg": plots.critical_difference(names, ranking),
         "p": ranking.p,
         "width": ranking.critical_difference,
         "names": names,
@@ -153,69 +156,72 @@ def _ranks(summary: Summary) -> dict[str, Any] | None:
 
 def _missing(summary: Summary) -> dict[str, Any] | None:
     modalities = list(summary.bench.modalities)
-    fusions = summary.kind("fusion")
+    fusions = summary.of_kind("fusion")
     if not fusions:
         return None
     panels = {
-        title: {one.name: missing_curve(one, modalities, only) for one in fusions}
+        title: {fusion.name: missing_curve(fusion, modalities, only) for fusion in fusions}
         for title, only in (("any modality", None), *((f"{m} only", m) for m in modalities))
     }
     rows = [
         [title, name, *curve] for title, curves in panels.items() for name, curve in curves.items()
     ]
-    picture = figures.missing(panels, RATES, shown(summary))
-    return {"svg": picture, "table": (["missing", "strategy", *RATES], rows)}
+    svg = plots.missing(panels, RATES, highlighted(summary))
+    return {"svg": svg, "table": (["missing", "strategy", *RATES], rows)}
 
 
-def _damage(summary: Summary) -> dict[str, Any] | None:
-    panels: dict[str, dict[str, dict[str, list[float]]]] = {}
+def _corruptions(summary: Summary) -> dict[str, Any] | None:
+    panels: dict[str, dict[str, dict[str, list[float]]]] = {}  # modality -> corruption -> strategy
+    singles = summary.of_kind("single")
     for modality in summary.bench.modalities:
-        alone = [one for one in summary.kind("single") if one.name == f"{ALONE}{modality}"]
-        for one in [*summary.kind("fusion"), *alone]:
-            for corruption, curve in damage_curves(one, modality).items():
-                panels.setdefault(modality, {}).setdefault(corruption, {})[one.name] = curve
+        alone = [single for single in singles if single.name == f"{ALONE}{modality}"]
+        for strategy in [*summary.of_kind("fusion"), *alone]:
+            for corruption, curve in corruption_curves(strategy, modality).items():
+                panels.setdefault(modality, {}).setdefault(corruption, {})[strategy.name] = curve
     if not panels:
         return None
     rows = [
         [modality, corruption, name, *curve]
-        for modality, found in panels.items()
-        for corruption, curves in found.items()
+        for modality, row in panels.items()
+        for corruption, curves in row.items()
         for name, curve in curves.items()
     ]
-    names = [*shown(summary), *(one.name for one in summary.kind("single"))]
+    names = [*highlighted(summary), *(single.name for single in singles)]
     header = ["modality", "corruption", "strategy", *(f"severity {s}" for s in range(6))]
-    return {"svg": figures.damage(panels, names), "table": (header, rows)}
+    return {"svg": plots.corruptions(panels, names), "table": (header, rows)}
 
 
 def _calibration(summary: Summary) -> dict[str, Any]:
-    chosen, single = chosen_fusion(summary), best_single(summary)
-    picked: list[Strategy] = [one for one in (chosen, single) if one]
-    picked += [summary.of(name) for name in shown(summary) if name not in {o.name for o in picked}]
-    picked = picked[:4]
-    bins = {one.name: reliability_of(one, summary.target) for one in picked}
+    strategies = [s for s in (chosen_fusion(summary), best_single(summary)) if s]
+    names = {strategy.name for strategy in strategies}
+    strategies += [summary.strategy(name) for name in highlighted(summary) if name not in names]
+    strategies = strategies[:4]
+    target = summary.target
+    bins = {strategy.name: reliability_of(strategy, target) for strategy in strategies}
     risks = {
-        one.name: np.mean([risk_coverage(x, summary.target).numpy() for x in one.logits], axis=0)
-        for one in picked
+        strategy.name: np.mean([risk_coverage(x, target).numpy() for x in strategy.logits], axis=0)
+        for strategy in strategies
     }
     rows = [[name, *line] for name, lines in bins.items() for line in lines]
     header = ["strategy", "confidence", "accuracy", "count"]
-    return {"svg": figures.calibration(bins, risks), "table": (header, rows)}
+    return {"svg": plots.calibration(bins, risks), "table": (header, rows)}
 
 
 def _pareto(summary: Summary) -> dict[str, Any] | None:
-    measured = [one for one in summary.strategies if one.facts and one.kind == "fusion"]
-    if not measured:
+    fusions = [s for s in summary.strategies if s.facts and s.kind == "fusion"]
+    if not fusions:
         return None
     panels: dict[str, dict[str, tuple[float, float]]] = {
-        title: {one.name: (one.facts[key], one.figure("accuracy")) for one in measured}
+        title: {fusion.name: (fusion.facts[key], fusion.mean("accuracy")) for fusion in fusions}
         for title, key in (
             ("multiply-accumulates of a sample", "macs"),
             ("training, seconds a seed", "seconds"),
         )
     }
-    fronts: Mapping[str, Sequence[str]] = {title: pareto(own) for title, own in panels.items()}
-    families = {one.name: one.family for one in measured}
-    keys = list(measured[0].facts)
-    rows = [[one.name, one.figure("accuracy"), *one.facts.values()] for one in measured]
-    picture = figures.pareto(panels, fronts, families)
-    return {"svg": picture, "table": (["strategy", "accuracy", *keys], rows)}
+    fronts: Mapping[str, Sequence[str]] = {
+        title: pareto(points) for title, points in panels.items()
+    }
+    families = {fusion.name: fusion.family for fusion in fusions}
+    header = ["strategy", "accuracy", *fusions[0].facts]
+    rows = [[fusion.name, fusion.mean("accuracy"), *fusion.facts.values()] for fusion in fusions]
+    return {"svg": plots.pareto(panels, fronts, families), "table": (header, rows)}

@@ -11,8 +11,8 @@ from fusionzoo.evaluation import statistics
 from fusionzoo.evaluation.calibration import calibration_error, risk_coverage
 from fusionzoo.evaluation.robustness import SEVERITIES
 
-from .curves import RATES, area, damage_curves, missing_curve
-from .results import Strategy, Summary, best_single
+from .curves import RATES, area, corruption_curves, missing_curve
+from .results import StrategyResults, Summary, best_single
 
 FIGURES = ("accuracy", "macro_f1", "ece", "brier", "nll")
 CALIBRATED, NOT_CALIBRATED = "cannot be told from calibrated", "not calibrated"
@@ -26,44 +26,49 @@ SIGNIFICANT = 1 - statistics.LEVEL
 
 
 def leaderboard(summary: Summary) -> list[dict[str, Any]]:
-    """Return the lines, the best first."""
+    """Return a line per strategy, the best first."""
     best = best_single(summary)
-    fusions = summary.kind("fusion")
-    against = {}
+    comparisons = {}
     if best is not None:
-        against = {one.name: statistics.compare(one.right, best.right) for one in fusions}
-    corrected = statistics.holm([one.p for one in against.values()])
-    holm = dict(zip(against, corrected, strict=True))
-    lines = []
-    for one in summary.strategies:
-        per_seed = one.right.mean(1).tolist()
-        spread = statistics.seed_interval(per_seed)
-        line = {
-            "strategy": one.name,
-            "family": one.family,
-            "seeds": len(one.seeds),
-            "accuracy": spread.mean,
-            "low": spread.low,
-            "high": spread.high,
-            "macro_f1": one.figure("macro_f1"),
-            **_calibration(one, summary.target),
-            "brier": one.figure("brier"),
-            "nll": one.figure("nll"),
-            "aurc": float(np.mean([risk_coverage(x, summary.target).mean() for x in one.logits])),
-            "val_accuracy": one.val_accuracy,
+        comparisons = {
+            fusion.name: statistics.compare(fusion.correct, best.correct)
+            for fusion in summary.of_kind("fusion")
         }
-        if one.name in against:
-            compared = against[one.name]
-            line |= {f"gain_{key}": value for key, value in compared._asdict().items()}
-            line["gain_p_holm"] = holm[one.name]
-            line["outcome"] = outcome(compared.difference, holm[one.name])
-            line |= _robustness(summary, one)
+    corrected = statistics.holm([comparison.p for comparison in comparisons.values()])
+    holm = dict(zip(comparisons, corrected, strict=True))
+    lines = []
+    for strategy in summary.strategies:
+        line = _metrics(strategy, summary.target)
+        if strategy.name in comparisons:
+            comparison, p = comparisons[strategy.name], holm[strategy.name]
+            line |= {f"gain_{key}": value for key, value in comparison._asdict().items()}
+            line["gain_p_holm"] = p
+            line["outcome"] = outcome(comparison.difference, p)
+            line |= _robustness(summary, strategy)
         lines.append(line)
     return sorted(lines, key=lambda line: (-line["accuracy"], line["strategy"]))
 
 
-def _calibration(strategy: Strategy, target: Tensor) -> dict[str, Any]:
-    """Return the calibration error over all test samples, also those of several folds."""
+def _metrics(strategy: StrategyResults, target: Tensor) -> dict[str, Any]:
+    interval = statistics.seed_interval(strategy.correct.mean(1).tolist())
+    return {
+        "strategy": strategy.name,
+        "family": strategy.family,
+        "seeds": len(strategy.seeds),
+        "accuracy": interval.mean,
+        "low": interval.low,
+        "high": interval.high,
+        "macro_f1": strategy.mean("macro_f1"),
+        **_calibration(strategy, target),
+        "brier": strategy.mean("brier"),
+        "nll": strategy.mean("nll"),
+        "aurc": float(np.mean([risk_coverage(x, target).mean() for x in strategy.logits])),
+        "val_accuracy": strategy.val_accuracy,
+    }
+
+
+def _calibration(strategy: StrategyResults, target: Tensor) -> dict[str, Any]:
+    """Return the calibration error over all test samples, of several folds too."""
     error = calibration_error(strategy.logits, target)
     return {
         "ece": error.ece,
@@ -75,21 +80,20 @@ def _calibration(strategy: Strategy, target: Tensor) -> dict[str, Any]:
 
 
 def outcome(difference: float, p: float) -> str:
-    """Say `win`, `loss`, or `tie` where no difference can be shown."""
+    """Return `win` or `loss`, or `tie` where no difference can be shown."""
     if p >= SIGNIFICANT:
         return "tie"
     return "win" if difference > 0 else "loss"
 
 
-def _robustness(summary: Summary, one: Strategy) -> dict[str, float]:
+def _robustness(summary: Summary, strategy: StrategyResults) -> dict[str, float]:
     """Return areas under the accuracy's curves: over missing rates, over severities by modality."""
     modalities = list(summary.bench.modalities)
-    curve = missing_curve(one, modalities)
-    areas = {"missing_area": area(curve, RATES)}
+    areas = {"missing_area": area(missing_curve(strategy, modalities), RATES)}
     for modality in modalities:
-        curves = damage_curves(one, modality)
+        curves = corruption_curves(strategy, modality)
         if curves:
             areas[f"damaged_{modality}_area"] = float(
-                np.mean([area(c, (0, *SEVERITIES)) for c in curves.values()])
+                np.mean([area(curve, (0, *SEVERITIES)) for curve in curves.values()])
             )
     return areas

@@ -1,4 +1,4 @@
-"""The report's pictures: matplotlib's SVG in the page's colours, light or dark."""
+"""The plots of the report: SVG from matplotlib, in the light or dark colours of the page."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import numpy as np
 from fusionzoo.evaluation.robustness import SEVERITIES
 from fusionzoo.evaluation.statistics import Ranking, cliques
 
-INK = "#010203"  # stands for the page's text colour
+INK = "#010203"  # placeholder of the page's text colour
 FAINT = "#b4b4b4"
-# Okabe and Ito's colours, told apart by colour-blind readers too.
+# Okabe and Ito's palette, which colour-blind readers can distinguish.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 FAMILY = dict(
     zip(("early", "late", "attention", "hybrid", "single", "baseline"), COLOURS, strict=True)
@@ -46,16 +46,16 @@ Curves = Mapping[str, Sequence[float]]  # strategy -> values
 
 
 def _styled(draw: Callable[..., str]) -> Callable[..., str]:
-    """Draw in the report's style."""
+    """Apply the report's style to a plotting function."""
 
     @wraps(draw)
-    def inner(*args: Any, **kwargs: Any) -> str:
+    def draw_styled(*args: Any, **kwargs: Any) -> str:
         import matplotlib
 
         with matplotlib.rc_context(STYLE):
             return draw(*args, **kwargs)
 
-    return inner
+    return draw_styled
 
 
 @_styled
@@ -100,29 +100,31 @@ def critical_difference(names: Sequence[str], ranking: Ranking) -> str:
 
 
 @_styled
-def damage(panels: Mapping[str, Mapping[str, Curves]], shown: Sequence[str]) -> str:
+def corruptions(panels: Mapping[str, Mapping[str, Curves]], highlighted: Sequence[str]) -> str:
     """Draw accuracy over severity: a row per modality, a column per corruption."""
     columns = max(len(row) for row in panels.values())
     figure, grid = _grid(len(panels), columns, 1.9, 1.7)
-    for row, (modality, found) in enumerate(panels.items()):
+    for row, (modality, by_corruption) in enumerate(panels.items()):
         for column in range(columns):
             axes = grid[row][column]
-            if column >= len(found):
+            if column >= len(by_corruption):
                 axes.set_visible(False)
                 continue
-            name = list(found)[column]
-            _lines(axes, [0, *SEVERITIES], found[name], shown)
+            name = list(by_corruption)[column]
+            _lines(axes, [0, *SEVERITIES], by_corruption[name], highlighted)
             axes.set_title(f"{modality}: {name.replace('_', ' ')}")
             axes.set_xticks([0, *SEVERITIES])
     return _finish(figure, grid, "severity", "accuracy")
 
 
 @_styled
-def missing(panels: Mapping[str, Curves], rates: Sequence[float], shown: Sequence[str]) -> str:
+def missing(
+    panels: Mapping[str, Curves], rates: Sequence[float], highlighted: Sequence[str]
+) -> str:
     """Draw the expected accuracy over the share of samples that lack a modality."""
     figure, grid = _grid(1, len(panels), 2.4, 2.2)
     for axes, (name, curves) in zip(grid[0], panels.items(), strict=True):
-        _lines(axes, rates, curves, shown)
+        _lines(axes, rates, curves, highlighted)
         axes.set_title(name)
     return _finish(figure, grid, "missing rate", "accuracy")
 
@@ -133,8 +135,8 @@ def calibration(bins: Mapping[str, Sequence[tuple[float, float, int]]], risks: C
     figure, grid = _grid(1, 2, 4.2, 3.2, share=False)
     left, right = grid[0]
     left.plot([0, 1], [0, 1], color=INK, linestyle=":", linewidth=1)
-    for colour, (name, found) in zip(COLOURS, bins.items(), strict=False):
-        confidence, accuracy, size = (np.array(x) for x in zip(*found, strict=True))
+    for colour, (name, lines) in zip(COLOURS, bins.items(), strict=False):
+        confidence, accuracy, size = (np.array(x) for x in zip(*lines, strict=True))
         left.plot(confidence, accuracy, color=colour, linewidth=0.8, label=name)
         left.scatter(confidence, accuracy, 2 + 60 * size / size.sum(), color=colour)
     left.set(xlabel="confidence", ylabel="accuracy", title="reliability", xlim=(0, 1), ylim=(0, 1))
@@ -151,7 +153,7 @@ def pareto(
     fronts: Mapping[str, Sequence[str]],
     families: Mapping[str, str],
 ) -> str:
-    """Draw accuracy over cost; names stand at what no other beats in both."""
+    """Draw accuracy over cost; the points of the Pareto front are labelled."""
     figure, grid = _grid(1, len(panels), 4.2, 3.2)
     for axes, (cost, points) in zip(grid[0], panels.items(), strict=True):
         for name, (x, y) in points.items():
@@ -167,14 +169,14 @@ def pareto(
     return _finish(figure, grid, y="accuracy")
 
 
-# ---- what they share
+# ---- shared by all plots
 
 
-def _lines(axes: Any, x: Sequence[float], curves: Curves, shown: Sequence[str]) -> None:
+def _lines(axes: Any, x: Sequence[float], curves: Curves, highlighted: Sequence[str]) -> None:
     for name, values in curves.items():
-        if name not in shown:
+        if name not in highlighted:
             axes.plot(x, values, color=FAINT, linewidth=0.5, alpha=0.6)
-    for number, name in enumerate(shown):
+    for number, name in enumerate(highlighted):
         if name in curves:
             style = "--" if name.startswith("alone:") else "-"
             axes.plot(x, curves[name], style, color=COLOURS[number % len(COLOURS)], label=name)
@@ -190,7 +192,7 @@ def _grid(
 
 
 def _finish(figure: Any, grid: Any, x: str | None = None, y: str | None = None) -> str:
-    """Label the outer axes and put one legend above all."""
+    """Label the outer axes, put one legend above all panels, and return the SVG."""
     for axes in grid[-1] if x else ():
         axes.set_xlabel(x)
     for row in grid if y else ():
@@ -210,7 +212,7 @@ def _finish(figure: Any, grid: Any, x: str | None = None, y: str | None = None) 
     figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
     text = out.getvalue()
     text = text[text.index("<svg") :].replace(INK, "currentColor")
-    # As wide as the page allows, and no wider than drawn: letters have one size in all pictures.
+    # As wide as the page allows, but not enlarged: text has the same size in all plots.
     inches = figure.get_figwidth()
     width = f'style="max-width: {inches:.1f}in; min-width: min(34rem, {inches:.1f}in)"'
     return re.sub(r'(<svg[^>]*?) width="[\d.]+pt" height="[\d.]+pt"', rf"\1 {width}", text, count=1)

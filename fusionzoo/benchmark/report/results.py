@@ -1,4 +1,4 @@
-"""What is known of each strategy, seed by seed, and which of them is the best.
+"""The results of each strategy, seed by seed, and which strategy is best.
 
 Shapes: `S` seeds, `N` test samples (of all folds), `K` classes.
 """
@@ -23,8 +23,8 @@ MAJORITY = "majority class"  # a baseline
 
 
 @dataclass
-class Strategy:
-    """All that is known of one strategy, seed by seed."""
+class StrategyResults:
+    """All results of one strategy, seed by seed."""
 
     name: str
     kind: str  # fusion | single | baseline
@@ -35,19 +35,26 @@ class Strategy:
     val_loss: float
     rows: list[Row] = field(default_factory=list)
     facts: dict[str, float] = field(default_factory=dict)  # means over seeds and folds
-    right: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))  # (S, N)
+    correct: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))  # (S, N)
 
-    def figure(self, name: str, **where: Any) -> float:
-        """Average a metric over seeds and folds, where the row says so: the whole, by default."""
+    def mean(self, metric: str, **where: Any) -> float:
+        """Average a metric over seeds and folds, by default on the whole test split.
+
+        `where` selects other rows: `subset="a"`, `modality="a", corruption="jitter", severity=1`.
+        """
         wanted = {"subset": "full", "corruption": "", **where}
-        found = [r[name] for r in self.rows if all(r[k] == v for k, v in wanted.items())]
-        return float(np.mean(found)) if found else math.nan
+        values = [
+            row[metric]
+            for row in self.rows
+            if all(row[key] == value for key, value in wanted.items())
+        ]
+        return float(np.mean(values)) if values else math.nan
 
-    def by_subset(self, modalities: Sequence[str]) -> dict[frozenset[str], float]:
-        """Return the accuracy for every subset of the modalities."""
+    def accuracy_by_subset(self, modalities: Sequence[str]) -> dict[frozenset[str], float]:
+        """Return the accuracy on every subset of the modalities."""
         return {
-            some: self.figure("accuracy", subset=label(some, modalities))
-            for some in subsets(modalities)
+            subset: self.mean("accuracy", subset=row_label(subset, modalities))
+            for subset in subsets(modalities)
         }
 
 
@@ -57,45 +64,45 @@ class Summary:
 
     bench: Bench
     target: Tensor  # (N,)
-    strategies: list[Strategy]
-    controls: dict[str, Tensor]  # strategy -> answers (N,) after training on shuffled labels
-    failed: dict[str, str]
+    strategies: list[StrategyResults]
+    controls: dict[str, Tensor]  # strategy -> predictions (N,) after training on shuffled labels
+    failed: dict[str, str]  # strategy -> error
     leaderboard: list[dict[str, Any]] = field(default_factory=list)
 
-    def of(self, name: str) -> Strategy:
-        """Return one strategy."""
-        return next(one for one in self.strategies if one.name == name)
+    def strategy(self, name: str) -> StrategyResults:
+        """Return the results of one strategy."""
+        return next(strategy for strategy in self.strategies if strategy.name == name)
 
     def line(self, name: str) -> dict[str, Any]:
         """Return one strategy's line of the leaderboard."""
         return next(line for line in self.leaderboard if line["strategy"] == name)
 
-    def kind(self, kind: str) -> list[Strategy]:
-        """Return the strategies of a kind, the best first."""
-        found = [one for one in self.strategies if one.kind == kind]
-        return sorted(found, key=lambda one: (-one.figure("accuracy"), one.name))
+    def of_kind(self, kind: str) -> list[StrategyResults]:
+        """Return the strategies of a kind, the best on the test split first."""
+        strategies = [strategy for strategy in self.strategies if strategy.kind == kind]
+        return sorted(strategies, key=lambda strategy: (-strategy.mean("accuracy"), strategy.name))
 
 
-def label(some: frozenset[str], modalities: Sequence[str]) -> str:
-    """Name a subset as the rows do: `full`, `none`, `audio+text`."""
-    return "full" if len(some) == len(modalities) else subset_label(some)
+def row_label(subset: frozenset[str], modalities: Sequence[str]) -> str:
+    """Name a subset as rows do: `full`, `none`, `audio+text`."""
+    return "full" if len(subset) == len(modalities) else subset_label(subset)
 
 
-def best_single(summary: Summary) -> Strategy | None:
+def best_single(summary: Summary) -> StrategyResults | None:
     """Return the single modality that does best on the test split itself.
 
-    Fusion has to beat every modality alone, so the strongest is the one to beat; that it is chosen
-    where it is judged can only flatter it, not fusion.
+    Choosing it there can only favour it over the fusions, so a fusion that beats it beats every
+    single modality.
     """
-    return next(iter(summary.kind("single")), None)
+    return next(iter(summary.of_kind("single")), None)
 
 
-def chosen_fusion(summary: Summary) -> Strategy | None:
-    """Return the fusion that does best on the validation split: chosen without the test split."""
-    fusions = summary.kind("fusion")
+def chosen_fusion(summary: Summary) -> StrategyResults | None:
+    """Return the fusion that does best on the validation split, chosen without the test split."""
+    fusions = summary.of_kind("fusion")
     return best_on_validation(fusions) if fusions else None
 
 
-def best_on_validation(strategies: Sequence[Strategy]) -> Strategy:
-    """Return who answers most validation samples, then who has the least loss there."""
-    return max(strategies, key=lambda one: (one.val_accuracy, -one.val_loss))
+def best_on_validation(strategies: Sequence[StrategyResults]) -> StrategyResults:
+    """Return the strategy with the highest validation accuracy, then the lowest loss."""
+    return max(strategies, key=lambda strategy: (strategy.val_accuracy, -strategy.val_loss))

@@ -1,4 +1,4 @@
-"""What is said of a benchmark: comparisons, the verdict, and what summary.json holds."""
+"""Comparisons between strategies, the verdict in words, and the contents of summary.json."""
 
 from __future__ import annotations
 
@@ -11,56 +11,46 @@ from fusionzoo.evaluation.modalities import interactions, shapley
 from ..strategies import ALONE
 from .controls import controls
 from .leaderboard import SIGNIFICANT, outcome
-from .results import MAJORITY, Strategy, Summary, best_single, chosen_fusion
+from .results import MAJORITY, StrategyResults, Summary, best_single, chosen_fusion
 
 
-def pairwise(strategies: Sequence[Strategy]) -> tuple[list[list[str]], list[dict[str, Any]]]:
-    """Compare every two; return win/tie/loss of row against column, and the comparisons."""
+def pairwise(
+    strategies: Sequence[StrategyResults],
+) -> tuple[list[list[str]], list[dict[str, Any]]]:
+    """Compare all pairs; return win/tie/loss of row against column, and the comparisons."""
     pairs = [(i, j) for i in range(len(strategies)) for j in range(i)]
-    found = [statistics.compare(strategies[i].right, strategies[j].right) for i, j in pairs]
-    corrected = statistics.holm([one.p for one in found])
+    comparisons = [
+        statistics.compare(strategies[i].correct, strategies[j].correct) for i, j in pairs
+    ]
+    corrected = statistics.holm([comparison.p for comparison in comparisons])
     matrix = [[""] * len(strategies) for _ in strategies]
     lines = []
-    for (i, j), one, p in zip(pairs, found, corrected, strict=True):
-        matrix[i][j] = outcome(one.difference, p)
-        matrix[j][i] = outcome(-one.difference, p)
-        about = {"a": strategies[i].name, "b": strategies[j].name}
-        lines.append({**about, **one._asdict(), "p_holm": p})
+    for (i, j), comparison, p in zip(pairs, comparisons, corrected, strict=True):
+        matrix[i][j] = outcome(comparison.difference, p)
+        matrix[j][i] = outcome(-comparison.difference, p)
+        names = {"a": strategies[i].name, "b": strategies[j].name}
+        lines.append({**names, **comparison._asdict(), "p_holm": p})
     return matrix, lines
 
 
 def tied_with_leader(summary: Summary) -> list[str]:
-    """Return the fusions that cannot be told apart from the one that leads, that one first."""
-    if not summary.kind("fusion"):
+    """Return the best fusion and those that cannot be told apart from it."""
+    if not summary.of_kind("fusion"):
         return []
-    leader, *rest = summary.kind("fusion")
-    compared = [statistics.compare(leader.right, one.right) for one in rest]
-    corrected = statistics.holm([one.p for one in compared])
-    ties = [o.name for o, p in zip(rest, corrected, strict=True) if p >= SIGNIFICANT]
+    leader, *others = summary.of_kind("fusion")
+    comparisons = [statistics.compare(leader.correct, other.correct) for other in others]
+    corrected = statistics.holm([comparison.p for comparison in comparisons])
+    ties = [other.name for other, p in zip(others, corrected, strict=True) if p >= SIGNIFICANT]
     return [leader.name, *ties]
 
 
 def figures(summary: Summary) -> dict[str, Any]:
-    """Return what summary.json holds; nothing in it depends on how fast the machine was."""
+    """Return the contents of summary.json; nothing in it depends on the machine's speed."""
     bench = summary.bench
-    modalities = list(bench.modalities)
-    chosen, best = chosen_fusion(summary), best_single(summary)
     tied = tied_with_leader(summary)
-    found: dict[str, Any] = {
+    return {
         "verdict": verdict(summary, tied),
-        "data": {
-            "name": bench.cfg.data["name"],
-            "modalities": bench.modalities,
-            "classes": len(bench.classes),
-            "folds": len(bench.folds) if bench.cfg.folds else 0,
-            "train": len(bench.folds[0].train),
-            "val": len(bench.folds[0].val),
-            "test": len(summary.target),
-            "missing": {
-                name: float((~bench.present[:, column]).double().mean())
-                for column, name in enumerate(modalities)
-            },
-        },
+        "data": _data_figures(summary),
         "mode": bench.cfg.mode,
         "seeds": bench.cfg.seeds,
         "tuning_trials": bench.cfg.tune,
@@ -68,44 +58,69 @@ def figures(summary: Summary) -> dict[str, Any]:
         "failed": summary.failed,
         "leaderboard": summary.leaderboard,
         "controls": controls(summary),
+        **_fusion_figures(summary, tied),
     }
-    if chosen is not None and best is not None:
-        line = summary.line(chosen.name)
-        found |= {
-            "chosen_on_validation": chosen.name,
-            "best_single": best.name.removeprefix(ALONE),
-            "gain": {key: line[f"gain_{key}"] for key in ("difference", "low", "high", "p")},
-            "leader": tied[0],
-            "cannot_be_told_apart": tied,
-        }
-        scores = {one.name: one.by_subset(modalities) for one in summary.kind("fusion")}
-        found["shapley"] = {name: shapley(own, modalities) for name, own in scores.items()}
-        found["interactions"] = {
-            name: {"+".join(pair): v for pair, v in interactions(own, modalities).items()}
-            for name, own in scores.items()
-        }
-    return found
+
+
+def _data_figures(summary: Summary) -> dict[str, Any]:
+    bench = summary.bench
+    return {
+        "name": bench.cfg.data["name"],
+        "modalities": bench.modalities,
+        "classes": len(bench.classes),
+        "folds": len(bench.folds) if bench.cfg.folds else 0,
+        "train": len(bench.folds[0].train),
+        "val": len(bench.folds[0].val),
+        "test": len(summary.target),
+        "missing": {
+            name: float((~bench.present[:, column]).double().mean())
+            for column, name in enumerate(bench.modalities)
+        },
+    }
+
+
+def _fusion_figures(summary: Summary, tied: Sequence[str]) -> dict[str, Any]:
+    """Return the gain, the leader and the modalities' shares; nothing if there is no fusion."""
+    chosen, best = chosen_fusion(summary), best_single(summary)
+    if chosen is None or best is None:
+        return {}
+    modalities = list(summary.bench.modalities)
+    line = summary.line(chosen.name)
+    accuracies = {
+        fusion.name: fusion.accuracy_by_subset(modalities) for fusion in summary.of_kind("fusion")
+    }
+    return {
+        "chosen_on_validation": chosen.name,
+        "best_single": best.name.removeprefix(ALONE),
+        "gain": {key: line[f"gain_{key}"] for key in ("difference", "low", "high", "p")},
+        "leader": tied[0],
+        "cannot_be_told_apart": tied,
+        "shapley": {name: shapley(by_subset, modalities) for name, by_subset in accuracies.items()},
+        "interactions": {
+            name: {"+".join(pair): v for pair, v in interactions(by_subset, modalities).items()}
+            for name, by_subset in accuracies.items()
+        },
+    }
 
 
 def verdict(summary: Summary, tied: Sequence[str]) -> str:
-    """Say in words whether fusion helped, who leads the table, and who cannot be told apart."""
+    """Say in words whether fusion helped, which strategy leads, and which ones tie with it."""
     chosen, best = chosen_fusion(summary), best_single(summary)
     if chosen is None or best is None:
         return "No verdict: no fusion or no single modality was trained to the end."
     single = f"{best.name.removeprefix(ALONE)} alone"
     sentences = [_gain(summary, chosen.name, single)]
-    if len(summary.kind("fusion")) > 1:
+    if len(summary.of_kind("fusion")) > 1:
         sentences.append(_outcomes(summary, single))
     sentences += _leader(summary, single, tied)
     if len(chosen.seeds) == 1:
         sentences.append(
-            "One seed: the interval is over test samples alone; how much training's luck matters"
-            " cannot be said."
+            "One seed: the interval covers test samples only, not the variation between training"
+            " runs."
         )
     if summary.bench.cfg.folds:
         sentences.append(
-            f"The {len(summary.bench.folds)} folds share training data, which the interval does"
-            " not know."
+            f"The {len(summary.bench.folds)} folds share training data, which the interval ignores."
         )
     if summary.failed:
         sentences.append(f"{len(summary.failed)} strategies failed: {', '.join(summary.failed)}.")
@@ -113,7 +128,7 @@ def verdict(summary: Summary, tied: Sequence[str]) -> str:
 
 
 def _gain(summary: Summary, name: str, single: str) -> str:
-    """Say what the fusion chosen on validation data gained over the best single modality."""
+    """State the gain of the fusion chosen on validation data over the best single modality."""
     line = summary.line(name)
     difference, low, high, p = (line[f"gain_{key}"] for key in ("difference", "low", "high", "p"))
     loss, gain = min(100 * max(-low, 0), 100), min(100 * max(high, 0), 100)
@@ -131,7 +146,7 @@ def _gain(summary: Summary, name: str, single: str) -> str:
 
 
 def _outcomes(summary: Summary, single: str) -> str:
-    """Count the fusions that beat the best single modality, that lose to it, and the others."""
+    """Count the fusions that beat the best single modality, lose to it or tie with it."""
     outcomes = [line["outcome"] for line in summary.leaderboard if "outcome" in line]
     wins, ties, losses = (outcomes.count(x) for x in ("win", "tie", "loss"))
     parts = [f"{wins or 'none'} {'beat' if wins > 1 else 'beats'} {single}"]
@@ -144,9 +159,9 @@ def _outcomes(summary: Summary, single: str) -> str:
 
 
 def _leader(summary: Summary, single: str, tied: Sequence[str]) -> list[str]:
-    """Say who leads the whole table, baselines too, and which fusions come close."""
+    """Name the leader of the whole table, with baselines, and the fusions close to the best one."""
     leader, top = summary.line(tied[0]), summary.leaderboard[0]
-    several = len(summary.kind("fusion")) > 1
+    several = len(summary.of_kind("fusion")) > 1
     name, accuracy = f"`{tied[0]}`", leader["accuracy"]
     if top["accuracy"] > accuracy + 1e-9:
         first = f"the baseline `{top['strategy']}`"
@@ -170,7 +185,7 @@ def _leader(summary: Summary, single: str, tied: Sequence[str]) -> list[str]:
     majority = [line for line in summary.leaderboard if line["strategy"] == MAJORITY]
     if majority and majority[0]["accuracy"] > accuracy + 1e-9:
         share = majority[0]["accuracy"]
-        sentences.append(f"Not even the majority class ({share:.3f}) is reached by a fusion.")
+        sentences.append(f"Every fusion scores below the majority class ({share:.3f}).")
     return sentences
 
 

@@ -1,4 +1,4 @@
-"""Write what a benchmark found: index.html, results.parquet, summary.json, table.md, table.tex."""
+"""Write the report: index.html, results.parquet, summary.json, costs.csv, table.md, table.tex."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from .summary import parquet_rows
 HEADER = (
     *("strategy", "family", "accuracy", "macro F1"),
     *("ECE", "ECE debiased", "ECE if calibrated", "calibration", "gain over best single"),
+    "p (Holm)",
 )
 COSTS = ("parameters", "macs", "seconds", "latency_ms", "samples_per_second", "memory_mb")
 
 
-def check() -> None:
-    """Say what is missing before anything is computed."""
+def require_packages() -> None:
+    """Raise an error if a package that the report needs is missing."""
     try:
         import jinja2  # noqa: F401
         import matplotlib  # noqa: F401
@@ -33,22 +34,25 @@ def check() -> None:
         ) from None
 
 
-def write(summary: Summary, found: Mapping[str, Any], out: Path) -> None:
-    """Write all files, each as a whole; `found` are the figures of verdict.figures."""
+def write(summary: Summary, figures: Mapping[str, Any], out: Path) -> None:
+    """Write all files, each completely or not at all; `figures` are those of `verdict.figures`."""
     from .html import csv_text, page
 
-    replace(out / "summary.json", json.dumps(_plain(found), indent=1) + "\n")
-    replace(out / "table.md", markdown(found))
-    replace(out / "table.tex", latex(found))
+    write_text(out / "summary.json", json.dumps(_without_nan(figures), indent=1) + "\n")
+    write_text(out / "table.md", markdown(figures))
+    write_text(out / "table.tex", latex(figures))
     _parquet(summary, out / "results.parquet")
-    measured = [one for one in summary.strategies if one.facts]
-    costs = [[one.name, *(f"{one.facts[key]:.6g}" for key in COSTS)] for one in measured]
-    replace(out / "costs.csv", csv_text(["strategy", *COSTS], costs))
-    replace(out / "index.html", page(summary, found))
+    costs = [
+        [strategy.name, *(f"{strategy.facts[key]:.6g}" for key in COSTS)]
+        for strategy in summary.strategies
+        if strategy.facts
+    ]
+    write_text(out / "costs.csv", csv_text(["strategy", *COSTS], costs))
+    write_text(out / "index.html", page(summary, figures))
 
 
-def show(found: Mapping[str, Any], out: Path) -> None:
-    """Print the head of the leaderboard and the verdict."""
+def print_report(figures: Mapping[str, Any], out: Path) -> None:
+    """Print the leaderboard's main columns and the verdict."""
     rows = [
         (
             line["strategy"],
@@ -58,45 +62,45 @@ def show(found: Mapping[str, Any], out: Path) -> None:
             f"{line['ece']:.3f}{'' if line['calibration'] == CALIBRATED else '*'}",
             _gain(line),
         )
-        for line in found["leaderboard"]
+        for line in figures["leaderboard"]
     ]
     header = ("strategy", "accuracy", "95 % over seeds", "macro F1", "ECE", "gain over best single")
     print_table("Test split", header, rows)
     print("* not calibrated: the ECE is above what calibrated models get by chance (95 %)")
-    for name, error in found["failed"].items():
+    for name, error in figures["failed"].items():
         print(f"failed  {name}: {error}")
-    print(f"\n{found['verdict']}\n")
+    print(f"\n{figures['verdict']}\n")
     print(f"report  {out / 'index.html'}")
 
 
-def markdown(found: Mapping[str, Any]) -> str:
-    """Return the leaderboard as a Markdown table between its verdict and a note on ECE."""
-    lines = [found["verdict"], "", f"| {' | '.join([*HEADER, 'p (Holm)'])} |"]
-    lines += [f"| {' | '.join(['---'] * (len(HEADER) + 1))} |"]
-    for line in found["leaderboard"]:
+def markdown(figures: Mapping[str, Any]) -> str:
+    """Return the verdict, the leaderboard as a Markdown table, and a note on ECE."""
+    lines = [figures["verdict"], "", f"| {' | '.join(HEADER)} |"]
+    lines += [f"| {' | '.join(['---'] * len(HEADER))} |"]
+    for line in figures["leaderboard"]:
         name = line["strategy"]
-        shown = name if line["family"] in ("single", "baseline") else f"`{name}`"
-        lines.append(f"| {' | '.join([shown, *_cells(line)])} |")
+        shown_name = name if line["family"] in ("single", "baseline") else f"`{name}`"
+        lines.append(f"| {' | '.join([shown_name, *columns(line)])} |")
     return "\n".join([*lines, "", ECE_NOTE]) + "\n"
 
 
-def latex(found: Mapping[str, Any]) -> str:
+def latex(figures: Mapping[str, Any]) -> str:
     """Return the leaderboard as a booktabs table."""
     lines = [
-        "% " + found["verdict"].replace("%", r"\%"),
+        "% " + figures["verdict"].replace("%", r"\%"),
         "% " + ECE_NOTE.replace("%", r"\%"),
-        rf"\begin{{tabular}}{{ll{'r' * (len(HEADER) - 1)}}}",
+        rf"\begin{{tabular}}{{ll{'r' * (len(HEADER) - 2)}}}",
         r"\toprule",
-        " & ".join(map(_escape, HEADER)) + r" & $p$ (Holm) \\",
+        " & ".join(map(_escape, HEADER[:-1])) + r" & $p$ (Holm) \\",
         r"\midrule",
     ]
-    for line in found["leaderboard"]:
-        lines.append(" & ".join(map(_escape, [line["strategy"], *_cells(line)])) + r" \\")
+    for line in figures["leaderboard"]:
+        lines.append(" & ".join(map(_escape, [line["strategy"], *columns(line)])) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
-def _cells(line: Mapping[str, Any]) -> list[str]:
-    """Return what stands in a line of the tables after the strategy's name."""
+def columns(line: Mapping[str, Any]) -> list[str]:
+    """Return the columns of a leaderboard line after the strategy's name, as text."""
     return [
         line["family"],
         _estimate(line),
@@ -120,19 +124,19 @@ def _parquet(summary: Summary, path: Path) -> None:
     part.replace(path)
 
 
-def replace(path: Path, text: str) -> None:
-    """Write a file as a whole, or not at all."""
+def write_text(path: Path, text: str) -> None:
+    """Write a file completely or not at all."""
     part = path.with_name(path.name + ".part")
     part.write_text(text, encoding="utf-8")
     part.replace(path)
 
 
-def _plain(tree: Any) -> Any:
-    """Replace NaN, which JSON does not know, by null."""
+def _without_nan(tree: Any) -> Any:
+    """Replace NaN, which JSON does not have, by None."""
     if isinstance(tree, Mapping):
-        return {str(key): _plain(value) for key, value in tree.items()}
+        return {str(key): _without_nan(value) for key, value in tree.items()}
     if isinstance(tree, Sequence) and not isinstance(tree, str):
-        return [_plain(value) for value in tree]
+        return [_without_nan(value) for value in tree]
     return None if isinstance(tree, float) and math.isnan(tree) else tree
 
 

@@ -1,4 +1,4 @@
-"""Evaluate a trained model: the whole test split, every subset of modalities, damaged samples."""
+"""Evaluate a trained model: the whole test split, every subset of modalities, corrupted samples."""
 
 from __future__ import annotations
 
@@ -20,107 +20,114 @@ from fusionzoo.structures import Features
 
 from ..bench import Bench, Condition, Unit, conditions
 from ..features.cache import load_features
-from ..features.encode import Stored, encode
-from ..features.feeds import BatchFeed, ProbeFeed, device, workers
-from ..fit import Fitted
-from ..strategies import names_of, reads_tokens
-from .store import Cell, Row
+from ..features.encode import StoredFeatures, encode
+from ..features.feeds import BatchFeed, ProbeFeed, device_of, loader_workers
+from ..fit import FitResult
+from ..strategies import modalities_of, reads_tokens
+from .store import Row, TrialResult
 
-# ---- what a trained model is asked
+FeaturesByModality = dict[str, Features]
 
 
 class Examiner:
-    """Ask trained models of one strategy about the test split, whole and in every way damaged."""
+    """Computes the metrics of the models of one unit."""
 
     def __init__(self, bench: Bench, unit: Unit, feed: ProbeFeed | BatchFeed) -> None:
         self.bench, self.unit, self.feed = bench, unit, feed
-        self.names = names_of(bench, unit.strategy)
+        self.modalities = modalities_of(bench, unit.strategy)
         self.fold = bench.folds[unit.fold]
         self.target = bench.targets[self.fold.test]
 
-    def ask(self, model: FusionModel, seed: int, fitted: Fitted, seconds: float) -> Cell:
-        """Return all figures of one trained model."""
+    def examine(
+        self, model: FusionModel, seed: int, fit_result: FitResult, seconds: float
+    ) -> TrialResult:
+        """Return all metrics of one trained model; a control gets those of the test split only."""
         model.eval()
-        test, val, damaged = self._features(model)
+        test, val, corrupted = self._features(model)
         fusion = model.fusion.cpu()
         logits = predict(fusion, test)
         rows = [self._row(logits, "full")]
         if not self.unit.shuffled:
-            rows += self._subsets(fusion, test) + self._pairings(fusion, test, seed)
-            for condition, features in damaged:
+            rows += self._subsets(fusion, test) + self._broken_pairings(fusion, test, seed)
+            for condition, features in corrupted:
                 changed = {**test, condition[0]: features}
                 rows.append(self._row(predict(fusion, changed), "full", condition))
         facts = {
-            "best_epoch": fitted.best_epoch,
-            "epochs": fitted.epochs,
-            "val_loss": fitted.loss,
+            "best_epoch": fit_result.best_epoch,
+            "epochs": fit_result.epochs,
+            "val_loss": fit_result.loss,
             "seconds": seconds,
             **head_cost(fusion, test),
             "stacked": len(self.unit.seeds) > 1,
         }
-        return Cell(seed, rows, facts, logits.numpy(), predict(fusion, val).numpy())
+        return TrialResult(seed, rows, facts, logits.numpy(), predict(fusion, val).numpy())
 
     def _features(
         self, model: FusionModel
-    ) -> tuple[dict[str, Features], dict[str, Features], Iterator[tuple[Condition, Features]]]:
-        """Return what the fusion sees of test and validation, and of damaged test samples."""
+    ) -> tuple[FeaturesByModality, FeaturesByModality, Iterator[tuple[Condition, Features]]]:
+        """Return the features of test and validation samples, and of corrupted test samples."""
         if isinstance(self.feed, ProbeFeed):
             test, val = self.feed([self.fold.test, self.fold.val], -1)
-            return test, val, self._damaged_from_cache(self.feed)
+            return test, val, self._corrupted_from_cache(self.feed)
         dataset = self.feed.dataset
         test_set, val_set = dataset.subset(self.fold.test), dataset.subset(self.fold.val)
         test, val = (
-            {name: self._encode(model, part, name) for name in self.names}
-            for part in (test_set, val_set)
+            {name: self._encode(model, samples, name) for name in self.modalities}
+            for samples in (test_set, val_set)
         )
-        damaged = (
-            (one, self._encode(model, Corrupted(test_set, *one), one[0]))
-            for one in conditions(self.bench)
-            if one[0] in self.names
+        corrupted = (
+            (condition, self._encode(model, Corrupted(test_set, *condition), condition[0]))
+            for condition in conditions(self.bench)
+            if condition[0] in self.modalities
         )
-        return test, val, damaged
+        return test, val, corrupted
 
-    def _damaged_from_cache(self, feed: ProbeFeed) -> Iterator[tuple[Condition, Features]]:
-        for condition, described in self.bench.corrupted[self.unit.fold].items():
-            if condition[0] in self.names:
-                stored = load_features(described)
-                yield condition, feed.take(condition[0], stored, _all(stored))
+    def _corrupted_from_cache(self, feed: ProbeFeed) -> Iterator[tuple[Condition, Features]]:
+        for condition, description in self.bench.corrupted[self.unit.fold].items():
+            if condition[0] in self.modalities:
+                stored = load_features(description)
+                yield condition, feed.take(condition[0], stored, _all_rows(stored))
 
-    def _encode(self, model: FusionModel, part: PairedDataset, name: str) -> Features:
+    def _encode(self, model: FusionModel, samples: PairedDataset, modality: str) -> Features:
         cfg = self.bench.cfg
-        encoder = dict(model.named_encoders())[name]
-        stored = encode(encoder, part, num_workers=workers(cfg), device=device(cfg), progress=False)
-        return stored.take(_all(stored), reads_tokens(self.unit.strategy))
+        stored = encode(
+            dict(model.named_encoders())[modality],
+            samples,
+            num_workers=loader_workers(cfg),
+            device=device_of(cfg),
+            progress=False,
+        )
+        return stored.take(_all_rows(stored), reads_tokens(self.unit.strategy))
 
     def _row(self, logits: Tensor, subset: str, condition: Condition = ("", "", 0)) -> Row:
-        figures = classification(logits, self.target) | calibration(logits, self.target)
-        figures.pop("loss")  # `nll` is the same
+        metrics = classification(logits, self.target) | calibration(logits, self.target)
+        metrics.pop("loss")  # `nll` is the same
         modality, corruption, severity = condition
-        about = {"subset": subset, "modality": modality, "corruption": corruption}
-        return {**about, "severity": severity, **figures}
+        labels = {"subset": subset, "modality": modality, "corruption": corruption}
+        return {**labels, "severity": severity, **metrics}
 
-    def _subsets(self, fusion: Fusion, test: dict[str, Features]) -> list[Row]:
-        """Answer with every smaller subset of the modalities, the others truly masked."""
+    def _subsets(self, fusion: Fusion, test: FeaturesByModality) -> list[Row]:
+        """Evaluate every smaller subset of the modalities, with the others masked."""
         rows = []
-        for some in subsets(self.names)[:-1]:
+        for subset in subsets(self.modalities)[:-1]:
             masked = {
-                name: one if name in some else one._replace(mask=torch.zeros_like(one.mask))
-                for name, one in test.items()
+                name: x if name in subset else x._replace(mask=torch.zeros_like(x.mask))
+                for name, x in test.items()
             }
-            rows.append(self._row(predict(fusion, masked), subset_label(some)))
+            rows.append(self._row(predict(fusion, masked), subset_label(subset)))
         return rows
 
-    def _pairings(self, fusion: Fusion, test: dict[str, Features], seed: int) -> list[Row]:
-        """Give each sample another one's picture, then another one's text, ..."""
+    def _broken_pairings(self, fusion: Fusion, test: FeaturesByModality, seed: int) -> list[Row]:
+        """Evaluate with one modality, each in turn, taken from another sample."""
         rows = []
-        for number, (name, one) in enumerate(test.items()):
-            has = one.mask.any(1).nonzero()[:, 0]
-            draw = torch.Generator().manual_seed(1000 * seed + number)
+        for number, (name, features) in enumerate(test.items()):
+            present_rows = features.mask.any(1).nonzero()[:, 0]
+            generator = torch.Generator().manual_seed(1000 * seed + number)
             # A random cycle: every sample gets the value of another.
-            cycle = has[torch.randperm(len(has), generator=draw)]
-            order = torch.arange(len(one.mask))
+            cycle = present_rows[torch.randperm(len(present_rows), generator=generator)]
+            order = torch.arange(len(features.mask))
             order[cycle] = cycle.roll(1)
-            changed = {**test, name: Features(*(x[order] for x in one))}
+            changed = {**test, name: Features(*(x[order] for x in features))}
             rows.append(self._row(predict(fusion, changed), "full", (name, "pairing", 0)))
         return rows
 
@@ -131,7 +138,7 @@ def predict(fusion: Fusion, features: Mapping[str, Features]) -> Tensor:
     count = len(next(iter(features.values())).mask)
     parts = []
     for rows in torch.arange(count).split(256):
-        part = {name: Features(*(x[rows] for x in one)) for name, one in features.items()}
+        part = {name: Features(*(x[rows] for x in tensors)) for name, tensors in features.items()}
         parts.append(fusion(part).logits.float())
     logits = torch.cat(parts)
     if not logits.isfinite().all():
@@ -139,5 +146,5 @@ def predict(fusion: Fusion, features: Mapping[str, Features]) -> Tensor:
     return logits
 
 
-def _all(stored: Stored) -> Tensor:
+def _all_rows(stored: StoredFeatures) -> Tensor:
     return torch.arange(len(stored.pooled))

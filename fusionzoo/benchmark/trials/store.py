@@ -1,4 +1,7 @@
-"""Results of a unit on disk: written whole or not at all, checked when read."""
+"""Results of trials on disk: files are written completely or not at all, and checked when read.
+
+The files keep the names of the first version, `cells/*.npz` and the key `cells`: a cell is a trial.
+"""
 
 from __future__ import annotations
 
@@ -16,45 +19,47 @@ from ..bench import Unit
 Row = dict[str, Any]  # of results.parquet
 
 
-class Cell(NamedTuple):
-    """What came of one seed."""
+class TrialResult(NamedTuple):
+    """The result of one trial: one strategy on one fold with one seed."""
 
     seed: int
-    rows: list[Row]  # a line per subset, shuffled modality and damage
-    facts: dict[str, Any]
-    logits: np.ndarray  # (N, K) of the complete test split
+    rows: list[Row]  # one per subset, broken pairing and corruption
+    facts: dict[str, Any]  # best epoch, loss, costs
+    logits: np.ndarray  # (N, K) of the whole test split
     val_logits: np.ndarray
 
 
-# ---- stored cells
+def folder_of(out: str) -> Path:
+    """Return the folder of stored trials in the folder of a report."""
+    return Path(out) / "cells"
 
 
-def save(path: Path, unit: Unit, cells: Sequence[Cell]) -> None:
-    """Write a unit's cells: whole, or not at all."""
+def save(path: Path, unit: Unit, results: Sequence[TrialResult]) -> None:
+    """Write the results of a unit, completely or not at all."""
     arrays: dict[str, np.ndarray] = {}
-    for number, cell in enumerate(cells):
-        arrays[f"logits{number}"], arrays[f"val{number}"] = cell.logits, cell.val_logits
-    told = [[cell.seed, cell.rows, cell.facts] for cell in cells]
-    about = json.dumps({"unit": unit._asdict(), "cells": told})
+    for number, result in enumerate(results):
+        arrays[f"logits{number}"], arrays[f"val{number}"] = result.logits, result.val_logits
+    entries = [[result.seed, result.rows, result.facts] for result in results]
+    metadata = json.dumps({"unit": unit._asdict(), "cells": entries})
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.stem}.part-{uuid4().hex[:8]}")
     with part.open("wb") as file:
-        np.savez_compressed(file, about=np.array(about), allow_pickle=False, **arrays)
+        np.savez_compressed(file, about=np.array(metadata), allow_pickle=False, **arrays)
     part.replace(path)
 
 
-def load(path: Path) -> list[Cell] | None:
-    """Read a unit's cells; None where there are none, or where the file is damaged."""
+def load(path: Path) -> list[TrialResult] | None:
+    """Read the results of a unit; None if there are none, or if the file is damaged."""
     if not path.is_file():
         return None
     try:
-        with np.load(path, allow_pickle=False) as found:
-            told = json.loads(str(found["about"]))["cells"]
+        with np.load(path, allow_pickle=False) as arrays:
+            entries = json.loads(str(arrays["about"]))["cells"]
             return [
-                Cell(seed, rows, facts, found[f"logits{number}"], found[f"val{number}"])
-                for number, (seed, rows, facts) in enumerate(told)
+                TrialResult(seed, rows, facts, arrays[f"logits{number}"], arrays[f"val{number}"])
+                for number, (seed, rows, facts) in enumerate(entries)
             ]
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-        print(f"warning: {path} is damaged ({error}); its cells are run again")
+        print(f"warning: {path} is damaged ({error}); its trials are run again")
         path.unlink()
         return None

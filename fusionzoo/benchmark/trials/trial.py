@@ -1,4 +1,4 @@
-"""One trial: train one strategy (seeds, fold) and compute all reported metrics.
+"""One trial: train one strategy (seed, fold) and compute all reported metrics.
 
 A unit is what one process runs and stores as a whole: one trial, or the trials of several seeds
 that are trained together.
@@ -15,80 +15,71 @@ import torch
 from torch import Tensor
 
 from fusionzoo.config import OptimConfig, from_tree, merge
+from fusionzoo.creating import create_model
 from fusionzoo.distributed.process_group import seed_everything
 from fusionzoo.evaluation.cost import random_features
 from fusionzoo.fusion import Fusion, create_fusion
-from fusionzoo.model import FusionModel, create_model
-from fusionzoo.training.build import choose_encoders, open_dataset
+from fusionzoo.model import FusionModel
+from fusionzoo.training.build import choose_encoders
 
-from ..bench import Bench, Fold, Settings, Unit
-from ..features.feeds import BatchFeed, ProbeFeed, device
-from ..fit import Fitted, Single, Stack, fit, stackable
-from ..strategies import fusion_of, names_of, reads_tokens
+from ..bench import Bench, Fold, Settings, Unit, dataset_of
+from ..features.feeds import BatchFeed, ProbeFeed, device_of
+from ..fit import FitResult, fit
+from ..strategies import fusion_of, modalities_of, reads_tokens
+from ..trainers import SingleTrainer, StackedTrainer, Trainer, stackable
 from .examine import Examiner
-from .store import Cell
+from .store import TrialResult
 
 
-def run(bench: Bench, unit: Unit) -> list[Cell]:
-    """Train and examine the cells of a unit."""
-    began = time.perf_counter()
+def run(bench: Bench, unit: Unit) -> list[TrialResult]:
+    """Train the models of a unit and compute their metrics."""
+    start = time.perf_counter()
     models, feed = build(bench, unit)
     fitted = train(bench, unit, models, feed)
-    seconds = (time.perf_counter() - began) / len(models)
+    seconds = (time.perf_counter() - start) / len(models)
     examiner = Examiner(bench, unit, feed)
-    cells = []
-    for seed, model, one in zip(unit.seeds, models, fitted, strict=True):
-        model.load_state_dict(one.weights)
-        cells.append(examiner.ask(model, seed, one, seconds))
-    return cells
+    results = []
+    for seed, model, fit_result in zip(unit.seeds, models, fitted, strict=True):
+        model.load_state_dict(fit_result.weights)
+        results.append(examiner.examine(model, seed, fit_result, seconds))
+    return results
 
 
 def train(
     bench: Bench, unit: Unit, models: Sequence[FusionModel], feed: ProbeFeed | BatchFeed
-) -> list[Fitted]:
-    """Train the models of a unit, with what tuning changed of the optimiser."""
+) -> list[FitResult]:
+    """Train the models of a unit, with the optimiser settings that tuning chose."""
     cfg, fold = bench.cfg, bench.folds[unit.fold]
     cfg = replace(cfg, optim=from_tree(OptimConfig, merge(vars(cfg.optim), unit.optim)))
     targets = bench.targets
     if unit.shuffled:
         targets = shuffle_labels(targets, fold, crc32(f"{unit.strategy}/{unit.seeds[0]}".encode()))
     if cfg.mode == "finetune":
-        targets = targets.to(device(cfg))
-    several = len(models) > 1
-    groups = [bench.groups[row] for row in fold.train.tolist()] if bench.groups else []
-    trainee = (
-        Stack(models, cfg)
-        if several
-        else Single(models[0], cfg, targets[fold.train], groups, unit.seeds[0])
-    )
-    return fit(trainee, feed, targets, fold.train, fold.val, unit.seeds)
+        targets = targets.to(device_of(cfg))
+    trainer: Trainer
+    if len(models) > 1:
+        trainer = StackedTrainer(models, cfg)
+    else:
+        groups = [bench.groups[row] for row in fold.train.tolist()] if bench.groups else []
+        trainer = SingleTrainer(models[0], cfg, targets[fold.train], groups, unit.seeds[0])
+    return fit(trainer, feed, targets, fold.train, fold.val, unit.seeds)
 
 
 def build(bench: Bench, unit: Unit) -> tuple[list[FusionModel], ProbeFeed | BatchFeed]:
-    """Build a model for each seed, and what feeds them."""
-    cfg, names = bench.cfg, names_of(bench, unit.strategy)
+    """Build a model for each seed, and the feed of their inputs."""
+    if bench.cfg.mode == "finetune":
+        return _build_with_encoders(bench, unit)
     models = []
-    if cfg.mode == "finetune":
-        dataset = open_dataset(cfg.data)
-        encoders = choose_encoders(dataset, cfg.encoders)
-        kinds = {name: dataset.modalities[name] for name in names}
-        for seed in unit.seeds:
-            seed_everything(seed)
-            chosen = {name: encoders[name] for name in names}
-            fusion = {"name": fusion_of(unit.strategy), **unit.settings}
-            model = create_model(fusion, chosen, classes=bench.classes, kinds=kinds)
-            models.append(model.to(device(cfg)))
-        view = dataset.only(names[0]) if len(names) == 1 else dataset
-        return models, BatchFeed(view, models[0], cfg)
     for seed in unit.seeds:
         seed_everything(seed)
-        models.append(FusionModel({}, head(bench, unit.strategy, unit.settings), {}, bench.classes))
+        fusion = build_fusion(bench, unit.strategy, unit.settings)
+        models.append(FusionModel({}, fusion, {}, bench.classes))
     return models, ProbeFeed(bench, unit)
 
 
-def head(bench: Bench, strategy: str, settings: Settings) -> Fusion:
-    """Build the fusion that a strategy puts on cached features."""
-    dims = {name: bench.dims[name] for name in names_of(bench, strategy)}
+def build_fusion(bench: Bench, strategy: str, settings: Settings) -> Fusion:
+    """Build the fusion of a strategy for cached features."""
+    dims = {name: bench.dims[name] for name in modalities_of(bench, strategy)}
     return create_fusion(fusion_of(strategy), dims, num_outputs=len(bench.classes), **settings)
 
 
@@ -97,17 +88,34 @@ def can_stack(bench: Bench, strategy: str, settings: Settings) -> bool:
     if bench.cfg.mode == "finetune" or bench.cfg.seeds == 1 or not bench.cfg.stack:
         return False
     if reads_tokens(strategy):
-        return False  # one copy fills the machine already
-    fusion = head(bench, strategy, settings)
+        return False  # one copy keeps the machine busy already
+    fusion = build_fusion(bench, strategy, settings)
     with torch.random.fork_rng(devices=[]):
         features = random_features({name: (1, width) for name, width in fusion.dims.items()}, 8)
     return stackable(fusion, features)
 
 
 def shuffle_labels(targets: Tensor, fold: Fold, seed: int) -> Tensor:
-    """Deal the labels of the training split, and those of validation, out at random."""
-    draw = torch.Generator().manual_seed(seed)
-    out = targets.clone()
+    """Permute the labels within the training split, and within the validation split."""
+    generator = torch.Generator().manual_seed(seed)
+    shuffled = targets.clone()
     for rows in (fold.train, fold.val):
-        out[rows] = targets[rows[torch.randperm(len(rows), generator=draw)]]
-    return out
+        shuffled[rows] = targets[rows[torch.randperm(len(rows), generator=generator)]]
+    return shuffled
+
+
+def _build_with_encoders(bench: Bench, unit: Unit) -> tuple[list[FusionModel], BatchFeed]:
+    cfg, names = bench.cfg, modalities_of(bench, unit.strategy)
+    dataset = dataset_of(bench)
+    encoders = choose_encoders(dataset, cfg.encoders)
+    components = {name: encoders[name] for name in names}
+    kinds = {name: dataset.modalities[name] for name in names}
+    fusion = {"name": fusion_of(unit.strategy), **unit.settings}
+    models = []
+    for seed in unit.seeds:
+        seed_everything(seed)
+        model = create_model(fusion, components, classes=bench.classes, kinds=kinds)
+        models.append(model.to(device_of(cfg)))
+    if len(names) == 1:
+        dataset = dataset.only(names[0])
+    return models, BatchFeed(dataset, models[0], cfg)

@@ -5,10 +5,18 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from pkgutil import iter_modules
+from fusionzoo.registry import import_siblings
 
-from .base import BALANCE, Balance, LossTerm, RunningTrainer, StrategyInputs, build_balance
+from .base import (
+    BALANCE,
+    Balance,
+    LossTerm,
+    RunningTrainer,
+    StrategyInputs,
+    at_least_float32,
+    build_balance,
+    pooled_of,
+)
 
 __all__ = [
     "BALANCE",
@@ -16,9 +24,9 @@ __all__ = [
     "LossTerm",
     "RunningTrainer",
     "StrategyInputs",
+    "at_least_float32",
     "build_balance",
+    "pooled_of",
 ]
 
-for _module in iter_modules(__path__):
-    if not _module.name.startswith("_"):
-        import_module(f".{_module.name}", __package__)
+import_siblings(__path__, __name__)  # what registers strategies

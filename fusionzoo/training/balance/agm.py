@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fusionzoo.distributed.process_group import total
-from fusionzoo.model import quiet
+from fusionzoo.eval_mode import quiet
 from fusionzoo.structures import FusionOutput, StepContext
 
 from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, keep_only, presence

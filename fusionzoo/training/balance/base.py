@@ -16,7 +16,7 @@ from fusionzoo.distributed.process_group import World, total
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.fusion import Fusion
 from fusionzoo.model import FusionModel
-from fusionzoo.registry import Registry
+from fusionzoo.registry import Entry, Registry
 from fusionzoo.structures import Batch, Features, FusionOutput, StepContext
 
 
@@ -193,7 +193,9 @@ class BatchSum:
         return summed
 
 
-BALANCE: Registry[Balance] = Registry("training strategy", "fusionzoo zoo")
+BALANCE: Registry[Balance, Entry[Balance]] = Registry(
+    "training strategy", "fusionzoo zoo", Entry, ("data", "loss", "gradient", "schedule")
+)
 
 
 def build_balance(

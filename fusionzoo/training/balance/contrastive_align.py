@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusionzoo.checks import check_choice
-from fusionzoo.fusion.base import check_modality
+from fusionzoo.checks import check_choice, check_modality
 from fusionzoo.structures import Features, StepContext
 
 from ._gather import gathered_rows

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fusionzoo.distributed.fsdp import like, whole
-from fusionzoo.model import quiet
+from fusionzoo.eval_mode import quiet
 from fusionzoo.structures import Features, StepContext
 
 from .base import BALANCE, Balance, BatchSum, LossTerm, StrategyInputs, at_least_float32, presence

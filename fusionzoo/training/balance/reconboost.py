@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fusionzoo.model import quiet
+from fusionzoo.eval_mode import quiet
 from fusionzoo.structures import StepContext
 
 from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, keep_only, pooled_of

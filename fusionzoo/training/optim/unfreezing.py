@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from fusionzoo.config import OptimConfig
-from fusionzoo.encoders.layers import asleep, layer_numbers
+from fusionzoo.encoders.layers import fully_frozen, layer_numbers
 from fusionzoo.errors import FusionZooError
 from fusionzoo.model import FusionModel
 
@@ -28,7 +28,7 @@ class Unfreezing:
         self._epoch = -1
         self._starts: dict[int, int] = {}  # id of a parameter -> epoch in which it begins to learn
         self._encoders = [
-            (encoder, tuple(encoder.still), _starts(name, encoder, cfg, epochs))
+            (encoder, tuple(encoder.eval_modules), _starts(name, encoder, cfg, epochs))
             for name, encoder in model.named_encoders()
             if first_epoch(cfg, name)
         ]
@@ -44,9 +44,9 @@ class Unfreezing:
             own = [parameter for parameter, start in starts if epoch < start]
             rests = {id(p) for p in own}
             rests |= {id(p) for p in encoder.parameters() if not p.requires_grad}
-            parts = tuple(asleep(encoder, rests))
+            parts = tuple(fully_frozen(encoder, rests))
             encoder.frozen = parts == (encoder,)
-            encoder.still = still if encoder.frozen else (*still, *parts)
+            encoder.eval_modules = still if encoder.frozen else (*still, *parts)
             self.resting += own
         return bool(self._encoders)
 

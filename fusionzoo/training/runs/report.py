@@ -13,10 +13,11 @@ from fusionzoo.distributed.fsdp import sharded, whole_state
 from fusionzoo.distributed.process_group import gather
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import write_json
+from fusionzoo.plugins import plugin_list
 
 from ..optim.param_groups import describe, group_rows
 from ..tasks.multitask import Tasks
-from ..tasks.single import NoTarget
+from ..tasks.no_target import NoTarget
 from ..trainer import Trainer
 from .checkpoint import State
 from .tracker import Tracker, environment
@@ -123,8 +124,10 @@ def show_results(
             " head: --balance modality_dropout trains it for missing modalities"
         )
     tracker.say(f"model   {folder / 'model'}   (fusionzoo.load reads it)")
-    out = f"{cfg.data['name']}.parquet"
-    tracker.say(f"next    {command_line('embed')} --model {folder} --out {out}")
+    plugins = ",".join(plugin_list(cfg.plugins))
+    flags = f"--model {folder} --out {cfg.data['name']}.parquet"
+    flags += f" --plugins {plugins}" if plugins else ""
+    tracker.say(f"next    {command_line('embed')} {flags}")
     if cfg.log == "tensorboard":
         tracker.say(f"        tensorboard --logdir {folder / 'tensorboard'}")
 

@@ -6,12 +6,14 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import whole_lines
-from fusionzoo.model import FusionModel, load
+from fusionzoo.loading import load
+from fusionzoo.model import FusionModel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,9 +71,18 @@ class Run:
             from matplotlib.figure import Figure
         except ImportError as error:
             raise FusionZooError("run.plot() needs pip install 'fusionzoo[notebooks]'") from error
+
+        class NotebookFigure(Figure):
+            """Shows itself where matplotlib.pyplot was not imported."""
+
+            def _repr_png_(self) -> bytes:
+                picture = BytesIO()
+                self.savefig(picture, format="png")
+                return picture.getvalue()
+
         history = self.history
         epochs = [event["epoch"] for event in history]
-        figure = Figure(figsize=(9, 3.2), layout="constrained")
+        figure = NotebookFigure(figsize=(9, 3.2), layout="constrained")
         losses, metric = figure.subplots(1, 2)
         losses.plot(epochs, [event["train"]["loss"] for event in history], label="train")
         losses.plot(epochs, [event["val"]["loss"] for event in history], label="validation")

@@ -17,7 +17,8 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError
 from fusionzoo.targets import OneOf, Target
 
-from .single import OBJECTIVES, Classification, Task
+from .base import OBJECTIVES, Task
+from .classification import Classification
 
 Metrics = Mapping[str, float]
 ERRORS = ("mae", "rmse", "loss", "median_rank")  # figures of which less is better

@@ -10,9 +10,7 @@ Shapes: `B` batch, `M` modalities, `T` tokens, `D` width.
 
 from __future__ import annotations
 
-import importlib
 import itertools
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -22,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import FUSIONS, Fusion
 from fusionzoo.structures import Features, FusionOutput, StepContext
 
@@ -146,7 +143,8 @@ def own_loss(fusion: Fusion, output: FusionOutput, phase: int = 0) -> Tensor:
 def counts_for(make: Maker) -> list[int]:
     """Return the numbers of modalities that the fusion accepts, of 1, 2, 3 and 5."""
     entry = next((FUSIONS[name] for name in FUSIONS if FUSIONS[name].cls is make), None)
-    return [n for n in (1, 2, 3, 5) if entry is None or n >= entry.at_least]
+    needed = entry.at_least if entry is not None else getattr(make, "at_least", 1)
+    return [n for n in (1, 2, 3, 5) if n >= needed]
 
 
 # ---- the checks
@@ -495,18 +493,8 @@ def run(make: Maker) -> Iterator[tuple[str, str | None]]:
 
 
 def maker(target: str) -> Maker:
-    """Resolve a fusion's name or `module:Class`."""
-    module, colon, name = target.partition(":")
-    if not colon:
-        return FUSIONS[target].cls
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        found: Maker = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise FusionZooError(f"cannot import {target}: {error}") from error
-    finally:
-        sys.path.pop(0)
-    return found
+    """Resolve a fusion's name, `module:Class` or `file.py:Class`."""
+    return FUSIONS[target].cls
 
 
 def main_check(target: str) -> int:

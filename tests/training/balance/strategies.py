@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from fusionzoo.config import DistConfig, RunConfig, from_tree
+from fusionzoo.creating import create_model
 from fusionzoo.distributed.process_group import World, wrap
-from fusionzoo.model import FusionModel, create_model
+from fusionzoo.model import FusionModel
 from fusionzoo.structures import FIRST_STEP, Batch, Features, StepContext
 from fusionzoo.training.balance import Balance, LossTerm, StrategyInputs, build_balance
 from fusionzoo.training.objective import Objective, freeze_unused

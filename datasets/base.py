@@ -1,0 +1,61 @@
+"""The registry of data sets, and helpers that all of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from torch import Tensor
+
+from fusionzoo.registry import Entry, Registry
+
+from .paired import PairedDataset
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetEntry(Entry[PairedDataset]):
+    """Facts about one data set, or about a format of one's own data."""
+
+    # Downloads it into a folder (None: the cache), and returns where it is.
+    fetch: Callable[[Path | None], Path] | None = None
+
+
+DATASETS: Registry[PairedDataset, DatasetEntry] = Registry(
+    "data set", "fusionzoo data list", DatasetEntry, ("built-in", "format")
+)
+
+
+def apply_shared_settings(
+    dataset: PairedDataset, modalities: str | Sequence[str] | None, missing: float
+) -> PairedDataset:
+    """Apply the settings that all data sets have: keep some modalities, remove some values."""
+    if modalities is not None:
+        dataset = dataset.select(modalities)
+    return dataset.drop(missing) if missing else dataset
+
+
+def from_memory(
+    values: Mapping[str, Sequence[Any] | Tensor],
+    kinds: Mapping[str, str],
+    *,
+    ids: Sequence[str],
+    splits: Sequence[str],
+    target: Sequence[str],
+    **options: Any,
+) -> PairedDataset:
+    """Return a data set of values in memory, one per sample and modality.
+
+    `kinds` maps the modalities to their kinds; `options` are those of `PairedDataset`.
+    """
+    rows = np.arange(len(ids))
+    table = {
+        "id": pa.array(ids),
+        "split": pa.array(splits),
+        "target": pa.array(target),
+        **{name: pa.array(rows) for name in values},
+    }
+    return PairedDataset(pa.table(table), kinds, memory=values, **options)

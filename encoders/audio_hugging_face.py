@@ -1,0 +1,123 @@
+"""Hugging Face's audio encoders: models on waveforms, and models on spectrograms.
+
+Shapes: `B` batch, `N` samples of a wave, `T` tokens, `D` width. Rates in Hz, durations in s.
+Padding never changes an output: a model sees a window of fixed length, or unpadded rows of equal
+length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from fusionzoo.structures import Audio, Clip, Features
+
+from ._hugging_face import find_source, load_auto, load_model
+from ._wave import PEAK, STEP, WaveProcessor, mean_pooled
+from .base import ENCODERS, Encoder, Item, Processor, run_by_length
+
+
+class FeatureProcessor(Processor):
+    """Resample, then compute the fixed-length input of a Hugging Face feature extractor."""
+
+    def __init__(self, extractor: Any, rate: int, longest: float) -> None:
+        # Extractors refuse a clip that is shorter than their analysis window.
+        self.extractor, self.wave = extractor, WaveProcessor(rate, longest, STEP)
+
+    def __call__(self, value: Clip, generator: torch.Generator | None = None) -> Item:
+        item = self.wave(value, generator)
+        wave = (item["wave"] / PEAK).numpy()
+        extracted = self.extractor(wave, sampling_rate=self.wave.rate, return_tensors="pt")
+        name = next(key for key in extracted if key in ("input_features", "input_values"))
+        return {"features": extracted[name][0], "lengths": item["lengths"]}
+
+    def blank(self) -> Item:
+        return self(Audio(torch.zeros(self.wave.rate // 10), self.wave.rate))
+
+    def collate(self, items: Any) -> Item:
+        return {name: torch.stack([item[name] for item in items]) for name in items[0]}
+
+
+@ENCODERS.register("hf-audio", family="audio", takes_model=True)
+class HFAudio(Encoder):
+    """Encode audio with a Hugging Face model: wav2vec 2.0, HuBERT, WavLM, AST, Whisper, CLAP.
+
+    Models on waveforms run rows of equal length together; clips are padded with silence to a
+    multiple of 0.1 s. Models on spectrograms see a window of fixed length: where tokens are ordered
+    by time (Whisper), those after the clip's end are masked, otherwise all of them count.
+
+    Settings:
+        pretrained: load the model's weights; otherwise its configuration with random weights
+        longest: length in s beyond which a clip is cropped; Whisper's window replaces it
+        assets: folder that `save_assets` wrote; set when a saved model is loaded
+
+    Shapes: inputs["wave"] int16 (B, N) or inputs["features"], inputs["lengths"] (B,)
+        -> (B, T, D), (B, T), (B, D)
+    """
+
+    kind = "audio"
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        pretrained: bool = True,
+        longest: float = 20.0,
+        assets: Path | None = None,
+    ) -> None:
+        super().__init__()
+        source = find_source(model, assets)
+        self.net = load_model(source, pretrained)
+        self.extractor: Any = load_auto("AutoFeatureExtractor", source)
+        self.config = self.net.config
+        self.net = self._encoder_half(self.net)
+        config = self.net.config
+        self.dim = getattr(config, "hidden_size", None) or config.d_model
+        self.rate, self.longest = self.extractor.sampling_rate, longest
+        # SpecAugment refuses short clips, and features must not depend on chance.
+        if hasattr(config, "apply_spec_augment"):
+            config.apply_spec_augment = False
+        self.is_on_waves = hasattr(self.net, "_get_feat_extract_output_lengths") and hasattr(
+            self.net, "feature_extractor"
+        )
+        self.chunk = getattr(self.extractor, "chunk_length", None)  # s, of Whisper
+
+    @staticmethod
+    def _encoder_half(net: Any) -> Any:
+        if net.config.model_type == "clap":
+            return net.audio_model
+        return net.get_encoder() if net.config.is_encoder_decoder else net
+
+    def processor(self, train: bool) -> Processor:
+        if self.is_on_waves:
+            return WaveProcessor(self.rate, self.longest, STEP)
+        return FeatureProcessor(self.extractor, self.rate, self.chunk or self.longest)
+
+    def encode(self, inputs: Mapping[str, Tensor]) -> Features:
+        if self.is_on_waves:
+            return mean_pooled(*run_by_length(inputs["lengths"], inputs["wave"], self._run))
+        tokens = self.net(inputs["features"])[0]
+        if tokens.ndim == 4:  # CLAP's Swin transformer
+            tokens = rearrange(tokens, "b d f t -> b (f t) d")
+        mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+        if self.chunk:
+            starts = torch.arange(tokens.shape[1], device=tokens.device) / tokens.shape[1]
+            mask = starts * self.chunk * self.rate < inputs["lengths"].clamp(min=1)[:, None]
+        return mean_pooled(tokens, mask)
+
+    def _run(self, wave: Tensor) -> Tensor:
+        scaled = wave / PEAK
+        if getattr(self.extractor, "do_normalize", False):
+            variance = scaled.var(1, keepdim=True, unbiased=False)
+            scaled = (scaled - scaled.mean(1, keepdim=True)) / (variance + 1e-7).sqrt()
+        tokens: Tensor = self.net(scaled)[0]
+        return tokens
+
+    def save_assets(self, folder: Path) -> None:
+        self.config.save_pretrained(folder)
+        self.extractor.save_pretrained(folder)

@@ -1,0 +1,86 @@
+"""Run a benchmark: `fusionzoo.benchmark(data, fusions=["gmu", "mbt"])`, and benchmark.py."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fusionzoo.config import BenchmarkConfig, from_settings, write_yaml
+from fusionzoo.datasets import PairedDataset
+from fusionzoo.distributed.malloc import keep_freed_memory
+from fusionzoo.errors import FusionZooError
+from fusionzoo.fusion import fusion_info
+from fusionzoo.inputs import Data, data_settings
+from fusionzoo.plugins import load_plugins
+
+from . import strategies
+from .bench import open_bench
+from .executors import check_main_module
+from .features.prepare import prepare
+from .inputs import dataset_settings
+from .report import summary, verdict, writers
+from .report.report import Report
+from .trials import schedule, tune
+
+
+def benchmark(
+    data: Data = None,
+    *,
+    fusions: str | Sequence[str] | None = None,
+    seeds: int | None = None,
+    out: str | os.PathLike[str] | None = None,
+    config: BenchmarkConfig | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    **settings: Any,
+) -> Report:
+    """Compare fusions on a data set, write the report to the folder `out`, and return it.
+
+    `data` is the name of a data set, the path of a manifest or of class folders, settings
+    (`{"name": "digits", "missing": 0.2}`), a DataFrame with the columns of a manifest, or a
+    PairedDataset. Further settings have the names of the command line, sections are mappings:
+    `epochs=5, optim={"lr": 1e-3}`. They override those of `config`: a recipe's path, a mapping or a
+    BenchmarkConfig. A second call with the same settings runs nothing again.
+    """
+    keywords = {"fusions": fusions, "seeds": seeds, "out": None if out is None else os.fspath(out)}
+    settings |= {name: value for name, value in keywords.items() if value is not None}
+    dataset = data if isinstance(data, PairedDataset) else None
+    if data is not None and dataset is None:
+        settings["data"] = data_settings(data)
+    cfg = from_settings(BenchmarkConfig, settings, config)
+    if dataset is not None:
+        cfg = replace(cfg, data=dataset_settings(dataset))
+    return run(cfg, dataset)
+
+
+def run(cfg: BenchmarkConfig, dataset: PairedDataset | None = None) -> Report:
+    """Run what is not done yet and write the report; `dataset` replaces the one of `cfg.data`."""
+    # ---- data: names and settings are checked before anything is computed
+    check_main_module()
+    load_plugins(cfg.plugins)
+    writers.require_packages()
+    if cfg.combine:
+        raise FusionZooError("--combine ranks over finished reports: benchmark.py --combine ...")
+    if cfg.tune:
+        tune.require_optuna()
+    keep_freed_memory()
+    bench, dataset = open_bench(cfg, dataset)
+    singles = [f"{strategies.ALONE}{name}" for name in bench.modalities]
+    fusions = strategies.select_fusions(cfg.fusions, len(bench.modalities))
+    strategies.check_settings(cfg, [*singles, *fusions])
+    out = Path(cfg.out)
+    out.mkdir(parents=True, exist_ok=True)
+    write_yaml(cfg, out / "config.yaml")
+
+    # ---- features: encoders run once, for all strategies and seeds
+    tokens = any(fusion_info(name).reads == "tokens" for name in fusions)
+    bench = prepare(bench, dataset, tokens)
+
+    # ---- trials: strategies x folds x seeds, and the controls
+    results = schedule.run_all(bench, [*singles, *fusions])
+
+    # ---- report
+    whole = summary.summarise(bench, results)
+    writers.write(whole, verdict.figures(whole), out)
+    return Report.read(out)

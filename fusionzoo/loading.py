@@ -1,0 +1,110 @@
+"""Load a model folder: needs no hub, no original settings, and runs no code of the folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .creating import create_model
+from .encoders import Encoder
+from .errors import FusionZooError, one_line
+from .model import FusionModel, Raw
+from .model_folder import (
+    FolderConfig,
+    bounded_allocation,
+    check_wrapped,
+    read_config,
+    why_not_built,
+)
+from .plugins import imports_forbidden, load_plugins
+from .structures import Batch, Sample
+from .targets import Target
+from .unimodal import UnimodalHeads
+
+
+def load(
+    folder: str | Path,
+    device: str | torch.device = "cpu",
+    *,
+    plugins: str | Sequence[str] = (),
+    encoders: Mapping[str, Encoder] | None = None,
+) -> FusionModel:
+    """Load a model folder, or the model of a run folder; needs no hub and no original settings.
+
+    `plugins` are files and modules to import first, of a model whose encoders or fusion are not
+    fusionzoo's own; what the folder itself names is never imported. `encoders` are those that no
+    folder can hold: modules of `wrap_encoder`, into which the weights are then read.
+    """
+    from safetensors.torch import load_model
+
+    load_plugins(plugins)
+    folder = Path(folder)
+    folder = folder / "model" if (folder / "model" / "config.json").is_file() else folder
+    if not (folder / "config.json").is_file():
+        raise FusionZooError(f"{folder} is no model folder: it holds no config.json")
+    config, targets = read_config(folder)
+    check_wrapped(config, encoders or {}, folder)
+    weights = folder / "model.safetensors"
+    with bounded_allocation(weights), imports_forbidden():
+        model = _build(folder, config, targets, encoders or {})
+    try:
+        load_model(model, str(weights), strict=True)
+    except Exception as error:
+        raise FusionZooError(f"{weights}: {one_line(error)}") from error
+    model.to(device).eval()
+    with bounded_allocation(weights):
+        _answer_blank(model, folder)
+    return model
+
+
+def _build(
+    folder: Path,
+    config: FolderConfig,
+    targets: list[Target] | None,
+    encoders: Mapping[str, Encoder],
+) -> FusionModel:
+    """Build what config.json describes, with weights yet to be loaded."""
+    try:
+        model = create_model(
+            config.fusion,
+            {**{m: _without_sources(spec) for m, spec in config.encoders.items()}, **encoders},
+            config.num_outputs,
+            classes=config.classes,
+            targets=targets,
+            kinds=config.kinds,
+            assets=folder,
+        )
+        dims = {name: encoder.dim for name, encoder in model.named_encoders()}
+        if config.unimodal_dim is not None:
+            prior = torch.ones(config.num_outputs)
+            model.set_heads(UnimodalHeads(dims, config.unimodal_dim, prior))
+        if config.align:
+            model.set_align({m: nn.Linear(dims[m], n) for m, n in config.align.items()})
+    except Exception as error:
+        reason = why_not_built(config, error)
+        raise FusionZooError(f"{folder / 'config.json'}: {reason}") from error
+    return model
+
+
+def _answer_blank(model: FusionModel, folder: Path) -> None:
+    """Run one blank sample, so that settings with which the model cannot answer are found here."""
+    try:
+        batch: Batch = model.collate()([Sample("", "", None, {})])
+        batch = batch._replace(present=torch.ones_like(batch.present))
+        if model.classes or model.targets:
+            model.predict(batch)
+        else:
+            model.embed(batch)
+    except Exception as error:
+        raise FusionZooError(
+            f"{folder / 'config.json'}: the model cannot answer: {one_line(error)}"
+        ) from error
+
+
+def _without_sources(spec: Raw) -> dict[str, Any]:
+    """Return an encoder's settings without the sources of its first weights."""
+    return {k: v for k, v in spec.items() if k not in ("weights", "match", "prefix", "init")}

@@ -1,0 +1,112 @@
+"""The examples in CONTRIBUTING.md: each file works as a plugin, and in the folder it belongs in."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import fusionzoo
+from fusionzoo.encoders import Encoder
+from fusionzoo.plugins import load_plugins
+from fusionzoo.scripts.train import main as train
+from fusionzoo.training.balance import BALANCE
+from fusionzoo.zoo.conformance import fusions as conformance
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "CONTRIBUTING.md").read_text()
+BLOCK = r"\n### [^`\n]+`(\S+\.py)`\n.*?```python\n(.*?)```"  # below a heading with a file's name
+FILES = {Path(path): code for path, code in re.findall(BLOCK, TEXT, re.DOTALL)}
+NAMES = {path.parts[0]: path.stem for path in FILES}
+LISTED = """
+import fusionzoo as fz
+from fusionzoo.training.balance import BALANCE
+print(*fz.list_fusions(), *fz.list_encoders(), *fz.list_datasets(), *BALANCE)
+"""
+
+
+@pytest.fixture
+def plugins(tmp_path: Path, forget_plugins: Callable[[], None]) -> str:
+    """Write the files beside each other and import them."""
+    paths = [tmp_path / "mine" / path.name for path in FILES]
+    paths[0].parent.mkdir()
+    for path, code in zip(paths, FILES.values(), strict=True):
+        path.write_text(code)
+    words = ",".join(map(str, paths))
+    load_plugins(words)
+    return words
+
+
+def test_there_is_one_of_each_kind() -> None:
+    assert set(NAMES) == {"fusion", "encoders", "fusionzoo", "datasets"}
+
+
+@pytest.mark.usefixtures("plugins")
+def test_the_fusion_keeps_the_contract() -> None:
+    make = conformance.maker(NAMES["fusion"])
+    assert [(name, problem) for name, problem in conformance.run(make) if problem] == []
+
+
+@pytest.mark.usefixtures("plugins")
+def test_the_encoder_takes_any_text_and_ignores_padding() -> None:
+    encoder = fusionzoo.create_encoder("text", NAMES["encoders"], dim=5)
+    prepare = encoder.processor(False)
+    texts = ["a cat", "a cat on a mat", ""]
+    with torch.no_grad():
+        together = encoder(prepare.collate([prepare(text) for text in texts]))
+        alone = encoder(prepare.collate([prepare(texts[0])]))
+    assert together.mask.sum(1).tolist() == [3, 6, 1]
+    assert together.pooled.shape == (3, 5)
+    torch.testing.assert_close(alone.pooled[0], together.pooled[0])
+
+
+def test_all_of_them_train_together(plugins: str, tmp_path: Path) -> None:
+    flags = ["--plugins", plugins, "--data", NAMES["datasets"], "--data.samples", "50"]
+    flags += ["--encoders.text", NAMES["encoders"], "--fusion", NAMES["fusion"]]
+    flags += ["--balance", NAMES["fusionzoo"], "--train.epochs", "1", "--log", "none"]
+    flags += ["--train.log_every", "1"]
+    assert train([*flags, "--out", str(tmp_path / "run")]) == 0
+    config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    assert config["plugins"] == ["signed_max.py", "words.py"]
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert f"{NAMES['fusionzoo']}/text" in lines
+    model = fusionzoo.load(tmp_path / "run")
+    assert isinstance(model.encoders["text"], Encoder)
+    assert model.predict([{"text": "a red thing"}])[0].label in ("red", "green", "blue", "white")
+
+
+@pytest.mark.usefixtures("plugins")
+def test_the_strategy_that_is_off_changes_nothing(tmp_path: Path) -> None:
+    name = NAMES["fusionzoo"]
+    assert BALANCE[name].family == "loss"
+    flags = ["--data", "interactions", "--data.samples", "60", "--train.epochs", "1"]
+    flags += ["--log", "none", "--fusion", "mean"]
+    off = ["--balance", name, f"--balance_settings.{name}.end", "0"]
+    weights = []
+    for number, more in enumerate(([], off, off[:2])):
+        out = tmp_path / str(number)
+        assert train([*flags, *more, "--out", str(out)]) == 0
+        state = torch.load(out / "checkpoints" / "last.pt", weights_only=True)
+        weights.append(state["objective"])
+    same = [all(torch.equal(x, other[key]) for key, x in weights[0].items()) for other in weights]
+    assert same == [True, True, False]
+
+
+def test_each_file_is_found_in_the_folder_that_its_heading_names(tmp_path: Path) -> None:
+    package = tmp_path / "fusionzoo"
+    source = Path(fusionzoo.__file__).parent
+    shutil.copytree(source, package, ignore=shutil.ignore_patterns("__pycache__"))
+    for path, code in FILES.items():
+        inside = path.relative_to("fusionzoo") if path.parts[0] == "fusionzoo" else path
+        (package / inside).write_text(code)
+    done = subprocess.run(
+        [sys.executable, "-c", LISTED], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert set(NAMES.values()) <= set(done.stdout.split()), done.stderr

@@ -1,0 +1,645 @@
+"""Components of one's own: files, modules, installed packages, classes; and what is never run."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import fusionzoo
+from fusionzoo import plugins
+from fusionzoo.cli import main
+from fusionzoo.config import read_yaml
+from fusionzoo.encoders import ENCODERS
+from fusionzoo.errors import FusionZooError
+from fusionzoo.fusion import FUSIONS, Fusion
+from fusionzoo.plugins import load_plugins
+from fusionzoo.scripts.embed import main as embed
+from fusionzoo.scripts.train import main as train
+from fusionzoo.training.balance import Balance
+from fusionzoo.zoo import facts
+
+pytestmark = pytest.mark.usefixtures("forget_plugins")
+MINE = '''"""A fusion, an encoder and a data set in one file, outside of the repository."""
+
+from zlib import crc32
+
+import pyarrow as pa
+import torch
+from torch import nn
+
+from fusionzoo.datasets import DATASETS, PairedDataset
+from fusionzoo.encoders import ENCODERS, Encoder, Processor
+from fusionzoo.fusion import FUSIONS, Fusion
+from fusionzoo.structures import Features, FusionOutput, masked_mean
+
+
+@FUSIONS.register("own_sum", family="late", reads="pooled", paper="Own 2024")
+class OwnSum(Fusion):
+    """Add what each modality says.
+
+    embedding = sum_m a_m.
+
+    Missing: left out.
+    """
+
+    def __init__(self, dims, dim, num_outputs, *, scale: float = 1.0):
+        super().__init__(dims, dim, num_outputs)
+        self.project, self.scale = self.align(), scale
+        self.head = nn.Linear(dim, num_outputs)
+
+    def forward(self, features):
+        aligned, present = self.aligned(features)
+        embedding = self.or_null(self.scale * aligned.sum(1), present)
+        return FusionOutput(embedding, self.head(embedding), {}, None)
+
+
+class OwnProcessor(Processor):
+    def __call__(self, value, generator=None):
+        return {"ids": torch.tensor([1, *(2 + crc32(x.encode()) % 30 for x in value.split())])}
+
+    def blank(self):
+        return self("")
+
+
+@ENCODERS.register("own_words", family="text")
+class OwnWords(Encoder):
+    """A vector for each word."""
+
+    kind = "text"
+
+    def __init__(self, *, dim: int = 8):
+        super().__init__()
+        self.dim = dim
+        self.embed = nn.Embedding(32, dim, padding_idx=0)
+
+    def processor(self, train):
+        return OwnProcessor()
+
+    def encode(self, inputs):
+        tokens, mask = self.embed(inputs["ids"]), inputs["ids"] > 0
+        return Features(tokens, mask, masked_mean(tokens, mask))
+
+
+@DATASETS.register("own_pairs", family="built-in")
+def own_pairs(*, samples: int = 60) -> PairedDataset:
+    """A number and a word that agree."""
+    rows = range(samples)
+    words = ["low" if row % 2 else "high" for row in rows]
+    numbers = torch.tensor([[float(row % 2), 1.0] for row in rows])
+    table = pa.table({
+        "id": [str(row) for row in rows],
+        "split": [("train", "train", "train", "val", "test")[row // 2 % 5] for row in rows],
+        "target": words, "number": pa.array(rows), "text": [f"so {word}" for word in words],
+    })
+    encoders = {"number": {"name": "vector/mlp", "dim": 8}, "text": {"name": "own_words"}}
+    kinds = {"number": "vector", "text": "text"}
+    return PairedDataset(
+        table, kinds, memory={"number": numbers}, source="own_pairs", encoders=encoders
+    )
+
+
+class Unregistered(OwnSum):
+    family, at_least = "hybrid", 2
+
+
+class Loose(OwnWords):
+    """Not registered."""
+'''
+DIMS = {"a": 4, "b": 6}
+ROOT = Path(__file__).parents[1]
+TINY = ["--data", "own_pairs", "--fusion", "own_sum", "--fusion.dim", "8"]
+RUN = [*TINY, "--train.epochs", "1", "--log", "none"]
+EVIL = "from pathlib import Path\nPath({!r}).touch()\nfrom fusionzoo.fusion.early.gmu import GMU\n"
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    path = tmp_path / "elsewhere" / "own_plugin.py"
+    path.parent.mkdir()
+    path.write_text(MINE)
+    return path
+
+
+def run(code: str, *args: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code in a fresh process."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *args],
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+# ---- files and modules
+
+
+def test_a_file_is_imported_once_under_a_name_that_follows_from_its_path(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "own_plugin.py").write_text(
+            "from fusionzoo.fusion import FUSIONS, Fusion\n"
+            f"@FUSIONS.register('own_{folder}', family='early')\nclass Own(Fusion): pass\n"
+        )
+    load_plugins(f"{tmp_path / 'one' / 'own_plugin.py'}, {tmp_path / 'two' / 'own_plugin.py'}")
+    first = FUSIONS["own_one"].cls
+    load_plugins([str(tmp_path / "two" / ".." / "one" / "own_plugin.py")])
+    assert FUSIONS["own_one"].cls is first
+    names = [FUSIONS[name].cls.__module__ for name in ("own_one", "own_two")]
+    assert names[0] != names[1]
+    assert all(name.endswith(".own_plugin") for name in names)
+
+
+def test_a_file_that_was_imported_under_another_name_is_not_imported_again(
+    mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(mine.parent))
+    module = importlib.import_module("own_plugin")
+    load_plugins(str(mine))
+    assert FUSIONS["own_sum"].cls is module.OwnSum
+    load_plugins("fusionzoo/fusion/early/gmu.py".replace("fusionzoo", str(ROOT / "fusionzoo")))
+    assert FUSIONS["gmu"].cls.__module__ == "fusionzoo.fusion.early.gmu"
+    before = module.OwnSum
+    importlib.reload(module)
+    assert FUSIONS["own_sum"].cls is module.OwnSum is not before
+
+
+def test_the_default_name_is_that_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "own_plugin.py").write_text(
+        "from fusionzoo.fusion import FUSIONS, Fusion\n"
+        "@FUSIONS.register(family='early')\nclass Own(Fusion): pass\n"
+    )
+    load_plugins(str(tmp_path / "own_plugin.py"))
+    assert "own_plugin" in FUSIONS
+
+
+def test_a_file_beside_it_is_imported_relatively(tmp_path: Path) -> None:
+    (tmp_path / "own_plugin.py").write_text("from .own_helper import VALUE\n")
+    (tmp_path / "own_helper.py").write_text("VALUE = 3\n")
+    load_plugins(str(tmp_path / "own_plugin.py"))
+
+
+def test_a_module_in_the_working_folder_is_imported_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_plugin_package").mkdir()
+    (tmp_path / "own_plugin_package" / "parts.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    load_plugins("own_plugin_package.parts")
+    assert FUSIONS["own_sum"].cls.__module__ == "own_plugin_package.parts"
+    assert FUSIONS["own_plugin_package.parts:OwnSum"].cls is FUSIONS["own_sum"].cls
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("x = 1\nx = (", r"SyntaxError: .*line 2"),
+        ("x = 1\n\nraise KeyError('y')", r", line 3: KeyError: 'y'"),
+        ("def f():\n    1 / 0\nf()", r", line 2: ZeroDivisionError"),
+        ("import sys\nsys.exit('done')", r"line 2: SystemExit: done"),
+        ("import no_such_package", r"line 1: ModuleNotFoundError: No module named 'no_such_pack"),
+        (
+            "from fusionzoo.fusion import FUSIONS, Fusion\n"
+            "@FUSIONS.register('gmu', family='early')\nclass Own(Fusion): pass\n",
+            r"line 2: fusion 'gmu' is registered twice: by fusionzoo\.fusion\.early\.gmu:GMU and",
+        ),
+    ],
+)
+def test_a_broken_file_is_one_line_that_names_it(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "own_plugin.py"
+    path.write_text(text)
+    with pytest.raises(FusionZooError, match=rf"^plugin {path}.*{says}") as caught:
+        load_plugins(str(path))
+    assert "\n" not in str(caught.value)
+    path.write_text("FIXED = True")
+    load_plugins(str(path))
+
+
+@pytest.mark.parametrize(
+    ("plugin", "says"),
+    [
+        ("nowhere.py", "plugin nowhere.py: there is no file /"),
+        ("no_such_module", "plugin no_such_module: ModuleNotFoundError: No module named"),
+        ("not-a-name.py", "'not-a-name' is no name for a module"),
+    ],
+)
+def test_a_plugin_that_does_not_exist_is_one_line(
+    plugin: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "not-a-name.py").write_text("")
+    with pytest.raises(FusionZooError, match=says):
+        load_plugins(plugin)
+
+
+def test_a_fresh_process_unpickles_what_a_plugin_file_defines(mine: Path) -> None:
+    """As a loader's worker does where processes are spawned: on macOS, on Windows."""
+    load_plugins(str(mine))
+    prepare = fusionzoo.create_encoder("text", "own_words").processor(True)
+    data = pickle.dumps(prepare).hex()
+    code = (
+        "import pickle, sys\nprepare = pickle.loads(bytes.fromhex(sys.argv[1]))\n"
+        "print(prepare('a b')['ids'].tolist())"
+    )
+    done = run(code, data, cwd=mine.parent)
+    assert done.stdout == f"{prepare('a b')['ids'].tolist()}\n", done.stderr
+
+
+# ---- installed packages
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, **modules: str) -> None:
+    """Put a package with entry points on the path, as pip would."""
+    points = [f"{name} = {name}" for name in modules]
+    about = folder / "own_package-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: own-package\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("\n".join(["[fusionzoo.plugins]", *points]))
+    for name, text in modules.items():
+        (folder / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(plugins, "_loaded_groups", set())
+
+
+@pytest.mark.parametrize("ask", ["name", "contains", "list", "encoder"])
+def test_an_installed_plugin_is_imported_when_a_name_is_unknown_or_all_are_listed(
+    ask: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, own_plugin_installed=MINE)
+    assert FUSIONS["gmu"].name == "gmu"
+    fusionzoo.create_encoder("text", "chars", dim=8)
+    assert "own_plugin_installed" not in sys.modules
+    if ask == "name":
+        assert fusionzoo.create_fusion("own_sum", DIMS, 8, 3).dim == 8
+    elif ask == "contains":
+        assert "own_sum" in FUSIONS
+    elif ask == "list":
+        assert "own_sum" in fusionzoo.list_fusions("late")
+    else:
+        assert fusionzoo.create_encoder("text", "own_words").kind == "text"
+    assert "own_plugin_installed" in sys.modules
+
+
+def test_an_installed_plugin_that_fails_is_a_warning_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = {"own_plugin_broken": "1 / 0", "own_plugin_fine": MINE}
+    install(tmp_path, monkeypatch, **broken)
+    with caplog.at_level(logging.WARNING):
+        assert "own_sum" in FUSIONS
+        assert len(FUSIONS) > 1
+    (record,) = caplog.records
+    assert "own_plugin_broken" in record.message
+    assert "ZeroDivisionError: division by zero" in record.message
+
+
+def test_the_stored_facts_follow_what_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = facts.sources_stamp()
+    install(tmp_path, monkeypatch, own_plugin_installed=MINE)
+    installed = facts.sources_stamp()
+    (tmp_path / "own_plugin_installed.py").write_text(MINE + "\n# changed\n")
+    assert len({before, installed, facts.sources_stamp()}) == 3
+    assert "own_plugin_installed" not in sys.modules
+
+
+# ---- module:Class
+
+
+def test_a_class_needs_no_registration(
+    mine: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(mine.parent)
+    for name in (f"{mine}:Unregistered", "own_plugin.py:Unregistered", "own_plugin:Unregistered"):
+        entry = fusionzoo.fusion_info(name)
+        assert (entry.name, entry.family, entry.reads, entry.at_least) == (
+            *(name, "hybrid", "tokens", 2),
+        )
+        assert list(entry.parameters) == ["scale"]
+        assert fusionzoo.create_fusion(name, DIMS, 8, 3, scale=2.0).dim == 8
+        with pytest.raises(FusionZooError, match=r"has no setting 'scael'\. Did you mean 'scale'"):
+            fusionzoo.create_fusion(name, DIMS, 8, 3, scael=2.0)
+    with pytest.raises(FusionZooError, match="needs at least 2 modalities"):
+        fusionzoo.create_fusion("own_plugin:Unregistered", {"a": 3}, 8, 3)
+    registered = fusionzoo.fusion_info("own_plugin.py:OwnSum")
+    assert (registered.family, registered.reads, registered.paper) == ("late", "pooled", "Own 2024")
+    encoder = fusionzoo.create_encoder("words", "own_plugin.py:Loose", kind="text", dim=4)
+    assert (encoder.kind, encoder.dim, encoder.spec["name"]) == ("text", 4, "own_plugin.py:Loose")
+    assert not [name for name in (*FUSIONS, *ENCODERS) if ":" in name]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("own_plugin:OwnWords", "is no fusion: it must be a subclass of fusionzoo.fusion.Fusion"),
+        ("os:system", "is no fusion: it must be a subclass of"),
+        ("own_plugin:OwnSun", "own_plugin has no 'OwnSun'. Did you mean 'OwnSum'?"),
+        ("own_plugi:OwnSum", "plugin own_plugi: ModuleNotFoundError"),
+        ("none.py:OwnSum", "there is no file"),
+    ],
+)
+def test_a_class_that_does_not_fit_is_one_line(
+    name: str, says: str, mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(mine.parent)
+    with pytest.raises(FusionZooError) as caught:
+        fusionzoo.create_fusion(name, DIMS, 8, 3)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# ---- fusionzoo.register
+
+
+def test_register_takes_classes_and_functions_of_a_notebook() -> None:
+    class MyFusion(Fusion):
+        """Mine."""
+
+    class MyEncoder(fusionzoo.encoders.Encoder):
+        kind = "audio"
+
+    class Kinder(Balance):
+        pass
+
+    def some_data() -> Any: ...
+
+    assert fusionzoo.register(MyFusion) is MyFusion
+    assert fusionzoo.fusion_info("my_fusion").family == "early"
+    fusionzoo.register(MyFusion, name="other", family="late", paper="Mine 2024", synergy=False)
+    entry = fusionzoo.fusion_info("other")
+    assert (entry.family, entry.paper, entry.synergy) == ("late", "Mine 2024", False)
+    fusionzoo.register(MyEncoder)
+    assert ENCODERS["my_encoder"].family == "audio"
+    fusionzoo.register(some_data)
+    assert "some_data" in fusionzoo.list_datasets()
+    with pytest.raises(FusionZooError, match=r"family= is missing\. There are: data, loss"):
+        fusionzoo.register(Kinder)
+    with pytest.raises(FusionZooError, match="'some_data' is registered twice"):
+        fusionzoo.register(lambda: None, kind="dataset", name="some_data")
+    with pytest.raises(FusionZooError, match=r"kind='fushion' .* Did you mean 'fusion'"):
+        fusionzoo.register(MyFusion, kind="fushion")
+    with pytest.raises(FusionZooError, match="MyFusion is no subclass of Encoder"):
+        fusionzoo.register(MyFusion, kind="encoder")
+    with pytest.raises(FusionZooError, match="dict is a subclass of none of Fusion, Encoder"):
+        fusionzoo.register(dict)
+
+
+# ---- model folders
+
+
+def make_model() -> fusionzoo.model.FusionModel:
+    encoders = {"text": "own_words", "number": {"name": "vector/mlp", "in_dim": 2, "dim": 4}}
+    kinds = {"text": "text", "number": "vector"}
+    fusion = {"name": "own_sum", "dim": 8}
+    return fusionzoo.create_model(fusion, encoders, classes=["a", "b"], kinds=kinds).eval()
+
+
+def test_a_model_folder_names_its_plugins_and_loads_once_they_are_imported(
+    mine: Path, tmp_path: Path, forget_plugins: Callable[[], None]
+) -> None:
+    load_plugins(str(mine))
+    model = make_model()
+    folder = model.save(tmp_path / "model")
+    assert json.loads((folder / "config.json").read_text())["plugins"] == ["own_plugin.py"]
+    sample = [{"text": "some words", "number": torch.ones(2)}]
+    expected = model.embed(sample)["fused"]
+    forget_plugins()
+    with pytest.raises(FusionZooError) as caught:
+        fusionzoo.load(folder)
+    for part in ("unknown encoder 'own_words'", "own_plugin.py", "plugins=['own_plugin.py']"):
+        assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+    loaded = fusionzoo.load(folder, plugins=[str(mine)])
+    assert torch.equal(loaded.embed(sample)["fused"], expected)
+
+
+def test_a_model_of_fusionzoos_own_parts_names_no_plugin(tmp_path: Path) -> None:
+    folder = fusionzoo.create_model("gmu", {"text": "chars"}, 2, dim=8).save(tmp_path)
+    assert "plugins" not in json.loads((folder / "config.json").read_text())
+
+
+def test_a_model_whose_class_has_no_name_in_a_registry_loads_once_it_is_imported(
+    mine: Path, tmp_path: Path, forget_plugins: Callable[[], None]
+) -> None:
+    fusion = {"name": f"{mine}:Unregistered", "dim": 8}
+    encoders = {name: {"name": "vector/identity", "in_dim": 3} for name in ("a", "b")}
+    kinds = dict.fromkeys(encoders, "vector")
+    folder = fusionzoo.create_model(fusion, encoders, 2, kinds=kinds).save(tmp_path / "model")
+    moved = mine.rename(tmp_path / "own_plugin.py")
+    forget_plugins()
+    with pytest.raises(FusionZooError, match="is not imported, and no model folder may import it"):
+        fusionzoo.load(folder)
+    assert type(fusionzoo.load(folder, plugins=str(moved)).fusion).__name__ == "Unregistered"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"plugins": ["evil.py", "evil"], "fusion": {"name": "evil", "dim": 8}},
+        {"fusion": {"name": "evil:GMU", "dim": 8}},
+        {"fusion": {"name": "evil.py:GMU", "dim": 8}},
+        {"fusion": {"name": "{folder}/evil.py:GMU", "dim": 8}},
+        {"fusion": {"name": "missing_tokens", "base": "evil:GMU", "dim": 8}},
+        {"encoders": {"text": {"name": "evil:GMU"}}},
+        {"encoders": {"text": {"name": "{folder}/evil.py:GMU"}}},
+    ],
+)
+def test_no_code_that_a_model_folder_names_is_ever_run(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fusion = {"name": "gmu", "dim": 8}
+    folder = fusionzoo.create_model(fusion, {"text": "chars"}, 2).save(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    changed = json.dumps(config | changes).replace("{folder}", str(folder))
+    (folder / "config.json").write_text(changed)
+    for place in (tmp_path, folder):
+        (place / "evil.py").write_text(EVIL.format(str(tmp_path / "was run")))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(FusionZooError) as caught:
+        fusionzoo.load(folder)
+    assert "\n" not in str(caught.value)
+    assert "evil" in str(caught.value)
+    assert not (tmp_path / "was run").exists()
+    with pytest.raises(FusionZooError):
+        embed_of(folder, tmp_path)
+    assert not (tmp_path / "was run").exists()
+
+
+def embed_of(folder: Path, tmp_path: Path) -> None:
+    from fusionzoo.config import EmbedConfig
+    from fusionzoo.distributed.process_group import World
+    from fusionzoo.scripts.embed import embed as write
+
+    data = {"name": "digits", "modalities": "text"}
+    write(EmbedConfig(model=str(folder), data=data, out=str(tmp_path / "e.parquet")), World())
+
+
+# ---- the commands
+
+
+def test_a_plugin_is_trained_embedded_and_resumed_from_the_command_line(
+    mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert train([*RUN, "--plugins", str(mine), "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert f"--plugins {mine}" in next(x for x in shown.splitlines() if x.startswith("next"))
+    assert read_yaml(out / "config.yaml")["plugins"] == str(mine)
+    assert train(["--resume", "--out", str(out), "--train.epochs", "2"]) == 0
+    assert json.loads((out / "metrics.json").read_text())["test"]["accuracy"] >= 0
+    vectors = tmp_path / "e.parquet"
+    flags = ["--model", str(out), "--plugins", str(mine), "--out", str(vectors)]
+    assert embed(flags) == 0
+    assert pq.read_table(vectors).num_rows == 60
+
+
+def test_embed_says_which_plugins_a_run_needs(
+    mine: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    forget_plugins: Callable[[], None],
+) -> None:
+    """It never imports them by itself: the run's folder may be a stranger's."""
+    out = tmp_path / "run"
+    assert train([*RUN, "--plugins", str(mine), "--out", str(out)]) == 0
+    forget_plugins()
+    capsys.readouterr()
+    flags = ["--model", str(out), "--out", str(tmp_path / "e.parquet")]
+    assert embed(flags) == 2
+    shown = capsys.readouterr().err
+    assert "on the command line --plugins own_plugin.py" in shown
+    assert shown.count("\n") == 1
+    encoders = {"text": {"name": "chars", "dim": 8}}
+    fusionzoo.create_model("sum", encoders, classes=["high", "low"]).save(out / "model")
+    assert embed(flags) == 2
+    shown = capsys.readouterr().err
+    assert f"unknown data set 'own_pairs': the run was trained with --plugins {mine}" in shown
+
+
+def test_zoo_and_data_take_plugins_before_and_after_the_action(
+    mine: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    known = facts.Facts([facts_card()], [], [])
+    monkeypatch.setattr(facts, "_stored_facts", lambda: known)
+    monkeypatch.setattr("fusionzoo.fusion.list_fusions", lambda: ["gmu", "own_sum"])
+    flags = ["--plugins", str(mine)]
+    for command in (["zoo", *flags], ["zoo", "list", *flags], ["zoo", *flags, "list"]):
+        assert main(command) == 0
+        shown = capsys.readouterr().out
+        assert "2 fusions" in shown and "own_sum" in shown and "own_words" in shown
+    assert main(["zoo", "info", "own_sum", *flags]) == 0
+    shown = capsys.readouterr().out
+    assert "own_sum  (late fusion, reads pooled)" in shown and "--fusion.scale" in shown
+    assert main(["zoo", "info", "own_words", *flags]) == 0
+    assert "own_words  (text encoder)" in capsys.readouterr().out
+    for command in (["data", *flags], ["data", "list", *flags], ["data", *flags, "list"]):
+        assert main(command) == 0
+        assert "A number and a word that agree." in capsys.readouterr().out
+    assert main(["zoo", "--plugins", str(tmp_path / "none.py")]) == 2
+    assert "there is no file" in capsys.readouterr().err
+
+
+def facts_card() -> Any:
+    from fusionzoo.zoo.cards import card
+
+    return card("gmu")
+
+
+@pytest.mark.parametrize("target", ["own_sum", "own_plugin.py:Unregistered"])
+def test_zoo_check_holds_a_plugins_fusion_to_the_contract(
+    target: str,
+    mine: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from fusionzoo.zoo.conformance import fusions as conformance
+
+    monkeypatch.chdir(mine.parent)
+    few = dict(list(conformance.CHECKS.items())[:3])
+    monkeypatch.setattr(conformance, "CHECKS", few)
+    assert main(["zoo", "check", target, "--plugins", str(mine)]) == 0
+    assert "3 of 3 checks passed" in capsys.readouterr().out
+
+
+# ---- the whole way, in processes of their own
+
+WHOLE = [*TINY, "--fusion.scale", "0.5"]
+
+
+@pytest.mark.slow
+def test_everything_works_from_the_command_line_and_in_worker_processes(
+    mine: Path, tmp_path: Path
+) -> None:
+    """Trained by two processes, embedded, benchmarked by spawned ones; loaded from Python."""
+    own = ["--plugins", os.path.relpath(mine, tmp_path)]
+    code = "import sys; from fusionzoo.cli import main; sys.exit(main(sys.argv[1:]))"
+    cache = {"FUSIONZOO_CACHE": str(tmp_path / "cache")}
+
+    def command(*args: str) -> None:
+        done = run(code, *args, *own, cwd=tmp_path, **cache)
+        assert done.returncode == 0, done.stderr
+
+    command("train", *WHOLE, "--train.epochs", "1", "--log", "none", "--out", "run",
+            "--dist.nproc", "2", "--train.num_workers", "1")  # fmt: skip
+    command("embed", "--model", "run", "--out", "e.parquet")
+    assert pq.read_table(tmp_path / "e.parquet").num_rows == 60
+    reference = f"{os.path.relpath(mine, tmp_path)}:Unregistered"
+    bench = ["--data", "own_pairs", "--seeds", "1", "--epochs", "1", "--jobs", "2"]
+    bench += ["--encoder_epochs", "1", "--controls", "false", "--corruptions", "false"]
+    command("benchmark", *bench, "--fusions", f"sum,own_sum,{reference}", "--out", "report")
+    summary = json.loads((tmp_path / "report" / "summary.json").read_text())
+    families = {line["strategy"]: line["family"] for line in summary["leaderboard"]}
+    assert (families["own_sum"], families[reference]) == ("late", "hybrid")
+    load = (
+        "import sys, fusionzoo as fz\n"
+        "model = fz.load('run', plugins=[sys.argv[1]])\n"
+        "print(model.predict([{'text': 'so high'}])[0].label)"
+    )
+    assert run(load, str(mine), cwd=tmp_path).stdout.strip() in ("high", "low")
+
+
+@pytest.mark.slow
+def test_ray_workers_import_plugins(mine: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    code = "import sys; from fusionzoo.cli import main; sys.exit(main(sys.argv[1:]))"
+    flags = ["--data", "own_pairs", "--seeds", "1", "--epochs", "1", "--engine", "ray"]
+    flags += ["--encoder_epochs", "1", "--controls", "false", "--corruptions", "false"]
+    flags += ["--fusions", "sum,own_sum", "--jobs", "2", "--plugins", "elsewhere/own_plugin.py"]
+    done = run(code, "benchmark", *flags, cwd=tmp_path, FUSIONZOO_CACHE=str(tmp_path / "cache"))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_plugins_changed_code_makes_benchmark_cells_anew(mine: Path, tmp_path: Path) -> None:
+    from fusionzoo.benchmark.bench import open_bench
+    from fusionzoo.benchmark.trials import schedule
+    from fusionzoo.config import BenchmarkConfig
+
+    load_plugins(str(mine))
+    cfg = BenchmarkConfig(data={"name": "own_pairs"}, seeds=1, controls=False, out=str(tmp_path))
+    bench, _ = open_bench(cfg)
+    bench.features.append({})
+    units = {unit.strategy: unit for unit in schedule.units(bench, ["sum", "own_sum"])}
+    before = {name: schedule.path_of(bench, unit) for name, unit in units.items()}
+    mine.write_text(MINE + "\n# changed\n")
+    after = {name: schedule.path_of(bench, unit) for name, unit in units.items()}
+    assert before["sum"] == after["sum"]
+    assert before["own_sum"] != after["own_sum"]

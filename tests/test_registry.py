@@ -1,0 +1,192 @@
+"""The registry: names, facts and families of components, and folders in which they are found."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fusionzoo
+from fusionzoo.cli import main
+from fusionzoo.datasets import DATASETS, DatasetEntry, PairedDataset
+from fusionzoo.encoders import ENCODERS, Encoder, EncoderEntry
+from fusionzoo.errors import FusionZooError
+from fusionzoo.fusion import FUSIONS, Fusion, FusionEntry
+from fusionzoo.registry import Entry, Registry
+from fusionzoo.training.balance import BALANCE
+from fusionzoo.training.tasks.base import OBJECTIVES
+from fusionzoo.zoo.cards import BALANCE_FAMILIES, FAMILIES
+
+REGISTRIES: dict[str, tuple[Registry[Any, Any], str]] = {  # a registry, and a word near a family
+    "fusion": (FUSIONS, "erly"),
+    "encoder": (ENCODERS, "imag"),
+    "data set": (DATASETS, "builtin"),
+    "training strategy": (BALANCE, "gradients"),
+    "objective": (OBJECTIVES, "objectives"),
+}
+
+
+def fusions() -> Registry[Fusion, FusionEntry]:
+    return Registry("fusion", "a list", FusionEntry, ("early", "late"), base=Fusion)
+
+
+@pytest.mark.parametrize("noun", REGISTRIES)
+def test_every_entry_has_a_family_of_its_registry_and_a_summary(noun: str) -> None:
+    registry, _ = REGISTRIES[noun]
+    assert registry.noun == noun
+    assert len(registry) > 0
+    for name in registry:
+        assert registry[name].family in registry.families, name
+        assert registry[name].summary, name
+
+
+@pytest.mark.parametrize("noun", REGISTRIES)
+def test_an_unknown_family_is_one_line_that_names_the_nearest(noun: str) -> None:
+    registry, word = REGISTRIES[noun]
+    before = list(registry)
+    with pytest.raises(FusionZooError, match=f"{noun} 'mine': unknown family '{word}'. Did you"):
+        registry.register("mine", family=word)(object)
+    with pytest.raises(FusionZooError, match=r"'mine': family= is missing\. There are: "):
+        registry.register("mine")(object)
+    assert list(registry) == before
+
+
+def test_the_families_that_are_shown_are_those_of_the_registries() -> None:
+    assert FUSIONS.families == FAMILIES
+    assert BALANCE.families == tuple(BALANCE_FAMILIES)
+
+
+def test_an_entry_holds_the_facts_of_its_kind_alone() -> None:
+    shared = {"name", "cls", "summary", "family", "paper"}
+    assert set(Entry.__dataclass_fields__) == shared
+    assert set(FusionEntry.__dataclass_fields__) - shared == {"reads", "synergy", "at_least"}
+    assert set(EncoderEntry.__dataclass_fields__) - shared == {"takes_model"}
+    assert set(DatasetEntry.__dataclass_fields__) - shared == {"fetch"}
+    with pytest.raises(FusionZooError, match=r"an unknown fact synergy=\. Known: family, paper, "):
+        ENCODERS.register("mine", family="text", synergy=True)(object)
+    with pytest.raises(FusionZooError, match=r"an unknown fact raeds=\. Did you mean 'reads'"):
+        FUSIONS.register("mine", family="early", raeds="pooled")(object)
+    with pytest.raises(FusionZooError, match="reads='rows' is neither 'pooled' nor 'tokens'"):
+        FUSIONS.register("mine", family="early", reads="rows")(object)
+
+
+def test_a_name_is_never_overwritten_but_a_definition_that_runs_again_replaces_itself() -> None:
+    registry = fusions()
+
+    def define() -> type[Fusion]:
+        @registry.register("mine", family="early")
+        class Mine(Fusion):
+            pass
+
+        return Mine
+
+    define()
+    second = define()  # as a notebook cell does
+    assert registry["mine"].cls is second
+    with pytest.raises(FusionZooError, match=r"'mine' is registered twice: by .*Mine and by .*"):
+        registry.register("mine", family="early")(type("Other", (Fusion,), {}))
+    assert registry["mine"].cls is second
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "shown"),
+    [("words", "text", "words"), ("my-words", "text", "my-words"), ("a/b", "image", "a/b")],
+)
+def test_a_plain_name_of_an_encoder_is_its_whole_name(name: str, kind: str, shown: str) -> None:
+    entry = EncoderEntry(name=name, cls=Encoder, summary="", family=kind)
+    assert entry.pattern == shown
+
+
+def test_an_encoder_says_at_registration_that_a_models_name_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ENCODERS, "_entries", dict(ENCODERS._entries))
+
+    @ENCODERS.register("zoo", family="vector", takes_model=True)
+    class Library(Encoder):
+        dim = 3
+
+        def __init__(self, model: str) -> None:
+            super().__init__()
+            self.model = model
+
+    @ENCODERS.register("zoo/plain", family="vector")
+    class Plain(Encoder):
+        dim = 4
+
+    found = fusionzoo.create_encoder("table", "zoo/a/model", kind="vector")
+    assert isinstance(found, Library)
+    assert (found.model, found.kind) == ("a/model", "vector")
+    assert isinstance(fusionzoo.create_encoder("table", "zoo/plain", kind="vector"), Plain)
+    assert {"zoo/*", "zoo/plain"} <= set(fusionzoo.list_encoders("vector"))
+    with pytest.raises(FusionZooError, match=r"unknown encoder 'zoo'\. Did you mean 'zoo/\*'"):
+        fusionzoo.create_encoder("table", "zoo", kind="vector")
+    with pytest.raises(FusionZooError, match="unknown encoder 'chars/x'"):
+        fusionzoo.create_encoder("text", "chars/x")
+
+
+def test_data_fetch_lists_what_can_be_downloaded_and_calls_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(DATASETS, "_entries", dict(DATASETS._entries))
+    folders = []
+
+    def fetch(folder: Path | None) -> Path:
+        folders.append(folder)
+        return tmp_path / "there"
+
+    @DATASETS.register("remote", family="built-in", fetch=fetch)
+    def remote() -> PairedDataset:
+        """Something far away."""
+        raise NotImplementedError
+
+    assert main(["data", "fetch"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("remote", "stamps", "mfeat"))
+    assert "digits" not in shown
+    assert main(["data", "fetch", "remote", "--root", str(tmp_path)]) == 0
+    assert main(["data", "fetch", "remote"]) == 0
+    assert folders == [tmp_path, None]
+    assert str(tmp_path / "there") in capsys.readouterr().out
+    assert main(["data", "fetch", "digits"]) == 2
+    assert "'digits' is not downloaded; those that are:" in capsys.readouterr().err
+    assert main(["data", "fetch", "remot"]) == 2
+    assert "Did you mean 'remote'?" in capsys.readouterr().err
+
+
+NEW_FILES = {
+    "fusion/late/dropped_in.py": "from fusionzoo.fusion import FUSIONS, Fusion\n"
+    "@FUSIONS.register(family='late')\nclass New(Fusion):\n    '''New.'''\n",
+    "encoders/dropped_in.py": "from fusionzoo.encoders import ENCODERS, Encoder, Processor\n"
+    "@ENCODERS.register(family='text')\nclass New(Encoder):\n    '''New.'''\n",
+    "datasets/dropped_in.py": "from fusionzoo.datasets import DATASETS, PairedDataset, Collate\n"
+    "@DATASETS.register(family='built-in')\ndef new():\n    '''New.'''\n",
+    "datasets/formats/another.py": "from fusionzoo.datasets import DATASETS, split_by_hash\n"
+    "@DATASETS.register(family='format')\ndef new():\n    '''New.'''\n",
+    "training/balance/dropped_in.py": "from fusionzoo.training.balance import BALANCE, Balance\n"
+    "@BALANCE.register(family='loss')\nclass New(Balance):\n    '''New.'''\n",
+}
+LISTED = """
+import fusionzoo
+from fusionzoo.training.balance import BALANCE
+print("dropped_in" in fusionzoo.list_fusions("late"), "dropped_in" in fusionzoo.list_encoders(),
+      {"dropped_in", "another"} <= set(fusionzoo.list_datasets()), "dropped_in" in BALANCE)
+"""
+
+
+def test_a_file_that_is_put_into_a_folder_is_found(tmp_path: Path) -> None:
+    """In a copy of the package; the files import what their folders offer, by absolute names."""
+    package = tmp_path / "fusionzoo"
+    caches = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(fusionzoo.__file__).parent, package, ignore=caches)
+    for name, text in NEW_FILES.items():
+        (package / name).write_text(text)
+        (package / name).with_name("_private.py").write_text("raise ValueError('imported')")
+    done = subprocess.run(
+        [sys.executable, "-c", LISTED], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "True True True True\n", done.stderr
