@@ -33,7 +33,7 @@ def train(data: Data = None, *, config: Config = None, **settings: Any) -> Run:
     """
     if data is not None:
         settings["data"] = data_settings(data)
-    cfg = from_settings(RunConfig, _plain(settings), config)
+    cfg = from_settings(RunConfig, settings, config)
     if cfg.dist.nproc > 1 and not launched():
         raise FusionZooError(
             "dist.nproc is for the command line, which starts the processes: start your script"
@@ -53,7 +53,7 @@ def evaluate(model: Model, data: Data, **settings: Any) -> dict[str, Any]:
     under `subsets` those given each subset of the modalities. Further settings: `split` ("test" by
     default; "all"), `batch_size`, `num_workers`, `device`.
     """
-    from .inference import evaluate as run
+    from .inference.evaluate import evaluate as run
 
     cfg = from_settings(EvaluateConfig, _model_and_data(model, data, settings))
     return run(cfg, _loaded(model), in_memory(data))
@@ -66,7 +66,7 @@ def predict(model: Model, data: Data, **settings: Any) -> Any:
     .csv), or without `out` a `pyarrow.Table`. Further settings: `split` ("all" by default),
     `batch_size`, `num_workers`, `device`.
     """
-    from .inference import predict as run
+    from .inference.predict import predict as run
 
     cfg = from_settings(PredictConfig, _model_and_data(model, data, settings))
     return run(cfg, _loaded(model), in_memory(data))
@@ -87,18 +87,10 @@ def embed(model: Model, data: Data, **settings: Any) -> Path:
 def _model_and_data(model: Model, data: Data, settings: Mapping[str, Any]) -> dict[str, Any]:
     folder = model.folder if isinstance(model, Run) else model
     path = "" if isinstance(folder, FusionModel) else os.fspath(folder)
-    return _plain({**settings, "model": path, "data": data_settings(data)})
+    return {**settings, "model": path, "data": data_settings(data)}
 
 
 def _loaded(model: Model) -> FusionModel | None:
     if isinstance(model, Run):
         return model.model
     return model if isinstance(model, FusionModel) else None
-
-
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Write paths as text, as the command line would give them."""
-    return {
-        name: os.fspath(value) if isinstance(value, os.PathLike) else value
-        for name, value in settings.items()
-    }

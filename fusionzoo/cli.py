@@ -32,6 +32,11 @@ def main(args: Sequence[str] | None = None) -> int:
         from .scripts.benchmark import main as benchmark
 
         return benchmark(args[1:])
+    if args[:1] in (["evaluate"], ["predict"]):
+        from . import commands
+
+        run = commands.evaluate_command if args[0] == "evaluate" else commands.predict_command
+        return run(args[1:])
     parsed = _parser().parse_args(args)
     try:
         return int(parsed.run(parsed) or 0)
@@ -47,8 +52,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"fusionzoo {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
     commands.add_parser("train", help="train a fusion model: `fusionzoo train --help`")
+    commands.add_parser("evaluate", help="measure a model: `fusionzoo evaluate --help`")
+    commands.add_parser("predict", help="write predictions: `fusionzoo predict --help`")
     commands.add_parser("embed", help="write fused embeddings: `fusionzoo embed --help`")
-
     commands.add_parser("benchmark", help="compare fusions: `fusionzoo benchmark --help`")
 
     zoo = commands.add_parser(

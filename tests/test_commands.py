@@ -193,6 +193,8 @@ def test_a_reader_that_goes_away_ends_a_command_quietly(command: list[str]) -> N
         ("/usr/bin/fusionzoo", "fusionzoo embed"),
         ("/lib/fusionzoo/__main__.py", "python -m fusionzoo embed"),
         ("/lib/fusionzoo/scripts/train.py", "fusionzoo embed"),
+        ("my_script.py", "fusionzoo embed"),
+        ("/lib/ipykernel_launcher.py", "fusionzoo embed"),
     ],
 )
 def test_the_next_command_is_written_as_this_one_was_started(

@@ -50,7 +50,7 @@ FLOORS = (  # from the ground up: a module imports from its own floor's room or 
     ("benchmark.report",),
     ("benchmark.api",),
     ("scripts", "data_command"),
-    ("api",),
+    ("api", "commands"),
     ("cli",),
     ("__main__",),
 )

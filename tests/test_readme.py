@@ -16,7 +16,15 @@ from PIL import Image
 
 from fusionzoo import create_dataset, list_datasets
 from fusionzoo.cli import main
-from fusionzoo.config import BenchmarkConfig, EmbedConfig, RunConfig, from_args
+from fusionzoo.commands import model_first
+from fusionzoo.config import (
+    BenchmarkConfig,
+    EmbedConfig,
+    EvaluateConfig,
+    PredictConfig,
+    RunConfig,
+    from_args,
+)
 from fusionzoo.datasets.summary import data_summary
 
 ROOT = Path(__file__).parents[1]
@@ -26,6 +34,11 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def python_block(text: str) -> str:
+    """Return the Python block that contains a text."""
+    return next(block for block in blocks("python") if text in block)
 
 
 def commands(script: str) -> list[list[str]]:
@@ -46,6 +59,19 @@ def test_every_training_command_is_understood(
 @pytest.mark.parametrize("flags", commands("embed.py"), ids=" ".join)
 def test_every_embedding_command_is_understood(flags: list[str]) -> None:
     assert from_args(EmbedConfig, flags).model
+
+
+@pytest.mark.parametrize(
+    ("command", "cls"), [("evaluate", EvaluateConfig), ("predict", PredictConfig)]
+)
+def test_every_command_for_a_finished_model_is_understood(
+    command: str, cls: type[EvaluateConfig] | type[PredictConfig]
+) -> None:
+    for flags in commands(command):
+        cfg = from_args(cls, model_first(flags))
+        assert cfg.model
+        assert cfg.data["name"] in list_datasets()
+    assert commands(command)
 
 
 @pytest.mark.parametrize("flags", commands("benchmark.py"), ids=" ".join)
@@ -73,12 +99,22 @@ def test_the_leaderboard_is_the_one_in_results() -> None:
 
 
 def test_the_python_example_prints_what_it_says() -> None:
-    code = blocks("python")[0]
+    code = python_block("fz.create_model")
     wanted = re.findall(r"^# (.*)$", code, flags=re.MULTILINE)
     done = subprocess.run(
         [sys.executable, "-P", "-c", code], check=True, capture_output=True, text=True
     )
     assert done.stdout.strip().splitlines() == wanted
+
+
+def test_the_python_api_does_what_the_example_says(tmp_path: Path) -> None:
+    code = python_block("fz.train(")
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, cwd=tmp_path)
+    header = (tmp_path / "predictions.csv").read_text().splitlines()[0]
+    assert header.startswith('"id","label","p_')
+    assert '"present_' in header
+    assert (tmp_path / "embeddings.parquet").is_file()
+    assert (tmp_path / "runs" / "a" / "metrics.json").is_file()
 
 
 def test_the_manifest_example_is_read(tmp_path: Path) -> None:
@@ -105,7 +141,7 @@ def test_the_fusion_that_it_adds_keeps_the_contract(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "product.py"
-    path.write_text(blocks("python")[1])
+    path.write_text(python_block("class Product"))
     assert main(["zoo", "check", "product", "--plugins", str(path)]) == 0, capsys.readouterr().out
 
 

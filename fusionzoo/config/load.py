@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from difflib import get_close_matches
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -28,18 +28,21 @@ C = TypeVar("C")
 def from_args(cls: type[C], args: Sequence[str]) -> C:
     """Build a configuration of type `cls` from command-line flags and the files they name."""
     flags = _named(cls, parse_flags(args))
-    tree: Tree = {}
     config_file = flags.pop("config", None)
-    if config_file is not None:
-        tree = _named(cls, read_yaml(Path(str(config_file))))
-    resume = flags.get("resume")
-    if resume and not (flags.get("out") or tree.get("out")):
-        raise FusionZooError("--resume needs --out: the folder of the run to continue")
-    if resume and not config_file:
-        stored = Path(str(flags["out"])) / "config.yaml"
-        if resume != "auto" or stored.is_file():
-            tree = _named(cls, read_yaml(stored))
+    tree = {} if config_file is None else _named(cls, read_yaml(Path(str(config_file))))
+    if flags.get("resume"):
+        tree = _resumed(flags, tree, config_file is not None)
     return _overlay(cls, tree, flags)
+
+
+def _resumed(settings: Mapping[str, Any], tree: Mapping[str, Any], has_config: bool) -> Tree:
+    """Return the settings of the run to continue: its config.yaml, unless another one is given."""
+    if not (settings.get("out") or tree.get("out")):
+        raise FusionZooError("--resume needs --out: the folder of the run to continue")
+    if has_config:
+        return dict(tree)
+    stored = Path(str(settings["out"])) / "config.yaml"
+    return read_yaml(stored) if settings["resume"] != "auto" or stored.is_file() else {}
 
 
 def from_settings(
@@ -59,7 +62,19 @@ def from_settings(
         tree = config
     else:
         tree = {} if config is None else read_yaml(Path(config))  # type: ignore[arg-type]
-    return _overlay(cls, tree, _in_sections(cls, settings))
+    tree, settings = _paths_as_text(tree), _in_sections(cls, _paths_as_text(settings))
+    if settings.get("resume"):
+        tree = _resumed(settings, tree, config is not None)
+    return _overlay(cls, tree, settings)
+
+
+def _paths_as_text(value: Any) -> Any:
+    """Write paths as text, as the command line would give them."""
+    if isinstance(value, PathLike):
+        return fspath(value)
+    if isinstance(value, Mapping):
+        return {key: _paths_as_text(below) for key, below in value.items()}
+    return [_paths_as_text(below) for below in value] if isinstance(value, list) else value
 
 
 def _in_sections(cls: type, settings: Mapping[str, Any]) -> Tree:

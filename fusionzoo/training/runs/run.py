@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +48,16 @@ class Run:
     @property
     def history(self) -> list[dict[str, Any]]:
         """One dict for each epoch, as metrics.jsonl has them: `epoch`, `step`, `train`, `val`."""
+        return self._events("epoch")
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """One dict for each logged step (every `log_every`): `step`, `loss`, `lr`, `grad_norm`."""
+        return self._events("step")
+
+    def _events(self, kind: str) -> list[dict[str, Any]]:
         events = map(json.loads, whole_lines(self.folder / "metrics.jsonl"))
-        return [event for event in events if event["event"] == "epoch"]
+        return [event for event in events if event["event"] == kind]
 
     def table(self) -> str:
         """Return the final table as Markdown: each modality alone, the fusion, the gain."""
@@ -62,9 +71,18 @@ class Run:
             from matplotlib.figure import Figure
         except ImportError as error:
             raise FusionZooError("run.plot() needs pip install 'fusionzoo[notebooks]'") from error
+
+        class NotebookFigure(Figure):
+            """Shows itself where matplotlib.pyplot was not imported."""
+
+            def _repr_png_(self) -> bytes:
+                picture = BytesIO()
+                self.savefig(picture, format="png")
+                return picture.getvalue()
+
         history = self.history
         epochs = [event["epoch"] for event in history]
-        figure = Figure(figsize=(9, 3.2), layout="constrained")
+        figure = NotebookFigure(figsize=(9, 3.2), layout="constrained")
         losses, metric = figure.subplots(1, 2)
         losses.plot(epochs, [event["train"]["loss"] for event in history], label="train")
         losses.plot(epochs, [event["val"]["loss"] for event in history], label="validation")

@@ -1,0 +1,1 @@
+"""A finished model on other data: metrics, and predictions as a table."""

@@ -1,0 +1,132 @@
+"""Metrics of a finished model on other data.
+
+Shapes: `B` batch, `N` samples, `C` numbers of a label, `K` outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusionzoo.config import EvaluateConfig
+from fusionzoo.datasets import PairedDataset
+from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.evaluation.modalities import subset_label, subsets
+from fusionzoo.files import write_json
+from fusionzoo.model import FusionModel
+from fusionzoo.structures import Features
+from fusionzoo.targets import OneOf
+from fusionzoo.training.tasks.base import OBJECTIVES
+from fusionzoo.training.tasks.multitask import Tasks
+
+from .batches import encode_batches, open_data, open_model
+
+
+@torch.no_grad()
+def evaluate(
+    cfg: EvaluateConfig, model: FusionModel | None = None, dataset: PairedDataset | None = None
+) -> dict[str, Any]:
+    """Return the metrics of a model on a split: of the fusion, and under `unimodal` of each
+    modality's own head.
+
+    With `every_subset` also, under `subsets`, those of the fusion given each subset of the
+    modalities. `model` and `dataset` replace those that `cfg` names. Samples without a label are
+    left out. `cfg.out` names a JSON file to write.
+    """
+    model = open_model(cfg, model)
+    if not (model.classes or model.targets):
+        raise FusionZooError("this model was trained without a target: there is nothing to measure")
+    dataset = _labelled(model, open_data(cfg, model, dataset))
+    labels = _encode_labels(model, dataset)
+    row_of_id = {sample_id: row for row, sample_id in enumerate(dataset.ids)}
+    chosen = subsets(list(model.modalities))[1:-1] if cfg.every_subset else []
+    collected: dict[str, list[Tensor]] = {}
+    for batch, features in encode_batches(model, dataset, cfg, "evaluate", by_length=True):
+        logits = _every_logits(model, features, chosen)
+        rows = torch.tensor([row_of_id[sample_id] for sample_id in batch.ids])
+        for name, tensor in {**logits, "target": labels[rows]}.items():
+            collected.setdefault(name, []).append(tensor.cpu())
+    tensors = {name: torch.cat(parts) for name, parts in collected.items()}
+    target, tasks = tensors.pop("target"), _tasks_of(model, labels)
+    metrics = {name: tasks.metrics(logits.float(), target) for name, logits in tensors.items()}
+    nested = _nested(metrics)
+    if cfg.out:
+        path = Path(cfg.out)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(nested, path)
+    return nested
+
+
+def _every_logits(
+    model: FusionModel, features: Mapping[str, Features], chosen: Sequence[frozenset[str]]
+) -> dict[str, Tensor]:
+    """Return logits (B, K): of the fusion (`""`), `unimodal/<modality>`, `subsets/<names>`."""
+    logits = {"": model.fusion(features).logits}
+    if model.heads is not None:
+        logits |= {f"unimodal/{name}": x for name, x in model.heads(features).items()}
+    for names in chosen:
+        masked = {
+            name: x if name in names else x._replace(mask=torch.zeros_like(x.mask))
+            for name, x in features.items()
+        }
+        logits[f"subsets/{subset_label(names)}"] = model.fusion(masked).logits
+    return logits
+
+
+def _nested(metrics: Mapping[str, dict[str, float]]) -> dict[str, Any]:
+    """Turn `{"": m, "unimodal/text": n}` into `{**m, "unimodal": {"text": n}}`."""
+    nested: dict[str, Any] = dict(metrics[""])
+    for name, values in metrics.items():
+        group, slash, key = name.partition("/")
+        if slash:
+            nested.setdefault(group, {})[key] = values
+    return nested
+
+
+def _labelled(model: FusionModel, dataset: PairedDataset) -> PairedDataset:
+    """Return the samples with a label of the model's classes; other labels are an error."""
+    if model.targets is not None:
+        return dataset
+    labels = dataset.labels
+    for sample_id, label in zip(dataset.ids, labels, strict=True):
+        if label is not None and label not in model.classes:
+            raise FusionZooError(
+                f"{dataset.source}, sample {sample_id!r}: label {label!r} is none of the model's"
+                f" {len(model.classes)} classes.{did_you_mean(label, model.classes)}"
+            )
+    rows = [row for row, label in enumerate(labels) if label is not None]
+    if not rows:
+        raise FusionZooError(f"{dataset.source}: no sample has a label, so nothing can be measured")
+    return dataset.subset(rows)
+
+
+def _encode_labels(model: FusionModel, dataset: PairedDataset) -> Tensor:
+    """Encode labels as the model was trained: indices (N,), or numbers (N, C), NaN if missing."""
+    if model.targets is None:
+        return torch.tensor([model.classes.index(str(label)) for label in dataset.labels])
+    rows = []
+    columns = {target.name: dataset._column(target.name) for target in model.targets}
+    for row in range(len(dataset)):
+        values: list[float] = []
+        for target in model.targets:
+            cell = columns[target.name][row]
+            values += [float("nan")] * target.columns if not cell else target.encode(cell)
+        rows.append(values)
+    return torch.tensor(rows, dtype=torch.float32)
+
+
+def _tasks_of(model: FusionModel, labels: Tensor) -> Tasks:
+    """Return the tasks that measure the model's answers."""
+    if model.targets is None:
+        target = OneOf("target", tuple(model.classes))
+        return Tasks([OBJECTIVES.create("classification", target, labels)], plain=True)
+    parts = labels.split([target.columns for target in model.targets], dim=1)
+    tasks = [
+        OBJECTIVES.create(target.kind, target, values[~values.isnan().any(-1)])
+        for target, values in zip(model.targets, parts, strict=True)
+    ]
+    return Tasks(tasks, [1.0] * len(tasks))
