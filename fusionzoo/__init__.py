@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .api import predict as predict
     from .api import train as train
     from .benchmark.api import benchmark as benchmark
+    from .benchmark.report.report import Report as Report
     from .components import register as register
     from .creating import create_model as create_model
     from .datasets import PairedDataset as PairedDataset
@@ -41,6 +42,7 @@ _HOME = {
     "predict": "api",
     "embed": "api",
     "benchmark": "benchmark",  # the package itself, which can be called
+    "Report": "benchmark.report.report",
     "PairedDataset": "datasets",
     "create_dataset": "datasets",
     "list_datasets": "datasets",

@@ -24,7 +24,7 @@ R = TypeVar("R")  # its result
 Function = Callable[[S, P], R]
 SetUp = tuple[int, list[str]]  # of a process: its threads and plugins
 
-_worker_state: dict[str, Any] = {}  # in a worker process: what all of its pieces share
+_worker_state: dict[str, Any] = {}  # in a worker process: shared by all its pieces
 
 
 def map_unordered(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import webbrowser
@@ -16,14 +17,16 @@ import pytest
 
 import fusionzoo as fz
 from fusionzoo.benchmark import api
-from fusionzoo.benchmark.inputs import data_settings, dataset_settings, store_table
+from fusionzoo.benchmark.inputs import dataset_settings
 from fusionzoo.benchmark.report.report import Report
 from fusionzoo.benchmark.trials import trial
 from fusionzoo.config import BenchmarkConfig, from_tree
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError
+from fusionzoo.inputs import data_settings, store_table
 from fusionzoo.scripts.benchmark import main
 
+GUIDE = Path(fz.__file__).parents[1] / "docs" / "benchmark.md"
 DATA: dict[str, Any] = {"task": "and", "samples": 200, "noise": 1.0}
 SETTINGS: dict[str, Any] = {
     "encoders": {name: "vector/identity" for name in "ab"},
@@ -154,7 +157,7 @@ def test_settings_override_those_of_a_recipe_in_every_form(
         ({"epochs": 0}, ["--epochs", "0"]),
         ({"seeds": "many"}, ["--seeds", "many"]),
         ({"fusions": ["gmv"]}, ["--fusions", "gmv"]),
-        ({"data": "digts"}, ["--data", "digts"]),
+        ({"data": {"name": "digts"}}, ["--data.name", "digts"]),
         ({"data": {"name": "digits", "sead": 1}}, ["--data.name", "digits", "--data.sead", "1"]),
         ({"settings": {"gmu": {"dropuot": 1}}}, ["--settings.gmu.dropuot", "1"]),
         ({"folds": 2}, ["--folds", "2"]),
@@ -207,7 +210,7 @@ def test_a_report_has_verdict_leaderboard_and_page(
 
 
 def test_a_report_is_read_again_from_its_folder(report: Report, tmp_path: Path) -> None:
-    again = Report.read(report.folder)
+    again = fz.Report.read(report.folder)
     assert again.verdict == report.verdict
     pd.testing.assert_frame_equal(again.leaderboard, report.leaderboard)
     with pytest.raises(FusionZooError, match="holds no finished report"):
@@ -234,6 +237,23 @@ def test_without_pandas_the_leaderboard_is_one_clear_error(
         _ = report.leaderboard
 
 
+# ---- the guide
+
+
+BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_the_examples_of_the_guide_run(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(BLOCKS[number], names)
+    assert names["report"].verdict.startswith("Fusion ")
+    assert not names["report"].failed
+
+
 # ---- the package is a function
 
 
@@ -253,7 +273,7 @@ def test_the_package_can_be_called_before_and_after_a_module_of_it_is_imported(
     )
     first, second = done.stdout.splitlines()
     assert first == f"{submodule is not None} True fusionzoo.benchmark"
-    assert second.startswith("unknown data set 'digts'. Did you mean 'digits'?")
+    assert "nor the name of a data set. Did you mean 'digits'?" in second
 
 
 @pytest.mark.slow

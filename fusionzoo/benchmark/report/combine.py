@@ -16,6 +16,7 @@ from fusionzoo.files import write_text
 from fusionzoo.version import __version__
 
 from . import plots
+from .report import Report
 from .writers import require_packages
 
 
@@ -30,7 +31,7 @@ def combine(folders: Sequence[str], out: Path) -> int:
         raise FusionZooError(
             "--combine needs two reports or more: --combine '[report_a, report_b]'"
         )
-    reports = [_read(Path(folder)) for folder in folders]
+    reports = [_read(folder) for folder in folders]
     every = dict.fromkeys(name for _, accuracy in reports for name in accuracy)
     common = [name for name in every if all(name in accuracy for _, accuracy in reports)]
     left_out = [name for name in every if name not in common]
@@ -82,20 +83,15 @@ def verdict(names: Sequence[str], ranking: Ranking, data_sets: Sequence[str]) ->
     )
 
 
-def _read(folder: Path) -> tuple[str, dict[str, float]]:
+def _read(folder: str) -> tuple[str, dict[str, float]]:
     """Return the data set's name and the accuracy of each fusion."""
-    path = folder / "summary.json"
-    if not path.is_file():
-        raise FusionZooError(f"{folder} holds no finished report: {path} is not there")
-    summary = json.loads(path.read_text())
-    if "leaderboard" not in summary:
-        raise FusionZooError(f"{folder} is itself a combination; name the reports it was made of")
+    figures = Report.read(folder).figures
     accuracy = {
         line["strategy"]: line["accuracy"]
-        for line in summary["leaderboard"]
+        for line in figures["leaderboard"]
         if line["family"] not in ("single", "baseline")
     }
-    return summary["data"]["name"], accuracy
+    return figures["data"]["name"], accuracy
 
 
 def _markdown(words: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -143,7 +143,7 @@ def calibration(bins: Mapping[str, Sequence[tuple[float, float, int]]], risks: C
     for colour, risk in zip(COLOURS, risks.values(), strict=False):
         coverage = (np.arange(len(risk)) + 1) / len(risk)
         right.plot(coverage, risk, color=colour)
-    right.set(xlabel="coverage", ylabel="error of what is answered", title="risk and coverage")
+    right.set(xlabel="coverage", ylabel="error on covered samples", title="risk and coverage")
     return _finish(figure, grid)
 
 
