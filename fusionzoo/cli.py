@@ -198,7 +198,7 @@ def _show_card(one: About, kind: str, more: Sequence[tuple[str, str]]) -> None:
 
 
 def _check(parsed: argparse.Namespace) -> int:
-    from .zoo.conformance.fusions import main_check
+    from .zoo.conformance.runner import main_check
 
     return main_check(parsed.target)
 
