@@ -257,7 +257,7 @@ class TorchaudioBundle(Encoder):
         return pool(*run_by_length(inputs["lengths"], inputs["wave"], self._run))
 
     def _run(self, wave: Tensor) -> Tensor:
-        scaled = wave / PEAK
+        scaled = (wave / PEAK).to(next(self.net.parameters()).dtype)
         if self.normalise:
             scaled = F.layer_norm(scaled, scaled.shape[-1:])
         layers, _ = self.net.extract_features(scaled)
@@ -405,7 +405,7 @@ class HFAudio(Encoder):
         return pool(tokens, mask)
 
     def _run(self, wave: Tensor) -> Tensor:
-        scaled = wave / PEAK
+        scaled = (wave / PEAK).to(next(self.net.parameters()).dtype)
         if getattr(self.extractor, "do_normalize", False):
             spread = scaled.var(1, keepdim=True, unbiased=False)
             scaled = (scaled - scaled.mean(1, keepdim=True)) / (spread + 1e-7).sqrt()
