@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from . import __version__
 from .console import print_table, quiet_pipe
 from .errors import FusionZooError, did_you_mean
+from .zoo.conformance import command
 
 if TYPE_CHECKING:
     from .zoo.cards import About, EncoderCard
@@ -60,9 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     info.add_argument("name", help="gmu, ogm_ge, timm/resnet18, chars, ...")
     info.set_defaults(run=_info)
-    check = actions.add_parser("check", help="hold a fusion to the contract")
-    check.add_argument("target", metavar="module:Class|name")
-    check.set_defaults(run=_check)
+    check = actions.add_parser("check", help="hold a component of any kind to its contract")
+    command.add_arguments(check)
+    check.set_defaults(run=command.run)
 
     cache = commands.add_parser("cache", help="list or prune the cached features")
     cache.set_defaults(run=_list_cache)
@@ -195,12 +196,6 @@ def _show_card(one: About, kind: str, more: Sequence[tuple[str, str]]) -> None:
         *more,
     ):
         print(fill(f"{label}: {text}", 96, initial_indent="\n", subsequent_indent="    "))
-
-
-def _check(parsed: argparse.Namespace) -> int:
-    from .zoo.conformance.runner import main_check
-
-    return main_check(parsed.target)
 
 
 def _list_cache(_: argparse.Namespace) -> None:

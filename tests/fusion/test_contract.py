@@ -13,18 +13,20 @@ import torch
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import create_fusion, fusion_info, list_fusions
 from fusionzoo.fusion.base import RunningMeans
-from fusionzoo.zoo.conformance import fusions, learning, runner
+from fusionzoo.zoo.conformance import fusions, learning
+from fusionzoo.zoo.conformance.runner import SUITES
 
+CHECKS = SUITES["fusion"]().checks
 GOLDEN = Path(__file__).parents[1] / "golden"
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning"
 )  # inside torch.compile and export
 
 
-@pytest.mark.parametrize("check", runner.CHECKS)  # on top: two of them share a trained fusion
+@pytest.mark.parametrize("check", CHECKS)  # on top: two of them share a trained fusion
 @pytest.mark.parametrize("name", list_fusions())
 def test_contract(check: str, name: str) -> None:
-    runner.CHECKS[check](fusions.maker(name))
+    CHECKS[check](fusions.maker(name))
 
 
 @pytest.mark.parametrize("name", list_fusions())

@@ -5,20 +5,19 @@ Shapes: `B` batch, `M` modalities, `T` tokens, `D` width.
 
 from __future__ import annotations
 
-import importlib
 import itertools
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import FUSIONS, Fusion
 from fusionzoo.structures import Features, FusionOutput, Moment
+
+from .targets import find
 
 Maker = Callable[..., Fusion]  # (dims, dim, num_outputs) -> Fusion
 Given = dict[str, Features]
@@ -123,20 +122,12 @@ def own_loss(fusion: Fusion, output: FusionOutput, phase: int = 0) -> Tensor:
 
 def counts_for(make: Maker) -> list[int]:
     """Return the numbers of modalities that the fusion accepts, of 1, 2, 3 and 5."""
-    entry = next((FUSIONS[name] for name in FUSIONS if FUSIONS[name].cls is make), None)
+    cls = getattr(make, "func", make)  # of a `partial` with settings
+    entry = next((FUSIONS[name] for name in FUSIONS if FUSIONS[name].cls is cls), None)
     return [n for n in (1, 2, 3, 5) if entry is None or n >= entry.at_least]
 
 
-def maker(target: str) -> Maker:
-    """Resolve a fusion's name or `module:Class`."""
-    module, colon, name = target.partition(":")
-    if not colon:
-        return FUSIONS[target].cls
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        found: Maker = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise FusionZooError(f"cannot import {target}: {error}") from error
-    finally:
-        sys.path.pop(0)
-    return found
+def maker(target: str, settings: Mapping[str, Any] | None = None) -> Maker:
+    """Return what builds the fusion of a name, `module:Class` or `file.py:Class`."""
+    cls: Maker = find(target, FUSIONS)
+    return partial(cls, **settings) if settings else cls
