@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fusionzoo.config import EmbedConfig, from_args, help_text, merge, read_yaml
-from fusionzoo.console import quiet_pipe
+from fusionzoo.config import EmbedConfig, merge, read_yaml
+from fusionzoo.config.command import run_command
 from fusionzoo.errors import FusionZooError
 
 if TYPE_CHECKING:
@@ -24,27 +24,20 @@ if TYPE_CHECKING:
     from fusionzoo.distributed.process_group import World
 
 
-@quiet_pipe
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the command line; an error that the user can mend is one line and exit code 2."""
+    """Run the command line; return 0, or 2 after a user's mistake."""
     args = sys.argv[1:] if args is None else args
-    if {"-h", "--help"} & set(args):
-        print(f"{(__doc__ or '').strip()}\n\nSettings and defaults:\n{help_text(EmbedConfig)}")
-        return 0
-    try:
-        cfg = from_args(EmbedConfig, args)
-        from fusionzoo.distributed.malloc import keep_freed_memory
-        from fusionzoo.distributed.process_group import launch, launched, process_group
 
-        if cfg.dist.nproc > 1 and not launched():
-            return launch(cfg.dist, __file__, args)
-        keep_freed_memory()
-        with process_group(cfg.dist, cfg.device) as world:
+    def start(cfg: EmbedConfig) -> int:
+        from fusionzoo.distributed.launch import launch_or_join
+
+        def work(world: World) -> int:
             embed(cfg, world)
-        return 0
-    except FusionZooError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+            return 0
+
+        return launch_or_join(cfg.dist, cfg.device, work, script=__file__, args=args)
+
+    return run_command(EmbedConfig, __doc__ or "", args, start)
 
 
 def embed(cfg: EmbedConfig, world: World) -> Path:

@@ -15,7 +15,7 @@ from torch import Tensor, distributed, nn
 
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.registry import Registry
-from fusionzoo.structures import Features, FusionOutput, Moment, Phase
+from fusionzoo.structures import Features, FusionOutput, Phase, StepContext
 
 DECAY = 0.99  # of older batches in running means, which so follow an encoder that learns
 
@@ -66,9 +66,9 @@ class Fusion(nn.Module):
         """
         return None
 
-    def loss(self, output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:
+    def loss(self, output: FusionOutput, target: Tensor, context: StepContext) -> Tensor:
         """Return the loss of each row, (B,); a term over the batch is added to every row."""
-        return moment.criterion(output.logits, target)
+        return context.criterion(output.logits, target)
 
     def align(self) -> nn.ModuleDict:
         """Return a linear map to the fusion's width for each modality."""

@@ -1,9 +1,14 @@
-"""Folders that outlive a run: where downloads, features and facts are kept."""
+"""Files: the cache folder, atomic writes, and lines that a kill may have cut."""
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 from .errors import FusionZooError
 
@@ -35,3 +40,35 @@ def whole_lines(path: Path) -> list[str]:
     """Return the whole lines of a file; a kill may have cut the last one."""
     text = path.read_text() if path.is_file() else ""
     return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+@contextmanager
+def replacing(path: Path, *, many_writers: bool = False) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; what is written there replaces `path` in the end.
+
+    A kill at any moment leaves the old file or the new one, never half of one: the new file is
+    flushed to disk before it is renamed. After an error the temporary file is removed. Give
+    `many_writers` where several processes may write the same path at once.
+    """
+    unique = f".{uuid4().hex[:8]}" if many_writers else ""
+    partial = path.with_name(f"{path.stem}{unique}.partial")
+    try:
+        yield partial
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write a text file atomically, as UTF-8."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def write_json(value: Any, path: Path) -> None:
+    """Write indented JSON atomically."""
+    write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", path)

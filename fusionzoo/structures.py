@@ -102,17 +102,6 @@ class Phase(NamedTuple):
     encoders: bool = True  # whether the encoders learn too
 
 
-class Moment(NamedTuple):
-    """What a strategy's own loss may ask of training besides output and target."""
-
-    rows: Tensor  # (B,) int64: the samples' numbers in the training split; -1 = none of it
-    epoch: float  # epochs done, with the fraction of the current one
-    phase: int  # of the fusion's `phases`
-    criterion: Callable[[Tensor, Tensor], Tensor]  # (B, K), target -> (B,), say cross-entropy
-    memory: nn.Module | None = None  # what `Fusion.prepare` returned
-    weight: Tensor | None = None  # (B,) of each row's class, in `criterion` already; None: all 1
-
-
 class Batch(NamedTuple):
     """Aligned samples, padded; `inputs` and the columns of `present` have one order."""
 
@@ -143,6 +132,31 @@ class Batch(NamedTuple):
         inputs = {m: {k: v.pin_memory() for k, v in x.items()} for m, x in self.inputs.items()}
         target = None if self.target is None else self.target.pin_memory()
         return Batch(self.ids, inputs, self.present.pin_memory(), target)
+
+
+Criterion = Callable[[Tensor, Tensor], Tensor]  # logits (B, K), target (B, ...) -> loss (B,)
+
+
+class StepContext(NamedTuple):
+    """One training step: its place in the run and, once known, its batch and the model's output.
+
+    The trainer sets the place, the objective's forward pass the rest; until then a field is None.
+    """
+
+    step: int = 0  # optimiser steps made before this one
+    epoch: float = 0.0  # epochs done, with the fraction of the current one
+    phase: int = 0  # index into the fusion's `phases`
+    turn: str | None = None  # the modality that learns alone in this step; None: all of them
+    rows: Tensor = None  # type: ignore[assignment]  # (B,) int64 rows of the training split; -1: none
+    batch: Batch = None  # type: ignore[assignment]  # on the model's device
+    features: dict[str, Features] = None  # type: ignore[assignment]  # of the encoders
+    output: FusionOutput = None  # type: ignore[assignment]  # of the fusion
+    criterion: Criterion = None  # type: ignore[assignment]  # the objective's loss, per row
+    row_weight: Tensor | None = None  # (B,) class weights, in `criterion` already; None: all 1
+    memory: nn.Module | None = None  # what `Fusion.prepare` returned
+
+
+FIRST_STEP = StepContext()
 
 
 def masked_mean(tokens: Tensor, mask: Tensor) -> Tensor:

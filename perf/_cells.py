@@ -13,12 +13,12 @@ from fusionzoo.benchmark import executors as engines
 from fusionzoo.config import BenchmarkConfig, RunConfig, from_tree
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed.process_group import World, seed_everything
-from fusionzoo.training.balance import Now
+from fusionzoo.structures import StepContext
 from fusionzoo.training.build import build_objective
 from fusionzoo.training.optim.optimizers import build_optimizer, set_rates
 from fusionzoo.training.optim.param_groups import param_groups
 from fusionzoo.training.optim.schedules import phased
-from fusionzoo.training.trainer import Stepper
+from fusionzoo.training.trainer import Trainer
 
 Cell = dict[str, Any]
 
@@ -34,17 +34,19 @@ def train(dataset: PairedDataset, settings: dict[str, Any], test: PairedDataset)
     seed_everything(cfg.seed)
     objective, _ = build_objective(cfg, known)
     groups = param_groups(objective.model, objective.heads, cfg.optim)
-    learn = Stepper(objective, build_optimizer(groups, cfg.optim), cfg, World())
+    trainer = Trainer(objective, build_optimizer(groups, cfg.optim), cfg, World())
     collate = objective.model.collate(train=True)
     whole = collate([known[row] for row in range(len(known))])
     epoch_steps = -(-len(known) // cfg.train.batch_size)
-    plan = phased(cfg.optim, learn.phases, cfg.train.epochs * epoch_steps, epoch_steps)
+    plan = phased(
+        cfg.optim, trainer.freeze_plan.phases, cfg.train.epochs * epoch_steps, epoch_steps
+    )
     step = 0
     for _ in range(cfg.train.epochs):
         for rows in torch.randperm(len(known)).split(cfg.train.batch_size):
             phase, factors = plan(step)
-            set_rates(learn.optimizer, factors)
-            learn([whole.take(rows)], Now(step, step / epoch_steps, phase))
+            set_rates(trainer.optimizer, factors)
+            trainer.step([whole.take(rows)], StepContext(step, step / epoch_steps, phase))
             step += 1
     asked = collate([test[row] for row in range(len(test))])
     objective.eval()

@@ -32,14 +32,15 @@ from fusionzoo import create_dataset
 from fusionzoo.config import RunConfig, from_tree
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed.process_group import World, seed_everything
-from fusionzoo.training.balance import BALANCE, Now
+from fusionzoo.structures import StepContext
+from fusionzoo.training.balance import BALANCE
 from fusionzoo.training.build import build_objective
 from fusionzoo.training.data import build_loader, chunks
 from fusionzoo.training.evaluate import evaluate
 from fusionzoo.training.optim.optimizers import build_optimizer, set_rates
 from fusionzoo.training.optim.param_groups import param_groups
 from fusionzoo.training.optim.schedules import phased
-from fusionzoo.training.trainer import Stepper
+from fusionzoo.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("image", "text", "audio")
@@ -48,7 +49,7 @@ FIGURES = ("fused", *(f"{n}_{how}" for how in ("masked", "head") for n in NAMES)
 ALONE = World()
 
 
-def fit(dataset: PairedDataset, cell: Cell, balance: str, settings: dict[str, Any]) -> Stepper:
+def fit(dataset: PairedDataset, cell: Cell, balance: str, settings: dict[str, Any]) -> Trainer:
     """Train as train.py does, and keep the last epoch."""
     rates = {"image": 0.01, "audio": 0.01}
     tree = {
@@ -71,22 +72,22 @@ def fit(dataset: PairedDataset, cell: Cell, balance: str, settings: dict[str, An
     splits = {name: dataset.split(name) for name in ("train", "val")}
     objective, _ = build_objective(cfg, splits["train"])
     groups = param_groups(objective.model, objective.heads, cfg.optim, objective.balance)
-    learn = Stepper(objective, build_optimizer(groups, cfg.optim), cfg, ALONE)
+    trainer = Trainer(objective, build_optimizer(groups, cfg.optim), cfg, ALONE)
     loaders = {
         name: build_loader(part, objective.model.collate(name == "train"), cfg, ALONE, name)
         for name, part in splits.items()
     }
     steps = len(loaders["train"])
-    plan = phased(cfg.optim, learn.phases, cfg.train.epochs * steps, steps)
+    plan = phased(cfg.optim, trainer.freeze_plan.phases, cfg.train.epochs * steps, steps)
     step = 0
     for epoch in range(cfg.train.epochs):
-        learn.begin_epoch(loaders, Now(step, epoch, plan(step)[0]))
+        trainer.begin_epoch(loaders, StepContext(step, epoch, plan(step)[0]))
         for batches in chunks(loaders["train"], 1, epoch):
             phase, factors = plan(step)
-            set_rates(learn.optimizer, factors)
-            learn(batches, Now(step, step / steps, phase))
+            set_rates(trainer.optimizer, factors)
+            trainer.step(batches, StepContext(step, step / steps, phase))
             step += 1
-    return learn
+    return trainer
 
 
 def measure(cell: Cell) -> dict[str, float]:
@@ -98,30 +99,30 @@ def measure(cell: Cell) -> dict[str, float]:
         teachers = {}
         for modality in dataset.modalities:
             data = create_dataset("digits", samples=cell["samples"], modalities=[modality])
-            model = fit(data, cell, "", {}).plain.model
+            model = fit(data, cell, "", {}).module.model
             teachers[modality] = str(model.save(ROOT / "runs" / "balance" / _label(cell, modality)))
         settings = {"teachers": teachers}
-    learn = fit(dataset, cell, "" if name == "plain" else name, settings)
+    trainer = fit(dataset, cell, "" if name == "plain" else name, settings)
     seconds = time.perf_counter() - began
     test = dataset.split("test")
-    loader = build_loader(test, learn.plain.model.collate(), learn.cfg, ALONE, "test")
-    found = evaluate(learn, loader)
+    loader = build_loader(test, trainer.module.model.collate(), trainer.cfg, ALONE, "test")
+    found = evaluate(trainer, loader)
     figures = {"fused": found["accuracy"], "seconds": seconds}
     figures |= {f"{m}_head": own["accuracy"] for m, own in found["unimodal"].items()}
     for column, modality in enumerate(dataset.modalities):
-        figures[f"{modality}_masked"] = masked(learn, loader, column)
+        figures[f"{modality}_masked"] = masked(trainer, loader, column)
     return figures
 
 
 @torch.no_grad()
-def masked(learn: Stepper, loader: Any, column: int) -> float:
+def masked(trainer: Trainer, loader: Any, column: int) -> float:
     """Return the fusion's accuracy where only one modality is present."""
-    learn.plain.eval()
+    trainer.module.eval()
     right = count = 0
     for batch in loader:
         present = torch.zeros_like(batch.present)
         present[:, column] = batch.present[:, column]
-        answer = learn.plain.model(batch._replace(present=present)).logits.argmax(-1)
+        answer = trainer.module.model(batch._replace(present=present)).logits.argmax(-1)
         right, count = right + int((answer == batch.target).sum()), count + len(answer)
     return right / count
 

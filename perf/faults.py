@@ -345,7 +345,7 @@ def poison(samples: str) -> Callable[[], None]:
 
     def inject() -> None:
         from fusionzoo.datasets import PairedDataset
-        from fusionzoo.training.trainer import Stepper
+        from fusionzoo.training.trainer import Trainer
 
         real, calls = PairedDataset.__getitem__, {"bad": 0}
 
@@ -360,14 +360,14 @@ def poison(samples: str) -> Callable[[], None]:
                 return sample._replace(values=values)
             return sample
 
-        def learn(self: Stepper, batches: object, now: object, stop: bool = False) -> object:
-            if now.step == 20:  # type: ignore[attr-defined]
-                next(self.plain.model.encoders["b"].parameters()).data.fill_(float("inf"))
-            return call(self, batches, now, stop)  # type: ignore[arg-type]
+        def learn(self: Trainer, batches: object, context: object, **flags: object) -> object:
+            if context.step == 20:  # type: ignore[attr-defined]
+                next(self.module.model.encoders["b"].parameters()).data.fill_(float("inf"))
+            return call(self, batches, context, **flags)  # type: ignore[arg-type]
 
-        call = Stepper.__call__
+        call = Trainer.step
         if samples == "weights":
-            Stepper.__call__ = learn  # type: ignore[method-assign, assignment]
+            Trainer.step = learn  # type: ignore[method-assign, assignment]
         else:
             PairedDataset.__getitem__ = get  # type: ignore[method-assign, assignment]
 

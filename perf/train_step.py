@@ -19,7 +19,7 @@ from fusionzoo.structures import Batch
 from fusionzoo.training.build import build_objective, open_dataset
 from fusionzoo.training.optim.optimizers import build_optimizer, set_rates
 from fusionzoo.training.optim.param_groups import param_groups
-from fusionzoo.training.trainer import Stepper
+from fusionzoo.training.trainer import Trainer
 
 STEPS = 5
 
@@ -39,12 +39,12 @@ def main() -> None:
         batches = [collate([dataset[i * size + j] for j in range(size)]) for i in range(4)]
 
         groups = param_groups(objective.model, objective.heads, cfg.optim)
-        learn = Stepper(objective, build_optimizer(groups, cfg.optim), cfg, World())
+        trainer = Trainer(objective, build_optimizer(groups, cfg.optim), cfg, World())
 
-        def ours(learn: Stepper = learn, batches: list[Batch] = batches) -> None:
+        def ours(trainer: Trainer = trainer, batches: list[Batch] = batches) -> None:
             for step in range(STEPS):
-                set_rates(learn.optimizer, {"": 1e-3})
-                learn([batches[step % len(batches)]])
+                set_rates(trainer.optimizer, {"": 1e-3})
+                trainer.step([batches[step % len(batches)]])
 
         model = objective.model.train()
         parameters = [p for p in model.parameters() if p.requires_grad]

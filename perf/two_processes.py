@@ -27,7 +27,7 @@ def work(rank: int, size: int, meet: str, parts: bool) -> None:
     from fusionzoo.training.build import build_objective, choose_encoders, open_dataset
     from fusionzoo.training.optim.optimizers import build_optimizer
     from fusionzoo.training.optim.param_groups import param_groups
-    from fusionzoo.training.trainer import Stepper
+    from fusionzoo.training.trainer import Trainer
 
     torch.set_num_threads(1)
     flags = ["--dist.init_method", f"file://{meet}", "--dist.rank", str(rank)]
@@ -42,18 +42,18 @@ def work(rank: int, size: int, meet: str, parts: bool) -> None:
         objective, _ = build_objective(cfg, dataset, world)
         wrapped = wrap(objective, cfg.dist, world)
         groups = param_groups(objective.model, objective.heads, cfg.optim)
-        learn = Stepper(wrapped, build_optimizer(groups, cfg.optim), cfg, world)
+        trainer = Trainer(wrapped, build_optimizer(groups, cfg.optim), cfg, world)
         samples = [dataset[rank * rows + i] for i in range(rows)]
         batch = objective.model.collate(train=True)(samples)
         for _ in range(3):
-            learn([batch])
+            trainer.step([batch])
         start = time.process_time()
         for _ in range(STEPS):
-            learn([batch])
+            trainer.step([batch])
         seconds = (time.process_time() - start) / STEPS
         if parts:
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
-                learn([batch])
+                trainer.step([batch])
             if rank == 0 and size > 1:
                 table = seen.key_averages().table(sort_by="self_cpu_time_total", row_limit=18)
                 print(table, file=sys.stderr)

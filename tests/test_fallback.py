@@ -13,7 +13,7 @@ import fusionzoo
 from fusionzoo.encoders.base import Encoder
 from fusionzoo.errors import FusionZooError
 from fusionzoo.scripts.train import main as train
-from fusionzoo.training.runs.report import comparison, falls_short
+from fusionzoo.training.runs.report import falls_short, result_rows
 from fusionzoo.training.tasks.multitask import plain_tasks
 
 RUN = ["--data.name", "interactions", "--data.samples", "300", "--log", "none"]
@@ -93,7 +93,8 @@ def test_the_final_table_shows_it_and_names_what_falls_short() -> None:
     alone = {"image": {**figures, "accuracy": 0.62}, "text": {**figures, "accuracy": 0.5}}
     given_only = {"image": {**figures, "accuracy": 0.26}, "text": {**figures, "accuracy": 0.45}}
     tasks = plain_tasks()
-    _, rows = comparison(tasks, "gmu", figures, alone, given_only)
+    results = {"test": figures, "unimodal": alone, "given_only": given_only}
+    _, rows = result_rows(tasks, "gmu", results)
     assert [row[:2] for row in rows] == [
         ("image alone", "0.620"),
         ("text alone", "0.500"),

@@ -9,7 +9,7 @@ from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.structures import Features, FusionOutput, Moment, masked_mean
+from fusionzoo.structures import Features, FusionOutput, StepContext, masked_mean
 
 from ..base import FUSIONS, combination_of
 from ._blocks import Attention, TokenFusion
@@ -107,7 +107,7 @@ class FlexMoE(TokenFusion):
         ]
         return tokens, real
 
-    def loss(self, output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:
+    def loss(self, output: FusionOutput, target: Tensor, context: StepContext) -> Tensor:
         mask, combination = output.extra["mask"], output.extra["combination"]
         of_token = repeat(combination, "b -> (b t)", t=mask.shape[1])
         complete = (of_token == 0)[:, None]
@@ -120,4 +120,4 @@ class FlexMoE(TokenFusion):
         counted = mask & (combination > 0)[:, None]
         own = rearrange(each, "(b t) -> b t", t=mask.shape[1]).masked_fill(~counted, 0).sum(1)
         routing = own / counted.sum(1).clamp(min=1)
-        return moment.criterion(output.logits, target) + self.balance_weight * (balance + routing)
+        return context.criterion(output.logits, target) + self.balance_weight * (balance + routing)

@@ -9,7 +9,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from fusionzoo.structures import Features, FusionOutput, Moment, masked_mean
+from fusionzoo.structures import Features, FusionOutput, StepContext, masked_mean
 
 from ..base import FUSIONS, check_choice, present_mean
 from ._blocks import Attention, TokenFusion, join
@@ -100,7 +100,7 @@ class FuseMoE(TokenFusion):
         columns = zip(*by_modality, strict=True)
         return Routing(*(rearrange(torch.cat(c, dim=1), "b t e -> (b t) e") for c in columns))
 
-    def loss(self, output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:
+    def loss(self, output: FusionOutput, target: Tensor, context: StepContext) -> Tensor:
         gates, load = output.extra["gates"].float(), output.extra["load"].float()
         balance = self.balance_weight * imbalance(gates, load)
-        return moment.criterion(output.logits, target) + balance
+        return context.criterion(output.logits, target) + balance

@@ -8,7 +8,7 @@ from itertools import combinations
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.structures import Features, FusionOutput, Moment
+from fusionzoo.structures import Features, FusionOutput, StepContext
 
 from ..attention._blocks import Block
 from ..base import FUSIONS, Fusion
@@ -76,7 +76,7 @@ class MISA(Fusion):
         extra = {"aligned": aligned, "private": private, "shared": shared, "present": present}
         return FusionOutput(embedding, self.head(embedding), {}, None, extra)
 
-    def loss(self, output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:
+    def loss(self, output: FusionOutput, target: Tensor, context: StepContext) -> Tensor:
         similarity, difference, reconstruction = self.strengths
         aligned, present = output.extra["aligned"], output.extra["present"]
         private, shared = output.extra["private"].float(), output.extra["shared"].float()
@@ -102,7 +102,7 @@ class MISA(Fusion):
         error = (back - aligned).float().square().mean(-1).masked_fill(~present, 0)
         rebuilt = error.sum(1) / len(self.dims)
         batch = similarity * near + difference * apart
-        return moment.criterion(output.logits, target) + batch + reconstruction * rebuilt
+        return context.criterion(output.logits, target) + batch + reconstruction * rebuilt
 
 
 def moment_discrepancy(x: Tensor, y: Tensor, rows: Tensor, orders: int = 5) -> Tensor:

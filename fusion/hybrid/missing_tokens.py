@@ -9,7 +9,7 @@ import torch
 from einops import repeat
 from torch import Tensor, nn
 
-from fusionzoo.structures import Features, FusionOutput, Moment, Phase
+from fusionzoo.structures import Features, FusionOutput, Phase, StepContext
 
 from ..base import FUSIONS, Fusion, check_choice, combination_of
 
@@ -97,5 +97,5 @@ class MissingTokens(Fusion):
     ) -> nn.Module | None:
         return self.base.prepare(targets, groups, seed)
 
-    def loss(self, output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:
-        return self.base.loss(output, target, moment)
+    def loss(self, output: FusionOutput, target: Tensor, context: StepContext) -> Tensor:
+        return self.base.loss(output, target, context)

@@ -9,7 +9,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.structures import Features, FusionOutput, Moment, Phase
+from fusionzoo.structures import Features, FusionOutput, Phase, StepContext
 
 from ..base import FUSIONS, Fusion
 
@@ -102,9 +102,9 @@ class MMIN(Fusion):
         whole = torch.where(given[..., None], aligned, imagined)
         return self.or_null(self.join(rearrange(whole, "b m d -> b (m d)")), given)
 
-    def loss(self, output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:
-        if moment.phase == 0:
-            return moment.criterion(output.logits, target)
+    def loss(self, output: FusionOutput, target: Tensor, context: StepContext) -> Tensor:
+        if context.phase == 0:
+            return context.criterion(output.logits, target)
         aligned, present = output.extra["aligned"].detach(), output.extra["present"]
         given = keep_some(present)
         hidden = present & ~given
@@ -114,7 +114,7 @@ class MMIN(Fusion):
             self.back(rearrange(imagined, "b m d -> b (m d)")), "b (m d) -> b m d", m=len(self.dims)
         )
         errors = squared_error(imagined, aligned, hidden) + squared_error(again, aligned, given)
-        return moment.criterion(logits, target) + self.strength * errors
+        return context.criterion(logits, target) + self.strength * errors
 
 
 def keep_some(present: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from einops import reduce
 from torch import Tensor, nn
 
-from fusionzoo.structures import Features, FusionOutput, Moment
+from fusionzoo.structures import Features, FusionOutput, StepContext
 
 from ..base import FUSIONS, Fusion
 
@@ -73,10 +73,10 @@ class MVAEPoE(Fusion):
         weights = reduce(shares, "b m d -> b m", "mean")
         return FusionOutput(embedding, self.head(embedding), {}, weights, extra)
 
-    def loss(self, output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:
+    def loss(self, output: FusionOutput, target: Tensor, context: StepContext) -> Tensor:
         extra = output.extra
         present, means, precision = extra["present"], extra["means"], extra["precision"]
-        loss = moment.criterion(output.logits, target)
+        loss = context.criterion(output.logits, target)
         whole = (extra["mean"], extra["variance"], extra["sample"])
         loss = loss + self._regularise(*whole, present, extra)
         alone = torch.eye(len(self.dims), dtype=torch.bool, device=present.device)
@@ -84,7 +84,7 @@ class MVAEPoE(Fusion):
         for subset in (*(row & present for row in alone), *(present & kept for kept in drawn)):
             mean, variance = multiply(means, precision, subset)
             sample = self._draw(mean, variance)
-            own = moment.criterion(self.head(sample), target)
+            own = context.criterion(self.head(sample), target)
             own = own + self._regularise(mean, variance, sample, subset, extra)
             loss = loss + torch.where(subset.any(1), own, 0)
         return loss

@@ -8,7 +8,7 @@ from itertools import combinations
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.structures import Features, FusionOutput, Moment
+from fusionzoo.structures import Features, FusionOutput, StepContext
 
 from ..base import FUSIONS, Fusion, present_mean
 
@@ -69,9 +69,9 @@ class ShaSpec(Fusion):
         extra = {"shared": shared, "specific": specific, "present": present}
         return FusionOutput(embedding, self.head(embedding), {}, None, extra)
 
-    def loss(self, output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:
+    def loss(self, output: FusionOutput, target: Tensor, context: StepContext) -> Tensor:
         shared, present = output.extra["shared"].float(), output.extra["present"]
-        loss = moment.criterion(output.logits, target)
+        loss = context.criterion(output.logits, target)
         pairs = list(combinations(range(len(self.dims)), 2))
         for m, n in pairs:
             gap = (shared[:, m] - shared[:, n]).abs().mean(-1)

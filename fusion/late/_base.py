@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.structures import Features, FusionOutput, Moment
+from fusionzoo.structures import Features, FusionOutput, StepContext
 
 from ..base import Fusion, present_mean
 
@@ -52,8 +52,8 @@ class LateFusion(Fusion):
 class VotersAlone(LateFusion):
     """Train each modality's classifier on its own loss, (B,); the prior where nothing is there."""
 
-    def loss(self, output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:
+    def loss(self, output: FusionOutput, target: Tensor, context: StepContext) -> Tensor:
         present = output.extra["present"]
-        each = [moment.criterion(vote, target) for vote in output.unimodal.values()]
+        each = [context.criterion(vote, target) for vote in output.unimodal.values()]
         own = torch.stack(each, dim=1).masked_fill(~present, 0).sum(1)
-        return torch.where(present.any(1), own, moment.criterion(output.logits, target))
+        return torch.where(present.any(1), own, context.criterion(output.logits, target))

@@ -11,7 +11,7 @@ from einops import einsum, rearrange
 from torch import Tensor, nn
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.structures import Features, FusionOutput, Moment, Phase
+from fusionzoo.structures import Features, FusionOutput, Phase, StepContext
 
 from ..base import FUSIONS, Fusion, present_mean
 
@@ -106,24 +106,24 @@ class LateStacking(Fusion):
     def prepare(self, targets: Tensor, groups: Sequence[str] = (), seed: int = 0) -> nn.Module:
         return Folds(deal(targets, groups, self.folds, seed))
 
-    def loss(self, output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:
-        assert isinstance(moment.memory, Folds)
+    def loss(self, output: FusionOutput, target: Tensor, context: StepContext) -> Tensor:
+        assert isinstance(context.memory, Folds)
         present, votes = output.extra["present"], output.extra["votes"]
-        fold = moment.memory.of(moment.rows)
-        if moment.phase == 0:
-            return self._base_loss(votes, present, target, fold, moment)
+        fold = context.memory.of(context.rows)
+        if context.phase == 0:
+            return self._base_loss(votes, present, target, fold, context)
         index = fold[:, None, None, None].expand(-1, len(self.dims), 1, self.num_outputs)
         unseen = rearrange(votes.detach().gather(2, index), "b m 1 k -> b m k")
-        return moment.criterion(self.stack(unseen.softmax(-1), present), target)
+        return context.criterion(self.stack(unseen.softmax(-1), present), target)
 
     def _base_loss(
-        self, votes: Tensor, present: Tensor, target: Tensor, fold: Tensor, moment: Moment
+        self, votes: Tensor, present: Tensor, target: Tensor, fold: Tensor, context: StepContext
     ) -> Tensor:
         """Train each version on the samples of the other folds."""
         rows = rearrange(votes, "b m f k -> (b m f) k")
         repeated = target[:, None, None].expand(votes.shape[:3]).flatten()
         each = rearrange(
-            moment.criterion(rows, repeated), "(b m f) -> b m f", m=len(self.dims), f=self.folds
+            context.criterion(rows, repeated), "(b m f) -> b m f", m=len(self.dims), f=self.folds
         )
         versions = torch.arange(self.folds, device=fold.device)
         learns = present[:, :, None] & (versions != fold[:, None])[:, None]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, distributed, nn
 
-from fusionzoo.structures import Features, FusionOutput, Moment
+from fusionzoo.structures import Features, FusionOutput, StepContext
 
 from ..base import FUSIONS
 from ._base import VotersAlone
@@ -60,16 +60,16 @@ class QMF(VotersAlone):
     def prepare(self, targets: Tensor, groups: Sequence[str] = (), seed: int = 0) -> nn.Module:
         return History(len(targets), len(self.dims))
 
-    def loss(self, output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:
-        assert isinstance(moment.memory, History)
+    def loss(self, output: FusionOutput, target: Tensor, context: StepContext) -> Tensor:
+        assert isinstance(context.memory, History)
         present, energy = output.extra["present"], output.extra["energy"].float()
-        hardness = moment.memory.hardness(moment.rows)
+        hardness = context.memory.hardness(context.rows)
         rank = ranking_loss(energy, hardness, present)
         if self.training:
-            each = [moment.criterion(vote, target) for vote in output.unimodal.values()]
-            moment.memory.add(moment.rows, torch.stack(each, dim=1).detach(), present)
-        joint = torch.where(present.any(1), moment.criterion(output.logits, target), 0)
-        return joint + super().loss(output, target, moment) + self.rank_weight * rank
+            each = [context.criterion(vote, target) for vote in output.unimodal.values()]
+            context.memory.add(context.rows, torch.stack(each, dim=1).detach(), present)
+        joint = torch.where(present.any(1), context.criterion(output.logits, target), 0)
+        return joint + super().loss(output, target, context) + self.rank_weight * rank
 
 
 def ranking_loss(energy: Tensor, hardness: Tensor, present: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusionzoo.structures import Features, FusionOutput, Moment
+from fusionzoo.structures import Features, FusionOutput, StepContext
 
 from ..base import FUSIONS
 from ._base import LateFusion
@@ -77,17 +77,17 @@ class TMC(LateFusion):
         logits = joined.log1p()
         return self.output(embedding, logits, opinions, present, weights, views=each, joined=joined)
 
-    def loss(self, output: FusionOutput, target: Tensor, moment: Moment) -> Tensor:
-        strength = min(1.0, moment.epoch / self.annealing_epochs)
+    def loss(self, output: FusionOutput, target: Tensor, context: StepContext) -> Tensor:
+        strength = min(1.0, context.epoch / self.annealing_epochs)
         present, views = output.extra["present"], output.extra["views"].float()
         if self.joint is not None:
             present = torch.cat([present, present.any(1, keepdim=True)], dim=1)
         each = evidential_loss(views, target[:, None].expand(-1, views.shape[1]), strength)
         whole = evidential_loss(output.extra["joined"].float(), target, strength)
         total = whole + each.masked_fill(~present, 0).sum(1)
-        if moment.weight is not None:
-            total = moment.weight * total
-        return torch.where(present.any(1), total, moment.criterion(output.logits, target))
+        if context.row_weight is not None:
+            total = context.row_weight * total
+        return torch.where(present.any(1), total, context.criterion(output.logits, target))
 
 
 def combine(evidence: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import Fusion
 from fusionzoo.fusion.base import RunningMeans
 from fusionzoo.model import FusionModel
-from fusionzoo.structures import Batch, Features, FusionOutput, Moment
-from fusionzoo.training.objective import resting
+from fusionzoo.structures import Batch, Features, FusionOutput, StepContext
+from fusionzoo.training.freezing import frozen_in_phase
 from fusionzoo.training.optim.optimizers import build_optimizer, set_rates
 from fusionzoo.training.optim.param_groups import param_groups
 from fusionzoo.training.optim.schedules import phased
@@ -75,12 +75,14 @@ class Single:
             self.memory.to(targets.device)
         self.optimizer = build_optimizer(param_groups(model, nn.ModuleDict(), cfg.optim), cfg.optim)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.resting = [resting(model, phase) for phase in self.phases]
+        self.resting = [frozen_in_phase(model, phase) for phase in self.phases]
 
     def step(self, given: Given, rows: Tensor, target: Tensor, epoch: float, phase: int) -> None:
         """Learn from one batch; rows and target (1, B)."""
         output = outputs(self.model, given)
-        moment = Moment(rows[0], epoch, phase, cross_entropy, self.memory)
+        moment = StepContext(
+            rows=rows[0], epoch=epoch, phase=phase, criterion=cross_entropy, memory=self.memory
+        )
         self.model.fusion.loss(output, target[0], moment).mean().backward()
         for parameter in self.resting[phase]:
             parameter.grad = None

@@ -1,4 +1,4 @@
-"""The way out of a process."""
+"""Exit a process, skipping interpreter teardown under torchrun."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import sys
 from typing import NoReturn
 
 
-def leave(code: int) -> NoReturn:
-    """End the process; one of several ends without tearing the interpreter down.
+def exit_process(code: int) -> NoReturn:
+    """Exit; one of several processes exits without tearing the interpreter down.
 
-    There a thread of torch that is still on its way out can abort a run that has succeeded
-    ("terminate called without an active exception"). By now the group is left, and files are
-    closed; what asked to be told (loader processes, progress bars, boards) is told.
+    During teardown a thread of torch that is still ending can abort a run that has succeeded
+    ("terminate called without an active exception"). By now the process group is destroyed and
+    files are closed; exit handlers (loader processes, progress bars, loggers) are run here.
     """
     if "WORLD_SIZE" not in os.environ:
         sys.exit(code)

@@ -1,11 +1,10 @@
-"""Processes: who am I, set up and tear down the group, the few collectives that training needs."""
+"""Process-group set-up and collectives."""
 
 from __future__ import annotations
 
 import gc
 import os
 import random
-import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -127,33 +126,6 @@ def pick_backend(wanted: str, device: torch.device) -> str:
     if wanted == "nccl" and device.type != "cuda":
         raise FusionZooError("--dist.backend nccl needs a GPU for each process: use gloo")
     return wanted
-
-
-def launched() -> bool:
-    """Whether a launcher (torchrun, or `launch`) started this process."""
-    return "WORLD_SIZE" in os.environ
-
-
-def launch(cfg: DistConfig, script: str, args: Sequence[str]) -> int:
-    """Start `cfg.nproc` processes of `script` on this machine by torchrun; return the exit code.
-
-    What asks the run to stop is passed on to them; they save, and the code is theirs.
-    """
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import main as torchrun
-
-    # Each process would otherwise take all cores for itself.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // cfg.nproc)))
-    options = ["--standalone", f"--nproc-per-node={cfg.nproc}"]
-    options += ["--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"]
-    try:
-        torchrun([*options, "--", script, *args])  # or --log would be its own
-    except ChildFailedError as error:
-        return next(iter(error.failures.values())).exitcode
-    except SignalException as error:  # torchrun has none of the processes' codes by then
-        return {signal.SIGINT: 130, signal.SIGTERM: 75, signal.SIGUSR1: 75}.get(error.sigval, 1)
-    return 0
 
 
 def wrap(

@@ -14,43 +14,74 @@ from fusionzoo.evaluation.retrieval import any_pair
 from fusionzoo.model import create_model
 from fusionzoo.unimodal import UnimodalHeads
 
-from .balance import Setting, build_balance
+from .balance import StrategyInputs, build_balance
 from .objective import Objective, freeze_unused
 from .tasks.multitask import Tasks, build_tasks
-from .tasks.single import Nothing
+from .tasks.single import NoTarget
 
-ALONE = World()
+SINGLE_PROCESS = World()
 
 
 def open_dataset(
-    settings: dict[str, Any], targets: Mapping[str, str] | None = None
+    settings: dict[str, Any],
+    targets: Mapping[str, str] | None = None,
+    dataset: PairedDataset | None = None,
 ) -> PairedDataset:
-    """Open the data set that `--data.name` and its settings describe, to read these targets."""
-    name, rest = split_name(settings, "data")
+    """Open the data set that `--data.name` and its settings describe, or take one that is open;
+    read these targets (None: the class in column `target`)."""
+    if dataset is not None:
+        return dataset if targets is None else dataset.with_targets(targets)
+    name, arguments = split_name(settings, "data")
     if targets is None:
-        return create_dataset(name, **rest)
+        return create_dataset(name, **arguments)
     if "targets" in DATASETS[name].parameters:
-        return create_dataset(name, **{**rest, "targets": targets})
-    return create_dataset(name, **rest).with_targets(targets)
+        return create_dataset(name, **{**arguments, "targets": targets})
+    return create_dataset(name, **arguments).with_targets(targets)
 
 
-def choose_encoders(dataset: PairedDataset, chosen: dict[str, Tree]) -> dict[str, Tree]:
-    """Lay what the user says of encoders on the data set's own choice."""
-    own = dataset.default_encoders
-    encoders = merge(own, chosen)
-    for name, encoder in encoders.items():
+def choose_encoders(dataset: PairedDataset, settings: dict[str, Tree]) -> dict[str, Tree]:
+    """Merge the user's encoder settings over the data set's defaults."""
+    defaults = dataset.default_encoders
+    encoders = merge(defaults, settings)
+    for modality, encoder in encoders.items():
+        reads_vectors = str(encoder.get("name")).startswith(("vector/", "seq"))
         # The width of given vectors is a fact of the data, whichever encoder reads them.
-        if "in_dim" in own.get(name, {}) and str(encoder.get("name")).startswith(
-            ("vector/", "seq")
-        ):
-            encoder.setdefault("in_dim", own[name]["in_dim"])
+        if reads_vectors and "in_dim" in defaults.get(modality, {}):
+            encoder.setdefault("in_dim", defaults[modality]["in_dim"])
     return encoders
 
 
 def build_objective(
-    cfg: RunConfig, train_set: PairedDataset, world: World = ALONE
+    cfg: RunConfig, train_set: PairedDataset, world: World = SINGLE_PROCESS
 ) -> tuple[Objective, list[str]]:
-    """Build model, heads and loss for the data; also return what no loss reads, now frozen."""
+    """Build model, heads, losses and strategies; also name what no loss reads, now frozen."""
+    _check_modalities(cfg, train_set)
+    tasks = build_tasks(cfg, train_set)
+    encoders = {name: cfg.encoders[name] for name in train_set.modalities}
+    model = create_model(
+        cfg.fusion,
+        encoders,
+        classes=train_set.classes,
+        targets=train_set.scheme,
+        kinds=train_set.modalities,
+    )
+    tasks.check_loss_of(cfg.fusion["name"], model.fusion.ignores)
+    dims = {name: encoder.dim for name, encoder in model.named_encoders()}
+    with_heads = cfg.train.unimodal and train_set.scheme != ()
+    ids, targets = train_set.ids, train_set.targets
+    heads = UnimodalHeads(
+        dims if with_heads else {}, model.spec["fusion"]["dim"], tasks.prior(targets)
+    )
+    objective = Objective(model, heads, tasks, ids, targets, train_set.groups, cfg.seed)
+    unused = freeze_unused(objective)
+    # After the dummy batch of `freeze_unused`: a strategy must remember nothing of that.
+    inputs = StrategyInputs(model, targets, cfg.seed, world)
+    objective.balance = build_balance(cfg.balance, cfg.balance_settings, inputs)
+    _check_strategies(cfg, objective, train_set)
+    return objective, unused
+
+
+def _check_modalities(cfg: RunConfig, train_set: PairedDataset) -> None:
     for modality in cfg.encoders:
         if modality not in train_set.modalities:
             raise FusionZooError(
@@ -60,49 +91,35 @@ def build_objective(
             )
     if train_set.scheme is None and not train_set.classes:
         raise FusionZooError("the data has no target column, and training needs one")
-    tasks = build_tasks(cfg, train_set)
-    encoders = {name: cfg.encoders[name] for name in train_set.modalities}
-    kinds = train_set.modalities
-    model = create_model(
-        cfg.fusion, encoders, classes=train_set.classes, targets=train_set.scheme, kinds=kinds
-    )
-    tasks.check_loss_of(cfg.fusion["name"], model.fusion.ignores)
-    dims = {name: encoder.dim for name, encoder in model.named_encoders()}
-    dim = model.spec["fusion"]["dim"]
-    compare = cfg.train.unimodal and train_set.scheme != ()
-    ids, targets = train_set.ids, train_set.targets
-    heads = UnimodalHeads(dims if compare else {}, dim, tasks.prior(targets))
-    objective = Objective(model, heads, tasks, ids, targets, train_set.groups, cfg.seed)
-    unused = freeze_unused(objective)
-    if cfg.balance and cfg.dist.strategy == "dp":
+
+
+def _check_strategies(cfg: RunConfig, objective: Objective, train_set: PairedDataset) -> None:
+    """Refuse strategies that do not work with the wrapper, and a run that learns nothing."""
+    strategies = objective.balance
+    if strategies and cfg.dist.strategy == "dp":
         raise FusionZooError("--balance: strategies remember what dp's threads forget: use ddp")
-    # After the blank batch above: of that a strategy must remember nothing.
-    setting = Setting(model, targets, cfg.seed, world)
-    objective.balance = build_balance(cfg.balance, cfg.balance_settings, setting)
-    if train_set.scheme == () and not any(one.aligns for one in objective.balance.values()):
-        raise FusionZooError(
-            "--objective.name none learns nothing: add --balance contrastive_align"
-        )
-    if train_set.scheme == () and "plateau" in (
-        cfg.optim.schedule,
-        *cfg.optim.modality_schedule.values(),
-    ):
-        raise FusionZooError(
-            "--optim.schedule plateau follows a validation loss, which --objective.name none lacks"
-        )
-    for name, one in objective.balance.items():
-        if cfg.dist.strategy == "fsdp" and not one.shards:
+    if train_set.scheme == ():
+        if not any(strategy.aligns for strategy in strategies.values()):
+            raise FusionZooError(
+                "--objective.name none learns nothing: add --balance contrastive_align"
+            )
+        if "plateau" in (cfg.optim.schedule, *cfg.optim.modality_schedule.values()):
+            raise FusionZooError(
+                "--optim.schedule plateau follows a validation loss, which --objective.name none"
+                " lacks"
+            )
+    for name, strategy in strategies.items():
+        if cfg.dist.strategy == "fsdp" and not strategy.shards:
             raise FusionZooError(f"--balance {name} needs whole weights: --dist.strategy ddp")
-    return objective, unused
 
 
 def check_splits(tasks: Tasks, splits: Mapping[str, PairedDataset]) -> None:
-    """Refuse, before training, a split that cannot be judged."""
+    """Refuse, before training, a split that cannot be evaluated."""
     for name in ("val", "test"):
-        part = splits[name]
-        if tasks.leading == Nothing.leading and not any_pair(part.present):
+        split = splits[name]
+        if tasks.leading == NoTarget.leading and not any_pair(split.present):
             raise FusionZooError(
                 f"no sample of the {name} split has two modalities, so retrieval cannot be judged"
             )
-        for target in tasks.unlabelled(part.targets):
+        for target in tasks.unlabelled(split.targets):
             raise FusionZooError(f"no sample of the {name} split has a label {target!r}")

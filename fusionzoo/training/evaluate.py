@@ -2,80 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from fusionzoo.config import TrainConfig
 from fusionzoo.distributed.fsdp import sharded
-from fusionzoo.distributed.process_group import gather
+from fusionzoo.distributed.process_group import World, gather
 from fusionzoo.evaluation.retrieval import any_pair, retrieval_figures
 from fusionzoo.structures import Batch
 
-from .objective import Objective, Step, blank_batch
-from .trainer import Stepper, autocast
+from .objective import Objective, ObjectiveOutput, dummy_batch
+from .precision import autocast
+from .trainer import Trainer
 
 Metrics = dict[str, Any]
 
 
-@torch.no_grad()
-def evaluate(learn: Stepper, loader: DataLoader[Batch], each_alone: bool = False) -> Metrics:
+def evaluate(trainer: Trainer, loader: DataLoader[Batch], each_alone: bool = False) -> Metrics:
     """Return the metrics of the fusion, and under `unimodal` those of each modality's own head.
 
     With `each_alone` also, under `given_only`, those of the fusion given each modality only.
-    Each process sees its own share, and no sample counts twice.
+    Each process evaluates its own share, and no sample counts twice.
     """
-    plain, world = learn.plain, learn.world
-    plain.eval()
-    learn.share_statistics()
-    learn.heap.trim()
-    seen: dict[str, list[Tensor]] = {}
-    for batch, counts in evenly(loader, learn):
+    trainer.share_statistics()
+    trainer.heap.trim()
+    return evaluate_module(
+        trainer.module,
+        loader,
+        trainer.cfg.train,
+        trainer.world,
+        each_alone=each_alone,
+        after_batch=trainer.heap.after_batch,
+    )
+
+
+@torch.no_grad()
+def evaluate_module(
+    module: Objective,
+    loader: DataLoader[Batch],
+    cfg: TrainConfig,
+    world: World,
+    *,
+    each_alone: bool = False,
+    after_batch: Callable[[], None] = lambda: None,
+) -> Metrics:
+    """Return the metrics of a split; `evaluate` says which. Leaves the module in eval mode."""
+    module.eval()
+    collected: dict[str, list[Tensor]] = {}
+    for batch, counts in _equally_many(loader, module, world):
         batch = batch.to(world.device)
-        with autocast(learn.cfg.train, world.device):
-            step: Step = plain(batch, each_alone=each_alone)
+        with autocast(cfg, world.device):
+            output: ObjectiveOutput = module(batch, each_alone=each_alone)
         if not counts:
             continue
-        assert batch.target is not None
-        seen.setdefault("target", []).append(batch.target)
-        seen.setdefault("present", []).append(batch.present)
-        for name, logits in {"": step.logits, **step.unimodal}.items():
-            seen.setdefault(f"logits/{name}", []).append(logits.float())
-        for name, logits in step.given_only.items():
-            seen.setdefault(f"given_only/{name}", []).append(logits.float())
-        for name, vectors in step.common.items():
-            seen.setdefault(f"common/{name}", []).append(vectors.float())
-        learn.heap.after_batch()
-    shards = gather({name: torch.cat(rows).cpu() for name, rows in seen.items()}, world)
-    found = {name: torch.cat([one[name] for one in shards if one]) for name in max(shards, key=len)}
-    return _figures(plain, found)
+        for name, tensor in _named_tensors(batch, output).items():
+            collected.setdefault(name, []).append(tensor)
+        after_batch()
+    shards = gather({name: torch.cat(parts).cpu() for name, parts in collected.items()}, world)
+    names = max(shards, key=len)
+    return _metrics(module, {name: torch.cat([s[name] for s in shards if s]) for name in names})
 
 
-def _figures(plain: Objective, found: dict[str, Tensor]) -> Metrics:
-    """Measure what all processes saw."""
-    figures = {
-        name: plain.tasks.figures(found[f"logits/{name}"], found["target"])
-        for name in ("", *plain.heads.heads)
+def _named_tensors(batch: Batch, output: ObjectiveOutput) -> dict[str, Tensor]:
+    """Name everything that the metrics of a split are computed from."""
+    assert batch.target is not None
+    logits = {"": output.logits, **output.unimodal_logits}
+    return {
+        "target": batch.target,
+        "present": batch.present,
+        **{f"logits/{name}": x.float() for name, x in logits.items()},
+        **{f"given_only/{name}": x.float() for name, x in output.given_only.items()},
+        **{f"aligned/{name}": x.float() for name, x in output.aligned.items()},
     }
-    fused = figures.pop("")
+
+
+def _metrics(module: Objective, tensors: dict[str, Tensor]) -> Metrics:
+    """Compute the metrics of a whole split, whose tensors `_named_tensors` named."""
+    tasks, target = module.tasks, tensors["target"]
+    metrics: Metrics = tasks.metrics(tensors["logits/"], target)
+    aligned = {n.partition("/")[2]: x for n, x in tensors.items() if n.startswith("aligned/")}
+    if aligned and any_pair(tensors["present"]):
+        metrics |= retrieval_figures(aligned, tensors["present"])
+    unimodal = {n: tasks.metrics(tensors[f"logits/{n}"], target) for n in module.heads.heads}
     given_only = {
-        name: plain.tasks.figures(found[f"given_only/{name}"], found["target"])
-        for name in plain.model.encoders
-        if f"given_only/{name}" in found
+        name: tasks.metrics(tensors[f"given_only/{name}"], target)
+        for name in module.model.encoders
+        if f"given_only/{name}" in tensors
     }
-    common = {n.partition("/")[2]: x for n, x in found.items() if n.startswith("common/")}
-    if common and any_pair(found["present"]):
-        fused |= retrieval_figures(common, found["present"])
-    return fused | {"unimodal": figures} | ({"given_only": given_only} if given_only else {})
+    return metrics | {"unimodal": unimodal} | ({"given_only": given_only} if given_only else {})
 
 
-def evenly(loader: DataLoader[Batch], learn: Stepper) -> Iterator[tuple[Batch, bool]]:
-    """Yield the batches and whether they count; with shared weights every process must run as many
-    as any other, so blank ones follow that do not."""
+def _equally_many(
+    loader: DataLoader[Batch], module: Objective, world: World
+) -> Iterator[tuple[Batch, bool]]:
+    """Yield the batches and whether they count.
+
+    With sharded weights every process must run as many as any other, so dummy batches follow that
+    do not count.
+    """
     yield from ((batch, True) for batch in loader)
-    if sharded(learn.plain):
-        own = len(loader)
-        blank = blank_batch(learn.plain.model)
-        yield from ((blank, False) for _ in range(max(gather(own, learn.world)) - own))
+    if sharded(module):
+        num_batches = len(loader)
+        dummy = dummy_batch(module.model)
+        yield from ((dummy, False) for _ in range(max(gather(num_batches, world)) - num_batches))

@@ -1,6 +1,6 @@
-"""What DDP wraps: the model, each modality's own head beside it, and their losses per row.
+"""The module that DDP wraps: model, unimodal heads and per-sample losses.
 
-Shapes: `B` rows, `K` outputs, `D` width.
+Shapes: `B` batch, `K` outputs, `D` width.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ import torch
 from torch import Tensor, nn
 
 from fusionzoo.model import FusionModel, quiet
-from fusionzoo.structures import Batch, Features, FusionOutput, Moment, Phase, Sample
+from fusionzoo.structures import Batch, Features, FusionOutput, Sample, StepContext
 from fusionzoo.unimodal import UnimodalHeads
 
-from .balance import START, Balance, Now, Seen, Term
+from .balance import Balance, LossTerm
 from .tasks.multitask import Tasks, plain_tasks
 
 
-class Step(NamedTuple):
-    """A forward pass, row by row, so that any strategy can average it as it must."""
+class ObjectiveOutput(NamedTuple):
+    """Logits and losses of a batch, per sample: how they are averaged is a strategy's choice."""
 
     logits: Tensor  # (B, K) of the fusion
-    loss: Tensor  # (B,)
-    unimodal: dict[str, Tensor]  # modality -> (B, K) of its own head
-    unimodal_loss: dict[str, Tensor]  # modality -> (B,), 0 where the row lacks it
-    main: Term | None = None  # the fusion's loss as a training strategy left it; None: `loss`
-    terms: Mapping[str, Term] = {}  # losses of training strategies
-    apart: Mapping[str, Term] = {}  # those whose gradients a strategy wants by themselves
-    common: Mapping[str, Tensor] = {}  # modality -> (B, D) in the space that a strategy aligns
-    given_only: Mapping[str, Tensor] = {}  # modality -> (B, K) of the fusion without the others
+    loss: Tensor  # (B,) of the fusion
+    unimodal_logits: dict[str, Tensor]  # modality -> (B, K) of its own head
+    unimodal_loss: dict[str, Tensor]  # modality -> (B,), 0 where the sample lacks it
+    main_loss: LossTerm | None = None  # `loss` as the strategies changed it; None: no strategy
+    extra_losses: Mapping[str, LossTerm] = {}  # of strategies, added to the main loss
+    separate_losses: Mapping[str, LossTerm] = {}  # of a strategy with a backward pass of their own
+    aligned: Mapping[str, Tensor] = {}  # modality -> (B, D) in the space that a strategy aligns
+    given_only: Mapping[str, Tensor] = {}  # modality -> (B, K) of the fusion given nothing else
 
 
 class Objective(nn.Module):
-    """The fusion's own loss and the tasks' loss of each modality's own head.
+    """Model, each modality's own head, the tasks' loss, and the training strategies.
 
     `ids`, `targets` and `groups` are of the training split: a fusion may remember its samples.
     """
@@ -51,95 +51,102 @@ class Objective(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.heads, self.tasks = model, heads, tasks or plain_tasks()
-        self.numbers = {name: number for number, name in enumerate(ids)}
+        self.row_of_id = {sample_id: row for row, sample_id in enumerate(ids)}
         no_targets = torch.zeros(0, dtype=torch.int64)
         targets = no_targets if targets is None else targets
         self.memory = model.fusion.prepare(targets, groups, seed)
         self.balance = nn.ModuleDict()
 
-    def strategies(self, now: Now) -> list[Balance]:
-        """Return the training strategies that are active."""
-        return [one for one in self.balance.values() if one.active(now)]  # type: ignore[misc, operator]
+    def strategies(self, context: StepContext) -> list[Balance]:
+        """Return the training strategies that are active in a step."""
+        return [s for s in self.balance.values() if s.active(context)]  # type: ignore[misc, operator]
 
     def rows(self, batch: Batch) -> Tensor:
-        """Return the samples' numbers in the training split, -1 where it has no such id: (B,)."""
-        return torch.tensor([self.numbers.get(name, -1) for name in batch.ids], dtype=torch.int64)
+        """Return the samples' rows in the training split, -1 where it has no such id: (B,)."""
+        rows = [self.row_of_id.get(sample_id, -1) for sample_id in batch.ids]
+        return torch.tensor(rows, dtype=torch.int64)
 
     def forward(
-        self,
-        batch: Batch,
-        rows: Tensor | None = None,
-        now: Now = START,
-        *,
-        each_alone: bool = False,
-    ) -> Step:
-        """Return logits and losses; without `rows`, in evaluation, the plain loss.
+        self, batch: Batch, context: StepContext | None = None, *, each_alone: bool = False
+    ) -> ObjectiveOutput:
+        """Return logits and losses; without a `context`, in evaluation, the plain loss.
 
-        With `each_alone` also what the fusion says given each modality only.
+        With `each_alone` also the fusion's logits given each modality only.
         """
         assert batch.target is not None
         features = self.model.encode(batch)
         output: FusionOutput = self.model.fusion(features)
-        unimodal = self.heads(features)
-        alone = {
-            name: self.criterion(own, batch.target) * features[name].mask.any(1)
-            for name, own in unimodal.items()
+        unimodal_logits = self.heads(features)
+        unimodal_loss = {
+            name: self.criterion(logits, batch.target) * features[name].mask.any(1)
+            for name, logits in unimodal_logits.items()
         }
-        if rows is None:
+        if context is None:
             loss = self.criterion(output.logits, batch.target)
-            aligned = (one.embed(features) for one in self.balance.values() if one.aligns)  # type: ignore[operator]
-            step = Step(output.logits, loss, unimodal, alone, common=next(aligned, {}))
-            return step._replace(given_only=self._given_only(features)) if each_alone else step
-        weight = self.tasks.row_weight(batch.target)
-        moment = Moment(rows, now.epoch, now.phase, self.criterion, self.memory, weight)
-        strategies = self.strategies(now)
-        seen = Seen(batch, rows, features, output, self.criterion, now)
-        for one in strategies:
-            seen = seen._replace(output=one.respond(seen))
-        loss = self.model.fusion.loss(seen.output, batch.target, moment)
-        step = Step(output.logits, loss, unimodal, alone)
-        return self._strategic(step, strategies, seen) if strategies else step
+            evaluated = ObjectiveOutput(output.logits, loss, unimodal_logits, unimodal_loss)
+            evaluated = evaluated._replace(aligned=self._align(features))
+            given_only = self._given_only(features) if each_alone else {}
+            return evaluated._replace(given_only=given_only)
+        context = context._replace(
+            batch=batch,
+            features=features,
+            output=output,
+            criterion=self.criterion,
+            row_weight=self.tasks.row_weight(batch.target),
+            memory=self.memory,
+        )
+        strategies = self.strategies(context)
+        for strategy in strategies:
+            context = context._replace(output=strategy.edit_output(context))
+        loss = self.model.fusion.loss(context.output, batch.target, context)
+        trained = ObjectiveOutput(output.logits, loss, unimodal_logits, unimodal_loss)
+        return _add_strategies(trained, strategies, context) if strategies else trained
+
+    def _align(self, features: Mapping[str, Features]) -> Mapping[str, Tensor]:
+        """Return each modality's vectors in the common space, if a strategy learns one."""
+        aligned = (s.embed(features) for s in self.balance.values() if s.aligns)  # type: ignore[operator]
+        return next(aligned, {})
 
     def _given_only(self, features: Mapping[str, Features]) -> dict[str, Tensor]:
         """Return the fusion's logits given each modality only; nothing is encoded again."""
         absent = {n: x._replace(mask=torch.zeros_like(x.mask)) for n, x in features.items()}
         return {n: self.model.fusion({**absent, n: x}).logits for n, x in features.items()}
 
-    def _strategic(self, step: Step, strategies: Sequence[Balance], seen: Seen) -> Step:
-        """Let the training strategies change the fusion's loss and lay theirs beside it."""
-        main = Term(step.loss, torch.ones_like(seen.rows, dtype=torch.bool))
-        terms: dict[str, Term] = {}
-        apart: dict[str, Term] = {}
-        for one in strategies:
-            main = one.main(seen, main)
-            into = apart if one.apart else terms
-            into.update(one.terms(seen))
-        return step._replace(main=main, terms=terms, apart=apart)
-
     def criterion(self, logits: Tensor, target: Tensor) -> Tensor:
-        """The tasks' loss in single precision, say cross-entropy: (B, K), target -> (B,)."""
+        """Return the tasks' loss in single precision, say cross-entropy: (B, K), target -> (B,)."""
         return self.tasks.criterion(logits, target)
 
 
-def resting(model: FusionModel, phase: Phase) -> list[nn.Parameter]:
-    """Return the parameters that do not learn in a phase of the fusion."""
-    named = model.fusion.named_parameters()
-    rest = [p for name, p in named if not name.startswith(phase.trains)]
-    return rest if phase.encoders else [*rest, *model.encoders.parameters()]
+def _add_strategies(
+    output: ObjectiveOutput, strategies: Sequence[Balance], context: StepContext
+) -> ObjectiveOutput:
+    """Let the strategies change the fusion's loss and add their own."""
+    main_loss = LossTerm(output.loss, torch.ones_like(context.rows, dtype=torch.bool))
+    extra_losses: dict[str, LossTerm] = {}
+    separate_losses: dict[str, LossTerm] = {}
+    for strategy in strategies:
+        main_loss = strategy.main_loss(context, main_loss)
+        losses = separate_losses if strategy.two_pass else extra_losses
+        losses.update(strategy.extra_losses(context))
+    return output._replace(
+        main_loss=main_loss, extra_losses=extra_losses, separate_losses=separate_losses
+    )
 
 
 def freeze_unused(objective: Objective) -> list[str]:
     """Freeze the parameters that no loss of any phase reads, and return their names.
 
-    A fusion that reads tokens leaves, say, an encoder's pooling head without a gradient. DDP would
-    wait for it for ever; weight decay would shrink it. Found by a backward pass of each phase over
-    two blank rows that claim to have every modality.
+    A fusion that reads tokens leaves, say, an encoder's pooling head without a gradient: DDP would
+    wait for it for ever, and weight decay would shrink it. Found by a backward pass of each phase
+    over a dummy batch of two samples with all modalities present.
     """
-    batch = blank_batch(objective.model)
+    batch = dummy_batch(objective.model)
     with quiet(objective):
         for phase in range(len(objective.model.fusion.phases)):
-            step = objective(batch, torch.zeros(2, dtype=torch.int64), Now(phase=phase))
-            (step.loss.sum() + sum(own.sum() for own in step.unimodal_loss.values())).backward()
+            context = StepContext(phase=phase, rows=torch.zeros(2, dtype=torch.int64))
+            output = objective(batch, context)
+            unimodal = sum(loss.sum() for loss in output.unimodal_loss.values())
+            (output.loss.sum() + unimodal).backward()
     unused = []
     for name, parameter in objective.named_parameters():
         if parameter.requires_grad and parameter.grad is None:
@@ -149,9 +156,9 @@ def freeze_unused(objective: Objective) -> list[str]:
     return unused
 
 
-def blank_batch(model: FusionModel) -> Batch:
-    """Return two blank rows that claim to have every modality."""
-    target = 0 if model.targets is None else (0.0,) * sum(one.columns for one in model.targets)
-    blank = Sample("", "", target, dict.fromkeys(model.encoders))
-    batch: Batch = model.collate()([blank, blank])
+def dummy_batch(model: FusionModel) -> Batch:
+    """Return a batch of two blank samples with all modalities marked as present."""
+    target = 0 if model.targets is None else (0.0,) * sum(t.columns for t in model.targets)
+    sample = Sample("", "", target, dict.fromkeys(model.encoders))
+    batch: Batch = model.collate()([sample, sample])
     return batch._replace(present=torch.ones_like(batch.present))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fusionzoo.fusion import Fusion, create_fusion
-from fusionzoo.structures import Features, Moment
+from fusionzoo.structures import Features, StepContext
 from fusionzoo.zoo.conformance.fusions import DIMS, build, entropy
 
 WIDTHS = dict(itertools.islice(DIMS.items(), 3))
@@ -40,8 +40,10 @@ def given(**pooled: Tensor) -> dict[str, Features]:
     }
 
 
-def moment(rows: int, *, epoch: float = 1.0, phase: int = 0, memory: object = None) -> Moment:
-    return Moment(torch.arange(rows), epoch, phase, entropy, memory)  # type: ignore[arg-type]
+def moment(rows: int, *, epoch: float = 1.0, phase: int = 0, memory: object = None) -> StepContext:
+    return StepContext(
+        rows=torch.arange(rows), epoch=epoch, phase=phase, criterion=entropy, memory=memory
+    )  # type: ignore[arg-type]
 
 
 def aligned(fusion: Fusion, features: dict[str, Features]) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ import pytest
 from fusionzoo.distributed.process_group import World
 from fusionzoo.errors import FusionZooError
 from fusionzoo.training.runs.checkpoint import State
-from fusionzoo.training.runs.loggers import BOARDS, open_board
+from fusionzoo.training.runs.loggers import LOGGERS, open_logger
 from fusionzoo.training.runs.tracker import Tracker, utilisation
 
 OFFLINE = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "TRACKIO_QUIET": "1"}
@@ -25,14 +25,14 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def show(name: str, folder: Path, step: int) -> None:
-    board = open_board(name, folder, step)
+    board = open_logger(name, folder, step)
     assert board is not None
     board.scalars(step + 1, {"step/loss": 0.5, "epoch/val/a_to_b.recall@1": 1e-3})
     board.close()
 
 
 def test_without_a_board_nothing_is_opened(tmp_path: Path) -> None:
-    assert open_board("none", tmp_path, 0) is None
+    assert open_logger("none", tmp_path, 0) is None
     assert not list(tmp_path.iterdir())
 
 
@@ -68,7 +68,7 @@ def test_a_board_that_fails_costs_its_figures_and_not_the_run(
 
         def close(self) -> None: ...
 
-    monkeypatch.setitem(BOARDS, "wandb", Down)
+    monkeypatch.setitem(LOGGERS, "wandb", Down)
     tracker = Tracker(World())
     tracker.start(tmp_path, State(), "wandb")
     tracker.log(3, "step", {"loss": 0.5})
@@ -86,9 +86,9 @@ def test_a_board_that_does_not_open_is_one_line(
     def refuse(*_: object) -> None:
         raise ValueError("no key")
 
-    monkeypatch.setitem(BOARDS, "wandb", refuse)
+    monkeypatch.setitem(LOGGERS, "wandb", refuse)
     with pytest.raises(FusionZooError, match="--log wandb: no key; --log none goes without"):
-        open_board("wandb", tmp_path, 0)
+        open_logger("wandb", tmp_path, 0)
 
 
 def test_utilisation_is_the_share_that_a_modality_reaches_alone() -> None:
@@ -116,7 +116,7 @@ def test_a_board_that_is_not_installed_says_how(
     for module in ("wandb", "mlflow", "mlflow.tracking", "trackio"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(FusionZooError, match=rf"--log {name} needs pip install 'fusionzoo\[{name}"):
-        open_board(name, tmp_path, 0)
+        open_logger(name, tmp_path, 0)
 
 
 def test_every_board_can_be_asked_for() -> None:
@@ -124,4 +124,4 @@ def test_every_board_can_be_asked_for() -> None:
 
     from fusionzoo.config import RunConfig
 
-    assert set(get_args(get_type_hints(RunConfig)["log"])) == {*BOARDS, "none"}
+    assert set(get_args(get_type_hints(RunConfig)["log"])) == {*LOGGERS, "none"}

@@ -17,13 +17,13 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import Fusion, fusion_info, list_fusions
 from fusionzoo.model import create_model
 from fusionzoo.scripts.train import main as train
-from fusionzoo.structures import Batch, Phase
-from fusionzoo.training.balance import Now
-from fusionzoo.training.objective import Objective, freeze_unused, resting
+from fusionzoo.structures import Batch, Phase, StepContext
+from fusionzoo.training.freezing import frozen_in_phase
+from fusionzoo.training.objective import Objective, freeze_unused
 from fusionzoo.training.optim.optimizers import build_optimizer
 from fusionzoo.training.optim.param_groups import param_groups
 from fusionzoo.training.optim.schedules import phased
-from fusionzoo.training.trainer import Stepper
+from fusionzoo.training.trainer import Trainer
 from fusionzoo.unimodal import UnimodalHeads
 
 OWN_LOSS = [name for name in list_fusions() if fusion_info(name).cls.loss is not Fusion.loss]  # type: ignore[attr-defined]
@@ -100,7 +100,7 @@ def test_every_loss_trains_on_two_processes_while_much_is_missing(
 # ---- phases
 
 
-def make_stepper(name: str) -> Stepper:
+def make_trainer(name: str) -> Trainer:
     torch.manual_seed(0)
     encoders = {m: {"name": "vector/mlp", "in_dim": 5, "dim": 6} for m in ("image", "text")}
     model = create_model(name, encoders, 3, dim=8)
@@ -110,7 +110,7 @@ def make_stepper(name: str) -> Stepper:
     freeze_unused(objective)
     cfg = from_tree(RunConfig, {"optim": {"lr": 0.1}})
     groups = param_groups(model, heads, cfg.optim)
-    return Stepper(objective, build_optimizer(groups, cfg.optim), cfg, World())
+    return Trainer(objective, build_optimizer(groups, cfg.optim), cfg, World())
 
 
 def make_batch() -> Batch:
@@ -122,15 +122,15 @@ def make_batch() -> Batch:
 
 @pytest.mark.parametrize("name", ["late_stacking", "mmin"])
 def test_what_rests_in_a_phase_does_not_move_by_momentum_or_decay_either(name: str) -> None:
-    learn = make_stepper(name)
+    trainer = make_trainer(name)
     for _ in range(3):
-        learn([make_batch()], Now(phase=0))
-    rest = resting(learn.plain.model, learn.phases[1])
+        trainer.step([make_batch()], StepContext(phase=0))
+    rest = frozen_in_phase(trainer.module.model, trainer.freeze_plan.phases[1])
     before = [p.detach().clone() for p in rest]
-    others = [p for p in learn.plain.model.parameters() if all(p is not q for q in rest)]
+    others = [p for p in trainer.module.model.parameters() if all(p is not q for q in rest)]
     moving = [p.detach().clone() for p in others]
     for _ in range(3):
-        learn([make_batch()], Now(phase=1))
+        trainer.step([make_batch()], StepContext(phase=1))
     assert rest
     assert all(torch.equal(p, q) for p, q in zip(rest, before, strict=True))
     assert any(not torch.equal(p, q) for p, q in zip(others, moving, strict=True))
@@ -146,30 +146,30 @@ def test_every_phase_gets_a_step_and_too_few_steps_are_refused() -> None:
 
 
 def test_encoders_that_rest_are_in_evaluation_mode() -> None:
-    learn = make_stepper("mmin")
-    learn([make_batch()], Now(phase=1))
-    assert not any(module.training for module in learn.plain.model.encoders.modules())
-    learn([make_batch()], Now(phase=0))
-    assert all(module.training for module in learn.plain.model.encoders.modules())
+    trainer = make_trainer("mmin")
+    trainer.step([make_batch()], StepContext(phase=1))
+    assert not any(module.training for module in trainer.module.model.encoders.modules())
+    trainer.step([make_batch()], StepContext(phase=0))
+    assert all(module.training for module in trainer.module.model.encoders.modules())
 
 
 def test_a_phase_names_what_learns() -> None:
-    model = make_stepper("gmu").plain.model
-    some = resting(model, Phase("gates", 1.0, trains=("gate",), encoders=False))
+    model = make_trainer("gmu").module.model
+    some = frozen_in_phase(model, Phase("gates", 1.0, trains=("gate",), encoders=False))
     learning = [n for n, p in model.named_parameters() if all(p is not q for q in some)]
     assert learning == ["fusion.gate.weight"]
 
 
 def test_a_loss_sees_the_samples_numbers_and_remembers_them() -> None:
-    learn = make_stepper("qmf")
+    trainer = make_trainer("qmf")
     batch = make_batch()
     part = {m: {"values": x["values"][[6, 2]]} for m, x in batch.inputs.items()}
-    learn([Batch(["6", "2"], part, batch.present[:2], torch.tensor([0, 2]))])
-    total = learn.plain.memory.total  # type: ignore[union-attr]
+    trainer.step([Batch(["6", "2"], part, batch.present[:2], torch.tensor([0, 2]))])
+    total = trainer.module.memory.total  # type: ignore[union-attr]
     assert (total[[6, 2]] > 0).all()
     assert (total[[0, 1, 3, 4, 5, 7]] == 0).all()
-    assert "memory.total" in learn.plain.state_dict()
-    assert not any("memory" in key for key in learn.plain.model.state_dict())
+    assert "memory.total" in trainer.module.state_dict()
+    assert not any("memory" in key for key in trainer.module.model.state_dict())
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from fusionzoo.training.runs import checkpoint, checkpoint_file
 from fusionzoo.training.runs import run_folder as folder
 from fusionzoo.training.runs.checkpoint import State
 from fusionzoo.training.runs.report import out_of_memory
-from fusionzoo.training.trainer import Stepper
+from fusionzoo.training.trainer import Trainer
 
 QUICK = ["--data.name", "interactions", "--data.samples", "300", "--log", "none"]
 QUICK += ["--train.epochs", "2", "--train.save_every", "3"]
@@ -122,7 +122,7 @@ def test_a_disk_that_refuses_keeps_the_checkpoint_before(
         real(file)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_seal", full)
+        patch.setattr(checkpoint_file, "_seal", full)
         assert train([*QUICK, "--out", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert "last.pt (the one before is kept; " in said
@@ -191,11 +191,11 @@ def test_what_a_checkpoint_does_not_fit_is_one_line_and_leaves_the_run_as_it_was
 def test_nodes_that_hold_checkpoints_of_different_steps_do_not_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stepper, _ = make_stepper()
-    checkpoint.save(tmp_path / "last.pt", stepper, State(step=7))
+    trainer, _ = make_trainer()
+    checkpoint.save(tmp_path / "last.pt", trainer, State(step=7))
     monkeypatch.setattr(checkpoint, "gather", lambda step, world: [step, step - 4])
     with pytest.raises(FusionZooError, match=r"another file on another node: .* \[7, 3\]"):
-        checkpoint.restore(tmp_path / "last.pt", stepper)
+        checkpoint.restore(tmp_path / "last.pt", trainer)
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, bad: set[str], visits: int) -> None:
@@ -236,7 +236,7 @@ def test_too_many_steps_in_a_row_end_the_run(
     assert "error: 3 steps in a row were not finite (--train.max_bad_steps 2)" in said.err
 
 
-def make_stepper() -> tuple[Stepper, Batch]:
+def make_trainer() -> tuple[Trainer, Batch]:
     from fusionzoo.training.build import build_objective, choose_encoders, open_dataset
     from fusionzoo.training.optim.optimizers import build_optimizer
     from fusionzoo.training.optim.param_groups import param_groups
@@ -246,43 +246,45 @@ def make_stepper() -> tuple[Stepper, Batch]:
     cfg = from_tree(RunConfig, {"data": cfg.data, "encoders": choose_encoders(data, {})})
     objective, _ = build_objective(cfg, data)
     groups = param_groups(objective.model, objective.heads, cfg.optim)
-    learn = Stepper(objective, build_optimizer(groups, cfg.optim), cfg, World())
-    return learn, objective.model.collate()([data[row] for row in range(8)])
+    trainer = Trainer(objective, build_optimizer(groups, cfg.optim), cfg, World())
+    return trainer, objective.model.collate()([data[row] for row in range(8)])
 
 
 def test_the_first_layer_that_fails_is_named_and_nothing_moves() -> None:
-    learn, batch = make_stepper()
-    encoder = learn.plain.model.encoders["a"]
+    trainer, batch = make_trainer()
+    encoder = trainer.module.model.encoders["a"]
     next(p for p in encoder.parameters() if p.ndim == 2).data[0, 0] = torch.inf
-    before = {name: x.clone() for name, x in learn.plain.state_dict().items()}
-    learn([batch])
-    assert learn.cause is not None
-    assert "first in a: " in learn.cause
-    for name, tensor in learn.plain.state_dict().items():
+    before = {name: x.clone() for name, x in trainer.module.state_dict().items()}
+    skipped = trainer.step([batch]).skipped
+    assert skipped is not None
+    assert "first in a: " in skipped
+    for name, tensor in trainer.module.state_dict().items():
         torch.testing.assert_close(tensor, before[name], rtol=0, atol=0, equal_nan=True)
 
 
 def test_running_statistics_forget_a_step_that_is_skipped() -> None:
-    learn, batch = make_stepper()
+    trainer, batch = make_trainer()
     norm = torch.nn.BatchNorm1d(32)
-    learn.plain.model.encoders["a"].append = norm
-    learn.bare, learn.kept = [norm.running_mean], [norm.running_mean.clone()]  # type: ignore[union-attr, list-item]
-    encode = type(learn.plain.model.encoders["a"]).encode
+    trainer.module.model.encoders["a"].append = norm
+    trainer.saved_buffers.buffers, trainer.saved_buffers.copies = (
+        [norm.running_mean],
+        [norm.running_mean.clone()],
+    )  # type: ignore[union-attr, list-item]
+    encode = type(trainer.module.model.encoders["a"]).encode
 
     def normed(inputs: Any) -> Any:
-        made = encode(learn.plain.model.encoders["a"], inputs)
+        made = encode(trainer.module.model.encoders["a"], inputs)
         return made._replace(pooled=norm(made.pooled * torch.nan))
 
-    learn.plain.model.encoders["a"].encode = normed
-    learn([batch])
-    assert learn.cause is not None
+    trainer.module.model.encoders["a"].encode = normed
+    assert trainer.step([batch]).skipped is not None
     assert norm.running_mean is not None
     assert norm.running_mean.isfinite().all()
 
 
 def test_out_of_memory_names_the_batch_and_the_largest_encoder() -> None:
-    learn, _ = make_stepper()
-    said = str(out_of_memory(learn))
+    trainer, _ = make_trainer()
+    said = str(out_of_memory(trainer))
     assert "--train.batch_size is 32" in said
     assert "the largest encoder is a with" in said
 
@@ -299,7 +301,7 @@ def test_a_run_cut_between_the_last_step_of_an_epoch_and_its_evaluation_goes_on(
 ) -> None:
     run = [*QUICK, "--log", "tensorboard", "--train.save_every", "1", "--out", str(tmp_path)]
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="cut"):
-        patch.setattr("fusionzoo.training.evaluate.evaluate", cut)
+        patch.setattr("fusionzoo.training.fit.evaluate", cut)
         train(run)
     assert train(["--resume", "--out", str(tmp_path)]) == 0
 
@@ -309,9 +311,9 @@ def cut(*given: Any) -> Any:
 
 
 def test_looking_for_a_cause_leaves_every_module_in_its_mode() -> None:
-    learn, batch = make_stepper()
-    learn([batch])
-    learn.plain.model.encoders["a"].eval()  # as an encoder that rests
-    before = {name: module.training for name, module in learn.plain.named_modules()}
-    assert first_cause(learn.plain, [batch]) is None
-    assert {name: module.training for name, module in learn.plain.named_modules()} == before
+    trainer, batch = make_trainer()
+    trainer.step([batch])
+    trainer.module.model.encoders["a"].eval()  # as an encoder that rests
+    before = {name: module.training for name, module in trainer.module.named_modules()}
+    assert first_cause(trainer.module, [batch]) is None
+    assert {name: module.training for name, module in trainer.module.named_modules()} == before

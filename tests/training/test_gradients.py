@@ -14,7 +14,7 @@ from fusionzoo.distributed.process_group import World, process_group, wrap
 from fusionzoo.model import create_model
 from fusionzoo.structures import Batch
 from fusionzoo.training.objective import Objective, freeze_unused
-from fusionzoo.training.trainer import Stepper
+from fusionzoo.training.trainer import Trainer
 from fusionzoo.unimodal import UnimodalHeads
 
 WIDTHS = {"image": 5, "text": 7, "audio": 3}
@@ -66,7 +66,7 @@ def learn_once(objective: Objective, batches: list[Batch], world: World) -> dict
     cfg = from_tree(RunConfig, {"optim": {"clip": None}})
     trainable = [p for p in objective.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trainable, lr=1.0)
-    Stepper(wrap(objective, DistConfig(), world), optimizer, cfg, world)(batches)
+    Trainer(wrap(objective, DistConfig(), world), optimizer, cfg, world)(batches)
     return {name: before[name] - p.detach() for name, p in objective.named_parameters()}
 
 

@@ -17,7 +17,7 @@ from fusionzoo.training.objective import Objective, freeze_unused
 from fusionzoo.training.optim.optimizers import build_optimizer
 from fusionzoo.training.optim.param_groups import param_groups
 from fusionzoo.training.runs import checkpoint, checkpoint_file
-from fusionzoo.training.trainer import Stepper
+from fusionzoo.training.trainer import Trainer
 from fusionzoo.unimodal import UnimodalHeads
 
 pytestmark = pytest.mark.slow
@@ -62,17 +62,18 @@ def learn(fusion: str, strategy: str, world: World, folder: Path) -> None:
     objective = make_objective(fusion)
     wrapped = wrap(objective, cfg.dist, world)
     groups = param_groups(objective.model, objective.heads, cfg.optim)
-    stepper = Stepper(wrapped, build_optimizer(groups, cfg.optim), cfg, world)
+    trainer = Trainer(wrapped, build_optimizer(groups, cfg.optim), cfg, world)
     shares = SHARES[world.size]
     own = torch.arange(ROWS).split(shares)[world.rank]
-    losses = [stepper.mean(stepper([make_batch(step).take(own)])[0]) for step in range(STEPS)]
+    results = [trainer.step([make_batch(step).take(own)]) for step in range(STEPS)]
+    losses = [trainer.mean_loss(result.loss) for result in results]
     name = f"{fusion}-{strategy}-{world.size}"
-    checkpoint.save(folder / f"{name}.pt", stepper, checkpoint.State(step=STEPS))
+    checkpoint.save(folder / f"{name}.pt", trainer, checkpoint.State(step=STEPS))
     if world.main:
         torch.save(losses, folder / f"{name}-losses")
     # What was saved whole can be shared out again, and goes on.
-    state, _ = checkpoint.restore(folder / f"{name}.pt", stepper)
-    checkpoint.save(folder / f"{name}-again.pt", stepper, state)
+    state, _ = checkpoint.restore(folder / f"{name}.pt", trainer)
+    checkpoint.save(folder / f"{name}-again.pt", trainer, state)
 
 
 CASES = [(fusion, strategy) for fusion in ("gmu", "mbt") for strategy in ("ddp", "fsdp")]

@@ -13,8 +13,9 @@ from fusionzoo.config import OptimConfig
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Phase
 from fusionzoo.training import evaluate as evaluation
+from fusionzoo.training import fit as fitting
 from fusionzoo.training.optim.schedules import drops, phased, schedule
-from fusionzoo.training.trainer import Stepper
+from fusionzoo.training.trainer import Trainer
 
 WHOLE = [Phase("train", 1.0)]
 QUICK = ["--data.name", "interactions", "--data.samples", "300", "--log", "none"]
@@ -108,7 +109,8 @@ def plant_validation_losses(patch: pytest.MonkeyPatch) -> None:
     def planted(*args: Any, **settings: Any) -> dict[str, Any]:
         return {**evaluate(*args, **settings), "loss": next(losses)}
 
-    patch.setattr(evaluation, "evaluate", planted)
+    patch.setattr(evaluation, "evaluate", planted)  # of the test split
+    patch.setattr(fitting, "evaluate", planted)
 
 
 def test_a_resumed_plateau_run_equals_the_uninterrupted_one(
@@ -121,16 +123,16 @@ def test_a_resumed_plateau_run_equals_the_uninterrupted_one(
     with monkeypatch.context() as patch:
         plant_validation_losses(patch)
         assert train([*QUICK, *long, "--out", str(whole)]) == 0
-    update, left = Stepper._update, iter(range(27))  # in the fifth epoch of six steps
+    update, left = Trainer._update_weights, iter(range(27))  # in the fifth epoch of six steps
 
-    def broken(learn: Stepper, *args: Any) -> None:
+    def broken(trainer: Trainer, *args: Any) -> Any:
         next(left)
-        update(learn, *args)
+        return update(trainer, *args)
 
     with monkeypatch.context() as planted:
         plant_validation_losses(planted)
         with monkeypatch.context() as patch, pytest.raises(StopIteration):
-            patch.setattr(Stepper, "_update", broken)
+            patch.setattr(Trainer, "_update_weights", broken)
             train([*QUICK, *long, "--out", str(cut)])
         assert train(["--resume", "--out", str(cut)]) == 0
     lines = (whole / "metrics.jsonl").read_text()

@@ -14,19 +14,18 @@ from torch.utils.data import DataLoader
 from fusionzoo.config import DistConfig, RunConfig, from_tree
 from fusionzoo.distributed.process_group import World, process_group, wrap
 from fusionzoo.model import create_model
-from fusionzoo.structures import Batch
-from fusionzoo.training.balance import Now
+from fusionzoo.structures import Batch, StepContext
 from fusionzoo.training.evaluate import evaluate
 from fusionzoo.training.objective import Objective, freeze_unused
 from fusionzoo.training.optim.optimizers import build_optimizer
 from fusionzoo.training.optim.param_groups import param_groups
-from fusionzoo.training.trainer import Stepper
+from fusionzoo.training.trainer import Trainer
 from fusionzoo.unimodal import UnimodalHeads
 
 pytestmark = pytest.mark.slow
 
 
-def make(world: World) -> Stepper:
+def make(world: World) -> Trainer:
     torch.manual_seed(0)
     encoders = {"image": {"name": "timm/resnet10t", "pretrained": False, "size": 32}}
     model = create_model({"name": "sum", "dim": 8}, encoders, 3)
@@ -35,7 +34,7 @@ def make(world: World) -> Stepper:
     freeze_unused(objective)
     cfg = from_tree(RunConfig, {})
     groups = param_groups(model, objective.heads, cfg.optim)
-    return Stepper(wrap(objective, cfg.dist, world), build_optimizer(groups, cfg.optim), cfg, world)
+    return Trainer(wrap(objective, cfg.dist, world), build_optimizer(groups, cfg.optim), cfg, world)
 
 
 def make_batch(rank: int) -> Batch:
@@ -46,8 +45,8 @@ def make_batch(rank: int) -> Batch:
     return Batch([f"{rank}/{i}" for i in range(6)], {"image": {"pixels": pixels}}, present, target)
 
 
-def statistics(learn: Stepper) -> torch.Tensor:
-    buffers = learn.plain.model.encoders.buffers()
+def statistics(trainer: Trainer) -> torch.Tensor:
+    buffers = trainer.module.model.encoders.buffers()
     return torch.cat([b.flatten() for b in buffers if b.is_floating_point()])
 
 
@@ -55,7 +54,7 @@ def work(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     cfg = DistConfig(init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=60)
     with process_group(cfg, "cpu") as world:
-        learn = make(world)
+        trainer = make(world)
         seen: dict[str, Any] = {}
         broadcast = torch.distributed._broadcast_coalesced
         calls: list[int] = []
@@ -66,12 +65,12 @@ def work(rank: int, folder: Path) -> None:
 
         torch.distributed._broadcast_coalesced = counted
         for step in range(3):
-            learn([make_batch(rank)], Now(step))
+            trainer.step([make_batch(rank)], StepContext(step))
         seen["broadcasts"] = list(calls)
-        seen["apart"] = statistics(learn).clone()
+        seen["apart"] = statistics(trainer).clone()
         loader: Any = DataLoader([make_batch(rank)], batch_size=None)
-        evaluate(learn, loader)
-        seen["shared"] = statistics(learn).clone()
+        evaluate(trainer, loader)
+        seen["shared"] = statistics(trainer).clone()
         torch.save(seen, folder / f"seen-{rank}")
 
 

@@ -14,7 +14,7 @@ from fusionzoo.encoders import create_encoder
 from fusionzoo.model import FusionModel, create_model
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Batch
-from fusionzoo.training.optim.memory_and_compile import blocks, prepare
+from fusionzoo.training.optim.memory_and_compile import blocks, save_memory_and_compile
 
 SMALL = {"name": "timm/resnet10t", "pretrained": False, "size": 32}
 
@@ -48,7 +48,7 @@ def learn(model: FusionModel, batches: list[Batch]) -> dict[str, torch.Tensor]:
 
 def test_recomputed_activations_change_nothing() -> None:
     plain, frugal = make(), make()
-    prepare(frugal, from_tree(RunConfig, {"train": {"checkpointing": True}}).train)
+    save_memory_and_compile(frugal, from_tree(RunConfig, {"train": {"checkpointing": True}}).train)
     batches = [make_batch(4, 9, seed) for seed in range(3)]
     wanted, found = learn(plain, batches), learn(frugal, batches)
     assert wanted.keys() == found.keys()
@@ -75,7 +75,7 @@ def test_recomputing_saves_activations() -> None:
         return sum(sizes)
 
     plain, frugal = make(), make()
-    prepare(frugal, from_tree(RunConfig, {"train": {"checkpointing": True}}).train)
+    save_memory_and_compile(frugal, from_tree(RunConfig, {"train": {"checkpointing": True}}).train)
     assert held(frugal) < 0.5 * held(plain)
 
 
@@ -87,7 +87,7 @@ def test_every_kind_of_network_has_blocks(model: str) -> None:
 
 def test_a_copied_encoder_recomputes_its_own_weights() -> None:
     model = make()
-    prepare(model, from_tree(RunConfig, {"train": {"checkpointing": True}}).train)
+    save_memory_and_compile(model, from_tree(RunConfig, {"train": {"checkpointing": True}}).train)
     other = copy.deepcopy(model)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     learn(other, [make_batch(4, 9)])
@@ -97,7 +97,7 @@ def test_a_copied_encoder_recomputes_its_own_weights() -> None:
 
 def test_channels_last_learns_the_same() -> None:
     plain, fast = make().double(), make().double()  # batch norms blow up what float32 rounds
-    prepare(fast, from_tree(RunConfig, {"train": {"channels_last": True}}).train)
+    save_memory_and_compile(fast, from_tree(RunConfig, {"train": {"channels_last": True}}).train)
     assert any(
         p.ndim == 4 and p.is_contiguous(memory_format=torch.channels_last) and p.shape[1] > 1
         for p in fast.encoders["image"].parameters()
@@ -116,7 +116,7 @@ def test_compiled_training_learns_the_same_and_does_not_compile_for_every_batch(
     torch.manual_seed(0)
     plain = create_model("gmu", {"vector": vector, "text": chars}, 3, dim=16)
     fast = copy.deepcopy(plain)
-    prepare(fast, from_tree(RunConfig, {"train": {"compile": True}}).train)
+    save_memory_and_compile(fast, from_tree(RunConfig, {"train": {"compile": True}}).train)
     batches = []
     for rows, length in [(4, 9), (6, 12), (5, 15), (7, 20), (8, 33), (3, 17), (9, 28)]:
         batch = make_batch(rows, length, length)

@@ -19,9 +19,8 @@ from fusionzoo.fusion import list_fusions
 from fusionzoo.model import create_model, quiet
 from fusionzoo.scripts.embed import main as embed
 from fusionzoo.scripts.train import main as train
-from fusionzoo.structures import Batch
+from fusionzoo.structures import Batch, StepContext
 from fusionzoo.targets import AnyOf, Labels, Level, Number, OneOf, Prediction
-from fusionzoo.training.balance import Now
 from fusionzoo.training.objective import Objective, UnimodalHeads
 from fusionzoo.training.tasks.multitask import Tasks, plain_tasks
 from fusionzoo.training.tasks.single import Classification, Multilabel, Ordinal, Regression
@@ -163,9 +162,9 @@ def test_a_missing_label_contributes_nothing() -> None:
     assert not logits.grad[2, 3:7].any()
     assert logits.grad[2, :3].any()
     assert logits.grad[2, 7]
-    figures = tasks.figures(logits.detach(), target)
+    figures = tasks.metrics(logits.detach(), target)
     kept = [row for row in range(12) if row != 4]
-    alone = tasks.tasks[2].figures(logits.detach()[kept, 7:], target[kept, 2:])  # type: ignore[operator]
+    alone = tasks.tasks[2].metrics(logits.detach()[kept, 7:], target[kept, 2:])  # type: ignore[operator]
     assert figures["age.mae"] == alone["mae"]
     assert figures["loss"] == pytest.approx(
         sum(figures[f"{name}.loss"] for name in ("y", "grade", "age"))
@@ -210,7 +209,9 @@ def test_a_fusion_learns_other_targets_or_says_why_not(name: str) -> None:
     present = torch.tensor([[True, True], [True, False], [False, True], [True, True]])
     for phase in range(len(model.fusion.phases)):
         step = objective(
-            Batch(list("abcd"), inputs, present, labels), torch.arange(4), Now(0, 0.5, phase)
+            Batch(list("abcd"), inputs, present, labels),
+            torch.arange(4),
+            StepContext(0, 0.5, phase),
         )
         assert step.loss.isfinite().all()
         (step.loss.sum() + sum(own.sum() for own in step.unimodal_loss.values())).backward()
@@ -350,8 +351,8 @@ def checkpoint_of(data: Path, out: Path, epoch: int) -> Any:
     kept: list[Any] = []
     save = checkpoint.save
 
-    def spy(path: Path, stepper: Any, state: Any, keep: int = 1) -> None:
-        save(path, stepper, state, keep)
+    def spy(path: Path, trainer: Any, state: Any, keep: int = 1) -> None:
+        save(path, trainer, state, keep)
         if path.name == "last.pt" and state.evaluated == epoch:
             kept.append(checkpoint_file.read(path))
 

@@ -108,7 +108,7 @@ def test_the_data_summary_is_printed_first_and_by_one_process(
         "have      text 24",
         "unused    column ' scanner'",
     ]
-    show_data(create_dataset("digits", samples=60), Tracker(World(rank=1, size=2)))
+    show_data(create_dataset("digits", samples=60), [], Tracker(World(rank=1, size=2)))
     assert capsys.readouterr().out == ""
 
 
@@ -472,7 +472,7 @@ def test_a_run_that_failed_before_its_first_step_leaves_its_folder_free(
         raise FusionZooError("failed before step 1")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fusionzoo.training.trainer.Stepper.__call__", fail)
+        patch.setattr("fusionzoo.training.trainer.Trainer.step", fail)
         assert train(run) == 2
     assert (tmp_path / "a" / "checkpoints" / "last.pt").is_file()
     assert train(run) == 0

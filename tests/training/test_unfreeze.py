@@ -16,19 +16,18 @@ from fusionzoo.distributed.process_group import World
 from fusionzoo.encoders.layers import layer_numbers
 from fusionzoo.errors import FusionZooError
 from fusionzoo.model import create_model
-from fusionzoo.structures import Batch
-from fusionzoo.training.balance import Now
+from fusionzoo.structures import Batch, StepContext
 from fusionzoo.training.objective import Objective, freeze_unused
 from fusionzoo.training.optim.optimizers import build_optimizer
 from fusionzoo.training.optim.param_groups import param_groups
 from fusionzoo.training.optim.unfreezing import Unfreezing
-from fusionzoo.training.trainer import Stepper
+from fusionzoo.training.trainer import Trainer
 from fusionzoo.unimodal import UnimodalHeads
 
 ROOT = Path(__file__).parents[2]
 
 
-def make(**optim: Any) -> Stepper:
+def make(**optim: Any) -> Trainer:
     torch.manual_seed(0)
     encoders = {
         "image": {"name": "timm/resnet10t", "pretrained": False, "size": 32},
@@ -39,7 +38,7 @@ def make(**optim: Any) -> Stepper:
     freeze_unused(objective)
     cfg = from_tree(RunConfig, {"optim": {"lr": 1e-2, "weight_decay": 0.1, **optim}})
     groups = param_groups(model, objective.heads, cfg.optim)
-    return Stepper(objective, build_optimizer(groups, cfg.optim), cfg, World())
+    return Trainer(objective, build_optimizer(groups, cfg.optim), cfg, World())
 
 
 def make_batch() -> Batch:
@@ -53,57 +52,57 @@ def make_batch() -> Batch:
     return Batch([str(row) for row in range(6)], inputs, present, torch.arange(6) % 3)
 
 
-def moved(learn: Stepper, epoch: float, steps: int = 2) -> set[str]:
+def moved(trainer: Trainer, epoch: float, steps: int = 2) -> set[str]:
     """Train some steps of an epoch; return the names of the tensors that moved."""
-    model = learn.plain.model
+    model = trainer.module.model
     before: dict[str, Tensor] = {name: x.clone() for name, x in model.state_dict().items()}
     for step in range(steps):
-        learn([make_batch()], Now(epoch=epoch + step / 10))
+        trainer.step([make_batch()], StepContext(epoch=epoch + step / 10))
     return {name for name, x in model.state_dict().items() if not torch.equal(x, before[name])}
 
 
 def test_an_encoder_rests_until_its_epoch_with_its_running_statistics() -> None:
-    learn = make(unfreeze_at_epoch={"image": 2})
+    trainer = make(unfreeze_at_epoch={"image": 2})
     for epoch in (0.0, 1.0):
-        names = moved(learn, epoch)
+        names = moved(trainer, epoch)
         assert not [name for name in names if name.startswith("encoders.image")]
         assert [name for name in names if name.startswith("encoders.text")]
-        assert not learn.plain.model.encoders["image"].training
-    assert all(p.requires_grad for p in learn.plain.model.encoders["image"].parameters())
-    names = moved(learn, 2.0)
-    image = {f"encoders.image.{n}" for n in learn.plain.model.encoders["image"].state_dict()}
+        assert not trainer.module.model.encoders["image"].training
+    assert all(p.requires_grad for p in trainer.module.model.encoders["image"].parameters())
+    names = moved(trainer, 2.0)
+    image = {f"encoders.image.{n}" for n in trainer.module.model.encoders["image"].state_dict()}
     assert image <= names  # weights and running statistics alike
-    assert learn.plain.model.encoders["image"].training
+    assert trainer.module.model.encoders["image"].training
 
 
 def test_an_encoder_that_has_thawed_learns_as_without_the_setting() -> None:
     plain, waits = make(), make(unfreeze_at_epoch={"image": 1})
-    for learn in (plain, waits):
+    for trainer in (plain, waits):
         torch.manual_seed(1)  # of dropout
         for step in range(2):
-            learn([make_batch()], Now(epoch=1 + step / 10))
-    theirs = waits.plain.state_dict()
-    for name, tensor in plain.plain.state_dict().items():
+            trainer.step([make_batch()], StepContext(epoch=1 + step / 10))
+    theirs = waits.module.state_dict()
+    for name, tensor in plain.module.state_dict().items():
         assert torch.equal(tensor, theirs[name]), name
 
 
 def test_layers_thaw_one_after_another_from_the_last_one_down() -> None:
-    learn = make(gradual_unfreeze={"text": 2})
-    text = learn.plain.model.encoders["text"]
+    trainer = make(gradual_unfreeze={"text": 2})
+    text = trainer.module.model.encoders["text"]
     numbers = {f"encoders.text.{name}": n for name, n in layer_numbers(text).items()}
     for epoch, lowest in ((0, 4), (1, 4), (2, 3), (3, 3), (4, 2), (6, 1), (8, 0)):
-        names = moved(learn, epoch)
+        names = moved(trainer, epoch)
         layers = {numbers[name] for name in names & numbers.keys()}
         assert layers == set(range(lowest, 4)), epoch
     assert all(module.training for module in text.modules())
 
 
 def test_both_settings_together_count_from_the_epoch() -> None:
-    learn = make(gradual_unfreeze={"image": 1}, unfreeze_at_epoch={"image": 3})
-    top = list(learn.plain.model.encoders["image"].parameters())[-1]
-    first = next(learn.plain.model.encoders["image"].parameters())
-    assert learn.unfreezing.span([top]) == [3, 3]
-    assert learn.unfreezing.span([first, top]) == [3, 7]  # five layers
+    trainer = make(gradual_unfreeze={"image": 1}, unfreeze_at_epoch={"image": 3})
+    top = list(trainer.module.model.encoders["image"].parameters())[-1]
+    first = next(trainer.module.model.encoders["image"].parameters())
+    assert trainer.freeze_plan.unfreezing.span([top]) == [3, 3]
+    assert trainer.freeze_plan.unfreezing.span([first, top]) == [3, 7]  # five layers
 
 
 def test_what_is_frozen_for_good_stays_so() -> None:

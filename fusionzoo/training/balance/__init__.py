@@ -8,10 +8,24 @@ from __future__ import annotations
 from importlib import import_module
 from pkgutil import iter_modules
 
-from .base import BALANCE, START, Balance, Now, Seen, Setting, Term, build_balance
+from .base import (
+    BALANCE,
+    Balance,
+    LossTerm,
+    RunningTrainer,
+    StrategyInputs,
+    build_balance,
+)
 
-__all__ = ["BALANCE", "START", "Balance", "Now", "Seen", "Setting", "Term", "build_balance"]
+__all__ = [
+    "BALANCE",
+    "Balance",
+    "LossTerm",
+    "RunningTrainer",
+    "StrategyInputs",
+    "build_balance",
+]
 
-for _found in iter_modules(__path__):
-    if _found.name != "base" and not _found.name.startswith("_"):
-        import_module(f".{_found.name}", __package__)
+for _module in iter_modules(__path__):
+    if not _module.name.startswith("_"):
+        import_module(f".{_module.name}", __package__)

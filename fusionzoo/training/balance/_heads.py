@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from .base import Seen, Term, pooled_of
+from fusionzoo.structures import StepContext
+
+from .base import LossTerm, pooled_of
 
 
 class ModalityHeads(nn.Module):
@@ -19,14 +21,14 @@ class ModalityHeads(nn.Module):
         super().__init__()
         self.heads = nn.ModuleDict({name: nn.Linear(w, num_outputs) for name, w in widths.items()})
 
-    def terms(
-        self, seen: Seen, label: str, weights: Mapping[str, float | Tensor]
-    ) -> dict[str, Term]:
+    def losses(
+        self, context: StepContext, label: str, weights: Mapping[str, float | Tensor]
+    ) -> dict[str, LossTerm]:
         """Return the loss of each modality of `weights`, named `label/modality`."""
-        target, found = seen.batch.target, {}
+        target, found = context.batch.target, {}
         assert target is not None
         for name, weight in weights.items():
-            x, present = pooled_of(seen.features, name)
-            values = seen.criterion(self.heads[name](x), target)
-            found[f"{label}/{name}"] = Term(values, present, weight)
+            x, present = pooled_of(context.features, name)
+            values = context.criterion(self.heads[name](x), target)
+            found[f"{label}/{name}"] = LossTerm(values, present, weight)
         return found

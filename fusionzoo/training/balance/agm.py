@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fusionzoo.distributed.process_group import total
 from fusionzoo.model import quiet
-from fusionzoo.structures import FusionOutput
+from fusionzoo.structures import FusionOutput, StepContext
 
-from .base import BALANCE, Balance, Now, Seen, Setting, Term, mask_to, presence, widened
+from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, keep_only, presence
 
 EXACT = 4  # modalities; 2^M passes of the fusion
 Marginal = tuple[int, frozenset[int], float]  # modality, who is there before it, weight
@@ -45,7 +45,7 @@ class AGM(Balance):
 
     def __init__(
         self,
-        setting: Setting,
+        inputs: StrategyInputs,
         *,
         alpha: float = 1.0,
         samples: int = 8,
@@ -53,30 +53,30 @@ class AGM(Balance):
         start: float = 0.0,
         end: float | None = None,
     ) -> None:
-        super().__init__(setting, start=start, end=end)
+        super().__init__(inputs, start=start, end=end)
         self.require(alpha >= 0, f"alpha={alpha:g}; it must be at least 0")
         self.require(samples >= 1, f"samples={samples}; it must be at least 1")
-        self.require_classes(setting.targets)
+        self.require_classes(inputs.targets)
         self.alpha, self.samples, self.restart, self.felt = alpha, samples, restart, False
         # Of the epoch, or with `restart=False` of the run so far: sums of CE(phi_m), rows.
         self.register_buffer("losses", torch.zeros(2, len(self.widths)))
         self.register_buffer("epoch", torch.tensor(-1.0))
 
-    def active(self, now: Now) -> bool:
-        return bool(self.alpha) and super().active(now)
+    def active(self, context: StepContext) -> bool:
+        return bool(self.alpha) and super().active(context)
 
-    def respond(self, seen: Seen) -> FusionOutput:
-        shares = self.shapley(seen)
-        factors = self.factors(shares.detach(), seen)
+    def edit_output(self, context: StepContext) -> FusionOutput:
+        shares = self.shapley(context)
+        factors = self.factors(shares.detach(), context)
         # Bit for bit the same logits, so plain training where every factor is 1.
         scaled = (factors[:, None] - 1) * (shares - shares.detach())
-        logits = seen.output.logits
-        return seen.output._replace(logits=logits + scaled.sum(1).to(logits.dtype))
+        logits = context.output.logits
+        return context.output._replace(logits=logits + scaled.sum(1).to(logits.dtype))
 
-    def main(self, seen: Seen, loss: Term) -> Term:
-        there = presence(seen.features).any(1)
+    def main_loss(self, context: StepContext, loss: LossTerm) -> LossTerm:
+        there = presence(context.features).any(1)
         if not self.felt and loss.values.requires_grad and there.any():
-            answer = seen.output.logits
+            answer = context.output.logits
             (asked,) = torch.autograd.grad(
                 loss.values.sum(), answer, retain_graph=True, allow_unused=True
             )
@@ -88,18 +88,18 @@ class AGM(Balance):
             self.felt = True
         return loss
 
-    def shapley(self, seen: Seen) -> Tensor:
+    def shapley(self, context: StepContext) -> Tensor:
         """Return phi: (B, M, K)."""
-        names = list(seen.features)
-        present = presence(seen.features)
-        wanted = marginals(len(names), self.samples, self.draw(seen.now.step))
+        names = list(context.features)
+        present = presence(context.features)
+        wanted = marginals(len(names), self.samples, self.draw(context.step))
         asked = {s for m, before, _ in wanted for s in (before, before | {m})}
         found: dict[frozenset[int], Tensor] = {}
-        full = widened(seen.output.logits)
+        full = at_least_float32(context.output.logits)
         with quiet(self.fusion):
             for some in asked:
                 kept = [names[i] for i in sorted(some)]
-                logits = full if len(some) == len(names) else self._masked(seen, kept)
+                logits = full if len(some) == len(names) else self._masked(context, kept)
                 # A row that has no more than these answers as it does when nothing is hidden.
                 absent = [i for i in range(len(names)) if i not in some]
                 whole = ~present[:, absent].any(1)
@@ -109,19 +109,19 @@ class AGM(Balance):
             shares[m] = shares[m] + weight * (found[before | {m}] - found[before])
         return torch.stack(shares, dim=1)
 
-    def _masked(self, seen: Seen, kept: list[str]) -> Tensor:
-        return widened(self.fusion(mask_to(seen.features, *kept)).logits)
+    def _masked(self, context: StepContext, kept: list[str]) -> Tensor:
+        return at_least_float32(self.fusion(keep_only(context.features, *kept)).logits)
 
-    def factors(self, shares: Tensor, seen: Seen) -> Tensor:
+    def factors(self, shares: Tensor, context: StepContext) -> Tensor:
         """Return kappa (M,), and remember this batch's losses."""
-        assert seen.batch.target is not None
-        target, present = seen.batch.target, presence(seen.features)
-        each = torch.stack([seen.criterion(own, target) for own in shares.unbind(1)], dim=1)
+        assert context.batch.target is not None
+        target, present = context.batch.target, presence(context.features)
+        each = torch.stack([context.criterion(own, target) for own in shares.unbind(1)], dim=1)
         here = torch.stack([each.where(present, 0).sum(0), present.sum(0)])
         here = total(here.to(self.losses), self.world)
-        if self.restart and int(self.epoch) != int(seen.now.epoch):
+        if self.restart and int(self.epoch) != int(context.epoch):
             self.losses.zero_()
-            self.epoch.fill_(int(seen.now.epoch))
+            self.epoch.fill_(int(context.epoch))
         self.losses += here
         seen_now = here[1] > 0
         gap = ratios(self.losses) - ratios(here)

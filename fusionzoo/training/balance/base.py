@@ -1,43 +1,27 @@
-"""What every training strategy shares: what it may change in a step, and when.
+"""The base class of training strategies: what a strategy may change in a step, and when.
 
-Shapes: `B` rows, `M` modalities, `K` outputs, `N` samples of the training split.
+Shapes: `B` batch, `M` modalities, `K` outputs, `N` samples of the training split.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from fusionzoo.config import RunConfig
 from fusionzoo.distributed.process_group import World, total
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.fusion import Fusion
 from fusionzoo.model import FusionModel
 from fusionzoo.registry import Registry
-from fusionzoo.structures import Batch, Features, FusionOutput
-
-if TYPE_CHECKING:
-    from ..trainer import Stepper
-
-Criterion = Callable[[Tensor, Tensor], Tensor]  # (B, K), (B, ...) -> (B,)
+from fusionzoo.structures import Batch, Features, FusionOutput, StepContext
 
 
-class Now(NamedTuple):
-    """Where in training a step is made."""
-
-    step: int = 0  # optimiser steps made
-    epoch: float = 0.0  # epochs done, with the fraction of the current one
-    phase: int = 0  # of the fusion's `phases`
-    turn: str | None = None  # the modality that learns alone; None = all do
-
-
-START = Now()
-
-
-class Setting(NamedTuple):
-    """What a strategy is built for."""
+class StrategyInputs(NamedTuple):
+    """Constructor arguments shared by all strategies."""
 
     model: FusionModel
     targets: Tensor  # (N,) of the training split
@@ -45,18 +29,7 @@ class Setting(NamedTuple):
     world: World
 
 
-class Seen(NamedTuple):
-    """What a forward pass of a training step made of a batch."""
-
-    batch: Batch  # on the model's device, as `edit` left it
-    rows: Tensor  # (B,) int64: the samples' numbers in the training split
-    features: dict[str, Features]
-    output: FusionOutput
-    criterion: Criterion
-    now: Now
-
-
-class Term(NamedTuple):
+class LossTerm(NamedTuple):
     """A loss: the mean of `values` where `mask` holds, over the rows of all processes."""
 
     values: Tensor  # (B,) float32
@@ -64,27 +37,44 @@ class Term(NamedTuple):
     weight: float | Tensor = 1.0
 
 
+class RunningTrainer(Protocol):
+    """What a strategy may use of the trainer before an epoch (`training.trainer.Trainer`)."""
+
+    cfg: RunConfig
+    world: World
+    module: Any  # the Objective
+
+    def step(self, batches: Sequence[Batch], context: StepContext) -> Any:
+        """Make an optimiser step."""
+
+    def copy(self, edit: Callable[[Any], None]) -> RunningTrainer:
+        """Return a trainer of copies of module and optimiser, the module changed by `edit`."""
+
+
 class Balance(nn.Module):
     """Change how a model is trained, never what it is: evaluation and the saved model know nothing.
 
     The hooks below stand in the order in which training calls them, and only while the strategy is
     `active`; a strategy that is switched off leaves every weight as plain training would, bit for
-    bit. So nothing here may draw from the global generators: `draw` gives one that depends on the
-    seed and the moment alone, the same on every process.
+    bit. So nothing here may draw from the global generators: `draw` gives a generator that depends
+    on the seed and its key alone, the same on every process.
     Buffers are state: checkpoints keep them, and they must be equal on all processes (sum over
-    `world` what each sees). Parameters learn in a group of their own, clipped on their own.
+    `world` what each process computed). Parameters learn in a group of their own, clipped by their
+    own norm.
     """
 
-    surgery = False  # whether it decides how fast each encoder learns; of these a run takes one
-    shards = True  # whether FSDP may share out the weights
-    aligns = False  # whether `embed` maps features into one space, where partners are near
-    apart = False  # whether `combine` wants the gradients of its own terms by themselves
+    surgery = False  # whether it decides how fast each encoder learns; a run takes one of these
+    shards = True  # whether it works with weights that FSDP shards
+    aligns = False  # whether `embed` maps modalities into one space, where partners are near
+    two_pass = False  # whether `combine_gradients` wants those of `extra_losses` by themselves
 
-    def __init__(self, setting: Setting, *, start: float = 0.0, end: float | None = None) -> None:
+    def __init__(
+        self, inputs: StrategyInputs, *, start: float = 0.0, end: float | None = None
+    ) -> None:
         super().__init__()
-        self.world, self.seed, self.start, self.end = setting.world, setting.seed, start, end
-        self.widths = {name: encoder.dim for name, encoder in setting.model.named_encoders()}
-        self._model = (setting.model,)  # in a tuple: it is no part of this module
+        self.world, self.seed, self.start, self.end = inputs.world, inputs.seed, start, end
+        self.widths = {name: encoder.dim for name, encoder in inputs.model.named_encoders()}
+        self._model = (inputs.model,)  # in a tuple, so that it is no submodule
 
     @property
     def model(self) -> FusionModel:
@@ -93,18 +83,19 @@ class Balance(nn.Module):
 
     @property
     def fusion(self) -> Fusion:
-        """Its fusion."""
+        """The model's fusion."""
         return self.model.fusion
 
     @property
     def name(self) -> str:
         """The name it is registered under."""
-        return type(self).__module__.rpartition(".")[2]
+        registered = (name for name in BALANCE if BALANCE[name].cls is type(self))
+        return next(registered, type(self).__name__)
 
-    def require(self, holds: bool, says: str) -> None:
+    def require(self, condition: bool, message: str) -> None:
         """Refuse a setting in one line."""
-        if not holds:
-            raise FusionZooError(f"{self.name}: {says}")
+        if not condition:
+            raise FusionZooError(f"{self.name}: {message}")
 
     def require_classes(self, targets: Tensor) -> None:
         """Refuse targets other than one class for each sample."""
@@ -114,55 +105,61 @@ class Balance(nn.Module):
             " each sample",
         )
 
-    def each(self, what: str, given: float | Mapping[str, float]) -> dict[str, float]:
+    def per_modality(self, setting: str, value: float | Mapping[str, float]) -> dict[str, float]:
         """Resolve a number for all modalities, or one for some of them (the others have 0)."""
-        if not isinstance(given, Mapping):
-            return dict.fromkeys(self.widths, float(given))
-        for key in given:
+        if not isinstance(value, Mapping):
+            return dict.fromkeys(self.widths, float(value))
+        for modality in value:
             self.require(
-                key in self.widths,
-                f"{what}.{key}: the model has no modality {key!r}."
-                f"{did_you_mean(key, self.widths)} It has: {', '.join(self.widths)}.",
+                modality in self.widths,
+                f"{setting}.{modality}: the model has no modality {modality!r}."
+                f"{did_you_mean(modality, self.widths)} It has: {', '.join(self.widths)}.",
             )
-        return {name: float(given.get(name, 0)) for name in self.widths}
+        return {name: float(value.get(name, 0)) for name in self.widths}
 
-    def active(self, now: Now) -> bool:
+    def active(self, context: StepContext) -> bool:
         """Whether the strategy does anything; subclasses add their own ways of being off."""
-        return self.start <= now.epoch and (self.end is None or now.epoch < self.end)
+        return self.start <= context.epoch and (self.end is None or context.epoch < self.end)
 
-    def begin_epoch(self, learn: Stepper, loaders: Mapping[str, Any], now: Now) -> None:
-        """Get ready for an epoch; not called when a run resumes within one."""
+    def begin_epoch(
+        self, trainer: RunningTrainer, loaders: Mapping[str, Any], context: StepContext
+    ) -> None:
+        """Prepare an epoch; not called when a run resumes within one."""
 
-    def turns(self, now: Now) -> Sequence[str | None]:
+    def turns(self, context: StepContext) -> Sequence[str | None]:
         """Return who learns in this step, in turn: a modality's encoder alone, or None for all."""
         return (None,)
 
-    def edit(self, batch: Batch, rows: Tensor, now: Now) -> Batch:
+    def edit_batch(self, batch: Batch, rows: Tensor, context: StepContext) -> Batch:
         """Change the batch before it is encoded; on the CPU."""
         return batch
 
-    def respond(self, seen: Seen) -> FusionOutput:
-        """Change what the fusion's loss reads."""
-        return seen.output
+    def edit_output(self, context: StepContext) -> FusionOutput:
+        """Change the fusion's output before its loss is computed."""
+        return context.output
 
-    def main(self, seen: Seen, loss: Term) -> Term:
+    def main_loss(self, context: StepContext, loss: LossTerm) -> LossTerm:
         """Change the fusion's own loss."""
         return loss
 
-    def terms(self, seen: Seen) -> dict[str, Term]:
-        """Return losses beside the fusion's own; each is logged under its name."""
+    def extra_losses(self, context: StepContext) -> dict[str, LossTerm]:
+        """Return losses to add to the fusion's own; each is logged under its name."""
         return {}
 
-    def combine(self, joint: list[Tensor], own: list[Tensor]) -> list[Tensor]:
-        """Join an encoder's gradients of the main loss and of the terms; must commute with scaling,
-        for a loss scaler may have scaled both."""
+    def combine_gradients(self, main: list[Tensor], extra: list[Tensor]) -> list[Tensor]:
+        """Combine an encoder's gradients of the main loss and of `extra_losses`.
+
+        Must commute with scaling, for a loss scaler may have scaled both.
+        """
         raise NotImplementedError
 
-    def gradients(self, encoders: Mapping[str, Sequence[nn.Parameter]], now: Now) -> None:
+    def edit_gradients(
+        self, encoders: Mapping[str, Sequence[nn.Parameter]], context: StepContext
+    ) -> None:
         """Change the gradients, unscaled and summed over processes, before they are clipped."""
 
     def after_step(self) -> None:
-        """Constrain the strategy's own parameters, which an update has just changed."""
+        """Constrain the strategy's own parameters after an update."""
 
     def draw(self, *key: int) -> torch.Generator:
         """Return a CPU generator that depends on the seed, this class and `key` alone."""
@@ -171,23 +168,24 @@ class Balance(nn.Module):
         return torch.Generator().manual_seed(mixed)
 
 
-class Tally:
+class BatchSum:
     """A sum over the batches of one update, and at its end over the processes."""
 
     def __init__(self) -> None:
-        self.held: list[Tensor] = []
-        self.moment: tuple[int, str | None] | None = None
+        self.values: list[Tensor] = []
+        self.update: tuple[int, str | None] | None = None  # step and turn that `values` belong to
 
-    def add(self, values: Tensor, now: Now) -> None:
-        """Add what one batch gives; what an update left that never came about is forgotten."""
-        if self.moment != (now.step, now.turn):
-            self.held, self.moment = [], (now.step, now.turn)
-        self.held.append(values)
+    def add(self, values: Tensor, context: StepContext) -> None:
+        """Add the values of one batch; those of an update that was never made are dropped."""
+        update = (context.step, context.turn)
+        if self.update != update:
+            self.values, self.update = [], update
+        self.values.append(values)
 
     def take(self, world: World) -> Tensor:
-        """Return the sum, and begin anew."""
-        summed = total(torch.stack(self.held).sum(0), world)
-        self.held, self.moment = [], None
+        """Return the sum, and start anew."""
+        summed = total(torch.stack(self.values).sum(0), world)
+        self.values, self.update = [], None
         return summed
 
 
@@ -195,47 +193,47 @@ BALANCE: Registry[Balance] = Registry("training strategy", "fusionzoo zoo")
 
 
 def build_balance(
-    names: str | Sequence[str], settings: Mapping[str, Mapping[str, Any]], setting: Setting
+    names: str | Sequence[str], settings: Mapping[str, Mapping[str, Any]], inputs: StrategyInputs
 ) -> nn.ModuleDict:
-    """Build the strategies of a run, `"ogm_ge,modality_dropout"`, without drawing from our seed."""
+    """Build the strategies of a run, say `"ogm_ge,modality_dropout"`; global generators stay."""
     listed = names.split(",") if isinstance(names, str) else names
     chosen = [name.strip() for name in listed if name.strip()]
     for name in settings:
         if name not in chosen:
-            BALANCE[name]  # names the nearest
+            BALANCE[name]  # an unknown name is an error that names the nearest
             raise FusionZooError(f"--balance_settings.{name}: --balance does not name {name!r}")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(setting.seed)
-        made = {name: BALANCE.create(name, setting, **settings.get(name, {})) for name in chosen}
-    for what in ("surgery", "apart"):
-        rivals = [name for name, one in made.items() if getattr(one, what)]
+        torch.manual_seed(inputs.seed)
+        built = {name: BALANCE.create(name, inputs, **settings.get(name, {})) for name in chosen}
+    for attribute in ("surgery", "two_pass"):
+        rivals = [name for name, strategy in built.items() if getattr(strategy, attribute)]
         if len(rivals) > 1:
             raise FusionZooError(
                 f"--balance: {' and '.join(rivals)} each decide how fast the encoders learn:"
                 " take one"
             )
-    return nn.ModuleDict(made)
+    return nn.ModuleDict(built)
 
 
-def mask_to(features: Mapping[str, Features], *kept: str) -> dict[str, Features]:
-    """Return features in which every modality but `kept` is absent."""
+def keep_only(features: Mapping[str, Features], *kept: str) -> dict[str, Features]:
+    """Return features in which every modality but those `kept` is absent."""
     return {
-        name: own if name in kept else own._replace(mask=torch.zeros_like(own.mask))
-        for name, own in features.items()
+        name: x if name in kept else x._replace(mask=torch.zeros_like(x.mask))
+        for name, x in features.items()
     }
 
 
 def presence(features: Mapping[str, Features]) -> Tensor:
     """Return which modalities each row has, in the order of the model: (B, M)."""
-    return torch.stack([own.mask.any(1) for own in features.values()], dim=1)
+    return torch.stack([x.mask.any(1) for x in features.values()], dim=1)
 
 
 def pooled_of(features: Mapping[str, Features], name: str) -> tuple[Tensor, Tensor]:
-    """Return a modality's pooled vectors (B, D), zeros where it is absent, and where it is (B,)."""
+    """Return a modality's pooled vectors (B, D), zeros where it is absent, and presence (B,)."""
     present = features[name].mask.any(1)
     return torch.where(present[:, None], features[name].pooled, 0), present
 
 
-def widened(x: Tensor) -> Tensor:
+def at_least_float32(x: Tensor) -> Tensor:
     """Return `x` in single precision at least."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

@@ -7,8 +7,10 @@ from itertools import combinations
 import torch
 from torch import Tensor, nn
 
+from fusionzoo.structures import StepContext
+
 from ._gather import gathered_rows
-from .base import BALANCE, Balance, Now, Seen, Setting, Term, pooled_of, presence, widened
+from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, pooled_of, presence
 
 
 @BALANCE.register(family="loss", paper="Andrew et al. 2013, ICML, proceedings v28")
@@ -31,7 +33,7 @@ class CCALoss(Balance):
 
     def __init__(
         self,
-        setting: Setting,
+        inputs: StrategyInputs,
         *,
         weight: float = 0.1,
         dim: int = 8,
@@ -40,7 +42,7 @@ class CCALoss(Balance):
         start: float = 0.0,
         end: float | None = None,
     ) -> None:
-        super().__init__(setting, start=start, end=end)
+        super().__init__(inputs, start=start, end=end)
         self.require(dim >= 1, f"dim={dim}; it must be at least 1")
         self.require(ridge >= 0, f"ridge={ridge:g}; it must be at least 0")
         self.require(top is None or 1 <= top <= dim, f"top={top}; it is 1 to dim={dim}")
@@ -48,23 +50,23 @@ class CCALoss(Balance):
         self.weight, self.dim, self.ridge, self.top = weight, dim, ridge, top
         self.project = nn.ModuleDict({name: nn.Linear(w, dim) for name, w in self.widths.items()})
 
-    def active(self, now: Now) -> bool:
-        return bool(self.weight) and super().active(now)
+    def active(self, context: StepContext) -> bool:
+        return bool(self.weight) and super().active(context)
 
-    def terms(self, seen: Seen) -> dict[str, Term]:
+    def extra_losses(self, context: StepContext) -> dict[str, LossTerm]:
         own = {}
         for name, project in self.project.items():
-            x, _ = pooled_of(seen.features, name)
+            x, _ = pooled_of(context.features, name)
             with torch.autocast(x.device.type, enabled=False):
-                own[name] = project(widened(x)).double()
-        rows, present = gathered_rows(own, presence(seen.features), self.world)
+                own[name] = project(at_least_float32(x)).double()
+        rows, present = gathered_rows(own, presence(context.features), self.world)
         have = dict(zip(own, present.unbind(1), strict=True))
         found = {}
         for a, b in combinations(own, 2):
             both = have[a] & have[b]
             value = -self.correlation(rows[a][both], rows[b][both])[None]
             mask = torch.ones_like(value, dtype=torch.bool)
-            found[f"{self.name}/{a}-{b}"] = Term(value, mask, self.weight)
+            found[f"{self.name}/{a}-{b}"] = LossTerm(value, mask, self.weight)
         return found
 
     def correlation(self, left: Tensor, right: Tensor) -> Tensor:

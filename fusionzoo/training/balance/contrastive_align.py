@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fusionzoo.fusion.base import check_choice, check_modality
-from fusionzoo.structures import Features
+from fusionzoo.structures import Features, StepContext
 
 from ._gather import gathered_rows
-from .base import BALANCE, Balance, Now, Seen, Setting, Term, pooled_of, presence, widened
+from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, pooled_of, presence
 
 LARGEST = math.log(100)  # of the logit scale, as in CLIP
 
@@ -47,7 +47,7 @@ class ContrastiveAlign(Balance):
 
     def __init__(
         self,
-        setting: Setting,
+        inputs: StrategyInputs,
         *,
         mode: Literal["clip", "siglip", "imagebind"] = "clip",
         anchor: str | None = None,
@@ -56,7 +56,7 @@ class ContrastiveAlign(Balance):
         start: float = 0.0,
         end: float | None = None,
     ) -> None:
-        super().__init__(setting, start=start, end=end)
+        super().__init__(inputs, start=start, end=end)
         check_choice("mode", mode, ("clip", "siglip", "imagebind"))
         self.require(dim >= 1, f"dim={dim}; it must be at least 1")
         self.require(len(self.widths) > 1, "it aligns modalities, and the model has only one")
@@ -73,27 +73,29 @@ class ContrastiveAlign(Balance):
         self.scale = nn.Parameter(torch.tensor([math.log(10 if sigmoid else 1 / 0.07)]))
         self.bias = nn.Parameter(torch.tensor([-10.0])) if sigmoid else None
 
-    def active(self, now: Now) -> bool:
-        return bool(self.weight) and super().active(now)
+    def active(self, context: StepContext) -> bool:
+        return bool(self.weight) and super().active(context)
 
     def embed(self, features: Mapping[str, Features]) -> dict[str, Tensor]:
         """Return each modality's unit vectors in the common space, zeros where it is absent."""
         found = {}
         for name, project in self.project.items():
             x, present = pooled_of(features, name)
-            found[name] = F.normalize(widened(project(x)), dim=1).where(present[:, None], 0)
+            found[name] = F.normalize(at_least_float32(project(x)), dim=1).where(
+                present[:, None], 0
+            )
         return found
 
-    def terms(self, seen: Seen) -> dict[str, Term]:
-        own = self.embed(seen.features)
-        rows, present = gathered_rows(own, presence(seen.features), self.world)
+    def extra_losses(self, context: StepContext) -> dict[str, LossTerm]:
+        own = self.embed(context.features)
+        rows, present = gathered_rows(own, presence(context.features), self.world)
         have = dict(zip(own, present.unbind(1), strict=True))
         found = {}
         for a, b in self.pairs:
             both = have[a] & have[b]
             values = self.loss(rows[a][both], rows[b][both])
             mask = torch.ones_like(values, dtype=torch.bool)
-            found[f"{self.name}/{a}-{b}"] = Term(values, mask, self.weight)
+            found[f"{self.name}/{a}-{b}"] = LossTerm(values, mask, self.weight)
         return found
 
     @torch.no_grad()

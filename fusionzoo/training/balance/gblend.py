@@ -5,21 +5,19 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.distributed.process_group import total, wrap
-from fusionzoo.structures import Batch
+from fusionzoo.distributed.process_group import total
+from fusionzoo.structures import Batch, StepContext
 
+from ..data import chunks
+from ..precision import autocast
 from ._heads import ModalityHeads
-from .base import BALANCE, Balance, Now, Seen, Setting, Term
-
-if TYPE_CHECKING:
-    from ..trainer import Stepper
+from .base import BALANCE, Balance, LossTerm, RunningTrainer, StrategyInputs
 
 
 @BALANCE.register(family="loss", paper="Wang et al. 2020, CVPR, arXiv:1905.12681")
@@ -51,7 +49,7 @@ class GBlend(Balance):
 
     def __init__(
         self,
-        setting: Setting,
+        inputs: StrategyInputs,
         *,
         every: int = 0,
         epochs: int = 1,
@@ -59,7 +57,7 @@ class GBlend(Balance):
         start: float = 0.0,
         end: float | None = None,
     ) -> None:
-        super().__init__(setting, start=start, end=end)
+        super().__init__(inputs, start=start, end=end)
         self.require(every >= 0, f"every={every}; it must be at least 0 (0: once)")
         self.require(epochs >= 1, f"epochs={epochs}; it must be at least 1")
         self.require(0 < floor <= 1, f"floor={floor:g}; it must be in (0, 1]")
@@ -69,48 +67,50 @@ class GBlend(Balance):
         self.register_buffer("weights", torch.full((count,), 1 / count))
         self.register_buffer("measured", torch.tensor(0))
 
-    def begin_epoch(self, learn: Stepper, loaders: Mapping[str, Any], now: Now) -> None:
-        since = int(now.epoch) - ceil(self.start)
-        if since % self.every if self.every else int(self.measured):
+    def begin_epoch(
+        self, trainer: RunningTrainer, loaders: Mapping[str, Any], context: StepContext
+    ) -> None:
+        since_start = int(context.epoch) - ceil(self.start)
+        if since_start % self.every if self.every else int(self.measured):
             return
-        curves = []
+        heads = (*self.widths, None)
         with generators_kept():
-            for name in (*self.widths, None):
-                curves.append(self.measure(name, learn, loaders, now))
-        found = torch.tensor(curves, dtype=torch.float64)  # (M + 1, start or end, train or val)
-        gap = found[..., 1] - found[..., 0]
-        weights = blend(found[:, 0, 1] - found[:, 1, 1], gap[:, 1] - gap[:, 0], self.floor)
-        self.weights.copy_(weights)
+            measured = [self.measure(head, trainer, loaders, context) for head in heads]
+        losses = torch.tensor(measured, dtype=torch.float64)  # (M + 1, start or end, train or val)
+        gap = losses[..., 1] - losses[..., 0]
+        gains, overfits = losses[:, 0, 1] - losses[:, 1, 1], gap[:, 1] - gap[:, 0]
+        self.weights.copy_(blend(gains, overfits, self.floor))
         self.measured += 1
 
     def measure(
-        self, name: str | None, learn: Stepper, loaders: Mapping[str, Any], now: Now
+        self,
+        head: str | None,
+        trainer: RunningTrainer,
+        loaders: Mapping[str, Any],
+        context: StepContext,
     ) -> list[tuple[float, float]]:
         """Train a copy by one head; return (training, validation) loss before and after."""
-        from ..data import chunks
-        from ..trainer import Stepper
 
-        # Together, so that the optimiser's copy holds the parameters of the model's copy.
-        plain, optimizer = deepcopy((learn.plain, learn.optimizer))
-        own = plain.balance[self.name]
-        assert isinstance(own, GBlend)
-        plain.balance = nn.ModuleDict({self.name: _OneHead(self, own, name)})
-        scratch = Stepper(wrap(plain, learn.cfg.dist, self.world), optimizer, learn.cfg, self.world)
-        sides = (loaders["train"], loaders["val"])
-        before = [mean_loss(scratch, loader, now) for loader in sides]
+        def learn_by_one_head(module: Any) -> None:
+            copied = module.balance[self.name]
+            module.balance = nn.ModuleDict({self.name: _OneHead(self, copied, head)})
+
+        copy = trainer.copy(learn_by_one_head)
+        splits = (loaders["train"], loaders["val"])
+        before = [mean_loss(copy, loader, context) for loader in splits]
         for epoch in range(self.epochs):
-            number = int(now.epoch) + epoch
-            for batches in chunks(loaders["train"], learn.cfg.train.accumulate, number):
-                scratch(batches, now)
-        after = [mean_loss(scratch, loader, now) for loader in sides]
+            number = int(context.epoch) + epoch
+            for batches in chunks(loaders["train"], copy.cfg.train.accumulate, number):
+                copy.step(batches, context)
+        after = [mean_loss(copy, loader, context) for loader in splits]
         return [(before[0], before[1]), (after[0], after[1])]
 
-    def main(self, seen: Seen, loss: Term) -> Term:
+    def main_loss(self, context: StepContext, loss: LossTerm) -> LossTerm:
         return loss._replace(weight=loss.weight * self.weights[-1])
 
-    def terms(self, seen: Seen) -> dict[str, Term]:
+    def extra_losses(self, context: StepContext) -> dict[str, LossTerm]:
         weights = dict(zip(self.widths, self.weights.unbind(), strict=False))
-        return self.heads.terms(seen, self.name, weights)
+        return self.heads.losses(context, self.name, weights)
 
 
 class _OneHead(Balance):
@@ -118,39 +118,37 @@ class _OneHead(Balance):
 
     def __init__(self, source: GBlend, copied: GBlend, head: str | None) -> None:
         targets = torch.zeros(0, dtype=torch.int64)
-        super().__init__(Setting(copied.model, targets, source.seed, source.world))
+        super().__init__(StrategyInputs(copied.model, targets, source.seed, source.world))
         self.heads, self.head = copied.heads, head
 
-    def edit(self, batch: Batch, rows: Tensor, now: Now) -> Batch:
+    def edit_batch(self, batch: Batch, rows: Tensor, context: StepContext) -> Batch:
         if self.head is None:
             return batch
         only = torch.tensor([name == self.head for name in self.widths])
         return batch._replace(present=batch.present & only.to(batch.present.device))
 
-    def main(self, seen: Seen, loss: Term) -> Term:
+    def main_loss(self, context: StepContext, loss: LossTerm) -> LossTerm:
         if self.head is None:
             return loss
-        (term,) = self.heads.terms(seen, "", {self.head: 1.0}).values()
+        (term,) = self.heads.losses(context, "", {self.head: 1.0}).values()
         # The fused loss with weight 0: under DDP every parameter must have a gradient.
         return term._replace(values=term.values + 0.0 * loss.values)
 
 
 @torch.no_grad()
-def mean_loss(scratch: Stepper, loader: Any, now: Now) -> float:
+def mean_loss(trainer: RunningTrainer, loader: Any, context: StepContext) -> float:
     """Return the loss that a copy learns by, in evaluation mode, over a split and all processes."""
-    from ..trainer import autocast
-
-    plain, device = scratch.plain, scratch.world.device
-    plain.eval()
+    module, device = trainer.module, trainer.world.device
+    module.eval()
     sums = torch.zeros(2, dtype=torch.float64, device=device)
     for batch in loader:
-        rows = plain.rows(batch)
-        for one in plain.strategies(now):
-            batch = one.edit(batch, rows, now)
-        with autocast(scratch.cfg.train, device):
-            term = plain(batch.to(device), rows.to(device), now).main
+        rows = module.rows(batch)
+        for strategy in module.strategies(context):
+            batch = strategy.edit_batch(batch, rows, context)
+        with autocast(trainer.cfg.train, device):
+            term = module(batch.to(device), context._replace(rows=rows.to(device))).main_loss
         sums += torch.stack([term.values.where(term.mask, 0).sum(), term.mask.sum()]).double()
-    loss, count = total(sums, scratch.world).tolist()
+    loss, count = total(sums, trainer.world).tolist()
     return float(loss / max(count, 1))
 
 

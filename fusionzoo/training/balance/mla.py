@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from fusionzoo.distributed.fsdp import like, whole
-from fusionzoo.structures import Batch
+from fusionzoo.structures import Batch, StepContext
 
-from .base import BALANCE, Balance, Now, Seen, Setting, Tally, Term, pooled_of
+from .base import BALANCE, Balance, BatchSum, LossTerm, StrategyInputs, pooled_of
 
 
 @BALANCE.register(family="schedule", paper="Zhang et al. 2024, CVPR, arXiv:2311.10707")
@@ -38,7 +38,7 @@ class MLA(Balance):
 
     def __init__(
         self,
-        setting: Setting,
+        inputs: StrategyInputs,
         *,
         alpha: float | None = None,
         normalise: bool = False,
@@ -46,7 +46,7 @@ class MLA(Balance):
         start: float = 0.0,
         end: float | None = None,
     ) -> None:
-        super().__init__(setting, start=start, end=end)
+        super().__init__(inputs, start=start, end=end)
         self.require(alpha is None or alpha > 0, f"alpha={alpha}; it must be positive")
         head = getattr(self.fusion, "head", None)
         self.require(
@@ -56,29 +56,31 @@ class MLA(Balance):
         )
         self.alpha, self.normalise, self.joint = alpha, normalise, joint
         self.register_buffer("projector", torch.eye(self.fusion.dim))
-        self.tally = Tally()  # sum of embeddings, and rows: (dim + 1,)
+        self.tally = BatchSum()  # sum of embeddings, and rows: (dim + 1,)
 
-    def turns(self, now: Now) -> Sequence[str | None]:
+    def turns(self, context: StepContext) -> Sequence[str | None]:
         return (*self.widths, None) if self.joint else tuple(self.widths)
 
-    def edit(self, batch: Batch, rows: Tensor, now: Now) -> Batch:
-        if now.turn is None:
+    def edit_batch(self, batch: Batch, rows: Tensor, context: StepContext) -> Batch:
+        if context.turn is None:
             return batch
-        column = list(self.widths).index(now.turn)
+        column = list(self.widths).index(context.turn)
         present = torch.zeros_like(batch.present)
         present[:, column] = batch.present[:, column]
         return batch._replace(present=present)
 
-    def main(self, seen: Seen, loss: Term) -> Term:
-        if seen.now.turn is None:
+    def main_loss(self, context: StepContext, loss: LossTerm) -> LossTerm:
+        if context.turn is None:
             return loss
-        present = pooled_of(seen.features, seen.now.turn)[1]
-        fed = seen.output.embedding.detach().where(present[:, None], 0).to(self.projector)
-        self.tally.add(torch.cat([fed.sum(0), present.sum()[None].to(fed)]), seen.now)
+        present = pooled_of(context.features, context.turn)[1]
+        fed = context.output.embedding.detach().where(present[:, None], 0).to(self.projector)
+        self.tally.add(torch.cat([fed.sum(0), present.sum()[None].to(fed)]), context)
         return loss._replace(mask=loss.mask & present)
 
-    def gradients(self, encoders: Mapping[str, Sequence[nn.Parameter]], now: Now) -> None:
-        if now.turn is None:
+    def edit_gradients(
+        self, encoders: Mapping[str, Sequence[nn.Parameter]], context: StepContext
+    ) -> None:
+        if context.turn is None:
             return
         weight = self.fusion.head.weight  # type: ignore[union-attr]
         assert isinstance(weight, nn.Parameter)
@@ -87,7 +89,7 @@ class MLA(Balance):
             weight.grad.copy_(like(given @ self.projector.to(given), weight.grad))
         fed = self.tally.take(self.world)
         if fed[-1] > 0:
-            alpha = 0.1 ** (1 + now.epoch % 1) if self.alpha is None else self.alpha
+            alpha = 0.1 ** (1 + context.epoch % 1) if self.alpha is None else self.alpha
             self.projector.copy_(shrink(self.projector, fed[:-1] / fed[-1], alpha))
             if self.normalise:
                 self.projector.div_(self.projector.norm())

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fusionzoo.structures import StepContext
+
 from ._heads import ModalityHeads
-from .base import BALANCE, Balance, Now, Seen, Setting, Term
+from .base import BALANCE, Balance, LossTerm, StrategyInputs
 
 
 @BALANCE.register(family="gradient", paper="Wei and Hu 2024, ICML, arXiv:2405.17730")
@@ -30,29 +32,29 @@ class MMPareto(Balance):
 
     surgery = True
     shards = False  # two backward passes
-    apart = True
+    two_pass = True
 
     def __init__(
         self,
-        setting: Setting,
+        inputs: StrategyInputs,
         *,
         weight: float = 1.0,
         gamma: float = 1.5,
         start: float = 0.0,
         end: float | None = None,
     ) -> None:
-        super().__init__(setting, start=start, end=end)
+        super().__init__(inputs, start=start, end=end)
         self.require(gamma > 0, f"gamma={gamma:g}; it must be positive")
         self.weight, self.gamma = weight, gamma
         self.heads = ModalityHeads(self.widths, self.fusion.num_outputs)
 
-    def active(self, now: Now) -> bool:
-        return bool(self.weight) and super().active(now)
+    def active(self, context: StepContext) -> bool:
+        return bool(self.weight) and super().active(context)
 
-    def terms(self, seen: Seen) -> dict[str, Term]:
-        return self.heads.terms(seen, self.name, dict.fromkeys(self.widths, self.weight))
+    def extra_losses(self, context: StepContext) -> dict[str, LossTerm]:
+        return self.heads.losses(context, self.name, dict.fromkeys(self.widths, self.weight))
 
-    def combine(self, joint: list[Tensor], own: list[Tensor]) -> list[Tensor]:
+    def combine_gradients(self, joint: list[Tensor], own: list[Tensor]) -> list[Tensor]:
         j, u, length = weigh(joint, own)
         scale = self.gamma * length
         return [(scale * (j * x + u * y)).to(x.dtype) for x, y in zip(joint, own, strict=True)]

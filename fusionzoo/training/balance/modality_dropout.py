@@ -8,9 +8,9 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from fusionzoo.structures import Batch
+from fusionzoo.structures import Batch, StepContext
 
-from .base import BALANCE, Balance, Now, Setting
+from .base import BALANCE, Balance, StrategyInputs
 
 
 @BALANCE.register(family="data", paper="Neverova et al. 2016, TPAMI, arXiv:1501.00102")
@@ -32,23 +32,23 @@ class ModalityDropout(Balance):
 
     def __init__(
         self,
-        setting: Setting,
+        inputs: StrategyInputs,
         *,
         rate: float | Mapping[str, float] = 0.3,
         start: float = 0.0,
         end: float | None = None,
     ) -> None:
-        super().__init__(setting, start=start, end=end)
-        self.rates = self.each("rate", rate)
+        super().__init__(inputs, start=start, end=end)
+        self.rates = self.per_modality("rate", rate)
         for q in self.rates.values():
             self.require(0 <= q < 1, f"rate={q:g}; it must be at least 0 and less than 1")
-        self.size = len(setting.targets)
+        self.size = len(inputs.targets)
         self.tables: dict[tuple[int, int], Tensor] = {}  # (epoch, round) -> (N, M) bool
 
-    def active(self, now: Now) -> bool:
-        return any(self.rates.values()) and super().active(now)
+    def active(self, context: StepContext) -> bool:
+        return any(self.rates.values()) and super().active(context)
 
-    def edit(self, batch: Batch, rows: Tensor, now: Now) -> Batch:
+    def edit_batch(self, batch: Batch, rows: Tensor, context: StepContext) -> Batch:
         known = bool(((rows >= 0) & (rows < self.size)).all())
         self.require(known, "the batch holds samples that are not of the training split")
         present = batch.present.clone()
@@ -56,7 +56,7 @@ class ModalityDropout(Balance):
         for number in count():
             if not undecided.any():
                 break
-            kept = batch.present & self.table(int(now.epoch), number)[rows].to(present.device)
+            kept = batch.present & self.table(int(context.epoch), number)[rows].to(present.device)
             decided = undecided & kept.any(1)
             present[decided] = kept[decided]
             undecided = undecided & ~decided

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from fusionzoo.distributed.fsdp import like, whole
 from fusionzoo.model import quiet
-from fusionzoo.structures import Features
+from fusionzoo.structures import Features, StepContext
 
-from .base import BALANCE, Balance, Now, Seen, Setting, Tally, Term, presence, widened
+from .base import BALANCE, Balance, BatchSum, LossTerm, StrategyInputs, at_least_float32, presence
 
 
 @BALANCE.register(family="gradient", paper="Peng et al. 2022, CVPR, arXiv:2203.15332")
@@ -37,43 +37,45 @@ class OGMGE(Balance):
 
     def __init__(
         self,
-        setting: Setting,
+        inputs: StrategyInputs,
         *,
         alpha: float = 0.5,
         noise: bool = True,
         start: float = 0.0,
         end: float | None = None,
     ) -> None:
-        super().__init__(setting, start=start, end=end)
+        super().__init__(inputs, start=start, end=end)
         self.require(alpha >= 0, f"alpha={alpha:g}; it must be at least 0")
-        self.require_classes(setting.targets)
+        self.require_classes(inputs.targets)
         self.alpha, self.noise = alpha, noise
-        self.tally = Tally()  # sums of scores, rows: (2, M)
+        self.tally = BatchSum()  # sums of scores, rows: (2, M)
 
-    def active(self, now: Now) -> bool:
-        return bool(self.alpha or self.noise) and super().active(now)
+    def active(self, context: StepContext) -> bool:
+        return bool(self.alpha or self.noise) and super().active(context)
 
-    def terms(self, seen: Seen) -> dict[str, Term]:
-        assert seen.batch.target is not None
-        scores = widened(self.alone(seen)).softmax(-1)
-        target = seen.batch.target[:, None, None].expand(-1, scores.shape[1], 1)
-        present = presence(seen.features)
+    def extra_losses(self, context: StepContext) -> dict[str, LossTerm]:
+        assert context.batch.target is not None
+        scores = at_least_float32(self.alone(context)).softmax(-1)
+        target = context.batch.target[:, None, None].expand(-1, scores.shape[1], 1)
+        present = presence(context.features)
         right = scores.gather(2, target)[..., 0].where(present, 0)
-        self.tally.add(torch.stack([right.sum(0), present.sum(0)]).double(), seen.now)
+        self.tally.add(torch.stack([right.sum(0), present.sum(0)]).double(), context)
         return {}
 
     @torch.no_grad()
-    def alone(self, seen: Seen) -> Tensor:
+    def alone(self, context: StepContext) -> Tensor:
         """Return what each modality adds to the logits: (B, M, K)."""
-        if seen.output.unimodal:
-            return torch.stack([seen.output.unimodal[name] for name in seen.features], 1)
+        if context.output.unimodal:
+            return torch.stack([context.output.unimodal[name] for name in context.features], 1)
         with quiet(self.fusion):
-            rest = widened(self.fusion(blanked(seen.features)).logits)
-            each = [self.fusion(blanked(seen.features, n)).logits for n in seen.features]
-        share = 1 - 1 / presence(seen.features).sum(1).clamp(min=1).to(rest.dtype)
+            rest = at_least_float32(self.fusion(blanked(context.features)).logits)
+            each = [self.fusion(blanked(context.features, n)).logits for n in context.features]
+        share = 1 - 1 / presence(context.features).sum(1).clamp(min=1).to(rest.dtype)
         return torch.stack(each, dim=1) - (share[:, None] * rest)[:, None]
 
-    def gradients(self, encoders: Mapping[str, Sequence[nn.Parameter]], now: Now) -> None:
+    def edit_gradients(
+        self, encoders: Mapping[str, Sequence[nn.Parameter]], context: StepContext
+    ) -> None:
         scores, rows = self.tally.take(self.world)
         factors = damping(scores / rows.clamp(min=1), rows > 0, self.alpha).tolist()
         number = 0
@@ -86,7 +88,7 @@ class OGMGE(Balance):
                 full = whole(gradient).clone() if self.noise and gradient.numel() > 1 else None
                 gradient.mul_(factor)
                 if full is not None:
-                    seed = self.draw(now.step, number).initial_seed()
+                    seed = self.draw(context.step, number).initial_seed()
                     draw = torch.Generator(full.device).manual_seed(seed)
                     spread = full.std()
                     gradient.add_(like(spread * full.normal_(generator=draw), gradient))

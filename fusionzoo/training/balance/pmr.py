@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fusionzoo.distributed.process_group import total
+from fusionzoo.structures import StepContext
 
-from .base import BALANCE, Balance, Now, Seen, Setting, Term, pooled_of
-
-if TYPE_CHECKING:
-    from ..trainer import Stepper
+from .base import BALANCE, Balance, LossTerm, RunningTrainer, StrategyInputs, pooled_of
 
 EPSILON = 1e-6  # under the root: the gradient of a distance is not defined at 0
 
@@ -41,17 +39,17 @@ class PMR(Balance):
 
     def __init__(
         self,
-        setting: Setting,
+        inputs: StrategyInputs,
         *,
         alpha: float = 1.0,
         momentum: float = 0.8,
         start: float = 0.0,
         end: float | None = None,
     ) -> None:
-        super().__init__(setting, start=start, end=end)
+        super().__init__(inputs, start=start, end=end)
         self.require(alpha >= 0, f"alpha={alpha:g}; it must be at least 0")
         self.require(0 < momentum <= 1, f"momentum={momentum:g}; it must be in (0, 1]")
-        self.require_classes(setting.targets)
+        self.require_classes(inputs.targets)
         self.alpha, self.momentum, self.classes = alpha, momentum, self.fusion.num_outputs
         for name, width in self.widths.items():
             self.register_buffer(f"prototypes_{name}", torch.zeros(self.classes, width))
@@ -59,10 +57,12 @@ class PMR(Balance):
             # Of this epoch so far: sums of features, and in the last column rows.
             self.register_buffer(f"sums_{name}", torch.zeros(self.classes, width + 1))
 
-    def active(self, now: Now) -> bool:
-        return bool(self.alpha) and super().active(now)
+    def active(self, context: StepContext) -> bool:
+        return bool(self.alpha) and super().active(context)
 
-    def begin_epoch(self, learn: Stepper, loaders: Mapping[str, Any], now: Now) -> None:
+    def begin_epoch(
+        self, trainer: RunningTrainer, loaders: Mapping[str, Any], context: StepContext
+    ) -> None:
         for name in self.widths:
             old, known = self.prototypes(name)
             sums = self.get_buffer(f"sums_{name}")
@@ -77,11 +77,11 @@ class PMR(Balance):
         """Return a modality's prototypes (K, D), and which of the classes have one (K,)."""
         return self.get_buffer(f"prototypes_{name}"), self.get_buffer(f"known_{name}")
 
-    def terms(self, seen: Seen) -> dict[str, Term]:
-        assert seen.batch.target is not None
-        target, losses, masks, scores = seen.batch.target, [], [], []
+    def extra_losses(self, context: StepContext) -> dict[str, LossTerm]:
+        assert context.batch.target is not None
+        target, losses, masks, scores = context.batch.target, [], [], []
         for name in self.widths:
-            x, present = pooled_of(seen.features, name)
+            x, present = pooled_of(context.features, name)
             self._remember(name, x.detach(), present, target)
             centres, known = self.prototypes(name)
             logits = -distances(x.to(centres), centres)
@@ -93,7 +93,7 @@ class PMR(Balance):
             scores.append(torch.stack([right.sum(), mask.sum()]).double())
         strength = self.alpha * lag(total(torch.stack(scores, dim=1), self.world))
         return {
-            f"pmr/{name}": Term(loss, mask, weight.to(loss.dtype))
+            f"pmr/{name}": LossTerm(loss, mask, weight.to(loss.dtype))
             for name, loss, mask, weight in zip(self.widths, losses, masks, strength, strict=True)
         }
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from fusionzoo.model import quiet
+from fusionzoo.structures import StepContext
 
-from .base import BALANCE, Balance, Now, Seen, Setting, Term, mask_to, pooled_of, widened
+from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, keep_only, pooled_of
 
 
 @BALANCE.register(family="schedule", paper="Hua et al. 2024, ICML, arXiv:2405.09321")
@@ -36,7 +37,7 @@ class ReconBoost(Balance):
 
     def __init__(
         self,
-        setting: Setting,
+        inputs: StrategyInputs,
         *,
         epochs: int = 4,
         rectify: int = 4,
@@ -46,44 +47,46 @@ class ReconBoost(Balance):
         start: float = 0.0,
         end: float | None = None,
     ) -> None:
-        super().__init__(setting, start=start, end=end)
+        super().__init__(inputs, start=start, end=end)
         self.require(epochs >= 1, f"epochs={epochs}; a stage takes at least 1")
         self.require(rectify >= 0, f"rectify={rectify}; it must be at least 0")
-        self.require_classes(setting.targets)
+        self.require_classes(inputs.targets)
         self.epochs, self.rectify = epochs, rectify
         self.lambda1, self.lambda2, self.agreement = lambda1, lambda2, agreement
 
-    def stage(self, now: Now) -> tuple[int, bool]:
+    def stage(self, context: StepContext) -> tuple[int, bool]:
         """Return the number of the stage, and whether everything is being rectified."""
-        stage, place = divmod(now.epoch - self.start, self.epochs + self.rectify)
+        stage, place = divmod(context.epoch - self.start, self.epochs + self.rectify)
         return int(stage), place >= self.epochs
 
-    def turns(self, now: Now) -> Sequence[str | None]:
-        stage, rectifying = self.stage(now)
+    def turns(self, context: StepContext) -> Sequence[str | None]:
+        stage, rectifying = self.stage(context)
         return (None,) if rectifying else (list(self.widths)[stage % len(self.widths)],)
 
-    def main(self, seen: Seen, loss: Term) -> Term:
-        name, target = seen.now.turn, seen.batch.target
+    def main_loss(self, context: StepContext, loss: LossTerm) -> LossTerm:
+        name, target = context.turn, context.batch.target
         if name is None:
             return loss
         assert target is not None
-        own = widened(self.fusion(mask_to(seen.features, name)).logits)
-        present = pooled_of(seen.features, name)[1]
-        others = {n: self._frozen(seen, n) for n in self.widths if n != name}
+        own = at_least_float32(self.fusion(keep_only(context.features, name)).logits)
+        present = pooled_of(context.features, name)[1]
+        others = {n: self._frozen(context, n) for n in self.widths if n != name}
         rest = torch.zeros_like(own) + sum(others.values())
         sure = rest.softmax(-1).gather(1, target[:, None])[:, 0]
-        values = (self.lambda1 - self.lambda2 * sure) * seen.criterion(own, target) / own.shape[1]
-        stage = self.stage(seen.now)[0]
+        values = (
+            (self.lambda1 - self.lambda2 * sure) * context.criterion(own, target) / own.shape[1]
+        )
+        stage = self.stage(context)[0]
         if stage and others:
             before = list(self.widths)[(stage - 1) % len(self.widths)]
             gap = (own.softmax(-1) - others[before].softmax(-1)).square().mean(1)
-            values = values + self.agreement * gap.where(pooled_of(seen.features, before)[1], 0)
+            values = values + self.agreement * gap.where(pooled_of(context.features, before)[1], 0)
         # The fused loss with weight 0: under DDP every parameter must have a gradient.
         return loss._replace(values=values + 0.0 * loss.values, mask=loss.mask & present)
 
     @torch.no_grad()
-    def _frozen(self, seen: Seen, name: str) -> Tensor:
+    def _frozen(self, context: StepContext, name: str) -> Tensor:
         """Return z of a modality that does not learn now, 0 where it is absent: (B, K)."""
         with quiet(self.fusion):
-            logits = widened(self.fusion(mask_to(seen.features, name)).logits)
-        return logits.where(pooled_of(seen.features, name)[1][:, None], 0)
+            logits = at_least_float32(self.fusion(keep_only(context.features, name)).logits)
+        return logits.where(pooled_of(context.features, name)[1][:, None], 0)

@@ -1,4 +1,4 @@
-"""Gradients of the main loss and of a strategy's terms, kept apart until it joins them."""
+"""Two backward passes per batch, whose encoder gradients a strategy then combines."""
 
 from __future__ import annotations
 
@@ -10,44 +10,53 @@ from torch.amp.grad_scaler import GradScaler
 
 from fusionzoo.distributed.process_group import World, total
 
-from . import Balance
-
-Encoders = Mapping[str, Sequence[nn.Parameter]]
+from .base import Balance
 
 
-class Apart:
-    """Two backward passes for each batch; what the encoders get from each is added up by itself.
+class TwoPassBackward:
+    """Accumulate the encoders' gradients of the main loss and of a strategy's losses separately.
 
     DDP sums what one backward pass leaves, so it must be kept from summing here (`no_sync`), and
-    `join` sums over the processes by hand.
+    `combine` sums over the processes itself.
     """
 
-    def __init__(self, strategy: Balance, encoders: Encoders, scaler: GradScaler) -> None:
+    def __init__(
+        self, strategy: Balance, encoders: Mapping[str, Sequence[nn.Parameter]], scaler: GradScaler
+    ) -> None:
         self.strategy, self.scaler = strategy, scaler
-        self.learning = {n: [p for p in own if p.requires_grad] for n, own in encoders.items()}
-        self.joint, self.own = (
-            {n: [torch.zeros_like(p) for p in own] for n, own in self.learning.items()}
+        self.trainable = {
+            name: [p for p in parameters if p.requires_grad]
+            for name, parameters in encoders.items()
+        }
+        self.main_grads, self.extra_grads = (
+            {name: [torch.zeros_like(p) for p in ps] for name, ps in self.trainable.items()}
             for _ in range(2)
         )
 
-    def backward(self, main: Tensor, own: Tensor | float) -> None:
+    def backward(self, main: Tensor, extra: Tensor | float) -> None:
         """Add the encoders' gradients of both losses, and leave none on their parameters."""
-        for loss, held, more in ((main, self.joint, True), (own, self.own, False)):
+        passes = ((main, self.main_grads, True), (extra, self.extra_grads, False))
+        for loss, sums, retain_graph in passes:
             if isinstance(loss, Tensor) and loss.requires_grad:
-                self.scaler.scale(loss).backward(retain_graph=more)
-            for name, parameters in self.learning.items():
-                for sum_, parameter in zip(held[name], parameters, strict=True):
+                self.scaler.scale(loss).backward(retain_graph=retain_graph)
+            for name, parameters in self.trainable.items():
+                for grad_sum, parameter in zip(sums[name], parameters, strict=True):
                     if parameter.grad is not None:
-                        sum_ += parameter.grad
+                        grad_sum += parameter.grad
                         parameter.grad = None
 
-    def join(self, others: Iterable[nn.Parameter], world: World) -> None:
-        """Average over the processes, of the `others` too, and let the strategy join the two."""
-        every = [p.grad for p in others if p.grad is not None]
-        every += [x for held in (self.joint, self.own) for own in held.values() for x in own]
-        for gradient in every:
+    def combine(self, others: Iterable[nn.Parameter], world: World) -> None:
+        """Average over the processes, of the `others` too, and let the strategy combine the two."""
+        gradients = [p.grad for p in others if p.grad is not None]
+        for sums in (self.main_grads, self.extra_grads):
+            gradients += [grad for grads in sums.values() for grad in grads]
+        for gradient in gradients:
             gradient.copy_(total(gradient, world) / world.size)
-        for name, parameters in self.learning.items():
-            joined = self.strategy.combine(self.joint[name], self.own[name]) if parameters else []
-            for parameter, gradient in zip(parameters, joined, strict=True):
+        for name, parameters in self.trainable.items():
+            if not parameters:
+                continue
+            combined = self.strategy.combine_gradients(
+                self.main_grads[name], self.extra_grads[name]
+            )
+            for parameter, gradient in zip(parameters, combined, strict=True):
                 parameter.grad = gradient

@@ -11,8 +11,9 @@ from torch import Tensor
 from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError
 from fusionzoo.model import encode_rows, load
+from fusionzoo.structures import StepContext
 
-from .base import BALANCE, Balance, Now, Seen, Setting, Term, pooled_of, widened
+from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, pooled_of
 
 
 @BALANCE.register(family="loss", paper="Du et al. 2023, ICML, arXiv:2305.01233")
@@ -34,15 +35,15 @@ class UMT(Balance):
 
     def __init__(
         self,
-        setting: Setting,
+        inputs: StrategyInputs,
         *,
         teachers: Mapping[str, str] | None = None,
         weight: float | Mapping[str, float] = 1.0,
         start: float = 0.0,
         end: float | None = None,
     ) -> None:
-        super().__init__(setting, start=start, end=end)
-        self.weights = self.each("weight", weight)
+        super().__init__(inputs, start=start, end=end)
+        self.weights = self.per_modality("weight", weight)
         some = next(iter(self.widths))
         trains = "train one by `python train.py ... --data.modalities {0} --out runs/{0}`"
         self.require(
@@ -50,7 +51,7 @@ class UMT(Balance):
             f"it needs teachers, --balance_settings.umt.teachers.{some} runs/{some};"
             f" {trains.format(some)}",
         )
-        self.each("teachers", dict.fromkeys(teachers or {}, 1.0))
+        self.per_modality("teachers", dict.fromkeys(teachers or {}, 1.0))
         self.teachers: dict[str, Encoder] = {}  # in a plain dict: no state, no parameters
         for name, folder in (teachers or {}).items():
             self.teachers[name] = self._teacher(name, str(folder), trains.format(name))
@@ -77,18 +78,18 @@ class UMT(Balance):
             teacher._apply(fn)
         return super()._apply(fn, recurse)
 
-    def active(self, now: Now) -> bool:
-        return any(self.weights[name] for name in self.teachers) and super().active(now)
+    def active(self, context: StepContext) -> bool:
+        return any(self.weights[name] for name in self.teachers) and super().active(context)
 
-    def terms(self, seen: Seen) -> dict[str, Term]:
-        names, found = list(seen.features), {}
-        inputs: Mapping[str, Any] = seen.batch.inputs
+    def extra_losses(self, context: StepContext) -> dict[str, LossTerm]:
+        names, found = list(context.features), {}
+        inputs: Mapping[str, Any] = context.batch.inputs
         for name, teacher in self.teachers.items():
-            x, present = pooled_of(seen.features, name)
-            column = seen.batch.present[:, names.index(name)]
+            x, present = pooled_of(context.features, name)
+            column = context.batch.present[:, names.index(name)]
             with torch.no_grad():
                 taught = encode_rows(teacher, inputs[name], column).pooled
-            taught = widened(torch.where(present[:, None], taught, 0))
-            values = (widened(x) - taught).square().mean(1)
-            found[f"umt/{name}"] = Term(values, present, self.weights[name])
+            taught = at_least_float32(torch.where(present[:, None], taught, 0))
+            values = (at_least_float32(x) - taught).square().mean(1)
+            found[f"umt/{name}"] = LossTerm(values, present, self.weights[name])
         return found

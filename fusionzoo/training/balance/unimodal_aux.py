@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fusionzoo.structures import StepContext
+
 from ._heads import ModalityHeads
-from .base import BALANCE, Balance, Now, Seen, Setting, Term
+from .base import BALANCE, Balance, LossTerm, StrategyInputs
 
 
 @BALANCE.register(family="loss", paper="Du et al. 2023, ICML, arXiv:2305.01233")
@@ -25,19 +27,19 @@ class UnimodalAux(Balance):
 
     def __init__(
         self,
-        setting: Setting,
+        inputs: StrategyInputs,
         *,
         weight: float | Mapping[str, float] = 1.0,
         start: float = 0.0,
         end: float | None = None,
     ) -> None:
-        super().__init__(setting, start=start, end=end)
-        weights = self.each("weight", weight)
+        super().__init__(inputs, start=start, end=end)
+        weights = self.per_modality("weight", weight)
         self.weights = {name: x for name, x in weights.items() if x}
         self.heads = ModalityHeads(self.widths, self.fusion.num_outputs)
 
-    def active(self, now: Now) -> bool:
-        return bool(self.weights) and super().active(now)
+    def active(self, context: StepContext) -> bool:
+        return bool(self.weights) and super().active(context)
 
-    def terms(self, seen: Seen) -> dict[str, Term]:
-        return self.heads.terms(seen, self.name, self.weights)
+    def extra_losses(self, context: StepContext) -> dict[str, LossTerm]:
+        return self.heads.losses(context, self.name, self.weights)

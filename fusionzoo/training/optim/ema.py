@@ -1,4 +1,4 @@
-"""The exponential moving average of a model's weights."""
+"""An exponential moving average (EMA) of a model's weights."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import nn
 from fusionzoo.distributed.fsdp import like, reshard, whole
 
 
-class Average:
-    """Follow the weights: mean <- d mean + (1 - d) weight after every step.
+class EMA:
+    """Average the weights: mean <- d mean + (1 - d) weight after every step.
 
     d = min(decay, (1 + n) / (10 + n)) after n steps, so that a short run forgets its start too
     (the warm-up of timm's `ModelEmaV3` and of TensorFlow's moving averages). Buffers are not
@@ -26,23 +26,23 @@ class Average:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the weights of a step."""
+        """Average in the weights after a step."""
         decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
         self.steps += 1
         torch._foreach_lerp_(list(self.means.values()), list(self.weights.values()), 1 - decay)
 
     @contextmanager
-    def worn(self) -> Iterator[None]:
-        """Let the module wear the averaged weights for a block."""
-        held = {name: p.detach().clone() for name, p in self.weights.items()}
-        self._wear(self.means)
+    def swapped_in(self) -> Iterator[None]:
+        """Give the module the averaged weights for a block."""
+        trained = {name: p.detach().clone() for name, p in self.weights.items()}
+        self._set_weights(self.means)
         try:
             yield
         finally:
-            self._wear(held)
+            self._set_weights(trained)
 
     @torch.no_grad()
-    def _wear(self, values: dict[str, torch.Tensor]) -> None:
+    def _set_weights(self, values: dict[str, torch.Tensor]) -> None:
         reshard(self.module)
         for name, value in values.items():
             self.weights[name].copy_(value)
@@ -52,7 +52,7 @@ class Average:
         return {"steps": self.steps, "means": {n: whole(x).cpu() for n, x in self.means.items()}}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Continue from what `state_dict` returned."""
         means = state["means"]
         assert isinstance(means, dict) and isinstance(state["steps"], int)
         self.steps = state["steps"]

@@ -1,4 +1,4 @@
-"""What makes a step faster or smaller and leaves what it learns alone."""
+"""Memory and speed options that do not change results: compile, channels_last, checkpointing."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from fusionzoo.encoders import Encoder
 from fusionzoo.model import FusionModel
 
 
-def prepare(model: FusionModel, cfg: TrainConfig, apart: bool = False) -> None:
+def save_memory_and_compile(
+    model: FusionModel, cfg: TrainConfig, *, two_pass: bool = False
+) -> None:
     """Set memory format, recomputation and compilation of encoders and fusion, in place.
 
-    `apart`: a strategy goes backward twice, so a compiled graph may not give its buffers away.
+    `two_pass`: a strategy runs backward twice, so a compiled graph must keep its buffers.
     """
-    if cfg.compile and apart:
+    if cfg.compile and two_pass:
         from torch._functorch import config as functorch
 
         functorch.donated_buffer = False

@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,30 +13,32 @@ from fusionzoo.distributed.fsdp import load_optimizer, load_whole, whole_optimiz
 from fusionzoo.distributed.process_group import World, from_main, gather
 from fusionzoo.errors import FusionZooError, one_line
 
-if TYPE_CHECKING:
-    from ..tasks.multitask import Tasks
-    from ..trainer import Stepper
+from ..tasks.multitask import Tasks
+from ..trainer import Trainer
 from .checkpoint_file import Contents, read_newest, write
+from .run_folder import store_config
 
 
 @dataclass
 class State:
-    """Where a run is; with the weights and the generators, all that its future depends on."""
+    """The progress of a run; field names are those of checkpoint files."""
 
     step: int = 0  # optimiser steps made
     evaluated: int = 0  # epochs evaluated
     loss: torch.Tensor = field(default_factory=lambda: torch.zeros(()))  # summed over the epoch
-    best: Contents = field(default_factory=dict)  # figures of the best epoch so far
+    best: Contents = field(
+        default_factory=dict
+    )  # metrics of the best epoch so far, on the validation split
     made: int = 0  # steps of the epoch that were not skipped
     bad: int = 0  # steps skipped in a row, for a loss or gradient that was not finite
     epoch_steps: int = 0  # steps of an epoch, with the processes of the time
     val_losses: list[float] = field(default_factory=list)  # of each epoch: what plateau reads
 
-    def better(self, figures: Contents, tasks: Tasks) -> bool:
-        """Whether `figures` of the validation split beat the best, as the tasks rank them."""
-        return not self.best or tasks.rank(figures) > tasks.rank(self.best)
+    def is_best(self, metrics: Contents, tasks: Tasks) -> bool:
+        """Whether `metrics` of the validation split beat the best, as the tasks rank them."""
+        return not self.best or tasks.rank(metrics) > tasks.rank(self.best)
 
-    def count_bad(self, cause: str | None, most: int, say: Callable[[str], None]) -> None:
+    def count_skipped(self, cause: str | None, most: int, say: Callable[[str], None]) -> None:
         """Count steps in a row that had to be skipped; beyond `most` the run ends."""
         if cause is None:
             self.bad, self.made = 0, self.made + 1
@@ -64,18 +65,18 @@ class State:
         return [f"an epoch had {before} steps and now has {epoch_steps}: going on at {self.step}"]
 
 
-def save(path: Path, stepper: Stepper, state: State, keep: int = 1) -> None:
+def save(path: Path, trainer: Trainer, state: State, keep: int = 1) -> None:
     """Write everything a bit-exact continuation needs; called by all processes.
 
     The `keep - 1` files before it stay, as `last-1.pt`, `last-2.pt`, ...
     """
-    world = stepper.world
+    world = trainer.world
     contents = {
         "state": asdict(state),
-        "objective": whole_state(stepper.plain),
-        "optimizer": whole_optimizer(stepper.optimizer),
-        "average": stepper.average.state_dict() if stepper.average else None,
-        "scaler": stepper.scaler.state_dict(),
+        "objective": whole_state(trainer.module),
+        "optimizer": whole_optimizer(trainer.optimizer),
+        "average": trainer.ema.state_dict() if trainer.ema else None,
+        "scaler": trainer.scaler.state_dict(),
         "random": random_states(world),
         "losses": gather(state.loss.cpu(), world),
     }
@@ -90,59 +91,70 @@ def save(path: Path, stepper: Stepper, state: State, keep: int = 1) -> None:
         raise FusionZooError(problem)
 
 
-def restore(path: Path, stepper: Stepper) -> tuple[State, list[str]]:
-    """Continue from `path`, or the newest before it that is whole; also say what was odd."""
+def restore(path: Path, trainer: Trainer) -> tuple[State, list[str]]:
+    """Continue from `path`, or from the newest whole one before it; also return warnings."""
     contents, notes = read_newest(path)
     try:
-        load_whole(stepper.plain, contents["objective"])
-        load_optimizer(stepper.optimizer, contents["optimizer"])
-        if stepper.average:
-            stepper.average.load_state_dict(contents["average"])
+        load_whole(trainer.module, contents["objective"])
+        load_optimizer(trainer.optimizer, contents["optimizer"])
+        if trainer.ema:
+            trainer.ema.load_state_dict(contents["average"])
         if contents["scaler"]:  # empty without fp16, which may begin here
-            stepper.scaler.load_state_dict(contents["scaler"])
+            trainer.scaler.load_state_dict(contents["scaler"])
     except (LookupError, RuntimeError, ValueError, TypeError) as error:
         raise FusionZooError(f"{path} belongs to another model: {one_line(error)}") from error
     state = State(**contents["state"])
-    steps = gather(state.step, stepper.world)
+    steps = gather(state.step, trainer.world)
     if len({*steps}) > 1:
         raise FusionZooError(f"{path} is another file on another node: of the steps {steps}")
-    state.loss = contents["losses"][stepper.world.rank % len(contents["losses"])]
-    state.loss = state.loss.to(stepper.world.device)
-    if not restore_random(contents["random"], stepper.world):
-        random.seed(f"{state.step}/{stepper.world.rank}")
+    state.loss = contents["losses"][trainer.world.rank % len(contents["losses"])]
+    state.loss = state.loss.to(trainer.world.device)
+    if not restore_random(contents["random"], trainer.world):
+        random.seed(f"{state.step}/{trainer.world.rank}")
         torch.manual_seed(random.getrandbits(60))
-        count, now = len(contents["random"]), stepper.world.size
-        notes.append(f"made by {count} processes, going on with {now}: not bit for bit")
+        before, now = len(contents["random"]), trainer.world.size
+        notes.append(f"made by {before} processes, going on with {now}: not bit for bit")
     return state, notes
 
 
-def restore_best(path: Path, stepper: Stepper, state: State) -> list[str]:
-    """Take the weights of `path` (or of the best before it, if it is damaged), and its figures."""
-    contents, notes = read_newest(path)
-    load_whole(stepper.plain, contents["objective"])
-    if stepper.average:
-        stepper.average.load_state_dict(contents["average"])
+def start_or_resume(folder: Path, resume: bool, trainer: Trainer) -> tuple[State, list[str]]:
+    """Return a new run's state, or that of the run in `folder`, restored; also return warnings."""
+    if not resume:
+        return State(), []
+    state, notes = restore(folder / "checkpoints" / "last.pt", trainer)
+    if trainer.world.main:
+        store_config(trainer.cfg, folder)
+    return state, notes
+
+
+def restore_best(folder: Path, trainer: Trainer, state: State) -> list[str]:
+    """Load weights and metrics of the run's best epoch, or of the best before it if that file is
+    damaged; return warnings."""
+    contents, notes = read_newest(folder / "checkpoints" / "best.pt")
+    load_whole(trainer.module, contents["objective"])
+    if trainer.ema:
+        trainer.ema.load_state_dict(contents["average"])
     state.best = contents["state"]["best"]
     return notes
 
 
 def random_states(world: World) -> list[Contents]:
-    """Collect the generators' states of every process."""
+    """Collect the state of every process's random generators."""
     version, internal, gauss = random.getstate()
-    own: Contents = {"torch": torch.get_rng_state(), "python": [version, list(internal), gauss]}
+    states: Contents = {"torch": torch.get_rng_state(), "python": [version, list(internal), gauss]}
     if world.device.type == "cuda":
-        own["cuda"] = torch.cuda.get_rng_state(world.device)
-    return gather(own, world)
+        states["cuda"] = torch.cuda.get_rng_state(world.device)
+    return gather(states, world)
 
 
 def restore_random(states: list[Contents], world: World) -> bool:
-    """Put this process's generators back to where they were; False where there were others."""
+    """Restore this process's generators; return False where the number of processes changed."""
     if len(states) != world.size:
         return False
-    own = states[world.rank]
-    version, internal, gauss = own["python"]
+    state = states[world.rank]
+    version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
-    torch.set_rng_state(own["torch"])
-    if "cuda" in own and world.device.type == "cuda":
-        torch.cuda.set_rng_state(own["cuda"], world.device)
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and world.device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], world.device)
     return True

@@ -10,13 +10,13 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
 from fusionzoo.errors import FusionZooError
+from fusionzoo.files import replacing
 
 if TYPE_CHECKING:
     pass
@@ -28,26 +28,21 @@ BLOCK = 1 << 22  # bytes hashed at once
 
 
 def write(contents: Contents, path: Path, keep: int = 1) -> None:
-    """Write so that a kill at any moment leaves the old file or the new one, never half of one."""
-    partial = path.with_suffix(".partial")
+    """Write a checkpoint atomically; the `keep - 1` files before it stay, numbered."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb+") as file:
-            torch.save(contents, file)
-            _seal(file)
-            file.flush()
-            os.fsync(file.fileno())
-        _rotate(path, keep)
-        partial.replace(path)
+        with replacing(path) as partial:
+            with partial.open("wb+") as file:
+                torch.save(contents, file)
+                _seal(file)
+            _rotate(path, keep)
     except (OSError, RuntimeError) as error:
-        with suppress(OSError):
-            partial.unlink()
         kept = "the one before is kept" if path.is_file() else "there was none before"
-        there = next(folder for folder in path.parents if folder.is_dir())
-        free = shutil.disk_usage(there).free / 1e6  # torch does not say when a disk is full
+        folder = next(folder for folder in path.parents if folder.is_dir())
+        free = shutil.disk_usage(folder).free / 1e6  # torch does not say when a disk is full
         raise FusionZooError(
             f"cannot write {path} ({kept}; {free:,.1f} MB are free there): {error};"
-            f" {_remedy(there)}, then --resume"
+            f" {_remedy(folder)}, then --resume"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Where a run's figures are shown: TensorBoard, Weights & Biases, MLflow, Trackio, or nowhere.
+"""Experiment loggers: TensorBoard, Weights & Biases, MLflow, Trackio, or nowhere.
 
 Each takes numbers by name, and goes on with the same run after a resume. Their own environment
 variables say where they write (`WANDB_MODE=offline`, `MLFLOW_TRACKING_URI`, `TRACKIO_DIR`);
@@ -19,8 +19,8 @@ from fusionzoo.errors import FusionZooError, one_line
 PROJECT = "fusionzoo"
 
 
-class Board(Protocol):
-    """What shows figures."""
+class Logger(Protocol):
+    """Somewhere to log metrics to."""
 
     def scalars(self, step: int, figures: Mapping[str, float]) -> None:
         """Show the figures of a step."""
@@ -29,15 +29,15 @@ class Board(Protocol):
         """Write what is left."""
 
 
-def open_board(name: str, folder: Path, step: int) -> Board | None:
-    """Open the board `name` for the run in `folder`, which goes on after `step`."""
+def open_logger(name: str, folder: Path, step: int) -> Logger | None:
+    """Open the logger `name` for the run in `folder`, which goes on after `step`."""
     if name == "none":
         return None
     try:
-        return BOARDS[name](folder, step)
+        return LOGGERS[name](folder, step)
     except ImportError as error:
         raise FusionZooError(f"--log {name} needs pip install 'fusionzoo[{name}]'") from error
-    except Exception as error:  # each board has its own, for a login that is missing, say
+    except Exception as error:  # each logger has its own, for a login that is missing, say
         raise FusionZooError(f"--log {name}: {one_line(error)}; --log none goes without") from error
 
 
@@ -120,7 +120,7 @@ class Trackio:
         self.trackio.finish()
 
 
-BOARDS: dict[str, Any] = {
+LOGGERS: dict[str, Any] = {
     "tensorboard": TensorBoard,
     "wandb": WandB,
     "mlflow": MLflow,
@@ -128,9 +128,9 @@ BOARDS: dict[str, Any] = {
 }
 
 
-def _key(folder: Path, board: str, make: Any) -> str:
-    """Return the name under which a board knows this run, made once and kept in the folder."""
-    kept = folder / f"{board}.id"
+def _key(folder: Path, logger: str, make: Any) -> str:
+    """Return the id of this run in a logger, created once and kept in the run folder."""
+    kept = folder / f"{logger}.id"
     if not kept.is_file():
         kept.write_text(make())
     return kept.read_text()

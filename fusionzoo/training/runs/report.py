@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,133 +12,162 @@ from fusionzoo.datasets.summary import data_summary
 from fusionzoo.distributed.fsdp import sharded, whole_state
 from fusionzoo.distributed.process_group import gather
 from fusionzoo.errors import FusionZooError
+from fusionzoo.files import write_json
 
-from ..optim.param_groups import Group, describe, group_rows
+from ..optim.param_groups import describe, group_rows
 from ..tasks.multitask import Tasks
-from ..tasks.single import Nothing
-from ..trainer import Stepper
+from ..tasks.single import NoTarget
+from ..trainer import Trainer
 from .checkpoint import State
 from .tracker import Tracker, environment
 
 
-def show_data(dataset: PairedDataset, tracker: Tracker) -> None:
-    """Print the data summary."""
+def show_data(dataset: PairedDataset, dropped: Sequence[str], tracker: Tracker) -> None:
+    """Print the data summary, and settings dropped with the modalities that they belong to."""
     if tracker.world.main:
-        for line in data_summary(dataset):
-            tracker.say(line)
+        tracker.say(*data_summary(dataset))
+    if dropped:
+        tracker.say(f"unused settings, left out by --data.modalities: {', '.join(dropped)}")
 
 
-def save_model(folder: Path, learn: Stepper) -> None:
+def show_groups(folder: Path, trainer: Trainer, tracker: Tracker) -> None:
+    """Print the table of learning-rate groups, and write it to groups.json."""
+    unfreezing = trainer.freeze_plan.unfreezing
+    groups = trainer.optimizer.param_groups
+    described = describe(groups, trainer.module.model, trainer.cfg.optim, unfreezing)
+    tracker.table("Learning-rate groups", *group_rows(described))
+    if tracker.world.main:
+        write_json(described, folder / "groups.json")
+
+
+def save_model(folder: Path, trainer: Trainer) -> None:
     """Write the model folder; called by all processes, for they may share the weights."""
-    model = learn.plain.model
-    for one in learn.plain.balance.values():
-        if one.aligns:
-            model.set_align(one.project)  # type: ignore[arg-type]
-    if len(learn.plain.heads.heads):
-        model.set_heads(learn.plain.heads)
-    weights = whole_state(model) if sharded(learn.plain) else None
-    if learn.world.main:
+    module, model = trainer.module, trainer.module.model
+    for strategy in module.balance.values():
+        if strategy.aligns:
+            model.set_align(strategy.project)  # type: ignore[arg-type]
+    if len(module.heads.heads):
+        model.set_heads(module.heads)
+    weights = whole_state(model) if sharded(module) else None
+    if trainer.world.main:
         model.save(folder / "model", weights)
 
 
-def out_of_memory(learn: Stepper) -> FusionZooError:
+def out_of_memory(trainer: Trainer) -> FusionZooError:
     """Say what to make smaller: the batch, or the largest encoder."""
-    sizes = {n: sum(p.numel() for p in own) for n, own in learn.encoders.items()}
-    name = max(sizes, key=sizes.__getitem__)
+    sizes = {name: sum(p.numel() for p in ps) for name, ps in trainer.encoders.items()}
+    largest = max(sizes, key=sizes.__getitem__)
     return FusionZooError(
-        f"{learn.world.device} is out of memory: --train.batch_size is {learn.cfg.train.batch_size}"
-        f" (a smaller one with --train.accumulate learns the same), the largest encoder is {name}"
-        f" with {sizes[name]:,} parameters; --train.checkpointing and --train.amp bf16 save memory"
+        f"{trainer.world.device} is out of memory: --train.batch_size is"
+        f" {trainer.cfg.train.batch_size} (a smaller one with --train.accumulate learns the same),"
+        f" the largest encoder is {largest} with {sizes[largest]:,} parameters;"
+        " --train.checkpointing and --train.amp bf16 save memory"
     )
 
 
-def show_groups(folder: Path, groups: list[Group], learn: Stepper, tracker: Tracker) -> None:
-    """Print the table of learning-rate groups, and write it to groups.json."""
-    about = describe(groups, learn.plain.model, learn.cfg.optim, learn.unfreezing)
-    tracker.table("Learning-rate groups", *group_rows(about))
-    if tracker.world.main:
-        (folder / "groups.json").write_text(json.dumps(about, indent=2) + "\n")
+def reports_each_alone(trainer: Trainer) -> bool:
+    """Whether the test split is also evaluated given each modality only."""
+    module = trainer.module
+    return len(module.model.encoders) > 1 and module.tasks.leading != NoTarget.leading
 
 
-def shows_each_alone(learn: Stepper) -> bool:
-    """Whether the test split is also answered given each modality only."""
-    return len(learn.plain.model.encoders) > 1 and learn.plain.tasks.leading != Nothing.leading
-
-
-def report(
-    folder: Path, learn: Stepper, state: State, test: dict[str, Any], tracker: Tracker
+def report_results(
+    folder: Path, trainer: Trainer, state: State, test: Mapping[str, Any], tracker: Tracker
 ) -> None:
-    """Write metrics.json, and print what each modality and the fusion reach."""
-    cfg = learn.cfg
-    alone, given_only = test.pop("unimodal"), test.pop("given_only", {})
-    seconds = {part: round(time, 2) for part, time in tracker.seconds.items()}
+    """Write metrics.json, and print the final table and what to run next."""
+    results = write_results(folder, trainer, state, test, tracker)
+    show_results(folder, trainer, results, tracker)
+
+
+def write_results(
+    folder: Path, trainer: Trainer, state: State, test: Mapping[str, Any], tracker: Tracker
+) -> dict[str, Any]:
+    """Write metrics.json (on the main process), and return what it holds."""
+    tasks = trainer.module.tasks
+    shared = {name: x for name, x in test.items() if name not in ("unimodal", "given_only")}
+    results = {
+        "train": {"loss": state.best["train_loss"]},
+        "val": {name: state.best[name] for name in shared if name in state.best},
+        "test": shared,
+        "unimodal": test["unimodal"],
+        "given_only": test.get("given_only", {}),
+        "best_epoch": state.best["epoch"],
+        "throughput": {
+            "samples_per_second": trainer.rows / tracker.busy if tracker.busy else None,
+            "seconds": {part: round(time, 2) for part, time in tracker.seconds.items()},
+        },
+        "environment": environment(tracker.world),
+    }
+    header, rows = result_rows(tasks, trainer.cfg.fusion["name"], results)
+    names = [name for name, _ in tasks.shown if name in shared]
+    results["table"] = {"header": header, "rows": rows, "metrics": names}
     if tracker.world.main:
-        results = {
-            "train": {"loss": state.best["train_loss"]},
-            "val": {name: state.best[name] for name in test if name in state.best},
-            "test": test,
-            "unimodal": alone,
-            "given_only": given_only,
-            "best_epoch": state.best["epoch"],
-            "throughput": {
-                "samples_per_second": learn.rows / tracker.busy if tracker.busy else None,
-                "seconds": seconds,
-            },
-            "environment": environment(tracker.world),
-        }
-        (folder / "metrics.json").write_text(json.dumps(results, indent=2) + "\n")
+        write_json(results, folder / "metrics.json")
+    return results
+
+
+def show_results(
+    folder: Path, trainer: Trainer, results: Mapping[str, Any], tracker: Tracker
+) -> None:
+    """Print what each modality and the fusion reach, where the model is, and what to run next."""
+    cfg, tasks = trainer.cfg, trainer.module.tasks
     tracker.table(
-        f"Test split, best epoch {state.best['epoch']} by validation",
-        *comparison(learn.plain.tasks, cfg.fusion["name"], test, alone, given_only),
+        f"Test split, best epoch {results['best_epoch']} by validation",
+        results["table"]["header"],
+        results["table"]["rows"],
     )
-    short = falls_short(learn.plain.tasks, alone, given_only)
+    short = falls_short(tasks, results["unimodal"], results["given_only"])
     if short and "modality_dropout" not in cfg.balance:
         tracker.say(
             f"Given {' or '.join(short)} only, the fusion falls far short of that modality's own"
             " head: --balance modality_dropout trains it for missing modalities"
         )
-    data = cfg.data["name"]
     tracker.say(f"model   {folder / 'model'}   (fusionzoo.load reads it)")
-    tracker.say(f"next    {command_line('embed')} --model {folder} --out {data}.parquet")
+    out = f"{cfg.data['name']}.parquet"
+    tracker.say(f"next    {command_line('embed')} --model {folder} --out {out}")
     if cfg.log == "tensorboard":
         tracker.say(f"        tensorboard --logdir {folder / 'tensorboard'}")
 
 
 def report_failures(dataset: PairedDataset, tracker: Tracker) -> None:
-    """Say how many files could not be read, on any process; nothing goes missing in silence."""
-    failed = {one for shard in gather(dataset.failures(), tracker.world) for one in shard}
+    """Warn of files that could not be read, on any process."""
+    shards = gather(dataset.failures(), tracker.world)
+    failed = {failure for shard in shards for failure in shard}
     if failed:
         some = ", ".join(f"{key} ({modality})" for key, modality in sorted(failed)[:5])
         tracker.say(f"warning: {len(failed)} values could not be decoded: {some} ...")
 
 
-def comparison(
-    tasks: Tasks,
-    fusion: str,
-    test: dict[str, Any],
-    alone: dict[str, dict[str, Any]],
-    given_only: dict[str, dict[str, Any]],
+def result_rows(
+    tasks: Tasks, fusion: str, results: Mapping[str, Any]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return header and rows of the final table: each modality's own head, the fusion given each
     modality only, the fusion given all, its gain."""
+    test, unimodal = results["test"], results["unimodal"]
     shown = [(name, title) for name, title in tasks.shown if name in test]
-    lines = {f"{name} alone": figures for name, figures in alone.items()}
-    lines |= {f"fusion given {name} only": figures for name, figures in given_only.items()}
+    lines = {f"{name} alone": metrics for name, metrics in unimodal.items()}
+    lines |= {f"fusion given {name} only": m for name, m in results["given_only"].items()}
     lines |= {f"fusion: {fusion}": test}
-    rows = [(line, *(f"{own[name]:.3f}" for name, _ in shown)) for line, own in lines.items()]
-    if len(alone) > 1:
-        best = max(alone, key=lambda name: tasks.leads(alone[name]))
-        gains = [tasks.gain(name, test, alone[best]) for name, _ in shown]
+    rows = [
+        (line, *(f"{metrics[name]:.3f}" for name, _ in shown)) for line, metrics in lines.items()
+    ]
+    if len(unimodal) > 1:
+        best = max(unimodal, key=lambda name: tasks.leading_value(unimodal[name]))
+        gains = [tasks.gain(name, test, unimodal[best]) for name, _ in shown]
         rows.append((f"gain over {best} alone", *gains))
     return ("", *(title for _, title in shown)), rows
 
 
-def falls_short(tasks: Tasks, alone: Mapping[str, Any], given_only: Mapping[str, Any]) -> list[str]:
+def falls_short(
+    tasks: Tasks, unimodal: Mapping[str, Any], given_only: Mapping[str, Any]
+) -> list[str]:
     """Name the modalities given which alone the fusion is more than 10 points worse than that
     modality's own head; of an error, more than a tenth worse."""
     short = []
-    for name in alone.keys() & given_only.keys():
-        own, fused = (tasks.leads(figures[name]) for figures in (alone, given_only))
-        if own - fused > (0.1 if tasks.higher else 0.1 * abs(own)):
+    for name in unimodal:
+        if name not in given_only:
+            continue
+        head, fusion = (tasks.leading_value(m[name]) for m in (unimodal, given_only))
+        if head - fusion > (0.1 if tasks.higher else 0.1 * abs(head)):
             short.append(name)
-    return [name for name in alone if name in short]
+    return short

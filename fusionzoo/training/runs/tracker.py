@@ -1,4 +1,4 @@
-"""What a run tells: progress, tables, metrics.jsonl, TensorBoard. Silent but on rank 0."""
+"""Logging (rank 0 only): progress bar, tables, metrics.jsonl, loggers."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ from fusionzoo.errors import one_line
 from fusionzoo.files import whole_lines
 
 from ..tasks.multitask import Tasks
+from ..trainer import StepResult
 from .checkpoint import State
-from .loggers import Board, open_board
+from .loggers import Logger, open_logger
 
 PACKAGES = ("torch", "torchvision", "torchaudio", "transformers", "timm", "fusionzoo")
 
 
 class Tracker:
-    """Show a run's progress, append a line per event to metrics.jsonl, feed a board."""
+    """Show a run's progress, append a line per event to metrics.jsonl, feed a logger."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.bar: tqdm[Any] | None = None
         self.file: TextIO | None = None
-        self.board: Board | None = None
+        self.logger: Logger | None = None
         self.seconds: dict[str, float] = {}
         self._phase = ""
         self._since = time.perf_counter()
 
-    def start(self, folder: Path, state: State, board: str) -> None:
+    def start(self, folder: Path, state: State, logger: str) -> None:
         """Open the files; a resumed run drops what came after its checkpoint, to write it again."""
         if not self.world.main:
             return
@@ -46,7 +47,7 @@ class Tracker:
         lines = whole_lines(path) if state.step else []
         path.write_text("".join(line for line in lines if _known(json.loads(line), state)))
         self.file = path.open("a", buffering=1)
-        self.board = open_board(board, folder, state.step)
+        self.logger = open_logger(logger, folder, state.step)
 
     def progress(self, total: int, done: int) -> None:
         """Show the progress bar of the run's steps, with rate and time left."""
@@ -80,17 +81,28 @@ class Tracker:
             self.bar.set_postfix(shown, refresh=False)
         if self.file is not None:
             self.file.write(json.dumps({"step": step, "event": event, **figures}) + "\n")
-        self._show(step, dict(_flat(figures, event)))
+        self._send(step, dict(_flat(figures, event)))
 
-    def _show(self, step: int, figures: Mapping[str, float]) -> None:
-        """Give the board its figures; a server that does not answer must not end a run."""
-        if self.board is None:
+    def _send(self, step: int, figures: Mapping[str, float]) -> None:
+        """Send metrics to the logger; a server that does not answer must not end a run."""
+        if self.logger is None:
             return
         try:
-            self.board.scalars(step, figures)
+            self.logger.scalars(step, figures)
         except Exception as error:
-            lost = f"step {step} is in metrics.jsonl, and not on the board"
+            lost = f"step {step} is in metrics.jsonl, and not in the logger"
             self.say(f"warning: {lost}: {one_line(error)}")
+
+    def log_step(
+        self, step: int, loss: float, rates: Mapping[str, float], result: StepResult
+    ) -> None:
+        """Record a step: its mean loss, the learning rates, gradient norms and loss terms."""
+        norms, losses = (
+            {name: x.item() for name, x in tensors.items()}
+            for tensors in (result.grad_norms, result.losses)
+        )
+        metrics = {"loss": loss, "lr": rates, "grad_norm": norms, "losses": losses}
+        self.log(step, "step", metrics)
 
     def log_epoch(
         self, state: State, train_loss: float, val: Mapping[str, Any], tasks: Tasks, rows: int
@@ -104,7 +116,7 @@ class Tracker:
         self.log(state.step, "epoch", figures)
         if self.busy:
             waits = {"time/data_wait": self.seconds.get("data", 0.0) / self.busy}
-            self._show(state.step, waits | {"time/samples_per_second": rows / self.busy})
+            self._send(state.step, waits | {"time/samples_per_second": rows / self.busy})
         alone = [f"{m} {own[leading]:.3f}" for m, own in val["unimodal"].items() if leading in own]
         known = leading != "loss" and leading in val
         self.say(
@@ -121,10 +133,11 @@ class Tracker:
             if name != "train":
                 self.say(f"phase: {name}")
 
-    def say(self, text: str) -> None:
-        """Print a line above the progress bar."""
+    def say(self, *lines: str) -> None:
+        """Print lines above the progress bar."""
         if self.world.main:
-            tqdm.write(text)
+            for line in lines:
+                tqdm.write(line)
 
     def table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table; all columns but the first hold numbers."""
@@ -139,10 +152,10 @@ class Tracker:
 
     def close(self) -> None:
         """Flush and close everything."""
-        for one in (self.bar, self.file, self.board):
+        for one in (self.bar, self.file, self.logger):
             if one is not None:
                 one.close()
-        self.bar = self.file = self.board = None
+        self.bar = self.file = self.logger = None
 
 
 def environment(world: World) -> dict[str, Any]:

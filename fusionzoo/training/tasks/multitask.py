@@ -18,7 +18,7 @@ from fusionzoo.targets import OneOf, Target
 
 from .single import OBJECTIVES, Classification, Task, check
 
-Figures = Mapping[str, float]
+Metrics = Mapping[str, float]
 ERRORS = ("mae", "rmse", "loss", "median_rank")  # figures of which less is better
 
 
@@ -27,7 +27,7 @@ class Tasks(nn.Module):
 
     `plain` is one classification whose labels are indices, int64 (B,); else labels are float32
     (B, C), NaN where one is missing. A row's loss is the weighted sum over the tasks that it has a
-    label of. Figures of several tasks are called `column.figure`, and their loss chooses the best
+    label of. Metrics of several tasks are called `column.figure`, and their loss chooses the best
     epoch; with one task it is the task's leading figure, and the loss where that is equal.
     """
 
@@ -78,32 +78,32 @@ class Tasks(nn.Module):
                     f" no place for {name}: leave it out, or choose another --fusion.name"
                 )
 
-    def figures(self, logits: Tensor, target: Tensor) -> dict[str, float]:
+    def metrics(self, logits: Tensor, target: Tensor) -> dict[str, float]:
         """Measure a whole split, each task by the rows that have a label of it: (N, K), labels."""
         if self.plain:
-            return self.first.figures(logits, target)
+            return self.first.metrics(logits, target)
         each: dict[str, dict[str, float]] = {}
         for task, own, label in self._parts(logits, target):
             there = ~label.isnan().any(-1)
             if not there.any():
                 raise FusionZooError(f"no sample of this split has a label {task.target.name!r}")
-            each[task.target.name] = task.figures(own[there], label[there])
+            each[task.target.name] = task.metrics(own[there], label[there])
         if len(each) == 1:
             return next(iter(each.values()))
         losses = zip(self.weights, (own["loss"] for own in each.values()), strict=True)
         total = {"loss": sum(weight * loss for weight, loss in losses)}
         return total | {f"{name}.{key}": x for name, own in each.items() for key, x in own.items()}
 
-    def rank(self, figures: Figures) -> tuple[float, float]:
+    def rank(self, figures: Metrics) -> tuple[float, float]:
         """Say how good figures are, the greater, the better: the leading one first, then loss."""
-        return self.leads(figures), _nan_last(-figures["loss"])
+        return self.leading_value(figures), _nan_last(-figures["loss"])
 
-    def leads(self, figures: Figures) -> float:
+    def leading_value(self, figures: Metrics) -> float:
         """Return the leading figure, so that more of it is better."""
         leading = figures.get(self.leading, 0.0)
         return _nan_last(leading if self.higher else -leading)
 
-    def gain(self, name: str, figures: Figures, other: Figures) -> str:
+    def gain(self, name: str, figures: Metrics, other: Metrics) -> str:
         """Say how much better one of the shown figures is than that of another model."""
         gain = figures[name] - other[name]
         if self.plain:

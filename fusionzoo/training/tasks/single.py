@@ -41,7 +41,7 @@ class Task(nn.Module):
         """Return how much each row counts in `criterion`, (B,); None: all the same."""
         return None
 
-    def figures(self, logits: Tensor, target: Tensor) -> dict[str, float]:
+    def metrics(self, logits: Tensor, target: Tensor) -> dict[str, float]:
         """Measure a whole split, on the CPU: (N, K), (N, C)."""
         raise NotImplementedError
 
@@ -116,7 +116,7 @@ class Classification(Task):
         # The power has no finite slope at 0 for gamma < 1.
         return (1 - right).clamp(min=1e-7) ** self.gamma * loss
 
-    def figures(self, logits: Tensor, target: Tensor) -> dict[str, float]:
+    def metrics(self, logits: Tensor, target: Tensor) -> dict[str, float]:
         return classification(logits, as_index(target))
 
     def prior(self, labels: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ class Multilabel(Task):
         )
         return each.mean(-1)
 
-    def figures(self, logits: Tensor, target: Tensor) -> dict[str, float]:
+    def metrics(self, logits: Tensor, target: Tensor) -> dict[str, float]:
         return multilabel(logits, target.long())
 
     def prior(self, labels: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ class Regression(Task):
         error = answer - wanted
         return error.square() if self.loss == "mse" else error.abs()
 
-    def figures(self, logits: Tensor, target: Tensor) -> dict[str, float]:
+    def metrics(self, logits: Tensor, target: Tensor) -> dict[str, float]:
         assert isinstance(self.target, Number)
         answer, wanted = (self.target.original(x[:, 0]) for x in (logits, target))
         loss = self.criterion(logits, target).mean().item()
@@ -212,7 +212,7 @@ class Ordinal(Task):
         )
         return each.masked_fill(level < k, 0).sum(-1)
 
-    def figures(self, logits: Tensor, target: Tensor) -> dict[str, float]:
+    def metrics(self, logits: Tensor, target: Tensor) -> dict[str, float]:
         assert isinstance(self.target, Level)
         loss = self.criterion(logits, target).mean().item()
         return {**ordinal(self.target.rank(logits), target[:, 0].long()), "loss": loss}
@@ -224,7 +224,7 @@ class Ordinal(Task):
 
 
 @OBJECTIVES.register("none", family="objective")
-class Nothing(Task):
+class NoTarget(Task):
     """No loss of its own, for contrastive pre-training: the data may lack a target.
 
     The best epoch goes by the mean recall@1 of `evaluation.retrieval.retrieval_figures`, which the
@@ -237,7 +237,7 @@ class Nothing(Task):
     def criterion(self, logits: Tensor, target: Tensor) -> Tensor:
         return 0.0 * logits.float().sum(-1)  # a gradient of zero, for which DDP waits
 
-    def figures(self, logits: Tensor, target: Tensor) -> dict[str, float]:
+    def metrics(self, logits: Tensor, target: Tensor) -> dict[str, float]:
         return {"loss": 0.0}
 
     def prior(self, labels: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusionzoo.fusion import Fusion
-from fusionzoo.structures import Features, Moment
+from fusionzoo.structures import Features, StepContext
 
 Maker = Callable[..., Fusion]  # (dims, dim, num_outputs) -> Fusion
 WIDTHS = {"left": 8, "right": 6, "noise": 8}
@@ -103,7 +103,13 @@ def trained(make: Maker) -> Trained:
             for rows in torch.randperm(NUM_TRAIN, generator=draw).split(BATCH):
                 hidden = torch.rand(BATCH, len(WIDTHS), generator=draw) < 1 / 3
                 features = _features(_rows(train, rows), ~(hidden & fusion.learns_absence))
-                moment = Moment(rows, float(epoch), number, _cross_entropy, memory)
+                moment = StepContext(
+                    rows=rows,
+                    epoch=float(epoch),
+                    phase=number,
+                    criterion=_cross_entropy,
+                    memory=memory,
+                )
                 optimizer.zero_grad()
                 fusion.loss(fusion(features), train.target[rows], moment).mean().backward()
                 optimizer.step()

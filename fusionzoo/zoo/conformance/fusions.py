@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusionzoo.fusion import FUSIONS, Fusion
-from fusionzoo.structures import Features, FusionOutput, Moment
+from fusionzoo.structures import Features, FusionOutput, StepContext
 
 from .targets import find
 
@@ -117,7 +117,8 @@ def own_loss(fusion: Fusion, output: FusionOutput, phase: int = 0) -> Tensor:
     rows = torch.arange(len(output.logits))
     target = rows % output.logits.shape[1]
     memory = fusion.prepare(target)
-    return fusion.loss(output, target, Moment(rows, 1.5, phase, entropy, memory))
+    context = StepContext(rows=rows, epoch=1.5, phase=phase, criterion=entropy, memory=memory)
+    return fusion.loss(output, target, context)
 
 
 def counts_for(make: Maker) -> list[int]:

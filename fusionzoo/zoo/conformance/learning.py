@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fusionzoo.fusion import Fusion
-from fusionzoo.structures import Features, Moment
+from fusionzoo.structures import Features, StepContext
 
 from . import absence
 from .checks import Checks
@@ -39,8 +39,10 @@ def accuracy(make: Maker, task: str, steps: int = 150) -> float:
         optimizer = torch.optim.Adam(learning, lr=1e-2)
         for step in range(steps):
             given, target = _bits(task, 128)
-            moment = Moment(rows, step / 10, number, entropy, memory)
-            loss = fusion.loss(fusion(given), target, moment).mean()
+            context = StepContext(
+                rows=rows, epoch=step / 10, phase=number, criterion=entropy, memory=memory
+            )
+            loss = fusion.loss(fusion(given), target, context).mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from fusionzoo.config import DistConfig, RunConfig, from_tree
 from fusionzoo.distributed.process_group import World, wrap
 from fusionzoo.model import FusionModel, create_model
-from fusionzoo.structures import Batch, Features
-from fusionzoo.training.balance import START, Balance, Now, Seen, Setting, Term, build_balance
+from fusionzoo.structures import FIRST_STEP, Batch, Features, StepContext
+from fusionzoo.training.balance import Balance, LossTerm, StrategyInputs, build_balance
 from fusionzoo.training.objective import Objective, freeze_unused
 from fusionzoo.training.optim.optimizers import build_optimizer
 from fusionzoo.training.optim.param_groups import param_groups
-from fusionzoo.training.trainer import Stepper
+from fusionzoo.training.trainer import Trainer
 from fusionzoo.unimodal import UnimodalHeads
 
 WIDTHS = {"image": 5, "text": 7, "audio": 3}
@@ -75,20 +75,20 @@ def make_objective(
             module.p = 0.0
     first = balance.partition(",")[0]
     chosen = {first: {**SETTINGS.get(first, {}), **(settings or {})}} if first else {}
-    objective.balance = build_balance(balance, chosen, Setting(model, TARGETS, 3, world))
+    objective.balance = build_balance(balance, chosen, StrategyInputs(model, TARGETS, 3, world))
     return objective.double()
 
 
-def make_stepper(
+def make_trainer(
     objective: Objective,
     tree: Mapping[str, Any] | None = None,
     world: World = ALONE,
     strategy: Literal["ddp", "fsdp"] = "ddp",
-) -> Stepper:
+) -> Trainer:
     cfg = from_tree(RunConfig, {"optim": {"lr": 0.01}, **(tree or {})})
     wrapped = wrap(objective, DistConfig(strategy=strategy), world)
     groups = param_groups(objective.model, objective.heads, cfg.optim, objective.balance)
-    return Stepper(wrapped, build_optimizer(groups, cfg.optim), cfg, world)
+    return Trainer(wrapped, build_optimizer(groups, cfg.optim), cfg, world)
 
 
 def make_batch(absent: list[tuple[int, int]] = SOME, names: Mapping[str, int] = WIDTHS) -> Batch:
@@ -115,13 +115,19 @@ def criterion(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def see(
     objective: Objective,
     batch: Batch,
-    now: Now = START,
+    context: StepContext = FIRST_STEP,
     features: Mapping[str, Features] | None = None,
-) -> Seen:
+) -> StepContext:
     """What a strategy sees of a batch, or of given features."""
     known = objective.model.encode(batch) if features is None else dict(features)
     output = objective.model.fusion(known)
-    return Seen(batch, objective.rows(batch), known, output, criterion, now)
+    return context._replace(
+        batch=batch,
+        rows=objective.rows(batch),
+        features=known,
+        output=output,
+        criterion=criterion,
+    )
 
 
 def only(objective: Objective) -> Balance:
@@ -130,7 +136,7 @@ def only(objective: Objective) -> Balance:
     return one
 
 
-def mean(term: Term) -> torch.Tensor:
+def mean(term: LossTerm) -> torch.Tensor:
     return term.weight * term.values[term.mask].sum() / max(int(term.mask.sum()), 1)
 
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from strategies import DIMS, make_batch, make_model, make_objective, make_stepper, save_teachers
+from strategies import DIMS, make_batch, make_model, make_objective, make_trainer, save_teachers
 
 from fusionzoo.config import RunConfig, from_tree
 from fusionzoo.datasets import create_dataset
 from fusionzoo.distributed.process_group import World
 from fusionzoo.errors import FusionZooError
-from fusionzoo.training.balance import BALANCE, Now, Setting, build_balance
+from fusionzoo.structures import StepContext
+from fusionzoo.training.balance import BALANCE, StrategyInputs, build_balance
 from fusionzoo.training.build import build_objective
 
 RIVALS = ["agm", "mla", "mmpareto", "ogm_ge", "pmr", "reconboost"]
@@ -32,16 +33,15 @@ def test_two_of_them_are_refused(second: str) -> None:
 @pytest.mark.parametrize("first", [*RIVALS, "gblend"])
 def test_the_others_go_with_each_of_them(first: str) -> None:
     balance = f"{first},modality_dropout,unimodal_aux,contrastive_align,cca_loss"
-    learn = make_stepper(make_objective(balance, model=make_model("mean")))
-    learn.watch = True
+    trainer = make_trainer(make_objective(balance, model=make_model("mean")))
     for step in range(3):
-        learn([make_batch()], Now(step, step / 2))
-    assert all(p.isfinite().all() for p in learn.plain.parameters())
-    assert any(name.startswith("unimodal_aux/") for name in learn.terms)
+        result = trainer.step([make_batch()], StepContext(step, step / 2))
+    assert all(p.isfinite().all() for p in trainer.module.parameters())
+    assert any(name.startswith("unimodal_aux/") for name in result.losses)
 
 
 def test_unknown_names_and_settings_without_a_strategy_are_refused() -> None:
-    setting = Setting(make_model("mean"), torch.zeros(9, dtype=torch.int64), 0, World())
+    setting = StrategyInputs(make_model("mean"), torch.zeros(9, dtype=torch.int64), 0, World())
     with pytest.raises(FusionZooError, match=r"unknown training strategy 'ogmge'\. Did you mean"):
         build_balance("ogmge", {}, setting)
     with pytest.raises(FusionZooError, match=r"agm: --balance does not name 'agm'"):
@@ -100,7 +100,7 @@ def test_a_wrong_setting_is_one_clear_line(name: str, settings: Any, says: str) 
 @pytest.mark.parametrize("name", ["agm", "ogm_ge", "pmr", "reconboost"])
 @pytest.mark.parametrize("targets", [torch.zeros(9), torch.zeros(9, 2, dtype=torch.int64)])
 def test_scores_of_classes_need_one_class_for_each_sample(name: str, targets: Any) -> None:
-    setting = Setting(make_model("mean"), targets, 0, World())
+    setting = StrategyInputs(make_model("mean"), targets, 0, World())
     with pytest.raises(FusionZooError, match=f"{name}: it scores .* must be one class"):
         BALANCE.create(name, setting)
 
@@ -114,9 +114,9 @@ def test_one_modality_cannot_be_compared(name: str) -> None:
 def test_alternation_needs_a_shared_head_and_modulation_a_loss_of_the_fused_logits() -> None:
     with pytest.raises(FusionZooError, match="LateMean has no linear head that all modalities"):
         make_objective("mla", model=make_model("late_mean"))
-    learn = make_stepper(make_objective("agm", model=make_model("late_max")))
+    trainer = make_trainer(make_objective("agm", model=make_model("late_max")))
     with pytest.raises(FusionZooError, match="loss of LateMax does not read the fused logits"):
-        learn([make_batch()], Now())
+        trainer.step([make_batch()], StepContext())
 
 
 def test_a_teacher_of_another_width_or_without_the_modality_is_refused(
@@ -134,7 +134,7 @@ def test_a_teacher_of_another_width_or_without_the_modality_is_refused(
 
 
 def test_samples_that_are_not_of_the_split_are_refused_where_chance_goes_by_sample() -> None:
-    learn = make_stepper(make_objective("modality_dropout"))
+    trainer = make_trainer(make_objective("modality_dropout"))
     batch = make_batch()._replace(ids=[f"x{row}" for row in range(12)])
     with pytest.raises(FusionZooError, match="not of the training split"):
-        learn([batch], Now())
+        trainer.step([batch], StepContext())

@@ -21,7 +21,7 @@ from strategies import (
     make_batch,
     make_model,
     make_objective,
-    make_stepper,
+    make_trainer,
     mean,
     only,
     save_teachers,
@@ -29,8 +29,8 @@ from strategies import (
 )
 
 from fusionzoo.distributed.process_group import World
-from fusionzoo.structures import Batch
-from fusionzoo.training.balance import Now, Setting
+from fusionzoo.structures import Batch, StepContext
+from fusionzoo.training.balance import StrategyInputs
 from fusionzoo.training.balance.gblend import GBlend, blend
 from fusionzoo.training.balance.modality_dropout import ModalityDropout
 
@@ -39,10 +39,10 @@ from fusionzoo.training.balance.modality_dropout import ModalityDropout
 
 def dropped(present: torch.Tensor, rate: Any, rows: torch.Tensor, epoch: float = 0) -> torch.Tensor:
     names = dict.fromkeys(["image", "text", "audio"][: present.shape[1]], 2)
-    setting = Setting(make_model("mean", names), torch.zeros(len(present)), 0, World())
+    setting = StrategyInputs(make_model("mean", names), torch.zeros(len(present)), 0, World())
     one = ModalityDropout(setting, rate=rate)
     batch = Batch([], {}, present[rows], None)
-    return one.edit(batch, rows, Now(0, epoch)).present
+    return one.edit_batch(batch, rows, StepContext(0, epoch)).present
 
 
 def test_each_modality_stays_as_often_as_redrawing_says() -> None:
@@ -81,7 +81,7 @@ def test_auxiliary_losses_add_each_head_s_gradient_over_the_rows_that_count() ->
     weights = {"image": 0.5, "audio": 2.0}
     objective = make_objective("unimodal_aux", {"weight": weights})
     one, seen = only(objective), see(objective, make_batch())
-    terms = one.terms(seen)
+    terms = one.extra_losses(seen)
     assert set(terms) == {"unimodal_aux/image", "unimodal_aux/audio"}
     for name, weight in weights.items():
         wanted, rows = torch.zeros(()).double(), 0
@@ -104,7 +104,7 @@ def test_nobody_there_means_no_loss(tmp_path: Path) -> None:
     for name in ("unimodal_aux", "umt"):
         settings = save_teachers(tmp_path) if name == "umt" else {}
         objective = make_objective(name, settings)
-        term = only(objective).terms(see(objective, make_batch(absent)))[f"{name}/text"]
+        term = only(objective).extra_losses(see(objective, make_batch(absent)))[f"{name}/text"]
         close(mean(term), 0.0)
 
 
@@ -117,17 +117,17 @@ def test_a_student_is_pulled_to_its_frozen_teacher(tmp_path: Path) -> None:
     assert not list(one.parameters())
     assert not one.state_dict()
     seen = see(objective, batch)
-    for name, term in one.terms(seen).items():
+    for name, term in one.extra_losses(seen).items():
         m = name.removeprefix("umt/")
         rows = [r for r in range(ROWS) if batch.present[r, list(WIDTHS).index(m)]]
         taught = teachers[m].net(batch.inputs[m]["values"])
         gaps = [((seen.features[m].pooled[r] - taught[r]) ** 2).mean() for r in rows]
         close(mean(term), 3 * sum(gaps) / len(rows))
-    make_stepper(objective)([batch], Now())
+    make_trainer(objective).step([batch], StepContext())
     for name, teacher in teachers.items():
         assert all(map(torch.equal, before[name], teacher.parameters()))
         objective.model.encoders[name].load_state_dict(teacher.state_dict())
-    for term in one.terms(see(objective, batch)).values():
+    for term in one.extra_losses(see(objective, batch)).values():
         close(mean(term), 0.0)
 
 
@@ -166,10 +166,10 @@ def test_a_temperature_at_its_limit_still_learns_and_a_step_never_leaves_it_abov
     trained = only(objective)
     with torch.no_grad():
         trained.scale.fill_(limit + 1)
-    learn = make_stepper(objective, {"train": {"ema": 0.5}})
-    learn([make_batch()])
+    trainer = make_trainer(objective, {"train": {"ema": 0.5}})
+    trainer.step([make_batch()])
     assert trained.scale.item() == pytest.approx(limit)
-    learn([make_batch()])
+    trainer.step([make_batch()])
     assert trained.scale.item() <= limit
 
 
@@ -193,7 +193,7 @@ def test_contrastive_losses_do_not_depend_on_rotation_order_or_side() -> None:
 def test_pairs_are_rows_that_have_both_and_an_anchor_has_a_part_in_all() -> None:
     objective = make_objective("contrastive_align", {"dim": 4, "mode": "imagebind"})
     one, seen = only(objective), see(objective, make_batch())
-    terms = one.terms(seen)
+    terms = one.extra_losses(seen)
     assert set(terms) == {"contrastive_align/image-text", "contrastive_align/image-audio"}
     both = seen.batch.present[:, 0] & seen.batch.present[:, 1]
     vectors = one.embed(seen.features)  # type: ignore[operator]
@@ -258,7 +258,7 @@ def test_cca_takes_the_rows_that_have_both() -> None:
     rows = seen.batch.present[:, 0] & seen.batch.present[:, 2]
     maps: Any = one.project
     x, y = (maps[m](seen.features[m].pooled[rows]).detach().numpy() for m in ("image", "audio"))
-    close(mean(one.terms(seen)["cca_loss/image-audio"]), -0.1 * classical(x, y), 1e-8)
+    close(mean(one.extra_losses(seen)["cca_loss/image-audio"]), -0.1 * classical(x, y), 1e-8)
 
 
 # ---- gblend
@@ -289,11 +289,11 @@ def test_blending_weighs_the_fusion_and_each_head() -> None:
     one, seen = only(objective), see(objective, make_batch())
     assert isinstance(one, GBlend)
     one.weights.copy_(torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64))
-    from fusionzoo.training.balance import Term
+    from fusionzoo.training.balance import LossTerm
 
     values = criterion(seen.output.logits, TARGETS)
-    whole = Term(values, torch.ones(ROWS, dtype=torch.bool))
-    close(mean(one.main(seen, whole)), 0.4 * values.mean())
-    weights = [float(term.weight) for term in one.terms(seen).values()]
+    whole = LossTerm(values, torch.ones(ROWS, dtype=torch.bool))
+    close(mean(one.main_loss(seen, whole)), 0.4 * values.mean())
+    weights = [float(term.weight) for term in one.extra_losses(seen).values()]
     close(weights, [0.1, 0.2, 0.3])
     assert one.heads.heads["text"].out_features == CLASSES

@@ -20,15 +20,14 @@ from strategies import (
     make_batch,
     make_model,
     make_objective,
-    make_stepper,
+    make_trainer,
     mean,
     only,
     see,
     take,
 )
 
-from fusionzoo.structures import Features
-from fusionzoo.training.balance import Now
+from fusionzoo.structures import Features, StepContext
 from fusionzoo.training.balance.mmpareto import weigh
 from fusionzoo.training.balance.ogm_ge import damping
 from fusionzoo.training.balance.pmr import PMR, distances, lag
@@ -41,10 +40,10 @@ def step_gradients(objective: Objective, steps: int = 1, absent: Any = ()) -> Gr
     """What gradient descent at rate 1 changes in the last of some steps."""
     objective.criterion = criterion  # type: ignore[method-assign, assignment]
     optim = {"name": "sgd", "lr": 1.0, "momentum": 0.0, "weight_decay": 0.0, "clip": None}
-    learn = make_stepper(objective, {"optim": optim})
+    trainer = make_trainer(objective, {"optim": optim})
     for step in range(steps):
         before = {n: p.detach().clone() for n, p in objective.model.named_parameters()}
-        learn([make_batch(list(absent))], Now(step, step / 10))
+        trainer.step([make_batch(list(absent))], StepContext(step, step / 10))
     return {n: before[n] - p.detach() for n, p in objective.model.named_parameters()}
 
 
@@ -114,10 +113,10 @@ def test_noise_has_the_spread_of_the_gradient_and_no_mean() -> None:
     weight = objective.model.get_parameter(key)
     draws, times = [], 400
     for step in range(times):
-        one.tally.add(torch.ones(2, 3).double(), Now(step))  # type: ignore[operator, union-attr]
+        one.tally.add(torch.ones(2, 3).double(), StepContext(step))  # type: ignore[operator, union-attr]
         for path, parameter in objective.model.named_parameters():
             parameter.grad = plain[path].clone()
-        one.gradients(names, Now(step))
+        one.edit_gradients(names, StepContext(step))
         assert weight.grad is not None
         draws.append(weight.grad - plain[key])
     noise, spread = torch.stack(draws), plain[key].std()
@@ -188,7 +187,7 @@ def test_running_means_begin_anew_in_an_epoch_unless_they_run_on(restart: bool) 
     strategy: Any = only(objective)
     seen = see(objective, make_batch([]))
     for epoch in (0.0, 1.0):
-        strategy.respond(seen._replace(now=seen.now._replace(epoch=epoch)))
+        strategy.edit_output(seen._replace(now=seen._replace(epoch=epoch)))
     assert strategy.losses[1].tolist() == [ROWS if restart else 2 * ROWS] * len(WIDTHS)
 
 
@@ -201,7 +200,7 @@ def test_the_gradient_of_each_share_is_scaled_and_the_answer_is_not() -> None:
     seen = see(objective, batch)
     state = torch.get_rng_state()
     objective.train()
-    answer = one.respond(seen)
+    answer = one.edit_output(seen)
     assert torch.equal(answer.logits, seen.output.logits)
     assert torch.equal(state, torch.get_rng_state())
     assert all(module.training for module in objective.model.fusion.modules())
@@ -242,8 +241,8 @@ def test_prototypes_are_class_means_with_momentum_whatever_the_batches() -> None
         one.known_text[:2] = True
         batch = make_batch([(0, 1), (4, 1), (8, 1)])  # all of class 0 lack text
         for part in parts:
-            one.terms(see(objective, take(batch, part)))
-        one.begin_epoch(None, {}, Now())
+            one.extra_losses(see(objective, take(batch, part)))
+        one.begin_epoch(None, {}, StepContext())
         found.append(one.prototypes_text.clone())
     text = see(objective, batch).features["text"].pooled
     means = torch.stack([text[k::CLASSES].mean(0) for k in range(CLASSES)])
@@ -258,8 +257,8 @@ def test_the_modality_that_lags_gets_a_prototype_loss() -> None:
     objective = make_objective("pmr", {"alpha": 0.5})
     one: Any = only(objective)
     batch = make_batch([(0, 1), (5, 0)])
-    one.terms(see(objective, batch))
-    one.begin_epoch(None, {}, Now())
+    one.extra_losses(see(objective, batch))
+    one.begin_epoch(None, {}, StepContext())
     for name in WIDTHS:
         one.get_buffer(f"prototypes_{name}").add_(0.3 * torch.randn(CLASSES, one.widths[name]))
     seen = see(objective, batch)
@@ -275,7 +274,7 @@ def test_the_modality_that_lags_gets_a_prototype_loss() -> None:
         )
         losses.append(F.cross_entropy(logits, TARGETS[rows]))
         scores.append(logits.softmax(1)[range(len(rows)), TARGETS[rows]].mean())
-    terms, chances = one.terms(seen), [x.item() for x in scores]
+    terms, chances = one.extra_losses(seen), [x.item() for x in scores]
     weights = []
     for m, name in enumerate(WIDTHS):
         ratio = chances[m] / ((sum(chances) - chances[m]) / 2)
@@ -296,7 +295,7 @@ def test_equal_modalities_get_nothing_and_a_prototype_itself_has_a_gradient() ->
     assert x.grad.isfinite().all()
     objective = make_objective("pmr")
     assert isinstance(only(objective), PMR)
-    terms = only(objective).terms(see(objective, make_batch()))  # no prototypes yet
+    terms = only(objective).extra_losses(see(objective, make_batch()))  # no prototypes yet
     assert all(mean(term).item() == 0 for term in terms.values())
 
 
@@ -320,7 +319,7 @@ def flat(parts: list[torch.Tensor]) -> torch.Tensor:
 def test_gradients_that_agree_are_added() -> None:
     joint, own = pair(0.3, (2.0, 0.5))
     one = only(make_objective("mmpareto", {"gamma": 1.0}))
-    close(flat(one.combine(joint, own)), flat(joint) + flat(own))
+    close(flat(one.combine_gradients(joint, own)), flat(joint) + flat(own))
     gamma = only(make_objective("mmpareto"))
     close(flat(gamma.combine(joint, own)), 1.5 * (flat(joint) + flat(own)))
 
@@ -353,9 +352,9 @@ def test_a_gradient_of_zero_leaves_the_other_as_it_is() -> None:
     joint, _ = pair(0.3, (2.0, 0.5))
     nothing = [torch.zeros_like(x) for x in joint]
     one = only(make_objective("mmpareto", {"gamma": 1.0}))
-    close(flat(one.combine(joint, nothing)), flat(joint))
-    close(flat(one.combine(nothing, joint)), flat(joint))
-    close(flat(one.combine(nothing, nothing)), flat(nothing))
+    close(flat(one.combine_gradients(joint, nothing)), flat(joint))
+    close(flat(one.combine_gradients(nothing, joint)), flat(joint))
+    close(flat(one.combine_gradients(nothing, nothing)), flat(nothing))
 
 
 def test_encoders_without_conflict_learn_as_with_auxiliary_losses() -> None:
@@ -366,7 +365,7 @@ def test_encoders_without_conflict_learn_as_with_auxiliary_losses() -> None:
     seen = see(aux, make_batch([]))
     fused = criterion(seen.output.logits, TARGETS).mean()
     agree = []
-    for name, term in only(aux).terms(seen).items():
+    for name, term in only(aux).extra_losses(seen).items():
         own = list(aux.model.encoders[name.removeprefix("unimodal_aux/")].parameters())
         grads = [
             flat(list(torch.autograd.grad(x, own, retain_graph=True))) for x in (fused, mean(term))

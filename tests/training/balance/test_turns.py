@@ -17,18 +17,19 @@ from strategies import (
     make_batch,
     make_model,
     make_objective,
-    make_stepper,
+    make_trainer,
     only,
     see,
 )
 
-from fusionzoo.training.balance import Now, Term
+from fusionzoo.structures import StepContext
+from fusionzoo.training.balance import LossTerm
 from fusionzoo.training.balance.mla import shrink
-from fusionzoo.training.trainer import Stepper
+from fusionzoo.training.trainer import Trainer
 
 
-def every(values: torch.Tensor) -> Term:
-    return Term(values, torch.ones(len(values), dtype=torch.bool))
+def every(values: torch.Tensor) -> LossTerm:
+    return LossTerm(values, torch.ones(len(values), dtype=torch.bool))
 
 
 # ---- mla
@@ -49,19 +50,22 @@ def test_the_projector_is_that_of_recursive_least_squares() -> None:
         assert (gradient @ projector @ r).norm() < (gradient @ r).norm()
 
 
-def heads_of_turns(learn: Stepper, now: Now) -> list[tuple[str | None, dict[str, Any]]]:
+def heads_of_turns(
+    trainer: Trainer, context: StepContext
+) -> list[tuple[str | None, dict[str, Any]]]:
     """Make a step, and return the model's weights after each of its turns."""
     seen: list[tuple[str | None, dict[str, Any]]] = []
-    update = learn._update
+    update = trainer._update_weights
 
-    def noted(now: Now, *rest: Any) -> None:
-        update(now, *rest)
-        state = {n: p.detach().clone() for n, p in learn.plain.named_parameters()}
-        seen.append((now.turn, state))
+    def noted(context: StepContext, *rest: Any) -> Any:
+        done = update(context, *rest)
+        state = {n: p.detach().clone() for n, p in trainer.module.named_parameters()}
+        seen.append((context.turn, state))
+        return done
 
-    learn._update = noted  # type: ignore[method-assign]
-    learn([make_batch()], now)
-    learn._update = update  # type: ignore[method-assign]
+    trainer._update_weights = noted  # type: ignore[method-assign]
+    trainer.step([make_batch()], context)
+    trainer._update_weights = update  # type: ignore[method-assign]
     return seen
 
 
@@ -72,10 +76,10 @@ def moved(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
 @pytest.mark.parametrize("joint", [False, True])
 def test_in_a_turn_nothing_moves_that_belongs_to_the_other_modalities(joint: bool) -> None:
     objective = make_objective("mla", {"joint": joint}, model=make_model("mean"))
-    learn = make_stepper(objective)  # AdamW: momentum and decay
-    learn([make_batch()], Now(0))
+    trainer = make_trainer(objective)  # AdamW: momentum and decay
+    trainer.step([make_batch()], StepContext(0))
     before = {n: p.detach().clone() for n, p in objective.named_parameters()}
-    turns = heads_of_turns(learn, Now(1))
+    turns = heads_of_turns(trainer, StepContext(1))
     assert [turn for turn, _ in turns] == [*WIDTHS, *([None] if joint else [])]
     for turn, after in turns:
         changed = moved(before, after)
@@ -91,13 +95,13 @@ def test_the_head_learns_along_the_projection_of_its_gradient() -> None:
     optim = {"name": "sgd", "lr": 1.0, "momentum": 0.0, "weight_decay": 0.0, "clip": None}
     objective = make_objective("mla", {"alpha": 0.2}, model=make_model("mean"))
     objective.criterion = criterion  # type: ignore[method-assign, assignment]
-    learn = make_stepper(objective, {"optim": optim})
+    trainer = make_trainer(objective, {"optim": optim})
     fusion: Any = objective.model.fusion
     projector, batch = torch.eye(8).double(), make_batch()
     weight = fusion.head.weight.detach().clone()
     twin = make_objective(model=make_model("mean"))
     twin.load_state_dict(objective.state_dict(), strict=False)
-    for name, state in heads_of_turns(learn, Now(0)):
+    for name, state in heads_of_turns(trainer, StepContext(0)):
         column = list(WIDTHS).index(str(name))
         rows = batch.present[:, column].nonzero()[:, 0]
         some = batch._replace(present=batch.present & (torch.arange(3) == column)).take(rows)
@@ -111,18 +115,18 @@ def test_the_head_learns_along_the_projection_of_its_gradient() -> None:
         twin.load_state_dict(state, strict=False)
         weight = state["model.fusion.head.weight"]
     close(only(objective).projector, projector)
-    assert learn.rows == ROWS  # not once for each turn
+    assert trainer.rows == ROWS  # not once for each turn
 
 
 # ---- reconboost
 
 
-def boosted(now: Now, **settings: Any) -> tuple[Any, Any, Term]:
+def boosted(context: StepContext, **settings: Any) -> tuple[Any, Any, LossTerm]:
     objective = make_objective("reconboost", settings, model=make_model("mean")).eval()
     one: Any = only(objective)
-    now = now._replace(turn=one.turns(now)[0])
-    seen = see(objective, make_batch(), now)
-    return objective, seen, one.main(seen, every(criterion(seen.output.logits, TARGETS)))
+    context = context._replace(turn=one.turns(context)[0])
+    seen = see(objective, make_batch(), context)
+    return objective, seen, one.main_loss(seen, every(criterion(seen.output.logits, TARGETS)))
 
 
 def alone(objective: Any, seen: Any, name: str) -> torch.Tensor:
@@ -135,13 +139,13 @@ def alone(objective: Any, seen: Any, name: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("epoch", [0.0, 2.5, 5.0])
 def test_a_stage_learns_what_the_others_get_wrong(epoch: float) -> None:
-    objective, seen, term = boosted(Now(0, epoch), epochs=1, rectify=1)
-    if seen.now.turn is None:
+    objective, seen, term = boosted(StepContext(0, epoch), epochs=1, rectify=1)
+    if seen.turn is None:
         close(term.values, criterion(seen.output.logits, TARGETS))
         return
     stage, present = int(epoch / 2), seen.batch.present
     m = stage % 3
-    assert seen.now.turn == list(WIDTHS)[m]
+    assert seen.turn == list(WIDTHS)[m]
     z = [alone(objective, seen, name) for name in WIDTHS]
     for row in range(ROWS):
         if not present[row, m]:
@@ -162,7 +166,7 @@ def test_a_stage_learns_what_the_others_get_wrong(epoch: float) -> None:
 def test_agreement_has_a_gradient_for_the_modality_that_learns_alone() -> None:
     grads = []
     for agreement in (0.0, 0.5):
-        objective, _, term = boosted(Now(0, 2.0), epochs=1, rectify=1, agreement=agreement)
+        objective, _, term = boosted(StepContext(0, 2.0), epochs=1, rectify=1, agreement=agreement)
         term.values[term.mask].mean().backward()
         encoders = objective.model.encoders
         grads.append([p.grad.clone() for p in encoders["text"].parameters()])
@@ -174,7 +178,7 @@ def test_agreement_has_a_gradient_for_the_modality_that_learns_alone() -> None:
 def test_a_confident_rest_changes_the_weight_by_lambda2() -> None:
     objective = make_objective("reconboost", model=make_model("late_mean")).eval()
     one: Any = only(objective)
-    now = Now(0, 0.0, turn="image")
+    now = StepContext(0, 0.0, turn="image")
     heads: Any = objective.model.fusion.heads
     for right in (True, False):
         for name in ("text", "audio"):
@@ -184,18 +188,18 @@ def test_a_confident_rest_changes_the_weight_by_lambda2() -> None:
         batch = make_batch([])
         batch = batch._replace(target=torch.full((ROWS,), 1 if right else 2))
         seen = see(objective, batch, now)
-        term = one.main(seen, every(torch.zeros(ROWS).double()))
+        term = one.main_loss(seen, every(torch.zeros(ROWS).double()))
         own = F.cross_entropy(alone(objective, seen, "image"), batch.target, reduction="none")
         close(term.values * CLASSES / own, [4.0 if right else 5.0] * ROWS)
 
 
 def test_a_stage_leaves_the_other_encoders_bit_for_bit_and_then_everything_learns() -> None:
     objective = make_objective("reconboost", model=make_model("mean"))
-    learn = make_stepper(objective)
+    trainer = make_trainer(objective)
     names = iter([*WIDTHS, "image"])
     for half in range(8):
         before = {n: p.detach().clone() for n, p in objective.named_parameters()}
-        learn([make_batch()], Now(half, float(half)))
+        trainer.step([make_batch()], StepContext(half, float(half)))
         after = dict(objective.named_parameters())
         learnt = {n.split(".")[2] for n in moved(before, after) if n.startswith("model.encoders.")}
         assert learnt == ({next(names)} if half % 2 == 0 else set(WIDTHS))

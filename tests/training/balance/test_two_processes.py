@@ -10,18 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-from strategies import make_batch, make_model, make_objective, make_stepper, save_teachers, take
+from strategies import make_batch, make_model, make_objective, make_trainer, save_teachers, take
 
 from fusionzoo.config import DistConfig, RunConfig, from_tree
 from fusionzoo.datasets import create_dataset
 from fusionzoo.distributed.fsdp import whole_state
 from fusionzoo.distributed.process_group import World, process_group, wrap
-from fusionzoo.training.balance import BALANCE, Now
+from fusionzoo.structures import StepContext
+from fusionzoo.training.balance import BALANCE
 from fusionzoo.training.build import build_objective, choose_encoders
 from fusionzoo.training.data import build_loader
 from fusionzoo.training.optim.optimizers import build_optimizer
 from fusionzoo.training.optim.param_groups import param_groups
-from fusionzoo.training.trainer import Stepper
+from fusionzoo.training.trainer import Trainer
 
 # With two processes, rank 1 takes the odd rows: it then sees no audio at all.
 pytestmark = pytest.mark.slow
@@ -44,14 +45,14 @@ def learned(
     objective = make_objective(name, settings, world, model=make_model("mean"))
     if name == "gblend":
         objective.balance["gblend"].weights.copy_(torch.tensor([0.1, 0.2, 0.3, 0.4]))  # type: ignore[union-attr, operator]
-    learn = make_stepper(objective, {"optim": {"name": "sgd", "lr": 0.1}}, world, how)
+    trainer = make_trainer(objective, {"optim": {"name": "sgd", "lr": 0.1}}, world, how)
     batch = take(make_batch(ABSENT.get(case, ABSENT["some"])), slice(0, 11))
     for step in range(4):
-        now = Now(step, step / 2)
+        now = StepContext(step, step / 2)
         if step == 2 and name != "gblend":
             for one in objective.strategies(now):
-                one.begin_epoch(learn, {}, now)
-        learn([take(batch, slice(world.rank, None, world.size))], now)
+                one.begin_epoch(trainer, {}, now)
+        trainer.step([take(batch, slice(world.rank, None, world.size))], now)
     return {key: x.clone() for key, x in whole_state(objective).items()}
 
 
@@ -70,7 +71,7 @@ def blended(world: World) -> dict[str, torch.Tensor]:
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     groups = param_groups(objective.model, objective.heads, cfg.optim, objective.balance)
-    learn = Stepper(
+    trainer = Trainer(
         wrap(objective, cfg.dist, world), build_optimizer(groups, cfg.optim), cfg, world
     )
     collate = objective.model.collate()
@@ -86,10 +87,10 @@ def blended(world: World) -> dict[str, torch.Tensor]:
     }
     before = {key: x.clone() for key, x in objective.state_dict().items()}
     state = torch.get_rng_state()
-    objective.balance["gblend"].begin_epoch(learn, loaders, Now())  # type: ignore[operator, union-attr]
+    objective.balance["gblend"].begin_epoch(trainer, loaders, StepContext())  # type: ignore[operator, union-attr]
     after = objective.state_dict()
     assert torch.equal(state, torch.get_rng_state())
-    assert not any(learn.optimizer.state.values())
+    assert not any(trainer.optimizer.state.values())
     for key, x in before.items():
         assert torch.equal(x, after[key]) or key.startswith("balance.gblend."), key
     return {"weights": after["balance.gblend.weights"].clone()}

@@ -15,7 +15,7 @@ from strategies import (
     make_batch,
     make_model,
     make_objective,
-    make_stepper,
+    make_trainer,
     mean,
     only,
     save_teachers,
@@ -24,10 +24,11 @@ from strategies import (
 )
 
 from fusionzoo.scripts.train import main as train
-from fusionzoo.structures import Moment
-from fusionzoo.training.balance import BALANCE, Now
+from fusionzoo.structures import StepContext
+from fusionzoo.training.balance import BALANCE
+from fusionzoo.training.balance.base import BatchSum
 from fusionzoo.training.objective import Objective
-from fusionzoo.training.trainer import Stepper
+from fusionzoo.training.trainer import Trainer
 
 STEPS = 4
 
@@ -43,16 +44,16 @@ def wanted(name: str, teachers: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 def learned(objective: Objective, accumulate: int = 1, **tree: Any) -> dict[str, torch.Tensor]:
     """What a few steps make of the model, with chance at work."""
-    learn = make_stepper(objective, {"train": tree})
+    trainer = make_trainer(objective, {"train": tree})
     torch.manual_seed(5)
     for step in range(STEPS):
-        now = Now(step, step / 2)
+        now = StepContext(step, step / 2)
         if step % 2 == 0 and "gblend" not in objective.balance:
             for one in objective.strategies(now):
-                one.begin_epoch(learn, {}, now)
+                one.begin_epoch(trainer, {}, now)
         parts = [take(make_batch(), slice(i, None, accumulate)) for i in range(accumulate)]
-        loss, _ = learn(parts, now)
-        assert math.isfinite(loss)
+        result = trainer.step(parts, now)
+        assert math.isfinite(result.loss)
     return {name: p.detach().clone() for name, p in objective.model.named_parameters()}
 
 
@@ -103,16 +104,16 @@ def test_a_strategy_trains_any_fusion_in_half_precision_over_several_batches(
     before = make_model(fusion)
     objective = make_objective(name, wanted(name, teachers), model=make_model(fusion)).float()
     torch.set_default_dtype(torch.float32)
-    learn = make_stepper(objective, {"train": {"amp": "bf16"}})
+    trainer = make_trainer(objective, {"train": {"amp": "bf16"}})
     for step in range(STEPS):
-        now = Now(step, step / 2)
+        now = StepContext(step, step / 2)
         if step % 2 == 0 and name != "gblend":
             for one in objective.strategies(now):
-                one.begin_epoch(learn, {}, now)
+                one.begin_epoch(trainer, {}, now)
         batch = make_batch()
         inputs = {m: {k: x.float() for k, x in own.items()} for m, own in batch.inputs.items()}
         batch = batch._replace(inputs=inputs)
-        learn([take(batch, slice(0, 7)), take(batch, slice(7, None))], now)
+        trainer.step([take(batch, slice(0, 7)), take(batch, slice(7, None))], now)
     for parameter in objective.parameters():
         assert parameter.isfinite().all()
     start = dict(before.named_parameters())
@@ -130,10 +131,10 @@ def test_what_an_absent_modality_holds_reaches_no_loss_and_no_gradient(
     for poison in (0.0, math.nan, math.inf):
         objective = make_objective(name, wanted(name, teachers), model=make_model("mean"))
         one = only(objective)
-        turns = one.turns(Now())
+        turns = one.turns(StepContext())
         for step in range(2):
-            now = Now(step, float(step), turn=turns[0])
-            batch = one.edit(make_batch(), torch.arange(ROWS), now)
+            now = StepContext(step, float(step), turn=turns[0])
+            batch = one.edit_batch(make_batch(), torch.arange(ROWS), now)
             if name != "gblend":
                 one.begin_epoch(None, {}, now)  # type: ignore[arg-type]
             features = objective.model.encode(batch)
@@ -145,11 +146,10 @@ def test_what_an_absent_modality_holds_reaches_no_loss_and_no_gradient(
                     tokens=tokens.requires_grad_(), pooled=pooled.requires_grad_()
                 )
             seen = see(objective, batch, now, features)
-            seen = seen._replace(output=one.respond(seen))
-            moment = Moment(seen.rows, now.epoch, 0, seen.criterion, None)
-            values = objective.model.fusion.loss(seen.output, batch.target, moment)
-            main = one.main(seen, one_term(values))
-            loss = mean(main) + sum(mean(term) for term in one.terms(seen).values())
+            seen = seen._replace(output=one.edit_output(seen))
+            values = objective.model.fusion.loss(seen.output, batch.target, seen)
+            main = one.main_loss(seen, one_term(values))
+            loss = mean(main) + sum(mean(term) for term in one.extra_losses(seen).values())
             objective.zero_grad()
             loss.backward()
         leaves = [x.pooled for x in features.values()]
@@ -157,7 +157,8 @@ def test_what_an_absent_modality_holds_reaches_no_loss_and_no_gradient(
         for x, own in zip(grads, features.values(), strict=True):
             assert (x[~own.mask.any(1)] == 0).all()
         own = [p.grad for p in objective.parameters() if p.grad is not None]
-        scores = [x.held[0] for x in vars(one).values() if hasattr(x, "held") and x.held]
+        sums = [x for x in vars(one).values() if isinstance(x, BatchSum)]
+        scores = [x.values[0] for x in sums if x.values]
         found.append([loss.detach(), *grads, *own, *scores, *one.buffers()])
     for other in found[1:]:
         assert all(map(torch.equal, found[0], other))
@@ -165,18 +166,18 @@ def test_what_an_absent_modality_holds_reaches_no_loss_and_no_gradient(
 
 
 def one_term(values: torch.Tensor) -> Any:
-    from fusionzoo.training.balance import Term
+    from fusionzoo.training.balance import LossTerm
 
-    return Term(values, torch.ones(len(values), dtype=torch.bool))
+    return LossTerm(values, torch.ones(len(values), dtype=torch.bool))
 
 
 @pytest.mark.parametrize("name", BALANCE)
 def test_modalities_that_nobody_has_are_no_trouble(name: str, teachers: dict[str, Any]) -> None:
     objective = make_objective(name, wanted(name, teachers), model=make_model("mean"))
-    learn = make_stepper(objective, {"optim": {"name": "sgd"}})
+    trainer = make_trainer(objective, {"optim": {"name": "sgd"}})
     for absent in ([(r, 1) for r in range(ROWS)], [(r, c) for r in range(ROWS) for c in range(3)]):
-        learn([make_batch(absent)], Now())
-    learn([take(make_batch(), slice(0, 0))], Now())
+        trainer.step([make_batch(absent)], StepContext())
+    trainer.step([take(make_batch(), slice(0, 0))], StepContext())
     assert all(p.isfinite().all() for p in objective.parameters())
 
 
@@ -208,15 +209,15 @@ def test_a_run_that_stops_within_an_epoch_resumes_bit_for_bit(
     if name == "gblend":
         flags += ["--balance_settings.gblend.every", "2"]
     assert train([*flags, "--out", str(tmp_path / "whole")]) == 0
-    step = Stepper.__call__
+    step = Trainer.step
 
-    def stopped(learn: Stepper, batches: Any, now: Now, stop: bool = False) -> Any:
-        if now.step == 3:  # in the second epoch; heard at the step after
+    def stopped(trainer: Trainer, batches: Any, context: StepContext, **flags: Any) -> Any:
+        if context.step == 3:  # in the second epoch; heard at the step after
             signal.raise_signal(signal.SIGTERM)
-        return step(learn, batches, now, stop)
+        return step(trainer, batches, context, **flags)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Stepper, "__call__", stopped)
+        patch.setattr(Trainer, "step", stopped)
         assert train([*flags, "--out", str(tmp_path / "cut")]) == 75
     assert train(["--resume", "--out", str(tmp_path / "cut")]) == 0
     ends = [
