@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from torch import nn
 
 T = TypeVar("T")
 
@@ -26,3 +30,18 @@ class Checks(dict[str, Callable[[T], None]]):
                 yield name, f"{type(error).__name__}: {lines[0] if lines else ''}"
             else:
                 yield name, None
+
+
+def assert_registered(module: nn.Module) -> None:
+    """Require that every tensor that wants a gradient is a registered parameter."""
+    from torch import Tensor
+
+    registered = {id(x) for x in itertools.chain(module.parameters(), module.buffers())}
+    for part in module.modules():
+        for name, value in vars(part).items():
+            for x in value if isinstance(value, list | tuple) else [value]:
+                loose = isinstance(x, Tensor) and x.requires_grad and id(x) not in registered
+                assert not loose, (
+                    f"{type(part).__name__}.{name} is a tensor that no optimiser will see:"
+                    " register it, or use nn.ParameterList or nn.ParameterDict"
+                )

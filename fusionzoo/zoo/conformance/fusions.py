@@ -1,4 +1,4 @@
-"""What the checks of fusions are made of: small fusions, features with padding and gaps, equality.
+"""Helpers of the checks of fusions: small fusions, features with gaps, comparison of outputs.
 
 Shapes: `B` batch, `M` modalities, `T` tokens, `D` width.
 """
@@ -20,7 +20,7 @@ from fusionzoo.structures import Features, FusionOutput, StepContext
 from .targets import find
 
 Maker = Callable[..., Fusion]  # (dims, dim, num_outputs) -> Fusion
-Given = dict[str, Features]
+Inputs = dict[str, Features]
 DIMS = {"image": 5, "text": 7, "audio": 3, "depth": 4, "table": 6}
 DIM, OUTPUTS = 8, 4
 
@@ -41,70 +41,71 @@ def build(
     return fusion.to(dtype).eval()
 
 
-def features(presence: Tensor, *, seed: int = 1, dtype: torch.dtype = torch.float64) -> Given:
+def features(presence: Tensor, *, seed: int = 1, dtype: torch.dtype = torch.float64) -> Inputs:
     """Make features of different lengths with padding, absent where `presence` (B, M) is False."""
     draw = torch.Generator().manual_seed(seed)
-    made = {}
+    by_modality = {}
     for column, (name, width) in enumerate(itertools.islice(DIMS.items(), presence.shape[1])):
         rows, length = len(presence), 3 + column
         tokens = torch.randn(rows, length, width, generator=draw).to(dtype)
         counts = torch.randint(2, length + 1, (rows,), generator=draw)
         mask = (torch.arange(length) < counts[:, None]) & presence[:, column, None]
         pooled = torch.randn(rows, width, generator=draw).to(dtype)
-        made[name] = Features(tokens, mask, pooled)
-    return made
+        by_modality[name] = Features(tokens, mask, pooled)
+    return by_modality
 
 
 def patterns(modalities: int) -> Tensor:
-    """Return every subset of modalities, all of them first, none last: (2^M, M)."""
+    """Return presence for every subset of modalities, from all to none: (2^M, M)."""
     rows = itertools.product([True, False], repeat=modalities)
     return torch.tensor(list(rows))
 
 
 def full(rows: int, modalities: int = 3) -> Tensor:
-    """Return that everything is there."""
+    """Return presence of all modalities in all rows: (rows, M)."""
     return torch.ones(rows, modalities, dtype=torch.bool)
 
 
-def poison(given: Mapping[str, Features], value: float) -> Given:
-    """Overwrite all that carries nothing: padded tokens, and pooled vectors of absent rows."""
+def poison(inputs: Mapping[str, Features], value: float) -> Inputs:
+    """Overwrite padded tokens, and the pooled vectors of rows without the modality."""
     return {
         name: Features(
             torch.where(x.mask[..., None], x.tokens, value),
             x.mask,
             torch.where(x.mask.any(1)[:, None], x.pooled, value),
         )
-        for name, x in given.items()
+        for name, x in inputs.items()
     }
 
 
-def named(output: FusionOutput) -> dict[str, Tensor]:
+def tensors_of(output: FusionOutput) -> dict[str, Tensor]:
     """Return an output's tensors by name."""
-    found = {"embedding": output.embedding, "logits": output.logits}
-    found |= {f"unimodal[{name}]": x for name, x in output.unimodal.items()}
-    return found if output.weights is None else {**found, "weights": output.weights}
+    tensors = {"embedding": output.embedding, "logits": output.logits}
+    tensors |= {f"unimodal[{name}]": x for name, x in output.unimodal.items()}
+    return tensors if output.weights is None else {**tensors, "weights": output.weights}
 
 
-def same(found: FusionOutput, wanted: FusionOutput, why: str, tolerance: float = 1e-10) -> None:
+def assert_equal(
+    output: FusionOutput, expected: FusionOutput, why: str, tolerance: float = 1e-10
+) -> None:
     """Require equal outputs, to the bit where `tolerance` is 0."""
-    ours, theirs = named(found), named(wanted)
-    assert ours.keys() == theirs.keys(), f"{why}: outputs {list(ours)} became {list(theirs)}"
-    for name, x in ours.items():
-        near = torch.allclose(x, theirs[name], rtol=tolerance, atol=tolerance, equal_nan=True)
-        if not near:
-            row = (x != theirs[name]).flatten(1).any(1).nonzero()[0, 0].item()
-            off = (x - theirs[name]).abs().max().item()
+    tensors, wanted = tensors_of(output), tensors_of(expected)
+    assert tensors.keys() == wanted.keys(), f"{why}: outputs {list(wanted)} became {list(tensors)}"
+    for name, x in tensors.items():
+        if not torch.allclose(x, wanted[name], rtol=tolerance, atol=tolerance, equal_nan=True):
+            row = (x != wanted[name]).flatten(1).any(1).nonzero()[0, 0].item()
+            off = (x - wanted[name]).abs().max().item()
             raise AssertionError(f"{why}: {name} differs by {off:.2g}, first in row {row}")
 
 
-def rows_of(given: Mapping[str, Features], rows: Any) -> Given:
+def rows_of(inputs: Mapping[str, Features], rows: Any) -> Inputs:
     """Return some rows."""
-    return {name: Features(*(x[rows] for x in one)) for name, one in given.items()}
+    return {name: Features(*(x[rows] for x in features)) for name, features in inputs.items()}
 
 
 def loss_of(output: FusionOutput) -> Tensor:
     """Return a number that depends on every output."""
-    return torch.stack([x.square().sum() for x in named(output).values()]).sum()
+    return torch.stack([x.square().sum() for x in tensors_of(output).values()]).sum()
 
 
 def entropy(logits: Tensor, target: Tensor) -> Tensor:
@@ -113,7 +114,7 @@ def entropy(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def own_loss(fusion: Fusion, output: FusionOutput, phase: int = 0) -> Tensor:
-    """Return the fusion's own loss of each row, (B,), as training would ask for it."""
+    """Return the fusion's own loss of each row, (B,), as training computes it."""
     rows = torch.arange(len(output.logits))
     target = rows % output.logits.shape[1]
     memory = fusion.prepare(target)

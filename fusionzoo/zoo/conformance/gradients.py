@@ -1,15 +1,13 @@
-"""A fusion's gradients and its own loss: finite, right, and for every parameter."""
+"""A fusion's gradients and own loss: finite, correct, and for every parameter."""
 
 from __future__ import annotations
-
-import itertools
 
 import torch
 from torch import Tensor
 
 from fusionzoo.structures import Features
 
-from .checks import Checks
+from .checks import Checks, assert_registered
 from .fusions import Maker, build, features, full, loss_of, own_loss, patterns, poison
 
 CHECKS: Checks[Maker] = Checks()
@@ -19,15 +17,15 @@ CHECKS: Checks[Maker] = Checks()
 def gradients_stay_finite_and_do_not_reach_what_is_absent(make: Maker) -> None:
     """Tried: NaN in everything absent, every subset, backward through all outputs."""
     fusion = build(make)
-    given = poison(features(patterns(3)), float("nan"))
+    inputs = poison(features(patterns(3)), float("nan"))
     leaves = {
         n: Features(x.tokens.requires_grad_(), x.mask, x.pooled.requires_grad_())
-        for n, x in given.items()
+        for n, x in inputs.items()
     }
     loss_of(fusion(leaves)).backward()
     for name, parameter in fusion.named_parameters():
-        fine = parameter.grad is None or torch.isfinite(parameter.grad).all()
-        assert fine, f"the gradient of {name} is not finite when a modality is absent"
+        finite = parameter.grad is None or torch.isfinite(parameter.grad).all()
+        assert finite, f"the gradient of {name} is not finite when a modality is absent"
     for name, x in leaves.items():
         for tensor, absent in ((x.tokens, ~x.mask), (x.pooled, ~x.mask.any(1))):
             if tensor.grad is not None:
@@ -38,41 +36,32 @@ def gradients_stay_finite_and_do_not_reach_what_is_absent(make: Maker) -> None:
 def every_parameter_is_registered_and_gets_a_gradient(make: Maker) -> None:
     """Tried: backward through outputs and own loss, in every phase; loose tensors searched for."""
     fusion = build(make)
-    held = {id(x) for x in itertools.chain(fusion.parameters(), fusion.buffers())}
-    for module in fusion.modules():
-        for name, value in vars(module).items():
-            inside = value if isinstance(value, list | tuple) else [value]
-            for one in inside:
-                loose = isinstance(one, torch.nn.Parameter | Tensor) and one.requires_grad
-                assert not loose or id(one) in held, (
-                    f"{type(module).__name__}.{name} is a tensor that no optimiser will see:"
-                    " register it, or use nn.ParameterList or nn.ParameterDict"
-                )
-    given = features(patterns(3))
+    assert_registered(fusion)
+    inputs = features(patterns(3))
     for phase in range(len(fusion.phases)):
-        output = fusion(given)
+        output = fusion(inputs)
         (loss_of(output) + own_loss(fusion, output, phase).sum()).backward()
     for name, parameter in fusion.named_parameters():
-        got = parameter.grad is not None and bool((parameter.grad != 0).any())
-        assert got, f"{name} gets no gradient"
+        learns = parameter.grad is not None and bool((parameter.grad != 0).any())
+        assert learns, f"{name} gets no gradient"
 
 
 @CHECKS.add
 def its_loss_is_finite_whatever_is_missing(make: Maker) -> None:
-    """Tried: its own loss in training mode, every phase, every subset, NaN in what is absent."""
+    """Tried: its own loss in training mode, every phase, every subset, NaN where absent."""
     fusion = build(make).train()
     for phase in range(len(fusion.phases)):
-        given = poison(features(patterns(3)), float("nan"))
+        inputs = poison(features(patterns(3)), float("nan"))
         torch.manual_seed(0)
-        loss = own_loss(fusion, fusion(given), phase)
+        loss = own_loss(fusion, fusion(inputs), phase)
         assert loss.shape == (8,), f"the loss has shape {tuple(loss.shape)}; one per row is (8,)"
         bad = (~torch.isfinite(loss)).nonzero()[:, 0].tolist()
         assert not bad, f"the loss is not finite for presence {patterns(3)[bad[:1]].tolist()}"
         fusion.zero_grad()
         loss.sum().backward()
         for name, parameter in fusion.named_parameters():
-            fine = parameter.grad is None or torch.isfinite(parameter.grad).all()
-            assert fine, f"the gradient of {name} is not finite in training"
+            finite = parameter.grad is None or torch.isfinite(parameter.grad).all()
+            assert finite, f"the gradient of {name} is not finite in training"
         assert own_loss(fusion, fusion(features(full(0))), phase).shape == (0,), "fails on no rows"
 
 
@@ -94,14 +83,17 @@ def its_phases_train_every_parameter(make: Maker) -> None:
 def gradients_are_the_derivatives(make: Maker) -> None:
     """Tried: torch.autograd.gradcheck on embedding and logits, two modalities."""
     fusion = build(make, 2)
-    given = features(full(2, 2))
-    flat = [x for one in given.values() for x in (one.tokens, one.pooled)]
-    leaves = [x.clone().requires_grad_() for x in flat]
+    inputs = features(full(2, 2))
+    leaves = [t.clone().requires_grad_() for x in inputs.values() for t in (x.tokens, x.pooled)]
 
-    def run(*inputs: Tensor) -> tuple[Tensor, Tensor]:
-        pairs = zip(given.items(), zip(inputs[::2], inputs[1::2], strict=True), strict=True)
-        made = {name: Features(t, one.mask, p) for (name, one), (t, p) in pairs}
-        out = fusion(made)
-        return out.embedding, out.logits
+    def outputs(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+        pairs = zip(tensors[::2], tensors[1::2], strict=True)
+        output = fusion(
+            {
+                name: Features(tokens, x.mask, pooled)
+                for (name, x), (tokens, pooled) in zip(inputs.items(), pairs, strict=True)
+            }
+        )
+        return output.embedding, output.logits
 
-    assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
+    assert torch.autograd.gradcheck(outputs, leaves, fast_mode=True)

@@ -1,4 +1,4 @@
-"""A fusion's modalities: what is missing or padding changes nothing, what is there matters."""
+"""A fusion's modalities: missing ones and padding change nothing, present ones matter."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .fusions import (
     DIM,
     OUTPUTS,
     Maker,
+    assert_equal,
     build,
     counts_for,
     features,
     full,
-    named,
     patterns,
     poison,
     rows_of,
-    same,
+    tensors_of,
 )
 
 CHECKS: Checks[Maker] = Checks()
@@ -42,10 +42,12 @@ def weights_are_shares_of_what_is_present(make: Maker) -> None:
 @CHECKS.add
 def the_content_of_a_missing_modality_changes_nothing(make: Maker) -> None:
     """Tried: NaN, infinity and 1e30 in everything that is absent or padding; equal to the bit."""
-    fusion, given = build(make), features(patterns(3))
-    wanted = fusion(poison(given, 0.0))
+    fusion, inputs = build(make), features(patterns(3))
+    expected = fusion(poison(inputs, 0.0))
     for value in (float("nan"), float("inf"), 1e30):
-        same(fusion(poison(given, value)), wanted, f"absent content set to {value}", tolerance=0)
+        assert_equal(
+            fusion(poison(inputs, value)), expected, f"absent content set to {value}", tolerance=0
+        )
 
 
 @CHECKS.add
@@ -53,7 +55,7 @@ def every_subset_of_modalities_gives_finite_outputs(make: Maker) -> None:
     """Tried: all 2^M subsets of 1, 2, 3 and 5 modalities, the empty one included."""
     for modalities in counts_for(make):
         out = build(make, modalities)(features(patterns(modalities)))
-        for name, x in named(out).items():
+        for name, x in tensors_of(out).items():
             bad = (~torch.isfinite(x)).any(-1).nonzero()[:, 0].tolist()
             subset = patterns(modalities)[bad[:1]].tolist()
             assert not bad, f"{name} is not finite for presence {subset}"
@@ -62,25 +64,25 @@ def every_subset_of_modalities_gives_finite_outputs(make: Maker) -> None:
 @CHECKS.add
 def padding_changes_nothing(make: Maker) -> None:
     """Tried: 1e6 in padded tokens, and three more padded tokens at the end."""
-    fusion, given = build(make), features(full(4))
-    wanted = fusion(given)
-    same(fusion(poison(given, 1e6)), wanted, "padded tokens set to 1e6")
+    fusion, inputs = build(make), features(full(4))
+    expected = fusion(inputs)
+    assert_equal(fusion(poison(inputs, 1e6)), expected, "padded tokens set to 1e6")
     longer = {
         name: Features(F.pad(x.tokens, (0, 0, 0, 3), value=7.0), F.pad(x.mask, (0, 3)), x.pooled)
-        for name, x in given.items()
+        for name, x in inputs.items()
     }
-    same(fusion(longer), wanted, "three padded tokens appended")
+    assert_equal(fusion(longer), expected, "three padded tokens appended")
 
 
 @CHECKS.add
 def batch_mates_change_nothing(make: Maker) -> None:
     """Tried: every subset of three modalities in one batch, and each row alone."""
-    fusion, given = build(make), features(patterns(3))
-    together = fusion(given)
+    fusion, inputs = build(make), features(patterns(3))
+    together = fusion(inputs)
     for row, presence in enumerate(patterns(3).tolist()):
-        alone = fusion(rows_of(given, slice(row, row + 1)))
-        part = {n: x[row : row + 1] for n, x in named(together).items()}
-        for name, x in named(alone).items():
+        alone = fusion(rows_of(inputs, slice(row, row + 1)))
+        part = {n: x[row : row + 1] for n, x in tensors_of(together).items()}
+        for name, x in tensors_of(alone).items():
             message = f"{name} of a sample with presence {presence} depends on its batch"
             torch.testing.assert_close(x, part[name], rtol=1e-10, atol=1e-10, msg=message)
 
@@ -88,31 +90,31 @@ def batch_mates_change_nothing(make: Maker) -> None:
 @CHECKS.add
 def every_present_modality_matters(make: Maker) -> None:
     """Tried: adding 1 to the features of one modality at a time."""
-    fusion, given = build(make), features(full(2))
-    wanted = fusion(given).logits
-    for name, x in given.items():
+    fusion, inputs = build(make), features(full(2))
+    expected = fusion(inputs).logits
+    for name, x in inputs.items():
         other = Features(x.tokens + 1, x.mask, x.pooled + 1)
-        changed = fusion({**given, name: other}).logits
-        assert not torch.allclose(changed, wanted), f"the logits do not depend on {name}"
+        changed = fusion({**inputs, name: other}).logits
+        assert not torch.allclose(changed, expected), f"the logits do not depend on {name}"
 
 
 @CHECKS.add
 def the_order_of_the_dict_does_not_matter(make: Maker) -> None:
     """Tried: the same features in a dict of reversed order."""
-    fusion, given = build(make), features(patterns(3))
-    shuffled = dict(reversed(given.items()))
-    same(fusion(shuffled), fusion(given), "modalities given in another order", tolerance=0)
+    fusion, inputs = build(make), features(patterns(3))
+    shuffled = dict(reversed(inputs.items()))
+    assert_equal(fusion(shuffled), fusion(inputs), "modalities in another order", tolerance=0)
 
 
 @CHECKS.add
 def the_order_of_its_modalities_does_not_matter(make: Maker) -> None:
     """Tried: building it for the reversed order with the same weights, if it says `symmetric`."""
-    fusion, given = build(make), features(patterns(3))
+    fusion, inputs = build(make), features(patterns(3))
     if not fusion.symmetric:
         return
     other = make(dict(reversed(fusion.dims.items())), DIM, OUTPUTS).double().eval()
     other.load_state_dict(fusion.state_dict())
-    first, second = fusion(given), other(given)
+    first, second = fusion(inputs), other(inputs)
     if second.weights is not None:
         second = second._replace(weights=second.weights.flip(1))
-    same(second, first, "built for its modalities in reversed order")
+    assert_equal(second, first, "built for its modalities in reversed order")

@@ -1,4 +1,4 @@
-"""A fusion's numbers: shapes and types, compiled and in half precision, saved and built again."""
+"""A fusion's shapes and dtypes, compilation, half precision, saving and building."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .fusions import (
     DIMS,
     OUTPUTS,
     Maker,
+    assert_equal,
     build,
     counts_for,
     features,
     full,
-    named,
     own_loss,
     patterns,
     poison,
-    same,
+    tensors_of,
 )
 
 CHECKS: Checks[Maker] = Checks()
@@ -42,7 +42,7 @@ def shapes_and_dtypes_are_those_of_a_fusion_output(make: Maker) -> None:
             assert out.embedding.shape == (rows, DIM), f"{where}: embedding {out.embedding.shape}"
             assert out.logits.shape == (rows, OUTPUTS), f"{where}: logits {out.logits.shape}"
             assert set(out.unimodal) <= set(DIMS), f"{where}: unimodal {set(out.unimodal)}"
-            for name, x in named(out).items():
+            for name, x in tensors_of(out).items():
                 assert x.dtype == torch.float32, f"{where}: {name} is {x.dtype}"
                 assert torch.isfinite(x).all(), f"{where}: {name} is not finite"
 
@@ -51,25 +51,26 @@ def shapes_and_dtypes_are_those_of_a_fusion_output(make: Maker) -> None:
 def it_compiles_whole_and_exports(make: Maker) -> None:
     """Tried: torch.compile(fullgraph=True) and torch.export, two modalities, float32, to 1e-5."""
     fusion = build(make, 2, dtype=torch.float32)
-    given = features(full(4, 2), dtype=torch.float32)
-    wanted = fusion(given)
+    inputs = features(full(4, 2), dtype=torch.float32)
+    expected = fusion(inputs)
     compiled = torch.compile(fusion, fullgraph=True, backend="aot_eager")
-    same(compiled(given), wanted, "torch.compile", tolerance=1e-5)
-    exported = torch.export.export(fusion, (given,), strict=False)
-    same(exported.module()(given), wanted, "torch.export", tolerance=1e-5)
+    assert_equal(compiled(inputs), expected, "torch.compile", tolerance=1e-5)
+    exported = torch.export.export(fusion, (inputs,), strict=False)
+    assert_equal(exported.module()(inputs), expected, "torch.export", tolerance=1e-5)
 
 
 @CHECKS.add
 def bfloat16_autocast_is_finite_and_near(make: Maker) -> None:
     """Tried: bfloat16 autocast, every subset; finite, and within 10 % of the largest value."""
     fusion = build(make, dtype=torch.float32)
-    given = features(patterns(3), dtype=torch.float32)
-    wanted = fusion(given)
+    inputs = features(patterns(3), dtype=torch.float32)
+    expected = fusion(inputs)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = fusion(poison(given, float("nan")))
-    for name, x in named(found).items():
+        output = fusion(poison(inputs, float("nan")))
+    for name, x in tensors_of(output).items():
         assert torch.isfinite(x).all(), f"{name} is not finite under bfloat16"
-        off = (x.float() - named(wanted)[name]).abs().max() / named(wanted)[name].abs().max()
+        wanted = tensors_of(expected)[name]
+        off = (x.float() - wanted).abs().max() / wanted.abs().max()
         assert off < 0.1, f"{name} is {off:.0%} off under bfloat16"
 
 
@@ -82,8 +83,8 @@ def a_state_dict_restores_it_exactly(make: Maker) -> None:
         path = Path(folder) / "weights.pt"
         torch.save(fusion.state_dict(), path)
         other.load_state_dict(torch.load(path, weights_only=True))
-    given = features(patterns(3))
-    same(other(given), fusion(given), "after a state dict round trip", tolerance=0)
+    inputs = features(patterns(3))
+    assert_equal(other(inputs), fusion(inputs), "after a state dict round trip", tolerance=0)
 
 
 @CHECKS.add
@@ -98,17 +99,17 @@ def the_same_seed_builds_the_same_fusion(make: Maker) -> None:
 def large_features_give_finite_outputs(make: Maker) -> None:
     """Tried: features times 1e4, two classes, in float32 and under bfloat16 autocast."""
     fusion = build(make, dtype=torch.float32, outputs=2)
-    given = features(full(64), dtype=torch.float32)
-    large = {n: Features(1e4 * x.tokens, x.mask, 1e4 * x.pooled) for n, x in given.items()}
+    inputs = features(full(64), dtype=torch.float32)
+    large = {n: Features(1e4 * x.tokens, x.mask, 1e4 * x.pooled) for n, x in inputs.items()}
     for low in (False, True):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=low):
             output = fusion(large)
             loss = own_loss(fusion, output).sum()
         kind = "bfloat16" if low else "float32"
-        for name, x in named(output).items():
+        for name, x in tensors_of(output).items():
             assert torch.isfinite(x).all(), f"{name} is not finite for features of 1e4 in {kind}"
         fusion.zero_grad()
         loss.backward()
         for name, parameter in fusion.named_parameters():
-            fine = parameter.grad is None or torch.isfinite(parameter.grad).all()
-            assert fine, f"the gradient of {name} is not finite for features of 1e4 in {kind}"
+            finite = parameter.grad is None or torch.isfinite(parameter.grad).all()
+            assert finite, f"the gradient of {name} is not finite for features of 1e4 in {kind}"
