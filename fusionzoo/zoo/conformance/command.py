@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-KINDS: dict[str, str] = {}  # what an option names
+KINDS = {  # what an option names
+    "encoder": "an encoder",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

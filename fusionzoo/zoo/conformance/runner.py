@@ -29,8 +29,17 @@ def fusion_suite() -> Suite:
     return Suite(checks, maker, build)
 
 
+def encoder_suite() -> Suite:
+    """Return the checks of encoders."""
+    from .encoder_inputs import build, maker
+    from .encoders import CHECKS
+
+    return Suite(CHECKS, maker, build)
+
+
 SUITES: dict[str, Callable[[], Suite]] = {  # each imports only what it needs
     "fusion": fusion_suite,
+    "encoder": encoder_suite,
 }
 
 
