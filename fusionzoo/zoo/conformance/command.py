@@ -6,6 +6,7 @@ import argparse
 
 KINDS = {  # what an option names
     "encoder": "an encoder",
+    "data": "a data set",
 }
 
 

@@ -37,9 +37,19 @@ def encoder_suite() -> Suite:
     return Suite(CHECKS, maker, build)
 
 
+def data_suite() -> Suite:
+    """Return the checks of data sets."""
+    from . import data, decoding
+    from .samples import Source, source
+
+    checks: Checks[Source] = Checks({**data.CHECKS, **decoding.CHECKS})
+    return Suite(checks, source, lambda opened: opened.data)
+
+
 SUITES: dict[str, Callable[[], Suite]] = {  # each imports only what it needs
     "fusion": fusion_suite,
     "encoder": encoder_suite,
+    "data": data_suite,
 }
 
 
