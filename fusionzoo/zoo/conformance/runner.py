@@ -46,10 +46,19 @@ def data_suite() -> Suite:
     return Suite(checks, source, lambda opened: opened.data)
 
 
+def objective_suite() -> Suite:
+    """Return the checks of objectives."""
+    from .labels import Subject, subject
+    from .objectives import CHECKS
+
+    return Suite(CHECKS, subject, Subject.build)
+
+
 SUITES: dict[str, Callable[[], Suite]] = {  # each imports only what it needs
     "fusion": fusion_suite,
     "encoder": encoder_suite,
     "data": data_suite,
+    "objective": objective_suite,
 }
 
 
