@@ -7,6 +7,7 @@ import argparse
 KINDS = {  # what an option names
     "encoder": "an encoder",
     "data": "a data set",
+    "balance": "a training strategy",
     "objective": "an objective",
 }
 

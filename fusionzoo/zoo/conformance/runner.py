@@ -46,6 +46,14 @@ def data_suite() -> Suite:
     return Suite(checks, source, lambda opened: opened.data)
 
 
+def balance_suite() -> Suite:
+    """Return the checks of training strategies."""
+    from .short_run import ShortRun, strategy
+    from .strategies import CHECKS
+
+    return Suite(CHECKS, strategy, ShortRun)
+
+
 def objective_suite() -> Suite:
     """Return the checks of objectives."""
     from .labels import Subject, subject
@@ -58,6 +66,7 @@ SUITES: dict[str, Callable[[], Suite]] = {  # each imports only what it needs
     "fusion": fusion_suite,
     "encoder": encoder_suite,
     "data": data_suite,
+    "balance": balance_suite,
     "objective": objective_suite,
 }
 
