@@ -239,8 +239,8 @@ def test_the_command_line_says_what_failed(capsys: pytest.CaptureFixture[str]) -
     [
         ("cahrs", "unknown encoder 'cahrs'. Did you mean 'chars'?"),
         ("hf/nothing", "say kind="),
-        ("no_such_module:Mine", "cannot import no_such_module:Mine"),
-        ("nowhere.py:Mine", "no file nowhere.py"),
+        ("no_such_module:Mine", "No module named 'no_such_module'"),
+        ("nowhere.py:Mine", "plugin nowhere.py: there is no file"),
     ],
 )
 def test_a_target_that_is_not_there_is_one_clear_error(

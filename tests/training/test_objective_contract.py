@@ -11,7 +11,9 @@ from torch import Tensor
 
 from fusionzoo.cli import main
 from fusionzoo.targets import KINDS
-from fusionzoo.training.tasks.single import OBJECTIVES, Classification, Regression, Task
+from fusionzoo.training.tasks.base import OBJECTIVES, Task
+from fusionzoo.training.tasks.classification import Classification
+from fusionzoo.training.tasks.regression import Regression
 from fusionzoo.zoo.conformance.checks import Checks
 from fusionzoo.zoo.conformance.labels import TARGETS, subject
 from fusionzoo.zoo.conformance.objectives import CHECKS

@@ -5,17 +5,14 @@ Shapes: `B` batch, `T` tokens, `D` width.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fusionzoo.encoders import ENCODERS, Encoder, create_encoder
-from fusionzoo.plugins import import_class, is_reference
 from fusionzoo.structures import Audio, Features
 
 Maker = Callable[..., Encoder]  # (freeze=, assets=) -> Encoder
@@ -112,27 +109,9 @@ def maker(target: str, settings: Mapping[str, Any] | None = None) -> Maker:
     An encoder of vectors or sequences is built for width 5 unless `settings` say otherwise.
     """
     chosen = dict(settings or {})
-    if is_reference(target):
-        cls = import_class(target)
-        make = partial(_build_class, cls)
-    else:
-        entry = target if target in ENCODERS else target.partition("/")[0]
-        family = ENCODERS[entry].family if entry in ENCODERS else ""
-        kind = chosen.pop("kind", family)
-        cls = ENCODERS[entry].cls if entry in ENCODERS else None
-        make = partial(create_encoder, kind, target)
-    if cls is not None and "in_dim" in inspect.signature(cls).parameters:
+    prefix = target.partition("/")[0]  # of `timm/resnet18`
+    entry = next((ENCODERS[name] for name in (target, prefix) if name in ENCODERS), None)
+    kind = chosen.pop("kind", entry.family if entry else "")
+    if entry and "in_dim" in entry.parameters:
         chosen.setdefault("in_dim", WIDTH)
-    return partial(make, **chosen)
-
-
-def _build_class(
-    cls: type[Encoder], *, freeze: str = "none", assets: Path | None = None, **settings: Any
-) -> Encoder:
-    """Build an encoder that is not registered, as `create_encoder` would."""
-    if "assets" in inspect.signature(cls).parameters:
-        settings |= {"assets": assets}
-    encoder = cls(**settings)
-    encoder.modality = encoder.kind
-    encoder.freeze(freeze)
-    return encoder
+    return partial(create_encoder, kind, target, **chosen)

@@ -7,7 +7,7 @@ built, how a step is made, and what a checkpoint holds.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,8 @@ from fusionzoo.datasets import PairedDataset, create_dataset
 from fusionzoo.distributed.fsdp import full_state_dict
 from fusionzoo.distributed.process_group import World, wrap
 from fusionzoo.model import FusionModel
+from fusionzoo.plugins import is_reference
+from fusionzoo.sources import definition_of, source_of
 from fusionzoo.structures import Batch, Features, StepContext
 from fusionzoo.training.balance import BALANCE, Balance, StrategyInputs
 from fusionzoo.training.build import build_objective, choose_encoders
@@ -39,13 +41,19 @@ SINGLE_PROCESS = World()
 
 @dataclass
 class Strategy:
-    """A training strategy to be checked; other processes find it by `target` again."""
+    """A training strategy to be checked."""
 
     target: str  # a name, `module:Class` or `file.py:Class`
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.cls: Callable[..., Balance] = find(self.target, BALANCE)
+        self.cls: type[Balance] = find(self.target, BALANCE)
+
+    @property
+    def reference(self) -> str:
+        """A target that another process finds too, where no plugin is imported."""
+        found_anywhere = is_reference(self.target) or source_of(self.cls) is None
+        return self.target if found_anywhere else definition_of(self.cls)
 
     def build(self, inputs: StrategyInputs, settings: Mapping[str, Any]) -> Balance:
         """Build it as a run would: without drawing from the global generators."""

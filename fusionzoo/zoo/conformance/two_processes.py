@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -42,7 +41,8 @@ def learn(strategy: Strategy, world: World) -> State:
 
 def learn_in_two(strategies: Sequence[Strategy], folder: Path) -> list[list[State]]:
     """Train each strategy in two processes; return its state in each of them."""
-    (folder / "strategies.json").write_text(json.dumps([asdict(x) for x in strategies]))
+    references = [{"target": x.reference, "settings": x.settings} for x in strategies]
+    (folder / "strategies.json").write_text(json.dumps(references))
     command = [sys.executable, "-P", "-m", __name__]
     logs = [folder / f"{rank}.log" for rank in range(2)]
     with logs[0].open("w") as first, logs[1].open("w") as second:

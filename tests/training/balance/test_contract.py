@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fusionzoo.cli import main
 from fusionzoo.distributed.process_group import World
+from fusionzoo.plugins import load_plugins
 from fusionzoo.structures import FusionOutput, StepContext
 from fusionzoo.training.balance import BALANCE, Balance, LossTerm, StrategyInputs
 from fusionzoo.zoo.conformance import two_processes
@@ -54,6 +55,22 @@ def test_two_processes_learn_what_one_does(teachers: dict[str, Any], tmp_path: P
         for one, state in zip(strategies, states, strict=True):
             expected = two_processes.learn(one, World())
             assert_equal(state, expected, f"{one.target}, process {rank}", tolerance=1e-6)
+
+
+@pytest.mark.usefixtures("forget_plugins")
+def test_another_process_finds_what_a_plugin_registers(tmp_path: Path) -> None:
+    path = tmp_path / "own_plugin_strategy.py"
+    path.write_text(
+        "from fusionzoo.training.balance import BALANCE, Balance\n"
+        "@BALANCE.register(family='loss')\n"
+        "class Mine(Balance):\n"
+        "    'Do nothing.'\n"
+    )
+    load_plugins(str(path))
+    registered = Strategy("own_plugin_strategy")
+    assert registered.reference == f"{path}:Mine"
+    assert Strategy(registered.reference).cls is registered.cls
+    assert Strategy("ogm_ge").reference == "ogm_ge"
 
 
 # ---- broken ones
