@@ -94,6 +94,8 @@ def imported(module: str, known: set[str]) -> set[str]:
 
 def floor(module: str) -> int:
     inside = module.removeprefix("fusionzoo.")
+    if inside == "benchmark":  # the package that can be called
+        inside = "benchmark.api"
     levels = [
         level
         for level, names in enumerate(FLOORS)

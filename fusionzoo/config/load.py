@@ -9,18 +9,18 @@ constructor.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from difflib import get_close_matches
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.files import write_text
 
 from .flags import Tree, is_component, named, parse_flags, read_yaml
+from .numbers import check_numbers
 
 C = TypeVar("C")
 
@@ -113,7 +113,7 @@ def from_tree(cls: type[C], tree: Mapping[str, Any]) -> C:
     dotted_keys = _leaves(cls)
     tree = _named(cls, tree)
     _refuse_unknown(tree, dotted_keys, "")
-    _check_numbers(cls, tree)
+    check_numbers(cls, tree)
     components = {key: value for key, value in asdict(cls()).items() if dotted_keys.get(key)}  # type: ignore[call-overload]
     try:
         return TypeAdapter(cls).validate_python(merge(components, tree))
@@ -215,38 +215,3 @@ def _named(cls: Any, tree: Mapping[str, Any]) -> Tree:
         and "name" not in (setting.default_factory() or {"name": ""})
     }
     return {**named(tree), **{key: tree[key] for key in plain & tree.keys()}}
-
-
-def _check_numbers(cls: Any, tree: Mapping[str, Any], prefix: str = "") -> None:
-    """Refuse what pydantic would take as a number: booleans, infinity, a flag without a value."""
-    hints = get_type_hints(cls, include_extras=True)
-    for name, value in tree.items():
-        if is_dataclass(hints[name]):
-            _check_numbers(hints[name], value, f"{prefix}{name}.")
-            continue
-        for key, leaf in _walk(value, f"{prefix}{name}"):
-            if isinstance(leaf, bool) and not _takes_bool(hints[name]):
-                raise FusionZooError(
-                    f"--{key} {str(leaf).lower()}: it needs a value of another kind"
-                    " (a flag without a value means true)"
-                )
-            if isinstance(leaf, float) and not math.isfinite(leaf):
-                raise FusionZooError(f"--{key} {leaf}: it must be a finite number")
-
-
-def _walk(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for name, child in value.items():
-            yield from _walk(child, f"{key}.{name}")
-    elif isinstance(value, list | tuple):
-        for child in value:
-            yield from _walk(child, key)
-    else:
-        yield key, value
-
-
-def _takes_bool(hint: Any) -> bool:
-    """Whether a type accepts booleans; the settings of components are checked by those."""
-    if hint is bool or hint is Any or isinstance(hint, bool):
-        return True
-    return any(_takes_bool(part) for part in get_args(hint))

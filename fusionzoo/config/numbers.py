@@ -1,0 +1,45 @@
+"""Values that would pass as numbers: yes and no, infinity, and a flag without its value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from typing import Any, get_args, get_type_hints
+
+from fusionzoo.errors import FusionZooError
+
+
+def check_numbers(cls: Any, tree: Mapping[str, Any], prefix: str = "") -> None:
+    """Refuse what pydantic would take as a number: booleans, infinity, a flag without a value."""
+    hints = get_type_hints(cls, include_extras=True)
+    for name, value in tree.items():
+        if is_dataclass(hints[name]):
+            check_numbers(hints[name], value, f"{prefix}{name}.")
+            continue
+        for key, leaf in _walk(value, f"{prefix}{name}"):
+            if isinstance(leaf, bool) and not _takes_bool(hints[name]):
+                raise FusionZooError(
+                    f"--{key} {str(leaf).lower()}: it needs a value of another kind"
+                    " (a flag without a value means true)"
+                )
+            if isinstance(leaf, float) and not math.isfinite(leaf):
+                raise FusionZooError(f"--{key} {leaf}: it must be a finite number")
+
+
+def _walk(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for name, child in value.items():
+            yield from _walk(child, f"{key}.{name}")
+    elif isinstance(value, list | tuple):
+        for child in value:
+            yield from _walk(child, key)
+    else:
+        yield key, value
+
+
+def _takes_bool(hint: Any) -> bool:
+    """Whether a type accepts booleans; the settings of components are checked by those."""
+    if hint is bool or hint is Any or isinstance(hint, bool):
+        return True
+    return any(_takes_bool(part) for part in get_args(hint))
