@@ -111,7 +111,7 @@ class HFAudio(Encoder):
         return mean_pooled(tokens, mask)
 
     def _run(self, wave: Tensor) -> Tensor:
-        scaled = wave / PEAK
+        scaled = (wave / PEAK).to(next(self.net.parameters()).dtype)
         if getattr(self.extractor, "do_normalize", False):
             variance = scaled.var(1, keepdim=True, unbiased=False)
             scaled = (scaled - scaled.mean(1, keepdim=True)) / (variance + 1e-7).sqrt()

@@ -70,7 +70,7 @@ class TorchaudioBundle(Encoder):
         return mean_pooled(*run_by_length(inputs["lengths"], inputs["wave"], self._run))
 
     def _run(self, wave: Tensor) -> Tensor:
-        scaled = wave / PEAK
+        scaled = (wave / PEAK).to(next(self.net.parameters()).dtype)
         if self.normalise:
             scaled = F.layer_norm(scaled, scaled.shape[-1:])
         layers, _ = self.net.extract_features(scaled)

@@ -11,6 +11,7 @@ from .console import add_plugins_option, print_columns, print_table, quiet_pipe
 from .data_command import add_data_command
 from .errors import FusionZooError, did_you_mean
 from .version import __version__
+from .zoo.conformance import command
 
 if TYPE_CHECKING:
     from .zoo.cards import About, EncoderCard, SettingCard
@@ -69,9 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     info.add_argument("name", help="gmu, ogm_ge, timm/resnet18, chars, ...")
     info.set_defaults(run=_info)
-    check = actions.add_parser("check", help="hold a fusion to the contract")
-    check.add_argument("target", metavar="name|module:Class|file.py:Class")
-    check.set_defaults(run=_check)
+    check = actions.add_parser("check", help="hold a component of any kind to its contract")
+    command.add_arguments(check)
+    check.set_defaults(run=command.run)
     for action in (every, info, check):
         add_plugins_option(action)
 
@@ -202,14 +203,6 @@ def _show_card(one: About, kind: str, more: Sequence[tuple[str, str]]) -> None:
         *more,
     ):
         print(fill(f"{label}: {text}", 96, initial_indent="\n", subsequent_indent="    "))
-
-
-def _check(parsed: argparse.Namespace) -> int:
-    from .plugins import load_plugins
-    from .zoo.conformance.fusions import main_check
-
-    load_plugins(parsed.plugins)
-    return main_check(parsed.target)
 
 
 def _list_cache(_: argparse.Namespace) -> None:

@@ -57,7 +57,7 @@ def evaluate(
     if cfg.out:
         path = Path(cfg.out)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(nested, path)
+        write_json(path, nested)
     return nested
 
 

@@ -13,24 +13,26 @@ import torch
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import create_fusion, fusion_info, list_fusions
 from fusionzoo.fusion.base import RunningMeans
-from fusionzoo.zoo.conformance import fusions as conformance
+from fusionzoo.zoo.conformance import fusions, learning
+from fusionzoo.zoo.conformance.runner import SUITES
 
+CHECKS = SUITES["fusion"]().checks
 GOLDEN = Path(__file__).parents[1] / "golden"
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning"
 )  # inside torch.compile and export
 
 
-@pytest.mark.parametrize("check", conformance.CHECKS)  # on top: two of them share a trained fusion
+@pytest.mark.parametrize("check", CHECKS)  # on top: two of them share a trained fusion
 @pytest.mark.parametrize("name", list_fusions())
 def test_contract(check: str, name: str) -> None:
-    conformance.CHECKS[check](conformance.maker(name))
+    CHECKS[check](fusions.maker(name))
 
 
 @pytest.mark.parametrize("name", list_fusions())
 def test_only_what_can_express_synergy_learns_exclusive_or(name: str) -> None:
     """A threshold on a sum of unimodal terms is right on at most three of the four cases."""
-    reached = conformance.accuracy(conformance.maker(name), "xor")
+    reached = learning.accuracy(fusions.maker(name), "xor")
     if fusion_info(name).synergy:
         assert reached > 0.95
     else:
@@ -42,18 +44,16 @@ SYMMETRIC = [
     name
     for name in list_fusions()
     if fusion_info(name).cls.symmetric  # type: ignore[attr-defined]
-    and not any(
-        isinstance(m, RunningMeans) for m in conformance.build(fusion_info(name).cls).modules()
-    )
+    and not any(isinstance(m, RunningMeans) for m in fusions.build(fusion_info(name).cls).modules())
 ]
 
 
 @pytest.mark.parametrize("name", SYMMETRIC)
 def test_with_a_modality_absent_it_is_the_fusion_of_the_others(name: str) -> None:
-    three, two = (conformance.build(conformance.maker(name), count) for count in (3, 2))
+    three, two = (fusions.build(fusions.maker(name), count) for count in (3, 2))
     own = {k: v for k, v in three.state_dict().items() if k in two.state_dict()}
     two.load_state_dict(own)
-    given = conformance.features(torch.tensor([[True, True, False], [True, False, False]]))
+    given = fusions.features(torch.tensor([[True, True, False], [True, False, False]]))
     found, wanted = three(given), two({m: given[m] for m in two.dims})
     torch.testing.assert_close(found.logits, wanted.logits, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(found.embedding, wanted.embedding, rtol=1e-10, atol=1e-10)
@@ -110,7 +110,7 @@ def test_a_wrong_setting_is_one_clear_error(
 
 def test_features_that_do_not_fit_are_one_clear_error() -> None:
     fusion = create_fusion("concat", {"image": 5, "text": 7}, 8, 3).double()
-    given = conformance.features(torch.ones(2, 2, dtype=torch.bool))
+    given = fusions.features(torch.ones(2, 2, dtype=torch.bool))
     with pytest.raises(FusionZooError, match="no features of modality 'text'"):
         fusion({"image": given["image"]})
     with pytest.raises(FusionZooError, match="features of 'text' are 5 wide"):

@@ -15,8 +15,8 @@ from fusionzoo.fusion.base import masked_softmax
 from fusionzoo.fusion.early.mlb import MLB
 from fusionzoo.fusion.late.tmc import TMC
 from fusionzoo.structures import Features, FusionOutput, masked_mean
-from fusionzoo.zoo.conformance import absence
-from fusionzoo.zoo.conformance import fusions as conformance
+from fusionzoo.zoo.conformance import absence, fusions
+from fusionzoo.zoo.conformance.runner import SUITES, main_check
 
 
 class Sound(Fusion):
@@ -179,14 +179,15 @@ class FactorOfOne(MLB):
         return FusionOutput(embedding, self.head(embedding), {}, None)
 
 
-QUICK = [name for name in conformance.CHECKS if "compiles" not in name]
+CHECKS = SUITES["fusion"]().checks
+QUICK = [name for name in CHECKS if "compiles" not in name]
 
 
 def failures(make: Callable[..., Fusion]) -> list[str]:
     found = []
     for name in QUICK:
         try:
-            conformance.CHECKS[name](make)
+            CHECKS[name](make)
         except (AssertionError, RuntimeError):
             found.append(name)
     return found
@@ -209,15 +210,15 @@ def test_the_broken_one_is_caught(mutant: Callable[..., Fusion]) -> None:
     ],
 )
 def test_a_factor_of_one_for_an_absent_modality_is_caught(
-    check: Callable[[conformance.Maker], None],
+    check: Callable[[fusions.Maker], None],
 ) -> None:
     with pytest.raises(AssertionError, match="accuracy"):
         check(FactorOfOne)
 
 
 def test_the_report_names_what_failed(capsys: pytest.CaptureFixture[str]) -> None:
-    problems = {name: p for name, p in conformance.run(PaddingCounted) if p}
+    problems = {name: p for name, p in CHECKS.run(PaddingCounted) if p}
     assert "padding_changes_nothing" in problems
-    assert conformance.main_check("late_mean") == 0
+    assert main_check("late_mean") == 0
     out = capsys.readouterr().out
-    assert f"{len(conformance.CHECKS)} of {len(conformance.CHECKS)} checks passed" in out
+    assert f"{len(CHECKS)} of {len(CHECKS)} checks passed" in out

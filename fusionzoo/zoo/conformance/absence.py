@@ -1,8 +1,8 @@
-"""What a trained fusion makes of an absent modality: two checks of the conformance suite.
+"""How a trained fusion copes with an absent modality: two checks of fusions.
 
-A fusion is trained on `left` and `right`, which both tell the class, and on `noise`, which tells
-nothing and whose mean is not 0, as few encoders' outputs have mean 0. Training samples are complete
-unless the fusion says that it `learns_absence` from incomplete ones.
+A fusion is trained on `left` and `right`, which both predict the class, and on `noise`, which does
+not and whose mean is not 0, as few encoders' outputs have mean 0. Training samples are complete
+unless the fusion declares that it `learns_absence` from incomplete ones.
 
 Shapes: `B` batch, `D` width.
 """
@@ -40,7 +40,7 @@ class Split(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """A fusion in evaluation mode, what it learned from and what it is tested on."""
+    """A fusion in evaluation mode, with the training and test samples."""
 
     fusion: Fusion
     train: Split
@@ -53,8 +53,8 @@ def an_uninformative_modality_can_be_dropped(make: Maker) -> None:
     mean = train.vectors["noise"].mean(0).expand(NUM_TEST, -1)
     averaged = correct(fusion, test._replace(vectors={**test.vectors, "noise": mean}))
     dropped = correct(fusion, test, absent=("noise",))
-    lost = averaged - dropped  # of each sample: 1, 0 or -1
-    assert lost.mean() <= SLACK + 2 * lost.std() / sqrt(NUM_TEST), (
+    drop = averaged - dropped  # of each sample: 1, 0 or -1
+    assert drop.mean() <= SLACK + 2 * drop.std() / sqrt(NUM_TEST), (
         f"accuracy {dropped.mean():.3f} without a modality of noise, {averaged.mean():.3f} with its"
         " training mean in its place: give an absent modality that mean (RunningMeans)"
     )
@@ -64,22 +64,22 @@ def missing_modalities_never_cost_more_than_all_knowledge(make: Maker) -> None:
     """Tried: 0 to 90 % of the test values missing; at least the majority class, less 3 s.e."""
     fusion, _, test = trained(make)
     majority = test.target.bincount().max().item() / NUM_TEST
-    least = majority - 3 * sqrt(majority * (1 - majority) / NUM_TEST)
+    lowest = majority - 3 * sqrt(majority * (1 - majority) / NUM_TEST)
     by_subset = {
         names: correct(fusion, test, [m for m in WIDTHS if m not in names]).mean().item()
         for count in range(1, len(WIDTHS) + 1)
         for names in itertools.combinations(WIDTHS, count)
     }
     for rate in RATES:
-        reached = _expected(by_subset, rate)
-        assert reached >= least, (
-            f"accuracy {reached:.3f} with {rate:.0%} of the values missing;"
+        accuracy = _expected(by_subset, rate)
+        assert accuracy >= lowest, (
+            f"accuracy {accuracy:.3f} with {rate:.0%} of the values missing;"
             f" the majority class alone gives {majority:.3f}"
         )
 
 
 def _expected(by_subset: Mapping[tuple[str, ...], float], rate: float) -> float:
-    """Average over which modalities are there, if each is missing at `rate` and one is there."""
+    """Return the mean accuracy if each modality is missing at `rate`, but never all of them."""
     chances = {
         names: (1 - rate) ** len(names) * rate ** (len(WIDTHS) - len(names)) for names in by_subset
     }
@@ -87,7 +87,7 @@ def _expected(by_subset: Mapping[tuple[str, ...], float], rate: float) -> float:
     return total / sum(chances.values())
 
 
-@lru_cache(maxsize=1)  # both checks ask for the same
+@lru_cache(maxsize=1)  # both checks use the same fusion
 def trained(make: Maker) -> Trained:
     """Train all phases, `EPOCHS` epochs each."""
     draw = torch.Generator().manual_seed(0)
@@ -103,7 +103,7 @@ def trained(make: Maker) -> Trained:
             for rows in torch.randperm(NUM_TRAIN, generator=draw).split(BATCH):
                 hidden = torch.rand(BATCH, len(WIDTHS), generator=draw) < 1 / 3
                 features = _features(_rows(train, rows), ~(hidden & fusion.learns_absence))
-                moment = StepContext(
+                context = StepContext(
                     rows=rows,
                     epoch=float(epoch),
                     phase=number,
@@ -111,21 +111,21 @@ def trained(make: Maker) -> Trained:
                     memory=memory,
                 )
                 optimizer.zero_grad()
-                fusion.loss(fusion(features), train.target[rows], moment).mean().backward()
+                fusion.loss(fusion(features), train.target[rows], context).mean().backward()
                 optimizer.step()
     return Trained(fusion.eval(), train, test)
 
 
 @torch.no_grad()
 def correct(fusion: Fusion, split: Split, absent: Sequence[str] = ()) -> Tensor:
-    """Return 1 for each sample that is answered correctly without some modalities, else 0: (B,)."""
+    """Return whether each sample is classified correctly without some modalities, 1 or 0: (B,)."""
     present = torch.tensor([m not in absent for m in WIDTHS]).expand(len(split.target), -1)
     answers = fusion(_features(split, present)).logits.argmax(-1)
     return (answers == split.target).double()
 
 
 def _draw(count: int, centres: Mapping[str, Tensor], draw: torch.Generator) -> Split:
-    """Draw classes of unequal shares, and vectors around 1 plus the class's centre, or 1 alone."""
+    """Draw classes of unequal shares, and vectors around 1 + the class's centre (noise: 1)."""
     target = torch.multinomial(torch.tensor(CLASS_SHARES), count, True, generator=draw)
     vectors = {
         m: 1.0
@@ -141,7 +141,7 @@ def _rows(split: Split, rows: Tensor) -> Split:
 
 
 def _features(split: Split, present: Tensor) -> dict[str, Features]:
-    """Make features of one token each; (B, M) says what is there."""
+    """Make features of one token each; `present` is (B, M)."""
     return {
         m: Features(x[:, None], present[:, column, None], x)
         for column, (m, x) in enumerate(split.vectors.items())

@@ -1,0 +1,70 @@
+"""Every registered encoder keeps the contract; the checks are the public ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fusionzoo.encoders import ENCODERS
+from fusionzoo.zoo.conformance.encoder_inputs import maker
+from fusionzoo.zoo.conformance.encoders import CHECKS
+
+# What an entry is built with: a small model of its family, without weights from a hub.
+SMALL: dict[str, tuple[str, dict[str, Any]]] = {
+    "chars": ("chars", {"dim": 16, "num_layers": 1, "num_heads": 2}),
+    "hf-audio": ("hf/{waves}", {"kind": "audio"}),
+    "hf-text": ("hf/{words}", {"kind": "text"}),
+    "mel": ("mel/resnet10t", {"pretrained": False, "duration": 0.6}),
+    "mel/stats": ("mel/stats", {"rate": 8000, "num_mels": 20}),
+    "timm": ("timm/resnet10t", {"pretrained": False, "size": 32}),
+    "torchaudio": ("torchaudio/WAV2VEC2_BASE", {"pretrained": False}),
+    "torchaudio/conformer": ("torchaudio/conformer", {"dim": 16, "num_layers": 1, "num_heads": 2}),
+    "torchvision": ("torchvision/mobilenet_v3_small", {"pretrained": False}),
+}
+VIT = {"img_size": 32, "patch_size": 16, "embed_dim": 24, "depth": 1, "num_heads": 2}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: SMALL.get(name, (name, {})) for name in sorted(ENCODERS)},
+    "hf-audio, spectrograms": ("hf/{spectrograms}", {"kind": "audio"}),
+    "hf-text, first token": ("hf/{words}", {"kind": "text", "pooling": "cls"}),
+    "timm, patches": ("timm/vit_tiny_patch16_224", {"pretrained": False, **VIT}),
+}
+TINY = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+}
+LARGE = ["torchaudio"]  # no bundle is small
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of tiny Hugging Face models."""
+    import transformers
+
+    folders = {x: tmp_path_factory.mktemp(x) for x in ("words", "waves", "spectrograms")}
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "cat", "line", "to", "text"]
+    vocabulary = folders["words"] / "vocab.txt"
+    vocabulary.write_text("\n".join(words))
+    config = transformers.BertConfig(**TINY, vocab_size=16)
+    transformers.BertModel(config).save_pretrained(folders["words"])
+    transformers.BertTokenizer(vocab=str(vocabulary)).save_pretrained(folders["words"])
+    waves = {"conv_dim": [8] * 7, "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
+    config = transformers.Wav2Vec2Config(**TINY, **waves)
+    transformers.Wav2Vec2Model(config).save_pretrained(folders["waves"])
+    transformers.Wav2Vec2FeatureExtractor().save_pretrained(folders["waves"])
+    config = transformers.ASTConfig(**TINY, max_length=128)
+    transformers.ASTModel(config).save_pretrained(folders["spectrograms"])
+    transformers.ASTFeatureExtractor(max_length=128).save_pretrained(folders["spectrograms"])
+    return folders
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize(
+    "variant", [pytest.param(x, marks=[pytest.mark.slow] * (x in LARGE)) for x in VARIANTS]
+)
+def test_contract(check: str, variant: str, folders: dict[str, Path]) -> None:
+    target, settings = VARIANTS[variant]
+    CHECKS[check](maker(target.format(**folders), settings))
