@@ -7,20 +7,15 @@ The package is also a function: `fusionzoo.benchmark(data, fusions=["gmu", "mbt"
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from importlib import import_module
+from os import PathLike
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping, Sequence
-
-    from fusionzoo.config import BenchmarkConfig
-
-    from .report.report import Report
+from typing import Any
 
 
 class _CallableModule(ModuleType):
-    """A module that can be called."""
+    """A module that can be called; what it calls is imported then, as `fusionzoo` does."""
 
     def __call__(
         self,
@@ -28,13 +23,12 @@ class _CallableModule(ModuleType):
         *,
         fusions: str | Sequence[str] | None = None,
         seeds: int | None = None,
-        out: str | os.PathLike[str] | None = None,
-        config: BenchmarkConfig | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+        out: str | PathLike[str] | None = None,
+        config: Any = None,
         **settings: Any,
-    ) -> Report:
+    ) -> Any:
         """Compare fusions on a data set; see `fusionzoo.benchmark.api.benchmark`."""
-        from .api import benchmark
-
+        benchmark = import_module(f"{__name__}.api").benchmark
         return benchmark(data, fusions=fusions, seeds=seeds, out=out, config=config, **settings)
 
 
