@@ -124,7 +124,7 @@ def _find(name: str, kind: str) -> tuple[str, str]:
     kinds = sorted({x.family for x in entries if x.takes_model and x.prefix == prefix})
     if model and kinds:
         raise FusionZooError(
-            f"encoder {name!r} reads {' or '.join(kinds)}: say kind=, found {kind!r}"
+            f"encoder {name!r} reads {' or '.join(kinds)}: set kind=, found {kind!r}"
         )
     near = did_you_mean(name, [x.pattern.replace("*", model or "*") for x in entries])
     raise FusionZooError(

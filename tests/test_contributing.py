@@ -18,7 +18,7 @@ from fusionzoo.encoders import Encoder
 from fusionzoo.plugins import load_plugins
 from fusionzoo.scripts.train import main as train
 from fusionzoo.training.balance import BALANCE
-from fusionzoo.zoo.conformance import fusions as conformance
+from fusionzoo.zoo.conformance.runner import fusion_suite
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
@@ -50,8 +50,9 @@ def test_there_is_one_of_each_kind() -> None:
 
 @pytest.mark.usefixtures("plugins")
 def test_the_fusion_keeps_the_contract() -> None:
-    make = conformance.maker(NAMES["fusion"])
-    assert [(name, problem) for name, problem in conformance.run(make) if problem] == []
+    suite = fusion_suite()
+    results = suite.checks.run(suite.load(NAMES["fusion"], {}))
+    assert [(name, problem) for name, problem in results if problem] == []
 
 
 @pytest.mark.usefixtures("plugins")

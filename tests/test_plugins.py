@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -571,11 +572,13 @@ def test_zoo_check_holds_a_plugins_fusion_to_the_contract(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from fusionzoo.zoo.conformance import fusions as conformance
+    from fusionzoo.zoo.conformance import numerics, runner
+    from fusionzoo.zoo.conformance.checks import Checks
 
     monkeypatch.chdir(mine.parent)
-    few = dict(list(conformance.CHECKS.items())[:3])
-    monkeypatch.setattr(conformance, "CHECKS", few)
+    few = Checks(dict(list(numerics.CHECKS.items())[:3]))
+    suite = runner.fusion_suite()._replace(checks=few)
+    monkeypatch.setitem(runner.SUITES, "fusion", lambda: suite)
     assert main(["zoo", "check", target, "--plugins", str(mine)]) == 0
     assert "3 of 3 checks passed" in capsys.readouterr().out
 
@@ -635,8 +638,7 @@ def test_a_plugins_changed_code_makes_benchmark_cells_anew(mine: Path, tmp_path:
 
     load_plugins(str(mine))
     cfg = BenchmarkConfig(data={"name": "own_pairs"}, seeds=1, controls=False, out=str(tmp_path))
-    bench, _ = open_bench(cfg)
-    bench.features.append({})
+    bench = replace(open_bench(cfg)[0], features=({},))
     units = {unit.strategy: unit for unit in schedule.units(bench, ["sum", "own_sum"])}
     before = {name: schedule.path_of(bench, unit) for name, unit in units.items()}
     mine.write_text(MINE + "\n# changed\n")

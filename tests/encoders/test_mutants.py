@@ -238,7 +238,7 @@ def test_the_command_line_says_what_failed(capsys: pytest.CaptureFixture[str]) -
     ("target", "says"),
     [
         ("cahrs", "unknown encoder 'cahrs'. Did you mean 'chars'?"),
-        ("hf/nothing", "say kind="),
+        ("hf/nothing", "set kind="),
         ("no_such_module:Mine", "No module named 'no_such_module'"),
         ("nowhere.py:Mine", "plugin nowhere.py: there is no file"),
     ],

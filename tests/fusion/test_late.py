@@ -192,7 +192,7 @@ def test_class_weights_multiply_the_evidential_loss_of_each_row() -> None:
     fusion, x = made("tmc"), features(full(6))
     output, weight = fusion(x), torch.tensor([0.0, 1.0, 2.5, 4.0])[TARGET]
     plain = fusion.loss(output, TARGET, moment(6))
-    close(fusion.loss(output, TARGET, moment(6)._replace(weight=weight)), weight * plain, 1e-6)
+    close(fusion.loss(output, TARGET, moment(6)._replace(row_weight=weight)), weight * plain, 1e-6)
 
 
 # ---- qmf

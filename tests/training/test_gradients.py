@@ -66,7 +66,7 @@ def learn_once(objective: Objective, batches: list[Batch], world: World) -> dict
     cfg = from_tree(RunConfig, {"optim": {"clip": None}})
     trainable = [p for p in objective.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trainable, lr=1.0)
-    Trainer(wrap(objective, DistConfig(), world), optimizer, cfg, world)(batches)
+    Trainer(wrap(objective, DistConfig(), world), optimizer, cfg, world).step(batches)
     return {name: before[name] - p.detach() for name, p in objective.named_parameters()}
 
 

@@ -215,8 +215,7 @@ def test_a_fusion_learns_other_targets_or_says_why_not(name: str) -> None:
     for phase in range(len(model.fusion.phases)):
         step = objective(
             Batch(list("abcd"), inputs, present, labels),
-            torch.arange(4),
-            StepContext(0, 0.5, phase),
+            StepContext(0, 0.5, phase, rows=torch.arange(4)),
         )
         assert step.loss.isfinite().all()
         (step.loss.sum() + sum(own.sum() for own in step.unimodal_loss.values())).backward()
@@ -521,7 +520,7 @@ def test_no_fusion_learns_the_class_of_a_row_whose_class_weighs_nothing(name: st
         objective.memory = model.fusion.prepare(torch.arange(8) % 3)
         torch.manual_seed(0)
         with quiet(objective):
-            losses.append(objective(batch, torch.arange(8)).loss)
+            losses.append(objective(batch, StepContext(rows=torch.arange(8))).loss)
     nothing, swapped, counts = losses
     torch.testing.assert_close(nothing, swapped)
     assert not torch.allclose(nothing[::2], counts[::2])
