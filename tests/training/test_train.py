@@ -70,7 +70,7 @@ def test_a_run_leaves_what_the_design_promises(
 ) -> None:
     out = tmp_path / "a"
     # Each epoch counts as the best so far: which one really is depends on the CPU.
-    monkeypatch.setattr(State, "better", lambda *_: True)
+    monkeypatch.setattr(State, "is_best", lambda *_: True)
     assert train([*QUICK[:-2], "--out", str(out), "--train.epochs", "8", "--optim.lr", "5e-3"]) == 0
     for name in ("config.yaml", "metrics.jsonl", "model/config.json", "model/model.safetensors"):
         assert (out / name).is_file(), name
