@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -65,7 +64,7 @@ def _column_values(dataset: PairedDataset, name: str) -> Tensor:
             f"--train.group_by {name}: {dataset.source} has no such column."
             f"{did_you_mean(name, known)} There are: {', '.join(known)}"
         )
-    cells = dataset.table[name].take(pa.array(dataset.rows.numpy())).to_pylist()
+    cells = dataset.column(name)
     try:
         return torch.tensor([float(c) if c is not None else 0.0 for c in cells]).double()
     except ValueError:

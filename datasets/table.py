@@ -73,12 +73,12 @@ class SampleTable:
     @property
     def ids(self) -> list[str]:
         """The samples' ids."""
-        return self._column("id")
+        return self.column("id")
 
     @property
     def split_names(self) -> list[str]:
         """The samples' splits."""
-        return self._column("split")
+        return self.column("split")
 
     @property
     def splits(self) -> dict[str, int]:
@@ -88,12 +88,12 @@ class SampleTable:
     @property
     def labels(self) -> list[str | None]:
         """The samples' targets as text."""
-        return self._column("target")
+        return self.column("target")
 
     @property
     def groups(self) -> list[str]:
         """The samples' groups, which folds keep together: column `group`, else the id."""
-        return self._column("group" if "group" in self.table.column_names else "id")
+        return self.column("group" if "group" in self.table.column_names else "id")
 
     @property
     def targets(self) -> Tensor:
@@ -148,7 +148,8 @@ class SampleTable:
     def _cell(self, column: str, row: int) -> Any:
         return self.table[column][row].as_py()
 
-    def _column(self, name: str) -> list[Any]:
+    def column(self, name: str) -> list[Any]:
+        """Return the samples' cells of a column of the table."""
         return self.table[name].take(pa.array(self.rows.numpy())).to_pylist()
 
     def _read_labels(self, targets: Mapping[str, str]) -> None:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from .datasets import DATASETS, PairedDataset
 from .datasets.formats.columns import READERS, TEXT_TYPES
+from .datasets.table import word_list
 from .errors import FusionZooError, did_you_mean
 from .files import cache_root, make_cache_folder, replacing
 from .structures import KINDS
@@ -80,7 +81,6 @@ def store_table(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     contents = buffer.getvalue()
     path = folder / f"data-{hashlib.sha256(contents).hexdigest()[:12]}.parquet"
     if not path.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
         with replacing(path, many_writers=True) as partial:
             partial.write_bytes(contents)
     return {**settings, "root": str(path), "allow_outside": True}
@@ -89,8 +89,7 @@ def store_table(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def _path_columns(settings: Mapping[str, Any], table: pa.Table) -> list[str]:
     """Return the text columns whose cells are paths by the rules of the manifest."""
     columns, kinds = settings.get("columns") or {}, settings.get("kinds") or {}
-    paths = settings.get("paths") or ()
-    paths = [name.strip() for name in (paths.split(",") if isinstance(paths, str) else paths)]
+    paths = word_list(settings.get("paths") or ())
     path_columns = {
         columns.get(modality, modality).strip().casefold()
         for modality in {*KINDS, *columns, *kinds}

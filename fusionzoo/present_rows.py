@@ -9,11 +9,16 @@ from torch import Tensor
 
 from .encoders import Encoder
 from .eval_mode import quiet
-from .structures import Features
+from .structures import Features, Inputs
 
 
-def encode_rows(encoder: Encoder, inputs: Mapping[str, Tensor], present: Tensor) -> Features:
-    """Encode the rows where `present` (B,) holds; the others get an empty mask and zeros."""
+def encode_rows(encoder: Encoder, inputs: Inputs, present: Tensor) -> Features:
+    """Encode the rows where `present` (B,) holds; the others get an empty mask and zeros.
+
+    Inputs that are `Features` were encoded before: absent rows only lose their mask.
+    """
+    if isinstance(inputs, Features):
+        return inputs._replace(mask=inputs.mask & present[:, None])
     if bool(present.all()) and len(present):
         return encoder(inputs)
     rows = present.nonzero()[:, 0]

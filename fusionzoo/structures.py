@@ -83,6 +83,9 @@ class Features(NamedTuple):
     pooled: Tensor  # (B, D)
 
 
+Inputs = dict[str, Tensor] | Features  # of an encoder, by name; `Features`: encoded already
+
+
 class FusionOutput(NamedTuple):
     """Fusion output for a batch."""
 
@@ -106,32 +109,33 @@ class Batch(NamedTuple):
     """Aligned samples, padded; `inputs` and the columns of `present` have one order."""
 
     ids: list[str]
-    inputs: dict[str, dict[str, Tensor]]  # modality -> name -> (B, ...)
+    inputs: dict[str, Inputs]  # modality -> (B, ...) tensors
     present: Tensor  # (B, M) bool
     target: Tensor | None  # (B,) int64; of other targets (B, W) float, NaN where a label is missing
 
     def to(self, device: torch.device) -> Batch:
         """Copy the tensors to `device`, asynchronously."""
-
-        def move(tensor: Tensor) -> Tensor:
-            return tensor.to(device, non_blocking=True)
-
-        inputs = {m: {k: move(v) for k, v in tensors.items()} for m, tensors in self.inputs.items()}
-        target = None if self.target is None else move(self.target)
-        return Batch(self.ids, inputs, move(self.present), target)
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def take(self, rows: Tensor) -> Batch:
         """Return some rows; the padding stays."""
-        inputs = {m: {k: x[rows] for k, x in tensors.items()} for m, tensors in self.inputs.items()}
         ids = [self.ids[row] for row in rows.tolist()]
-        target = None if self.target is None else self.target[rows]
-        return Batch(ids, inputs, self.present[rows], target)
+        return self.map(lambda tensor: tensor[rows])._replace(ids=ids)
 
     def pin_memory(self) -> Batch:
         """Pin the tensors (the DataLoader calls this)."""
-        inputs = {m: {k: v.pin_memory() for k, v in x.items()} for m, x in self.inputs.items()}
-        target = None if self.target is None else self.target.pin_memory()
-        return Batch(self.ids, inputs, self.present.pin_memory(), target)
+        return self.map(Tensor.pin_memory)
+
+    def map(self, edit: Callable[[Tensor], Tensor]) -> Batch:
+        """Return a batch of edited tensors."""
+        inputs: dict[str, Inputs] = {
+            modality: Features(*map(edit, x))
+            if isinstance(x, Features)
+            else {name: edit(tensor) for name, tensor in x.items()}
+            for modality, x in self.inputs.items()
+        }
+        target = None if self.target is None else edit(self.target)
+        return Batch(self.ids, inputs, edit(self.present), target)
 
 
 Criterion = Callable[[Tensor, Tensor], Tensor]  # logits (B, K), target (B, ...) -> loss (B,)
@@ -163,3 +167,11 @@ def masked_mean(tokens: Tensor, mask: Tensor) -> Tensor:
     """Average the real tokens: (B, T, D), (B, T) -> (B, D); zero where a row has none."""
     real_tokens = tokens.masked_fill(~mask[..., None], 0)
     return real_tokens.sum(1) / mask.sum(1, keepdim=True).clamp(min=1).to(tokens.dtype)
+
+
+def keep_only(features: Mapping[str, Features], *kept: str) -> dict[str, Features]:
+    """Return features in which every modality but those `kept` is absent."""
+    return {
+        name: x if name in kept else x._replace(mask=torch.zeros_like(x.mask))
+        for name, x in features.items()
+    }

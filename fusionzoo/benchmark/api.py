@@ -13,7 +13,7 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed.malloc import keep_freed_memory
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import fusion_info
-from fusionzoo.inputs import Data, data_settings
+from fusionzoo.inputs import Data, data_settings, in_memory
 from fusionzoo.plugins import load_plugins
 
 from . import strategies
@@ -45,7 +45,7 @@ def benchmark(
     """
     keywords = {"fusions": fusions, "seeds": seeds, "out": None if out is None else os.fspath(out)}
     settings |= {name: value for name, value in keywords.items() if value is not None}
-    dataset = data if isinstance(data, PairedDataset) else None
+    dataset = in_memory(data)
     if data is not None and dataset is None:
         settings["data"] = data_settings(data)
     cfg = from_settings(BenchmarkConfig, settings, config)

@@ -18,7 +18,7 @@ from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.evaluation.modalities import subset_label, subsets
 from fusionzoo.files import write_json
 from fusionzoo.model import FusionModel
-from fusionzoo.structures import Features
+from fusionzoo.structures import Features, keep_only
 from fusionzoo.targets import OneOf
 from fusionzoo.training.tasks.base import OBJECTIVES
 from fusionzoo.training.tasks.multitask import Tasks
@@ -69,11 +69,7 @@ def _every_logits(
     if model.heads is not None:
         logits |= {f"unimodal/{name}": x for name, x in model.heads(features).items()}
     for names in chosen:
-        masked = {
-            name: x if name in names else x._replace(mask=torch.zeros_like(x.mask))
-            for name, x in features.items()
-        }
-        logits[f"subsets/{subset_label(names)}"] = model.fusion(masked).logits
+        logits[f"subsets/{subset_label(names)}"] = model.fusion(keep_only(features, *names)).logits
     return logits
 
 
@@ -91,9 +87,9 @@ def _labelled(model: FusionModel, dataset: PairedDataset) -> PairedDataset:
     """Return the samples with a label of the model's classes; other labels are an error."""
     if model.targets is not None:
         return dataset
-    labels = dataset.labels
+    labels, classes = dataset.labels, set(model.classes)
     for sample_id, label in zip(dataset.ids, labels, strict=True):
-        if label is not None and label not in model.classes:
+        if label is not None and label not in classes:
             raise FusionZooError(
                 f"{dataset.source}, sample {sample_id!r}: label {label!r} is none of the model's"
                 f" {len(model.classes)} classes.{did_you_mean(label, model.classes)}"
@@ -107,9 +103,10 @@ def _labelled(model: FusionModel, dataset: PairedDataset) -> PairedDataset:
 def _encode_labels(model: FusionModel, dataset: PairedDataset) -> Tensor:
     """Encode labels as the model was trained: indices (N,), or numbers (N, C), NaN if missing."""
     if model.targets is None:
-        return torch.tensor([model.classes.index(str(label)) for label in dataset.labels])
+        index_of = {label: index for index, label in enumerate(model.classes)}
+        return torch.tensor([index_of[str(label)] for label in dataset.labels])
     rows = []
-    columns = {target.name: dataset._column(target.name) for target in model.targets}
+    columns = {target.name: dataset.column(target.name) for target in model.targets}
     for row in range(len(dataset)):
         values: list[float] = []
         for target in model.targets:

@@ -66,7 +66,7 @@ def first_cause(objective: Objective, batches: Sequence[Batch]) -> str | None:
 
 def _bad_input(batch: Batch) -> str | None:
     for column, (modality, tensors) in enumerate(batch.inputs.items()):
-        for values in tensors.values():
+        for values in tree_leaves(tensors):
             if values.is_floating_point():
                 finite = values.flatten(1).isfinite().all(1) | ~batch.present[:, column]
                 rows = (~finite).nonzero()[:, 0].tolist()

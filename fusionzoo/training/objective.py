@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fusionzoo.eval_mode import quiet
 from fusionzoo.model import FusionModel
-from fusionzoo.structures import Batch, Features, FusionOutput, Sample, StepContext
+from fusionzoo.structures import Batch, Features, FusionOutput, Sample, StepContext, keep_only
 from fusionzoo.unimodal import UnimodalHeads
 
 from .balance import Balance, LossTerm
@@ -110,8 +110,7 @@ class Objective(nn.Module):
 
     def _given_only(self, features: Mapping[str, Features]) -> dict[str, Tensor]:
         """Return the fusion's logits given each modality only; nothing is encoded again."""
-        absent = {n: x._replace(mask=torch.zeros_like(x.mask)) for n, x in features.items()}
-        return {n: self.model.fusion({**absent, n: x}).logits for n, x in features.items()}
+        return {n: self.model.fusion(keep_only(features, n)).logits for n in features}
 
     def criterion(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return the tasks' loss in single precision, say cross-entropy: (B, K), target -> (B,)."""

@@ -17,7 +17,7 @@ from fusionzoo.evaluation.robustness import Corrupted
 from fusionzoo.fusion import Fusion
 from fusionzoo.model import FusionModel
 from fusionzoo.rng import seed_of
-from fusionzoo.structures import Features
+from fusionzoo.structures import Features, keep_only
 
 from ..bench import Bench, Condition, Unit, conditions
 from ..features.cache import load_features
@@ -111,11 +111,8 @@ class Examiner:
         """Evaluate every smaller subset of the modalities, with the others masked."""
         rows = []
         for subset in subsets(self.modalities)[:-1]:
-            masked = {
-                name: x if name in subset else x._replace(mask=torch.zeros_like(x.mask))
-                for name, x in test.items()
-            }
-            rows.append(self._row(predict(fusion, masked), subset_label(subset)))
+            logits = predict(fusion, keep_only(test, *subset))
+            rows.append(self._row(logits, subset_label(subset)))
         return rows
 
     def _broken_pairings(self, fusion: Fusion, test: FeaturesByModality, seed: int) -> list[Row]:

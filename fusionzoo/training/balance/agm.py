@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fusionzoo.distributed.process_group import total
 from fusionzoo.eval_mode import quiet
-from fusionzoo.structures import FusionOutput, StepContext
+from fusionzoo.structures import FusionOutput, StepContext, keep_only
 
-from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, keep_only, presence
+from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, presence
 
 EXACT = 4  # most modalities with exact Shapley values, which take 2^M passes of the fusion
 Marginal = tuple[int, frozenset[int], float]  # modality, coalition that it joins, weight

@@ -220,14 +220,6 @@ def build_balance(
     return nn.ModuleDict(built)
 
 
-def keep_only(features: Mapping[str, Features], *kept: str) -> dict[str, Features]:
-    """Return features in which every modality but those `kept` is absent."""
-    return {
-        name: x if name in kept else x._replace(mask=torch.zeros_like(x.mask))
-        for name, x in features.items()
-    }
-
-
 def presence(features: Mapping[str, Features]) -> Tensor:
     """Return which modalities each row has, in the order of the model: (B, M)."""
     return torch.stack([x.mask.any(1) for x in features.values()], dim=1)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from fusionzoo.eval_mode import quiet
-from fusionzoo.structures import StepContext
+from fusionzoo.structures import StepContext, keep_only
 
-from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, keep_only, pooled_of
+from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, pooled_of
 
 
 @BALANCE.register(family="schedule", paper="Hua et al. 2024, ICML, arXiv:2405.09321")

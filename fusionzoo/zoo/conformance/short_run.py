@@ -188,11 +188,8 @@ class _Collate:
 
     def __call__(self, samples: Sequence[Any]) -> Batch:
         batch: Batch = self.collate(samples)
-        inputs = {
-            m: {k: x.to(self.dtype) for k, x in tensors.items()}
-            for m, tensors in batch.inputs.items()
-        }
-        return batch._replace(inputs=inputs)
+        cast = batch.map(lambda tensor: tensor.to(self.dtype))
+        return batch._replace(inputs=cast.inputs)
 
 
 def assert_equal(state: State, expected: State, why: str, tolerance: float = 0.0) -> None:
