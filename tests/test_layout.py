@@ -24,6 +24,7 @@ FLOORS = (  # from the ground up: a module imports from its own floor's room or 
     ("config",),
     ("distributed",),
     ("encoders", "fusion", "datasets"),
+    ("features",),
     ("model_folder",),
     ("eval_mode",),
     ("present_rows",),

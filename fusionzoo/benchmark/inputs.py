@@ -6,8 +6,7 @@ import json
 from typing import Any
 
 from fusionzoo.datasets import PairedDataset
-
-from .features.encode import fingerprint, key_of
+from fusionzoo.features.encode import fingerprint, key_of
 
 
 def dataset_settings(dataset: PairedDataset) -> dict[str, Any]:

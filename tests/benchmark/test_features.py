@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from fusionzoo import create_dataset, create_encoder
-from fusionzoo.benchmark.features.cache import FeatureCache
-from fusionzoo.benchmark.features.encode import Scaler, StoredFeatures, describe, encode, key_of
 from fusionzoo.datasets import Collate
 from fusionzoo.encoders import Encoder
+from fusionzoo.features.cache import FeatureCache
+from fusionzoo.features.encode import Scaler, StoredFeatures, describe, encode, key_of
 from fusionzoo.present_rows import encode_rows
 
 SCRATCH = {
@@ -116,8 +116,8 @@ def test_a_damaged_entry_is_computed_again(
 WRITER = """
 import sys, torch
 from pathlib import Path
-from fusionzoo.benchmark.features.cache import FeatureCache
-from fusionzoo.benchmark.features.encode import StoredFeatures
+from fusionzoo.features.cache import FeatureCache
+from fusionzoo.features.encode import StoredFeatures
 stored = StoredFeatures(torch.ones(50_000, 64), torch.ones(50_000, 64), torch.arange(50_001))
 cache = FeatureCache(Path(sys.argv[1]))
 print("ready", flush=True)

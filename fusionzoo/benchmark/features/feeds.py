@@ -12,14 +12,14 @@ from torch.utils.data import DataLoader
 from fusionzoo.config import BenchmarkConfig
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed.process_group import World, pick_device
+from fusionzoo.features.cache import load_features
+from fusionzoo.features.encode import Scaler, StoredFeatures
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Batch, Features
 from fusionzoo.training.data import num_workers
 
 from ..bench import Bench, Unit
 from ..strategies import modalities_of, reads_tokens
-from .cache import load_features
-from .encode import Scaler, StoredFeatures
 
 
 class BatchFeed:

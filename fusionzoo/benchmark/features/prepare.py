@@ -11,12 +11,12 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed.process_group import seed_everything
 from fusionzoo.encoders import Encoder, create_encoder
 from fusionzoo.evaluation.robustness import Corrupted
+from fusionzoo.features.cache import feature_cache
+from fusionzoo.features.encode import describe, encode, fingerprint, key_of
 from fusionzoo.training.build import choose_encoders
 
 from ..bench import Bench, Condition, Description, Fold, conditions, dataset_of
 from ..executors import map_unordered
-from .cache import feature_cache
-from .encode import describe, encode, fingerprint, key_of
 from .feeds import device_of, loader_workers
 from .pretrain import freeze
 

@@ -16,6 +16,7 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed.process_group import seed_everything
 from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError
+from fusionzoo.features.encode import describe, key_of
 from fusionzoo.files import cache_root, make_cache_folder
 from fusionzoo.fusion import create_fusion
 from fusionzoo.model import FusionModel
@@ -25,7 +26,6 @@ from fusionzoo.training.runs import checkpoint_file
 from ..bench import Bench
 from ..fit import fit
 from ..trainers import ModelInput, SingleTrainer
-from .encode import describe, key_of
 from .feeds import BatchFeed, device_of
 
 

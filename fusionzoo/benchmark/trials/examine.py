@@ -14,14 +14,14 @@ from fusionzoo.evaluation.cost import head_cost
 from fusionzoo.evaluation.metrics import classification
 from fusionzoo.evaluation.modalities import subset_label, subsets
 from fusionzoo.evaluation.robustness import Corrupted
+from fusionzoo.features.cache import load_features
+from fusionzoo.features.encode import StoredFeatures, encode
 from fusionzoo.fusion import Fusion
 from fusionzoo.model import FusionModel
 from fusionzoo.rng import seed_of
 from fusionzoo.structures import Features, keep_only
 
 from ..bench import Bench, Condition, Unit, conditions
-from ..features.cache import load_features
-from ..features.encode import StoredFeatures, encode
 from ..features.feeds import BatchFeed, ProbeFeed, device_of, loader_workers
 from ..fit import FitResult
 from ..strategies import modalities_of, reads_tokens

@@ -17,6 +17,7 @@ import torch
 
 from fusionzoo.config import BenchmarkConfig
 from fusionzoo.errors import FusionZooError
+from fusionzoo.features.encode import key_of
 from fusionzoo.fusion import FUSIONS
 from fusionzoo.plugins import load_plugins
 from fusionzoo.sources import code_digest, file_digest
@@ -24,7 +25,6 @@ from fusionzoo.version import __version__
 
 from ..bench import Bench, Settings, Unit
 from ..executors import map_unordered
-from ..features.encode import key_of
 from ..strategies import fusion_of, reads_tokens, settings_of
 from . import store, trial
 from .store import TrialResult

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusionzoo.errors import FusionZooError
+from fusionzoo.features.encode import key_of
 from fusionzoo.files import whole_lines
 from fusionzoo.fusion import fusion_info
 from fusionzoo.rng import seed_of
 
 from ..bench import Bench, Settings, Unit
-from ..features.encode import key_of
 from ..strategies import fusion_of
 from . import store, trial
 
