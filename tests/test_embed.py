@@ -26,13 +26,13 @@ def test_whole_columns_are_read_once_however_many_batches_there_are(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: Counter[str] = Counter()
-    column = PairedDataset._column
+    column = PairedDataset.column
 
     def counted(self: PairedDataset, name: str) -> list[object]:
         reads[name] += 1
         return column(self, name)
 
-    monkeypatch.setattr(PairedDataset, "_column", counted)
+    monkeypatch.setattr(PairedDataset, "column", counted)
     counts = []
     for size in ("60", "5"):  # one batch, then twelve
         reads.clear()

@@ -12,12 +12,12 @@ from fusionzoo.config import BenchmarkConfig, from_settings, write_yaml
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed.malloc import keep_freed_memory
 from fusionzoo.errors import FusionZooError
-from fusionzoo.fusion import fusion_info
 from fusionzoo.inputs import Data, data_settings, in_memory
 from fusionzoo.plugins import load_plugins
 
 from . import strategies
-from .bench import open_bench
+from .bench import open_bench, tuning_trials
+from .clock import Clock
 from .executors import check_main_module
 from .features.prepare import prepare
 from .inputs import dataset_settings
@@ -62,25 +62,30 @@ def run(cfg: BenchmarkConfig, dataset: PairedDataset | None = None) -> Report:
     writers.require_packages()
     if cfg.combine:
         raise FusionZooError("--combine ranks over finished reports: benchmark.py --combine ...")
-    if cfg.tune:
+    if tuning_trials(cfg):
         tune.require_optuna()
     keep_freed_memory()
+    clock = Clock()
     bench, dataset = open_bench(cfg, dataset)
-    singles = [f"{strategies.ALONE}{name}" for name in bench.modalities]
-    fusions = strategies.select_fusions(cfg.fusions, len(bench.modalities))
-    strategies.check_settings(cfg, [*singles, *fusions])
+    names, notes = strategies.list_strategies(bench.cfg, bench)
+    bench = replace(bench, notes=(*bench.notes, *notes))
+    strategies.check_settings(bench.cfg, names)
     out = Path(cfg.out)
     out.mkdir(parents=True, exist_ok=True)
-    write_yaml(cfg, out / "config.yaml")
+    write_yaml(bench.cfg, out / "config.yaml")
 
     # ---- features: encoders run once, for all strategies and seeds
-    tokens = any(fusion_info(name).reads == "tokens" for name in fusions)
-    bench = prepare(bench, dataset, tokens)
+    tokens = any(strategies.reads_tokens(name) for name in names)
+    bench = prepare(bench, dataset, tokens, clock)
+    if not bench.features:  # nothing for a linear model to read
+        names = [name for name in names if name not in strategies.LINEAR]
 
     # ---- trials: strategies x folds x seeds, and the controls
-    results = schedule.run_all(bench, [*singles, *fusions])
+    results = schedule.run_all(bench, names, clock)
 
     # ---- report
     whole = summary.summarise(bench, results)
-    writers.write(whole, verdict.figures(whole), out)
+    clock.lap("statistics")
+    figures = verdict.figures(whole, clock.laps())
+    writers.write(whole, figures, out)
     return Report.read(out)

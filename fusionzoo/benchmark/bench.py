@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -15,10 +15,17 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.splits import SPLITS
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.robustness import CORRUPTIONS, SEVERITIES
+from fusionzoo.rng import seed_of
+from fusionzoo.targets import Target
 from fusionzoo.training.build import open_dataset
+from fusionzoo.training.tasks.multitask import Tasks, build_tasks, create_tasks, targets_of
 
+from .metric import METRICS, Metric, fold_labels, metric_of
+
+SMALL = 5000  # samples: smaller data sets are cross-validated unless the settings say otherwise
+FOLDS = 5
 Condition = tuple[str, str, int]  # modality, corruption, severity
-Settings = dict[str, Any]  # of a fusion or an optimiser
+Settings = dict[str, Any]  # of a fusion or of training
 Description = dict[str, Any]  # of an entry of the feature cache
 
 
@@ -31,6 +38,13 @@ class Fold:
     test: Tensor
 
 
+class Damaged(NamedTuple):
+    """A cache entry of damaged samples."""
+
+    description: Description
+    rows: Tensor  # (n,) of the data set, in the order of the entry
+
+
 @dataclass(frozen=True, eq=False)
 class Bench:
     """What all trials of a benchmark share; never changed. Features stay in the cache's files.
@@ -41,15 +55,29 @@ class Bench:
     cfg: BenchmarkConfig
     modalities: Mapping[str, str]  # name -> kind
     classes: tuple[str, ...]
-    targets: Tensor  # (N,)
+    targets: Tensor  # (N,) classes; of other targets (N, C), NaN where a label is missing
     present: Tensor  # (N, M)
     folds: tuple[Fold, ...]
     groups: tuple[str, ...] = ()  # (N,) names; folds keep the samples of a group together
     notes: tuple[str, ...] = ()  # shown in the report
+    scheme: tuple[Target, ...] | None = None  # the targets; None: one class of `classes`
+    metric: Metric = METRICS["classification"]  # the figure by which strategies are compared
     dataset: PairedDataset | None = None  # if it was passed as an object; None: cfg.data opens it
     dims: Mapping[str, int] = field(default_factory=dict)  # modality -> width of its features
     features: tuple[Mapping[str, Description], ...] = ()  # by fold: modality -> cache entry
-    corrupted: tuple[Mapping[Condition, Description], ...] = ()  # by fold, of its test rows
+    corrupted: tuple[Mapping[Condition, Damaged], ...] = ()  # by fold
+
+    @property
+    def cross_validated(self) -> bool:
+        """Whether the folds are ours, not the data set's own split."""
+        return len(self.folds) > 1
+
+    @property
+    def num_outputs(self) -> int:
+        """The number of logits."""
+        if self.scheme is None:
+            return len(self.classes)
+        return sum(target.width for target in self.scheme)
 
 
 class Unit(NamedTuple):
@@ -60,48 +88,81 @@ class Unit(NamedTuple):
     seeds: tuple[int, ...]
     shuffled: bool  # a control: the labels of training and validation are shuffled
     settings: Settings  # all settings of the fusion
-    optim: Settings  # settings of the optimiser that tuning changed
+    training: Settings  # settings of training that tuning changed: `epochs`, `optim`
+    whole: bool = True  # whether to examine subsets and damage too, not the test split only
 
 
 def open_bench(
     cfg: BenchmarkConfig, dataset: PairedDataset | None = None
 ) -> tuple[Bench, PairedDataset]:
     """Open the data set, unless it is passed as an object, and create the folds."""
-    opened = open_dataset(cfg.data) if dataset is None else dataset
+    opened = open_dataset(cfg.data, targets_of(cfg), dataset)
     cfg, dropped_flags = drop_deselected(cfg, opened.provenance.deselected)
-    if not opened.classes:
+    if not opened.classes and not opened.scheme:
         raise FusionZooError(f"{opened.source} has no target column, and a benchmark needs one")
     if len(opened.modalities) < 2:
         raise FusionZooError(f"{opened.source} has one modality: there is nothing to fuse")
-    notes: tuple[str, ...] = ()
-    if dropped_flags:
-        notes = (f"Settings left out by --data.modalities: {', '.join(dropped_flags)}.",)
+    tasks = build_tasks(cfg, opened)
+    count = cfg.folds
+    if count is None:
+        count = FOLDS if len(opened) < SMALL else 0
+    cfg = replace(cfg, folds=count, tune=tuning_trials(cfg))
+    folds = make_folds(opened, count, cfg.seed, fold_labels(tasks, opened.targets))
+    notes = [f"Settings left out by --data.modalities: {', '.join(dropped_flags)}."]
     bench = Bench(
         cfg,
         opened.modalities,
         tuple(opened.classes),
         opened.targets,
         opened.present,
-        make_folds(opened, cfg.folds, cfg.seed),
+        folds,
         tuple(opened.groups),
-        notes,
-        dataset,
+        (*(notes if dropped_flags else ()), *_untrained_labels(opened, folds)),
+        None if opened.scheme is None else tuple(opened.scheme),
+        metric_of(tasks),
+        None if dataset is None else opened,
     )
     return bench, opened
 
 
+def tuning_trials(cfg: BenchmarkConfig) -> int:
+    """Return the number of Optuna trials of each strategy: 8, and none in finetune mode."""
+    if cfg.tune is not None:
+        return cfg.tune
+    return 0 if cfg.mode == "finetune" else 8
+
+
+def tasks_of(bench: Bench, rows: Tensor) -> Tasks:
+    """Create the tasks from the labels of these rows, those of a training split."""
+    return create_tasks(bench.cfg, bench.scheme, bench.classes, bench.targets[rows])
+
+
+def target_spec(bench: Bench) -> dict[str, Any]:
+    """Return the part of a model's spec that describes its targets."""
+    if bench.scheme is None:
+        return {}
+    return {"targets": [target.spec for target in bench.scheme]}
+
+
 def dataset_of(bench: Bench) -> PairedDataset:
     """Return the data set of a benchmark, opened again where it is known by its settings only."""
-    return open_dataset(bench.cfg.data) if bench.dataset is None else bench.dataset
+    if bench.dataset is not None:
+        return bench.dataset
+    return open_dataset(bench.cfg.data, targets_of(bench.cfg))
 
 
-def make_folds(dataset: PairedDataset, count: int, seed: int) -> tuple[Fold, ...]:
+def make_folds(
+    dataset: PairedDataset, count: int, seed: int, labels: Tensor | None = None
+) -> tuple[Fold, ...]:
     """Return the data set's own splits, or `count` stratified folds that keep groups together.
 
-    Fold f tests on part f, validates on the next part and trains on the others.
+    Fold f tests on part f, validates on the next part and trains on the others. `labels` (N,) are
+    the classes to stratify by, by default the targets; -1 marks samples without a label, which are
+    trained on (strategies may learn from them) but neither validate nor test.
     """
+    labels = dataset.targets if labels is None else labels
     if count == 0:
-        return (_own_splits(dataset),)
+        return (_labelled(_own_splits(dataset), labels),)
     if count < 3:
         raise FusionZooError(
             f"--folds {count}: one to test, one to validate and one to train make 3"
@@ -109,14 +170,14 @@ def make_folds(dataset: PairedDataset, count: int, seed: int) -> tuple[Fold, ...
     from sklearn.model_selection import StratifiedGroupKFold
 
     splitter = StratifiedGroupKFold(count, shuffle=True, random_state=seed)
-    splits = splitter.split(dataset.ids, dataset.targets, dataset.groups)
+    splits = splitter.split(dataset.ids, labels, dataset.groups)
     parts = [torch.from_numpy(test_rows) for _, test_rows in splits]
     folds = []
     for number, test in enumerate(parts):
         next_number = (number + 1) % count
         train = [part for other, part in enumerate(parts) if other not in (number, next_number)]
-        folds.append(Fold(torch.cat(train).sort().values, parts[next_number], test))
-    _check_labels(dataset, folds)
+        fold = Fold(torch.cat(train).sort().values, parts[next_number], test)
+        folds.append(_labelled(fold, labels))
     return tuple(folds)
 
 
@@ -124,12 +185,24 @@ def conditions(bench: Bench) -> list[Condition]:
     """Return every corruption, of every modality and severity, that strategies are tested on."""
     if not bench.cfg.corruptions:
         return []
+    severities = SEVERITIES if bench.cfg.corruptions == "full" else SEVERITIES[::2]
     return [
         (modality, corruption, severity)
         for modality, kind in bench.modalities.items()
         for corruption in CORRUPTIONS[kind]
-        for severity in SEVERITIES
+        for severity in severities
     ]
+
+
+def damaged_rows(bench: Bench, fold: Fold) -> Tensor:
+    """Return the test samples of a fold that are tested damaged: a stratified third, or all."""
+    if bench.cfg.corruptions == "full":
+        return fold.test
+    generator = torch.Generator().manual_seed(seed_of("damaged", bench.cfg.seed))
+    rows = fold.test[torch.randperm(len(fold.test), generator=generator)]
+    if bench.scheme is None:  # every third of the samples in the order of their classes
+        rows = rows[bench.targets[rows].argsort(stable=True)]
+    return rows[::3].sort().values
 
 
 def _own_splits(dataset: PairedDataset) -> Fold:
@@ -144,13 +217,30 @@ def _own_splits(dataset: PairedDataset) -> Fold:
     return Fold(**rows)
 
 
-def _check_labels(dataset: PairedDataset, folds: list[Fold]) -> None:
-    """Raise an error where validation or test samples have a label that training lacks."""
-    for number, fold in enumerate(folds):
-        trained_labels = set(dataset.targets[fold.train].tolist())
-        for row in torch.cat([fold.val, fold.test]).tolist():
-            if int(dataset.targets[row]) not in trained_labels:
-                raise FusionZooError(
-                    f"fold {number}: no training sample has the label {dataset.labels[row]!r};"
-                    " fewer folds, or more samples of it"
-                )
+def _labelled(fold: Fold, labels: Tensor) -> Fold:
+    """Leave out the validation and test samples without a label."""
+    val, test = (rows[labels[rows] >= 0] for rows in (fold.val, fold.test))
+    for name, rows in (("val", val), ("test", test)):
+        if not len(rows):
+            raise FusionZooError(f"no sample of the {name} split has a label")
+    return Fold(fold.train, val, test)
+
+
+def _untrained_labels(dataset: PairedDataset, folds: Sequence[Fold]) -> list[str]:
+    """Name the classes that a fold tests and that its training samples lack, for the report."""
+    if dataset.scheme is not None or len(folds) == 1:
+        return []
+    lacking: dict[str, int] = {}
+    for fold in folds:
+        trained = set(dataset.targets[fold.train].tolist())
+        for label in dataset.targets[fold.test].tolist():
+            if label not in trained:
+                name = dataset.classes[label]
+                lacking[name] = lacking.get(name, 0) + 1
+    if not lacking:
+        return []
+    counts = ", ".join(f"{name} ({count})" for name, count in lacking.items())
+    return [
+        f"Samples of these classes are tested in folds whose training samples have none of them,"
+        f" and count as errors: {counts}. Fewer folds, or more samples of them, would help."
+    ]

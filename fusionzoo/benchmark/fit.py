@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,7 +13,9 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.training.optim.optimizers import set_rates
 from fusionzoo.training.optim.schedules import phased
 
-from .trainers import Feed, SingleTrainer, Trainer, Weights, cross_entropy
+from .trainers import Feed, StackedTrainer, Trainer, Weights
+
+StopEarly = Callable[[int, float], bool]  # epochs done, validation loss -> whether to stop
 
 
 class FitResult(NamedTuple):
@@ -32,11 +34,13 @@ def fit(
     train: Tensor,
     val: Tensor,
     seeds: Sequence[int],
+    stop_early: StopEarly | None = None,
 ) -> list[FitResult]:
     """Train until the patience of every seed has run out; each keeps its best epoch.
 
     `targets` are those of all rows; `train` and `val` are rows. Every seed has its own order of
-    samples. A fusion that trains in phases is validated in the last one only.
+    samples. A fusion that trains in phases is validated in the last one only. `stop_early` is asked
+    after each validation, with the mean loss over the seeds.
     """
     cfg = trainer.cfg
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
@@ -44,11 +48,12 @@ def fit(
     plan = phased(cfg.optim, trainer.phases, cfg.epochs * steps, steps)
     best: list[FitResult | None] = [None] * len(seeds)
     last_epochs = [cfg.epochs] * len(seeds)
-    alone = isinstance(trainer, SingleTrainer)
+    alone = not isinstance(trainer, StackedTrainer)
     for epoch in range(cfg.epochs):
         order = torch.stack([torch.randperm(len(train), generator=g) for g in generators])
         chunks = order.split(cfg.batch_size, dim=1)
         rows = [train[chunk[0] if alone else chunk] for chunk in chunks]
+        trainer.begin_epoch(epoch, epoch * steps)
         current_phase = -1
         for number, model_input in enumerate(feed(rows, epoch)):
             phase, factors = plan(epoch * steps + number)
@@ -64,6 +69,8 @@ def fit(
         losses = validate(trainer, feed, targets, val, len(seeds))
         _keep_best(trainer, losses, epoch, best, last_epochs)
         if all(last_epoch <= epoch + 1 for last_epoch in last_epochs):
+            break
+        if stop_early is not None and stop_early(epoch + 1, sum(losses) / len(losses)):
             break
     return _finish(best, last_epochs, seeds)
 
@@ -107,14 +114,14 @@ def _finish(
 def validate(
     trainer: Trainer, feed: Feed, targets: Tensor, val: Tensor, num_seeds: int
 ) -> list[float]:
-    """Return each seed's mean cross-entropy on the validation split."""
+    """Return each seed's mean loss on the validation split, in which every row has a label."""
     trainer.train(False)
     total = torch.zeros(num_seeds, dtype=torch.float64)
     chunks = val.split(512)
-    alone = isinstance(trainer, SingleTrainer)
+    alone = not isinstance(trainer, StackedTrainer)
     rows = [chunk if alone else chunk.expand(num_seeds, -1) for chunk in chunks]
     for chunk, model_input in zip(chunks, feed(rows, -1), strict=True):
         target = targets[chunk]
-        losses = [cross_entropy(logits, target) for logits in trainer.logits(model_input)]
+        losses = [trainer.tasks.criterion(x, target) for x in trainer.logits(model_input)]
         total += torch.stack([loss.double().sum() for loss in losses])
     return (total / len(val)).tolist()

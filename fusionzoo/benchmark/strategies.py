@@ -1,17 +1,80 @@
-"""The strategies of a benchmark: fusions and single modalities, by name, and their settings."""
+"""The strategies of a benchmark, by name, and their settings.
+
+A strategy is a fusion (`gmu`), one modality (`alone:text`), a fusion under training strategies
+(`gmu + mla`), each perhaps trained with modalities removed (`gmu, 30 % missing`), or the linear
+model on everything.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from fusionzoo.config import BenchmarkConfig
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.fusion import FUSIONS, fusion_info, list_fusions
+from fusionzoo.training.balance import BALANCE
 from fusionzoo.zoo.cards import FAMILIES
 
 from .bench import Bench, Settings
 
 ALONE = "alone:"  # prefix of the strategies that see one modality
+LOGISTIC = "logistic regression on everything"  # linear baselines on all features
+RIDGE = "ridge regression on everything"
+LINEAR = (LOGISTIC, RIDGE)
+_PLUS, _MISSING = " + ", " % missing"
+
+
+class Strategy(NamedTuple):
+    """What a strategy's name says."""
+
+    base: str  # a fusion, `alone:<modality>`, or a linear baseline
+    balance: tuple[str, ...] = ()  # training strategies
+    missing: float = 0.0  # share of the training samples' modalities that is removed
+
+    @property
+    def name(self) -> str:
+        """The name in tables, which `parse` reads."""
+        parts = [self.base, "+".join(self.balance)] if self.balance else [self.base]
+        name = _PLUS.join(parts)
+        return f"{name}, {100 * self.missing:g}{_MISSING}" if self.missing else name
+
+
+def parse(name: str) -> Strategy:
+    """Read a strategy's name.
+
+    >>> parse("gmu + mla+umt, 30 % missing")
+    Strategy(base='gmu', balance=('mla', 'umt'), missing=0.3)
+    """
+    rate = 0.0
+    if name.endswith(_MISSING):
+        name, _, percent = name.removesuffix(_MISSING).rpartition(", ")
+        rate = float(percent) / 100
+    base, _, balance = name.partition(_PLUS)
+    return Strategy(base, tuple(balance.split("+")) if balance else (), rate)
+
+
+def list_strategies(cfg: BenchmarkConfig, bench: Bench) -> tuple[list[str], list[str]]:
+    """Return the names of all strategies, and notes on the fusions that were left out."""
+    fusions = select_fusions(cfg.fusions, len(bench.modalities))
+    notes: list[str] = []
+    if bench.scheme is not None:
+        fusions, notes = _fit_for_targets(fusions, cfg)
+    rates = sorted({0.0, *cfg.missing_train})
+    singles = [f"{ALONE}{name}" for name in bench.modalities]
+    names = [
+        Strategy(base, balance, rate).name
+        for rate in rates
+        for base in (*singles, *fusions)
+        for balance in (((),) if base.startswith(ALONE) else select_balance(cfg.balance))
+    ]
+    return [*names, linear_baseline(bench)], notes
+
+
+def linear_baseline(bench: Bench) -> str:
+    """Return the linear baseline of the targets."""
+    numbers = bench.scheme is not None and any(t.kind == "regression" for t in bench.scheme)
+    return RIDGE if numbers else LOGISTIC
 
 
 def select_fusions(names: str | Sequence[str], num_modalities: int) -> list[str]:
@@ -34,18 +97,58 @@ def select_fusions(names: str | Sequence[str], num_modalities: int) -> list[str]
     return list(dict.fromkeys(fusions))
 
 
+def select_balance(names: str | Sequence[str]) -> list[tuple[str, ...]]:
+    """Resolve `none,mla,ogm_ge+umt`: the training strategies of each row; none is ()."""
+    words = names.split(",") if isinstance(names, str) else list(names)
+    rows: list[tuple[str, ...]] = []
+    for word in (word.strip() for word in words):
+        row = () if word in ("none", "") else tuple(name.strip() for name in word.split("+"))
+        for name in row:
+            if name not in BALANCE:
+                hint = did_you_mean(name, [*BALANCE, "none"])
+                raise FusionZooError(f"--balance: unknown training strategy {name!r}.{hint}")
+        rows.append(row)
+    return list(dict.fromkeys(rows))
+
+
+def _fit_for_targets(
+    fusions: Sequence[str], cfg: BenchmarkConfig
+) -> tuple[list[str], list[str]]:
+    """Leave out fusions that join probabilities of classes; an error if one was asked for."""
+    asked = cfg.fusions.split(",") if isinstance(cfg.fusions, str) else list(cfg.fusions)
+    left_out = [name for name in fusions if classes_only(name, settings_of(cfg, name))]
+    for name in left_out:
+        if name in (word.strip() for word in asked):
+            raise FusionZooError(
+                f"fusion {name!r} joins the probabilities of classes: it learns objective"
+                " 'classification' of one column `target`, without missing labels, and no other"
+            )
+    note = f"Left out, because they join probabilities of classes: {', '.join(left_out)}."
+    kept = [name for name in fusions if name not in left_out]
+    return kept, [note] if left_out else []
+
+
+def classes_only(fusion: str, settings: Settings) -> bool:
+    """Whether a fusion answers one class only."""
+    arguments = {"dim": 8, **settings}
+    return FUSIONS.create(fusion, {"a": 8, "b": 8, "c": 8}, num_outputs=2, **arguments).classes_only
+
+
 def settings_of(cfg: BenchmarkConfig, strategy: str) -> Settings:
     """Merge the common settings that a strategy's fusion has with those of the strategy itself."""
+    base = parse(strategy).base
+    if base in LINEAR:
+        return {}
     name = fusion_of(strategy)
     known = {"dim", *fusion_info(name).parameters}
     common = {key: value for key, value in cfg.fusion.items() if key in known}
-    if strategy.startswith(ALONE):
+    if base.startswith(ALONE):
         common["hidden"] = ()  # a linear head: the strongest probe of one encoder that we measured
-    specific = dict(cfg.settings.get(strategy, {}))
+    specific = dict(cfg.settings.get(base, {}))
     for key in specific:
         if key not in known:
             raise FusionZooError(
-                f"--settings.{strategy}.{key}: {name} has no such setting."
+                f"--settings.{base}.{key}: {name} has no such setting."
                 f"{did_you_mean(key, known)} It has: {', '.join(sorted(known))}."
             )
     return common | specific
@@ -58,12 +161,16 @@ def check_settings(cfg: BenchmarkConfig, strategies: Sequence[str]) -> None:
             raise FusionZooError(
                 f"--settings.{name}: unknown fusion{did_you_mean(name, strategies)}"
             )
+    fusions = [fusion_of(name) for name in strategies if name not in LINEAR]
     for key in cfg.fusion:
-        names = [*list_fusions(), *map(fusion_of, strategies)]
-        if not any(key in {"dim", *fusion_info(n).parameters} for n in names):
+        if not any(key in {"dim", *fusion_info(n).parameters} for n in [*list_fusions(), *fusions]):
             raise FusionZooError(f"--fusion.{key}: no fusion has this setting")
     for name in strategies:
         settings_of(cfg, name)
+    trained = {name for row in select_balance(cfg.balance) for name in row}
+    for name in cfg.balance_settings:
+        if name not in trained:
+            raise FusionZooError(f"--balance_settings.{name}: --balance has no such strategy")
     optim = cfg.optim
     if "plateau" in (optim.schedule, *optim.modality_schedule.values()):
         raise FusionZooError("--optim.schedule plateau: here seeds share a rate; choose another")
@@ -74,16 +181,23 @@ def check_settings(cfg: BenchmarkConfig, strategies: Sequence[str]) -> None:
 
 def modalities_of(bench: Bench, strategy: str) -> list[str]:
     """Return the modalities that a strategy sees."""
-    if strategy.startswith(ALONE):
-        return [strategy.removeprefix(ALONE)]
-    return list(bench.modalities)
+    base = parse(strategy).base
+    return [base.removeprefix(ALONE)] if base.startswith(ALONE) else list(bench.modalities)
 
 
 def fusion_of(strategy: str) -> str:
     """Return the fusion of a strategy; a single modality goes through `concat`."""
-    return "concat" if strategy.startswith(ALONE) else strategy
+    base = parse(strategy).base
+    return "concat" if base.startswith(ALONE) else base
 
 
 def reads_tokens(strategy: str) -> bool:
     """Whether a strategy reads tokens, or pooled vectors only."""
+    if parse(strategy).base in LINEAR:
+        return False
     return fusion_info(fusion_of(strategy)).reads == "tokens"
+
+
+def is_single(strategy: str) -> bool:
+    """Whether a strategy sees one modality."""
+    return parse(strategy).base.startswith(ALONE)

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
@@ -18,10 +17,11 @@ from fusionzoo.config import BenchmarkConfig
 from fusionzoo.fusion import Fusion
 from fusionzoo.fusion.base import RunningMeans
 from fusionzoo.model import FusionModel
-from fusionzoo.structures import Batch, Features, FusionOutput, StepContext
+from fusionzoo.structures import Batch, Features, FusionOutput, Phase, StepContext
 from fusionzoo.training.optim.freezing import frozen_in_phase
 from fusionzoo.training.optim.optimizers import build_optimizer
 from fusionzoo.training.optim.param_groups import param_groups
+from fusionzoo.training.tasks.multitask import Tasks, plain_tasks
 
 ModelInput = Mapping[str, Features] | Batch  # cached features, or a batch for the encoders
 Weights = dict[str, Tensor]
@@ -32,11 +32,6 @@ class Feed(Protocol):
 
     def __call__(self, chunks: Sequence[Tensor], epoch: int) -> Iterator[ModelInput]:
         """Yield the input for each chunk of rows, (B,) or (S, B); `epoch` -1 means evaluation."""
-
-
-def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """Return the loss of each sample: (B, K), (B,) -> (B,)."""
-    return F.cross_entropy(logits, target, reduction="none")
 
 
 def forward(model: FusionModel, model_input: ModelInput) -> FusionOutput:
@@ -58,8 +53,9 @@ class SingleTrainer:
         targets: Tensor,
         groups: Sequence[str] = (),
         seed: int = 0,
+        tasks: Tasks | None = None,
     ) -> None:
-        self.model, self.cfg = model, cfg
+        self.model, self.cfg, self.tasks = model, cfg, tasks or plain_tasks()
         self.phases = model.fusion.phases
         self.memory = model.fusion.prepare(targets.cpu(), groups, seed)
         if self.memory is not None:
@@ -74,7 +70,12 @@ class SingleTrainer:
         """Train on one batch; rows and target (1, B)."""
         output = forward(self.model, model_input)
         context = StepContext(
-            rows=rows[0], epoch=epoch, phase=phase, criterion=cross_entropy, memory=self.memory
+            rows=rows[0],
+            epoch=epoch,
+            phase=phase,
+            criterion=self.tasks.criterion,
+            row_weight=self.tasks.row_weight(target[0]),
+            memory=self.memory,
         )
         self.model.fusion.loss(output, target[0], context).mean().backward()
         for parameter in self.frozen[phase]:
@@ -93,6 +94,9 @@ class SingleTrainer:
         """Return logits (1, B, K)."""
         return forward(self.model, model_input).logits[None]
 
+    def begin_epoch(self, epoch: int, step: int) -> None:
+        """Nothing to prepare."""
+
     def weights(self, index: int) -> Weights:
         """Copy the weights."""
         return {name: x.detach().clone() for name, x in self.model.state_dict().items()}
@@ -107,8 +111,10 @@ class StackedTrainer:
     would have learned alone, up to rounding.
     """
 
-    def __init__(self, models: Sequence[FusionModel], cfg: BenchmarkConfig) -> None:
-        self.cfg = cfg
+    def __init__(
+        self, models: Sequence[FusionModel], cfg: BenchmarkConfig, tasks: Tasks | None = None
+    ) -> None:
+        self.cfg, self.tasks = cfg, tasks or plain_tasks()
         fusions = [model.fusion for model in models]
         self.stacked, self.buffers = stack_module_state(list(fusions))
         self.skeleton = copy.deepcopy(fusions[0]).to("meta")
@@ -124,7 +130,8 @@ class StackedTrainer:
     ) -> None:
         """Train each copy on its batch; rows and target (S, B)."""
         logits = self.logits(model_input)
-        F.cross_entropy(logits.flatten(0, 1), target.flatten()).mul(len(target)).backward()
+        loss = self.tasks.criterion(logits.flatten(0, 1), target.flatten(0, 1))
+        loss.mean().mul(len(target)).backward()
         if self.cfg.optim.clip is not None:
             self._clip(self.cfg.optim.clip)
         self.optimizer.step()
@@ -145,6 +152,9 @@ class StackedTrainer:
 
         return vmap(logits_of_copy)(self.stacked, self.buffers, model_input)
 
+    def begin_epoch(self, epoch: int, step: int) -> None:
+        """Nothing to prepare."""
+
     def weights(self, index: int) -> Weights:
         """Copy the weights of one seed, under the names of a FusionModel."""
         tensors = {**self.stacked, **self.buffers}
@@ -158,7 +168,30 @@ class StackedTrainer:
             grad.mul_(factor.reshape(-1, *[1] * (grad.ndim - 1)))
 
 
-Trainer = SingleTrainer | StackedTrainer
+class Trainer(Protocol):
+    """Trains one model, or several together: step by step, on what a feed gives."""
+
+    cfg: BenchmarkConfig
+    tasks: Tasks
+    phases: tuple[Phase, ...]
+    optimizer: torch.optim.Optimizer
+
+    def begin_epoch(self, epoch: int, step: int) -> None:
+        """Prepare an epoch; `step` is the number of steps made before it."""
+
+    def step(
+        self, model_input: ModelInput, rows: Tensor, target: Tensor, epoch: float, phase: int
+    ) -> None:
+        """Train on one batch; rows and target (S, B)."""
+
+    def train(self, mode: bool, phase: int = 0) -> None:
+        """Set train or eval mode."""
+
+    def logits(self, model_input: ModelInput) -> Tensor:
+        """Return logits (S, B, K)."""
+
+    def weights(self, index: int) -> Weights:
+        """Copy the weights of one seed, under the names of a FusionModel."""
 
 
 def stackable(fusion: Fusion, features: Mapping[str, Features]) -> bool:

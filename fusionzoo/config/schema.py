@@ -203,24 +203,40 @@ class BenchmarkConfig:
     fusions: str | list[str] = option("all", "names or families, `mbt,lmf,late`, or all")
     fusion: Tree = option({"dim": 128}, "settings for all fusions; a fusion without one ignores it")
     settings: dict[str, Tree] = option({}, "fusion -> its settings")
+    balance: str | list[str] = option(
+        "none", "training strategies, each with every fusion: `none,mla,ogm_ge+modality_dropout`"
+    )
+    balance_settings: dict[str, Tree] = option({}, "training strategy -> its settings")
+    objective: Tree = option({"name": "classification"}, "what is learnt: docs/objectives.md")
+    targets: dict[str, Tree] = option({}, "column -> objective, for several targets")
     mode: Literal["probe", "finetune"] = option(
         "probe", "probe: encoders frozen, features cached; finetune: end to end"
     )
-    seeds: Count = option(5, "training seeds of each strategy")
-    folds: Annotated[int, Ge(0)] = option(0, "cross-validation folds; 0 = the data set's split")
-    epochs: Count = option(20, "maximum passes over the training split")
-    patience: Count | None = option(5, "epochs without a better validation loss; null = never stop")
+    seeds: Count = option(3, "training seeds of each strategy")
+    folds: Annotated[int, Ge(0)] | None = option(
+        None, "cross-validation folds; 0 = the data's split; null = 5 below 5,000 samples, else 0"
+    )
+    missing_train: tuple[Share, ...] = option(
+        (0.0,), "shares of the training samples' modalities to remove, `[0, 0.3]`: a row for each"
+    )
+    epochs: Count = option(40, "maximum passes over the training split")
+    patience: Count | None = option(8, "epochs without a better validation loss; null = never stop")
     batch_size: Count = option(32, "samples per step")
     optim: OptimConfig = field(default_factory=OptimConfig)
-    tune: Annotated[int, Ge(0)] = option(0, "Optuna trials of each strategy, on validation data")
+    tune: Annotated[int, Ge(0)] | None = option(
+        None,
+        "Optuna trials of each strategy and fold, on validation data; null = 8, in finetune mode 0",
+    )
     encoder_epochs: Count = option(10, "probe: epochs to train encoders without weights")
     max_tokens: dict[str, Count] = option({}, "modality -> maximum tokens; neighbours averaged")
     precision: Literal["fp32", "bf16"] = option("fp32", "precision of cached features")
-    standardise: bool = option(False, "probe: scale features to mean 0, std 1 on train")
+    standardise: bool = option(True, "probe: centre and scale features by the training split")
     views: Count = option(1, "probe: cached passes over train; augmented if more than one")
     stack: bool = option(True, "train the seeds of a small fusion in one batch, where equivalent")
     controls: bool = option(True, "also train on shuffled labels, expecting chance level")
-    corruptions: bool = option(True, "also test on corrupted samples, five severities")
+    corruptions: Literal[False, "sample", "full"] = option(
+        "sample", "also test on damaged samples: a third of them at 3 severities, or all at 5"
+    )
     jobs: Count | None = option(None, "processes; null = one per core, one thread each")
     engine: Literal["processes", "ray"] = option("processes", "executor of the trials")
     num_workers: Annotated[int, Ge(0)] | None = option(None, "loader processes while encoding")

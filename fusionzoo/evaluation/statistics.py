@@ -1,7 +1,8 @@
 """Paired comparison of models: intervals, significance tests and rankings.
 
 A matrix of scores is (S, N): one row per training seed, one column per test item; the metric is its
-mean. Seeds and items are random effects, crossed, and the same for every model.
+mean. Seeds and items are random effects, crossed, and the same for every model. Items of one group
+(a patient, a source) are not independent: `by_group` makes each group one item.
 """
 
 from __future__ import annotations
@@ -63,12 +64,31 @@ def seed_interval(values: Sequence[float]) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
-def crossed(scores: Array) -> tuple[Interval, float]:
+def by_group(scores: Array, groups: Sequence[str] | None) -> Array:
+    """Return one column per group: (S, N) -> (S, G), with the same mean.
+
+    A column is the mean plus the sum of its group's deviations from it, times G / N: its variance
+    over groups is the cluster-robust one, whatever the groups' sizes.
+    """
+    if groups is None or len(set(groups)) == len(groups):
+        return scores
+    _, column = np.unique(np.asarray(groups), return_inverse=True)
+    count, mean = int(column.max()) + 1, scores.mean()
+    sums = np.stack([np.bincount(column, row - mean, count) for row in scores])
+    return np.asarray(mean + sums * count / len(column), np.float64)
+
+
+def crossed(scores: Array, folds: int = 1) -> tuple[Interval, float]:
     """Return the mean of (S, N) with its interval, and the p-value of "the mean is 0".
 
     Seeds and items are crossed random effects: the variance of the mean is (MS_items + max(MS_seeds
     - MS_rest, 0)) / SN of the two-way analysis of variance, its degrees of freedom Satterthwaite's,
     as in reader-case studies (Hillis 2007, doi:10.1002/sim.2532). With one seed, only items vary.
+
+    Where the items were tested in `folds` folds of cross-validation, whose training splits overlap,
+    the variance is 1 / (1 - rho) times as large, with Nadeau and Bengio's (2003) rho = 1 / folds.
+    Their own interval, from the folds' means, covers the truth in 98 to 100 % of simulations, the
+    one that ignores the overlap in 87 to 95 %, this one in 93 to 97 % (perf/coverage.py).
     """
     from scipy.stats import t
 
@@ -84,6 +104,8 @@ def crossed(scores: Array) -> tuple[Interval, float]:
             seed_square - float((residual**2).sum()) / ((seeds - 1) * max(items - 1, 1)), 0.0
         )
     variance = (item_square + extra) / scores.size
+    if folds > 1:
+        variance /= 1 - 1 / folds
     if variance < 1e-18:  # all scores are equal
         return Interval(mean, mean, mean), 1.0 if abs(mean) < 1e-12 else 0.0
     spread = item_square**2 / max(items - 1, 1)
@@ -95,14 +117,22 @@ def crossed(scores: Array) -> tuple[Interval, float]:
     return Interval(mean, mean - half, mean + half), p
 
 
-def compare(a: Array, b: Array, *, resamples: int = RESAMPLES) -> Comparison:
+def compare(
+    a: Array,
+    b: Array,
+    *,
+    groups: Sequence[str] | None = None,
+    folds: int = 1,
+    resamples: int = RESAMPLES,
+) -> Comparison:
     """Compare two models on the same seeds and items: both (S, N), higher is better.
 
     `low`, `high` and `p` generalise to new seeds and new items (`crossed`). The paired bootstrap
-    and the sign-flip permutation test resample items only, with the trained models fixed.
+    and the sign-flip permutation test resample items only, with the trained models fixed. `groups`
+    (N,) names the items that belong together, `folds` is the number of folds they were tested in.
     """
-    gain = np.asarray(a, np.float64) - np.asarray(b, np.float64)
-    interval, p = crossed(gain)
+    gain = by_group(np.asarray(a, np.float64) - np.asarray(b, np.float64), groups)
+    interval, p = crossed(gain, folds)
     by_item = gain.mean(0)
     weights, signs = _resamples(len(by_item), resamples)
     low, high = np.quantile(weights @ by_item, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])

@@ -63,42 +63,6 @@ class StoredFeatures(NamedTuple):
         return StoredFeatures(self.pooled[rows], self.tokens[index], offsets)
 
 
-class Scaler(NamedTuple):
-    """Scale features to mean 0 and standard deviation 1 on the training split."""
-
-    pooled: tuple[Tensor, Tensor]  # mean and deviation, (D,)
-    tokens: tuple[Tensor, Tensor]
-
-    @classmethod
-    def of(cls, stored: StoredFeatures, rows: Tensor, with_tokens: bool = True) -> Scaler:
-        """Measure mean and deviation over the samples of `rows` that have the modality."""
-        present_rows = rows[stored.present[rows]]
-        pooled = _mean_and_deviation(stored.pooled[present_rows])
-        if not with_tokens:
-            return cls(pooled, pooled)
-        return cls(pooled, _mean_and_deviation(stored.subset(present_rows).tokens))
-
-    def __call__(self, features: Features) -> Features:
-        """Scale features; absent samples and padding become zero."""
-        tokens = (features.tokens - self.tokens[0]) / self.tokens[1]
-        pooled = (features.pooled - self.pooled[0]) / self.pooled[1]
-        present = features.mask.any(-1, keepdim=True)
-        return Features(
-            tokens.masked_fill(~features.mask[..., None], 0),
-            features.mask,
-            pooled.masked_fill(~present, 0),
-        )
-
-
-def _mean_and_deviation(rows: Tensor) -> tuple[Tensor, Tensor]:
-    rows = rows.float()
-    if not len(rows):
-        return torch.zeros(rows.shape[1]), torch.ones(rows.shape[1])
-    deviation, mean = torch.std_mean(rows, dim=0, correction=0)
-    # A constant feature is only centred.
-    return mean, deviation.clamp(min=1e-6)
-
-
 @torch.no_grad()
 def encode(
     encoder: Encoder,

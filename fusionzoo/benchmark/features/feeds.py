@@ -13,20 +13,29 @@ from fusionzoo.config import BenchmarkConfig
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed.process_group import World, pick_device
 from fusionzoo.features.cache import load_features
-from fusionzoo.features.encode import Scaler, StoredFeatures
+from fusionzoo.features.encode import StoredFeatures
 from fusionzoo.model import FusionModel
+from fusionzoo.rng import seed_of
+from fusionzoo.standardise import RAW_KINDS, Standardise
 from fusionzoo.structures import Batch, Features
 from fusionzoo.training.data import num_workers
 
 from ..bench import Bench, Unit
-from ..strategies import modalities_of, reads_tokens
+from ..strategies import modalities_of, parse, reads_tokens
 
 
 class BatchFeed:
     """Batches of prepared samples; a data set of vectors only is collated once, as a whole."""
 
-    def __init__(self, dataset: PairedDataset, model: FusionModel, cfg: BenchmarkConfig) -> None:
+    def __init__(
+        self,
+        dataset: PairedDataset,
+        model: FusionModel,
+        cfg: BenchmarkConfig,
+        removed: Tensor | None = None,
+    ) -> None:
         self.dataset, self.model, self.cfg = dataset, model, cfg
+        self.removed = removed  # (N, M), by the model's modalities
         self.whole: Batch | None = None
         if set(dataset.modalities.values()) == {"vector"}:
             whole: Batch = model.collate()([dataset[row] for row in range(len(dataset))])
@@ -34,9 +43,15 @@ class BatchFeed:
 
     def __call__(self, chunks: Sequence[Tensor], epoch: int) -> Iterator[Batch]:
         """Yield a batch for each chunk of rows; in training a sample's seed is new each epoch."""
+        for rows, batch in zip(chunks, self._batches(chunks, epoch), strict=True):
+            if self.removed is not None:
+                removed = self.removed[rows].to(batch.present.device)
+                batch = batch._replace(present=batch.present & ~removed)
+            yield batch
+
+    def _batches(self, chunks: Sequence[Tensor], epoch: int) -> Iterator[Batch]:
         if self.whole is not None:
-            for rows in chunks:
-                yield self.whole.take(rows)
+            yield from (self.whole.take(rows) for rows in chunks)
             return
         base = (epoch + 1) * len(self.dataset)  # 0 in evaluation: no augmentation
         loader: Any = DataLoader(
@@ -55,32 +70,83 @@ class ProbeFeed:
 
     def __init__(self, bench: Bench, unit: Unit) -> None:
         self.tokens = reads_tokens(unit.strategy)
+        modalities = modalities_of(bench, unit.strategy)
         descriptions = bench.features[unit.fold]
-        self.views = [
-            {
-                name: load_features({**descriptions[name], "view": view})
-                for name in modalities_of(bench, unit.strategy)
+        train = bench.folds[unit.fold].train
+        removed = removed_modalities(bench, unit)
+        self.removed: dict[str, Tensor] = {}  # modality -> (N,)
+        if removed is not None:
+            self.removed = dict(zip(modalities, removed.unbind(1), strict=True))
+        self.standardise: dict[str, Standardise] = {}
+        self.views: list[dict[str, StoredFeatures]] = []
+        for view in range(bench.cfg.views):
+            stored = {
+                name: load_features({**descriptions[name], "view": view}) for name in modalities
             }
-            for view in range(bench.cfg.views)
+            if view == 0 and bench.cfg.standardise:
+                self.standardise = {
+                    name: measure(x, train, bench.modalities[name], self.tokens)
+                    for name, x in stored.items()
+                }
+            self.views.append(stored)
+        self.whole = [  # of fusions that read pooled vectors, scaled once
+            {} if self.tokens else {name: self._all(name, x) for name, x in view.items()}
+            for view in self.views
         ]
-        self.scalers: dict[str, Scaler] = {}
-        if bench.cfg.standardise:
-            train = bench.folds[unit.fold].train
-            self.scalers = {
-                name: Scaler.of(stored, train, self.tokens)
-                for name, stored in self.views[0].items()
-            }
 
     def __call__(self, chunks: Sequence[Tensor], epoch: int) -> Iterator[dict[str, Features]]:
         """Yield the features of each chunk of rows."""
-        view = self.views[max(epoch, 0) % len(self.views)]
+        view = max(epoch, 0) % len(self.views)
         for rows in chunks:
-            yield {name: self.take(name, stored, rows) for name, stored in view.items()}
+            features = {
+                name: self._rows(view, name, stored, rows)
+                for name, stored in self.views[view].items()
+            }
+            for name, removed in self.removed.items():
+                x = features[name]
+                features[name] = x._replace(mask=x.mask & ~removed[rows][..., None])
+            yield features
 
     def take(self, name: str, stored: StoredFeatures, rows: Tensor) -> Features:
         """Return the features of one modality for some rows, scaled if so configured."""
         features = stored.take(rows, self.tokens)
-        return self.scalers[name](features) if name in self.scalers else features
+        return self.standardise[name](features) if name in self.standardise else features
+
+    def _all(self, name: str, stored: StoredFeatures) -> Features:
+        return self.take(name, stored, torch.arange(len(stored.pooled)))
+
+    def _rows(self, view: int, name: str, stored: StoredFeatures, rows: Tensor) -> Features:
+        if self.tokens:
+            return self.take(name, stored, rows)
+        return Features(*(x[rows] for x in self.whole[view][name]))
+
+
+def measure(stored: StoredFeatures, rows: Tensor, kind: str, with_tokens: bool) -> Standardise:
+    """Measure how to standardise a modality, on the samples of `rows` that have it."""
+    present_rows = rows[stored.present[rows]]
+    tokens = stored.subset(present_rows).tokens if with_tokens else None
+    return Standardise.measure(stored.pooled[present_rows], tokens, kind in RAW_KINDS)
+
+
+def removed_modalities(bench: Bench, unit: Unit) -> Tensor | None:
+    """Return which modalities training and validation lack, (N, M) of the strategy's modalities.
+
+    Each is removed with the strategy's missing rate, the same ones for every strategy; a sample
+    keeps at least one of those that it has. The test split stays whole. None: nothing is removed.
+    """
+    rate = parse(unit.strategy).missing
+    if not rate:
+        return None
+    generator = torch.Generator().manual_seed(seed_of("missing in training", bench.cfg.seed))
+    draws = torch.rand(bench.present.shape, generator=generator)
+    draws = draws.masked_fill(~bench.present, -1.0)
+    last = draws == draws.max(1, keepdim=True).values  # the one that would be removed last
+    removed = bench.present & (draws < rate) & ~last
+    fold = bench.folds[unit.fold]
+    learned = torch.zeros(len(removed), dtype=torch.bool)
+    learned[torch.cat([fold.train, fold.val])] = True
+    columns = [list(bench.modalities).index(m) for m in modalities_of(bench, unit.strategy)]
+    return (removed & learned[:, None])[:, columns]
 
 
 def loader_workers(cfg: BenchmarkConfig) -> int:

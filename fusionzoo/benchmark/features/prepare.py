@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import asdict, replace
 
 import torch
@@ -15,10 +16,19 @@ from fusionzoo.features.cache import feature_cache
 from fusionzoo.features.encode import describe, encode, fingerprint, key_of
 from fusionzoo.training.build import choose_encoders
 
-from ..bench import Bench, Condition, Description, Fold, conditions, dataset_of
+from ..bench import (
+    Bench,
+    Condition,
+    Damaged,
+    Description,
+    conditions,
+    damaged_rows,
+    dataset_of,
+)
+from ..clock import Clock
 from ..executors import map_unordered
 from .feeds import device_of, loader_workers
-from .pretrain import freeze
+from .pretrain import freeze, is_cached, is_untrained
 
 Encoders = dict[str, Encoder]  # modality -> encoder
 _frozen_cache: dict[str, tuple[PairedDataset, Encoders]] = {}  # of this process; one entry
@@ -38,32 +48,101 @@ def build_encoders(cfg: BenchmarkConfig, dataset: PairedDataset) -> Encoders:
     return {name: encoders[name] for name in dataset.modalities}
 
 
-def prepare(bench: Bench, dataset: PairedDataset, tokens: bool) -> Bench:
+def prepare(
+    bench: Bench, dataset: PairedDataset, tokens: bool, clock: Clock | None = None
+) -> Bench:
     """Return the bench with feature widths and, in probe mode, cached features of every fold.
 
     `tokens`: whether any strategy reads tokens, not pooled vectors only.
     """
+    clock = clock or Clock()
     encoders = build_encoders(bench.cfg, dataset)
     bench = replace(bench, dims={name: encoder.dim for name, encoder in encoders.items()})
+    clock.lap("data and encoders")
     if bench.cfg.mode == "finetune":
-        note = "Encoders were trained end to end, anew for every strategy and seed."
-        return replace(bench, notes=(*bench.notes, note))
+        bench = _prepare_finetune(bench, dataset, encoders)
+        clock.lap("features")
+        return bench
+    pieces = [
+        (fold, name, tokens)
+        for name, encoder in encoders.items()
+        if is_untrained(encoder)
+        for fold in range(len(bench.folds))
+        if not is_cached(bench, dataset, fold, encoder)
+    ]
+    for _ in map_unordered(bench.cfg, bench, pieces, train_alone, "train encoders alone"):
+        pass
+    clock.lap("encoders without weights")
     notes, features, corrupted = list(bench.notes), [], []
-    for number, fold in enumerate(bench.folds):
+    for number in range(len(bench.folds)):
         frozen, fold_notes = freeze_all(bench, dataset, number, encoders)
         notes += fold_notes
-        descriptions = {
-            name: describe_features(bench, dataset, encoder, tokens)
-            for name, encoder in frozen.items()
-        }
-        for name, encoder in frozen.items():
-            for view in range(bench.cfg.views):
-                store_features(bench, dataset, encoder, {**descriptions[name], "view": view})
+        descriptions = _store_all(bench, dataset, frozen, tokens)
         features.append({name: {**d, "view": 0} for name, d in descriptions.items()})
-        corrupted.append(_describe_corrupted(bench, dataset, number, fold, descriptions))
+        corrupted.append(_describe_corrupted(bench, dataset, number, frozen, descriptions))
     bench = replace(bench, notes=tuple(notes), features=tuple(features), corrupted=tuple(corrupted))
+    clock.lap("features")
     encode_all_corrupted(bench)
+    clock.lap("damaged features")
     return bench
+
+
+def train_alone(bench: Bench, piece: tuple[int, str, bool]) -> None:
+    """Train one encoder alone on a fold, and encode the data by it."""
+    fold_number, name, tokens = piece
+    dataset = dataset_of(bench)
+    encoder = build_encoders(bench.cfg, dataset)[name]
+    frozen, _ = freeze(bench, dataset, fold_number, encoder, progress=False)
+    _store_all(bench, dataset, {name: frozen}, tokens, progress=False)
+
+
+def _prepare_finetune(bench: Bench, dataset: PairedDataset, encoders: Encoders) -> Bench:
+    """Cache what the linear baseline reads: vectors as they are, and pretrained features."""
+    readable = {
+        name: create_encoder(name, "vector/identity", kind="vector", in_dim=width)
+        for name, width in dataset_widths(dataset).items()
+    }
+    readable |= {
+        name: encoder
+        for name, encoder in encoders.items()
+        if name not in readable and not is_untrained(encoder)
+    }
+    notes = ["Encoders were trained end to end, anew for every strategy and seed."]
+    if len(readable) < len(encoders):
+        lacking = ", ".join(name for name in encoders if name not in readable)
+        notes.append(f"No linear baseline: the encoder of {lacking} has no pretrained weights.")
+        return replace(bench, notes=(*bench.notes, *notes))
+    frozen = {name: copy.deepcopy(readable[name]) for name in encoders}
+    for encoder in frozen.values():
+        encoder.freeze()
+    descriptions = _store_all(bench, dataset, frozen, tokens=False)
+    features = {name: {**d, "view": 0} for name, d in descriptions.items()}
+    notes = [*bench.notes, *notes]
+    return replace(bench, notes=tuple(notes), features=(features,) * len(bench.folds))
+
+
+def dataset_widths(dataset: PairedDataset) -> dict[str, int]:
+    """Return the width of each modality that is a vector."""
+    return {
+        name: int(encoder["in_dim"])
+        for name, encoder in dataset.default_encoders.items()
+        if name in dataset.modalities and dataset.modalities[name] == "vector"
+    }
+
+
+def _store_all(
+    bench: Bench, dataset: PairedDataset, frozen: Encoders, tokens: bool, progress: bool = True
+) -> dict[str, Description]:
+    """Encode what is not in the cache, every view of it; return the entries, but for the view."""
+    descriptions = {
+        name: describe_features(bench, dataset, encoder, tokens) for name, encoder in frozen.items()
+    }
+    views = 1 if bench.cfg.mode == "finetune" else bench.cfg.views
+    for name, encoder in frozen.items():
+        for view in range(views):
+            description = {**descriptions[name], "view": view}
+            store_features(bench, dataset, encoder, description, progress)
+    return descriptions
 
 
 def freeze_all(
@@ -78,25 +157,25 @@ def freeze_all(
 
 
 def encode_all_corrupted(bench: Bench) -> None:
-    """Encode the corrupted test samples of every fold that are not in the cache."""
-    missing = [
-        (number, condition)
-        for number, descriptions in enumerate(bench.corrupted)
-        for condition, description in descriptions.items()
-        if not feature_cache().has(description)
-    ]
-    for _ in map_unordered(bench.cfg, bench, missing, encode_corrupted, "encode corrupted"):
+    """Encode the damaged samples of every fold that are not in the cache."""
+    missing: dict[str, tuple[int, Condition]] = {}
+    for number, conditions_of_fold in enumerate(bench.corrupted):
+        for condition, damaged in conditions_of_fold.items():
+            if not feature_cache().has(damaged.description):
+                missing.setdefault(key_of(damaged.description), (number, condition))
+    pieces = list(missing.values())
+    for _ in map_unordered(bench.cfg, bench, pieces, encode_corrupted, "encode damaged"):
         pass
     _frozen_cache.clear()
 
 
 def encode_corrupted(bench: Bench, piece: tuple[int, Condition]) -> None:
-    """Encode the test samples of a fold with one modality corrupted."""
+    """Encode the damaged samples of a fold, one modality damaged in one way."""
     fold_number, condition = piece
     dataset, encoders = _open_frozen(bench, fold_number)
-    test = Corrupted(dataset.subset(bench.folds[fold_number].test), *condition)
-    description = bench.corrupted[fold_number][condition]
-    store_features(bench, test, encoders[condition[0]], description, progress=False)
+    damaged = bench.corrupted[fold_number][condition]
+    samples = Corrupted(dataset.subset(damaged.rows), *condition)
+    store_features(bench, samples, encoders[condition[0]], damaged.description, progress=False)
 
 
 def describe_features(
@@ -135,22 +214,22 @@ def _describe_corrupted(
     bench: Bench,
     dataset: PairedDataset,
     fold_number: int,
-    fold: Fold,
+    frozen: Encoders,
     descriptions: dict[str, Description],
-) -> dict[Condition, Description]:
-    test = dataset.subset(fold.test)
-    test_descriptions = {
-        name: {**description, "samples": fingerprint(test, name)}
-        for name, description in descriptions.items()
-    }
-    return {
-        (modality, corruption, severity): {
-            **test_descriptions[modality],
+) -> dict[Condition, Damaged]:
+    """Describe the damaged samples of a fold: those of all folds, where they share an encoder."""
+    own = damaged_rows(bench, bench.folds[fold_number])
+    shared = torch.cat([damaged_rows(bench, fold) for fold in bench.folds]).unique()
+    damaged = {}
+    for modality, corruption, severity in conditions(bench):
+        rows = own if is_untrained(frozen[modality]) else shared
+        description = {
+            **descriptions[modality],
+            "samples": fingerprint(dataset.subset(rows), modality),
             "corruption": (corruption, severity),
-            "fold": fold_number,
         }
-        for modality, corruption, severity in conditions(bench)
-    }
+        damaged[modality, corruption, severity] = Damaged(description, rows)
+    return damaged
 
 
 def _open_frozen(bench: Bench, fold_number: int) -> tuple[PairedDataset, Encoders]:

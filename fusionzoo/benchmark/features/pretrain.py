@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,14 +24,19 @@ from fusionzoo.model import FusionModel
 from fusionzoo.rng import seed_of
 from fusionzoo.training.runs import checkpoint_file
 
-from ..bench import Bench
+from ..bench import Bench, target_spec, tasks_of
 from ..fit import fit
+from ..metric import sample_scores
 from ..trainers import ModelInput, SingleTrainer
 from .feeds import BatchFeed, device_of
 
 
 def freeze(
-    bench: Bench, dataset: PairedDataset, fold_number: int, encoder: Encoder
+    bench: Bench,
+    dataset: PairedDataset,
+    fold_number: int,
+    encoder: Encoder,
+    progress: bool = True,
 ) -> tuple[Encoder, str | None]:
     """Return a frozen copy of an encoder, and a note for the report if it had to be trained.
 
@@ -41,32 +47,52 @@ def freeze(
     if not is_untrained(encoder):
         frozen.freeze()
         return frozen, None
-    cfg, name, fold = bench.cfg, encoder.modality, bench.folds[fold_number]
+    cfg, name = bench.cfg, encoder.modality
+    train, val = _rows(bench, fold_number, name)
+    path = _path(bench, dataset, fold_number, encoder)
+    if path.is_file():
+        checkpoint = checkpoint_file.read(path)
+        frozen.load_state_dict(checkpoint["weights"])
+        score = checkpoint["score"]
+    else:
+        total, desc = cfg.encoder_epochs, f"train {name} alone"
+        bar = tqdm(total=total, desc=desc, unit="epoch", disable=not progress)
+        score = pretrain(bench, dataset, frozen, train, val, bar)
+        bar.close()
+        checkpoint_file.write({"weights": frozen.state_dict(), "score": score}, path)
+    frozen.freeze()
+    where = f" (fold {fold_number})" if bench.cross_validated else ""
+    metric = bench.metric
+    note = (
+        f"{name}{where}: {encoder.spec['name']} has no pretrained weights; it was trained alone on"
+        f" {len(train)} training samples ({cfg.encoder_epochs} epochs, the best kept by validation"
+        f" loss, {metric.title} there {metric.shown(score):.3f}), then frozen."
+    )
+    return frozen, note
+
+
+def is_cached(bench: Bench, dataset: PairedDataset, fold_number: int, encoder: Encoder) -> bool:
+    """Whether the weights of an encoder trained alone on a fold are in the cache."""
+    return _path(bench, dataset, fold_number, encoder).is_file()
+
+
+def _path(bench: Bench, dataset: PairedDataset, fold_number: int, encoder: Encoder) -> Path:
+    cfg = bench.cfg
+    train, val = _rows(bench, fold_number, encoder.modality)
+    key = describe(encoder, dataset, trained_on=train.tolist(), judged_on=val.tolist())
+    key |= {"epochs": cfg.encoder_epochs, "batch_size": cfg.batch_size, "seed": pretrain_seed(cfg)}
+    key |= {"optim": asdict(cfg.optim), "objective": [cfg.objective, cfg.targets]}
+    return make_cache_folder(cache_root() / "weights") / f"{key_of(key)}.pt"
+
+
+def _rows(bench: Bench, fold_number: int, name: str) -> tuple[Tensor, Tensor]:
+    """Return the training and validation samples that have a modality."""
+    fold = bench.folds[fold_number]
     present = bench.present[:, list(bench.modalities).index(name)]
     train, val = fold.train[present[fold.train]], fold.val[present[fold.val]]
     if not len(train) or not len(val):
         raise FusionZooError(f"{name}: its encoder has no weights, and no sample to learn from")
-    key = describe(encoder, dataset, trained_on=train.tolist(), judged_on=val.tolist())
-    key |= {"epochs": cfg.encoder_epochs, "batch_size": cfg.batch_size, "seed": pretrain_seed(cfg)}
-    key |= {"optim": asdict(cfg.optim)}
-    path = make_cache_folder(cache_root() / "weights") / f"{key_of(key)}.pt"
-    if path.is_file():
-        checkpoint = checkpoint_file.read(path)
-        frozen.load_state_dict(checkpoint["weights"])
-        accuracy = checkpoint["accuracy"]
-    else:
-        bar = tqdm(total=cfg.encoder_epochs, desc=f"train {name} alone", unit="epoch")
-        accuracy = pretrain(bench, dataset, frozen, train, val, bar)
-        bar.close()
-        checkpoint_file.write({"weights": frozen.state_dict(), "accuracy": accuracy}, path)
-    frozen.freeze()
-    where = f" (fold {fold_number})" if cfg.folds else ""
-    note = (
-        f"{name}{where}: {encoder.spec['name']} has no pretrained weights; it was trained alone on"
-        f" {len(train)} training samples ({cfg.encoder_epochs} epochs, the best kept by validation"
-        f" loss, accuracy there {accuracy:.3f}), then frozen."
-    )
-    return frozen, note
+    return train, val
 
 
 def is_untrained(encoder: Encoder) -> bool:
@@ -88,12 +114,12 @@ def pretrain_seed(cfg: BenchmarkConfig) -> int:
 def pretrain(
     bench: Bench, dataset: PairedDataset, encoder: Encoder, train: Tensor, val: Tensor, bar: Any
 ) -> float:
-    """Train one encoder under a linear head, load its best epoch; return the accuracy on `val`."""
+    """Train one encoder under a linear head, load its best epoch; return the score on `val`."""
     cfg = replace(bench.cfg, epochs=bench.cfg.encoder_epochs, patience=None)
     seed_everything(pretrain_seed(cfg))
     name = encoder.modality
-    head = create_fusion("concat", {name: encoder.dim}, encoder.dim, len(bench.classes), hidden=())
-    model = FusionModel({name: encoder}, head, {}, bench.classes)
+    head = create_fusion("concat", {name: encoder.dim}, encoder.dim, bench.num_outputs, hidden=())
+    model = FusionModel({name: encoder}, head, target_spec(bench), bench.classes)
     feed = BatchFeed(dataset.only(name), model, cfg)
 
     def feed_with_progress(chunks: Sequence[Tensor], epoch: int) -> Iterator[ModelInput]:
@@ -102,14 +128,12 @@ def pretrain(
 
     model.to(device_of(cfg))
     targets = bench.targets.to(device_of(cfg))
-    trainer = SingleTrainer(model, cfg, targets[train])
+    tasks = tasks_of(bench, train)
+    trainer = SingleTrainer(model, cfg, targets[train], tasks=tasks.to(device_of(cfg)))
     (best,) = fit(trainer, feed_with_progress, targets, train, val, [cfg.seed])
     model.load_state_dict(best.weights)
     model.eval()
     chunks = val.split(256)
     with torch.no_grad():
-        correct = [
-            (model(batch).logits.argmax(-1) == targets[rows]).double()
-            for rows, batch in zip(chunks, feed(chunks, -1), strict=True)
-        ]
-    return float(torch.cat(correct).mean())
+        logits = torch.cat([model(batch).logits.float().cpu() for batch in feed(chunks, -1)])
+    return float(sample_scores(tasks.cpu(), logits, bench.targets[val]).mean())

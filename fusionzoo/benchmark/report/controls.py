@@ -10,9 +10,12 @@ from torch import Tensor
 
 from fusionzoo.evaluation import statistics
 
+from ..bench import tasks_of
+from ..metric import sample_scores
 from .leaderboard import SIGNIFICANT
-from .results import Summary
+from .results import PRIOR, Summary
 
+NOT_RUN = "The control with shuffled labels was not run."
 RENAMINGS = 10_000  # random permutations of the class names
 
 
@@ -26,7 +29,17 @@ def controls(summary: Summary) -> dict[str, Any]:
     """
     from scipy.stats import ttest_1samp
 
-    target, predictions = summary.target, summary.controls
+    broken = {
+        fusion.name: {
+            name: fusion.mean() - fusion.mean(modality=name, corruption="pairing")
+            for name in summary.bench.modalities
+        }
+        for fusion in summary.of_kind("fusion")
+    }
+    if summary.bench.scheme is not None:
+        return {**_of_scores(summary), "loss_when_pairing_is_broken": broken}
+    target = summary.target
+    predictions = {name: logits.argmax(-1) for name, logits in summary.controls.items()}
     counts = torch.bincount(target)
     chance = float(counts.max() / counts.sum())
     accuracies = {name: float((x == target).double().mean()) for name, x in predictions.items()}
@@ -40,7 +53,7 @@ def controls(summary: Summary) -> dict[str, Any]:
     mean_p = 1.0
     if len(values) > 1 and max(values) > min(values):
         mean_p = float(ttest_1samp(values, chance, alternative="greater").pvalue)
-    words = "The control with shuffled labels was not run."
+    words = NOT_RUN
     if values:
         words = _figures(accuracies, chance, limit, len(target))
         words += _conclusion(accuracies, beyond, leaking, mean_p)
@@ -51,14 +64,44 @@ def controls(summary: Summary) -> dict[str, Any]:
         "labels_shuffled": accuracies,
         "beyond_noise": beyond,
         "above_chance": bool(leaking) or mean_p < SIGNIFICANT,
-        "loss_when_pairing_is_broken": {
-            fusion.name: {
-                name: fusion.mean("accuracy")
-                - fusion.mean("accuracy", modality=name, corruption="pairing")
-                for name in summary.bench.modalities
-            }
-            for fusion in summary.of_kind("fusion")
-        },
+        "loss_when_pairing_is_broken": broken,
+    }
+
+
+def _of_scores(summary: Summary) -> dict[str, Any]:
+    """Test targets other than classes: is any control better than an answer without input?
+
+    One-sided paired tests against the labels' prior over the test samples, Holm-corrected.
+    """
+    bench, metric = summary.bench, summary.bench.metric
+    if not summary.controls:
+        return {"words": NOT_RUN, "above_chance": False}
+    tasks = tasks_of(bench, bench.folds[0].train)
+    prior = summary.strategy(PRIOR)
+    scores, p_values = {}, []
+    for name, logits in summary.controls.items():
+        sample = sample_scores(tasks, logits, summary.target).numpy()[None]
+        gain = statistics.by_group(sample - prior.scores[:1], summary.groups)
+        interval, p = statistics.crossed(gain, summary.folds)
+        scores[name] = float(metric.shown(sample.mean()))
+        p_values.append(p / 2 if interval.mean > 0 else 1 - p / 2)
+    corrected = dict(zip(scores, statistics.holm(p_values), strict=True))
+    leaking = [name for name, p in corrected.items() if p < SIGNIFICANT]
+    chance = metric.shown(float(prior.scores.mean()))
+    words = (
+        f"Trained on shuffled labels, {len(scores)} strategies reach a {metric.title} of"
+        f" {np.mean(list(scores.values())):.3f} on average ({min(scores.values()):.3f} to"
+        f" {max(scores.values()):.3f}); the {PRIOR} alone reach {chance:.3f}."
+    )
+    words += " None is better than those: no sign of a leak."
+    if leaking:
+        names = ", ".join(f"`{name}` ({scores[name]:.3f})" for name in leaking)
+        words = words.rpartition(" None")[0] + f" BETTER THAN CHANCE, SOMETHING LEAKS: {names}."
+    return {
+        "words": words,
+        "chance": chance,
+        "labels_shuffled": scores,
+        "above_chance": bool(leaking),
     }
 
 

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fusionzoo.evaluation.calibration import reliability
-from fusionzoo.evaluation.modalities import expected
-from fusionzoo.evaluation.robustness import SEVERITIES
+from fusionzoo.evaluation.modalities import expected, subsets
 
 from .results import StrategyResults
 
@@ -20,30 +20,51 @@ RATES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of missing modalit
 def missing_curve(
     strategy: StrategyResults, modalities: Sequence[str], only: str | None = None
 ) -> list[float]:
-    """Return the expected accuracy at each of RATES: all modalities missing at random, or one."""
-    accuracy = strategy.accuracy_by_subset(modalities)
+    """Return the expected score at each of RATES: all modalities missing at random, or one."""
+    scores = strategy.score_by_subset(modalities)
     return [
-        expected(accuracy, {name: rate if only in (None, name) else 0.0 for name in modalities})
+        expected(scores, {name: rate if only in (None, name) else 0.0 for name in modalities})
         for rate in RATES
     ]
 
 
+def missing_area(
+    strategy: StrategyResults, modalities: Sequence[str]
+) -> NDArray[np.float64] | None:
+    """Return each sample's area under its missing-rate curve, (S, N): linear in its subset scores.
+
+    None where not every subset was tested.
+    """
+    order = subsets(modalities)[::-1]
+    if strategy.subset_scores is None or strategy.subset_scores.shape[1] != len(order):
+        return None
+    weights = []
+    for subset in order:
+        only = {other: float(other == subset) for other in order}
+        curve = [expected(only, dict.fromkeys(modalities, rate)) for rate in RATES]
+        weights.append(area(curve, RATES))
+    return np.einsum("u,sun->sn", np.array(weights), strategy.subset_scores)
+
+
+def severities(strategy: StrategyResults) -> list[int]:
+    """Return the severities that were tested, 0 first."""
+    return sorted({row["severity"] for row in strategy.rows})
+
+
 def corruption_curves(strategy: StrategyResults, modality: str) -> dict[str, list[float]]:
-    """Return the accuracy at severity 0 to 5 for each corruption of a modality."""
+    """Return the score at each severity, from 0, for each corruption of a modality."""
     corruptions = dict.fromkeys(
         row["corruption"]
         for row in strategy.rows
         if row["modality"] == modality and row["severity"]
     )
-    clean = strategy.mean("accuracy")
+    undamaged = strategy.mean(corruption="undamaged")  # on the samples that are damaged elsewhere
     return {
         corruption: [
-            clean,
+            undamaged,
             *(
-                strategy.mean(
-                    "accuracy", modality=modality, corruption=corruption, severity=severity
-                )
-                for severity in SEVERITIES
+                strategy.mean(modality=modality, corruption=corruption, severity=severity)
+                for severity in severities(strategy)[1:]
             ),
         ]
         for corruption in corruptions

@@ -9,12 +9,10 @@ from torch import Tensor
 
 from fusionzoo.evaluation import statistics
 from fusionzoo.evaluation.calibration import calibration_error, risk_coverage
-from fusionzoo.evaluation.robustness import SEVERITIES
 
-from .curves import RATES, area, corruption_curves, missing_curve
+from .curves import area, corruption_curves, missing_area, severities
 from .results import StrategyResults, Summary, best_single
 
-FIGURES = ("accuracy", "macro_f1", "ece", "brier", "nll")
 CALIBRATED, NOT_CALIBRATED = "cannot be told from calibrated", "not calibrated"
 ECE_NOTE = (
     "ECE: expected calibration error in 15 bins of equal width. Chance alone makes it more than 0:"
@@ -23,6 +21,7 @@ ECE_NOTE = (
     " model within that limit cannot be told from a calibrated one."
 )
 SIGNIFICANT = 1 - statistics.LEVEL
+LABELS = ("fold", "seed", "subset", "modality", "corruption", "severity", "loss")  # no metrics
 
 
 def leaderboard(summary: Summary) -> list[dict[str, Any]]:
@@ -31,40 +30,47 @@ def leaderboard(summary: Summary) -> list[dict[str, Any]]:
     comparisons = {}
     if best is not None:
         comparisons = {
-            fusion.name: statistics.compare(fusion.correct, best.correct)
-            for fusion in summary.of_kind("fusion")
+            fusion.name: summary.compare(fusion, best) for fusion in summary.of_kind("fusion")
         }
     corrected = statistics.holm([comparison.p for comparison in comparisons.values()])
     holm = dict(zip(comparisons, corrected, strict=True))
     lines = []
     for strategy in summary.strategies:
-        line = _metrics(strategy, summary.target)
+        line = _metrics(summary, strategy)
         if strategy.name in comparisons:
             comparison, p = comparisons[strategy.name], holm[strategy.name]
             line |= {f"gain_{key}": value for key, value in comparison._asdict().items()}
             line["gain_p_holm"] = p
             line["outcome"] = outcome(comparison.difference, p)
+        if strategy.kind != "baseline":
             line |= _robustness(summary, strategy)
         lines.append(line)
-    return sorted(lines, key=lambda line: (-line["accuracy"], line["strategy"]))
+    return sorted(lines, key=lambda line: (-line["score"], line["strategy"]))
 
 
-def _metrics(strategy: StrategyResults, target: Tensor) -> dict[str, Any]:
-    interval = statistics.seed_interval(strategy.correct.mean(1).tolist())
-    return {
+def _metrics(summary: Summary, strategy: StrategyResults) -> dict[str, Any]:
+    metric = summary.bench.metric
+    interval = summary.interval(strategy.scores)
+    low, high = sorted((metric.shown(interval.low), metric.shown(interval.high)))
+    line = {
         "strategy": strategy.name,
         "family": strategy.family,
+        "kind": strategy.kind,
         "seeds": len(strategy.seeds),
-        "accuracy": interval.mean,
-        "low": interval.low,
-        "high": interval.high,
-        "macro_f1": strategy.mean("macro_f1"),
-        **_calibration(strategy, target),
-        "brier": strategy.mean("brier"),
-        "nll": strategy.mean("nll"),
-        "aurc": float(np.mean([risk_coverage(x, target).mean() for x in strategy.logits])),
-        "val_accuracy": strategy.val_accuracy,
+        "score": interval.mean,
+        metric.name: metric.shown(interval.mean),
+        "low": low,
+        "high": high,
+        "untuned": metric.shown(strategy.untuned),
+        f"val_{metric.name}": metric.shown(strategy.val_score),
     }
+    others = [key for key in strategy.rows[0] if key not in (*LABELS, *line, "ece")]
+    line |= {key: strategy.mean(key) for key in others}
+    if summary.bench.scheme is None:
+        line |= _calibration(strategy, summary.target)
+        curves = [risk_coverage(x, summary.target).mean() for x in strategy.logits]
+        line["aurc"] = float(np.mean(curves))
+    return line
 
 
 def _calibration(strategy: StrategyResults, target: Tensor) -> dict[str, Any]:
@@ -87,13 +93,18 @@ def outcome(difference: float, p: float) -> str:
 
 
 def _robustness(summary: Summary, strategy: StrategyResults) -> dict[str, float]:
-    """Return areas under the accuracy's curves: over missing rates, over severities by modality."""
-    modalities = list(summary.bench.modalities)
-    areas = {"missing_area": area(missing_curve(strategy, modalities), RATES)}
+    """Return areas under the score's curves: over missing rates, over severities by modality."""
+    modalities, areas = list(summary.bench.modalities), {}
+    by_sample = missing_area(strategy, modalities)
+    if by_sample is not None:
+        interval = summary.interval(by_sample)
+        areas = {"missing_area": interval.mean}
+        areas |= {"missing_area_low": interval.low, "missing_area_high": interval.high}
     for modality in modalities:
         curves = corruption_curves(strategy, modality)
         if curves:
+            at = severities(strategy)
             areas[f"damaged_{modality}_area"] = float(
-                np.mean([area(curve, (0, *SEVERITIES)) for curve in curves.values()])
+                np.mean([area(curve, at) for curve in curves.values()])
             )
     return areas

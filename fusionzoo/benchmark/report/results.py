@@ -8,18 +8,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fusionzoo.evaluation import statistics
 from fusionzoo.evaluation.modalities import subset_label, subsets
 
 from ..bench import Bench
 from ..trials.store import Row
 
-MAJORITY = "majority class"  # a baseline
+MAJORITY, PRIOR = "majority class", "frequencies of the labels"  # baselines without any input
 
 
 @dataclass
@@ -27,18 +30,20 @@ class StrategyResults:
     """All results of one strategy, seed by seed."""
 
     name: str
-    kind: str  # fusion | single | baseline
+    kind: str  # fusion | single | baseline | incomplete (trained with modalities removed)
     family: str
     seeds: list[int]
     logits: Tensor  # (S, N, K)
-    val_accuracy: float
+    scores: NDArray[np.float64]  # (S, N), higher is better; their mean is the figure
+    val_score: float
     val_loss: float
     rows: list[Row] = field(default_factory=list)
     facts: dict[str, float] = field(default_factory=dict)  # means over seeds and folds
-    correct: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))  # (S, N)
+    subset_scores: NDArray[np.float64] | None = None  # (S, U, N) of every subset, the full first
+    untuned: float = math.nan  # the score with default settings
 
-    def mean(self, metric: str, **where: Any) -> float:
-        """Average a metric over seeds and folds, by default on the whole test split.
+    def mean(self, metric: str = "score", **where: Any) -> float:
+        """Average a metric over seeds and folds, by default the score on the whole test split.
 
         `where` selects other rows: `subset="a"`, `modality="a", corruption="jitter", severity=1`.
         """
@@ -50,10 +55,10 @@ class StrategyResults:
         ]
         return float(np.mean(values)) if values else math.nan
 
-    def accuracy_by_subset(self, modalities: Sequence[str]) -> dict[frozenset[str], float]:
-        """Return the accuracy on every subset of the modalities."""
+    def score_by_subset(self, modalities: Sequence[str]) -> dict[frozenset[str], float]:
+        """Return the score on every subset of the modalities."""
         return {
-            subset: self.mean("accuracy", subset=row_label(subset, modalities))
+            subset: self.mean(subset=row_label(subset, modalities))
             for subset in subsets(modalities)
         }
 
@@ -63,11 +68,35 @@ class Summary:
     """Everything that the report shows."""
 
     bench: Bench
-    target: Tensor  # (N,)
+    target: Tensor  # (N,) or (N, C), of the test splits of all folds
     strategies: list[StrategyResults]
-    controls: dict[str, Tensor]  # strategy -> predictions (N,) after training on shuffled labels
+    controls: dict[str, Tensor]  # strategy -> logits (N, K) after training on shuffled labels
     failed: dict[str, str]  # strategy -> error
     leaderboard: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def rows(self) -> Tensor:
+        """The test samples' rows in the data set, (N,)."""
+        return torch.cat([fold.test for fold in self.bench.folds])
+
+    @cached_property
+    def groups(self) -> list[str] | None:
+        """The test samples' groups."""
+        groups = self.bench.groups
+        return [groups[row] for row in self.rows.tolist()] if groups else None
+
+    @property
+    def folds(self) -> int:
+        """The number of folds whose training splits overlap; 1 with the data set's own split."""
+        return len(self.bench.folds)
+
+    def compare(self, a: StrategyResults, b: StrategyResults) -> statistics.Comparison:
+        """Compare two strategies on the same seeds, samples and folds."""
+        return statistics.compare(a.scores, b.scores, groups=self.groups, folds=self.folds)
+
+    def interval(self, scores: NDArray[np.float64]) -> statistics.Interval:
+        """Return the mean of scores (S, N) with its interval over seeds and samples."""
+        return statistics.crossed(statistics.by_group(scores, self.groups), self.folds)[0]
 
     def strategy(self, name: str) -> StrategyResults:
         """Return the results of one strategy."""
@@ -80,7 +109,7 @@ class Summary:
     def of_kind(self, kind: str) -> list[StrategyResults]:
         """Return the strategies of a kind, the best on the test split first."""
         strategies = [strategy for strategy in self.strategies if strategy.kind == kind]
-        return sorted(strategies, key=lambda strategy: (-strategy.mean("accuracy"), strategy.name))
+        return sorted(strategies, key=lambda strategy: (-strategy.scores.mean(), strategy.name))
 
 
 def row_label(subset: frozenset[str], modalities: Sequence[str]) -> str:
@@ -104,5 +133,5 @@ def chosen_fusion(summary: Summary) -> StrategyResults | None:
 
 
 def best_on_validation(strategies: Sequence[StrategyResults]) -> StrategyResults:
-    """Return the strategy with the highest validation accuracy, then the lowest loss."""
-    return max(strategies, key=lambda strategy: (strategy.val_accuracy, -strategy.val_loss))
+    """Return the strategy with the highest validation score, then the lowest loss."""
+    return max(strategies, key=lambda strategy: (strategy.val_score, -strategy.val_loss))

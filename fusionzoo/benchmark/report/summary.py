@@ -10,32 +10,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusionzoo.evaluation.calibration import calibration
-from fusionzoo.evaluation.metrics import classification, right
 from fusionzoo.evaluation.modalities import subset_label
 from fusionzoo.fusion import fusion_info
 
-from ..bench import Bench
-from ..strategies import ALONE, modalities_of
-from ..trials.schedule import UnitResult
-from .leaderboard import FIGURES, leaderboard
-from .results import MAJORITY, StrategyResults, Summary, best_on_validation
+from ..bench import Bench, tasks_of
+from ..metric import sample_scores
+from ..strategies import LINEAR, fusion_of, is_single, modalities_of, parse
+from ..trials.examine import score_row
+from ..trials.schedule import Results, UnitResult
+from ..trials.store import TrialResult
+from .leaderboard import leaderboard
+from .results import MAJORITY, PRIOR, StrategyResults, Summary, best_on_validation
 
 MEAN_ALONE, CHOSEN_ALONE = "mean of single modalities", "single by validation"
 
 
-def summarise(bench: Bench, results: Sequence[UnitResult]) -> Summary:
+def summarise(bench: Bench, results: Results) -> Summary:
     """Join trials to strategies, add the baselines, compare with the best single modality."""
     target = torch.cat([bench.targets[fold.test] for fold in bench.folds])
-    failed = {result.unit.strategy: result.error for result in results if result.error}
-    names = [name for name in dict.fromkeys(r.unit.strategy for r in results) if name not in failed]
-    strategies = [_strategy(bench, name, results) for name in names]
-    controls = {name: _control(name, results) for name in names}
+    every = [*results.reported, *results.untuned]
+    failed = {result.unit.strategy: result.error for result in every if result.error}
+    names = dict.fromkeys(result.unit.strategy for result in results.reported)
+    strategies = [_strategy(bench, name, results) for name in names if name not in failed]
+    controls = {name: _control(name, results.reported) for name in names if name not in failed}
     run_controls = {name: x for name, x in controls.items() if x is not None}
     summary = Summary(bench, target, strategies, run_controls, failed)
     _add_baselines(summary)
-    for strategy in summary.strategies:
-        strategy.correct = right(strategy.logits, target).numpy()
     summary.leaderboard = leaderboard(summary)
     return summary
 
@@ -46,7 +46,7 @@ def parquet_rows(summary: Summary) -> list[dict[str, Any]]:
     rows = []
     for strategy in summary.strategies:
         modalities = all_modalities
-        if strategy.kind == "single":
+        if is_single(strategy.name):
             modalities = modalities_of(summary.bench, strategy.name)
         names = {"strategy": strategy.name, "family": strategy.family}
         for row in strategy.rows:
@@ -55,89 +55,115 @@ def parquet_rows(summary: Summary) -> list[dict[str, Any]]:
     return rows
 
 
-def _strategy(bench: Bench, name: str, results: Sequence[UnitResult]) -> StrategyResults:
-    trials = {
+def _trials(name: str, results: Sequence[UnitResult]) -> dict[tuple[int, int], TrialResult]:
+    """Return the trials of a strategy, without its control, by seed and fold."""
+    return {
         (trial.seed, result.unit.fold): trial
         for result in results
         if result.unit.strategy == name and not result.unit.shuffled
         for trial in result.trials
     }
+
+
+def _strategy(bench: Bench, name: str, results: Results) -> StrategyResults:
+    trials = _trials(name, results.reported)
     seeds = sorted({seed for seed, _ in trials})
-    folds = range(len(bench.folds))
-    logits = [
-        torch.cat([torch.from_numpy(trials[seed, fold].logits) for fold in folds]) for seed in seeds
-    ]
+    by_seed = [[trials[seed, fold] for fold in range(len(bench.folds))] for seed in seeds]
+    subsets = [np.concatenate([t.scores for t in folds], 1) for folds in by_seed]
     rows = [
         {"fold": fold, "seed": seed, **row}
         for (seed, fold), trial in sorted(trials.items())
         for row in trial.rows
     ]
-    val_metrics = [
-        classification(torch.from_numpy(trial.val_logits), bench.targets[bench.folds[fold].val])
-        for (_, fold), trial in trials.items()
-    ]
+    val_scores, val_losses = [], []
+    for (_, fold), trial in trials.items():
+        tasks, val = tasks_of(bench, bench.folds[fold].train), bench.folds[fold].val
+        logits = torch.from_numpy(trial.val_logits)
+        val_scores.append(sample_scores(tasks, logits, bench.targets[val]).mean().item())
+        val_losses.append(tasks.criterion(logits, bench.targets[val]).mean().item())
     facts = {
         key: float(np.mean([trial.facts[key] for trial in trials.values()]))
         for key in next(iter(trials.values())).facts
     }
-    single = name.startswith(ALONE)
+    untuned = [t.scores[0].mean() for t in _trials(name, results.untuned).values()]
+    scores = np.stack(subsets).astype(np.float64)  # (S, U, N)
+    logits_by_seed = [[torch.from_numpy(t.logits) for t in folds] for folds in by_seed]
     return StrategyResults(
         name,
-        "single" if single else "fusion",
-        "single" if single else fusion_info(name).family,
+        *_kind_and_family(name),
         seeds,
-        torch.stack(logits),
-        float(np.mean([metrics["accuracy"] for metrics in val_metrics])),
-        float(np.mean([metrics["loss"] for metrics in val_metrics])),
+        torch.stack([torch.cat(parts) for parts in logits_by_seed]),
+        scores[:, 0],
+        float(np.mean(val_scores)),
+        float(np.mean(val_losses)),
         rows,
-        facts,
+        facts if name not in LINEAR else {},
+        scores,
+        float(np.mean(untuned)) if untuned else math.nan,
     )
 
 
+def _kind_and_family(name: str) -> tuple[str, str]:
+    """Return a strategy's kind, and its family in tables."""
+    if name in LINEAR:
+        return "baseline", "baseline"
+    family = "single" if is_single(name) else fusion_info(fusion_of(name)).family
+    if parse(name).missing:
+        return "incomplete", family
+    return ("single" if is_single(name) else "fusion"), family
+
+
 def _control(name: str, results: Sequence[UnitResult]) -> Tensor | None:
-    """Return the predictions (N,) of a strategy trained on shuffled labels, None if not run."""
+    """Return the logits (N, K) of a strategy trained on shuffled labels, None if not run."""
     logits = {
         result.unit.fold: torch.from_numpy(result.trials[0].logits)
         for result in results
         if result.unit.strategy == name and result.unit.shuffled
     }
-    return torch.cat([logits[fold] for fold in sorted(logits)]).argmax(-1) if logits else None
+    return torch.cat([logits[fold] for fold in sorted(logits)]) if logits else None
 
 
 def _add_baselines(summary: Summary) -> None:
-    """Add the strategies that need no training: majority class, combinations of single models."""
+    """Add the strategies that need no training: the labels' prior, combinations of singles."""
     bench = summary.bench
     singles = [strategy for strategy in summary.strategies if strategy.kind == "single"]
     seeds = singles[0].seeds if singles else [bench.cfg.seed]
-    prior = _class_shares(bench).expand(len(seeds), -1, -1)
-    baselines = {MAJORITY: (prior, math.nan, math.nan)}
+    prior = _prior(bench).expand(len(seeds), -1, -1)
+    baselines = {MAJORITY if bench.scheme is None else PRIOR: (prior, math.nan, math.nan)}
     if len(singles) == len(bench.modalities):
-        log_probabilities = torch.stack([s.logits.log_softmax(-1) for s in singles])  # (M, S, N, K)
+        logits = torch.stack([s.logits for s in singles])  # (M, S, N, K)
+        if bench.scheme is None:
+            logits = logits.log_softmax(-1)
         present = torch.cat([bench.present[fold.test] for fold in bench.folds]).T[:, None, :, None]
-        mean = (log_probabilities * present).sum(0) / present.sum(0).clamp(min=1)
+        mean = (logits * present).sum(0) / present.sum(0).clamp(min=1)
         baselines[MEAN_ALONE] = (torch.where(present.any(0), mean, prior), math.nan, math.nan)
         best = best_on_validation(singles)
-        baselines[CHOSEN_ALONE] = (best.logits, best.val_accuracy, best.val_loss)
-    for name, (logits, accuracy, loss) in baselines.items():
-        rows = [
-            _baseline_row(seed, seed_logits, summary.target)
-            for seed, seed_logits in zip(seeds, logits, strict=True)
-        ]
+        baselines[CHOSEN_ALONE] = (best.logits, best.val_score, best.val_loss)
+    for name, (logits, score, loss) in baselines.items():
+        scores, rows = [], []
+        for seed, seed_logits in zip(seeds, logits, strict=True):
+            sample, row = _score(summary, seed_logits)
+            scores.append(sample.numpy())
+            rows.append({"fold": -1, "seed": seed, **row})
         summary.strategies.append(
-            StrategyResults(name, "baseline", "baseline", list(seeds), logits, accuracy, loss, rows)
+            StrategyResults(
+                name, "baseline", "baseline", list(seeds), logits, np.stack(scores), score, loss, rows
+            )
         )
 
 
-def _class_shares(bench: Bench) -> Tensor:
-    """Return log shares of the classes in the training split, for every test sample: (N, K)."""
+def _score(summary: Summary, logits: Tensor) -> tuple[Tensor, dict[str, Any]]:
+    """Return each test sample's score, and a row with the metrics over all folds."""
+    bench = summary.bench
+    tasks = tasks_of(bench, bench.folds[0].train)  # scores and metrics do not depend on the fold
+    scores = sample_scores(tasks, logits, summary.target)
+    return scores, score_row(tasks, logits, summary.target, scores, "full")
+
+
+def _prior(bench: Bench) -> Tensor:
+    """Return the logits of an answer without any input, for every test sample: (N, K)."""
     parts = []
     for fold in bench.folds:
-        counts = torch.bincount(bench.targets[fold.train], minlength=len(bench.classes))
-        parts.append((counts / counts.sum()).clamp(min=1e-9).log().expand(len(fold.test), -1))
+        prior = tasks_of(bench, fold.train).prior(bench.targets[fold.train])
+        parts.append(prior.float().clamp(min=1e-9).log().expand(len(fold.test), -1))
     return torch.cat(parts)
-
-
-def _baseline_row(seed: int, logits: Tensor, target: Tensor) -> dict[str, Any]:
-    metrics = classification(logits, target) | calibration(logits, target)
-    labels = {"fold": -1, "seed": seed, "subset": "full", "modality": "", "corruption": ""}
-    return {**labels, "severity": 0, **{name: metrics[name] for name in FIGURES}}

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fusionzoo.evaluation import statistics
 from fusionzoo.evaluation.modalities import interactions, shapley
 
-from ..strategies import ALONE
+from ..strategies import ALONE, parse
 from .controls import controls
 from .leaderboard import SIGNIFICANT, outcome
-from .results import MAJORITY, StrategyResults, Summary, best_single, chosen_fusion
+from .results import MAJORITY, PRIOR, StrategyResults, Summary, best_single, chosen_fusion
 
 
 def pairwise(
-    strategies: Sequence[StrategyResults],
+    summary: Summary, strategies: Sequence[StrategyResults]
 ) -> tuple[list[list[str]], list[dict[str, Any]]]:
     """Compare all pairs; return win/tie/loss of row against column, and the comparisons."""
     pairs = [(i, j) for i in range(len(strategies)) for j in range(i)]
-    comparisons = [
-        statistics.compare(strategies[i].correct, strategies[j].correct) for i, j in pairs
-    ]
+    comparisons = [summary.compare(strategies[i], strategies[j]) for i, j in pairs]
     corrected = statistics.holm([comparison.p for comparison in comparisons])
     matrix = [[""] * len(strategies) for _ in strategies]
     lines = []
@@ -38,7 +36,7 @@ def tied_with_leader(summary: Summary) -> list[str]:
     if not summary.of_kind("fusion"):
         return []
     leader, *others = summary.of_kind("fusion")
-    comparisons = [statistics.compare(leader.correct, other.correct) for other in others]
+    comparisons = [summary.compare(leader, other) for other in others]
     corrected = statistics.holm([comparison.p for comparison in comparisons])
     ties = [other.name for other, p in zip(others, corrected, strict=True) if p >= SIGNIFICANT]
     return [leader.name, *ties]
@@ -53,6 +51,7 @@ def figures(summary: Summary) -> dict[str, Any]:
         "data": _data_figures(summary),
         "mode": bench.cfg.mode,
         "seeds": bench.cfg.seeds,
+        "metric": bench.metric.name,
         "tuning_trials": bench.cfg.tune,
         "notes": bench.notes,
         "failed": summary.failed,
@@ -68,7 +67,7 @@ def _data_figures(summary: Summary) -> dict[str, Any]:
         "name": bench.cfg.data["name"],
         "modalities": bench.modalities,
         "classes": len(bench.classes),
-        "folds": len(bench.folds) if bench.cfg.folds else 0,
+        "folds": len(bench.folds) if bench.cross_validated else 0,
         "train": len(bench.folds[0].train),
         "val": len(bench.folds[0].val),
         "test": len(summary.target),
@@ -86,8 +85,8 @@ def _fusion_figures(summary: Summary, tied: Sequence[str]) -> dict[str, Any]:
         return {}
     modalities = list(summary.bench.modalities)
     line = summary.line(chosen.name)
-    accuracies = {
-        fusion.name: fusion.accuracy_by_subset(modalities) for fusion in summary.of_kind("fusion")
+    scores = {
+        fusion.name: fusion.score_by_subset(modalities) for fusion in summary.of_kind("fusion")
     }
     return {
         "chosen_on_validation": chosen.name,
@@ -95,10 +94,10 @@ def _fusion_figures(summary: Summary, tied: Sequence[str]) -> dict[str, Any]:
         "gain": {key: line[f"gain_{key}"] for key in ("difference", "low", "high", "p")},
         "leader": tied[0],
         "cannot_be_told_apart": tied,
-        "shapley": {name: shapley(by_subset, modalities) for name, by_subset in accuracies.items()},
+        "shapley": {name: shapley(by_subset, modalities) for name, by_subset in scores.items()},
         "interactions": {
             name: {"+".join(pair): v for pair, v in interactions(by_subset, modalities).items()}
-            for name, by_subset in accuracies.items()
+            for name, by_subset in scores.items()
         },
     }
 
@@ -118,9 +117,10 @@ def verdict(summary: Summary, tied: Sequence[str]) -> str:
             "One seed: the interval covers test samples only, not the variation between training"
             " runs."
         )
-    if summary.bench.cfg.folds:
+    if summary.bench.cross_validated:
         sentences.append(
-            f"The {len(summary.bench.folds)} folds share training data, which the interval ignores."
+            f"Every sample was tested once in {summary.folds} folds; the interval counts that their"
+            " training data overlaps."
         )
     if summary.failed:
         sentences.append(f"{len(summary.failed)} strategies failed: {', '.join(summary.failed)}.")
@@ -129,18 +129,21 @@ def verdict(summary: Summary, tied: Sequence[str]) -> str:
 
 def _gain(summary: Summary, name: str, single: str) -> str:
     """State the gain of the fusion chosen on validation data over the best single modality."""
-    line = summary.line(name)
+    line, metric = summary.line(name), summary.bench.metric
     difference, low, high, p = (line[f"gain_{key}"] for key in ("difference", "low", "high", "p"))
-    loss, gain = min(100 * max(-low, 0), 100), min(100 * max(high, 0), 100)
-    points = f"{100 * difference:+.1f} points (95 % interval {100 * low:+.1f} to {100 * high:+.1f})"
+    bounds = f"{metric.difference(low)} to {metric.difference(high)}"
+    points = f"{metric.difference(difference)}{metric.unit} (95 % interval {bounds})"
+    if not metric.higher:
+        points = f"{metric.title} better by {points}"
     chance = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
     by = f"(`{name}`, chosen on validation data)"
+    loss, gain = (metric.difference(max(x, 0.0)).removeprefix("+") for x in (-low, high))
     return {
         "win": f"Fusion helps: {points} over {single}, {chance} {by}.",
         "loss": f"Fusion hurts: {points} against {single}, {chance} {by}.",
         "tie": (
             f"Fusion shows no difference: {points} against {single}, {chance} {by}; the interval"
-            f" leaves room for a loss of {loss:.1f} and a gain of {gain:.1f} points."
+            f" leaves room for a loss of {loss} and a gain of {gain}{metric.unit}."
         ),
     }[outcome(difference, p)]
 
@@ -155,24 +158,32 @@ def _outcomes(summary: Summary, single: str) -> str:
     if ties:
         parts.append(f"{ties} cannot be told apart from it")
     counts = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
-    return f"Of {len(outcomes)} fusions {counts} (Holm-corrected)."
+    return f"Of {len(outcomes)} {_kinds(summary)} {counts} (Holm-corrected)."
+
+
+def _kinds(summary: Summary) -> str:
+    """Name what is compared: fusions, or fusions under training strategies too."""
+    trained = any(parse(fusion.name).balance for fusion in summary.of_kind("fusion"))
+    return "fusions and training strategies" if trained else "fusions"
 
 
 def _leader(summary: Summary, single: str, tied: Sequence[str]) -> list[str]:
     """Name the leader of the whole table, with baselines, and the fusions close to the best one."""
-    leader, top = summary.line(tied[0]), summary.leaderboard[0]
+    metric, leader = summary.bench.metric, summary.line(tied[0])
+    table = [line for line in summary.leaderboard if line["kind"] != "incomplete"]
     several = len(summary.of_kind("fusion")) > 1
-    name, accuracy = f"`{tied[0]}`", leader["accuracy"]
-    if top["accuracy"] > accuracy + 1e-9:
+    name, top, score = f"`{tied[0]}`", table[0], leader["score"]
+    shown = f"{metric.shown(score):.3f}"
+    if top["score"] > score + 1e-9:
         first = f"the baseline `{top['strategy']}`"
         if top["family"] == "single":
             first = f"{top['strategy'].removeprefix(ALONE)} alone"
-        words = f"In the table {first} leads with {top['accuracy']:.3f}, above every fusion"
-        words += f"; the best of them is {name} with {accuracy:.3f}."
-    elif abs(accuracy - _best_single_accuracy(summary)) < 1e-9:
-        words = f"In the table {name} and {single} lead with {accuracy:.3f}."
+        words = f"In the table {first} leads with {metric.shown(top['score']):.3f}, above every"
+        words += f" fusion; the best of them is {name} with {shown}."
+    elif abs(score - _best_single_score(table)) < 1e-9:
+        words = f"In the table {name} and {single} lead with {shown}."
     else:
-        words = f"In the table {name} leads with {accuracy:.3f}"
+        words = f"In the table {name} leads with {shown}"
         words += f"; it cannot be told apart from {single}." if leader["outcome"] == "tie" else "."
     sentences = [words]
     if several:
@@ -182,12 +193,12 @@ def _leader(summary: Summary, single: str, tied: Sequence[str]) -> list[str]:
             if len(tied) > 1
             else f"Every other fusion scores significantly below {name} (Holm-corrected)."
         )
-    majority = [line for line in summary.leaderboard if line["strategy"] == MAJORITY]
-    if majority and majority[0]["accuracy"] > accuracy + 1e-9:
-        share = majority[0]["accuracy"]
-        sentences.append(f"Every fusion scores below the majority class ({share:.3f}).")
+    for line in table:
+        if line["strategy"] in (MAJORITY, PRIOR) and line["score"] > score + 1e-9:
+            share = f"{metric.shown(line['score']):.3f}"
+            sentences.append(f"Every fusion scores below the {line['strategy']} ({share}).")
     return sentences
 
 
-def _best_single_accuracy(summary: Summary) -> float:
-    return max(line["accuracy"] for line in summary.leaderboard if line["family"] == "single")
+def _best_single_score(table: Sequence[Mapping[str, Any]]) -> float:
+    return max(float(line["score"]) for line in table if line["family"] == "single")

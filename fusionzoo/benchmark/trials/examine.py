@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -11,7 +12,6 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.calibration import calibration
 from fusionzoo.evaluation.cost import head_cost
-from fusionzoo.evaluation.metrics import classification
 from fusionzoo.evaluation.modalities import subset_label, subsets
 from fusionzoo.evaluation.robustness import Corrupted
 from fusionzoo.features.cache import load_features
@@ -20,10 +20,12 @@ from fusionzoo.fusion import Fusion
 from fusionzoo.model import FusionModel
 from fusionzoo.rng import seed_of
 from fusionzoo.structures import Features, keep_only
+from fusionzoo.training.tasks.multitask import Tasks
 
-from ..bench import Bench, Condition, Unit, conditions
+from ..bench import Bench, Condition, Unit, conditions, damaged_rows, tasks_of
 from ..features.feeds import BatchFeed, ProbeFeed, device_of, loader_workers
 from ..fit import FitResult
+from ..metric import sample_scores
 from ..strategies import modalities_of, reads_tokens
 from .store import Row, TrialResult
 
@@ -38,6 +40,8 @@ class Examiner:
         self.modalities = modalities_of(bench, unit.strategy)
         self.fold = bench.folds[unit.fold]
         self.target = bench.targets[self.fold.test]
+        self.tasks = tasks_of(bench, self.fold.train)
+        self.sorted_test, self.test_order = self.fold.test.sort()
 
     def examine(
         self, model: FusionModel, seed: int, fit_result: FitResult, seconds: float
@@ -47,12 +51,15 @@ class Examiner:
         test, val, corrupted = self._features(model)
         fusion = model.fusion.cpu()
         logits = predict(fusion, test)
+        scores = [self._scores(logits)]
         rows = [self._row(logits, "full")]
-        if not self.unit.shuffled:
-            rows += self._subsets(fusion, test) + self._broken_pairings(fusion, test, seed)
-            for condition, features in corrupted:
-                changed = {**test, condition[0]: features}
-                rows.append(self._row(predict(fusion, changed), "full", condition))
+        if self.unit.whole and not self.unit.shuffled:
+            for subset in subsets(self.modalities)[-2::-1]:  # the full one first, as in `scores`
+                masked = predict(fusion, keep_only(test, *subset))
+                scores.append(self._scores(masked))
+                rows.append(self._row(masked, subset_label(subset)))
+            rows += self._broken_pairings(fusion, test, seed)
+            rows += self._damaged(fusion, test, corrupted)
         facts = {
             "best_epoch": fit_result.best_epoch,
             "epochs": fit_result.epochs,
@@ -61,7 +68,14 @@ class Examiner:
             **head_cost(fusion, test),
             "stacked": len(self.unit.seeds) > 1,
         }
-        return TrialResult(seed, rows, facts, logits.numpy(), predict(fusion, val).numpy())
+        return TrialResult(
+            seed,
+            rows,
+            facts,
+            logits.numpy(),
+            predict(fusion, val).numpy(),
+            torch.stack(scores).float().numpy(),
+        )
 
     def _features(
         self, model: FusionModel
@@ -76,18 +90,21 @@ class Examiner:
             {name: self._encode(model, samples, name) for name in self.modalities}
             for samples in (test_set, val_set)
         )
+        damaged_set = dataset.subset(damaged_rows(self.bench, self.fold))
         corrupted = (
-            (condition, self._encode(model, Corrupted(test_set, *condition), condition[0]))
+            (condition, self._encode(model, Corrupted(damaged_set, *condition), condition[0]))
             for condition in conditions(self.bench)
             if condition[0] in self.modalities
         )
         return test, val, corrupted
 
     def _corrupted_from_cache(self, feed: ProbeFeed) -> Iterator[tuple[Condition, Features]]:
-        for condition, description in self.bench.corrupted[self.unit.fold].items():
+        rows = damaged_rows(self.bench, self.fold)
+        for condition, damaged in self.bench.corrupted[self.unit.fold].items():
             if condition[0] in self.modalities:
-                stored = load_features(description)
-                yield condition, feed.take(condition[0], stored, _all_rows(stored))
+                stored = load_features(damaged.description)
+                places = torch.searchsorted(damaged.rows, rows)  # entries are in order of rows
+                yield condition, feed.take(condition[0], stored, places)
 
     def _encode(self, model: FusionModel, samples: PairedDataset, modality: str) -> Features:
         cfg = self.bench.cfg
@@ -100,20 +117,32 @@ class Examiner:
         )
         return stored.take(_all_rows(stored), reads_tokens(self.unit.strategy))
 
-    def _row(self, logits: Tensor, subset: str, condition: Condition = ("", "", 0)) -> Row:
-        metrics = classification(logits, self.target) | calibration(logits, self.target)
-        metrics.pop("loss")  # `nll` is the same
-        modality, corruption, severity = condition
-        labels = {"subset": subset, "modality": modality, "corruption": corruption}
-        return {**labels, "severity": severity, **metrics}
+    def _scores(self, logits: Tensor) -> Tensor:
+        return sample_scores(self.tasks, logits, self.target)
 
-    def _subsets(self, fusion: Fusion, test: FeaturesByModality) -> list[Row]:
-        """Evaluate every smaller subset of the modalities, with the others masked."""
-        rows = []
-        for subset in subsets(self.modalities)[:-1]:
-            logits = predict(fusion, keep_only(test, *subset))
-            rows.append(self._row(logits, subset_label(subset)))
-        return rows
+    def _row(self, logits: Tensor, subset: str, condition: Condition = ("", "", 0)) -> Row:
+        return score_row(self.tasks, logits, self.target, self._scores(logits), subset, condition)
+
+    def _damaged(
+        self,
+        fusion: Fusion,
+        test: FeaturesByModality,
+        corrupted: Iterator[tuple[Condition, Features]],
+    ) -> list[Row]:
+        """Evaluate samples of which one modality is damaged; the same ones undamaged come first."""
+        rows: list[Row] = []
+        damaged = damaged_rows(self.bench, self.fold)
+        numbers = torch.searchsorted(self.sorted_test, damaged)
+        numbers = self.test_order[numbers]
+        clean = {name: Features(*(x[numbers] for x in whole)) for name, whole in test.items()}
+        target = self.target[numbers]
+        undamaged: Condition = ("", "undamaged", 0)
+        for condition, features in itertools.chain([(undamaged, None)], corrupted):
+            changed = clean if features is None else {**clean, condition[0]: features}
+            logits = predict(fusion, changed)
+            scores = sample_scores(self.tasks, logits, target)
+            rows.append(score_row(self.tasks, logits, target, scores, "full", condition))
+        return rows if len(rows) > 1 else []
 
     def _broken_pairings(self, fusion: Fusion, test: FeaturesByModality, seed: int) -> list[Row]:
         """Evaluate with one modality, each in turn, taken from another sample."""
@@ -128,6 +157,24 @@ class Examiner:
             changed = {**test, name: Features(*(x[order] for x in features))}
             rows.append(self._row(predict(fusion, changed), "full", (name, "pairing", 0)))
         return rows
+
+
+def score_row(
+    tasks: Tasks,
+    logits: Tensor,
+    target: Tensor,
+    scores: Tensor,
+    subset: str,
+    condition: Condition = ("", "", 0),
+) -> Row:
+    """Return a row of results: what was tested, the score and all metrics."""
+    metrics = tasks.metrics(logits, target)
+    if tasks.plain:
+        metrics |= calibration(logits, target)
+        metrics.pop("loss")  # `nll` is the same, but for settings of the objective
+    modality, corruption, severity = condition
+    labels = {"subset": subset, "modality": modality, "corruption": corruption}
+    return {**labels, "severity": severity, "score": float(scores.mean()), **metrics}
 
 
 @torch.no_grad()

@@ -21,21 +21,24 @@ from fusionzoo.features.encode import key_of
 from fusionzoo.fusion import FUSIONS
 from fusionzoo.plugins import load_plugins
 from fusionzoo.sources import code_digest, file_digest
+from fusionzoo.training.balance import BALANCE
 from fusionzoo.version import __version__
 
 from ..bench import Bench, Settings, Unit
+from ..clock import Clock
 from ..executors import map_unordered
-from ..strategies import fusion_of, reads_tokens, settings_of
+from ..strategies import LINEAR, fusion_of, parse, reads_tokens, settings_of
 from . import store, trial
 from .store import TrialResult
-from .tune import tune
+from .tune import defaults, tune
 
 # Settings that do not change a trial: how and where it is run, and which other trials are run.
-IRRELEVANT = {"fusions", "settings", "fusion", "seeds", "controls", "tune"}
+IRRELEVANT = {"fusions", "settings", "fusion", "balance", "missing_train"}
+IRRELEVANT |= {"seeds", "controls", "tune"}
 IRRELEVANT |= {"jobs", "engine", "num_workers", "out", "combine", "plugins"}
 
 # Raised when a metric of a trial is redefined: trials of earlier versions are then run again.
-DEFINITIONS = 3
+DEFINITIONS = 4
 
 
 class UnitResult(NamedTuple):
@@ -44,6 +47,13 @@ class UnitResult(NamedTuple):
     unit: Unit
     trials: list[TrialResult]
     error: str | None
+
+
+class Results(NamedTuple):
+    """The results that are reported and, where they were tuned, those of the default settings."""
+
+    reported: list[UnitResult]
+    untuned: list[UnitResult]
 
 
 def units(bench: Bench, strategies: Sequence[str]) -> list[Unit]:
@@ -59,9 +69,15 @@ def units(bench: Bench, strategies: Sequence[str]) -> list[Unit]:
                 listed.append(all_seeds)
             else:
                 listed += [all_seeds._replace(seeds=(seed,)) for seed in seeds]
-            if cfg.controls:
+            if cfg.controls and has_control(strategy):
                 listed.append(all_seeds._replace(seeds=seeds[:1], shuffled=True))
     return listed
+
+
+def has_control(strategy: str) -> bool:
+    """Whether a strategy is trained on shuffled labels too: fusions and modalities as such are."""
+    named = parse(strategy)
+    return not (named.balance or named.missing or named.base in LINEAR)
 
 
 def path_of(bench: Bench, unit: Unit) -> Path:
@@ -70,7 +86,7 @@ def path_of(bench: Bench, unit: Unit) -> Path:
     features = bench.features[unit.fold] if bench.features else {}
     key = [settings, unit._asdict(), features, __version__, str(torch.__version__), DEFINITIONS]
     if not unit.shuffled and bench.corrupted:
-        key.append([str(condition) for condition in bench.corrupted[unit.fold]])
+        key += [str(condition) for condition in bench.corrupted[unit.fold]]
     code = _plugin_code(bench.cfg, unit)
     if code:
         key.append(code)
@@ -83,18 +99,40 @@ def _plugin_code(cfg: BenchmarkConfig, unit: Unit) -> list[str]:
     """Return digests of the code that a unit runs and that is not fusionzoo's own."""
     names = [fusion_of(unit.strategy), *unit.settings.values()]  # `base` names a fusion too
     digests = [code_digest(FUSIONS[x].cls) for x in names if isinstance(x, str) and x in FUSIONS]
+    digests += [code_digest(BALANCE[name].cls) for name in parse(unit.strategy).balance]
     if cfg.mode == "finetune":  # of cached features the description has the encoder's
         digests += map(file_digest, load_plugins(cfg.plugins))
     return [digest for digest in digests if digest is not None]
 
 
-def run_all(bench: Bench, strategies: Sequence[str]) -> list[UnitResult]:
+def run_all(bench: Bench, strategies: Sequence[str], clock: Clock | None = None) -> Results:
     """Run all units that are not done yet; one that fails is reported and stops no other."""
     if bench.cfg.mode == "probe":
         bench = replace(bench, dataset=None)  # trials read cached features: send workers no more
-    ordered = units(bench, strategies)
-    if bench.cfg.tune:
-        ordered = _tuned(bench, ordered)
+    clock = clock or Clock()
+    plain = units(bench, strategies)
+    if not bench.cfg.tune:
+        results = Results(_run(bench, plain), [])
+        clock.lap("training and tests")
+        return results
+    reported = _tuned(bench, plain)
+    clock.lap("tuning")
+    tuned = [unit for unit in plain if not unit.shuffled and unit.strategy not in LINEAR]
+    untuned = [
+        unit if unit in reported else unit._replace(whole=False)  # its test score is enough
+        for unit in tuned
+    ]
+    every = _run(bench, [*reported, *(unit for unit in untuned if unit not in reported)])
+    clock.lap("training and tests")
+    result_of = {_identity(result.unit): result for result in every}
+    return Results(
+        [result_of[_identity(unit)] for unit in reported],
+        [result_of[_identity(unit)] for unit in untuned],
+    )
+
+
+def _run(bench: Bench, ordered: Sequence[Unit]) -> list[UnitResult]:
+    """Run the units that are not done yet; return all results in the order of the units."""
     results, missing = [], []
     for unit in ordered:
         trials = store.load(path_of(bench, unit))
@@ -122,27 +160,39 @@ def _run_unit(bench: Bench, unit: Unit) -> str | None:
     return None
 
 
-def _tuned(bench: Bench, untuned: Sequence[Unit]) -> list[Unit]:
+def _tuned(bench: Bench, plain: Sequence[Unit]) -> list[Unit]:
     """Tune every strategy on every fold, and return the units with the best settings."""
-    pairs = list(dict.fromkeys((unit.strategy, unit.fold) for unit in untuned))
+    pairs = list(dict.fromkeys((u.strategy, u.fold) for u in plain if u.strategy not in LINEAR))
+    pairs.sort(key=lambda pair: -_relative_cost(_first_unit(bench, *pair)))
     best = dict(map_unordered(bench.cfg, bench, pairs, _tune, "tune"))
-    return [
-        unit._replace(
-            settings={**unit.settings, **best[unit.strategy, unit.fold]["settings"]},
-            optim=best[unit.strategy, unit.fold]["optim"],
-        )
-        for unit in untuned
-    ]
+    tuned: list[Unit] = []
+    for unit in plain:
+        chosen = best.get((unit.strategy, unit.fold), {"settings": {}, "training": {}})
+        settings = {**unit.settings, **chosen["settings"]}
+        unit = unit._replace(settings=settings, training=chosen["training"])
+        together = len(unit.seeds) == 1 or trial.can_stack(bench, unit.strategy, settings)
+        tuned += [unit] if together else [unit._replace(seeds=(seed,)) for seed in unit.seeds]
+    return tuned
 
 
 def _tune(bench: Bench, pair: tuple[str, int]) -> dict[str, Settings]:
-    strategy, fold = pair
-    seeds = (bench.cfg.seed,)
-    return tune(bench, Unit(strategy, fold, seeds, False, settings_of(bench.cfg, strategy), {}))
+    unit = _first_unit(bench, *pair)
+    unchanged: dict[str, Settings] = {"settings": {}, "training": {}}
+    try:
+        best = tune(bench, unit)
+    except Exception:  # the trial itself fails in the same way, and is reported
+        return unchanged
+    # The default settings are the same unit as without tuning, which is run once.
+    return unchanged if best == defaults(bench, unit) else best
 
 
-def _identity(unit: Unit) -> tuple[str, int, tuple[int, ...], bool]:
-    return unit.strategy, unit.fold, unit.seeds, unit.shuffled
+def _first_unit(bench: Bench, strategy: str, fold: int) -> Unit:
+    settings = settings_of(bench.cfg, strategy)
+    return Unit(strategy, fold, (bench.cfg.seed,), False, settings, {})
+
+
+def _identity(unit: Unit) -> str:
+    return key_of([unit._asdict()])
 
 
 def _relative_cost(unit: Unit) -> float:

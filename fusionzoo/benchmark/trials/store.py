@@ -28,6 +28,7 @@ class TrialResult(NamedTuple):
     facts: dict[str, Any]  # best epoch, loss, costs
     logits: np.ndarray  # (N, K) of the whole test split
     val_logits: np.ndarray
+    scores: np.ndarray  # (U, N) of each subset of the modalities, the full one first
 
 
 def folder_of(out: str) -> Path:
@@ -40,6 +41,7 @@ def save(path: Path, unit: Unit, results: Sequence[TrialResult]) -> None:
     arrays: dict[str, np.ndarray] = {}
     for number, result in enumerate(results):
         arrays[f"logits{number}"], arrays[f"val{number}"] = result.logits, result.val_logits
+        arrays[f"scores{number}"] = result.scores
     entries = [[result.seed, result.rows, result.facts] for result in results]
     metadata = json.dumps({"unit": unit._asdict(), "cells": entries})
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,9 +56,10 @@ def load(path: Path) -> list[TrialResult] | None:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             entries = json.loads(str(arrays["about"]))["cells"]
+            names = ("logits", "val", "scores")
             return [
-                TrialResult(seed, rows, facts, arrays[f"logits{number}"], arrays[f"val{number}"])
-                for number, (seed, rows, facts) in enumerate(entries)
+                TrialResult(*entry, *(arrays[f"{name}{number}"] for name in names))
+                for number, entry in enumerate(entries)
             ]
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         print(f"warning: {path} is damaged ({error}); its trials are run again")

@@ -7,32 +7,38 @@ that are trained together.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusionzoo.config import OptimConfig, from_tree, merge
+from fusionzoo.config import BenchmarkConfig, OptimConfig, from_tree, merge
 from fusionzoo.creating import create_model
 from fusionzoo.distributed.process_group import seed_everything
+from fusionzoo.encoders import Encoder
 from fusionzoo.evaluation.cost import random_features
 from fusionzoo.fusion import Fusion, create_fusion
 from fusionzoo.model import FusionModel
 from fusionzoo.rng import seed_of
 from fusionzoo.training.build import choose_encoders
 
-from ..bench import Bench, Fold, Settings, Unit, dataset_of
-from ..features.feeds import BatchFeed, ProbeFeed, device_of
-from ..fit import FitResult, fit
-from ..strategies import fusion_of, modalities_of, reads_tokens
+from ..balanced import BalancedTrainer, CachedEncoder
+from ..bench import Bench, Fold, Settings, Unit, dataset_of, target_spec, tasks_of
+from ..features.feeds import BatchFeed, ProbeFeed, device_of, removed_modalities
+from ..fit import FitResult, StopEarly, fit
+from ..strategies import LINEAR, fusion_of, modalities_of, parse, reads_tokens
 from ..trainers import SingleTrainer, StackedTrainer, Trainer, stackable
+from . import linear
 from .examine import Examiner
 from .store import TrialResult
 
 
 def run(bench: Bench, unit: Unit) -> list[TrialResult]:
     """Train the models of a unit and compute their metrics."""
+    if unit.strategy in LINEAR:
+        return linear.run(bench, unit)
     start = time.perf_counter()
     models, feed = build(bench, unit)
     fitted = train(bench, unit, models, feed)
@@ -46,48 +52,83 @@ def run(bench: Bench, unit: Unit) -> list[TrialResult]:
 
 
 def train(
-    bench: Bench, unit: Unit, models: Sequence[FusionModel], feed: ProbeFeed | BatchFeed
+    bench: Bench,
+    unit: Unit,
+    models: Sequence[FusionModel],
+    feed: ProbeFeed | BatchFeed,
+    stop_early: StopEarly | None = None,
 ) -> list[FitResult]:
-    """Train the models of a unit, with the optimiser settings that tuning chose."""
-    cfg, fold = bench.cfg, bench.folds[unit.fold]
-    cfg = replace(cfg, optim=from_tree(OptimConfig, merge(vars(cfg.optim), unit.optim)))
+    """Train the models of a unit, with the training settings that tuning chose."""
+    cfg, fold = training_settings(bench.cfg, unit.training), bench.folds[unit.fold]
     targets = bench.targets
     if unit.shuffled:
         targets = shuffle_labels(targets, fold, seed_of(unit.strategy, unit.seeds[0]))
     if cfg.mode == "finetune":
         targets = targets.to(device_of(cfg))
-    trainer: Trainer
+    trainer = _trainer(bench, unit, models, feed, cfg, targets)
+    return fit(trainer, feed, targets, fold.train, fold.val, unit.seeds, stop_early)
+
+
+def training_settings(cfg: BenchmarkConfig, changes: Mapping[str, Any]) -> BenchmarkConfig:
+    """Return the settings with those of training, `{"epochs": 20, "optim": {...}}`, changed."""
+    optim = from_tree(OptimConfig, merge(vars(cfg.optim), changes.get("optim", {})))
+    return replace(cfg, epochs=changes.get("epochs", cfg.epochs), optim=optim)
+
+
+def _trainer(
+    bench: Bench,
+    unit: Unit,
+    models: Sequence[FusionModel],
+    feed: ProbeFeed | BatchFeed,
+    cfg: BenchmarkConfig,
+    targets: Tensor,
+) -> Trainer:
+    fold = bench.folds[unit.fold]
+    tasks = tasks_of(bench, fold.train).to(targets.device)
     if len(models) > 1:
-        trainer = StackedTrainer(models, cfg)
-    else:
-        groups = [bench.groups[row] for row in fold.train.tolist()] if bench.groups else []
-        trainer = SingleTrainer(models[0], cfg, targets[fold.train], groups, unit.seeds[0])
-    return fit(trainer, feed, targets, fold.train, fold.val, unit.seeds)
+        return StackedTrainer(models, cfg, tasks)
+    groups = [bench.groups[row] for row in fold.train.tolist()] if bench.groups else []
+    (model,), (seed,), balance = models, unit.seeds, parse(unit.strategy).balance
+    if not balance:
+        return SingleTrainer(model, cfg, targets[fold.train], groups, seed, tasks)
+    splits = None
+    if isinstance(feed, BatchFeed):
+        rows = {"train": fold.train, "val": fold.val}
+        splits = {name: feed.dataset.subset(part) for name, part in rows.items()}
+    return BalancedTrainer(model, cfg, tasks, balance, targets, fold.train, groups, seed, splits)
 
 
 def build(bench: Bench, unit: Unit) -> tuple[list[FusionModel], ProbeFeed | BatchFeed]:
     """Build a model for each seed, and the feed of their inputs."""
     if bench.cfg.mode == "finetune":
         return _build_with_encoders(bench, unit)
+    encoders: dict[str, Encoder] = {}
+    if parse(unit.strategy).balance:  # strategies ask the encoders for their widths
+        encoders = {
+            name: CachedEncoder(name, bench.modalities[name], bench.dims[name])
+            for name in modalities_of(bench, unit.strategy)
+        }
     models = []
     for seed in unit.seeds:
         seed_everything(seed)
         fusion = build_fusion(bench, unit.strategy, unit.settings)
-        models.append(FusionModel({}, fusion, {}, bench.classes))
+        models.append(FusionModel(encoders, fusion, target_spec(bench), bench.classes))
     return models, ProbeFeed(bench, unit)
 
 
 def build_fusion(bench: Bench, strategy: str, settings: Settings) -> Fusion:
     """Build the fusion of a strategy for cached features."""
     dims = {name: bench.dims[name] for name in modalities_of(bench, strategy)}
-    return create_fusion(fusion_of(strategy), dims, num_outputs=len(bench.classes), **settings)
+    return create_fusion(fusion_of(strategy), dims, num_outputs=bench.num_outputs, **settings)
 
 
 def can_stack(bench: Bench, strategy: str, settings: Settings) -> bool:
     """Whether the seeds of a strategy may be trained together."""
+    if strategy in LINEAR:
+        return True  # the same for every seed
     if bench.cfg.mode == "finetune" or bench.cfg.seeds == 1 or not bench.cfg.stack:
         return False
-    if reads_tokens(strategy):
+    if reads_tokens(strategy) or parse(strategy).balance:
         return False  # one copy keeps the machine busy already
     fusion = build_fusion(bench, strategy, settings)
     with torch.random.fork_rng(devices=[]):
@@ -114,8 +155,10 @@ def _build_with_encoders(bench: Bench, unit: Unit) -> tuple[list[FusionModel], B
     models = []
     for seed in unit.seeds:
         seed_everything(seed)
-        model = create_model(fusion, components, classes=bench.classes, kinds=kinds)
+        model = create_model(
+            fusion, components, classes=bench.classes, targets=bench.scheme, kinds=kinds
+        )
         models.append(model.to(device_of(cfg)))
     if len(names) == 1:
         dataset = dataset.only(names[0])
-    return models, BatchFeed(dataset, models[0], cfg)
+    return models, BatchFeed(dataset, models[0], cfg, removed_modalities(bench, unit))

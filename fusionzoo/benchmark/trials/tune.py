@@ -6,6 +6,9 @@ An Optuna trial is called a proposal here: a trial is a model whose results are 
 from __future__ import annotations
 
 import json
+import math
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,20 +25,28 @@ from . import store, trial
 if TYPE_CHECKING:
     import optuna
 
+DRAWN = 4  # proposals before the estimator and the pruning set in
+WARM_UP = 5  # epochs before a proposal may be stopped
+
 
 def require_optuna() -> None:
     """Raise an error if Optuna is missing, before anything is computed."""
     try:
         import optuna  # noqa: F401
     except ImportError:
-        raise FusionZooError("--tune needs Optuna: pip install 'fusionzoo[benchmark]'") from None
+        raise FusionZooError(
+            "tuning needs Optuna: pip install 'fusionzoo[benchmark]', or --tune 0"
+        ) from None
 
 
 def tune(bench: Bench, unit: Unit) -> dict[str, Settings]:
-    """Return the best `settings` and `optim` of `cfg.tune` proposals; the first is the default.
+    """Return the best `settings` and `training` of `cfg.tune` proposals; the first is the default.
 
-    Each proposal is written to a file and has its own seed, so an interrupted search continues with
-    the proposals that it would have made anyway.
+    The first proposals are drawn at random, the same ones for every strategy, the later ones by the
+    tree-structured Parzen estimator (Bergstra et al. 2011). A proposal whose validation loss is
+    above the median of the earlier ones at the same epoch is stopped. Each is written to a file and
+    has its own seed, so an interrupted search continues with the proposals that it would have made
+    anyway.
     """
     import optuna
 
@@ -43,23 +54,41 @@ def tune(bench: Bench, unit: Unit) -> dict[str, Settings]:
     path = _path(bench, unit)
     path.parent.mkdir(parents=True, exist_ok=True)
     done = _read(path)
-    study = optuna.create_study()
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=DRAWN, n_warmup_steps=WARM_UP)
+    study = optuna.create_study(pruner=pruner)
     study.enqueue_trial(_defaults(bench, unit))
-    for number in range(bench.cfg.tune):
-        study.sampler = optuna.samplers.TPESampler(seed=seed_of(bench.cfg.seed, number) % 2**32)
+    for number in range(bench.cfg.tune or 0):
+        seed = seed_of(bench.cfg.seed, number) % 2**32
+        study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=DRAWN)
         proposal = study.ask()
-        settings, optim = _propose(proposal, unit)
-        if number < len(done):
-            loss = done[number]["loss"]
-        else:
-            loss = _loss(bench, unit._replace(settings=settings, optim=optim))
-            line = {"loss": loss, "settings": settings, "optim": optim}
+        settings, training = _propose(proposal, unit)
+        if number == len(done):
+            losses = _losses(bench, unit._replace(settings=settings, training=training), proposal)
+            line = {"losses": losses, "settings": settings, "training": training}
             with path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             done.append(line)
-        study.tell(proposal, loss)
-    best = min(done[: bench.cfg.tune], key=lambda line: line["loss"])
-    return {"settings": best["settings"], "optim": best["optim"]}
+        losses = done[number]["losses"]
+        for epoch, loss in losses:
+            proposal.report(loss, epoch)
+        study.tell(proposal, _least(losses))
+    best = min(done[: bench.cfg.tune], key=lambda line: _least(line["losses"]))
+    return {"settings": best["settings"], "training": best["training"]}
+
+
+def defaults(bench: Bench, unit: Unit) -> dict[str, Settings]:
+    """Return the first proposal: what the untuned unit has."""
+    start = _defaults(bench, unit)
+    settings = dict(unit.settings)
+    if "dropout" in start:
+        settings["dropout"] = start["dropout"]
+    optim = {"lr": start["lr"], "weight_decay": start["weight_decay"]}
+    return {"settings": settings, "training": {"epochs": start["epochs"], "optim": optim}}
+
+
+def _least(losses: Sequence[tuple[int, float]]) -> float:
+    """Return the least validation loss; infinity where training diverged."""
+    return min((loss for _, loss in losses), default=math.inf)
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
@@ -70,8 +99,12 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 def _defaults(bench: Bench, unit: Unit) -> Settings:
-    optim = bench.cfg.optim
-    start: Settings = {"lr": optim.lr, "weight_decay": max(optim.weight_decay, 1e-3)}
+    cfg = bench.cfg
+    start: Settings = {
+        "lr": cfg.optim.lr,
+        "weight_decay": max(cfg.optim.weight_decay, 1e-3),
+        "epochs": cfg.epochs,
+    }
     parameters = fusion_info(fusion_of(unit.strategy)).parameters
     if "dropout" in parameters:
         start["dropout"] = unit.settings.get("dropout", parameters["dropout"].default)
@@ -79,28 +112,41 @@ def _defaults(bench: Bench, unit: Unit) -> Settings:
 
 
 def _propose(proposal: optuna.Trial, unit: Unit) -> tuple[Settings, Settings]:
-    """Draw learning rate and weight decay, and dropout where the fusion has it."""
+    """Draw learning rate, weight decay and epochs, and dropout where the fusion has it."""
     optim: Settings = {
         "lr": proposal.suggest_float("lr", 1e-4, 1e-2, log=True),
-        "weight_decay": proposal.suggest_float("weight_decay", 1e-3, 1.0, log=True),
+        "weight_decay": proposal.suggest_float("weight_decay", 1e-3, 3.0, log=True),
     }
+    epochs = proposal.suggest_int("epochs", 10, 80, log=True)
     settings = dict(unit.settings)
     if "dropout" in fusion_info(fusion_of(unit.strategy)).parameters:
         settings["dropout"] = proposal.suggest_float("dropout", 0.0, 0.6)
-    return settings, optim
+    return settings, {"epochs": epochs, "optim": optim}
 
 
-def _loss(bench: Bench, unit: Unit) -> float:
+def _losses(bench: Bench, unit: Unit, proposal: optuna.Trial) -> list[tuple[int, float]]:
+    """Train, and return (epoch, validation loss) of each epoch; nothing if training diverged."""
+    losses: list[tuple[int, float]] = []
+
+    def stop_early(epoch: int, loss: float) -> bool:
+        if not math.isfinite(loss):
+            return True
+        losses.append((epoch, loss))
+        proposal.report(loss, epoch)
+        return proposal.should_prune()
+
     try:
-        (result,) = trial.train(bench, unit, *trial.build(bench, unit))
+        models, feed = trial.build(bench, unit)
+        trial.train(bench, unit, models, feed, stop_early)
     except FusionZooError:
-        return float("inf")  # training diverged: the learning rate is too high
-    return result.loss
+        return []  # training diverged: the learning rate is too high
+    return losses
 
 
 def _path(bench: Bench, unit: Unit) -> Path:
     cfg: Any = bench.cfg
     features = bench.features[unit.fold] if bench.features else cfg.encoders
     key = [cfg.data, features, unit._asdict(), cfg.optim, cfg.epochs, cfg.patience, cfg.batch_size]
-    name = unit.strategy.replace(":", "-")
+    key += [cfg.objective, cfg.targets, cfg.balance_settings, cfg.standardise]
+    name = re.sub(r"[^\w.-]+", "-", unit.strategy)
     return store.folder_of(cfg.out) / f"tune-{name}-f{unit.fold}-{key_of(key)[:12]}.jsonl"

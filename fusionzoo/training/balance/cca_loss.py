@@ -38,6 +38,8 @@ class CCALoss(Balance):
     Shapes: features[name].pooled (B, D) -> u (B, dim), one loss for each pair
     """
 
+    encoders_only = True
+
     def __init__(
         self,
         inputs: StrategyInputs,

@@ -51,6 +51,7 @@ class ContrastiveAlign(Balance):
     Shapes: features[name].pooled (B, D) -> embeddings (B, dim), a loss per row and pair (n,)
     """
 
+    encoders_only = True
     aligns = True
 
     def __init__(

@@ -34,6 +34,7 @@ class MMPareto(Balance):
     Shapes: per encoder, two lists of gradients -> one
     """
 
+    encoders_only = True
     surgery = True
     shards = False  # two backward passes
     two_pass = True

@@ -37,6 +37,7 @@ class OGMGE(Balance):
     Shapes: logits of each modality (B, M, K) -> kappa (M,)
     """
 
+    encoders_only = True
     surgery = True
 
     def __init__(

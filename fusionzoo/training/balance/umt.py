@@ -38,6 +38,8 @@ class UMT(Balance):
     Shapes: features[name].pooled (B, D) -> a loss per row and teacher (B,)
     """
 
+    encoders_only = True
+
     def __init__(
         self,
         inputs: StrategyInputs,

@@ -30,6 +30,8 @@ class UnimodalAux(Balance):
     Shapes: features[name].pooled (B, D) -> a loss per row and modality (B,)
     """
 
+    encoders_only = True
+
     def __init__(
         self,
         inputs: StrategyInputs,

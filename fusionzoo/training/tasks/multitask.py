@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fusionzoo.checks import check_number
-from fusionzoo.config import RunConfig, split_name
+from fusionzoo.config import BenchmarkConfig, RunConfig, split_name
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError
 from fusionzoo.targets import OneOf, Target
@@ -21,6 +21,7 @@ from .base import OBJECTIVES, Task
 from .classification import Classification
 
 Metrics = Mapping[str, float]
+TaskSettings = RunConfig | BenchmarkConfig  # both have `objective` and `targets`
 ERRORS = ("mae", "rmse", "loss", "median_rank")  # metrics of which lower is better
 
 
@@ -153,7 +154,7 @@ def plain_tasks() -> Tasks:
     return Tasks([Classification(OneOf("target"), torch.zeros(0))], plain=True)
 
 
-def targets_of(cfg: RunConfig) -> dict[str, str] | None:
+def targets_of(cfg: TaskSettings) -> dict[str, str] | None:
     """Return {label column: kind of target} of a run; None: the class in column `target`."""
     name, _ = split_name(cfg.objective, "objective")
     kind = OBJECTIVES[name].name
@@ -169,18 +170,28 @@ def targets_of(cfg: RunConfig) -> dict[str, str] | None:
     }
 
 
-def build_tasks(cfg: RunConfig, train_set: PairedDataset) -> Tasks:
+def build_tasks(cfg: TaskSettings, train_set: PairedDataset) -> Tasks:
     """Build a run's tasks from its settings and the labels of the training split."""
-    required, scheme, labels = targets_of(cfg), train_set.scheme, train_set.targets
+    required, scheme = targets_of(cfg), train_set.scheme
     available = None if scheme is None else {target.name: target.kind for target in scheme}
     if required != available:
         raise FusionZooError(
             f"the data set reads the targets {available}, the objective needs {required}: leave"
             " --data.targets to train.py, which sets it by --objective or --targets"
         )
+    return create_tasks(cfg, scheme, train_set.classes, train_set.targets)
+
+
+def create_tasks(
+    cfg: TaskSettings, scheme: Sequence[Target] | None, class_names: Sequence[str], labels: Tensor
+) -> Tasks:
+    """Create the tasks of these targets from the labels of the training split.
+
+    `scheme` None is a single class of `class_names`, with labels (N,); else labels are (N, C).
+    """
     if scheme is None:
         name, settings = split_name(cfg.objective, "objective")
-        classes = OneOf("target", tuple(train_set.classes))
+        classes = OneOf("target", tuple(class_names))
         return Tasks([OBJECTIVES.create(name, classes, labels, **settings)], plain=True)
     if not scheme:
         name, settings = split_name(cfg.objective, "objective")
