@@ -213,7 +213,7 @@ def test_columns_without_values_are_left_out_and_unknown_numbers_come_last() -> 
         | {"gain_difference": -3.25, "gain_p_holm": 0.0001, "outcome": "win", "spearman": 0.91234},
         {"strategy": "logistic regression on everything", "family": "baseline", "mae": 1.5},
     )
-    assert titles == ["strategy", "mae", "gain", "p\u00a0(Holm)", "outcome", "family", "spearman"]
+    assert titles == ["strategy", "MAE", "gain", "p\u00a0(Holm)", "outcome", "family", "spearman"]
     assert rows[0] == ["gmu", "1,235", "-3.25", "<0.001", "win", "early", "0.912"]
     assert rows[1][1:] == ["1.500", "", "", "", "baseline", ""]
 
@@ -227,6 +227,26 @@ def test_numbers_with_units_or_separators_carry_the_number_that_sorts_them() -> 
     assert cells["param\u00adeters"][:2] == ("128 k", "128396")
     assert cells["samples/s"][:2] == ("54,321", "54321")
     assert cells["accuracy"][:2] == ("0.500", "")
+
+
+def test_a_page_without_classes_shows_the_metric_that_there_is() -> None:
+    strategies = [strategy(name, [0.5, 0.6]) for name in ("gmu", "alone:image", "majority class")]
+    whole = summary(strategies)
+    content = {**figures(whole), "metric": "mae", "shapley": {}, "controls": None}
+    content["data"] = {**content["data"], "classes": 0, "test": 12345}
+    for number, line in enumerate(whole.leaderboard):
+        for key in set(line) - {"strategy", "family", "low", "high", "seeds"}:
+            del line[key]
+        line["mae"] = 1200.5 + number
+        for row in whole.strategy(line["strategy"]).rows:
+            row["mae"] = line["mae"]
+    text = report_html.page(whole, content)
+    assert "12,345 test samples" in text
+    assert "<h2>MAE and its interval</h2>" in text and "MAE on the test split" in text
+    assert "<td>1,200</td>" in text.replace(' data-sort="1200.5"', "")
+    for heading in ("Calibration", "Controls", "What each modality", "missing</h2>", "ECE"):
+        assert heading not in text
+    assert text.count("<svg") == 2
 
 
 @pytest.mark.parametrize(

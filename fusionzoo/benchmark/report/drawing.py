@@ -11,6 +11,7 @@ import numpy as np
 
 from .labels import break_name, text_width
 from .svg import FAINT, FONT_SIZE, GRID_WIDTH, INK, to_svg
+from .units import metric_name
 
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -125,7 +126,7 @@ def finish(layout: Layout, figure: Any, x: str | None = None, y: str | None = No
             axes.set_xlabel(x)
     for axes in panels:
         if y and axes.get_subplotspec().is_first_col():
-            axes.set_ylabel(y.replace("_", " "))
+            axes.set_ylabel(metric_name(y))
         lines, labels = axes.get_legend_handles_labels()
         handles |= dict(zip(labels, lines, strict=True))
     widest = 0.5 + max(map(text_width, handles), default=0.0) / 72

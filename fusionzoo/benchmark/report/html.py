@@ -12,11 +12,11 @@ from typing import Any
 from fusionzoo.version import __version__
 
 from .leaderboard import ECE_NOTE
-from .leaderboard_columns import table
+from .leaderboard_columns import SHARES, difference_text, table
 from .results import Summary
 from .sections import heat_map, sections
 from .title import data_title
-from .units import duration, thousands
+from .units import duration, metric_name, thousands
 
 Table = tuple[Sequence[str], Sequence[Sequence[Any]]]  # header, rows
 
@@ -33,7 +33,9 @@ def page(summary: Summary, figures: Mapping[str, Any]) -> str:
         .render(
             figures=figures,
             title=data_title(summary.bench.cfg.data),
-            metric=metric.replace("_", " "),
+            metric=metric_name(metric),
+            points=metric in SHARES,
+            difference=difference_text(metric),
             columns=columns,
             rows=[(line["family"], row) for line, row in zip(lines, cells, strict=True)],
             sections=sections(summary, metric),
@@ -67,8 +69,8 @@ def environment() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    jinja.filters |= {"points": lambda x: f"{100 * x:+.1f}", "csv": data_link, "code": code}
-    jinja.filters |= {"thousands": thousands, "breakable": breakable}
+    jinja.filters |= {"csv": data_link, "thousands": thousands}
+    jinja.filters |= {"code": code, "breakable": breakable}
     return jinja
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .leaderboard import CALIBRATED
-from .units import decimal, readable, thousands
+from .units import decimal, metric_name, readable, thousands
 
 Line = Mapping[str, Any]
 # Metrics that are shares; differences between them are shown in points.
@@ -40,8 +40,8 @@ class Cell(NamedTuple):
 def columns(metric: str) -> list[Column]:
     """Return the columns of a leaderboard that is ranked by `metric`."""
     share = metric in SHARES
-    gain = _points if share else _difference
-    name = metric.replace("_", " ")
+    gain = difference_text(metric)
+    name = metric_name(metric)
     score = f"{name} over missing rates from 0 to 0.9, averaged"
     return [
         Column(keys=("strategy",), title="strategy", text=str),
@@ -92,6 +92,11 @@ def columns(metric: str) -> list[Column]:
     ]
 
 
+def difference_text(metric: str) -> Callable[[float], str]:
+    """Return the function that writes a difference between two scores: in points for shares."""
+    return _points if metric in SHARES else _difference
+
+
 def present_columns(lines: Sequence[Line], metric: str) -> list[Column]:
     """Return the columns that the lines have values for; numbers of other keys come last."""
     listed: dict[tuple[str, ...], Column] = {}
@@ -105,8 +110,7 @@ def present_columns(lines: Sequence[Line], metric: str) -> list[Column]:
         if key not in covered and isinstance(value, int | float)
     )
     generic = (
-        Column(keys=(key,), title=key.replace("_", " "), text=decimal, default=False)
-        for key in others
+        Column(keys=(key,), title=metric_name(key), text=decimal, default=False) for key in others
     )
     return [
         column

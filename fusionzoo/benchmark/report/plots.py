@@ -16,8 +16,9 @@ from .drawing import WIDE, Layout, drawn_twice, finish, panel_grid, row_axes
 from .labels import label_points, log_ticks
 from .leaderboard_columns import SHARES
 from .svg import COLOURS, FAINT, INK
+from .units import metric_name
 
-FAMILY = dict(
+FAMILY: dict[str, str] = dict(
     zip(("early", "late", "attention", "hybrid", "single", "baseline"), COLOURS, strict=True)
 )
 Curves = Mapping[str, Sequence[float]]  # strategy -> values
@@ -41,7 +42,7 @@ def intervals(
         axes.plot(line[metric], place, "o", color=colour, markersize=4)
     if single is not None:
         axes.axvline(single, color=INK, linestyle=":", linewidth=1)
-    axes.set_xlabel(f"{metric.replace('_', ' ')} on the test split")
+    axes.set_xlabel(f"{metric_name(metric)} on the test split")
     axes.set_xlim(left=left)
     for family in dict.fromkeys(line["family"] for line in lines):
         axes.plot([], [], "o", color=_family_colour(family), label=family, markersize=4)
@@ -52,18 +53,19 @@ def intervals(
 def critical_difference(layout: Layout, names: Sequence[str], ranking: Ranking) -> Any:
     """Draw average ranks; a bar joins those that Nemenyi's test cannot tell apart."""
     order = np.argsort(ranking.ranks, kind="stable")
-    figure, axes = row_axes(layout, [names[index] for index in order])
+    figure, axes = row_axes(layout, [names[int(index)] for index in order])
     places = axes.get_yticks()
     axes.plot(ranking.ranks[order], places, "o", color=COLOURS[0], markersize=4)
     axes.set_xlabel("average rank (1 = best)")
     step = next(x for x in (1, 2, 5, 10, 20, 50) if len(names) / x <= layout.columns(12, 5))
     axes.set_xticks([1, *range(step if step > 1 else 2, len(names) + 1, step)])
+    axes.set_xlim(left=1 - 0.03 * len(names))
     if not math.isnan(ranking.critical_difference):
         best, worst = float(ranking.ranks.min()), float(ranking.ranks.max())
-        step = (worst - best or 1.0) * (0.025 if layout is WIDE else 0.05)
+        gap = (worst - best or 1.0) * (0.025 if layout is WIDE else 0.05)
         bars = cliques(ranking.ranks, ranking.critical_difference)
         for number, (first, last) in enumerate(bars):
-            at = worst + step * (number + 1.5)
+            at = worst + gap * (number + 1.5)
             ends = [places[first] - 0.2, places[last] + 0.2]
             axes.plot([at, at], ends, color=COLOURS[1], linewidth=2.5)
     return finish(layout, figure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -109,6 +110,8 @@ def _missing(summary: Summary, metric: str) -> dict[str, Any] | None:
     fusions = summary.of_kind("fusion")
     if not fusions:
         return None
+    if all(math.isnan(missing_curve(fusion, modalities)[-1]) for fusion in fusions):
+        return None  # no subsets were measured
     panels = {
         title: {fusion.name: missing_curve(fusion, modalities, only) for fusion in fusions}
         for title, only in (("any modality", None), *((f"{m} only", m) for m in modalities))

@@ -1,8 +1,19 @@
-"""Numbers as the report's page shows them: separators, units, durations."""
+"""Numbers and names as the report's page shows them: separators, units, durations."""
 
 from __future__ import annotations
 
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+ACRONYMS = {"mae": "MAE", "mse": "MSE", "rmse": "RMSE", "map": "mAP", "auroc": "AUROC", "r2": "R²"}
+
+
+def metric_name(metric: str) -> str:
+    """Write a metric's name.
+
+    >>> metric_name("balanced_accuracy"), metric_name("macro_f1"), metric_name("mae")
+    ('balanced accuracy', 'macro F1', 'MAE')
+    """
+    return ACRONYMS.get(metric, metric.replace("_", " ").replace(" f1", " F1"))
 
 
 def thousands(number: float) -> str:
