@@ -17,7 +17,7 @@ DOT = 3.0  # half the width of a dot, with a margin
 # Places for a name: offset from the point in points, and the side of the name that is there.
 OFFSETS = [
     (x, y, side)
-    for distance in range(0, 60, 10)
+    for distance in range(0, 40, 10)
     for x, y, side in (
         (4, 1 + distance, "left"),
         (4, -12 - distance, "left"),
@@ -88,8 +88,8 @@ def label_points(
 ) -> None:
     """Write names beside their points, except those for which there is no room.
 
-    Names cover no other name and, if possible, no dot; the first and the last have precedence. The
-    figure's layout must be final.
+    Names cover no other name and no dot; only the first and the last may cover dots. The figure's
+    layout must be final.
     """
     to_points = 72 / axes.figure.dpi
     frame = Box(*(float(x) * to_points for x in axes.get_window_extent().extents))
@@ -100,7 +100,7 @@ def label_points(
 
     dot_boxes = [Box(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in map(place, dots)]
     taken: list[Box] = []
-    for name in [*list(names)[:1], *list(names)[:0:-1]]:
+    for order, name in enumerate([*list(names)[:1], *list(names)[:0:-1]]):
         text = break_name(name, LONGEST)
         boxes = [(_box(place(names[name]), offset, text), offset) for offset in OFFSETS]
         free = [
@@ -108,7 +108,7 @@ def label_points(
             for number, (box, _) in enumerate(boxes)
             if box.inside(frame) and not any(box.overlaps(other) for other in taken)
         ]
-        if not free:
+        if not free or (order > 1 and min(free)[0]):
             continue
         box, (x, y, side) = boxes[min(free)[1]]
         taken.append(box)
@@ -129,7 +129,7 @@ def _box(point: tuple[float, float], offset: tuple[float, float, str], text: str
     width, height = max(map(text_width, lines)), 1.2 * FONT_SIZE * len(lines)
     left = point[0] + offset[0] - (width if offset[2] == "right" else 0)
     bottom = point[1] + offset[1]
-    return Box(left, bottom, left + width, bottom + height)
+    return Box(left - 1, bottom - 1, left + width + 1, bottom + height + 1)
 
 
 def text_width(text: str) -> float:

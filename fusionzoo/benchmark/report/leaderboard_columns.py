@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .leaderboard import CALIBRATED
+from .leaderboard import NOT_CALIBRATED
 from .units import decimal, metric_name, readable, thousands
 
 Line = Mapping[str, Any]
@@ -37,6 +37,37 @@ class Cell(NamedTuple):
     style: str = ""  # CSS class
 
 
+# Columns that are the same for every metric.
+DETAILS = (
+    Column(keys=("family",), title="family", text=str),
+    Column(keys=("macro_f1",), title="macro F1", text=decimal),
+    Column(
+        keys=("ece", "calibration"),
+        title="ECE",
+        text=lambda ece, words: decimal(ece) + (" *" if words == NOT_CALIBRATED else ""),
+        note="expected calibration error; * not calibrated",
+    ),
+    Column(keys=("parameters",), title="param\u00adeters", text=readable),
+    Column(keys=("seconds",), title="train s", text=lambda seconds: f"{seconds:.2f}"),
+    Column(keys=("macs",), title="MACs", text=readable, default=False),
+    Column(keys=("latency_ms",), title="latency ms", text=decimal, default=False),
+    Column(keys=("samples_per_second",), title="samples/s", text=thousands, default=False),
+    Column(keys=("memory_mb",), title="memory MB", text=decimal, default=False),
+    Column(keys=("ece_debiased",), title="ECE debiased", text=decimal, default=False),
+    Column(
+        keys=("ece_if_calibrated", "ece_limit"),
+        title="ECE if calibrated",
+        text=lambda mean, limit: f"{mean:.3f} (up to {limit:.3f})",
+        default=False,
+    ),
+    Column(keys=("calibration",), title="calibration", text=str, default=False),
+    Column(keys=("brier",), title="Brier", text=decimal, default=False),
+    Column(keys=("nll",), title="NLL", text=decimal, default=False),
+    Column(keys=("aurc",), title="AURC", text=decimal, default=False),
+    Column(keys=("val_accuracy",), title="validation accuracy", text=decimal, default=False),
+)
+
+
 def columns(metric: str) -> list[Column]:
     """Return the columns of a leaderboard that is ranked by `metric`."""
     share = metric in SHARES
@@ -62,33 +93,8 @@ def columns(metric: str) -> list[Column]:
         ),
         Column(keys=("gain_p_holm",), title="p\u00a0(Holm)", text=_p_value),
         Column(keys=("outcome",), title="outcome", text=str),
-        Column(keys=("family",), title="family", text=str),
-        Column(keys=("macro_f1",), title="macro F1", text=decimal),
-        Column(
-            keys=("ece", "calibration"),
-            title="ECE",
-            text=lambda ece, words: decimal(ece) + ("" if words == CALIBRATED else " *"),
-            note="expected calibration error; * not calibrated",
-        ),
         Column(keys=("missing_area",), title="missing", text=decimal, note=score),
-        Column(keys=("parameters",), title="param\u00adeters", text=readable),
-        Column(keys=("seconds",), title="train s", text=lambda seconds: f"{seconds:.2f}"),
-        Column(keys=("macs",), title="MACs", text=readable, default=False),
-        Column(keys=("latency_ms",), title="latency ms", text=decimal, default=False),
-        Column(keys=("samples_per_second",), title="samples/s", text=thousands, default=False),
-        Column(keys=("memory_mb",), title="memory MB", text=decimal, default=False),
-        Column(keys=("ece_debiased",), title="ECE debiased", text=decimal, default=False),
-        Column(
-            keys=("ece_if_calibrated", "ece_limit"),
-            title="ECE if calibrated",
-            text=lambda mean, limit: f"{mean:.3f} (up to {limit:.3f})",
-            default=False,
-        ),
-        Column(keys=("calibration",), title="calibration", text=str, default=False),
-        Column(keys=("brier",), title="Brier", text=decimal, default=False),
-        Column(keys=("nll",), title="NLL", text=decimal, default=False),
-        Column(keys=("aurc",), title="AURC", text=decimal, default=False),
-        Column(keys=("val_accuracy",), title="validation accuracy", text=decimal, default=False),
+        *DETAILS,
     ]
 
 
@@ -107,7 +113,7 @@ def present_columns(lines: Sequence[Line], metric: str) -> list[Column]:
         key
         for line in lines
         for key, value in line.items()
-        if key not in covered and isinstance(value, int | float)
+        if key not in covered and isinstance(value, int | float) and not isinstance(value, bool)
     )
     generic = (
         Column(keys=(key,), title=metric_name(key), text=decimal, default=False) for key in others
