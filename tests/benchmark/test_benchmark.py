@@ -386,7 +386,7 @@ def test_reports_combine_into_ranks_over_data_sets(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "all" / "summary.json").read_text())
     assert set(summary["ranks"]) == {"sum", "gmu", "max"}
     assert "Over 2 data sets" in summary["verdict"]
-    assert (tmp_path / "all" / "index.html").read_text().count("<svg") == 1
+    assert (tmp_path / "all" / "index.html").read_text().count("<svg") == 2  # wide, narrow
 
 
 def command(out: Path, cache: Path, **flags: str) -> list[str]:

@@ -2,33 +2,109 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
 import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from planted import strategy, summary
 from setup_benchmark import small
 
 from fusionzoo.benchmark.api import run
+from fusionzoo.benchmark.report import html as report_html
+from fusionzoo.benchmark.report.leaderboard_columns import table
+from fusionzoo.benchmark.report.results import StrategyResults, Summary
+from fusionzoo.benchmark.report.title import data_title
+from fusionzoo.benchmark.report.verdict import figures
+from fusionzoo.fusion import FUSIONS
 
 ARTEFACTS = Path(__file__).parents[2] / "build" / "artefacts"
 CHROMIUM = shutil.which("chromium")
 PROBE = """
 <script>
-window.addEventListener("load", () => {
-  const table = document.querySelector("#leaderboard");
+const visible = (node) => node.getClientRects().length > 0;
+const luminance = (text) => {
+  const linear = (x) => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4;
+  const [r, g, b] = text.match(/[\\d.]+/g).map((x) => linear(x / 255));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const contrast = (a, b) => {
+  const [low, high] = [luminance(a), luminance(b)].sort((x, y) => x - y);
+  return (high + 0.05) / (low + 0.05);
+};
+addEventListener("load", () => {
+  const table = document.querySelector("#leaderboard"), found = {errors: window.broken};
   const column = (n) => [...table.tBodies[0].rows].map((row) => row.cells[n].textContent.trim());
   const buttons = [...table.tHead.querySelectorAll("button")];
-  const found = {errors: window.broken, before: column(2)};
-  buttons[2].click(); found.down = column(2); found.sort = buttons[2].parentNode.ariaSort;
-  buttons[2].click(); found.up = column(2);
+  found.before = column(1);
+  buttons[1].click(); found.down = column(1); found.sort = buttons[1].parentNode.ariaSort;
+  buttons[1].click(); found.up = column(1);
   buttons[0].click(); found.names = column(0);
-  found.wide = document.documentElement.scrollWidth - window.innerWidth;
-  found.pictures = document.querySelectorAll("svg").length;
+  const parameters = buttons.findIndex((button) => button.textContent.startsWith("param"));
+  buttons[parameters].click(); found.parameters = column(parameters).filter(Boolean);
+
+  const width = document.documentElement.clientWidth;
+  found.width = innerWidth;
+  found.wide = document.documentElement.scrollWidth - innerWidth;
+  found.outside = [...document.querySelectorAll("body *")].filter((node) =>
+    visible(node) && !node.closest(".scroll > *") && node.getBoundingClientRect().right > width + 1
+  ).map((node) => node.outerHTML.slice(0, 80));
+  const frame = table.closest(".frame"), scroll = table.parentNode;
+  const room = () => frame.clientWidth - table.scrollWidth;
+  found.room = room(); found.hint = frame.classList.contains("more");
+  found.pinned = getComputedStyle(table.rows[1].cells[0]).position;
+  const shown = () => [...table.tHead.rows[0].cells].filter(visible).length;
+  found.columns = [shown()];
+  document.querySelector("#all-columns").click(); found.columns.push(shown());
+  found.hint_for_all = frame.classList.contains("more");
+  scroll.scrollLeft = 100;
+  const left = (node) => node.getBoundingClientRect().left;
+  found.moved = left(table.rows[1].cells[0]) - left(scroll);
+  document.querySelector("#all-columns").click();
+
+  const drawings = [...document.querySelectorAll("svg")].filter(visible);
+  found.pictures = drawings.length; found.smallest = 100; found.overlaps = []; found.cut = [];
+  for (const drawing of drawings) {
+    const edge = drawing.getBoundingClientRect();
+    const labels = [...drawing.querySelectorAll("text")].map((node) => {
+      const size = parseFloat(getComputedStyle(node).fontSize) * drawing.getScreenCTM().a;
+      found.smallest = Math.min(found.smallest, size);
+      return [node.textContent, node.getBoundingClientRect()];
+    });
+    labels.forEach(([name, a], number) => {
+      if (a.left < edge.left - 2 || a.right > edge.right + 2) found.cut.push(name);
+      for (const [other, b] of labels.slice(number + 1)) {
+        const over = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+        const under = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+        const lines = 0.3 * Math.min(a.height, b.height);
+        if (over > 1 && under > lines) found.overlaps.push([name, other]);
+      }
+    });
+  }
+  const paper = getComputedStyle(document.body).backgroundColor;
+  found.paper = luminance(paper);
+  found.text = contrast(getComputedStyle(drawings[0].querySelector("text")).fill, paper);
+  const strokes = [...document.querySelectorAll("svg.plot path[style*='--c']")].filter(visible);
+  found.strokes = strokes.length;
+  found.lines = Math.min(...strokes.map((node) => contrast(getComputedStyle(node).stroke, paper)));
+  const cells = [...document.querySelectorAll("td.h9")];
+  const probe = document.createElement("canvas").getContext("2d");
+  found.heat = Math.min(...cells.map((cell) => {
+    for (const colour of [paper, getComputedStyle(cell).backgroundColor]) {
+      probe.fillStyle = colour; probe.fillRect(0, 0, 1, 1);
+    }
+    const [r, g, b] = probe.getImageData(0, 0, 1, 1).data;
+    return contrast(`rgb(${r}, ${g}, ${b})`, getComputedStyle(cell).color);
+  }));
   const out = document.createElement("pre");
   out.id = "probe"; out.textContent = JSON.stringify(found); document.body.append(out);
+  parent.postMessage(out.textContent, "*");
 });
 </script>
 """
@@ -44,6 +120,48 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv("FUSIONZOO_CACHE", str(out / "cache"))
         assert not run(small(out, fusions="sum,gmu,max,late_mean,mbt")).failed
     return out / "index.html"
+
+
+def damaged(results: StrategyResults, score: float) -> None:
+    """Add scores without modalities and on corrupted samples."""
+    row = {"fold": 0, "seed": 0, "subset": "full", "modality": "", "corruption": "", "severity": 0}
+    for subset, share in (("none", 0.3), ("image", 0.9), ("audio", 0.6)):
+        results.rows.append(row | {"subset": subset, "accuracy": share * score})
+    for modality, names in (("image", "blur noise jpeg occlusion contrast"), ("audio", "gain hum")):
+        for name in [*names.split(), "pairing"]:
+            for severity in range(1, 6):
+                labels = {"modality": modality, "corruption": name, "severity": severity}
+                results.rows.append(row | labels | {"accuracy": score * (1 - 0.1 * severity)})
+    size = 10.0 ** (1 + len(results.rows) % 5 + 3 * score)
+    results.facts |= {"parameters": size, "macs": 2 * size, "seconds": score, "latency_ms": 1.5}
+
+
+def many_strategies() -> Summary:
+    """A planted report with every fusion, long names, baselines and a training strategy."""
+    names = [*sorted(FUSIONS), "alone:image", "alone:audio", "majority class"]
+    names += ["logistic regression on everything", "mean of single modalities"]
+    strategies = []
+    for number, name in enumerate(names):
+        score = 0.4 + 0.01 * number
+        results = strategy(name, [score, score + 0.02, score - 0.01], shift=number)
+        if results.kind != "baseline":
+            damaged(results, score)
+        strategies.append(results)
+    combined = strategy("gmu", [0.7, 0.72, 0.71])
+    damaged(combined, 0.7)
+    strategies.append(replace(combined, name="concat_transformer + gradient_blending"))
+    whole = summary(strategies)
+    cfg = replace(whole.bench.cfg, seeds=3)
+    return replace(whole, bench=replace(whole.bench, cfg=cfg))
+
+
+@pytest.fixture(scope="module")
+def long_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    whole = many_strategies()
+    path = tmp_path_factory.mktemp("long") / "index.html"
+    minutes = [["encode", 212.4], ["encode damaged samples", 611.0], ["training", 95.2]]
+    path.write_text(report_html.page(whole, {**figures(whole), "minutes": minutes}))
+    return path
 
 
 def test_the_page_is_one_file_that_loads_no_other(page: Path) -> None:
@@ -63,7 +181,7 @@ def test_every_plot_is_explained_and_links_its_figures(page: Path) -> None:
         if "<svg" in section:
             assert "How to read it" in section
             assert "data:text/csv;base64," in section
-    assert text.count("<svg") == 6
+    assert text.count('<svg class="plot wide"') == text.count('<svg class="plot narrow"') == 6
     assert text.index('id="verdict"') < text.index("<table")
 
 
@@ -84,33 +202,166 @@ def test_names_are_shown_as_code_and_each_strategy_has_its_calibration(page: Pat
     assert summary["verdict"] in table and "`" in summary["verdict"]
 
 
+def lines_of(*lines: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    columns, rows = table(lines, "mae")
+    return [column.title for column in columns], [[cell.text for cell in row] for row in rows]
+
+
+def test_columns_without_values_are_left_out_and_unknown_numbers_come_last() -> None:
+    titles, rows = lines_of(
+        {"strategy": "gmu", "family": "early", "mae": 1234.56, "low": float("nan")}
+        | {"gain_difference": -3.25, "gain_p_holm": 0.0001, "outcome": "win", "spearman": 0.91234},
+        {"strategy": "logistic regression on everything", "family": "baseline", "mae": 1.5},
+    )
+    assert titles == ["strategy", "MAE", "gain", "p\u00a0(Holm)", "outcome", "family", "spearman"]
+    assert rows[0] == ["gmu", "1,235", "-3.25", "<0.001", "win", "early", "0.912"]
+    assert rows[1][1:] == ["1.500", "", "", "", "baseline", ""]
+
+
+def test_numbers_with_units_or_separators_carry_the_number_that_sorts_them() -> None:
+    columns, (row,) = table(
+        [{"strategy": "gmu", "accuracy": 0.5, "parameters": 128396, "samples_per_second": 54321.0}],
+        "accuracy",
+    )
+    cells = {column.title: cell for column, cell in zip(columns, row, strict=True)}
+    assert cells["param\u00adeters"][:2] == ("128 k", "128396")
+    assert cells["samples/s"][:2] == ("54,321", "54321")
+    assert cells["accuracy"][:2] == ("0.500", "")
+
+
+def test_a_page_without_classes_shows_the_metric_that_there_is() -> None:
+    strategies = [strategy(name, [0.5, 0.6]) for name in ("gmu", "alone:image", "majority class")]
+    whole = summary(strategies)
+    content = {**figures(whole), "metric": "mae", "shapley": {}, "controls": None}
+    content["data"] = {**content["data"], "classes": 0, "test": 12345}
+    for number, line in enumerate(whole.leaderboard):
+        for key in set(line) - {"strategy", "family", "low", "high", "seeds"}:
+            del line[key]
+        line["mae"] = 1200.5 + number
+        for row in whole.strategy(line["strategy"]).rows:
+            row["mae"] = line["mae"]
+    text = report_html.page(whole, content)
+    assert "12,345 test samples" in text
+    assert "<h2>MAE and its interval</h2>" in text and "MAE on the test split" in text
+    assert "<td>1,200</td>" in text.replace(' data-sort="1200.5"', "")
+    for heading in ("Calibration", "Controls", "What each modality", "missing</h2>", "ECE"):
+        assert heading not in text
+    assert text.count("<svg") == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "title"),
+    [
+        ({"name": "stamps", "modalities": "image,text"}, "stamps"),
+        ({"name": "manifest", "root": "/home/me/products.csv"}, "products"),
+        ({"name": "manifest", "root": "products/data.parquet"}, "products"),
+        ({"name": "folders", "root": "photos/birds/"}, "birds"),
+        ({"name": "manifest", "root": "c/data-0123456789ab.parquet"}, "a table in memory"),
+        ({"name": "/tmp/shop/metadata.csv", "in_memory": "5f"}, "shop"),
+        ({"name": "interactions (xor)", "in_memory": "5f"}, "interactions (xor)"),
+    ],
+)
+def test_a_report_is_named_after_the_data(settings: dict[str, Any], title: str) -> None:
+    assert data_title(settings) == title
+
+
+def test_title_heading_and_counts_are_those_of_the_data(page: Path) -> None:
+    text = page.read_text()
+    assert "<title>interactions (and): did fusion help?</title>" in text
+    assert "<h1>Did fusion help on interactions (and)?</h1>" in text
+
+
+@pytest.mark.slow
+def test_a_page_with_every_fusion_stays_small_and_shows_where_the_minutes_went(
+    long_page: Path,
+) -> None:
+    text = long_page.read_text()
+    assert len(re.findall(r"<tr class=", text)) == len(FUSIONS) + 6
+    assert len(text) < 650_000  # 852 kB before each figure was drawn twice, with fewer strategies
+    section = text[text.index("Where the minutes went") :]
+    for cells in (("encode", "3 min 32 s", "23 %"), ("total", "15 min 19 s", "100 %")):
+        assert "</td><td>".join(cells) in section
+
+
+def needs_browser(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a slow test that opens the page in Debian's chromium."""
+    installed = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
+    return cast(Callable[..., None], pytest.mark.slow(installed(test)))
+
+
 def chromium(page: Path, *flags: str) -> str:
     assert CHROMIUM is not None
     command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    command += ["--disable-quic", "--no-first-run", "--disable-background-networking"]
+    command += ["--disable-component-update", "--disable-sync"]
     command += [f"--user-data-dir={page.parent / 'profile'}", *flags, page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     return done.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
-@pytest.mark.parametrize("width", [390, 1100])
-def test_a_browser_shows_and_sorts_it(page: Path, width: int) -> None:
-    probed = page.with_name(f"probed-{width}.html")
-    text = (
-        page.read_text().replace("<head>", f"<head>{CATCH}").replace("</body>", f"{PROBE}</body>")
+def probe(page: Path, width: int, dark: bool) -> dict[str, Any]:
+    """Open the page in an iframe of this width, since a window has at least 500 pixels."""
+    probed, outer = page.with_name("probed.html"), page.with_name("outer.html")
+    text = page.read_text().replace("<head>", f"<head>{CATCH}")
+    probed.write_text(text.replace("</body>", f"{PROBE}</body>"))
+    outer.write_text(
+        f'<body style="margin: 0"><pre id="result"></pre><iframe src="{probed.name}"'
+        f' style="border: 0; width: {width}px; height: 900px"></iframe><script>addEventListener('
+        '"message", (event) => document.querySelector("#result").textContent = event.data)'
+        "</script>"
     )
-    probed.write_text(text)
-    dom = chromium(probed, "--dump-dom", f"--window-size={width},900")
-    found = json.loads(re.search(r'<pre id="probe">(.*?)</pre>', dom, re.DOTALL)[1])  # type: ignore[index]
+    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+    dom = chromium(outer, "--dump-dom", f"--window-size={max(width, 500)},900", scheme)
+    result = re.search(r'<pre id="result">(.*?)</pre>', dom, re.DOTALL)
+    assert result and result[1], "the page did not report"
+    found = json.loads(html.unescape(result[1]))
+    assert isinstance(found, dict)
+    return found
+
+
+@needs_browser
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [390, 1400])
+@pytest.mark.parametrize("which", ["page", "long_page"])
+def test_a_browser_shows_and_sorts_it(
+    which: str, width: int, dark: bool, request: pytest.FixtureRequest
+) -> None:
+    page = request.getfixturevalue(which)
+    found = probe(page, width, dark)
     assert found["errors"] == []
-    assert found["pictures"] == 6
+    assert found["width"] == width
+    # sorted, also where a column has units
     assert found["down"] == sorted(found["before"], reverse=True)
     assert found["up"] == sorted(found["before"])
     assert found["sort"] == "descending"
     assert found["names"] == sorted(found["names"], key=str.lower, reverse=True)
-    assert found["wide"] <= 0, "the page itself must not scroll sideways"
+    counts = [parse_readable(text) for text in found["parameters"]]
+    assert len(counts) > 4 and counts == sorted(counts, reverse=True)
+    # nothing is cut at the right; a table that is too wide scrolls in its frame and says so
+    assert found["wide"] <= 0 and found["outside"] == []
+    assert (found["room"] >= 0) == (width == 1400)
+    assert found["hint"] == (width == 390)
+    assert found["hint_for_all"] and found["columns"][1] > found["columns"][0] + 5
+    assert found["pinned"] == "sticky" and abs(found["moved"]) <= 1
+    # each figure once, its labels apart, inside and large enough
+    assert found["pictures"] == 6
+    assert found["overlaps"] == [] and found["cut"] == []
+    assert found["smallest"] >= 10
+    # readable on light and on dark paper
+    assert (found["paper"] < 0.1) == dark
+    assert found["text"] >= 7 and found["heat"] >= 4.5
+    assert found["strokes"] > 5 and found["lines"] >= 2.7
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [390, 1400])
+def test_pictures_of_the_page_are_kept(long_page: Path, width: int) -> None:
     ARTEFACTS.mkdir(parents=True, exist_ok=True)
     picture = ARTEFACTS / f"report-{width}.png"
-    chromium(page, f"--screenshot={picture}", f"--window-size={width},5000")
+    chromium(long_page, f"--screenshot={picture}", f"--window-size={width},5000")
     assert picture.stat().st_size > 20_000
+
+
+def parse_readable(text: str) -> float:
+    number, _, prefix = text.partition(" ")
+    return float(number) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[prefix]

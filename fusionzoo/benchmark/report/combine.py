@@ -91,7 +91,8 @@ def _read(folder: str) -> tuple[str, dict[str, float]]:
         for line in figures["leaderboard"]
         if line["family"] not in ("single", "baseline")
     }
-    return figures["data"]["name"], accuracy
+    data = figures["data"]
+    return data.get("title", data["name"]), accuracy
 
 
 def _markdown(words: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

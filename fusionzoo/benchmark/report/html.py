@@ -9,36 +9,54 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from fusionzoo.evaluation.calibration import risk_coverage
-from fusionzoo.evaluation.modalities import subsets
-from fusionzoo.evaluation.statistics import rank
 from fusionzoo.version import __version__
 
-from ..strategies import ALONE
-from . import plots
-from .curves import RATES, corruption_curves, missing_curve, pareto, reliability_of
 from .leaderboard import ECE_NOTE
-from .results import Summary, best_single, chosen_fusion, row_label
-from .verdict import pairwise
+from .leaderboard_columns import SHARES, difference_text, table
+from .results import Summary
+from .sections import heat_map, sections
+from .title import data_title
+from .units import duration, metric_name, thousands
 
-HIGHLIGHTED = 4  # fusions drawn in colour where all are drawn
 Table = tuple[Sequence[str], Sequence[Sequence[Any]]]  # header, rows
 
 
 def page(summary: Summary, figures: Mapping[str, Any]) -> str:
     """Render the report; `figures` are those of `verdict.figures`."""
-    template = environment().get_template("page.html")
-    text = template.render(
-        figures=figures,
-        costs={strategy.name: strategy.facts for strategy in summary.strategies if strategy.facts},
-        sections=sections(summary),
-        heat=heat_map(summary, figures.get("shapley", {})),
-        ece_note=ECE_NOTE,
-        version=__version__,
+    metric = str(figures.get("metric", "accuracy"))
+    facts = {strategy.name: strategy.facts for strategy in summary.strategies}
+    lines = [{**line, **facts.get(line["strategy"], {})} for line in figures["leaderboard"]]
+    columns, cells = table(lines, metric)
+    text = (
+        environment()
+        .get_template("page.html")
+        .render(
+            figures=figures,
+            title=data_title(summary.bench.cfg.data),
+            metric=metric_name(metric),
+            points=metric in SHARES,
+            difference=difference_text(metric),
+            columns=columns,
+            rows=[(line["family"], row) for line, row in zip(lines, cells, strict=True)],
+            sections=sections(summary, metric),
+            heat=heat_map(summary, figures.get("shapley", {})),
+            minutes=minutes(figures.get("minutes", [])),
+            minutes_table=(["part", "seconds"], figures.get("minutes", [])),
+            ece_note=ECE_NOTE,
+            version=__version__,
+        )
     )
     return str(text)
+
+
+def minutes(parts: Sequence[tuple[str, float]]) -> list[tuple[str, str, float]]:
+    """Return each part of the run with its duration and its share of the total, and the total."""
+    total = sum(seconds for _, seconds in parts)
+    if not total:
+        return []
+    return [
+        (name, duration(seconds), seconds / total) for name, seconds in [*parts, ("total", total)]
+    ]
 
 
 def environment() -> Any:
@@ -51,8 +69,8 @@ def environment() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    jinja.filters |= {"points": lambda x: f"{100 * x:+.1f}", "csv": data_link}
-    jinja.filters["code"] = code
+    jinja.filters |= {"csv": data_link, "thousands": thousands}
+    jinja.filters |= {"code": code, "breakable": breakable}
     return jinja
 
 
@@ -63,22 +81,21 @@ def code(words: str) -> Any:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(words))))
 
 
-def sections(summary: Summary) -> dict[str, dict[str, Any]]:
-    """Return each plot with its table; those that the data does not allow are left out."""
-    content = {
-        "intervals": _intervals(summary),
-        "ranks": _ranks(summary),
-        "missing": _missing(summary),
-        "corruptions": _corruptions(summary),
-        "calibration": _calibration(summary),
-        "pareto": _pareto(summary),
-    }
-    return {name: section for name, section in content.items() if section}
+def breakable(name: str) -> Any:
+    """Let a browser break a long name after underscores and plus signs."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"([_+])", r"\1<wbr>", str(escape(name))))
 
 
 def data_link(table: Table) -> str:
-    """Return a link that contains a table as CSV, so that the page stays one file."""
-    return "data:text/csv;base64," + base64.b64encode(csv_text(*table).encode()).decode()
+    """Return a link that contains a table as CSV, so that the page stays one file.
+
+    Six digits of each number: all of them would double the size of the page.
+    """
+    header, rows = table
+    short = [[f"{x:.6g}" if isinstance(x, float) else x for x in row] for row in rows]
+    return "data:text/csv;base64," + base64.b64encode(csv_text(header, short).encode()).decode()
 
 
 def csv_text(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -88,140 +105,3 @@ def csv_text(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     writer.writerow(header)
     writer.writerows(rows)
     return out.getvalue()
-
-
-def heat_map(summary: Summary, shapley: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """Return accuracy by fusion and subset, with the modalities' Shapley values."""
-    modalities = list(summary.bench.modalities)
-    columns = subsets(modalities)
-    # Six modalities have 64 subsets: show the smallest and the largest.
-    if len(columns) > 16:
-        columns = [s for s in columns if len(s) <= 1 or len(s) >= len(modalities) - 1]
-    rows = []
-    for name, values in shapley.items():
-        accuracy = summary.strategy(name).accuracy_by_subset(modalities)
-        rows.append((name, [accuracy[s] for s in columns], [values[m] for m in modalities]))
-    cells = [accuracy for _, accuracies, _ in rows for accuracy in accuracies]
-    names = [row_label(subset, modalities) for subset in columns]
-    table = (
-        ["strategy", *names, *(f"shapley {m}" for m in modalities)],
-        [[name, *accuracies, *values] for name, accuracies, values in rows],
-    )
-    return {
-        "names": names,
-        "modalities": modalities,
-        "rows": rows,
-        "low": min(cells, default=0.0),
-        "high": max(cells, default=1.0),
-        "table": table,
-    }
-
-
-def highlighted(summary: Summary) -> list[str]:
-    """Return the fusion chosen on validation data, then the best ones on the test split."""
-    names = [fusion.name for fusion in summary.of_kind("fusion")]
-    chosen = chosen_fusion(summary)
-    first = [chosen.name] if chosen else []
-    return list(dict.fromkeys([*first, *names]))[:HIGHLIGHTED]
-
-
-def _intervals(summary: Summary) -> dict[str, Any]:
-    lines = summary.leaderboard
-    single = best_single(summary)
-    svg = plots.intervals(lines, single.mean("accuracy") if single else None)
-    header = list(dict.fromkeys(key for line in lines for key in line))
-    return {"svg": svg, "table": (header, [[line.get(k, "") for k in header] for line in lines])}
-
-
-def _ranks(summary: Summary) -> dict[str, Any] | None:
-    num_seeds = summary.bench.cfg.seeds
-    fusions = [fusion for fusion in summary.of_kind("fusion") if len(fusion.seeds) == num_seeds]
-    if len(fusions) < 3 or num_seeds < 2:
-        return None
-    ranking = rank(np.stack([fusion.correct.mean(1) for fusion in fusions], axis=1))
-    names = [fusion.name for fusion in fusions]
-    matrix, lines = pairwise(fusions)
-    counts = [[row.count(x) for x in ("win", "tie", "loss")] for row in matrix]
-    return {
-        "svg": plots.critical_difference(names, ranking),
-        "p": ranking.p,
-        "width": ranking.critical_difference,
-        "names": names,
-        "matrix": matrix,
-        "counts": counts,
-        "table": (["strategy", "average rank"], list(zip(names, ranking.ranks, strict=True))),
-        "pairs": (list(lines[0]), [list(line.values()) for line in lines]),
-    }
-
-
-def _missing(summary: Summary) -> dict[str, Any] | None:
-    modalities = list(summary.bench.modalities)
-    fusions = summary.of_kind("fusion")
-    if not fusions:
-        return None
-    panels = {
-        title: {fusion.name: missing_curve(fusion, modalities, only) for fusion in fusions}
-        for title, only in (("any modality", None), *((f"{m} only", m) for m in modalities))
-    }
-    rows = [
-        [title, name, *curve] for title, curves in panels.items() for name, curve in curves.items()
-    ]
-    svg = plots.missing(panels, RATES, highlighted(summary))
-    return {"svg": svg, "table": (["missing", "strategy", *RATES], rows)}
-
-
-def _corruptions(summary: Summary) -> dict[str, Any] | None:
-    panels: dict[str, dict[str, dict[str, list[float]]]] = {}  # modality -> corruption -> strategy
-    singles = summary.of_kind("single")
-    for modality in summary.bench.modalities:
-        alone = [single for single in singles if single.name == f"{ALONE}{modality}"]
-        for strategy in [*summary.of_kind("fusion"), *alone]:
-            for corruption, curve in corruption_curves(strategy, modality).items():
-                panels.setdefault(modality, {}).setdefault(corruption, {})[strategy.name] = curve
-    if not panels:
-        return None
-    rows = [
-        [modality, corruption, name, *curve]
-        for modality, row in panels.items()
-        for corruption, curves in row.items()
-        for name, curve in curves.items()
-    ]
-    names = [*highlighted(summary), *(single.name for single in singles)]
-    header = ["modality", "corruption", "strategy", *(f"severity {s}" for s in range(6))]
-    return {"svg": plots.corruptions(panels, names), "table": (header, rows)}
-
-
-def _calibration(summary: Summary) -> dict[str, Any]:
-    strategies = [s for s in (chosen_fusion(summary), best_single(summary)) if s]
-    names = {strategy.name for strategy in strategies}
-    strategies += [summary.strategy(name) for name in highlighted(summary) if name not in names]
-    strategies = strategies[:4]
-    target = summary.target
-    bins = {strategy.name: reliability_of(strategy, target) for strategy in strategies}
-    risks = {
-        strategy.name: np.mean([risk_coverage(x, target).numpy() for x in strategy.logits], axis=0)
-        for strategy in strategies
-    }
-    rows = [[name, *line] for name, lines in bins.items() for line in lines]
-    header = ["strategy", "confidence", "accuracy", "count"]
-    return {"svg": plots.calibration(bins, risks), "table": (header, rows)}
-
-
-def _pareto(summary: Summary) -> dict[str, Any] | None:
-    fusions = [s for s in summary.strategies if s.facts and s.kind == "fusion"]
-    if not fusions:
-        return None
-    panels: dict[str, dict[str, tuple[float, float]]] = {
-        title: {fusion.name: (fusion.facts[key], fusion.mean("accuracy")) for fusion in fusions}
-        for title, key in (
-            ("multiply-accumulates of a sample", "macs"),
-            ("training, seconds a seed", "seconds"),
-        )
-    }
-    fronts: Mapping[str, Sequence[str]] = {
-        title: pareto(points) for title, points in panels.items()
-    }
-    families = {fusion.name: fusion.family for fusion in fusions}
-    header = ["strategy", "accuracy", *fusions[0].facts]
-    rows = [[fusion.name, fusion.mean("accuracy"), *fusion.facts.values()] for fusion in fusions]
-    return {"svg": plots.pareto(panels, fronts, families), "table": (header, rows)}

@@ -1,12 +1,9 @@
-"""The plots of the report: SVG from matplotlib, in the light or dark colours of the page."""
+"""The plots of the report: each is drawn twice, for wide and for narrow screens."""
 
 from __future__ import annotations
 
-import io
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,126 +11,114 @@ import numpy as np
 from fusionzoo.evaluation.robustness import SEVERITIES
 from fusionzoo.evaluation.statistics import Ranking, cliques
 
-INK = "#010203"  # placeholder of the page's text colour
-FAINT = "#b4b4b4"
-# Okabe and Ito's palette, which colour-blind readers can distinguish.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-FAMILY = dict(
+from ..strategies import ALONE
+from .drawing import WIDE, Layout, drawn_twice, finish, panel_grid, row_axes
+from .labels import label_points, log_ticks
+from .leaderboard_columns import SHARES
+from .svg import COLOURS, FAINT, INK
+from .units import metric_name
+
+FAMILY: dict[str, str] = dict(
     zip(("early", "late", "attention", "hybrid", "single", "baseline"), COLOURS, strict=True)
 )
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "fusionzoo",
-    "font.family": "sans-serif",
-    "font.size": 9,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 9,
-    "axes.grid": True,
-    "grid.color": FAINT,
-    "grid.alpha": 0.35,
-    "grid.linewidth": 0.5,
-    "lines.linewidth": 1.4,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-}
 Curves = Mapping[str, Sequence[float]]  # strategy -> values
 
 
-def _styled(draw: Callable[..., str]) -> Callable[..., str]:
-    """Apply the report's style to a plotting function."""
-
-    @wraps(draw)
-    def draw_styled(*args: Any, **kwargs: Any) -> str:
-        import matplotlib
-
-        with matplotlib.rc_context(STYLE):
-            return draw(*args, **kwargs)
-
-    return draw_styled
-
-
-@_styled
-def intervals(lines: Sequence[Mapping[str, Any]], single: float | None) -> str:
-    """Draw accuracy and its interval over seeds, a row per strategy, the best on top."""
-    figure, grid = _grid(1, 1, 8.0, 0.4 + 0.2 * len(lines))
-    axes = grid[0][0]
-    for row, line in enumerate(reversed(lines)):
-        colour = FAMILY[line["family"]]
+@drawn_twice("score of each strategy and its interval")
+def intervals(
+    layout: Layout, lines: Sequence[Mapping[str, Any]], single: float | None, metric: str
+) -> Any:
+    """Draw the score and its interval over seeds, a row per strategy, the best on top."""
+    figure, axes = row_axes(layout, [line["strategy"] for line in lines])
+    places = axes.get_yticks()
+    scores = [line[metric] for line in lines]
+    left = min(scores) - 0.1 * (max(scores) - min(scores) or 0.1)
+    right = 1.0 if metric in SHARES else math.inf
+    for place, line in zip(places, lines, strict=True):
+        colour = _family_colour(line["family"])
         if not math.isnan(line["low"]):
-            axes.plot([line["low"], line["high"]], [row, row], color=colour, alpha=0.6)
-        axes.plot(line["accuracy"], row, "o", color=colour, markersize=4)
+            ends = np.clip([line["low"], line["high"]], left, right)
+            axes.plot(ends, [place, place], color=colour, alpha=0.6)
+        axes.plot(line[metric], place, "o", color=colour, markersize=4)
     if single is not None:
         axes.axvline(single, color=INK, linestyle=":", linewidth=1)
-    axes.set_yticks(range(len(lines)), [line["strategy"] for line in reversed(lines)])
-    axes.set_ylim(-0.6, len(lines) - 0.4)
-    axes.set_xlabel("accuracy on the test split")
-    low = min(line["accuracy"] for line in lines)
-    axes.set_xlim(left=max(0.0, low - 0.05), right=min(1.005, axes.get_xlim()[1]))
+    axes.set_xlabel(f"{metric_name(metric)} on the test split")
+    axes.set_xlim(left=left)
     for family in dict.fromkeys(line["family"] for line in lines):
-        axes.plot([], [], "o", color=FAMILY[family], label=family, markersize=4)
-    return _finish(figure, grid)
+        axes.plot([], [], "o", color=_family_colour(family), label=family, markersize=4)
+    return finish(layout, figure)
 
 
-@_styled
-def critical_difference(names: Sequence[str], ranking: Ranking) -> str:
+@drawn_twice("average rank of each strategy")
+def critical_difference(layout: Layout, names: Sequence[str], ranking: Ranking) -> Any:
     """Draw average ranks; a bar joins those that Nemenyi's test cannot tell apart."""
     order = np.argsort(ranking.ranks, kind="stable")
-    figure, grid = _grid(1, 1, 8.0, 0.6 + 0.2 * len(names))
-    axes = grid[0][0]
-    for place, index in enumerate(order):
-        axes.plot(ranking.ranks[index], place, "o", color=COLOURS[0], markersize=4)
-    axes.set_yticks(range(len(names)), [names[index] for index in order])
-    axes.set_ylim(len(names) - 0.4, -0.6)
+    figure, axes = row_axes(layout, [names[int(index)] for index in order])
+    places = axes.get_yticks()
+    axes.plot(ranking.ranks[order], places, "o", color=COLOURS[0], markersize=4)
     axes.set_xlabel("average rank (1 = best)")
+    step = next(x for x in (1, 2, 5, 10, 20, 50) if len(names) / x <= layout.columns(12, 5))
+    axes.set_xticks([1, *range(step if step > 1 else 2, len(names) + 1, step)])
+    axes.set_xlim(left=1 - 0.03 * len(names))
     if not math.isnan(ranking.critical_difference):
-        worst = float(ranking.ranks.max())
-        for number, (first, last) in enumerate(cliques(ranking.ranks, ranking.critical_difference)):
-            at = worst + 0.6 + 0.35 * number * max(1.0, len(names) / 20)
-            axes.plot([at, at], [first - 0.2, last + 0.2], color=COLOURS[1], linewidth=2.5)
-    return _finish(figure, grid)
+        best, worst = float(ranking.ranks.min()), float(ranking.ranks.max())
+        gap = (worst - best or 1.0) * (0.025 if layout is WIDE else 0.05)
+        bars = cliques(ranking.ranks, ranking.critical_difference)
+        for number, (first, last) in enumerate(bars):
+            at = worst + gap * (number + 1.5)
+            ends = [places[first] - 0.2, places[last] + 0.2]
+            axes.plot([at, at], ends, color=COLOURS[1], linewidth=2.5)
+    return finish(layout, figure)
 
 
-@_styled
-def corruptions(panels: Mapping[str, Mapping[str, Curves]], highlighted: Sequence[str]) -> str:
-    """Draw accuracy over severity: a row per modality, a column per corruption."""
-    columns = max(len(row) for row in panels.values())
-    figure, grid = _grid(len(panels), columns, 1.9, 1.7)
-    for row, (modality, by_corruption) in enumerate(panels.items()):
-        for column in range(columns):
-            axes = grid[row][column]
-            if column >= len(by_corruption):
-                axes.set_visible(False)
-                continue
-            name = list(by_corruption)[column]
-            _lines(axes, [0, *SEVERITIES], by_corruption[name], highlighted)
-            axes.set_title(f"{modality}: {name.replace('_', ' ')}")
+@drawn_twice("score over the severity of corruptions")
+def corruptions(
+    layout: Layout,
+    panels: Mapping[str, Mapping[str, Curves]],
+    highlighted: Sequence[str],
+    metric: str,
+) -> Any:
+    """Draw the score over severity: rows of panels for each modality, a panel per corruption."""
+    most = max(len(by_corruption) for by_corruption in panels.values())
+    columns = min(most, layout.columns(5, 2))
+    slots: list[tuple[str, str] | None] = []
+    for modality, by_corruption in panels.items():
+        slots += [(modality, corruption) for corruption in by_corruption]
+        slots += [None] * (-len(slots) % columns)
+    figure, grid = panel_grid(layout, [slot is not None for slot in slots], columns)
+    for axes, slot in zip(grid, slots, strict=True):
+        if slot is not None:
+            modality, corruption = slot
+            _lines(axes, [0, *SEVERITIES], panels[modality][corruption], highlighted)
+            axes.set_title(f"{modality}: {corruption.replace('_', ' ')}")
             axes.set_xticks([0, *SEVERITIES])
-    return _finish(figure, grid, "severity", "accuracy")
+    return finish(layout, figure, "severity", metric)
 
 
-@_styled
+@drawn_twice("score over the share of missing values")
 def missing(
-    panels: Mapping[str, Curves], rates: Sequence[float], highlighted: Sequence[str]
-) -> str:
-    """Draw the expected accuracy over the share of samples that lack a modality."""
-    figure, grid = _grid(1, len(panels), 2.4, 2.2)
-    for axes, (name, curves) in zip(grid[0], panels.items(), strict=True):
+    layout: Layout,
+    panels: Mapping[str, Curves],
+    rates: Sequence[float],
+    highlighted: Sequence[str],
+    metric: str,
+) -> Any:
+    """Draw the expected score over the share of samples that lack a modality."""
+    columns = min(len(panels), layout.columns(4, 2))
+    figure, grid = panel_grid(layout, [True] * len(panels), columns)
+    for axes, (name, curves) in zip(grid, panels.items(), strict=False):
         _lines(axes, rates, curves, highlighted)
         axes.set_title(name)
-    return _finish(figure, grid, "missing rate", "accuracy")
+        axes.locator_params("x", nbins=4)
+    return finish(layout, figure, "missing rate", metric)
 
 
-@_styled
-def calibration(bins: Mapping[str, Sequence[tuple[float, float, int]]], risks: Curves) -> str:
+@drawn_twice("reliability, and error over coverage")
+def calibration(
+    layout: Layout, bins: Mapping[str, Sequence[tuple[float, float, int]]], risks: Curves
+) -> Any:
     """Draw the reliability diagram and the risk-coverage curve."""
-    figure, grid = _grid(1, 2, 4.2, 3.2, share=False)
-    left, right = grid[0]
+    figure, (left, right) = panel_grid(layout, [True, True], layout.columns(2, 1), share=False)
     left.plot([0, 1], [0, 1], color=INK, linestyle=":", linewidth=1)
     for colour, (name, lines) in zip(COLOURS, bins.items(), strict=False):
         confidence, accuracy, size = (np.array(x) for x in zip(*lines, strict=True))
@@ -142,77 +127,54 @@ def calibration(bins: Mapping[str, Sequence[tuple[float, float, int]]], risks: C
     left.set(xlabel="confidence", ylabel="accuracy", title="reliability", xlim=(0, 1), ylim=(0, 1))
     for colour, risk in zip(COLOURS, risks.values(), strict=False):
         coverage = (np.arange(len(risk)) + 1) / len(risk)
-        right.plot(coverage, risk, color=colour)
+        shown = np.unique(np.linspace(0, len(risk) - 1, 150).astype(int))
+        right.plot(coverage[shown], np.asarray(risk)[shown], color=colour)
     right.set(xlabel="coverage", ylabel="error on covered samples", title="risk and coverage")
-    return _finish(figure, grid)
+    return finish(layout, figure)
 
 
-@_styled
+@drawn_twice("score over cost")
 def pareto(
+    layout: Layout,
     panels: Mapping[str, Mapping[str, tuple[float, float]]],
     fronts: Mapping[str, Sequence[str]],
     families: Mapping[str, str],
-) -> str:
-    """Draw accuracy over cost; the points of the Pareto front are labelled."""
-    figure, grid = _grid(1, len(panels), 4.2, 3.2)
-    for axes, (cost, points) in zip(grid[0], panels.items(), strict=True):
+    metric: str,
+) -> Any:
+    """Draw the score over cost; the points of the Pareto front are labelled."""
+    columns = min(len(panels), layout.columns(2, 1))
+    figure, grid = panel_grid(layout, [True] * len(panels), columns)
+    for axes, (cost, points) in zip(grid, panels.items(), strict=False):
         for name, (x, y) in points.items():
-            axes.plot(x, y, "o", color=FAMILY[families[name]], markersize=4)
+            axes.plot(x, y, "o", color=_family_colour(families[name]), markersize=4)
         front = [points[name] for name in fronts[cost]]
         axes.plot(*zip(*front, strict=True), color=INK, linewidth=0.8, drawstyle="steps-post")
-        for name in fronts[cost]:
-            axes.annotate(
-                name, points[name], xytext=(3, -9), textcoords="offset points", fontsize=7
-            )
         axes.set(xscale="log", xlabel=cost)
-        axes.margins(x=0.15)
-    return _finish(figure, grid, y="accuracy")
+        axes.margins(x=0.15, y=0.1)
+        log_ticks(axes.xaxis, *axes.get_xlim())
+    for family in dict.fromkeys(families.values()):
+        grid[0].plot([], [], "o", color=_family_colour(family), label=family, markersize=4)
+    finish(layout, figure, y=metric)
+    for axes, (cost, points) in zip(grid, panels.items(), strict=False):
+        label_points(axes, {name: points[name] for name in fronts[cost]}, points.values())
+    return figure
 
 
 # ---- shared by all plots
 
 
+def _family_colour(family: str) -> str:
+    return FAMILY.get(family, INK)
+
+
 def _lines(axes: Any, x: Sequence[float], curves: Curves, highlighted: Sequence[str]) -> None:
-    for name, values in curves.items():
-        if name not in highlighted:
-            axes.plot(x, values, color=FAINT, linewidth=0.5, alpha=0.6)
+    """Draw the highlighted curves in colour over all others, which are one grey path."""
+    others = [values for name, values in curves.items() if name not in highlighted]
+    if others:
+        y = [value for values in others for value in (*values, math.nan)]
+        axes.plot([*x, math.nan] * len(others), y, color=FAINT, linewidth=0.6)
     for number, name in enumerate(highlighted):
-        if name in curves:
-            style = "--" if name.startswith("alone:") else "-"
-            axes.plot(x, curves[name], style, color=COLOURS[number % len(COLOURS)], label=name)
-
-
-def _grid(
-    rows: int, columns: int, width: float, height: float, share: bool = True
-) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure((width * columns, height * rows))
-    return figure, figure.subplots(rows, columns, sharey=share, squeeze=False)
-
-
-def _finish(figure: Any, grid: Any, x: str | None = None, y: str | None = None) -> str:
-    """Label the outer axes, put one legend above all panels, and return the SVG."""
-    for axes in grid[-1] if x else ():
-        axes.set_xlabel(x)
-    for row in grid if y else ():
-        row[0].set_ylabel(y)
-    handles: dict[str, Any] = {}
-    for axes in grid.flat:
-        handles |= {
-            text: line for line, text in zip(*axes.get_legend_handles_labels(), strict=True)
-        }
-    columns = max(1, int(figure.get_figwidth() / 1.2))
-    room = 0.1 + 0.2 * math.ceil(len(handles) / columns)
-    figure.set_figheight(figure.get_figheight() + room)
-    figure.tight_layout(rect=(0, 0, 1, 1 - room / figure.get_figheight()))
-    if handles:
-        figure.legend(handles.values(), handles.keys(), loc="upper left", ncols=columns)
-    out = io.StringIO()
-    figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    text = out.getvalue()
-    text = text[text.index("<svg") :].replace(INK, "currentColor")
-    # As wide as the page allows, but not enlarged: text has the same size in all plots.
-    inches = figure.get_figwidth()
-    width = f'style="max-width: {inches:.1f}in; min-width: min(34rem, {inches:.1f}in)"'
-    return re.sub(r'(<svg[^>]*?) width="[\d.]+pt" height="[\d.]+pt"', rf"\1 {width}", text, count=1)
+        if name in curves and name.startswith(ALONE):
+            axes.plot(x, curves[name], "--", color=INK, label=name)
+        elif name in curves:
+            axes.plot(x, curves[name], color=COLOURS[number % len(COLOURS)], label=name)

@@ -1,0 +1,182 @@
+"""The sections of the page: each plot with its table of figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fusionzoo.evaluation.calibration import risk_coverage
+from fusionzoo.evaluation.modalities import subsets
+from fusionzoo.evaluation.statistics import rank
+
+from ..strategies import ALONE
+from . import plots
+from .curves import RATES, corruption_curves, missing_curve, pareto, reliability_of
+from .results import Summary, best_single, chosen_fusion, row_label
+from .verdict import pairwise
+
+HIGHLIGHTED = 4  # fusions drawn in colour where all are drawn
+
+
+def sections(summary: Summary, metric: str) -> dict[str, dict[str, Any]]:
+    """Return each plot with its table; those that the data does not allow are left out."""
+    content = {
+        "leaderboard": _leaderboard(summary),
+        "intervals": _intervals(summary, metric),
+        "ranks": _ranks(summary),
+        "missing": _missing(summary, metric),
+        "corruptions": _corruptions(summary, metric),
+        "calibration": _calibration(summary),
+        "pareto": _pareto(summary, metric),
+    }
+    return {name: section for name, section in content.items() if section}
+
+
+def heat_map(summary: Summary, shapley: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """Return accuracy by fusion and subset, with the modalities' Shapley values."""
+    modalities = list(summary.bench.modalities)
+    columns = subsets(modalities)
+    # Six modalities have 64 subsets: show the smallest and the largest.
+    if len(columns) > 16:
+        columns = [s for s in columns if len(s) <= 1 or len(s) >= len(modalities) - 1]
+    rows = []
+    for name, values in shapley.items():
+        accuracy = summary.strategy(name).accuracy_by_subset(modalities)
+        rows.append((name, [accuracy[s] for s in columns], [values[m] for m in modalities]))
+    cells = [accuracy for _, accuracies, _ in rows for accuracy in accuracies]
+    names = [row_label(subset, modalities) for subset in columns]
+    table = (
+        ["strategy", *names, *(f"shapley {m}" for m in modalities)],
+        [[name, *accuracies, *values] for name, accuracies, values in rows],
+    )
+    return {
+        "names": names,
+        "modalities": modalities,
+        "rows": rows,
+        "low": min(cells, default=0.0),
+        "high": max(cells, default=1.0),
+        "table": table,
+    }
+
+
+def highlighted(summary: Summary) -> list[str]:
+    """Return the fusion chosen on validation data, then the best ones on the test split."""
+    names = [fusion.name for fusion in summary.of_kind("fusion")]
+    chosen = chosen_fusion(summary)
+    first = [chosen.name] if chosen else []
+    return list(dict.fromkeys([*first, *names]))[:HIGHLIGHTED]
+
+
+def _leaderboard(summary: Summary) -> dict[str, Any]:
+    lines = summary.leaderboard
+    header = list(dict.fromkeys(key for line in lines for key in line))
+    return {"table": (header, [[line.get(key, "") for key in header] for line in lines])}
+
+
+def _intervals(summary: Summary, metric: str) -> dict[str, Any]:
+    lines = summary.leaderboard
+    single = best_single(summary)
+    svg = plots.intervals(lines, single.mean(metric) if single else None, metric)
+    header = ["strategy", metric, "low", "high"]
+    return {"svg": svg, "table": (header, [[line[key] for key in header] for line in lines])}
+
+
+def _ranks(summary: Summary) -> dict[str, Any] | None:
+    num_seeds = summary.bench.cfg.seeds
+    fusions = [fusion for fusion in summary.of_kind("fusion") if len(fusion.seeds) == num_seeds]
+    if len(fusions) < 3 or num_seeds < 2:
+        return None
+    ranking = rank(np.stack([fusion.correct.mean(1) for fusion in fusions], axis=1))
+    names = [fusion.name for fusion in fusions]
+    matrix, lines = pairwise(fusions)
+    counts = [[row.count(x) for x in ("win", "tie", "loss")] for row in matrix]
+    return {
+        "svg": plots.critical_difference(names, ranking),
+        "p": ranking.p,
+        "width": ranking.critical_difference,
+        "names": names,
+        "matrix": matrix,
+        "counts": counts,
+        "table": (["strategy", "average rank"], list(zip(names, ranking.ranks, strict=True))),
+        "pairs": (list(lines[0]), [list(line.values()) for line in lines]),
+    }
+
+
+def _missing(summary: Summary, metric: str) -> dict[str, Any] | None:
+    modalities = list(summary.bench.modalities)
+    fusions = summary.of_kind("fusion")
+    if not fusions:
+        return None
+    if all(math.isnan(missing_curve(fusion, modalities)[-1]) for fusion in fusions):
+        return None  # no subsets were measured
+    panels = {
+        title: {fusion.name: missing_curve(fusion, modalities, only) for fusion in fusions}
+        for title, only in (("any modality", None), *((f"{m} only", m) for m in modalities))
+    }
+    rows = [
+        [title, name, *curve] for title, curves in panels.items() for name, curve in curves.items()
+    ]
+    svg = plots.missing(panels, RATES, highlighted(summary), metric)
+    return {"svg": svg, "table": (["missing", "strategy", *RATES], rows)}
+
+
+def _corruptions(summary: Summary, metric: str) -> dict[str, Any] | None:
+    panels: dict[str, dict[str, dict[str, list[float]]]] = {}  # modality -> corruption -> strategy
+    singles = summary.of_kind("single")
+    for modality in summary.bench.modalities:
+        alone = [single for single in singles if single.name == f"{ALONE}{modality}"]
+        for strategy in [*summary.of_kind("fusion"), *alone]:
+            for corruption, curve in corruption_curves(strategy, modality).items():
+                panels.setdefault(modality, {}).setdefault(corruption, {})[strategy.name] = curve
+    if not panels:
+        return None
+    rows = [
+        [modality, corruption, name, *curve]
+        for modality, row in panels.items()
+        for corruption, curves in row.items()
+        for name, curve in curves.items()
+    ]
+    names = [*highlighted(summary), *(single.name for single in singles)]
+    header = ["modality", "corruption", "strategy", *(f"severity {s}" for s in range(6))]
+    return {"svg": plots.corruptions(panels, names, metric), "table": (header, rows)}
+
+
+def _calibration(summary: Summary) -> dict[str, Any] | None:
+    if not any("ece" in line for line in summary.leaderboard):
+        return None  # no classes
+    strategies = [s for s in (chosen_fusion(summary), best_single(summary)) if s]
+    names = {strategy.name for strategy in strategies}
+    strategies += [summary.strategy(name) for name in highlighted(summary) if name not in names]
+    strategies = strategies[:4]
+    target = summary.target
+    bins = {strategy.name: reliability_of(strategy, target) for strategy in strategies}
+    risks = {
+        strategy.name: np.mean([risk_coverage(x, target).numpy() for x in strategy.logits], axis=0)
+        for strategy in strategies
+    }
+    rows = [[name, *line] for name, lines in bins.items() for line in lines]
+    header = ["strategy", "confidence", "accuracy", "count"]
+    return {"svg": plots.calibration(bins, risks), "table": (header, rows)}
+
+
+def _pareto(summary: Summary, metric: str) -> dict[str, Any] | None:
+    fusions = [s for s in summary.strategies if s.facts and s.kind == "fusion"]
+    if not fusions:
+        return None
+    panels: dict[str, dict[str, tuple[float, float]]] = {
+        title: {fusion.name: (fusion.facts[key], fusion.mean(metric)) for fusion in fusions}
+        for title, key in (
+            ("multiply-accumulates of a sample", "macs"),
+            ("training, seconds a seed", "seconds"),
+        )
+    }
+    fronts: Mapping[str, Sequence[str]] = {
+        title: pareto(points) for title, points in panels.items()
+    }
+    families = {fusion.name: fusion.family for fusion in fusions}
+    header = ["strategy", metric, *fusions[0].facts]
+    rows = [[fusion.name, fusion.mean(metric), *fusion.facts.values()] for fusion in fusions]
+    return {"svg": plots.pareto(panels, fronts, families, metric), "table": (header, rows)}
