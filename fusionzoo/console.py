@@ -13,11 +13,12 @@ from typing import ParamSpec
 
 P = ParamSpec("P")
 SCRIPTS = ("train.py", "embed.py", "benchmark.py")
+FILE_WIDTH = 120  # columns of a table that is not printed to a terminal
 BROKEN_PIPE = 141  # exit code that shells report after SIGPIPE
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; its first column never breaks."""
+    """Print a table; its first column never breaks. A pipe or file gets it in full width."""
     from rich.console import Console
     from rich.table import Table
 
@@ -26,7 +27,7 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
         table.add_column(name, no_wrap=not number)
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(table)
 
 
 def print_columns(rows: Sequence[Sequence[str]], width: int = 96) -> None:

@@ -80,8 +80,6 @@ def _mean_and_scale(rows: Tensor, per_feature: bool) -> tuple[Tensor, Tensor]:
     return mean, LENGTH * scale / varies.sum().sqrt()
 
 
-def standardise(
-    features: Mapping[str, Features], modules: nn.ModuleDict
-) -> dict[str, Features]:
+def standardise(features: Mapping[str, Features], modules: nn.ModuleDict) -> dict[str, Features]:
     """Standardise the modalities that have a module; the others stay as they are."""
     return {name: modules[name](x) if name in modules else x for name, x in features.items()}

@@ -65,7 +65,7 @@ def run(cfg: BenchmarkConfig, dataset: PairedDataset | None = None) -> Report:
     if tuning_trials(cfg):
         tune.require_optuna()
     keep_freed_memory()
-    clock = Clock()
+    clock = Clock(Path(cfg.out))
     bench, dataset = open_bench(cfg, dataset)
     names, notes = strategies.list_strategies(bench.cfg, bench)
     bench = replace(bench, notes=(*bench.notes, *notes))
@@ -86,6 +86,6 @@ def run(cfg: BenchmarkConfig, dataset: PairedDataset | None = None) -> Report:
     # ---- report
     whole = summary.summarise(bench, results)
     clock.lap("statistics")
-    figures = verdict.figures(whole, clock.laps())
-    writers.write(whole, figures, out)
+    clock.save(out)
+    writers.write(whole, verdict.figures(whole), clock.laps(), out)
     return Report.read(out)

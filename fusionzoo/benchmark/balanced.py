@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -138,5 +137,3 @@ def check_frozen(objective: Objective) -> None:
                 f"--balance {name} changes how encoders learn, and here they are frozen:"
                 " --mode finetune trains them"
             )
-
-

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import time
+from pathlib import Path
+
+from fusionzoo.files import write_text
+
+FILE = "minutes.json"
 
 
 class Clock:
-    """Seconds of wall time by part, in the order in which parts first end."""
+    """Seconds of wall time by part, in the order in which parts first end.
 
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
+    With the folder of a report, the seconds of earlier runs of the same benchmark count too.
+    """
+
+    def __init__(self, out: Path | None = None) -> None:
+        self._seconds = dict(read_laps(out)) if out else {}
         self._last = time.perf_counter()
 
     def lap(self, part: str) -> None:
@@ -21,3 +30,13 @@ class Clock:
     def laps(self) -> list[tuple[str, float]]:
         """Return (part, seconds) of each part."""
         return list(self._seconds.items())
+
+    def save(self, out: Path) -> None:
+        """Write the laps beside the report."""
+        write_text(out / FILE, json.dumps(self._seconds, indent=1) + "\n")
+
+
+def read_laps(out: Path) -> list[tuple[str, float]]:
+    """Return the laps of a report's folder; none if it has none."""
+    path = out / FILE
+    return list(json.loads(path.read_text()).items()) if path.is_file() else []

@@ -33,11 +33,6 @@ class Metric:
         """Format a difference between scores, above 0 = better: in points, else in its own unit."""
         return f"{100 * gain:+.{digits}f}" if self.share else f"{gain:+.3g}"
 
-    @property
-    def unit(self) -> str:
-        """The unit of differences, with a space before it; nothing for that of the data."""
-        return " points" if self.share else f" {self.title}"
-
 
 METRICS = {
     "classification": Metric("accuracy", "accuracy", True, True),

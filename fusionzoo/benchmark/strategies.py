@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
+
 from fusionzoo.config import BenchmarkConfig
 from fusionzoo.errors import FusionZooError, did_you_mean
-from fusionzoo.fusion import FUSIONS, fusion_info, list_fusions
+from fusionzoo.fusion import FUSIONS, create_fusion, fusion_info, list_fusions
 from fusionzoo.training.balance import BALANCE
 from fusionzoo.zoo.cards import FAMILIES
 
@@ -111,9 +113,7 @@ def select_balance(names: str | Sequence[str]) -> list[tuple[str, ...]]:
     return list(dict.fromkeys(rows))
 
 
-def _fit_for_targets(
-    fusions: Sequence[str], cfg: BenchmarkConfig
-) -> tuple[list[str], list[str]]:
+def _fit_for_targets(fusions: Sequence[str], cfg: BenchmarkConfig) -> tuple[list[str], list[str]]:
     """Leave out fusions that join probabilities of classes; an error if one was asked for."""
     asked = cfg.fusions.split(",") if isinstance(cfg.fusions, str) else list(cfg.fusions)
     left_out = [name for name in fusions if classes_only(name, settings_of(cfg, name))]
@@ -130,8 +130,9 @@ def _fit_for_targets(
 
 def classes_only(fusion: str, settings: Settings) -> bool:
     """Whether a fusion answers one class only."""
-    arguments = {"dim": 8, **settings}
-    return FUSIONS.create(fusion, {"a": 8, "b": 8, "c": 8}, num_outputs=2, **arguments).classes_only
+    arguments = {**settings, "dim": 8, "num_outputs": 2}
+    with torch.random.fork_rng(devices=[]):
+        return create_fusion(fusion, {"a": 8, "b": 8, "c": 8}, **arguments).classes_only
 
 
 def settings_of(cfg: BenchmarkConfig, strategy: str) -> Settings:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from setup_benchmark import small
+from torch.nn.functional import one_hot
 
 from fusionzoo.benchmark.bench import Bench, Fold
 from fusionzoo.benchmark.report.leaderboard import leaderboard
@@ -30,7 +31,7 @@ def strategy(name: str, accuracies: list[float], shift: int = 0) -> StrategyResu
     for prediction, accuracy in zip(predictions, accuracies, strict=True):
         correct = torch.from_numpy(order[: round(accuracy * ITEMS)])
         prediction[correct] = TARGET[correct]
-    logits = 3.0 * torch.nn.functional.one_hot(predictions, CLASSES)
+    logits = 3.0 * one_hot(predictions, CLASSES)
     kind = "fusion"
     if name.startswith("alone:"):
         kind = "single"
@@ -38,13 +39,21 @@ def strategy(name: str, accuracies: list[float], shift: int = 0) -> StrategyResu
         kind = "baseline"
     rows = [
         {"fold": 0, "seed": seed, "subset": "full", "modality": "", "corruption": "", "severity": 0}
-        | {"accuracy": accuracy, "macro_f1": accuracy, "ece": 0.0, "brier": 0.0, "nll": 0.0}
+        | {
+            "score": accuracy,
+            "accuracy": accuracy,
+            "macro_f1": accuracy,
+            "ece": 0.0,
+            "brier": 0.0,
+            "nll": 0.0,
+        }
         for seed, accuracy in enumerate(accuracies)
     ]
     family = "early" if kind == "fusion" else kind
     seeds = list(range(len(accuracies)))
+    scores = right(logits.flatten(0, 1), TARGET.repeat(len(seeds))).reshape(len(seeds), -1).numpy()
     return StrategyResults(
-        name, kind, family, seeds, logits.float(), float(np.mean(accuracies)), 1.0, rows
+        name, kind, family, seeds, logits.float(), scores, float(np.mean(accuracies)), 1.0, rows
     )
 
 
@@ -65,8 +74,7 @@ def summary(
         torch.ones(len(target), 2, dtype=torch.bool),
         tuple(Fold(ALL[:0], ALL[:0], part) for part in parts),
     )
-    whole = Summary(bench, target, strategies, dict(controls or {}), {})
-    for results in strategies:
-        results.correct = right(results.logits, TARGET).numpy()
+    logits = {name: one_hot(x).float() for name, x in (controls or {}).items()}
+    whole = Summary(bench, target, strategies, logits, {})
     whole.leaderboard = leaderboard(whole)
     return whole

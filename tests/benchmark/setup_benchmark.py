@@ -13,6 +13,8 @@ SMALL: dict[str, Any] = {
     "fusions": "sum,gmu",
     "fusion": {"dim": 16},
     "seeds": 2,
+    "folds": 0,
+    "tune": 0,
     "epochs": 4,
     "optim": {"lr": 3e-3},
     "jobs": 1,

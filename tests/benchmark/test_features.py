@@ -14,11 +14,14 @@ import pytest
 import torch
 
 from fusionzoo import create_dataset, create_encoder
+from fusionzoo.benchmark.features.feeds import measure
 from fusionzoo.datasets import Collate
 from fusionzoo.encoders import Encoder
 from fusionzoo.features.cache import FeatureCache
-from fusionzoo.features.encode import Scaler, StoredFeatures, describe, encode, key_of
+from fusionzoo.features.encode import StoredFeatures, describe, encode, key_of
 from fusionzoo.present_rows import encode_rows
+from fusionzoo.standardise import LENGTH, Standardise
+from fusionzoo.structures import Features
 
 SCRATCH = {
     "image": ("timm/resnet10t", {"pretrained": False, "size": 32, "channels": [8, 8, 8, 8]}),
@@ -209,13 +212,28 @@ def test_augmented_views_differ_from_each_other_and_repeat_exactly() -> None:
     assert torch.equal(views[1], encode(encoder, dataset, view=1).pooled)
 
 
-def test_scaled_training_features_have_mean_0_and_deviation_1() -> None:
-    stored = encode(build("text"), some(60))
+@pytest.mark.parametrize(("kind", "per_feature"), [("image", False), ("vector", True)])
+def test_standardised_training_features_are_centred_and_of_one_length(
+    kind: str, per_feature: bool
+) -> None:
+    encoder = build("text")
+    stored = encode(encoder, some(), progress=False)
     rows = torch.arange(40)
-    scaled = Scaler.of(stored, rows)(stored.take(rows))
+    module = measure(stored, rows, kind, with_tokens=True)
+    scaled = module(stored.take(rows))
     present = scaled.mask.any(1)
-    assert scaled.pooled[present].mean(0).abs().max() < 1e-5
-    torch.testing.assert_close(scaled.pooled[present].std(0, correction=0), torch.ones(16))
+    for vectors in (scaled.pooled[present], scaled.tokens[scaled.mask]):
+        assert vectors.mean(0).abs().max() < 1e-4
+        assert vectors.square().sum(1).mean().sqrt() == pytest.approx(LENGTH, rel=1e-3)
+        deviations = vectors.std(0, correction=0)
+        assert (deviations.max() / deviations.min() < 1.001) == per_feature
     assert scaled.pooled[~present].abs().max() == 0
-    real = scaled.tokens[scaled.mask]
-    torch.testing.assert_close(real.std(0, correction=0), torch.ones(16), atol=1e-4, rtol=1e-4)
+
+
+def test_a_constant_feature_is_centred_and_no_number_overflows() -> None:
+    columns = torch.stack([torch.full((9,), 1e6), torch.arange(9.0), torch.zeros(9)], 1)
+    scaled = Standardise.measure(columns, per_feature=True)
+    whole = Features(columns[:, None], torch.ones(9, 1, dtype=torch.bool), columns)
+    out = scaled(whole).pooled
+    assert out.isfinite().all() and out[:, [0, 2]].abs().max() == 0
+    assert out[:, 1].square().mean().sqrt() == pytest.approx(LENGTH)

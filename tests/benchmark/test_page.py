@@ -159,8 +159,8 @@ def many_strategies() -> Summary:
 def long_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     whole = many_strategies()
     path = tmp_path_factory.mktemp("long") / "index.html"
-    minutes = [["encode", 212.4], ["encode damaged samples", 611.0], ["training", 95.2]]
-    path.write_text(report_html.page(whole, {**figures(whole), "minutes": minutes}))
+    minutes = [("encode", 212.4), ("encode damaged samples", 611.0), ("training", 95.2)]
+    path.write_text(report_html.page(whole, figures(whole), minutes))
     return path
 
 
@@ -235,12 +235,12 @@ def test_a_page_without_classes_shows_the_metric_that_there_is() -> None:
     content = {**figures(whole), "metric": "mae", "shapley": {}, "controls": None}
     content["data"] = {**content["data"], "classes": 0, "test": 12345}
     for number, line in enumerate(whole.leaderboard):
-        for key in set(line) - {"strategy", "family", "low", "high", "seeds"}:
+        for key in set(line) - {"strategy", "family", "kind", "score", "low", "high", "seeds"}:
             del line[key]
         line["mae"] = 1200.5 + number
         for row in whole.strategy(line["strategy"]).rows:
             row["mae"] = line["mae"]
-    text = report_html.page(whole, content)
+    text = report_html.page(whole, content, [])
     assert "12,345 test samples" in text
     assert "<h2>MAE and its interval</h2>" in text and "MAE on the test split" in text
     assert "<td>1,200</td>" in text.replace(' data-sort="1200.5"', "")

@@ -90,10 +90,16 @@ def test_the_verdict_states_how_one_seed_and_folds_limit_the_interval() -> None:
     strategies = [strategy("gmu", [0.8]), strategy("alone:audio", [0.6])]
     one_seed = words(summary(strategies))
     assert "One seed: the interval covers test samples only" in one_seed
-    assert "folds share training data" not in one_seed
-    assert "The 4 folds share training data, which the interval ignores." in words(
-        summary(strategies, folds=4)
-    )
+    assert "folds" not in one_seed
+    assert "Every sample was tested once in 4 folds" in words(summary(strategies, folds=4))
+
+
+def test_folds_whose_training_data_overlaps_widen_the_interval() -> None:
+    strategies = [strategy("gmu", [0.8, 0.7]), strategy("alone:audio", [0.6, 0.6])]
+    one, four = (summary(strategies, folds=count).line("gmu") for count in (1, 4))
+    assert one["gain_difference"] == four["gain_difference"]
+    widths = [line["gain_high"] - line["gain_low"] for line in (one, four)]
+    assert widths[1] == pytest.approx(widths[0] * (4 / 3) ** 0.5)
 
 
 # ---- controls

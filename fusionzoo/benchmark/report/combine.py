@@ -87,9 +87,9 @@ def _read(folder: str) -> tuple[str, dict[str, float]]:
     """Return the data set's name and the accuracy of each fusion."""
     figures = Report.read(folder).figures
     accuracy = {
-        line["strategy"]: line["accuracy"]
+        line["strategy"]: line["score"]
         for line in figures["leaderboard"]
-        if line["family"] not in ("single", "baseline")
+        if line["kind"] == "fusion"
     }
     data = figures["data"]
     return data.get("title", data["name"]), accuracy

@@ -21,9 +21,9 @@ from .units import duration, metric_name, thousands
 Table = tuple[Sequence[str], Sequence[Sequence[Any]]]  # header, rows
 
 
-def page(summary: Summary, figures: Mapping[str, Any]) -> str:
-    """Render the report; `figures` are those of `verdict.figures`."""
-    metric = str(figures.get("metric", "accuracy"))
+def page(summary: Summary, figures: Mapping[str, Any], laps: Sequence[tuple[str, float]]) -> str:
+    """Render the report; `figures` are those of `verdict.figures`, `laps` those of the clock."""
+    metric = str(figures["metric"])
     facts = {strategy.name: strategy.facts for strategy in summary.strategies}
     lines = [{**line, **facts.get(line["strategy"], {})} for line in figures["leaderboard"]]
     columns, cells = table(lines, metric)
@@ -40,8 +40,8 @@ def page(summary: Summary, figures: Mapping[str, Any]) -> str:
             rows=[(line["family"], row) for line, row in zip(lines, cells, strict=True)],
             sections=sections(summary, metric),
             heat=heat_map(summary, figures.get("shapley", {})),
-            minutes=minutes(figures.get("minutes", [])),
-            minutes_table=(["part", "seconds"], figures.get("minutes", [])),
+            minutes=minutes(laps),
+            minutes_table=(["part", "seconds"], laps),
             ece_note=ECE_NOTE,
             version=__version__,
         )

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ..metric import METRICS
 from .leaderboard import NOT_CALIBRATED
 from .units import decimal, metric_name, readable, thousands
 
 Line = Mapping[str, Any]
 # Metrics that are shares; differences between them are shown in points.
-SHARES = {"accuracy", "balanced_accuracy", "macro_f1", "micro_f1", "map", "auroc"}
+SHARES = {metric.name for metric in METRICS.values() if metric.share}
+HIDDEN = {"score", "seeds"}  # keys of a line that are no column
 # Text that JavaScript's parseFloat reads as the number; not "128 k", "12,345" or "<0.001".
 SORTS_AS_IT_STANDS = re.compile(r"[+-]?\d+(\.\d+)?( to .*| \*| \(.*)?$")
 
@@ -108,7 +110,7 @@ def present_columns(lines: Sequence[Line], metric: str) -> list[Column]:
     listed: dict[tuple[str, ...], Column] = {}
     for column in columns(metric):
         listed.setdefault(column.keys, column)
-    covered = {key for keys in listed for key in keys}
+    covered = {key for keys in listed for key in keys} | HIDDEN
     others = dict.fromkeys(
         key
         for line in lines

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from fusionzoo.evaluation.robustness import SEVERITIES
 from fusionzoo.evaluation.statistics import Ranking, cliques
 
 from ..strategies import ALONE
@@ -75,6 +74,7 @@ def critical_difference(layout: Layout, names: Sequence[str], ranking: Ranking) 
 def corruptions(
     layout: Layout,
     panels: Mapping[str, Mapping[str, Curves]],
+    severities: Sequence[int],
     highlighted: Sequence[str],
     metric: str,
 ) -> Any:
@@ -89,9 +89,9 @@ def corruptions(
     for axes, slot in zip(grid, slots, strict=True):
         if slot is not None:
             modality, corruption = slot
-            _lines(axes, [0, *SEVERITIES], panels[modality][corruption], highlighted)
+            _lines(axes, severities, panels[modality][corruption], highlighted)
             axes.set_title(f"{modality}: {corruption.replace('_', ' ')}")
-            axes.set_xticks([0, *SEVERITIES])
+            axes.set_xticks(severities)
     return finish(layout, figure, "severity", metric)
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from fusionzoo.errors import FusionZooError
 
+from ..clock import read_laps
 from .html import environment
-from .writers import HEADER, columns, print_report
+from .writers import print_report, text_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,13 +77,13 @@ class Report:
 
     def print(self) -> None:
         """Print the leaderboard's main columns and the verdict."""
-        print_report(self.figures, self.folder)
+        print_report(self.figures, self.folder, read_laps(self.folder))
 
     def _repr_html_(self) -> str:
-        rows = [[line["strategy"], *columns(line)] for line in self.figures["leaderboard"]]
+        header, rows = text_table(self.figures)
         template = environment().get_template("notebook.html")
         return str(
-            template.render(figures=self.figures, header=HEADER, rows=rows, page=str(self.page))
+            template.render(figures=self.figures, header=header, rows=rows, page=str(self.page))
         )
 
     def _repr_markdown_(self) -> str:

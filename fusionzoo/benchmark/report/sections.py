@@ -12,9 +12,16 @@ from fusionzoo.evaluation.calibration import risk_coverage
 from fusionzoo.evaluation.modalities import subsets
 from fusionzoo.evaluation.statistics import rank
 
-from ..strategies import ALONE
+from ..strategies import ALONE, is_single
 from . import plots
-from .curves import RATES, corruption_curves, missing_curve, pareto, reliability_of
+from .curves import (
+    RATES,
+    corruption_curves,
+    missing_curve,
+    pareto,
+    reliability_of,
+    severities,
+)
 from .results import Summary, best_single, chosen_fusion, row_label
 from .verdict import pairwise
 
@@ -36,7 +43,7 @@ def sections(summary: Summary, metric: str) -> dict[str, dict[str, Any]]:
 
 
 def heat_map(summary: Summary, shapley: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """Return accuracy by fusion and subset, with the modalities' Shapley values."""
+    """Return the figure by fusion and subset, with the modalities' Shapley values."""
     modalities = list(summary.bench.modalities)
     columns = subsets(modalities)
     # Six modalities have 64 subsets: show the smallest and the largest.
@@ -44,13 +51,14 @@ def heat_map(summary: Summary, shapley: Mapping[str, Mapping[str, float]]) -> di
         columns = [s for s in columns if len(s) <= 1 or len(s) >= len(modalities) - 1]
     rows = []
     for name, values in shapley.items():
-        accuracy = summary.strategy(name).accuracy_by_subset(modalities)
-        rows.append((name, [accuracy[s] for s in columns], [values[m] for m in modalities]))
-    cells = [accuracy for _, accuracies, _ in rows for accuracy in accuracies]
+        score = summary.strategy(name).score_by_subset(modalities)
+        figures = [summary.bench.metric.shown(score[s]) for s in columns]
+        rows.append((name, figures, [values[m] for m in modalities]))
+    cells = [figure for _, figures, _ in rows for figure in figures]
     names = [row_label(subset, modalities) for subset in columns]
     table = (
         ["strategy", *names, *(f"shapley {m}" for m in modalities)],
-        [[name, *accuracies, *values] for name, accuracies, values in rows],
+        [[name, *figures, *values] for name, figures, values in rows],
     )
     return {
         "names": names,
@@ -79,7 +87,8 @@ def _leaderboard(summary: Summary) -> dict[str, Any]:
 def _intervals(summary: Summary, metric: str) -> dict[str, Any]:
     lines = summary.leaderboard
     single = best_single(summary)
-    svg = plots.intervals(lines, single.mean(metric) if single else None, metric)
+    best = summary.line(single.name)[metric] if single else None
+    svg = plots.intervals(lines, best, metric)
     header = ["strategy", metric, "low", "high"]
     return {"svg": svg, "table": (header, [[line[key] for key in header] for line in lines])}
 
@@ -89,9 +98,9 @@ def _ranks(summary: Summary) -> dict[str, Any] | None:
     fusions = [fusion for fusion in summary.of_kind("fusion") if len(fusion.seeds) == num_seeds]
     if len(fusions) < 3 or num_seeds < 2:
         return None
-    ranking = rank(np.stack([fusion.correct.mean(1) for fusion in fusions], axis=1))
+    ranking = rank(np.stack([fusion.scores.mean(1) for fusion in fusions], axis=1))
     names = [fusion.name for fusion in fusions]
-    matrix, lines = pairwise(fusions)
+    matrix, lines = pairwise(summary, fusions)
     counts = [[row.count(x) for x in ("win", "tie", "loss")] for row in matrix]
     return {
         "svg": plots.critical_difference(names, ranking),
@@ -112,8 +121,12 @@ def _missing(summary: Summary, metric: str) -> dict[str, Any] | None:
         return None
     if all(math.isnan(missing_curve(fusion, modalities)[-1]) for fusion in fusions):
         return None  # no subsets were measured
+    fusions += [s for s in summary.of_kind("incomplete") if not is_single(s.name)]
     panels = {
-        title: {fusion.name: missing_curve(fusion, modalities, only) for fusion in fusions}
+        title: {
+            fusion.name: _shown(summary, missing_curve(fusion, modalities, only))
+            for fusion in fusions
+        }
         for title, only in (("any modality", None), *((f"{m} only", m) for m in modalities))
     }
     rows = [
@@ -125,12 +138,14 @@ def _missing(summary: Summary, metric: str) -> dict[str, Any] | None:
 
 def _corruptions(summary: Summary, metric: str) -> dict[str, Any] | None:
     panels: dict[str, dict[str, dict[str, list[float]]]] = {}  # modality -> corruption -> strategy
-    singles = summary.of_kind("single")
+    singles, at = summary.of_kind("single"), [0]
     for modality in summary.bench.modalities:
         alone = [single for single in singles if single.name == f"{ALONE}{modality}"]
         for strategy in [*summary.of_kind("fusion"), *alone]:
             for corruption, curve in corruption_curves(strategy, modality).items():
-                panels.setdefault(modality, {}).setdefault(corruption, {})[strategy.name] = curve
+                curves = panels.setdefault(modality, {}).setdefault(corruption, {})
+                curves[strategy.name] = _shown(summary, curve)
+                at = severities(strategy)
     if not panels:
         return None
     rows = [
@@ -140,8 +155,13 @@ def _corruptions(summary: Summary, metric: str) -> dict[str, Any] | None:
         for name, curve in curves.items()
     ]
     names = [*highlighted(summary), *(single.name for single in singles)]
-    header = ["modality", "corruption", "strategy", *(f"severity {s}" for s in range(6))]
-    return {"svg": plots.corruptions(panels, names, metric), "table": (header, rows)}
+    header = ["modality", "corruption", "strategy", *(f"severity {s}" for s in at)]
+    return {"svg": plots.corruptions(panels, at, names, metric), "table": (header, rows)}
+
+
+def _shown(summary: Summary, curve: Sequence[float]) -> list[float]:
+    """Return the figures of scores."""
+    return [summary.bench.metric.shown(score) for score in curve]
 
 
 def _calibration(summary: Summary) -> dict[str, Any] | None:
@@ -167,7 +187,7 @@ def _pareto(summary: Summary, metric: str) -> dict[str, Any] | None:
     if not fusions:
         return None
     panels: dict[str, dict[str, tuple[float, float]]] = {
-        title: {fusion.name: (fusion.facts[key], fusion.mean(metric)) for fusion in fusions}
+        title: {fusion.name: (fusion.facts[key], fusion.mean()) for fusion in fusions}
         for title, key in (
             ("multiply-accumulates of a sample", "macs"),
             ("training, seconds a seed", "seconds"),
@@ -176,7 +196,12 @@ def _pareto(summary: Summary, metric: str) -> dict[str, Any] | None:
     fronts: Mapping[str, Sequence[str]] = {
         title: pareto(points) for title, points in panels.items()
     }
+    shown = summary.bench.metric.shown
+    panels = {
+        title: {name: (cost, shown(score)) for name, (cost, score) in points.items()}
+        for title, points in panels.items()
+    }
     families = {fusion.name: fusion.family for fusion in fusions}
     header = ["strategy", metric, *fusions[0].facts]
-    rows = [[fusion.name, fusion.mean(metric), *fusion.facts.values()] for fusion in fusions]
+    rows = [[fusion.name, shown(fusion.mean()), *fusion.facts.values()] for fusion in fusions]
     return {"svg": plots.pareto(panels, fronts, families, metric), "table": (header, rows)}

@@ -147,7 +147,15 @@ def _add_baselines(summary: Summary) -> None:
             rows.append({"fold": -1, "seed": seed, **row})
         summary.strategies.append(
             StrategyResults(
-                name, "baseline", "baseline", list(seeds), logits, np.stack(scores), score, loss, rows
+                name,
+                "baseline",
+                "baseline",
+                list(seeds),
+                logits,
+                np.stack(scores),
+                score,
+                loss,
+                rows,
             )
         )
 

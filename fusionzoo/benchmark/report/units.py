@@ -4,7 +4,15 @@ from __future__ import annotations
 
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
-ACRONYMS = {"mae": "MAE", "mse": "MSE", "rmse": "RMSE", "map": "mAP", "auroc": "AUROC", "r2": "R²"}
+ACRONYMS = {
+    "mae": "MAE",
+    "mse": "MSE",
+    "rmse": "RMSE",
+    "map": "mAP",
+    "sample_f1": "sample F1",
+    "auroc": "AUROC",
+    "r2": "R²",
+}
 
 
 def metric_name(metric: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from ..strategies import ALONE, parse
 from .controls import controls
 from .leaderboard import SIGNIFICANT, outcome
 from .results import MAJORITY, PRIOR, StrategyResults, Summary, best_single, chosen_fusion
+from .title import data_title
 
 
 def pairwise(
@@ -65,6 +67,7 @@ def _data_figures(summary: Summary) -> dict[str, Any]:
     bench = summary.bench
     return {
         "name": bench.cfg.data["name"],
+        "title": data_title(bench.cfg.data),
         "modalities": bench.modalities,
         "classes": len(bench.classes),
         "folds": len(bench.folds) if bench.cross_validated else 0,
@@ -132,18 +135,21 @@ def _gain(summary: Summary, name: str, single: str) -> str:
     line, metric = summary.line(name), summary.bench.metric
     difference, low, high, p = (line[f"gain_{key}"] for key in ("difference", "low", "high", "p"))
     bounds = f"{metric.difference(low)} to {metric.difference(high)}"
-    points = f"{metric.difference(difference)}{metric.unit} (95 % interval {bounds})"
-    if not metric.higher:
-        points = f"{metric.title} better by {points}"
+    points = f"{metric.difference(difference)} points (95 % interval {bounds})"
+    if not metric.share:
+        way = "lower" if (difference < 0) == metric.higher else "higher"
+        points = f"{metric.title} {way} by {abs(difference):.3g}"
+        points += f" (95 % interval of the gain {bounds})"
     chance = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
     by = f"(`{name}`, chosen on validation data)"
-    loss, gain = (metric.difference(max(x, 0.0)).removeprefix("+") for x in (-low, high))
+    most = 1.0 if metric.share else math.inf
+    loss, gain = (metric.difference(min(max(x, 0.0), most)).removeprefix("+") for x in (-low, high))
     return {
         "win": f"Fusion helps: {points} over {single}, {chance} {by}.",
         "loss": f"Fusion hurts: {points} against {single}, {chance} {by}.",
         "tie": (
             f"Fusion shows no difference: {points} against {single}, {chance} {by}; the interval"
-            f" leaves room for a loss of {loss} and a gain of {gain}{metric.unit}."
+            f" leaves room for a loss of {loss} and a gain of {gain}{' points' * metric.share}."
         ),
     }[outcome(difference, p)]
 

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fusionzoo.console import print_table
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import replacing, write_text
 
-from .leaderboard import CALIBRATED, ECE_NOTE
+from ..metric import METRICS, Metric
+from .leaderboard import ECE_NOTE
 from .results import Summary
 from .summary import parquet_rows
+from .units import duration, metric_name
 
-HEADER = (
-    *("strategy", "family", "accuracy", "macro F1"),
-    *("ECE", "ECE debiased", "ECE if calibrated", "calibration", "gain over best single"),
-    "p (Holm)",
-)
+GAIN = ("difference", "low", "high")
 COSTS = ("parameters", "macs", "seconds", "latency_ms", "samples_per_second", "memory_mb")
 
 
@@ -35,8 +33,13 @@ def require_packages() -> None:
         ) from None
 
 
-def write(summary: Summary, figures: Mapping[str, Any], out: Path) -> None:
-    """Write all files, each completely or not at all; `figures` are those of `verdict.figures`."""
+def write(
+    summary: Summary, figures: Mapping[str, Any], laps: Sequence[tuple[str, float]], out: Path
+) -> None:
+    """Write all files, each completely or not at all.
+
+    `figures` are those of `verdict.figures`, `laps` the seconds of each part of the benchmark.
+    """
     from .html import csv_text, page
 
     write_text(out / "summary.json", json.dumps(_without_nan(figures), indent=1) + "\n")
@@ -49,70 +52,109 @@ def write(summary: Summary, figures: Mapping[str, Any], out: Path) -> None:
         if strategy.facts
     ]
     write_text(out / "costs.csv", csv_text(["strategy", *COSTS], costs))
-    write_text(out / "index.html", page(summary, figures))
+    write_text(out / "index.html", page(summary, figures, laps))
 
 
-def print_report(figures: Mapping[str, Any], out: Path) -> None:
-    """Print the leaderboard's main columns and the verdict."""
+def print_report(
+    figures: Mapping[str, Any], out: Path, laps: Sequence[tuple[str, float]] = ()
+) -> None:
+    """Print the leaderboard's main columns, the verdict and where the minutes went."""
+    wanted = [column for column in text_columns(figures) if column.printed]
     rows = [
-        (
-            line["strategy"],
-            f"{line['accuracy']:.3f}",
-            _interval(line["low"], line["high"]),
-            f"{line['macro_f1']:.3f}",
-            f"{line['ece']:.3f}{'' if line['calibration'] == CALIBRATED else '*'}",
-            _gain(line),
-        )
+        [line["strategy"], *(column.text(line) for column in wanted)]
         for line in figures["leaderboard"]
     ]
-    header = ("strategy", "accuracy", "95 % over seeds", "macro F1", "ECE", "gain over best single")
-    print_table("Test split", header, rows)
-    print("* not calibrated: the ECE is above what calibrated models get by chance (95 %)")
+    print_table("Test samples", ["strategy", *(column.title for column in wanted)], rows)
     for name, error in figures["failed"].items():
         print(f"failed  {name}: {error}")
     print(f"\n{figures['verdict']}\n")
+    if laps:
+        parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in laps)
+        print(f"time    {duration(sum(seconds for _, seconds in laps))}: {parts}")
     print(f"report  {out / 'index.html'}")
 
 
 def markdown(figures: Mapping[str, Any]) -> str:
     """Return the verdict, the leaderboard as a Markdown table, and a note on ECE."""
-    lines = [figures["verdict"], "", f"| {' | '.join(HEADER)} |"]
-    lines += [f"| {' | '.join(['---'] * len(HEADER))} |"]
-    for line in figures["leaderboard"]:
-        name = line["strategy"]
-        shown_name = name if line["family"] in ("single", "baseline") else f"`{name}`"
-        lines.append(f"| {' | '.join([shown_name, *columns(line)])} |")
-    return "\n".join([*lines, "", ECE_NOTE]) + "\n"
+    header, rows = text_table(figures)
+    lines = [figures["verdict"], "", f"| {' | '.join(header)} |"]
+    lines += [f"| {' | '.join(['---'] * len(header))} |"]
+    for line, row in zip(figures["leaderboard"], rows, strict=True):
+        name = row[0] if line["family"] in ("single", "baseline") else f"`{row[0]}`"
+        lines.append(f"| {' | '.join([name, *row[1:]])} |")
+    note = ["", ECE_NOTE] if "ECE" in header else []
+    return "\n".join([*lines, *note]) + "\n"
 
 
 def latex(figures: Mapping[str, Any]) -> str:
     """Return the leaderboard as a booktabs table."""
+    header, rows = text_table(figures)
     lines = [
         "% " + figures["verdict"].replace("%", r"\%"),
-        "% " + ECE_NOTE.replace("%", r"\%"),
-        rf"\begin{{tabular}}{{ll{'r' * (len(HEADER) - 2)}}}",
+        *(["% " + ECE_NOTE.replace("%", r"\%")] if "ECE" in header else []),
+        rf"\begin{{tabular}}{{ll{'r' * (len(header) - 2)}}}",
         r"\toprule",
-        " & ".join(map(_escape, HEADER[:-1])) + r" & $p$ (Holm) \\",
+        " & ".join(map(_escape, header[:-1])) + r" & $p$ (Holm) \\",
         r"\midrule",
     ]
-    for line in figures["leaderboard"]:
-        lines.append(" & ".join(map(_escape, [line["strategy"], *columns(line)])) + r" \\")
+    lines += [" & ".join(map(_escape, row)) + r" \\" for row in rows]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
-def columns(line: Mapping[str, Any]) -> list[str]:
-    """Return the columns of a leaderboard line after the strategy's name, as text."""
-    return [
-        line["family"],
-        _estimate(line),
-        f"{line['macro_f1']:.3f}",
-        f"{line['ece']:.3f}",
-        f"{line['ece_debiased']:.3f}",
-        f"{line['ece_if_calibrated']:.3f} (up to {line['ece_limit']:.3f})",
-        line["calibration"],
-        _gain(line),
-        _p(line),
+class TextColumn(NamedTuple):
+    """A column of the table as text."""
+
+    title: str
+    text: Callable[[Mapping[str, Any]], str]  # of a leaderboard line
+    printed: bool = True  # on the terminal too
+
+
+def text_table(figures: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return the leaderboard as text: header and rows."""
+    columns = text_columns(figures)
+    rows = [
+        [line["strategy"], *(column.text(line) for column in columns)]
+        for line in figures["leaderboard"]
     ]
+    return ["strategy", *(column.title for column in columns)], rows
+
+
+def text_columns(figures: Mapping[str, Any]) -> list[TextColumn]:
+    """Return the columns after the strategy's name; those that no line has are left out."""
+    metric = next(x for x in METRICS.values() if x.name == figures["metric"])
+    lines = figures["leaderboard"]
+
+    def has(key: str) -> bool:
+        return any(not math.isnan(line.get(key, math.nan)) for line in lines)
+
+    columns = [
+        TextColumn("family", lambda line: line["family"], False),
+        TextColumn(metric_name(metric.name), lambda line: f"{line[metric.name]:.3f}"),
+        TextColumn("95 %", lambda line: f"{line['low']:.3f} to {line['high']:.3f}"),
+    ]
+    if has("untuned"):
+        columns.append(TextColumn("untuned", lambda line: _decimal(line["untuned"])))
+    if has("macro_f1"):
+        columns.append(TextColumn("macro F1", lambda line: _decimal(line["macro_f1"]), False))
+    if has("ece"):
+        columns += [
+            TextColumn("ECE", lambda line: f"{line['ece']:.3f}", False),
+            TextColumn("ECE debiased", lambda line: f"{line['ece_debiased']:.3f}", False),
+            TextColumn(
+                "ECE if calibrated",
+                lambda line: f"{line['ece_if_calibrated']:.3f} (up to {line['ece_limit']:.3f})",
+                False,
+            ),
+            TextColumn("calibration", lambda line: line["calibration"], False),
+        ]
+    gain = "gain over best single" + (", points" if metric.share else "")
+    columns.append(TextColumn(gain, lambda line: _gain(line, metric)))
+    columns.append(TextColumn("p (Holm)", _p, False))
+    return columns
+
+
+def _decimal(number: float) -> str:
+    return "" if math.isnan(number) else f"{number:.3f}"
 
 
 def _parquet(summary: Summary, path: Path) -> None:
@@ -133,21 +175,11 @@ def _without_nan(tree: Any) -> Any:
     return None if isinstance(tree, float) and math.isnan(tree) else tree
 
 
-def _interval(low: float, high: float) -> str:
-    return "one seed" if math.isnan(low) else f"{low:.3f} to {high:.3f}"
-
-
-def _estimate(line: Mapping[str, Any]) -> str:
-    if math.isnan(line["low"]):
-        return f"{line['accuracy']:.3f}"
-    return f"{line['accuracy']:.3f} ± {(line['high'] - line['low']) / 2:.3f}"
-
-
-def _gain(line: Mapping[str, Any]) -> str:
+def _gain(line: Mapping[str, Any], metric: Metric) -> str:
     if "gain_difference" not in line:
         return ""
-    gain, low, high = (100 * line[f"gain_{key}"] for key in ("difference", "low", "high"))
-    return f"{gain:+.1f} ({low:+.1f} to {high:+.1f})"
+    gain, low, high = (metric.difference(line[f"gain_{key}"]) for key in GAIN)
+    return f"{gain} ({low} to {high})"
 
 
 def _p(line: Mapping[str, Any]) -> str:

@@ -132,4 +132,3 @@ def _above(shares: Matrix) -> Matrix:
     at_least = np.flip(np.flip(shares, 1).cumsum(1), 1)
     chance = (at_least[:, 1:] / at_least[:, :-1].clip(EDGE)).clip(EDGE, 1 - EDGE)
     return np.asarray(np.log(chance) - np.log1p(-chance), np.float64)
-

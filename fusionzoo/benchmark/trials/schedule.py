@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -115,18 +115,26 @@ def run_all(bench: Bench, strategies: Sequence[str], clock: Clock | None = None)
         results = Results(_run(bench, plain), [])
         clock.lap("training and tests")
         return results
-    reported = _tuned(bench, plain)
+    chosen = _tune_all(bench, plain)
     clock.lap("tuning")
-    tuned = [unit for unit in plain if not unit.shuffled and unit.strategy not in LINEAR]
+    errors = {pair: x for pair, x in chosen.items() if isinstance(x, str)}
+    failed = [
+        UnitResult(unit, [], errors[unit.strategy, unit.fold])
+        for unit in plain
+        if (unit.strategy, unit.fold) in errors
+    ]
+    plain = [unit for unit in plain if (unit.strategy, unit.fold) not in errors]
+    reported = [tuned for unit in plain for tuned in _tuned(bench, unit, chosen)]
     untuned = [
         unit if unit in reported else unit._replace(whole=False)  # its test score is enough
-        for unit in tuned
+        for unit in plain
+        if not unit.shuffled and unit.strategy not in LINEAR
     ]
     every = _run(bench, [*reported, *(unit for unit in untuned if unit not in reported)])
     clock.lap("training and tests")
     result_of = {_identity(result.unit): result for result in every}
     return Results(
-        [result_of[_identity(unit)] for unit in reported],
+        [*(result_of[_identity(unit)] for unit in reported), *failed],
         [result_of[_identity(unit)] for unit in untuned],
     )
 
@@ -154,36 +162,47 @@ def _run_unit(bench: Bench, unit: Unit) -> str | None:
     try:
         store.save(path_of(bench, unit), unit, trial.run(bench, unit))
     except Exception as error:  # shown in the report; the other strategies are run
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        where = "" if isinstance(error, FusionZooError) else f" ({frame.filename}:{frame.lineno})"
-        return f"{type(error).__name__}: {error}{where}"
+        return _message(error)
     return None
 
 
-def _tuned(bench: Bench, plain: Sequence[Unit]) -> list[Unit]:
-    """Tune every strategy on every fold, and return the units with the best settings."""
+def _message(error: Exception) -> str:
+    """Return an error with its place, unless it is the user's."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    where = "" if isinstance(error, FusionZooError) else f" ({frame.filename}:{frame.lineno})"
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def _tune_all(bench: Bench, plain: Sequence[Unit]) -> dict[tuple[str, int], Settings | str]:
+    """Tune every strategy on every fold: the chosen settings, or the error that stopped it."""
     pairs = list(dict.fromkeys((u.strategy, u.fold) for u in plain if u.strategy not in LINEAR))
     pairs.sort(key=lambda pair: -_relative_cost(_first_unit(bench, *pair)))
-    best = dict(map_unordered(bench.cfg, bench, pairs, _tune, "tune"))
-    tuned: list[Unit] = []
-    for unit in plain:
-        chosen = best.get((unit.strategy, unit.fold), {"settings": {}, "training": {}})
-        settings = {**unit.settings, **chosen["settings"]}
-        unit = unit._replace(settings=settings, training=chosen["training"])
-        together = len(unit.seeds) == 1 or trial.can_stack(bench, unit.strategy, settings)
-        tuned += [unit] if together else [unit._replace(seeds=(seed,)) for seed in unit.seeds]
-    return tuned
+    return dict(map_unordered(bench.cfg, bench, pairs, _tune, "tune"))
 
 
-def _tune(bench: Bench, pair: tuple[str, int]) -> dict[str, Settings]:
+def _tune(bench: Bench, pair: tuple[str, int]) -> Settings | str:
     unit = _first_unit(bench, *pair)
-    unchanged: dict[str, Settings] = {"settings": {}, "training": {}}
     try:
         best = tune(bench, unit)
-    except Exception:  # the trial itself fails in the same way, and is reported
-        return unchanged
+    except Exception as error:  # shown in the report; the other strategies are run
+        return _message(error)
     # The default settings are the same unit as without tuning, which is run once.
+    unchanged: Settings = {"settings": {}, "training": {}}
     return unchanged if best == defaults(bench, unit) else best
+
+
+def _tuned(
+    bench: Bench, unit: Unit, chosen: Mapping[tuple[str, int], Settings | str]
+) -> list[Unit]:
+    """Return the unit with the chosen settings; seeds that no longer stack are units apart."""
+    best = chosen.get((unit.strategy, unit.fold))
+    if best is None or isinstance(best, str):
+        return [unit]
+    settings = {**unit.settings, **best["settings"]}
+    unit = unit._replace(settings=settings, training=best["training"])
+    if len(unit.seeds) == 1 or trial.can_stack(bench, unit.strategy, settings):
+        return [unit]
+    return [unit._replace(seeds=(seed,)) for seed in unit.seeds]
 
 
 def _first_unit(bench: Bench, strategy: str, fold: int) -> Unit:

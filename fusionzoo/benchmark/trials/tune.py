@@ -68,10 +68,10 @@ def tune(bench: Bench, unit: Unit) -> dict[str, Settings]:
             with path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             done.append(line)
-        losses = done[number]["losses"]
-        for epoch, loss in losses:
-            proposal.report(loss, epoch)
-        study.tell(proposal, _least(losses))
+        else:
+            for epoch, loss in done[number]["losses"]:
+                proposal.report(loss, epoch)
+        study.tell(proposal, _least(done[number]["losses"]))
     best = min(done[: bench.cfg.tune], key=lambda line: _least(line["losses"]))
     return {"settings": best["settings"], "training": best["training"]}
 

@@ -1,0 +1,121 @@
+"""Training strategies and removed modalities as rows of the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from setup_benchmark import small
+
+from fusionzoo.benchmark import api, strategies
+from fusionzoo.benchmark.bench import Bench, Unit, open_bench
+from fusionzoo.benchmark.features.feeds import ProbeFeed, removed_modalities
+from fusionzoo.benchmark.features.prepare import prepare
+from fusionzoo.benchmark.strategies import Strategy, parse, select_balance
+from fusionzoo.benchmark.trials import trial
+from fusionzoo.errors import FusionZooError
+
+
+def opened(tmp_path: Path, **changes: object) -> Bench:
+    bench, dataset = open_bench(small(tmp_path, controls=False, corruptions=False, **changes))
+    return prepare(bench, dataset, tokens=False)
+
+
+def unit(bench: Bench, name: str, seed: int = 0) -> Unit:
+    return Unit(name, 0, (seed,), False, strategies.settings_of(bench.cfg, name), {})
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        Strategy("gmu"),
+        Strategy("alone:text", (), 0.3),
+        Strategy("gmu", ("mla", "modality_dropout")),
+        Strategy("mbt", ("umt",), 0.125),
+    ],
+)
+def test_a_strategys_name_says_all_of_it(named: Strategy) -> None:
+    assert parse(named.name) == named
+
+
+def test_an_unknown_training_strategy_is_named() -> None:
+    with pytest.raises(FusionZooError, match=r"unknown training strategy 'ogm'.*ogm_ge"):
+        select_balance("none,ogm")
+
+
+def test_the_full_trainer_without_a_strategy_learns_what_the_short_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows with and without --balance are comparable: the step is the same."""
+    bench = opened(tmp_path)
+    plain = unit(bench, "gmu")
+    models, feed = trial.build(bench, plain)
+    expected = trial.train(bench, plain, models, feed)[0]
+    idle = unit(bench, "gmu + modality_dropout")
+    settings = {"modality_dropout": {"rate": 0.0}}
+    bench = opened(tmp_path, balance="modality_dropout", balance_settings=settings)
+    models, feed = trial.build(bench, idle)
+    result = trial.train(bench, idle, models, feed)[0]
+    assert result.best_epoch == expected.best_epoch
+    for name, weight in expected.weights.items():
+        torch.testing.assert_close(result.weights[name], weight)
+
+
+def test_training_strategies_are_rows_beside_the_fusions(tmp_path: Path) -> None:
+    changes = {"fusions": "sum,mean", "balance": "none,mla,modality_dropout", "seeds": 1}
+    report = api.run(small(tmp_path, controls=False, corruptions=False, **changes))
+    assert report.failed == {}
+    lines = {line["strategy"]: line for line in report.figures["leaderboard"]}
+    rows = {f"{f}{b}" for f in ("sum", "mean") for b in ("", " + mla", " + modality_dropout")}
+    assert rows <= set(lines)
+    assert lines["sum + mla"]["score"] != lines["sum"]["score"] or (
+        lines["sum + mla"]["nll"] != lines["sum"]["nll"]
+    )
+    assert "Of 6 fusions and training strategies" in report.verdict
+
+
+def test_a_strategy_for_encoders_says_that_a_probe_trains_none(tmp_path: Path) -> None:
+    report = api.run(small(tmp_path, controls=False, fusions="sum", seeds=1, balance="none,ogm_ge"))
+    assert "--mode finetune" in report.failed["sum + ogm_ge"]
+    assert any(line["strategy"] == "sum" for line in report.figures["leaderboard"])
+
+
+@pytest.mark.parametrize("name", ["ogm_ge", "unimodal_aux", "gblend"])
+def test_strategies_for_encoders_train_end_to_end(name: str, tmp_path: Path) -> None:
+    encoders = {m: {"name": "vector/mlp", "dim": 8, "hidden": 8} for m in "ab"}
+    changes = {"mode": "finetune", "encoders": encoders, "seeds": 1, "epochs": 2, "balance": name}
+    report = api.run(small(tmp_path, controls=False, corruptions=False, fusions="sum", **changes))
+    assert report.failed == {}
+
+
+def test_removed_modalities_are_the_same_for_all_and_never_in_the_test_split(
+    tmp_path: Path,
+) -> None:
+    bench = opened(tmp_path, missing_train=[0, 0.4])
+    removed = removed_modalities(bench, unit(bench, "gmu, 40 % missing"))
+    assert removed is not None
+    fold = bench.folds[0]
+    learned = torch.cat([fold.train, fold.val])
+    assert removed[learned].double().mean() == pytest.approx(0.4 - 0.08, abs=0.06)
+    assert not removed.all(1).any()  # a sample keeps one
+    assert not removed[fold.test].any()
+    other = removed_modalities(bench, unit(bench, "alone:b, 40 % missing"))
+    assert other is not None and torch.equal(other[:, 0], removed[:, 1])
+    (features,) = ProbeFeed(bench, unit(bench, "gmu, 40 % missing"))([fold.train], 0)
+    assert torch.equal(features["a"].mask[:, 0], ~removed[fold.train, 0])
+
+
+def test_training_with_removed_modalities_is_a_row_with_an_area_and_its_interval(
+    tmp_path: Path,
+) -> None:
+    report = api.run(
+        small(tmp_path, controls=False, corruptions=False, fusions="sum", missing_train=[0, 0.5])
+    )
+    lines = {line["strategy"]: line for line in report.figures["leaderboard"]}
+    assert lines["sum, 50 % missing"]["kind"] == "incomplete"
+    for name in ("sum", "sum, 50 % missing"):
+        line = lines[name]
+        assert line["missing_area_low"] < line["missing_area"] < line["missing_area_high"]
+    assert "sum, 50 % missing" not in report.figures["cannot_be_told_apart"]
+    assert "Of 1 fusions" in report.verdict or "gain" not in report.verdict
