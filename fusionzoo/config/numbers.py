@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from fusionzoo.errors import FusionZooError
 
@@ -25,6 +25,18 @@ def check_numbers(cls: Any, tree: Mapping[str, Any], prefix: str = "") -> None:
                 )
             if isinstance(leaf, float) and not math.isfinite(leaf):
                 raise FusionZooError(f"--{key} {leaf}: it must be a finite number")
+
+
+def switches_as_words(cls: Any, tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `on` and `off` as words where those are choices; YAML reads them as booleans."""
+    hints, words = get_type_hints(cls), dict(tree)
+    for name, value in tree.items():
+        if is_dataclass(hints[name]):
+            words[name] = switches_as_words(hints[name], value)
+        elif isinstance(value, bool) and get_origin(hints[name]) is Literal:
+            word = "on" if value else "off"
+            words[name] = word if word in get_args(hints[name]) else value
+    return words
 
 
 def _walk(value: Any, key: str) -> Iterator[tuple[str, Any]]:

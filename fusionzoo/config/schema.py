@@ -84,6 +84,9 @@ class TrainConfig:
     )
     sampler: Literal["random", "class_weighted"] = option("random", "order of training samples")
     unimodal: bool = option(True, "also train a classifier head per modality, for comparison")
+    cache_frozen: Literal["auto", "on", "off"] = option(
+        "auto", "run encoders that stay frozen once, and cache features; auto: where it is the same"
+    )
     amp: Literal["none", "bf16", "fp16"] = option("none", "mixed precision")
     log_every: Count = option(10, "steps between two lines of metrics.jsonl")
     save_every: Count | None = option(None, "steps between two checkpoints; null = every epoch")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from fusionzoo.datasets import Collate, PairedDataset
-from fusionzoo.encoders import Encoder
+from fusionzoo.encoders import Encoder, Processor
 from fusionzoo.sources import code_digest
 from fusionzoo.structures import Audio, Features
 
@@ -110,12 +110,17 @@ def encode(
     dtype: torch.dtype = torch.float32,
     view: int = 0,
     device: torch.device | None = None,
+    amp: torch.dtype | None = None,
+    processor: Processor | None = None,
+    after_batch: Callable[[Features], None] | None = None,
     progress: bool = True,
 ) -> StoredFeatures:
     """Run one encoder over the samples that have its modality, in batches of similar lengths.
 
     View 0 is prepared as in evaluation; each further view as in training, with an augmentation of
-    its own. `max_tokens` averages neighbouring tokens down to that many.
+    its own. `max_tokens` averages neighbouring tokens down to that many. The longest samples come
+    first; `after_batch` is called with the features of each batch. `amp` is the precision of
+    autocast, and `processor` stands in for the encoder's. The global generators stay as they are.
     """
     name, device = encoder.modality, device or torch.device("cpu")
     samples = dataset.only(name)
@@ -123,8 +128,9 @@ def encode(
     loader = DataLoader(
         samples,
         batch_sampler=[rows[at : at + batch_size] for at in range(0, len(rows), batch_size)],
-        collate_fn=Collate({name: encoder.processor(train=view > 0)}),
+        collate_fn=Collate({name: processor or encoder.processor(train=view > 0)}),
         num_workers=num_workers,
+        generator=torch.Generator(),
     )
     row_of = {sample_id: row for row, sample_id in enumerate(samples.ids)}
     pooled = torch.zeros(len(samples), encoder.dim, dtype=dtype)
@@ -137,10 +143,13 @@ def encode(
         inputs = {key: x[present].to(device) for key, x in batch.inputs[name].items()}
         ids = [sample_id for sample_id, has in zip(batch.ids, present.tolist(), strict=True) if has]
         if ids:
-            features = Features(*(x.cpu() for x in encoder(inputs)))
+            with torch.autocast(device.type, dtype=amp, enabled=amp is not None):
+                features = Features(*(x.cpu() for x in encoder(inputs)))
             for sample_id, own_tokens, mask, vector in zip(ids, *features, strict=True):
                 pooled[row_of[sample_id]] = vector
                 tokens[row_of[sample_id]] = shorten(own_tokens[mask], max_tokens).to(dtype)
+            if after_batch is not None:
+                after_batch(features)
         bar.update(len(batch.ids))
     bar.close()
     if failures := samples.failures():

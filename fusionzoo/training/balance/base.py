@@ -71,6 +71,7 @@ class Balance(nn.Module):
     surgery = False  # whether it decides how fast each encoder learns; a run takes one of these
     shards = True  # whether it works with weights that FSDP shards
     aligns = False  # whether `embed` maps modalities into one space, where partners are near
+    raw_inputs = True  # whether it may read or change `batch.inputs`, or read tokens of features
     two_pass = False  # whether `combine_gradients` wants those of `extra_losses` by themselves
 
     def __init__(

@@ -38,6 +38,8 @@ class CCALoss(Balance):
     Shapes: features[name].pooled (B, D) -> u (B, dim), one loss for each pair
     """
 
+    raw_inputs = False
+
     def __init__(
         self,
         inputs: StrategyInputs,

@@ -51,6 +51,7 @@ class ContrastiveAlign(Balance):
     Shapes: features[name].pooled (B, D) -> embeddings (B, dim), a loss per row and pair (n,)
     """
 
+    raw_inputs = False
     aligns = True
 
     def __init__(

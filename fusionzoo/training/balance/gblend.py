@@ -47,6 +47,7 @@ class GBlend(Balance):
     Shapes: G (M + 1,), O (M + 1,) -> w (M + 1,), the fusion last
     """
 
+    raw_inputs = False
     shards = False  # copies of the model
     weights: Tensor
     measured: Tensor

@@ -34,6 +34,7 @@ class MMPareto(Balance):
     Shapes: per encoder, two lists of gradients -> one
     """
 
+    raw_inputs = False
     surgery = True
     shards = False  # two backward passes
     two_pass = True

@@ -37,6 +37,7 @@ class OGMGE(Balance):
     Shapes: logits of each modality (B, M, K) -> kappa (M,)
     """
 
+    raw_inputs = False
     surgery = True
 
     def __init__(

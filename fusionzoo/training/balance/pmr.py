@@ -40,6 +40,7 @@ class PMR(Balance):
     Shapes: features[name].pooled (B, D), prototypes (K, D) -> a loss per row and modality (B,)
     """
 
+    raw_inputs = False
     surgery = True
 
     def __init__(

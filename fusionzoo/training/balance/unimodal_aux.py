@@ -30,6 +30,8 @@ class UnimodalAux(Balance):
     Shapes: features[name].pooled (B, D) -> a loss per row and modality (B,)
     """
 
+    raw_inputs = False
+
     def __init__(
         self,
         inputs: StrategyInputs,
