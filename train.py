@@ -61,6 +61,7 @@ def train(cfg: RunConfig, world: World, dataset: PairedDataset | None = None) ->
 
     load_plugins(cfg.plugins)
     tracker = Tracker(world)
+    tracker.is_late(cfg.train.time_limit)  # raises an error if that is no time
     dataset = open_dataset(cfg.data, targets_of(cfg), dataset)
     trainer, splits, unused = build_trainer(cfg, world, dataset, tracker)
 

@@ -192,9 +192,7 @@ def test_only_encoders_that_stay_frozen_and_are_not_augmented_are_cached(
 
 def test_a_loader_process_says_what_varies(tmp_path: Path) -> None:
     encoders = {**ENCODERS, "image": {**ENCODERS["image"], "augment": "crop"}}
-    with pytest.raises(
-        FusionZooError, match=r"image: training crops or augments it at random$"
-    ):
+    with pytest.raises(FusionZooError, match=r"image: training crops or augments it at random$"):
         run(tmp_path / "a", "on", encoders=encoders, train={"num_workers": 1})
 
 
