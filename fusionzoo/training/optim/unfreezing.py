@@ -66,7 +66,8 @@ class Unfreezing:
 class _Graphless:
     """Runs frozen modules whose inputs need no gradient without building a graph.
 
-    By hooks that ask the module itself whether it is frozen, so that a copied model works too.
+    By hooks that ask the module itself whether it is frozen, so that a copied model works too. A
+    compiled encoder leaves them out.
     """
 
     @staticmethod
@@ -87,6 +88,8 @@ class _Graphless:
 
     @staticmethod
     def _before(module: Any, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         if module.graphless and torch.is_grad_enabled():
             leaves = tree_leaves((args, kwargs))
             module.graph_off = not any(isinstance(x, Tensor) and x.requires_grad for x in leaves)
