@@ -61,8 +61,9 @@ def train(cfg: RunConfig, world: World, dataset: PairedDataset | None = None) ->
 
     load_plugins(cfg.plugins)
     tracker = Tracker(world)
+    tracker.is_late(cfg.train.time_limit)  # raises an error if that is no time
     dataset = open_dataset(cfg.data, targets_of(cfg), dataset)
-    trainer, loaders, unused = build_trainer(cfg, world, dataset, tracker)
+    trainer, splits, unused = build_trainer(cfg, world, dataset, tracker)
 
     # ---- epochs from the start or from the last checkpoint; then the test split, once
     with claim_folder(trainer.cfg, world) as (folder, resume):
@@ -71,6 +72,7 @@ def train(cfg: RunConfig, world: World, dataset: PairedDataset | None = None) ->
         tracker.start(folder, state, cfg.log)
         tracker.say(*(f"no loss reads {name}: frozen" for name in unused), *notes)
         try:
+            loaders = build_loaders(trainer, dataset, splits, tracker)
             if exit_code := fit(trainer, loaders, state, folder, tracker):
                 return Run(folder, exit_code, trainer.module.model)
             tracker.say(*checkpoint.restore_best(folder, trainer, state))
@@ -88,12 +90,12 @@ def train(cfg: RunConfig, world: World, dataset: PairedDataset | None = None) ->
 
 def build_trainer(
     cfg: RunConfig, world: World, dataset: PairedDataset, tracker: Tracker
-) -> tuple[Trainer, Loaders, list[str]]:
-    """Build model, optimiser and loaders; also name the parameters that no loss reads."""
+) -> tuple[Trainer, dict[str, PairedDataset], list[str]]:
+    """Build model and optimiser; return them with the data's splits and the names of the
+    parameters that no loss reads."""
     from fusionzoo.config.deselected import drop_deselected
     from fusionzoo.distributed.process_group import seed_everything, wrap
     from fusionzoo.training import build
-    from fusionzoo.training.data import build_loader
     from fusionzoo.training.optim.memory_and_compile import save_memory_and_compile
     from fusionzoo.training.optim.optimizers import build_optimizer
     from fusionzoo.training.optim.param_groups import param_groups
@@ -117,11 +119,26 @@ def build_trainer(
     groups = param_groups(objective.model, objective.heads, cfg.optim, objective.balance)
     trainer = Trainer(wrapped, build_optimizer(groups, cfg.optim), cfg, world)
     seed_everything(cfg.seed + world.rank)
-    loaders = {
-        name: build_loader(split, objective.model.collate(name == "train"), cfg, world, name)
+    return trainer, splits, unused
+
+
+def build_loaders(
+    trainer: Trainer, dataset: PairedDataset, splits: dict[str, PairedDataset], tracker: Tracker
+) -> Loaders:
+    """Build the loader of each split, with cached features of encoders that stay frozen."""
+    from fusionzoo.training.build import frozen_features
+    from fusionzoo.training.data import build_loader
+
+    cfg, world, model = trainer.cfg, trainer.world, trainer.module.model
+    tracker.lap("set up")
+    frozen = frozen_features(trainer.module, dataset, cfg, world)
+    tracker.say(*frozen.notes)
+    tracker.lap("encode")
+    collates = {name: frozen.collate(model.collate(name == "train")) for name in splits}
+    return {
+        name: build_loader(frozen.view(split), collates[name], cfg, world, name)
         for name, split in splits.items()
     }
-    return trainer, loaders, unused
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.structures import Batch, Sample
+from fusionzoo.structures import Batch, Features, Inputs, Sample
 
 Item = dict[str, torch.Tensor]
 
@@ -30,13 +30,12 @@ class Collate:
         prepared = [self._prepare(sample) for sample in samples if sample is not None]
         pairs = [pair for pair in prepared if pair is not None]
         rows = [sample for sample, _ in pairs]
-        inputs = {}
+        inputs: dict[str, Inputs] = {}
         for name, processor in self.processors.items():
             if rows:
                 inputs[name] = processor.collate([items[name] for _, items in pairs])
             else:  # cut from a blank item, so that the shapes are right
-                blank = processor.collate([self.blanks[name]])
-                inputs[name] = {key: x[:0] for key, x in blank.items()}
+                inputs[name] = _without_rows(processor.collate([self.blanks[name]]))
         present = [[row.values.get(name) is not None for name in self.processors] for row in rows]
         return Batch(
             [row.id for row in rows],
@@ -74,3 +73,9 @@ class Collate:
         generator = torch.Generator().manual_seed(sample.seed) if sample.seed else None
         prepare: Callable[..., Item] = self.processors[name]
         return prepare(value, generator)
+
+
+def _without_rows(inputs: Inputs) -> Inputs:
+    if isinstance(inputs, Features):
+        return Features(*(x[:0] for x in inputs))
+    return {key: x[:0] for key, x in inputs.items()}

@@ -215,6 +215,8 @@ class PairedDataset(SampleTable, Dataset[Sample | None]):
 
     def _decode(self, name: str, row: int) -> Any:
         reference = self.reference(name, row)
+        if name in self.readers and reference is not None:
+            return self.readers[name](row)
         return None if reference is None else decode(self.modalities[name], reference)
 
     def _continue_without(self, row: int, name: str, error: FusionZooError) -> bool:

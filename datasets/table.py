@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -50,6 +51,7 @@ class SampleTable:
         self.allow_outside = allow_outside or root is None
         self.provenance = provenance or Provenance()
         self.rows = torch.arange(len(table))
+        self.readers: dict[str, Callable[[int], Any]] = {}
         self._check_rows()
         check_paths(
             self.table,
@@ -123,6 +125,13 @@ class SampleTable:
             return self.memory[name][cell]
         is_path = name in self.paths and isinstance(cell, str)
         return (self.root or Path()) / cell if is_path else cell
+
+    def read_by(self, readers: Mapping[str, Callable[[int], Any]]) -> Self:
+        """Return the same samples; values of some modalities are not decoded, but read by row of
+        the table."""
+        view = copy.copy(self)
+        view.readers = dict(readers)
+        return view
 
     def lengths(self) -> Tensor:
         """Return a rough cost per sample, from the sizes of its text, audio and sequences."""

@@ -39,6 +39,9 @@ class ImageProcessor(Processor):
             return {"pixels": _center_crop(value, self.size)}
         return {"pixels": self._resize(value, self.size)}
 
+    def varies(self, value: Tensor) -> bool:
+        return self.augment != "none"
+
     def blank(self) -> Item:
         return {"pixels": torch.zeros(3, *self.size, dtype=torch.uint8)}
 

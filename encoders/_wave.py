@@ -38,8 +38,7 @@ class WaveProcessor(Processor):
         self.rate, self.longest, self.step = rate, longest, step
 
     def __call__(self, value: Clip, generator: torch.Generator | None = None) -> Item:
-        max_samples = round(self.longest * self.rate)
-        surplus = max(0, -(-value.frames * self.rate // value.rate) - max_samples)
+        max_samples, surplus = round(self.longest * self.rate), self._surplus(value)
         start = surplus // 2
         if surplus and generator is not None:
             start = int(torch.randint(surplus + 1, (1,), generator=generator))
@@ -49,6 +48,13 @@ class WaveProcessor(Processor):
             wave = F.pad(wave, (0, max(step, -(-len(wave) // step) * step) - len(wave)))
         stored = (wave.clamp(-1, 1) * PEAK).round().to(torch.int16)
         return {"wave": stored, "lengths": torch.tensor(len(stored))}
+
+    def varies(self, value: Clip) -> bool:
+        return self._surplus(value) > 0
+
+    def _surplus(self, clip: Clip) -> int:
+        """Return how many samples of a clip, at `rate`, do not fit."""
+        return max(0, -(-clip.frames * self.rate // clip.rate) - round(self.longest * self.rate))
 
     def blank(self) -> Item:
         samples = max(1, round(self.step * self.rate))

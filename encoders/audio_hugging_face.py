@@ -36,6 +36,9 @@ class FeatureProcessor(Processor):
         name = next(key for key in extracted if key in ("input_features", "input_values"))
         return {"features": extracted[name][0], "lengths": item["lengths"]}
 
+    def varies(self, value: Clip) -> bool:
+        return self.wave.varies(value)
+
     def blank(self) -> Item:
         return self(Audio(torch.zeros(self.wave.rate // 10), self.wave.rate))
 

@@ -30,6 +30,13 @@ class Processor(ABC):
     def __call__(self, value: Any, generator: torch.Generator | None = None) -> Item:
         """Prepare one value; only augmentation draws from `generator` (None: no augmentation)."""
 
+    def varies(self, value: Any) -> bool:
+        """Return whether training may prepare `value` in another way than evaluation does.
+
+        If no value varies, features of a frozen encoder may be cached (`--train.cache_frozen`).
+        """
+        return True
+
     @abstractmethod
     def blank(self) -> Item:
         """Return the smallest valid item, a placeholder for samples that lack the modality."""

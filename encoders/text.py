@@ -29,6 +29,9 @@ class TokenProcessor(Processor):
 
     pad_id: int
 
+    def varies(self, value: str) -> bool:
+        return False
+
     def collate(self, items: Sequence[Item]) -> Item:
         ids = [item["input_ids"] for item in items]
         lengths = torch.tensor([len(tokens) for tokens in ids])

@@ -31,6 +31,9 @@ class VectorProcessor(Processor):
             )
         return {"values": value.float()}
 
+    def varies(self, value: Tensor) -> bool:
+        return False
+
     def blank(self) -> Item:
         return {"values": torch.zeros(self.in_dim)}
 

@@ -15,10 +15,10 @@ from .structures import Features, Inputs
 def encode_rows(encoder: Encoder, inputs: Inputs, present: Tensor) -> Features:
     """Encode the rows where `present` (B,) holds; the others get an empty mask and zeros.
 
-    Inputs that are `Features` were encoded before: absent rows only lose their mask.
+    Inputs that are `Features` were encoded before.
     """
     if isinstance(inputs, Features):
-        return inputs._replace(mask=inputs.mask & present[:, None])
+        return inputs if bool(present.all()) else _hide_absent(inputs, present)
     if bool(present.all()) and len(present):
         return encoder(inputs)
     rows = present.nonzero()[:, 0]
@@ -37,6 +37,14 @@ def encode_rows(encoder: Encoder, inputs: Inputs, present: Tensor) -> Features:
         return x.new_zeros(len(present), *x.shape[1:]).index_copy(0, rows, x)
 
     return Features(*map(scatter, some))
+
+
+def _hide_absent(features: Features, present: Tensor) -> Features:
+    return Features(
+        features.tokens.masked_fill(~present[:, None, None], 0),
+        features.mask & present[:, None],
+        features.pooled.masked_fill(~present[:, None], 0),
+    )
 
 
 def _run_blank(encoder: Encoder, inputs: Mapping[str, Tensor], count: int) -> Features:

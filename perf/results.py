@@ -20,8 +20,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MODEL = ("fusionzoo/model.py", "fusionzoo/structures.py", "encoders", "datasets", "fusion")
-TRAINING = (*MODEL, "fusionzoo/training", "fusionzoo/distributed")
-BENCHMARK = (*MODEL, "benchmark.py", "fusionzoo/benchmark", "fusionzoo/evaluation")
+TRAINING = (*MODEL, "fusionzoo/features", "fusionzoo/training", "fusionzoo/distributed")
+BENCHMARK = (*MODEL, "fusionzoo/features", "benchmark.py", "fusionzoo/benchmark")
+BENCHMARK += ("fusionzoo/evaluation",)
 SHARED = ("perf/_cells.py",)
 
 

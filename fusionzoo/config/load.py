@@ -20,7 +20,7 @@ from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.files import write_text
 
 from .flags import Tree, is_component, named, parse_flags, read_yaml
-from .numbers import check_numbers
+from .numbers import check_numbers, switches_as_words
 
 C = TypeVar("C")
 
@@ -113,6 +113,7 @@ def from_tree(cls: type[C], tree: Mapping[str, Any]) -> C:
     dotted_keys = _leaves(cls)
     tree = _named(cls, tree)
     _refuse_unknown(tree, dotted_keys, "")
+    tree = switches_as_words(cls, tree)
     check_numbers(cls, tree)
     components = {key: value for key, value in asdict(cls()).items() if dotted_keys.get(key)}  # type: ignore[call-overload]
     try:

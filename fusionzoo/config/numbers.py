@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from fusionzoo.errors import FusionZooError
 
@@ -25,6 +26,33 @@ def check_numbers(cls: Any, tree: Mapping[str, Any], prefix: str = "") -> None:
                 )
             if isinstance(leaf, float) and not math.isfinite(leaf):
                 raise FusionZooError(f"--{key} {leaf}: it must be a finite number")
+
+
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}  # seconds
+
+
+def in_seconds(duration: str | float, key: str) -> float:
+    """Return a duration in seconds; `key` is the setting's name in the error.
+
+    >>> in_seconds("1.5h", "train.time_limit"), in_seconds(20, "train.time_limit")
+    (5400.0, 20.0)
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", str(duration).strip())
+    if match is None or not float(match[1]):
+        raise FusionZooError(f"--{key} {duration!r}: give a time above 0 such as 90s, 10m or 1.5h")
+    return float(match[1]) * UNITS[match[2]]
+
+
+def switches_as_words(cls: Any, tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `on` and `off` as words where those are choices; YAML reads them as booleans."""
+    hints, words = get_type_hints(cls), dict(tree)
+    for name, value in tree.items():
+        if is_dataclass(hints[name]):
+            words[name] = switches_as_words(hints[name], value)
+        elif isinstance(value, bool) and get_origin(hints[name]) is Literal:
+            word = "on" if value else "off"
+            words[name] = word if word in get_args(hints[name]) else value
+    return words
 
 
 def _walk(value: Any, key: str) -> Iterator[tuple[str, Any]]:

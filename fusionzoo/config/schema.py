@@ -73,6 +73,12 @@ class TrainConfig:
     patience: Count | None = option(
         None, "epochs without a better validation metric before stopping; null = never"
     )
+    time_limit: str | Positive | None = option(
+        None, "stop training after this time and evaluate: 90s, 10m, 1.5h; --resume goes on"
+    )
+    soup: Count | None = option(
+        None, "average the weights of up to this many best epochs while validation does not fall"
+    )
     batch_size: Count = option(32, "samples per process and step")
     accumulate: Count = option(1, "batches accumulated per optimiser step")
     eval_batch_size: Count | None = option(None, "null = batch_size")
@@ -84,6 +90,9 @@ class TrainConfig:
     )
     sampler: Literal["random", "class_weighted"] = option("random", "order of training samples")
     unimodal: bool = option(True, "also train a classifier head per modality, for comparison")
+    cache_frozen: Literal["auto", "on", "off"] = option(
+        "auto", "run encoders that stay frozen once, and cache features; auto: where it is the same"
+    )
     amp: Literal["none", "bf16", "fp16"] = option("none", "mixed precision")
     log_every: Count = option(10, "steps between two lines of metrics.jsonl")
     save_every: Count | None = option(None, "steps between two checkpoints; null = every epoch")

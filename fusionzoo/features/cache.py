@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,8 @@ class FeatureCache:
                 print(f"warning: {path} is damaged; its entry is removed and computed again")
                 shutil.rmtree(folder)
                 return None
-        os.utime(folder / "about.json")
+        with suppress(OSError):  # a cache that may only be read
+            os.utime(folder / "about.json")
         arrays = (_map(folder / f"{name}.bin", *metadata["arrays"][name]) for name in FILES)
         return StoredFeatures(*arrays)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,9 +20,9 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from fusionzoo.datasets import Collate, PairedDataset
-from fusionzoo.encoders import Encoder
+from fusionzoo.encoders import Encoder, Processor
 from fusionzoo.sources import code_digest
-from fusionzoo.structures import Audio, Features
+from fusionzoo.structures import Audio, Batch, Features
 
 FORMAT = 3  # of an entry; also raised when an encoder or processor computes something else
 LIBRARIES = ("torch", "torchvision", "torchaudio", "timm", "transformers")
@@ -74,44 +74,76 @@ def encode(
     dtype: torch.dtype = torch.float32,
     view: int = 0,
     device: torch.device | None = None,
+    amp: torch.dtype | None = None,
+    processor: Processor | None = None,
+    after_batch: Callable[[Features], None] | None = None,
     progress: bool = True,
 ) -> StoredFeatures:
     """Run one encoder over the samples that have its modality, in batches of similar lengths.
 
     View 0 is prepared as in evaluation; each further view as in training, with an augmentation of
-    its own. `max_tokens` averages neighbouring tokens down to that many.
+    its own. `max_tokens` averages neighbouring tokens down to that many. The longest samples come
+    first; `after_batch` is called with the features of each batch. `amp` is the precision of
+    autocast, and `processor` stands in for the encoder's. The global generators stay as they are.
     """
     name, device = encoder.modality, device or torch.device("cpu")
     samples = dataset.only(name)
-    rows = [(row, 1 + row + view * len(samples) if view else 0) for row in samples.by_length()]
-    loader = DataLoader(
-        samples,
-        batch_sampler=[rows[at : at + batch_size] for at in range(0, len(rows), batch_size)],
-        collate_fn=Collate({name: encoder.processor(train=view > 0)}),
-        num_workers=num_workers,
-    )
+    collate = Collate({name: processor or encoder.processor(train=view > 0)})
+    loader = _longest_first(samples, collate, batch_size, view, num_workers)
     row_of = {sample_id: row for row, sample_id in enumerate(samples.ids)}
     pooled = torch.zeros(len(samples), encoder.dim, dtype=dtype)
     tokens = [torch.zeros(0, encoder.dim, dtype=dtype)] * len(samples)
     encoder = encoder.to(device).eval()
-    desc = f"encode {name}, view {view}" if view else f"encode {name}"
-    bar = tqdm(total=len(rows), desc=desc, unit="sample", disable=not progress, dynamic_ncols=True)
+    desc = f"encode {name}" + (f", view {view}" if view else "")
+    bar = tqdm(
+        total=len(samples), desc=desc, unit="sample", disable=not progress, dynamic_ncols=True
+    )
     for batch in loader:
-        present = batch.present[:, 0]
-        inputs = {key: x[present].to(device) for key, x in batch.inputs[name].items()}
-        ids = [sample_id for sample_id, has in zip(batch.ids, present.tolist(), strict=True) if has]
+        present = batch.present[:, 0].tolist()
+        ids = [sample_id for sample_id, has in zip(batch.ids, present, strict=True) if has]
         if ids:
-            features = Features(*(x.cpu() for x in encoder(inputs)))
+            features = _encode_present(encoder, batch, device, amp)
             for sample_id, own_tokens, mask, vector in zip(ids, *features, strict=True):
                 pooled[row_of[sample_id]] = vector
                 tokens[row_of[sample_id]] = shorten(own_tokens[mask], max_tokens).to(dtype)
+            if after_batch is not None:
+                after_batch(features)
         bar.update(len(batch.ids))
     bar.close()
+    _warn_of_failures(samples, name)
+    offsets = F.pad(torch.tensor([len(x) for x in tokens]).cumsum(0), (1, 0))
+    return StoredFeatures(pooled, torch.cat(tokens), offsets)
+
+
+def _longest_first(
+    samples: PairedDataset, collate: Collate, batch_size: int, view: int, num_workers: int
+) -> DataLoader[Batch]:
+    """Load all samples, the longest first; those of a further view get a seed for augmentation."""
+    rows = [(row, 1 + row + view * len(samples) if view else 0) for row in samples.by_length()]
+    return DataLoader(
+        samples,  # type: ignore[arg-type]
+        batch_sampler=[rows[at : at + batch_size] for at in range(0, len(rows), batch_size)],
+        collate_fn=collate,
+        num_workers=num_workers,
+        generator=torch.Generator(),
+    )
+
+
+def _warn_of_failures(samples: PairedDataset, name: str) -> None:
     if failures := samples.failures():
         first_id = failures[0][0]
         print(f"warning: {len(failures)} values of {name} could not be decoded, such as {first_id}")
-    offsets = F.pad(torch.tensor([len(x) for x in tokens]).cumsum(0), (1, 0))
-    return StoredFeatures(pooled, torch.cat(tokens), offsets)
+
+
+def _encode_present(
+    encoder: Encoder, batch: Batch, device: torch.device, amp: torch.dtype | None
+) -> Features:
+    """Encode the rows that have the only modality of a batch; return features on the CPU."""
+    raw, present = batch.inputs[encoder.modality], batch.present[:, 0]
+    assert isinstance(raw, dict)
+    inputs = {key: x[present].to(device) for key, x in raw.items()}
+    with torch.autocast(device.type, dtype=amp, enabled=amp is not None):
+        return Features(*(x.cpu() for x in encoder(inputs)))
 
 
 def shorten(tokens: Tensor, max_tokens: int | None) -> Tensor:

@@ -12,10 +12,14 @@ from fusionzoo.datasets import DATASETS, PairedDataset, create_dataset
 from fusionzoo.distributed.process_group import World
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.evaluation.retrieval import any_pair
+from fusionzoo.features.frozen import Caching, FrozenFeatures
+from fusionzoo.fusion import fusion_info
 from fusionzoo.unimodal import UnimodalHeads
 
 from .balance import StrategyInputs, build_balance
+from .data import num_workers
 from .objective import Objective, freeze_unused
+from .optim.precision import AMP_DTYPES
 from .tasks.multitask import Tasks, build_tasks
 from .tasks.no_target import NoTarget
 
@@ -123,3 +127,38 @@ def check_splits(tasks: Tasks, splits: Mapping[str, PairedDataset]) -> None:
             )
         for target in tasks.unlabelled(split.targets):
             raise FusionZooError(f"no sample of the {name} split has a label {target!r}")
+
+
+def frozen_features(
+    objective: Objective, dataset: PairedDataset, cfg: RunConfig, world: World
+) -> FrozenFeatures:
+    """Cache the features of encoders that stay frozen for the whole run (`--train.cache_frozen`).
+
+    Called after a resumed run's weights are restored, as the features depend on them.
+    """
+    mode, train = cfg.train.cache_frozen, cfg.train
+    frozen = {name: encoder for name, encoder in objective.model.named_encoders() if encoder.frozen}
+    if mode == "off" or (mode == "auto" and not frozen):
+        return FrozenFeatures({}, [])
+    obstacle = None if frozen else "no encoder is frozen: --encoders.<modality>.freeze all"
+    readers = [name for name, strategy in objective.balance.items() if strategy.raw_inputs]
+    if readers:
+        obstacle = f"--balance {','.join(readers)} reads what the encoders read"
+    if cfg.dist.strategy == "fsdp":
+        obstacle = "--dist.strategy fsdp shards their weights"
+    if obstacle and mode == "on":
+        raise FusionZooError(f"--train.cache_frozen on: {obstacle}")
+    if obstacle:
+        names = ", ".join(frozen)
+        return FrozenFeatures({}, [f"{names}: frozen, but encoded anew in every epoch: {obstacle}"])
+    rows = dataset.splits["train"]
+    epoch_steps = -(-rows // (train.batch_size * train.accumulate * world.size))
+    caching = Caching(
+        mode=mode,
+        with_tokens=fusion_info(cfg.fusion["name"]).reads == "tokens",
+        passes=min(train.epochs, (train.max_steps or float("inf")) / epoch_steps),
+        num_workers=num_workers(train.num_workers, world),
+        amp=AMP_DTYPES[train.amp],
+        world=world,
+    )
+    return caching.cached(frozen, dataset)

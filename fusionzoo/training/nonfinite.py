@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from fusionzoo.distributed.process_group import World, gather
 from fusionzoo.eval_mode import quiet
-from fusionzoo.structures import Batch
+from fusionzoo.structures import Batch, Features
 
 from .objective import Objective
 
@@ -71,7 +71,9 @@ def _bad_input(batch: Batch) -> str | None:
                 finite = values.flatten(1).isfinite().all(1) | ~batch.present[:, column]
                 rows = (~finite).nonzero()[:, 0].tolist()
                 if rows:
-                    return f"{_sample_ids(batch, rows)}: the input of {modality} is not finite"
+                    cached = isinstance(tensors, Features)
+                    kind = "cached feature" if cached else "input"
+                    return f"{_sample_ids(batch, rows)}: the {kind} of {modality} is not finite"
     return None
 
 

@@ -129,6 +129,21 @@ class GlobalAugmentation(Sound):
         return self.Steps()
 
 
+class SilentAugmentation(Sound):
+    class Steps(MaskedSteps):
+        def __call__(
+            self, value: Tensor, generator: torch.Generator | None = None
+        ) -> dict[str, Tensor]:
+            scale = 1.0 if generator is None else torch.rand(1, generator=generator)
+            return {"values": value * scale}
+
+        def varies(self, value: Tensor) -> bool:
+            return False
+
+    def processor(self, train: bool) -> Processor:
+        return self.Steps()
+
+
 class UnsavedDirection(Sound):
     """Drawn when it is built, and in no state dict."""
 
@@ -197,6 +212,7 @@ CAUGHT_BY = {
     EmptyBlank: "the_blank_sample_works",
     ProcessorWithAFunction: "the_processor_pickles",
     GlobalAugmentation: "augmentation_draws_from_its_generator_alone",
+    SilentAugmentation: "a_value_that_does_not_vary_is_prepared_alike_in_training",
     UnsavedDirection: "assets_and_weights_rebuild_it",
     ScalesInAList: "every_parameter_is_registered_and_gets_a_gradient",
     UnusedLayer: "every_parameter_is_registered_and_gets_a_gradient",

@@ -139,3 +139,38 @@ def test_two_processes_leave_what_rests_as_it_was(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "epoch 1" in done.stdout
+
+
+def held_bytes(trainer: Trainer, epoch: float) -> int:
+    """Return the size of the activations that a step holds for its backward pass."""
+    sizes: dict[int, int] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        sizes[storage.data_ptr()] = storage.nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        trainer.step([make_batch()], StepContext(epoch=epoch))
+    parameters = {p.untyped_storage().data_ptr() for p in trainer.module.parameters()}
+    return sum(size for pointer, size in sizes.items() if pointer not in parameters)
+
+
+@pytest.mark.parametrize("name", ["image", "text"])
+def test_layers_below_the_first_trained_one_hold_no_activations(name: str) -> None:
+    waits, plain = make(gradual_unfreeze={name: 1}), make()
+    by_epoch = [held_bytes(waits, epoch) for epoch in range(6)]
+    assert by_epoch == sorted(by_epoch)
+    assert by_epoch[0] < by_epoch[1] < by_epoch[2] < by_epoch[-1]
+    assert by_epoch[-1] == held_bytes(plain, 0.0)
+
+
+def test_a_copy_thaws_by_itself() -> None:
+    """Some strategies train a copy of the model for a while."""
+    trainer = make(gradual_unfreeze={"image": 1})
+    moved(trainer, 1.0)
+    copy = trainer.copy(lambda module: None)
+    image = copy.module.model.encoders["image"]
+    assert {f"encoders.image.{name}" for name, _ in image.named_parameters()} <= moved(copy, 9.0)
+    still = [n for n in moved(trainer, 1.0) if n.startswith("encoders.image.net.conv1")]
+    assert still == []

@@ -44,6 +44,7 @@ class AGM(Balance):
     Shapes: phi (B, M, K), kappa (M,) -> logits (B, K)
     """
 
+    raw_inputs = False
     surgery = True
     losses: Tensor
     epoch: Tensor

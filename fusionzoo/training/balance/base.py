@@ -72,6 +72,7 @@ class Balance(nn.Module):
     shards = True  # whether it works with weights that FSDP shards
     aligns = False  # whether `embed` maps modalities into one space, where partners are near
     encoders_only = False  # whether it changes nothing where all encoders are frozen
+    raw_inputs = True  # whether it may read or change `batch.inputs`, or read tokens of features
     two_pass = False  # whether `combine_gradients` wants those of `extra_losses` by themselves
 
     def __init__(

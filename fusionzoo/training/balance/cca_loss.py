@@ -39,6 +39,7 @@ class CCALoss(Balance):
     """
 
     encoders_only = True
+    raw_inputs = False
 
     def __init__(
         self,

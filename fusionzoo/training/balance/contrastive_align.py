@@ -52,6 +52,7 @@ class ContrastiveAlign(Balance):
     """
 
     encoders_only = True
+    raw_inputs = False
     aligns = True
 
     def __init__(

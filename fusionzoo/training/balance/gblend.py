@@ -48,6 +48,7 @@ class GBlend(Balance):
     """
 
     encoders_only = True
+    raw_inputs = False
     shards = False  # copies of the model
     weights: Tensor
     measured: Tensor

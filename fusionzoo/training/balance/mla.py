@@ -38,6 +38,7 @@ class MLA(Balance):
     Shapes: r (dim,), P (dim, dim), head.weight (K, dim)
     """
 
+    raw_inputs = False
     surgery = True
     projector: Tensor
 

@@ -35,6 +35,7 @@ class MMPareto(Balance):
     """
 
     encoders_only = True
+    raw_inputs = False
     surgery = True
     shards = False  # two backward passes
     two_pass = True

@@ -35,6 +35,8 @@ class ModalityDropout(Balance):
     Shapes: batch.present (B, M) bool -> (B, M) bool
     """
 
+    raw_inputs = False
+
     def __init__(
         self,
         inputs: StrategyInputs,

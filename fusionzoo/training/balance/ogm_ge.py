@@ -38,6 +38,7 @@ class OGMGE(Balance):
     """
 
     encoders_only = True
+    raw_inputs = False
     surgery = True
 
     def __init__(

@@ -41,6 +41,7 @@ class PMR(Balance):
     """
 
     encoders_only = True
+    raw_inputs = False
     surgery = True
 
     def __init__(

@@ -41,6 +41,7 @@ class ReconBoost(Balance):
     Shapes: z_m (B, K), Phi (B, K) -> a loss per row (B,)
     """
 
+    raw_inputs = False
     surgery = True
 
     def __init__(

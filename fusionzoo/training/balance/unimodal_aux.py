@@ -31,6 +31,7 @@ class UnimodalAux(Balance):
     """
 
     encoders_only = True
+    raw_inputs = False
 
     def __init__(
         self,

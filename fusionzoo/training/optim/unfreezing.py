@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from torch import nn
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fusionzoo.config import OptimConfig
 from fusionzoo.encoders.layers import fully_frozen, layer_numbers
@@ -20,7 +24,8 @@ class Unfreezing:
 
     DDP needs `requires_grad` to stay constant, so frozen parameters are listed in `resting` and
     their gradients dropped before the step. Modules whose parameters are all frozen are in
-    evaluation mode (running statistics stay). A wholly frozen encoder builds no graph.
+    evaluation mode (running statistics stay), and below the first trained one they build no graph,
+    so their activations are not held for the backward pass.
     """
 
     def __init__(self, model: FusionModel, cfg: OptimConfig, epochs: int) -> None:
@@ -32,8 +37,9 @@ class Unfreezing:
             for name, encoder in model.named_encoders()
             if first_epoch(cfg, name)
         ]
-        for _, _, starts in self._encoders:
+        for encoder, _, starts in self._encoders:
             self._starts |= {id(parameter): start for parameter, start in starts}
+            _Graphless.install(encoder)
 
     def enter(self, epoch: int) -> bool:
         """Prepare an epoch; return whether train/eval modes must be set again."""
@@ -47,6 +53,7 @@ class Unfreezing:
             parts = tuple(fully_frozen(encoder, frozen_ids))
             encoder.frozen = parts == (encoder,)
             encoder.eval_modules = still if encoder.frozen else (*still, *parts)
+            _Graphless.set(encoder, parts)
             self.resting += frozen
         return bool(self._encoders)
 
@@ -54,6 +61,46 @@ class Unfreezing:
         """Return the first and last epoch that unfreezes any of them; [] if none is frozen."""
         starts = [self._starts.get(id(parameter), 0) for parameter in parameters]
         return [min(starts), max(starts)] if any(starts) else []
+
+
+class _Graphless:
+    """Runs frozen modules whose inputs need no gradient without building a graph.
+
+    By hooks that ask the module itself whether it is frozen, so that a copied model works too. A
+    compiled encoder leaves them out.
+    """
+
+    @staticmethod
+    def install(encoder: nn.Module) -> None:
+        """Add the hooks to all modules of an encoder; they do nothing until `set`."""
+        for module in encoder.modules():
+            if not hasattr(module, "graphless"):
+                module.register_forward_pre_hook(_Graphless._before, with_kwargs=True)
+                module.register_forward_hook(_Graphless._after, always_call=True)
+                module.graphless = module.graph_off = False  # type: ignore[assignment]
+
+    @staticmethod
+    def set(encoder: nn.Module, frozen_parts: tuple[nn.Module, ...]) -> None:
+        """Say which parts of an encoder are frozen."""
+        parts = {id(part) for part in frozen_parts}
+        for module in encoder.modules():
+            module.graphless = id(module) in parts  # type: ignore[assignment]
+
+    @staticmethod
+    def _before(module: Any, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if module.graphless and torch.is_grad_enabled():
+            leaves = tree_leaves((args, kwargs))
+            module.graph_off = not any(isinstance(x, Tensor) and x.requires_grad for x in leaves)
+            if module.graph_off:
+                torch.set_grad_enabled(False)
+
+    @staticmethod
+    def _after(module: Any, args: Any, output: Any) -> None:
+        if module.graph_off:
+            module.graph_off = False
+            torch.set_grad_enabled(True)
 
 
 def _starts(

@@ -39,6 +39,7 @@ class State:
     bad: int = 0  # steps skipped in a row, for a loss or gradient that was not finite
     epoch_steps: int = 0  # steps of an epoch, with the number of processes of this run
     val_losses: list[float] = field(default_factory=list)  # of each epoch, for plateau
+    soup: list[Contents] = field(default_factory=list)  # metrics of the epochs that soup may use
 
     def is_best(self, metrics: Contents, tasks: Tasks) -> bool:
         """Whether validation `metrics` are better than the best so far, as ranked by the tasks."""
@@ -87,6 +88,11 @@ def save(path: Path, trainer: Trainer, state: State, keep: int = 1) -> None:
         "random": random_states(world),
         "losses": gather(state.loss.cpu(), world),
     }
+    write_from_main(contents, path, world, keep)
+
+
+def write_from_main(contents: Contents, path: Path, world: World, keep: int = 1) -> None:
+    """Write a file on the main process; every process raises where that fails."""
     problem = None
     if world.main:
         try:

@@ -93,6 +93,7 @@ def write_results(
         "unimodal": test["unimodal"],
         "given_only": test.get("given_only", {}),
         "best_epoch": state.best["epoch"],
+        **({"soup": state.best["soup"]} if "soup" in state.best else {}),
         "throughput": {
             "samples_per_second": trainer.rows / tracker.busy if tracker.busy else None,
             "seconds": {part: round(time, 2) for part, time in tracker.seconds.items()},

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from fusionzoo.config.numbers import in_seconds
 from fusionzoo.distributed.process_group import World
 from fusionzoo.errors import one_line
 from fusionzoo.files import whole_lines
@@ -38,6 +39,13 @@ class Tracker:
         self.seconds: dict[str, float] = {}
         self._phase = ""
         self._since = time.perf_counter()
+        self._created = time.monotonic()
+
+    def is_late(self, time_limit: str | float | None) -> bool:
+        """Whether the run has taken longer than `--train.time_limit`, set-up included."""
+        if time_limit is None:
+            return False
+        return time.monotonic() - self._created >= in_seconds(time_limit, "train.time_limit")
 
     def start(self, folder: Path, state: State, logger: str) -> None:
         """Open the files; a resumed run drops log lines newer than its checkpoint."""

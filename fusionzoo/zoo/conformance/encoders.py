@@ -215,6 +215,18 @@ def _library(module: torch.nn.Module) -> str:
 
 
 @CHECKS.add
+def a_value_that_does_not_vary_is_prepared_alike_in_training(make: Maker) -> None:
+    """Tried: three values, prepared for training with a random generator, and for evaluation."""
+    encoder = build(make)
+    training, evaluation = encoder.processor(True), encoder.processor(False)
+    for value in raw_values(encoder):
+        if not training.varies(value):
+            expected = evaluation(value)
+            for name, x in training(value, torch.Generator().manual_seed(1)).items():
+                assert torch.equal(x, expected[name]), f"{describe(value)}: {name} differs"
+
+
+@CHECKS.add
 def float64_and_bfloat16_are_near_float32(make: Maker) -> None:
     """Tried: the encoder in float64, and under bfloat16 autocast: within 0.1 % and 10 %."""
     encoder = build(make)

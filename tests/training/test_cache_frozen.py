@@ -1,0 +1,308 @@
+"""Frozen encoders run once: the losses are those of a run that encodes in every epoch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fusionzoo
+from fusionzoo.config import RunConfig, from_args, write_yaml
+from fusionzoo.datasets import PairedDataset, paired
+from fusionzoo.datasets.base import from_memory
+from fusionzoo.datasets.media import decode
+from fusionzoo.errors import FusionZooError
+from fusionzoo.features import frozen
+from fusionzoo.structures import Features
+from fusionzoo.training.balance.modality_dropout import ModalityDropout
+from fusionzoo.training.runs.run import Run
+from fusionzoo.training.trainer import Trainer
+
+SAMPLES = 40
+ENCODERS: dict[str, Any] = {
+    "image": {"name": "timm/test_resnet", "pretrained": False, "freeze": "all"},
+    "text": {"name": "chars", "dim": 16, "num_layers": 1, "freeze": "all"},
+    "vector": {"name": "vector/mlp", "dim": 8, "hidden": 8},
+}
+SETTINGS: dict[str, Any] = {
+    "encoders": ENCODERS,
+    "fusion": {"name": "concat", "dim": 16},
+    "train": {"epochs": 2, "batch_size": 8},
+    "log": "none",
+    "device": "cpu",
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FUSIONZOO_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "features"
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The kinds of the values that the data set decodes."""
+    kinds: list[str] = []
+
+    def counted(kind: str, value: Any) -> Any:
+        kinds.append(kind)
+        return decode(kind, value)
+
+    monkeypatch.setattr(paired, "decode", counted)
+    yield kinds
+
+
+def samples(missing: float = 0.3, **options: Any) -> PairedDataset:
+    draw = torch.Generator().manual_seed(0)
+    target = torch.randint(0, 3, (SAMPLES,), generator=draw)
+    pictures: list[Any] = list(
+        (torch.rand(SAMPLES, 3, 40, 32, generator=draw) * 85 + 85 * target[:, None, None, None])
+        .to(torch.uint8)
+        .unbind()
+    )
+    for row in options.pop("damaged", ()):
+        pictures[row] = torch.zeros(1)
+    splits = ["train"] * 24 + ["val"] * 8 + ["test"] * 8
+    dataset = from_memory(
+        {
+            "image": pictures,
+            "text": [f"sample {'very ' * (row % 5)}{target[row]}" for row in range(SAMPLES)],
+            "vector": torch.randn(SAMPLES, 5, generator=draw),
+        },
+        {"image": "image", "text": "text", "vector": "vector"},
+        ids=[str(row) for row in range(SAMPLES)],
+        splits=splits,
+        target=[str(x) for x in target.tolist()],
+        **options,
+    )
+    return dataset.drop(missing) if missing else dataset
+
+
+def run(out: Path, mode: str, data: PairedDataset | None = None, **settings: Any) -> Run:
+    train = {**SETTINGS["train"], "cache_frozen": mode, **settings.pop("train", {})}
+    tree = {**SETTINGS, **settings, "train": train, "out": str(out)}
+    return fusionzoo.train(data if data is not None else samples(), **tree)
+
+
+def losses(result: Run) -> Tensor:
+    figures = [[event["train"]["loss"], event["val"]["loss"]] for event in result.history]
+    return torch.tensor([*figures, [result.metrics["test"]["loss"]] * 2])
+
+
+def weights(result: Run) -> dict[str, Tensor]:
+    state = torch.load(result.folder / "checkpoints" / "last.pt", weights_only=True)
+    objective: dict[str, Tensor] = state["objective"]
+    return objective
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"fusion": {"name": "concat", "dim": 16}},
+        {
+            "fusion": {"name": "mbt", "dim": 16},
+            "balance": "modality_dropout",
+            "train": {"eval_batch_size": 3},
+        },
+        {"fusion": {"name": "mean", "dim": 16}, "balance": "mla"},
+        {"fusion": {"name": "gmu", "dim": 16}, "train": {"amp": "bf16"}},
+        {
+            "fusion": {"name": "concat_transformer", "dim": 16},
+            "train": {"num_workers": 1, "group_by": "length"},
+        },
+    ],
+    ids=lambda settings: settings["fusion"]["name"],
+)
+def test_the_losses_are_those_without_the_cache(settings: dict[str, Any], tmp_path: Path) -> None:
+    cached, plain = (run(tmp_path / mode, mode, **settings) for mode in ("on", "off"))
+    torch.testing.assert_close(losses(cached), losses(plain), rtol=1e-3, atol=1e-4)
+    assert cached.metrics["given_only"].keys() == plain.metrics["given_only"].keys()
+    for name, head in plain.metrics["unimodal"].items():
+        assert cached.metrics["unimodal"][name]["loss"] == pytest.approx(head["loss"], rel=1e-3)
+
+
+def test_pictures_are_decoded_once_over_all_runs(
+    tmp_path: Path, cache: Path, decoded: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = samples()
+    there = int(data.present[:, 0].sum())
+    run(tmp_path / "cold", "auto", data)
+    assert decoded.count("image") == there
+    assert len(list(cache.iterdir())) == 2
+    assert "image, text: frozen, features of 40 samples encoded once in" in capsys.readouterr().out
+    decoded.clear()
+    run(tmp_path / "warm", "auto", data, fusion={"name": "gmu", "dim": 16})
+    assert not {"image", "text"} & {*decoded}
+    assert decoded.count("vector") > 40
+    assert "encoded before, and found" in capsys.readouterr().out
+
+
+def test_the_saved_model_holds_the_encoders(tmp_path: Path) -> None:
+    result = run(tmp_path / "a", "on")
+    data = samples().split("test")
+    batch = result.model.collate()([data[row] for row in range(len(data))])
+    logits = result.model.eval()(batch).logits
+    accuracy = (logits.argmax(1) == batch.target).float().mean().item()
+    assert accuracy == pytest.approx(result.metrics["test"]["accuracy"])
+
+
+def test_a_stopped_run_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run(tmp_path / "whole", "on", fusion={"name": "mbt", "dim": 16})
+    step, steps = Trainer.step, []
+
+    def stopped(*args: Any, **kwargs: Any) -> Any:
+        steps.append(1)
+        if len(steps) == 4:
+            signal.raise_signal(signal.SIGTERM)
+        return step(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", stopped)
+        assert run(tmp_path / "parts", "on", fusion={"name": "mbt", "dim": 16}).exit_code == 75
+    resumed = run(tmp_path / "parts", "on", fusion={"name": "mbt", "dim": 16}, resume=True)
+    ours, theirs = weights(whole), weights(resumed)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+def test_only_encoders_that_stay_frozen_and_are_not_augmented_are_cached(
+    tmp_path: Path, decoded: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = {**ENCODERS["image"], "augment": "crop_flip"}
+    result = run(tmp_path / "a", "auto", encoders={**ENCODERS, "image": image})
+    said = capsys.readouterr().out
+    assert "text: frozen, features of 40 samples" in said
+    reason = "image: frozen, but encoded anew in every epoch: training crops or augments it"
+    assert reason in said
+    assert decoded.count("image") > 40
+    assert result.metrics["test"]
+    with pytest.raises(FusionZooError, match="cache_frozen on: image: training crops"):
+        run(tmp_path / "b", "on", encoders={**ENCODERS, "image": image})
+
+
+def test_a_loader_process_says_what_varies(tmp_path: Path) -> None:
+    encoders = {**ENCODERS, "image": {**ENCODERS["image"], "augment": "crop"}}
+    with pytest.raises(FusionZooError, match=r"image: training crops or augments it at random$"):
+        run(tmp_path / "a", "on", encoders=encoders, train={"num_workers": 1})
+
+
+def test_a_strategy_that_reads_inputs_keeps_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cache: Path
+) -> None:
+    monkeypatch.setattr(ModalityDropout, "raw_inputs", True)
+    run(tmp_path / "a", "auto", balance="modality_dropout")
+    assert "--balance modality_dropout reads what the encoders read" in capsys.readouterr().out
+    assert not cache.exists()
+    with pytest.raises(FusionZooError, match="reads what the encoders read"):
+        run(tmp_path / "b", "on", balance="modality_dropout")
+
+
+def test_without_a_frozen_encoder_there_is_nothing_to_cache(tmp_path: Path, cache: Path) -> None:
+    encoders = {name: {**x, "freeze": "none"} for name, x in ENCODERS.items()}
+    run(tmp_path / "a", "auto", encoders=encoders)
+    assert not cache.exists()
+    with pytest.raises(FusionZooError, match="no encoder is frozen"):
+        run(tmp_path / "b", "on", encoders=encoders)
+
+
+def test_a_single_pass_is_cached_only_where_asked(
+    tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    single = {"epochs": 5, "max_steps": 3}
+    run(tmp_path / "a", "auto", train=single)
+    assert not cache.exists()
+    assert "image: frozen, but encoded anew in every epoch: the run" in capsys.readouterr().out
+    run(tmp_path / "b", "on", train=single)
+    assert len(list(cache.iterdir())) == 2
+
+
+@pytest.mark.parametrize("policy", ["missing", "skip"])
+def test_pictures_that_cannot_be_decoded_count_as_without_the_cache(
+    policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = []
+    for mode in ("on", "off"):
+        data = samples(0.0, damaged=(1, 30), on_error=policy, max_errors=0.2)
+        results.append(run(tmp_path / mode, mode, data))
+        assert data.failures() == [("1", "image"), ("30", "image")]
+    torch.testing.assert_close(losses(results[0]), losses(results[1]), rtol=1e-3, atol=1e-4)
+    with pytest.raises(FusionZooError, match="sample '1', image"):
+        run(tmp_path / "c", "auto", samples(0.0, damaged=(1,)))
+
+
+def test_a_cache_that_cannot_be_written_is_said_and_does_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FUSIONZOO_CACHE", str(tmp_path / "file"))
+    assert run(tmp_path / "a", "auto").metrics["test"]
+    assert "every epoch: cannot write to the cache" in capsys.readouterr().out
+    with pytest.raises(FusionZooError, match="cannot write to the cache"):
+        run(tmp_path / "b", "on")
+
+
+def test_features_that_would_fill_the_machine_are_not_cached_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cache: Path
+) -> None:
+    monkeypatch.setattr(frozen, "_room", lambda folder: 1e3)
+    run(tmp_path / "a", "auto", fusion={"name": "mbt", "dim": 16})
+    assert "its features may take" in capsys.readouterr().out
+    assert not cache.exists()
+    run(tmp_path / "b", "on", fusion={"name": "mbt", "dim": 16})
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_tokens_with_gaps_are_not_cached() -> None:
+    caching = frozen.Caching(mode="on", with_tokens=True, passes=2)
+    mask = torch.tensor([[True, False, True], [True, True, False]])
+    watch = frozen._Watch(caching, dim=4, num_samples=2)
+    with pytest.raises(frozen.NotCacheable, match="gaps"):
+        watch(Features(torch.zeros(2, 3, 4), mask, torch.zeros(2, 4)))
+    watch(Features(torch.zeros(1, 3, 4), mask[1:], torch.zeros(1, 4)))
+
+
+def test_other_weights_are_other_features(tmp_path: Path, cache: Path) -> None:
+    run(tmp_path / "a", "on")
+    run(tmp_path / "b", "on", seed=1)
+    assert len(list(cache.iterdir())) == 4
+
+
+def test_yaml_switches_are_words(tmp_path: Path) -> None:
+    for text, word in (("off", "off"), ("on", "on"), ("auto", "auto")):
+        (tmp_path / "a.yaml").write_text(f"train:\n  cache_frozen: {text}\n")
+        cfg = from_args(RunConfig, ["--config", str(tmp_path / "a.yaml")])
+        assert cfg.train.cache_frozen == word
+        write_yaml(cfg, tmp_path / "b.yaml")
+        again = from_args(RunConfig, ["--config", str(tmp_path / "b.yaml")])
+        assert again.train.cache_frozen == word
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["on", "off"])
+def test_two_processes_learn_from_features_that_one_of_them_stored(
+    mode: str, tmp_path: Path, cache: Path
+) -> None:
+    def last_losses(*flags: str) -> list[float]:
+        out = tmp_path / f"run{len(flags)}"
+        command = [sys.executable, "train.py", "--data.name", "digits", "--log", "none"]
+        command += ["--encoders.image.freeze", "all", "--encoders.audio.freeze", "all"]
+        command += ["--train.max_steps", "6", "--train.cache_frozen", mode, "--out", str(out)]
+        root = Path(__file__).parents[2]
+        done = subprocess.run([*command, *flags], cwd=root, env=os.environ, check=False)
+        assert done.returncode == 0
+        results = json.loads((out / "metrics.json").read_text())
+        return [results[part]["loss"] for part in ("train", "val", "test")]
+
+    two = last_losses("--dist.nproc", "2", "--train.batch_size", "16")
+    assert cache.exists() == (mode == "on")
+    assert two == pytest.approx(last_losses(), rel=1e-3)
