@@ -34,8 +34,10 @@ from fusionzoo.evaluation.statistics import LEVEL, holm, seed_interval
 ROOT = Path(__file__).parents[1]
 PLAIN = ("concat", "gmu", "mean", "late_mean")
 LOWER_IS_BETTER = ("aurc",)
-COLUMNS = ("situation", "data", "figure", "best_possible", "fusion", "mean", "low", "high")
-COLUMNS += ("leader", "seeds", "train_samples", "epochs", "commit")
+COLUMNS = (
+    *("situation", "data", "figure", "best_possible", "fusion", "mean", "low", "high"),
+    *("leader", "seeds", "train_samples", "epochs", "commit"),
+)
 
 
 @dataclass(frozen=True)
@@ -50,43 +52,47 @@ class Row:
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # fusion -> settings
 
 
-def planted(situation: str, samples: int, *fusions: str, **options: Any) -> Row:
+def planted(situation: str, samples: int, fusions: tuple[str, ...], **options: Any) -> Row:
     """Return the row of a data set `situations`."""
     data = {"name": "situations", "situation": situation, "samples": samples}
     best = {"best_possible": bayes_accuracy(situation), **options}
-    return Row(data, tuple(dict.fromkeys([*PLAIN, *fusions])), **best)
+    return Row(data, (*PLAIN, *fusions), **best)
 
 
-def interactions(task: str, best_possible: float, *fusions: str, **data: Any) -> Row:
+def interactions(data: dict[str, Any], best_possible: float, fusions: tuple[str, ...]) -> Row:
     """Return the row of a data set `interactions`."""
-    settings = {"name": "interactions", "task": task, **data}
-    return Row(settings, tuple(dict.fromkeys([*PLAIN, *fusions])), best_possible)
+    return Row({"name": "interactions", **data}, (*PLAIN, *fusions), best_possible)
 
 
+TOKENS = ("concat_transformer", "co_attention", "cross_attention", "mult")
 ROWS = {
     # Four bits, each read right with probability 0.75, are their mean's sign: Phi(2 / 1.5) = 0.909.
     "redundant": interactions(
-        *("redundant", 0.909, "attn_pool"), num_modalities=4, samples=600, width=16, noise=6.0
+        {"task": "redundant", "num_modalities": 4, "samples": 600, "width": 16, "noise": 6.0},
+        0.909,
+        ("attn_pool",),
     ),
     "synergy": interactions(
-        *("xor", interaction_accuracy("xor", 3), "lmf", "concat_transformer", "cross_attention"),
-        **{"num_modalities": 3, "samples": 1500},
+        {"task": "xor", "num_modalities": 3, "samples": 1500},
+        interaction_accuracy("xor", 3),
+        ("lmf", "concat_transformer", "cross_attention"),
     ),
     "missing_at_test": planted(
-        *("missing_at_test", 1500, "late_poe", "mvae_poe", "embracenet", "missing_tokens"),
-        "shaspec",
+        "missing_at_test",
+        1500,
+        ("late_poe", "mvae_poe", "embracenet", "missing_tokens", "shaspec"),
     ),
-    "reliability": planted("reliability", 1500, "qmf", "tmc", "late_confidence", "attn_pool"),
-    "starved": planted("starved", 1500, "ume", "late_stacking", "late_vote"),
-    "modifier": planted("modifier", 2000, "film", "cross_attention", "gated_xattn"),
-    "alignment": planted(
-        *("alignment", 5000, "concat_transformer", "co_attention", "cross_attention", "mult"),
-        epochs=50,
-    ),
-    "long": planted("long", 2000, "concat_transformer", "mbt", "perceiver", "qformer"),
+    "reliability": planted("reliability", 1500, ("qmf", "tmc", "late_confidence", "attn_pool")),
+    "starved": planted("starved", 1500, ("ume", "late_stacking", "late_vote")),
+    "modifier": planted("modifier", 2000, ("film", "cross_attention", "gated_xattn")),
+    "alignment": planted("alignment", 5000, TOKENS, epochs=50),
+    "long": planted("long", 2000, ("concat_transformer", "mbt", "perceiver", "qformer")),
     "ambiguous": planted(
-        *("ambiguous", 1500, "tmc", "mvae_poe", "qmf"),
-        **{"figure": "aurc", "best_possible": bayes_aurc()},
+        "ambiguous",
+        1500,
+        ("tmc", "mvae_poe", "qmf"),
+        figure="aurc",
+        best_possible=bayes_aurc(),
     ),
 }
 assert set(SITUATIONS) <= set(ROWS)
