@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fusionzoo.registry import Entry, Registry
@@ -45,17 +46,20 @@ def from_memory(
     ids: Sequence[str],
     splits: Sequence[str],
     target: Sequence[str],
+    present: Mapping[str, NDArray[np.bool_]] | None = None,
     **options: Any,
 ) -> PairedDataset:
     """Return a data set of values in memory, one per sample and modality.
 
-    `kinds` maps the modalities to their kinds; `options` are those of `PairedDataset`.
+    `kinds` maps the modalities to their kinds; `present` has a mask (N,) for each modality that
+    some samples lack; `options` are those of `PairedDataset`.
     """
     rows = np.arange(len(ids))
+    absent = {name: ~mask for name, mask in (present or {}).items()}
     table = {
         "id": pa.array(ids),
         "split": pa.array(splits),
         "target": pa.array(target),
-        **{name: pa.array(rows) for name in values},
+        **{name: pa.array(rows, mask=absent.get(name)) for name in values},
     }
     return PairedDataset(pa.table(table), kinds, memory=values, **options)

@@ -67,10 +67,12 @@ TABLES = (
     script("balance", (*TRAINING, *SHARED), "runs/balance.jsonl"),
     script("faults", ("train.py", *TRAINING)),
     script("fusions", ("fusion", "fusionzoo/evaluation/cost.py")),
+    script("gpu", ("perf/_gpu_parts.py", *TRAINING, "fusionzoo/benchmark")),  # needs a CUDA GPU
     script("interactions", (*TRAINING, *SHARED), "runs/interactions.jsonl"),
     script("mfeat", (*TRAINING, *SHARED), "runs/mfeat.jsonl"),
     script("missing_products", ("fusion/base.py", "fusion/early")),
     script("cache", (*BENCHMARK, "configs/benchmarks/stamps.yaml")),
+    script("which", BENCHMARK, "runs/which"),
     script("cells", (*BENCHMARK, "configs/benchmarks/mfeat.yaml")),
     benchmark("stamps", "--fusions all --seeds 5 "),
     *(benchmark(name) for name in REPORTS[1:]),

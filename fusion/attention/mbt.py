@@ -27,7 +27,8 @@ class MBT(TokenFusion):
 
     Missing: does not update z and is left out of the mean.
     Pitfall: updating z modality by modality would make their order matter; with fewer than two
-    fusion layers no information crosses.
+    fusion layers no information crosses. An answer that is only in the combination of three
+    modalities may stay at chance for 60 epochs (results/LOG.md): look at the training loss.
     Use when: token sequences are long and cross-modal exchange must have linear cost.
 
     Settings:

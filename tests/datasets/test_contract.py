@@ -13,6 +13,7 @@ import soundfile
 from PIL import Image
 
 from fusionzoo.datasets import DATASETS, mfeat
+from fusionzoo.datasets.situations import SITUATIONS
 from fusionzoo.zoo.conformance import data, decoding
 from fusionzoo.zoo.conformance.samples import Source, source
 
@@ -92,6 +93,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in DATASETS),
     ("digits", {"samples": 100, "missing": 0.3}),
     ("interactions", {"task": "copy", "num_modalities": 3, "seed": 3}),
+    *(("situations", {"situation": name, "samples": 200}) for name in SITUATIONS),
     ("manifest", {"targets": {"target": "multilabel"}}),
 ]
 

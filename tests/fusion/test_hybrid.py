@@ -12,6 +12,7 @@ from fusionzoo.fusion import create_fusion
 from fusionzoo.fusion.hybrid.misa import moment_discrepancy, overlap
 from fusionzoo.fusion.hybrid.mmin import random_subset, squared_error
 from fusionzoo.fusion.hybrid.mvae_poe import multiply
+from fusionzoo.structures import StepContext
 from fusionzoo.zoo.conformance.fusions import features, full, patterns
 
 ALL = torch.ones(12, dtype=torch.bool)
@@ -65,6 +66,19 @@ def test_pair_losses_need_two_rows_that_have_both() -> None:
     assert overlap(x, x, one) == 0
     some = torch.arange(12) % 2 == 0
     close(moment_discrepancy(x, 2 * x, some), moment_discrepancy(x[::2], 2 * x[::2], ALL[::2]))
+
+
+def test_reconstruction_cannot_be_lowered_by_shrinking_its_target() -> None:
+    fusion = made("misa", similarity=0.0, difference=0.0)
+    output = fusion(features(full(4)))
+    target = output.extra["aligned"].detach().requires_grad_()
+    output = output._replace(extra={**output.extra, "aligned": target})
+    context = StepContext(criterion=lambda logits, _: logits.sum(1) * 0)
+    loss = fusion.loss(output, TARGET, context).sum()
+    loss.backward()
+    assert loss > 0
+    assert target.grad is None
+    assert all(decode.weight.grad.abs().sum() > 0 for decode in fusion.decode.values())
 
 
 # ---- mvae_poe
