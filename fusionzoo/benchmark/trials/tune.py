@@ -61,7 +61,7 @@ def tune(bench: Bench, unit: Unit) -> dict[str, Settings]:
         seed = seed_of(bench.cfg.seed, number) % 2**32
         study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=DRAWN)
         proposal = study.ask()
-        settings, training = _propose(proposal, unit)
+        settings, training = _propose(proposal, bench, unit)
         if number == len(done):
             losses = _losses(bench, unit._replace(settings=settings, training=training), proposal)
             line = {"losses": losses, "settings": settings, "training": training}
@@ -111,13 +111,18 @@ def _defaults(bench: Bench, unit: Unit) -> Settings:
     return start
 
 
-def _propose(proposal: optuna.Trial, unit: Unit) -> tuple[Settings, Settings]:
-    """Draw learning rate, weight decay and epochs, and dropout where the fusion has it."""
+def _propose(proposal: optuna.Trial, bench: Bench, unit: Unit) -> tuple[Settings, Settings]:
+    """Draw learning rate, weight decay and epochs, and dropout where the fusion has it.
+
+    Rate and epochs lie around those of the settings, from a tenth to ten times and from a quarter
+    to twice as much.
+    """
+    lr, decay, epochs = bench.cfg.optim.lr, bench.cfg.optim.weight_decay, bench.cfg.epochs
     optim: Settings = {
-        "lr": proposal.suggest_float("lr", 1e-4, 1e-2, log=True),
-        "weight_decay": proposal.suggest_float("weight_decay", 1e-3, 3.0, log=True),
+        "lr": proposal.suggest_float("lr", lr / 10, lr * 10, log=True),
+        "weight_decay": proposal.suggest_float("weight_decay", 1e-3, max(3.0, decay), log=True),
     }
-    epochs = proposal.suggest_int("epochs", 10, 80, log=True)
+    epochs = proposal.suggest_int("epochs", max(1, epochs // 4), 2 * epochs, log=True)
     settings = dict(unit.settings)
     if "dropout" in fusion_info(fusion_of(unit.strategy)).parameters:
         settings["dropout"] = proposal.suggest_float("dropout", 0.0, 0.6)
