@@ -73,6 +73,7 @@ TABLES = (
     script("missing_products", ("fusion/base.py", "fusion/early")),
     script("cache", (*BENCHMARK, "configs/benchmarks/stamps.yaml")),
     script("which", BENCHMARK, "runs/which"),
+    script("coverage", ("fusionzoo/evaluation/statistics.py",)),
     script("cells", (*BENCHMARK, "configs/benchmarks/mfeat.yaml")),
     benchmark("stamps", "--fusions all --seeds 5 "),
     *(benchmark(name) for name in REPORTS[1:]),

@@ -151,53 +151,41 @@ class RunConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbedConfig:
+class ModelUse:
+    """Settings that embedding, evaluation and prediction share: a model, run over data."""
+
+    model: str = option("", "model folder, or run folder with a model in it (required)")
     plugins: str | list[str] = option(
         "", "files or modules with components of your own, `my_fusion.py`: docs/plugins.md"
     )
-    model: str = option("", "model folder, or run folder with a model in it (required)")
-    data: Tree = option({}, "data set and its settings; empty = that of the run")
-    split: str = option("all", "train | val | test | all")
-    out: str = option("embeddings.parquet", "Parquet file; N processes write N numbered files")
     batch_size: Count = option(64, "samples per step")
     num_workers: Annotated[int, Ge(0)] | None = option(
         None, "loader processes; null = chosen by cores"
     )
-    device: str = option("auto", "auto | cpu | cuda")
+    device: str = option("auto", "auto | cpu | cuda | cuda:1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedConfig(ModelUse):
+    data: Tree = option({}, "data set and its settings; empty = that of the run")
+    split: str = option("all", "train | val | test | all")
+    out: str = option("embeddings.parquet", "Parquet file; N processes write N numbered files")
     dist: DistConfig = field(default_factory=DistConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig:
-    model: str = option("", "model folder, or run folder with a model in it (required)")
+class EvaluateConfig(ModelUse):
     data: Tree = option({}, "data set and its settings (required): `fusionzoo data list`")
     split: str = option("test", "train | val | test | all")
     every_subset: bool = option(False, "also measure the fusion given each subset of modalities")
     out: str = option("", "JSON file for the metrics; empty = print them only")
-    plugins: str | list[str] = option(
-        "", "files or modules with components of your own, `my_fusion.py`: docs/plugins.md"
-    )
-    batch_size: Count = option(64, "samples per step")
-    num_workers: Annotated[int, Ge(0)] | None = option(
-        None, "loader processes; null = chosen by cores"
-    )
-    device: str = option("auto", "auto | cpu | cuda")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictConfig:
-    model: str = option("", "model folder, or run folder with a model in it (required)")
+class PredictConfig(ModelUse):
     data: Tree = option({}, "data set and its settings (required): `fusionzoo data list`")
     split: str = option("all", "train | val | test | all")
     out: str = option("", "file for the predictions, .csv or .parquet")
-    plugins: str | list[str] = option(
-        "", "files or modules with components of your own, `my_fusion.py`: docs/plugins.md"
-    )
-    batch_size: Count = option(64, "samples per step")
-    num_workers: Annotated[int, Ge(0)] | None = option(
-        None, "loader processes; null = chosen by cores"
-    )
-    device: str = option("auto", "auto | cpu | cuda")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,15 @@ from scipy import stats
 from statsmodels.stats.contingency_tables import mcnemar as reference_mcnemar
 from statsmodels.stats.multitest import multipletests
 
-from fusionzoo.evaluation.statistics import compare, crossed, holm, mcnemar, rank, seed_interval
+from fusionzoo.evaluation.statistics import (
+    by_group,
+    compare,
+    crossed,
+    holm,
+    mcnemar,
+    rank,
+    seed_interval,
+)
 
 DRAW = np.random.default_rng(0)
 
@@ -143,3 +153,37 @@ def test_a_planted_difference_is_found_and_a_planted_tie_called_one() -> None:
         a, b = answers([0.88, 0.72], seeds=5, items=184, draw=draw)
         found += compare(a, b, resamples=10).p < 0.05
     assert found / runs > 0.95
+
+
+# ---- folds
+
+
+def test_groups_are_the_items_and_keep_the_mean() -> None:
+    scores = np.random.default_rng(0).normal(size=(3, 12))
+    groups = [*"aabbbbccdefg"]
+    grouped = by_group(scores, groups)
+    assert grouped.shape == (3, 7)
+    assert grouped.mean() == pytest.approx(scores.mean())
+    assert by_group(scores, [str(k) for k in range(12)]) is scores
+
+
+def test_copies_of_a_sample_in_its_group_add_no_certainty() -> None:
+    gain = np.random.default_rng(1).normal(0.2, 1, (2, 40))
+    once, _ = crossed(gain)
+    copies = np.repeat(gain, 5, axis=1)
+    grouped, _ = crossed(by_group(copies, [str(k // 5) for k in range(200)]))
+    naive, _ = crossed(copies)
+    assert grouped == pytest.approx(once)
+    assert naive.high - naive.low < 0.6 * (once.high - once.low)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 2])
+def test_intervals_over_folds_cover_the_truth_as_often_as_they_say(number: int) -> None:
+    path = Path(__file__).parents[2] / "perf" / "coverage.py"
+    script = runpy.run_path(str(path))
+    setting = script["SETTINGS"][number]
+    covered, width = script["simulate"](setting, 500)["ours"]
+    assert 0.93 <= covered <= 0.97
+    assert script["simulate"](setting, 500, tie=True)["ours"][0] > 0.94
+    assert width < 0.8 * script["simulate"](setting, 20)["Nadeau and Bengio"][1]

@@ -22,6 +22,7 @@ from fusionzoo.training.data import num_workers
 
 from ..bench import Bench, Unit
 from ..strategies import modalities_of, parse, reads_tokens
+from .kept import KeptSamples
 
 
 class BatchFeed:
@@ -36,6 +37,7 @@ class BatchFeed:
     ) -> None:
         self.dataset, self.model, self.cfg = dataset, model, cfg
         self.removed = removed  # (N, M), by the model's modalities
+        self.kept = KeptSamples(dataset)
         self.whole: Batch | None = None
         if set(dataset.modalities.values()) == {"vector"}:
             whole: Batch = model.collate()([dataset[row] for row in range(len(dataset))])
@@ -53,16 +55,18 @@ class BatchFeed:
         if self.whole is not None:
             yield from (self.whole.take(rows) for rows in chunks)
             return
-        base = (epoch + 1) * len(self.dataset)  # 0 in evaluation: no augmentation
-        loader: Any = DataLoader(
-            self.dataset,
-            batch_sampler=[
-                [(row, 1 + base + row if base else 0) for row in rows.tolist()] for rows in chunks
-            ],
-            collate_fn=self.model.collate(train=epoch >= 0),
-            num_workers=loader_workers(self.cfg),
-        )
-        yield from (batch.to(device_of(self.cfg)) for batch in loader)
+        base, train = (epoch + 1) * len(self.dataset), epoch >= 0
+        keys = [  # seed 0 in evaluation: no augmentation
+            [(row, 1 + base + row if train else 0) for row in rows.tolist()] for rows in chunks
+        ]
+        collate, device = self.model.collate(train), device_of(self.cfg)
+        if workers := loader_workers(self.cfg):
+            loader: Any = DataLoader(
+                self.dataset, batch_sampler=keys, collate_fn=collate, num_workers=workers
+            )
+            yield from (batch.to(device) for batch in loader)
+        else:
+            yield from (self.kept.batch(chunk, collate, train).to(device) for chunk in keys)
 
 
 class ProbeFeed:

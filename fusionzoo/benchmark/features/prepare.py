@@ -34,18 +34,25 @@ Encoders = dict[str, Encoder]  # modality -> encoder
 _frozen_cache: dict[str, tuple[PairedDataset, Encoders]] = {}  # of this process; one entry
 
 
-def build_encoders(cfg: BenchmarkConfig, dataset: PairedDataset) -> Encoders:
-    """Build the encoders of the data set, or those of the settings."""
-    seed_everything(cfg.seed)
+def build_encoders(
+    cfg: BenchmarkConfig, dataset: PairedDataset, only: str | None = None
+) -> Encoders:
+    """Build the encoders of the data set, or those of the settings: all, or that of one modality.
+
+    Each has the same initial weights in both cases.
+    """
     encoders = {}
     for modality, component in choose_encoders(dataset, cfg.encoders).items():
         if modality not in dataset.modalities:
             dataset.select(modality)  # raises an error that lists the modalities there are
+        if only not in (None, modality):
+            continue
+        seed_everything(cfg.seed)
         name, settings = split_name(component, f"encoders.{modality}")
         encoders[modality] = create_encoder(
             modality, name, **{"kind": dataset.modalities[modality], **settings}
         )
-    return {name: encoders[name] for name in dataset.modalities}
+    return {name: encoders[name] for name in dataset.modalities if name in encoders}
 
 
 def prepare(
@@ -91,7 +98,7 @@ def train_alone(bench: Bench, piece: tuple[int, str, bool]) -> None:
     """Train one encoder alone on a fold, and encode the data by it."""
     fold_number, name, tokens = piece
     dataset = dataset_of(bench)
-    encoder = build_encoders(bench.cfg, dataset)[name]
+    encoder = build_encoders(bench.cfg, dataset, name)[name]
     frozen, _ = freeze(bench, dataset, fold_number, encoder, progress=False)
     _store_all(bench, dataset, {name: frozen}, tokens, progress=False)
 
