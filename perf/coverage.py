@@ -24,6 +24,7 @@ from scipy.stats import t
 from fusionzoo.evaluation.statistics import LEVEL, crossed
 
 Array = NDArray[np.float64]
+ROOT = Path(__file__).parents[1]
 FOLDS, SEEDS, CLASSES = 5, 3, 4
 KEPT = 0.9  # share of the features that a seed's classifier sees
 
@@ -172,7 +173,7 @@ def simulate(setting: Setting, runs: int, tie: bool = False) -> dict[str, tuple[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=500, help="data sets of each setting")
-    parser.add_argument("--out", type=Path, default=Path("results/coverage.csv"))
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "coverage.csv")
     args = parser.parse_args()
     rows = []
     for setting in SETTINGS:

@@ -217,7 +217,7 @@ class BenchmarkConfig:
         (0.0,), "shares of the training samples' modalities to remove, `[0, 0.3]`: a row for each"
     )
     epochs: Count = option(40, "maximum passes over the training split")
-    patience: Count | None = option(8, "epochs without a better validation loss; null = never stop")
+    patience: Count | None = option(5, "epochs without a better validation loss; null = never stop")
     batch_size: Count = option(32, "samples per step")
     optim: OptimConfig = field(default_factory=OptimConfig)
     tune: Annotated[int, Ge(0)] | None = option(

@@ -17,10 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from setup_benchmark import SMALL, small
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
 
 import fusionzoo
 from fusionzoo.benchmark import api, strategies
 from fusionzoo.benchmark import bench as setup
+from fusionzoo.benchmark.clock import read_laps
 from fusionzoo.benchmark.features import prepare, pretrain
 from fusionzoo.benchmark.trials import examine, schedule, store, trial
 from fusionzoo.config import BenchmarkConfig, from_tree
@@ -473,3 +476,69 @@ def test_settings_that_do_not_change_a_trial_do_not_change_its_file_name(tmp_pat
         other = setup.Bench(**{**vars(bench), "cfg": small(tmp_path, **changes)})
         names.append(schedule.path_of(other, unit).name)
     assert names[0] == names[1] != names[2]
+
+
+def test_vectors_give_end_to_end_training_its_linear_baseline(tmp_path: Path) -> None:
+    encoders = {name: {"name": "vector/mlp", "dim": 8, "hidden": 16} for name in "ab"}
+    changes = {"mode": "finetune", "encoders": encoders, "seeds": 1, "epochs": 1}
+    summary = run(small(tmp_path, fusions="sum", corruptions=False, controls=False, **changes))
+    line = line_of(summary, "logistic regression on everything")
+    assert line["family"] == "baseline" and line["accuracy"] > 0.8  # of the vectors themselves
+
+
+def test_the_linear_baseline_is_scikit_learns(tmp_path: Path) -> None:
+    cfg = small(tmp_path, fusions="sum", corruptions=False, controls=False, seeds=1)
+    summary = run(cfg)
+    bench, dataset = setup.open_bench(cfg)
+    fold = bench.folds[0]
+    x = torch.stack(
+        [torch.cat([s.values["a"], s.values["b"]]) for s in map(dataset.__getitem__, range(400))]
+    )
+    scale = x[fold.train].std(0, correction=0)
+    x = (x - x[fold.train].mean(0)) / scale * 5 / x.shape[1] ** 0.5 * 2**0.5
+    best = max(
+        (
+            LogisticRegression(C=c, max_iter=500).fit(x[fold.train], bench.targets[fold.train])
+            for c in (0.1, 1, 10, 100, 1000)
+        ),
+        key=lambda m: -log_loss(bench.targets[fold.val], m.predict_proba(x[fold.val])),
+    )
+    expected = best.score(x[fold.test], bench.targets[fold.test])
+    line = line_of(summary, "logistic regression on everything")
+    assert line["accuracy"] == pytest.approx(expected, abs=0.015)
+
+
+def test_small_data_is_cross_validated_and_tuned_unless_told_otherwise(tmp_path: Path) -> None:
+    defaults = small(tmp_path, folds=None, tune=None)
+    bench, _ = setup.open_bench(defaults)
+    assert (len(bench.folds), bench.cfg.tune) == (5, 8)
+    end_to_end, _ = setup.open_bench(replace(defaults, mode="finetune"))
+    assert end_to_end.cfg.tune == 0
+    large = {**SMALL["data"], "samples": 5000}
+    assert len(setup.open_bench(replace(defaults, data=large))[0].folds) == 1
+
+
+def test_the_minutes_of_all_runs_of_a_report_add_up(tmp_path: Path) -> None:
+    cfg = small(tmp_path, fusions="sum", corruptions=False, controls=False, seeds=1)
+    run(cfg)
+    first = dict(read_laps(tmp_path))
+    assert first["training and tests"] > 0
+    run(cfg)
+    second = dict(read_laps(tmp_path))
+    assert second["training and tests"] >= first["training and tests"]
+    assert "Where the minutes went" in (tmp_path / "index.html").read_text()
+
+
+def test_pretrained_encoders_encode_damaged_samples_once_for_all_folds(tmp_path: Path) -> None:
+    cfg = small(tmp_path, folds=4, seeds=1)
+    bench, dataset = setup.open_bench(cfg)
+    bench = prepare.prepare(bench, dataset, tokens=False)
+    entries = [{str(damaged.description) for damaged in fold.values()} for fold in bench.corrupted]
+    assert all(fold == entries[0] for fold in entries)
+    tested = torch.cat([setup.damaged_rows(bench, fold) for fold in bench.folds])
+    assert len(tested.unique()) == len(tested) and 130 <= len(tested) <= 140  # a third of 400
+    for fold in bench.folds:
+        rows = setup.damaged_rows(bench, fold)
+        assert set(rows.tolist()) <= set(fold.test.tolist())
+        share = bench.targets[rows].double().mean() - bench.targets[fold.test].double().mean()
+        assert abs(share) < 0.05  # stratified

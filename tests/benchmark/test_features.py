@@ -15,6 +15,7 @@ import torch
 
 from fusionzoo import create_dataset, create_encoder
 from fusionzoo.benchmark.features.feeds import measure
+from fusionzoo.benchmark.features.kept import KeptSamples
 from fusionzoo.datasets import Collate
 from fusionzoo.encoders import Encoder
 from fusionzoo.features.cache import FeatureCache
@@ -237,3 +238,40 @@ def test_a_constant_feature_is_centred_and_no_number_overflows() -> None:
     out = scaled(whole).pooled
     assert out.isfinite().all() and out[:, [0, 2]].abs().max() == 0
     assert out[:, 1].square().mean().sqrt() == pytest.approx(LENGTH)
+
+
+# ---- samples that are kept prepared
+
+
+def test_kept_samples_equal_those_of_a_loader_and_are_decoded_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dataset = some(12).only("text")
+    collate = Collate({"text": build("text").processor(train=True)})
+    kept, reads = KeptSamples(dataset), []
+    read = type(dataset).__getitem__
+    monkeypatch.setattr(
+        type(dataset), "__getitem__", lambda self, key: reads.append(key) or read(self, key)
+    )
+    keys = [(row, 1 + row) for row in range(12)]
+    batches = [kept.batch(keys, collate, train=True) for _ in range(3)]
+    assert len(reads) == 12
+    expected = collate([dataset[key] for key in keys])
+    for batch in batches:
+        assert torch.equal(batch.present, expected.present) and batch.ids == expected.ids
+        for name, tensor in expected.inputs["text"].items():
+            assert torch.equal(batch.inputs["text"][name], tensor)
+
+
+def test_augmented_samples_are_prepared_anew_in_every_epoch() -> None:
+    dataset = some(6, missing=0.0).only("image")
+    settings = {**SCRATCH["image"][1], "augment": "crop_flip"}
+    encoder = create_encoder("image", SCRATCH["image"][0], **settings)
+    kept = KeptSamples(dataset)
+    train, val = (Collate({"image": encoder.processor(train=x)}) for x in (True, False))
+    first, second = (
+        kept.batch([(row, seed + row) for row in range(6)], train, True) for seed in (1, 99)
+    )
+    assert not torch.equal(first.inputs["image"]["pixels"], second.inputs["image"]["pixels"])
+    plain = [kept.batch([(row, 0) for row in range(6)], val, False) for _ in range(2)]
+    assert torch.equal(plain[0].inputs["image"]["pixels"], plain[1].inputs["image"]["pixels"])

@@ -168,7 +168,7 @@ def test_groups_are_the_items_and_keep_the_mean() -> None:
 
 
 def test_copies_of_a_sample_in_its_group_add_no_certainty() -> None:
-    gain = np.random.default_rng(1).normal(0.2, 1, (2, 40))
+    gain = np.random.default_rng(1).normal(0.2, 1, (1, 40))
     once, _ = crossed(gain)
     copies = np.repeat(gain, 5, axis=1)
     grouped, _ = crossed(by_group(copies, [str(k // 5) for k in range(200)]))

@@ -25,8 +25,8 @@ from . import store, trial
 if TYPE_CHECKING:
     import optuna
 
-DRAWN = 4  # proposals before the estimator and the pruning set in
-WARM_UP = 5  # epochs before a proposal may be stopped
+DRAWN = 4  # proposals before the estimator sets in
+WARM_UP = 3  # epochs before a proposal may be stopped
 
 
 def require_optuna() -> None:
@@ -54,7 +54,7 @@ def tune(bench: Bench, unit: Unit) -> dict[str, Settings]:
     path = _path(bench, unit)
     path.parent.mkdir(parents=True, exist_ok=True)
     done = _read(path)
-    pruner = optuna.pruners.MedianPruner(n_startup_trials=DRAWN, n_warmup_steps=WARM_UP)
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=1, n_warmup_steps=WARM_UP)
     study = optuna.create_study(pruner=pruner)
     study.enqueue_trial(_defaults(bench, unit))
     for number in range(bench.cfg.tune or 0):
@@ -114,15 +114,15 @@ def _defaults(bench: Bench, unit: Unit) -> Settings:
 def _propose(proposal: optuna.Trial, bench: Bench, unit: Unit) -> tuple[Settings, Settings]:
     """Draw learning rate, weight decay and epochs, and dropout where the fusion has it.
 
-    Rate and epochs lie around those of the settings, from a tenth to ten times and from a quarter
-    to twice as much.
+    The rate lies between a tenth and ten times that of the settings, the epochs between a quarter
+    and all of theirs.
     """
     lr, decay, epochs = bench.cfg.optim.lr, bench.cfg.optim.weight_decay, bench.cfg.epochs
     optim: Settings = {
         "lr": proposal.suggest_float("lr", lr / 10, lr * 10, log=True),
         "weight_decay": proposal.suggest_float("weight_decay", 1e-3, max(3.0, decay), log=True),
     }
-    epochs = proposal.suggest_int("epochs", max(1, epochs // 4), 2 * epochs, log=True)
+    epochs = proposal.suggest_int("epochs", max(1, epochs // 4), epochs, log=True)
     settings = dict(unit.settings)
     if "dropout" in fusion_info(fusion_of(unit.strategy)).parameters:
         settings["dropout"] = proposal.suggest_float("dropout", 0.0, 0.6)
