@@ -35,7 +35,7 @@ STRATEGIES, SEEDS = {"pooled": 14, "tokens": 6}, 3  # twenty
 def main() -> None:
     keep_freed_memory()
     recipe = read_yaml(ROOT / "configs" / "benchmarks" / "stamps.yaml")
-    cfg = from_tree(BenchmarkConfig, {**recipe, "corruptions": False})
+    cfg = from_tree(BenchmarkConfig, {**recipe, "corruptions": False, "folds": 0, "tune": 0})
     bench, dataset = setup.open_bench(cfg)
     # The audio encoder is trained once, before the clock starts.
     untrained = prepare.build_encoders(cfg, dataset)

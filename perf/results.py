@@ -75,7 +75,7 @@ TABLES = (
     script("which", BENCHMARK, "runs/which"),
     script("coverage", ("fusionzoo/evaluation/statistics.py",)),
     script("cells", (*BENCHMARK, "configs/benchmarks/mfeat.yaml")),
-    benchmark("stamps", "--fusions all --seeds 5 "),
+    benchmark("stamps", "--fusions all "),
     *(benchmark(name) for name in REPORTS[1:]),
     Table(
         "benchmark/all",

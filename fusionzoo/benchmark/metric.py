@@ -71,7 +71,7 @@ def fold_labels(tasks: Tasks, target: Tensor) -> Tensor:
     """Return a class of each sample to stratify folds by, int64 (N,): -1 where it has no label.
 
     Numbers are cut at their quintiles; of several labels the rarest counts; of several targets the
-    first.
+    first, and samples without a label of it are a class of their own.
     """
     if tasks.plain:
         return target
@@ -88,4 +88,5 @@ def fold_labels(tasks: Tasks, target: Tensor) -> Tensor:
         classes = rank.min(1).values
     else:
         classes = known[:, 0].long()
-    return classes.masked_fill(missing, -1)
+    classes = classes.masked_fill(missing, int(classes.max()) + 1)
+    return classes.masked_fill(target.isnan().all(1), -1)

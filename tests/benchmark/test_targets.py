@@ -137,6 +137,17 @@ def test_several_labels_are_stratified_by_the_rarest() -> None:
     assert fold_labels(both, labels).tolist() == [1, 1, 0, 2, -1]
 
 
+def test_a_sample_with_a_label_of_any_target_is_tested() -> None:
+    both = Tasks(
+        [
+            OBJECTIVES.create("classification", OneOf("y", classes=("a", "b")), torch.zeros(0, 1)),
+            OBJECTIVES.create("regression", Number("z"), torch.zeros(0, 1)),
+        ]
+    )
+    labels = torch.tensor([[1.0, 0.5], [torch.nan, 0.5], [torch.nan, torch.nan], [0, torch.nan]])
+    assert fold_labels(both, labels).tolist() == [1, 2, -1, 0]
+
+
 def test_a_missing_class_is_neither_validated_nor_tested() -> None:
     both = tasks("classification", OneOf("y", classes=("a", "b")))
     assert fold_labels(both, torch.tensor([[1.0], [torch.nan], [0.0]])).tolist() == [1, -1, 0]

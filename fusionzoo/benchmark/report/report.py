@@ -38,6 +38,10 @@ class Report:
             raise FusionZooError(
                 f"{folder} is a combination of reports; name the reports it was made of"
             )
+        if "metric" not in figures:
+            raise FusionZooError(
+                f"{folder} was written by an earlier version: the same command runs it again"
+            )
         figures["leaderboard"] = [
             {key: math.nan if value is None else value for key, value in line.items()}
             for line in figures["leaderboard"]

@@ -33,7 +33,7 @@ from .store import TrialResult
 from .tune import defaults, tune
 
 # Settings that do not change a trial: how and where it is run, and which other trials are run.
-IRRELEVANT = {"fusions", "settings", "fusion", "balance", "missing_train"}
+IRRELEVANT = {"fusions", "settings", "fusion", "balance", "balance_settings", "missing_train"}
 IRRELEVANT |= {"seeds", "controls", "tune"}
 IRRELEVANT |= {"jobs", "engine", "num_workers", "out", "combine", "plugins"}
 
@@ -87,6 +87,7 @@ def path_of(bench: Bench, unit: Unit) -> Path:
     key = [settings, unit._asdict(), features, __version__, str(torch.__version__), DEFINITIONS]
     if not unit.shuffled and bench.corrupted:
         key += [str(condition) for condition in bench.corrupted[unit.fold]]
+    key += [(name, bench.cfg.balance_settings.get(name)) for name in parse(unit.strategy).balance]
     code = _plugin_code(bench.cfg, unit)
     if code:
         key.append(code)

@@ -19,7 +19,7 @@ from fusionzoo.fusion import fusion_info
 from fusionzoo.rng import seed_of
 
 from ..bench import Bench, Settings, Unit
-from ..strategies import fusion_of
+from ..strategies import fusion_of, parse
 from . import store, trial
 
 if TYPE_CHECKING:
@@ -105,26 +105,32 @@ def _defaults(bench: Bench, unit: Unit) -> Settings:
         "weight_decay": max(cfg.optim.weight_decay, 1e-3),
         "epochs": cfg.epochs,
     }
-    parameters = fusion_info(fusion_of(unit.strategy)).parameters
-    if "dropout" in parameters:
-        start["dropout"] = unit.settings.get("dropout", parameters["dropout"].default)
+    if has_dropout(unit):
+        default = fusion_info(fusion_of(unit.strategy)).parameters["dropout"].default
+        start["dropout"] = unit.settings.get("dropout", default)
     return start
+
+
+def has_dropout(unit: Unit) -> bool:
+    """Whether dropout changes anything: a fusion without hidden layers drops nothing."""
+    parameters = fusion_info(fusion_of(unit.strategy)).parameters
+    return "dropout" in parameters and len(unit.settings.get("hidden", (1,))) > 0
 
 
 def _propose(proposal: optuna.Trial, bench: Bench, unit: Unit) -> tuple[Settings, Settings]:
     """Draw learning rate, weight decay and epochs, and dropout where the fusion has it.
 
-    The rate lies between a tenth and ten times that of the settings, the epochs between a quarter
+    The rate lies between a third and ten times that of the settings, the epochs between a quarter
     and all of theirs.
     """
     lr, decay, epochs = bench.cfg.optim.lr, bench.cfg.optim.weight_decay, bench.cfg.epochs
     optim: Settings = {
-        "lr": proposal.suggest_float("lr", lr / 10, lr * 10, log=True),
+        "lr": proposal.suggest_float("lr", lr / 3, lr * 10, log=True),
         "weight_decay": proposal.suggest_float("weight_decay", 1e-3, max(3.0, decay), log=True),
     }
     epochs = proposal.suggest_int("epochs", max(1, epochs // 4), epochs, log=True)
     settings = dict(unit.settings)
-    if "dropout" in fusion_info(fusion_of(unit.strategy)).parameters:
+    if has_dropout(unit):
         settings["dropout"] = proposal.suggest_float("dropout", 0.0, 0.6)
     return settings, {"epochs": epochs, "optim": optim}
 
@@ -152,6 +158,7 @@ def _path(bench: Bench, unit: Unit) -> Path:
     cfg: Any = bench.cfg
     features = bench.features[unit.fold] if bench.features else cfg.encoders
     key = [cfg.data, features, unit._asdict(), cfg.optim, cfg.epochs, cfg.patience, cfg.batch_size]
-    key += [cfg.objective, cfg.targets, cfg.balance_settings, cfg.standardise]
+    key += [cfg.objective, cfg.targets, cfg.standardise]
+    key += [cfg.balance_settings.get(name) for name in parse(unit.strategy).balance]
     name = re.sub(r"[^\w.-]+", "-", unit.strategy)
     return store.folder_of(cfg.out) / f"tune-{name}-f{unit.fold}-{key_of(key)[:12]}.jsonl"
