@@ -626,6 +626,7 @@ def test_ray_workers_import_plugins(mine: Path, tmp_path: Path) -> None:
     code = "import sys; from fusionzoo.cli import main; sys.exit(main(sys.argv[1:]))"
     flags = ["--data", "own_pairs", "--seeds", "1", "--epochs", "1", "--engine", "ray"]
     flags += ["--encoder_epochs", "1", "--controls", "false", "--corruptions", "false"]
+    flags += ["--folds", "0", "--tune", "2"]
     flags += ["--fusions", "sum,own_sum", "--jobs", "2", "--plugins", "elsewhere/own_plugin.py"]
     done = run(code, "benchmark", *flags, cwd=tmp_path, FUSIONZOO_CACHE=str(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr
@@ -637,7 +638,8 @@ def test_a_plugins_changed_code_makes_benchmark_cells_anew(mine: Path, tmp_path:
     from fusionzoo.config import BenchmarkConfig
 
     load_plugins(str(mine))
-    cfg = BenchmarkConfig(data={"name": "own_pairs"}, seeds=1, controls=False, out=str(tmp_path))
+    cfg = BenchmarkConfig(data={"name": "own_pairs"}, seeds=1, folds=0, tune=0, controls=False)
+    cfg = replace(cfg, out=str(tmp_path))
     bench = replace(open_bench(cfg)[0], features=({},))
     units = {unit.strategy: unit for unit in schedule.units(bench, ["sum", "own_sum"])}
     before = {name: schedule.path_of(bench, unit) for name, unit in units.items()}

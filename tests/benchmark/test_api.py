@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import webbrowser
+from html import escape as html_escape
 from pathlib import Path
 from typing import Any
 
@@ -220,7 +221,7 @@ def test_a_report_is_read_again_from_its_folder(report: Report, tmp_path: Path) 
 def test_a_notebook_shows_the_verdict_and_the_leaderboard(report: Report) -> None:
     html, markdown = report._repr_html_(), report._repr_markdown_()
     assert report.verdict in markdown
-    assert report.verdict.partition("`")[0] in html
+    assert html_escape(report.verdict.partition("`")[0], quote=False) in html
     assert "<code>" in html
     for line in report.figures["leaderboard"]:
         assert f"<td>{line['strategy']}</td>" in html
