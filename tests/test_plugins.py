@@ -608,6 +608,7 @@ def test_everything_works_from_the_command_line_and_in_worker_processes(
     reference = f"{os.path.relpath(mine, tmp_path)}:Unregistered"
     bench = ["--data", "own_pairs", "--seeds", "1", "--epochs", "1", "--jobs", "2"]
     bench += ["--encoder_epochs", "1", "--controls", "false", "--corruptions", "false"]
+    bench += ["--folds", "0", "--tune", "0"]
     command("benchmark", *bench, "--fusions", f"sum,own_sum,{reference}", "--out", "report")
     summary = json.loads((tmp_path / "report" / "summary.json").read_text())
     families = {line["strategy"]: line["family"] for line in summary["leaderboard"]}

@@ -126,12 +126,13 @@ def damaged(results: StrategyResults, score: float) -> None:
     """Add scores without modalities and on corrupted samples."""
     row = {"fold": 0, "seed": 0, "subset": "full", "modality": "", "corruption": "", "severity": 0}
     for subset, share in (("none", 0.3), ("image", 0.9), ("audio", 0.6)):
-        results.rows.append(row | {"subset": subset, "accuracy": share * score})
+        results.rows.append(row | {"subset": subset, "score": share * score})
+    results.rows.append(row | {"corruption": "undamaged", "score": score})
     for modality, names in (("image", "blur noise jpeg occlusion contrast"), ("audio", "gain hum")):
         for name in [*names.split(), "pairing"]:
             for severity in range(1, 6):
                 labels = {"modality": modality, "corruption": name, "severity": severity}
-                results.rows.append(row | labels | {"accuracy": score * (1 - 0.1 * severity)})
+                results.rows.append(row | labels | {"score": score * (1 - 0.1 * severity)})
     size = 10.0 ** (1 + len(results.rows) % 5 + 3 * score)
     results.facts |= {"parameters": size, "macs": 2 * size, "seconds": score, "latency_ms": 1.5}
 
@@ -149,7 +150,7 @@ def many_strategies() -> Summary:
         strategies.append(results)
     combined = strategy("gmu", [0.7, 0.72, 0.71])
     damaged(combined, 0.7)
-    strategies.append(replace(combined, name="concat_transformer + gradient_blending"))
+    strategies.append(replace(combined, name="concat_transformer + gblend"))
     whole = summary(strategies)
     cfg = replace(whole.bench.cfg, seeds=3)
     return replace(whole, bench=replace(whole.bench, cfg=cfg))
