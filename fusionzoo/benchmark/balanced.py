@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fusionzoo.config import BenchmarkConfig, RunConfig, TrainConfig
@@ -16,6 +15,7 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Batch, Features, StepContext
 from fusionzoo.training.balance import StrategyInputs, build_balance
+from fusionzoo.training.balance.base import presence
 from fusionzoo.training.data import build_loader
 from fusionzoo.training.objective import Objective
 from fusionzoo.training.optim.optimizers import build_optimizer
@@ -91,7 +91,7 @@ class BalancedTrainer:
         for name, split in (dataset or {}).items():
             collate = model.collate(name == "train")
             self.loaders[name] = build_loader(split, collate, run, world, name)
-        self.steps, self.targets, self.train_rows = 0, targets, train
+        self.steps, self.train_rows = 0, train
 
     def begin_epoch(self, epoch: int, step: int) -> None:
         """Let the strategies prepare an epoch."""
@@ -125,8 +125,8 @@ def as_batch(model_input: ModelInput, rows: Tensor, target: Tensor) -> Batch:
     """Return cached features as a batch that is encoded already; a batch with these labels."""
     if isinstance(model_input, Batch):
         return model_input._replace(target=target)
-    present = torch.stack([x.mask.any(1) for x in model_input.values()], dim=1)
-    return Batch([str(row) for row in rows.tolist()], dict(model_input), present, target)
+    ids = [str(row) for row in rows.tolist()]
+    return Batch(ids, dict(model_input), presence(model_input), target)
 
 
 def check_frozen(objective: Objective) -> None:

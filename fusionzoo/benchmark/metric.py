@@ -29,9 +29,9 @@ class Metric:
         """Return the figure of a score."""
         return score if self.higher else -score
 
-    def difference(self, gain: float, digits: int = 1) -> str:
+    def difference(self, gain: float) -> str:
         """Format a difference between scores, above 0 = better: in points, else in its own unit."""
-        return f"{100 * gain:+.{digits}f}" if self.share else f"{gain:+.3g}"
+        return f"{100 * gain:+.1f}" if self.share else f"{gain:+.3g}"
 
 
 METRICS = {

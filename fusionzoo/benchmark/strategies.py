@@ -13,8 +13,10 @@ from typing import NamedTuple
 import torch
 
 from fusionzoo.config import BenchmarkConfig
+from fusionzoo.creating import refuse_other_answers
+from fusionzoo.datasets.table import word_list
 from fusionzoo.errors import FusionZooError, did_you_mean
-from fusionzoo.fusion import FUSIONS, create_fusion, fusion_info, list_fusions
+from fusionzoo.fusion import FUSIONS, Fusion, create_fusion, fusion_info, list_fusions
 from fusionzoo.training.balance import BALANCE
 from fusionzoo.zoo.cards import FAMILIES
 
@@ -81,9 +83,8 @@ def linear_baseline(bench: Bench) -> str:
 
 def select_fusions(names: str | Sequence[str], num_modalities: int) -> list[str]:
     """Resolve names of fusions and families, `"mbt,late"` or a list; an unknown one is an error."""
-    words = names.split(",") if isinstance(names, str) else list(names)
     fusions: list[str] = []
-    for word in (word.strip() for word in words):
+    for word in word_list(names):
         if word == "all" or word in FAMILIES:
             family = list_fusions(None if word == "all" else word)
             fusions += [name for name in family if fusion_info(name).at_least <= num_modalities]
@@ -101,9 +102,8 @@ def select_fusions(names: str | Sequence[str], num_modalities: int) -> list[str]
 
 def select_balance(names: str | Sequence[str]) -> list[tuple[str, ...]]:
     """Resolve `none,mla,ogm_ge+umt`: the training strategies of each row; none is ()."""
-    words = names.split(",") if isinstance(names, str) else list(names)
     rows: list[tuple[str, ...]] = []
-    for word in (word.strip() for word in words):
+    for word in word_list(names):
         row = () if word in ("none", "") else tuple(name.strip() for name in word.split("+"))
         for name in row:
             if name not in BALANCE:
@@ -115,24 +115,21 @@ def select_balance(names: str | Sequence[str]) -> list[tuple[str, ...]]:
 
 def _fit_for_targets(fusions: Sequence[str], cfg: BenchmarkConfig) -> tuple[list[str], list[str]]:
     """Leave out fusions that join probabilities of classes; an error if one was asked for."""
-    asked = cfg.fusions.split(",") if isinstance(cfg.fusions, str) else list(cfg.fusions)
-    left_out = [name for name in fusions if classes_only(name, settings_of(cfg, name))]
-    for name in left_out:
-        if name in (word.strip() for word in asked):
-            raise FusionZooError(
-                f"fusion {name!r} joins the probabilities of classes: it learns objective"
-                " 'classification' of one column `target`, without missing labels, and no other"
-            )
+    built = {name: _build_small(name, settings_of(cfg, name)) for name in fusions}
+    left_out = [name for name, fusion in built.items() if fusion.classes_only]
+    for name in word_list(cfg.fusions):
+        if name in left_out:
+            refuse_other_answers(name, built[name])
     note = f"Left out, because they join probabilities of classes: {', '.join(left_out)}."
     kept = [name for name in fusions if name not in left_out]
     return kept, [note] if left_out else []
 
 
-def classes_only(fusion: str, settings: Settings) -> bool:
-    """Whether a fusion answers one class only."""
+def _build_small(fusion: str, settings: Settings) -> Fusion:
+    """Build a narrow fusion, to ask what it can answer."""
     arguments = {**settings, "dim": 8, "num_outputs": 2}
     with torch.random.fork_rng(devices=[]):
-        return create_fusion(fusion, {"a": 8, "b": 8, "c": 8}, **arguments).classes_only
+        return create_fusion(fusion, {"a": 8, "b": 8, "c": 8}, **arguments)
 
 
 def settings_of(cfg: BenchmarkConfig, strategy: str) -> Settings:

@@ -227,15 +227,15 @@ def _describe_corrupted(
     """Describe the damaged samples of a fold: those of all folds, where they share an encoder."""
     own = damaged_rows(bench, bench.folds[fold_number])
     shared = torch.cat([damaged_rows(bench, fold) for fold in bench.folds]).unique()
+    if not conditions(bench):
+        return {}
+    rows = {name: own if is_untrained(encoder) else shared for name, encoder in frozen.items()}
+    samples = {name: fingerprint(dataset.subset(rows[name]), name) for name in frozen}
     damaged = {}
-    for modality, corruption, severity in conditions(bench):
-        rows = own if is_untrained(frozen[modality]) else shared
-        description = {
-            **descriptions[modality],
-            "samples": fingerprint(dataset.subset(rows), modality),
-            "corruption": (corruption, severity),
-        }
-        damaged[modality, corruption, severity] = Damaged(description, rows)
+    for condition in conditions(bench):
+        name = condition[0]
+        changed = {"samples": samples[name], "corruption": condition[1:]}
+        damaged[condition] = Damaged({**descriptions[name], **changed}, rows[name])
     return damaged
 
 

@@ -30,7 +30,7 @@ from ..executors import map_unordered
 from ..strategies import LINEAR, fusion_of, parse, reads_tokens, settings_of
 from . import store, trial
 from .store import TrialResult
-from .tune import defaults, tune
+from .tune import tune
 
 # Settings that do not change a trial: how and where it is run, and which other trials are run.
 IRRELEVANT = {"fusions", "settings", "fusion", "balance", "balance_settings", "missing_train"}
@@ -184,12 +184,9 @@ def _tune_all(bench: Bench, plain: Sequence[Unit]) -> dict[tuple[str, int], Sett
 def _tune(bench: Bench, pair: tuple[str, int]) -> Settings | str:
     unit = _first_unit(bench, *pair)
     try:
-        best = tune(bench, unit)
+        return tune(bench, unit)
     except Exception as error:  # shown in the report; the other strategies are run
         return _message(error)
-    # The default settings are the same unit as without tuning, which is run once.
-    unchanged: Settings = {"settings": {}, "training": {}}
-    return unchanged if best == defaults(bench, unit) else best
 
 
 def _tuned(

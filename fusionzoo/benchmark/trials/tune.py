@@ -42,6 +42,7 @@ def require_optuna() -> None:
 def tune(bench: Bench, unit: Unit) -> dict[str, Settings]:
     """Return the best `settings` and `training` of `cfg.tune` proposals; the first is the default.
 
+    Both are empty where the default is best: that unit is the same as without tuning.
     The first proposals are drawn at random, the same ones for every strategy, the later ones by the
     tree-structured Parzen estimator (Bergstra et al. 2011). A proposal whose validation loss is
     above the median of the earlier ones at the same epoch is stopped. Each is written to a file and
@@ -73,17 +74,9 @@ def tune(bench: Bench, unit: Unit) -> dict[str, Settings]:
                 proposal.report(loss, epoch)
         study.tell(proposal, _least(done[number]["losses"]))
     best = min(done[: bench.cfg.tune], key=lambda line: _least(line["losses"]))
+    if best is done[0]:
+        return {"settings": {}, "training": {}}
     return {"settings": best["settings"], "training": best["training"]}
-
-
-def defaults(bench: Bench, unit: Unit) -> dict[str, Settings]:
-    """Return the first proposal: what the untuned unit has."""
-    start = _defaults(bench, unit)
-    settings = dict(unit.settings)
-    if "dropout" in start:
-        settings["dropout"] = start["dropout"]
-    optim = {"lr": start["lr"], "weight_decay": start["weight_decay"]}
-    return {"settings": settings, "training": {"epochs": start["epochs"], "optim": optim}}
 
 
 def _least(losses: Sequence[tuple[int, float]]) -> float:
