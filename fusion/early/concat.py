@@ -41,7 +41,7 @@ class Concat(Fusion):
         dim: int,
         num_outputs: int,
         *,
-        hidden: Sequence[int] = (500, 500),
+        hidden: Sequence[int] = (128,),
         dropout: float = 0.1,
         presence_bits: bool = True,
     ) -> None:

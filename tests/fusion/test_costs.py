@@ -51,8 +51,8 @@ def mult() -> tuple[int, int]:
 OUTER = 33**3
 FORMULAS: dict[str, tuple[int, int]] = {
     "concat": (
-        (S + M) * 500 + 500 + 500 * 500 + 500 + 500 * d + d + ENDS,
-        (S + M) * 500 + 500 * 500 + 500 * d + d * C,
+        (S + M) * 128 + 128 + 128 * d + d + ENDS,
+        (S + M) * 128 + 128 * d + d * C,
     ),
     **dict.fromkeys(("sum", "mean", "max", "embracenet"), (ALIGN + ENDS, S * d + d * C)),
     "gmu": (S * d + (M * d) ** 2 + ENDS, S * d + (M * d) ** 2 + d * C),

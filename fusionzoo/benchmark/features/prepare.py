@@ -49,9 +49,12 @@ def build_encoders(
             continue
         seed_everything(cfg.seed)
         name, settings = split_name(component, f"encoders.{modality}")
-        encoders[modality] = create_encoder(
+        encoder = create_encoder(
             modality, name, **{"kind": dataset.modalities[modality], **settings}
         )
+        if device_of(cfg).type == "cpu":  # convolutions are a third faster in this format
+            encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        encoders[modality] = encoder
     return {name: encoders[name] for name in dataset.modalities if name in encoders}
 
 
