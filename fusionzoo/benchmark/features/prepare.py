@@ -11,7 +11,7 @@ from fusionzoo.encoders import create_encoder
 from ..bench import Bench, dataset_of
 from ..clock import Clock
 from ..executors import map_unordered
-from .damaged import describe_corrupted, encode_all_corrupted
+from .damaged import describe_corrupted, describe_damaged_train, encode_all_damaged
 from .encoders import Encoders, build_encoders, freeze_all, store_all
 from .pretrain import freeze, is_cached, is_untrained
 
@@ -41,16 +41,24 @@ def prepare(
     for _ in map_unordered(bench.cfg, bench, pieces, train_alone, "train encoders alone"):
         pass
     clock.lap("encoders without weights")
-    notes, features, corrupted = list(bench.notes), [], []
+    notes, features, corrupted, damaged_train = list(bench.notes), [], [], []
     for number in range(len(bench.folds)):
         frozen, fold_notes = freeze_all(bench, dataset, number, encoders)
         notes += fold_notes
         descriptions = store_all(bench, dataset, frozen, tokens)
         features.append({name: {**d, "view": 0} for name, d in descriptions.items()})
-        corrupted.append(describe_corrupted(bench, dataset, number, frozen, descriptions))
-    bench = replace(bench, notes=tuple(notes), features=tuple(features), corrupted=tuple(corrupted))
+        fold_of_encoders = bench, dataset, number, frozen, descriptions
+        corrupted.append(describe_corrupted(*fold_of_encoders))
+        damaged_train.append(describe_damaged_train(*fold_of_encoders))
+    bench = replace(
+        bench,
+        notes=tuple(notes),
+        features=tuple(features),
+        corrupted=tuple(corrupted),
+        damaged_train=tuple(damaged_train),
+    )
     clock.lap("features")
-    encode_all_corrupted(bench)
+    encode_all_damaged(bench)
     clock.lap("damaged features")
     return bench
 
