@@ -98,19 +98,20 @@ def _robustness(summary: Summary, strategy: StrategyResults) -> dict[str, float]
     Those over missing rates and over the severity of lost parts have intervals.
     """
     modalities, areas = list(summary.bench.modalities), {}
+    shown = summary.bench.metric.shown
     for name, by_sample in (
         ("missing_area", missing_area(strategy, modalities)),
         ("lost_area", lost_area(strategy, modalities)),
     ):
         if by_sample is not None:
             interval = summary.interval(by_sample, damaged=name == "lost_area")
-            areas[name] = interval.mean
-            areas |= {f"{name}_low": interval.low, f"{name}_high": interval.high}
+            areas[name] = shown(interval.mean)
+            low, high = sorted((shown(interval.low), shown(interval.high)))
+            areas |= {f"{name}_low": low, f"{name}_high": high}
     for modality in modalities:
         curves = corruption_curves(strategy, modality)
         if curves:
             at = severities(strategy)
-            areas[f"damaged_{modality}_area"] = float(
-                np.mean([area(curve, at) for curve in curves.values()])
-            )
+            mean = float(np.mean([area(curve, at) for curve in curves.values()]))
+            areas[f"damaged_{modality}_area"] = shown(mean)
     return areas

@@ -150,7 +150,7 @@ def text_columns(figures: Mapping[str, Any]) -> list[TextColumn]:
         ]
     if any(line["kind"] == "incomplete" for line in lines):
         columns += [
-            TextColumn(title, partial(_area, metric, key), False)
+            TextColumn(title, partial(_area, key), False)
             for key, title in (("missing_area", "missing"), ("lost_area", "lost parts"))
             if has(key)
         ]
@@ -160,12 +160,11 @@ def text_columns(figures: Mapping[str, Any]) -> list[TextColumn]:
     return columns
 
 
-def _area(metric: Metric, key: str, line: Mapping[str, Any]) -> str:
+def _area(key: str, line: Mapping[str, Any]) -> str:
     """Write an area under a curve with its interval."""
     if math.isnan(line.get(key, math.nan)):
         return ""
-    low, high = sorted(metric.shown(line[f"{key}_{end}"]) for end in ("low", "high"))
-    return f"{metric.shown(line[key]):.3f} ({low:.3f} to {high:.3f})"
+    return f"{line[key]:.3f} ({line[f'{key}_low']:.3f} to {line[f'{key}_high']:.3f})"
 
 
 def _decimal(number: float) -> str:
