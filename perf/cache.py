@@ -20,7 +20,8 @@ import torch
 
 from fusionzoo.benchmark import bench as setup
 from fusionzoo.benchmark import fit, strategies, trainers
-from fusionzoo.benchmark.features import feeds, prepare
+from fusionzoo.benchmark.features import encoders as encoding
+from fusionzoo.benchmark.features import feeds
 from fusionzoo.benchmark.trials import trial
 from fusionzoo.config import BenchmarkConfig, from_tree, read_yaml
 from fusionzoo.distributed.malloc import keep_freed_memory
@@ -38,17 +39,17 @@ def main() -> None:
     cfg = from_tree(BenchmarkConfig, {**recipe, "corruptions": False, "folds": 0, "tune": 0})
     bench, dataset = setup.open_bench(cfg)
     # The audio encoder is trained once, before the clock starts.
-    untrained = prepare.build_encoders(cfg, dataset)
-    encoders, _ = prepare.freeze_all(bench, dataset, 0, untrained)
+    untrained = encoding.build_encoders(cfg, dataset)
+    encoders, _ = encoding.freeze_all(bench, dataset, 0, untrained)
     dims = {name: encoder.dim for name, encoder in encoders.items()}
     with tempfile.TemporaryDirectory() as empty:
         os.environ["FUSIONZOO_CACHE"] = empty
         began = time.perf_counter()
         features = {}
         for name, encoder in encoders.items():
-            description = prepare.describe_features(bench, dataset, encoder, tokens=True)
+            description = encoding.describe_features(bench, dataset, encoder, tokens=True)
             features[name] = {**description, "view": 0}
-            prepare.store_features(bench, dataset, encoder, features[name])
+            encoding.store_features(bench, dataset, encoder, features[name])
         bench = replace(bench, dims=dims, features=(features,))
         encode_pass = time.perf_counter() - began
         rows = [_cell(bench, dataset, encoders, name) for kind in SAMPLE.values() for name in kind]

@@ -66,6 +66,7 @@ class Bench:
     dims: Mapping[str, int] = field(default_factory=dict)  # modality -> width of its features
     features: tuple[Mapping[str, Description], ...] = ()  # by fold: modality -> cache entry
     corrupted: tuple[Mapping[Condition, Damaged], ...] = ()  # by fold
+    damaged_train: tuple[Mapping[Condition, Damaged], ...] = ()  # by fold
 
     @property
     def cross_validated(self) -> bool:

@@ -1,12 +1,13 @@
 """The strategies of a benchmark, by name, and their settings.
 
 A strategy is a fusion (`gmu`), one modality (`alone:text`), a fusion under training strategies
-(`gmu + mla`), each perhaps trained with modalities removed (`gmu, 30 % missing`), or the linear
-model on everything.
+(`gmu + mla`), each perhaps trained with modalities removed or damaged (`gmu, 30 % missing, 20 %
+damaged`), or the linear model on everything.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ ALONE = "alone:"  # prefix of the strategies that see one modality
 LOGISTIC = "logistic regression on everything"  # linear baselines on all features
 RIDGE = "ridge regression on everything"
 LINEAR = (LOGISTIC, RIDGE)
-_PLUS, _MISSING = " + ", " % missing"
+_PLUS, _MISSING, _DAMAGED = " + ", " % missing", " % damaged"
 
 
 class Strategy(NamedTuple):
@@ -35,27 +36,41 @@ class Strategy(NamedTuple):
     base: str  # a fusion, `alone:<modality>`, or a linear baseline
     balance: tuple[str, ...] = ()  # training strategies
     missing: float = 0.0  # share of the training samples' modalities that is removed
+    damaged: float = 0.0  # share of them that loses a part
 
     @property
     def name(self) -> str:
         """The name in tables, which `parse` reads."""
         parts = [self.base, "+".join(self.balance)] if self.balance else [self.base]
         name = _PLUS.join(parts)
-        return f"{name}, {100 * self.missing:g}{_MISSING}" if self.missing else name
+        for rate, ending in ((self.missing, _MISSING), (self.damaged, _DAMAGED)):
+            name += f", {100 * rate:g}{ending}" if rate else ""
+        return name
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether modalities of its training samples are removed or damaged."""
+        return bool(self.missing or self.damaged)
 
 
 def parse(name: str) -> Strategy:
     """Read a strategy's name.
 
     >>> parse("gmu + mla+umt, 30 % missing")
-    Strategy(base='gmu', balance=('mla', 'umt'), missing=0.3)
+    Strategy(base='gmu', balance=('mla', 'umt'), missing=0.3, damaged=0.0)
     """
-    rate = 0.0
-    if name.endswith(_MISSING):
-        name, _, percent = name.removesuffix(_MISSING).rpartition(", ")
-        rate = float(percent) / 100
+    name, damaged = _split_rate(name, _DAMAGED)
+    name, missing = _split_rate(name, _MISSING)
     base, _, balance = name.partition(_PLUS)
-    return Strategy(base, tuple(balance.split("+")) if balance else (), rate)
+    return Strategy(base, tuple(balance.split("+")) if balance else (), missing, damaged)
+
+
+def _split_rate(name: str, ending: str) -> tuple[str, float]:
+    """Return a name without its last part, `, 30 % missing`, and the share there; 0 without it."""
+    if not name.endswith(ending):
+        return name, 0.0
+    name, _, percent = name.removesuffix(ending).rpartition(", ")
+    return name, float(percent) / 100
 
 
 def list_strategies(cfg: BenchmarkConfig, bench: Bench) -> tuple[list[str], list[str]]:
@@ -64,11 +79,11 @@ def list_strategies(cfg: BenchmarkConfig, bench: Bench) -> tuple[list[str], list
     notes: list[str] = []
     if bench.scheme is not None:
         fusions, notes = _fit_for_targets(fusions, cfg)
-    rates = sorted({0.0, *cfg.missing_train})
+    missing, damaged = ({0.0, *rates} for rates in (cfg.missing_train, cfg.damaged_train))
     singles = [f"{ALONE}{name}" for name in bench.modalities]
     names = [
-        Strategy(base, balance, rate).name
-        for rate in rates
+        Strategy(base, balance, *rates).name
+        for rates in itertools.product(sorted(missing), sorted(damaged))
         for base in (*singles, *fusions)
         for balance in (((),) if base.startswith(ALONE) else select_balance(cfg.balance))
     ]

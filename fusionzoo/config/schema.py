@@ -216,6 +216,9 @@ class BenchmarkConfig:
     missing_train: tuple[Share, ...] = option(
         (0.0,), "shares of the training samples' modalities to remove, `[0, 0.3]`: a row for each"
     )
+    damaged_train: tuple[Share, ...] = option(
+        (0.0,), "shares of the training samples' modalities that lose a part, `[0, 0.3]`: likewise"
+    )
     epochs: Count = option(40, "maximum passes over the training split")
     patience: Count | None = option(5, "epochs without a better validation loss; null = never stop")
     batch_size: Count = option(32, "samples per step")

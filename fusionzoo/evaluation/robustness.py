@@ -186,6 +186,10 @@ CORRUPTIONS: Mapping[str, Mapping[str, Corruption]] = {
     "sequence": {"jitter": jitter, "dropout": dropout},
 }
 
+# The corruption of each kind that takes a part away and leaves the rest as it is.
+LOST_PART = {"image": "occlusion", "text": "word_drop", "audio": "silence"}
+LOST_PART |= {"vector": "dropout", "sequence": "dropout"}
+
 
 def corrupt(value: Any, kind: str, name: str, severity: int, seed: int = 0) -> Any:
     """Corrupt one decoded value: `corrupt(picture, "image", "blur", 3)`."""
@@ -211,13 +215,20 @@ class Corrupted(PairedDataset):
     def __getitem__(self, key: int | tuple[int, int]) -> Sample | None:
         sample = super().__getitem__(key)
         modality, name, severity = self.how
-        if sample is None or sample.values[modality] is None:
-            return sample
-        seed = seed_of(sample.id, name, severity)
-        try:
-            value = corrupt(
-                sample.values[modality], self.modalities[modality], name, severity, seed
-            )
-        except FusionZooError as error:  # a long clip is read only here
-            return sample.without(modality, error)
-        return sample._replace(values={**sample.values, modality: value})
+        if sample is None:
+            return None
+        return corrupt_sample(sample, modality, self.modalities[modality], name, severity)
+
+
+def corrupt_sample(
+    sample: Sample, modality: str, kind: str, name: str, severity: int
+) -> Sample | None:
+    """Corrupt one modality of a sample, unless it lacks it; the draw depends on the sample's id."""
+    if sample.values[modality] is None:
+        return sample
+    seed = seed_of(sample.id, name, severity)
+    try:
+        value = corrupt(sample.values[modality], kind, name, severity, seed)
+    except FusionZooError as error:  # a long clip is read only here
+        return sample.without(modality, error)
+    return sample._replace(values={**sample.values, modality: value})

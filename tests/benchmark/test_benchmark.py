@@ -24,6 +24,7 @@ import fusionzoo
 from fusionzoo.benchmark import api, strategies
 from fusionzoo.benchmark import bench as setup
 from fusionzoo.benchmark.clock import read_laps
+from fusionzoo.benchmark.features import encoders as encoding
 from fusionzoo.benchmark.features import prepare, pretrain
 from fusionzoo.benchmark.trials import examine, schedule, store, trial
 from fusionzoo.config import BenchmarkConfig, from_tree
@@ -176,7 +177,7 @@ def test_a_recipe_may_have_settings_of_modalities_that_are_left_out() -> None:
         from_tree(BenchmarkConfig, {"data": data, "encoders": encoders})
     )
     assert bench.notes == ("Settings left out by --data.modalities: --encoders.c.",)
-    built = prepare.build_encoders(bench.cfg, dataset)
+    built = encoding.build_encoders(bench.cfg, dataset)
     assert {name: encoder.dim for name, encoder in built.items()} == {"a": 24, "b": 32}
 
 

@@ -33,6 +33,8 @@ def unit(bench: Bench, name: str, seed: int = 0) -> Unit:
         Strategy("alone:text", (), 0.3),
         Strategy("gmu", ("mla", "modality_dropout")),
         Strategy("mbt", ("umt",), 0.125),
+        Strategy("alone:text", (), 0.0, 0.07),
+        Strategy("gmu", ("mla", "modality_dropout"), 0.3, 0.25),
     ],
 )
 def test_a_strategys_name_says_all_of_it(named: Strategy) -> None:

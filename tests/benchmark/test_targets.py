@@ -77,7 +77,7 @@ def config(tmp_path: Path, kind: str, unlabelled: int = 0, **changes: Any) -> Be
 def test_every_kind_of_target_has_its_figure_baselines_and_verdict(
     kind: str, metric: str, baseline: str, tmp_path: Path
 ) -> None:
-    report = api.run(config(tmp_path, kind, unlabelled=6))
+    report = api.run(config(tmp_path, kind, unlabelled=6, corruptions="sample"))
     assert report.failed == {}
     lines = {line["strategy"]: line for line in report.figures["leaderboard"]}
     prior, linear, fused = (lines[x] for x in ("frequencies of the labels", baseline, "sum"))
@@ -87,6 +87,9 @@ def test_every_kind_of_target_has_its_figure_baselines_and_verdict(
     assert scores == sorted(scores) and linear["score"] > lines["alone:a"]["score"]
     assert (lines["sum"][metric] > 0) and (abs(fused["score"]) == pytest.approx(fused[metric]))
     assert fused["low"] < fused[metric] < fused["high"]
+    for curve in ("missing_area", "lost_area"):  # in the unit of the figure: errors above 0
+        assert 0 < fused[f"{curve}_low"] < fused[curve] < fused[f"{curve}_high"]
+        assert (fused[curve] > fused[metric]) == (metric == "mae")  # worse than with all modalities
     assert report.verdict.startswith("Fusion helps: ")
     assert ("MAE" in report.verdict) == (metric == "mae")
     assert "no sign of a leak" in report.figures["controls"]["words"]

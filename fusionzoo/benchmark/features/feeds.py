@@ -23,6 +23,7 @@ from fusionzoo.training.data import num_workers
 from ..bench import Bench, Unit
 from ..strategies import modalities_of, parse, reads_tokens
 from .kept import KeptSamples
+from .lost_parts import DamagedFeatures, damaged_features, damaged_modalities, replace_rows
 
 
 class BatchFeed:
@@ -93,9 +94,10 @@ class ProbeFeed:
                     for name, x in stored.items()
                 }
             self.views.append(stored)
+        self.damaged = self._load_damaged(bench, unit)
         self.whole = [  # of fusions that read pooled vectors, scaled once
-            {} if self.tokens else {name: self._all(name, x) for name, x in view.items()}
-            for view in self.views
+            {} if self.tokens else {name: self._all(number, name, x) for name, x in view.items()}
+            for number, view in enumerate(self.views)
         ]
 
     def __call__(self, chunks: Sequence[Tensor], epoch: int) -> Iterator[dict[str, Features]]:
@@ -116,12 +118,44 @@ class ProbeFeed:
         features = stored.take(rows, self.tokens)
         return self.standardise[name](features) if name in self.standardise else features
 
-    def _all(self, name: str, stored: StoredFeatures) -> Features:
-        return self.take(name, stored, torch.arange(len(stored.pooled)))
+    def _load_damaged(self, bench: Bench, unit: Unit) -> list[dict[str, DamagedFeatures]]:
+        """Return by view the features of samples that lose a part of a modality."""
+        damaged = damaged_modalities(bench, unit)
+        if damaged is None:
+            return [{} for _ in self.views]
+        masks = dict(zip(modalities_of(bench, unit.strategy), damaged.unbind(1), strict=True))
+        entries = {
+            condition[0]: entry for condition, entry in bench.damaged_train[unit.fold].items()
+        }
+        return [
+            {
+                name: damaged_features(
+                    load_features({**entries[name].description, "view": view}),
+                    entries[name].rows,
+                    mask,
+                )
+                for name, mask in masks.items()
+                if name in entries
+            }
+            for view in range(len(self.views))
+        ]
+
+    def _all(self, view: int, name: str, stored: StoredFeatures) -> Features:
+        return self._with_damaged(view, name, stored, torch.arange(len(stored.pooled)))
+
+    def _with_damaged(self, view: int, name: str, stored: StoredFeatures, rows: Tensor) -> Features:
+        features = self.take(name, stored, rows)
+        if name not in self.damaged[view]:
+            return features
+        places, damaged = self.damaged[view][name]
+        changed = places[rows] >= 0
+        if not changed.any():
+            return features
+        return replace_rows(features, changed, self.take(name, damaged, places[rows][changed]))
 
     def _rows(self, view: int, name: str, stored: StoredFeatures, rows: Tensor) -> Features:
         if self.tokens:
-            return self.take(name, stored, rows)
+            return self._with_damaged(view, name, stored, rows)
         return Features(*(x[rows] for x in self.whole[view][name]))
 
 

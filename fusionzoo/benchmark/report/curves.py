@@ -46,6 +46,27 @@ def missing_area(
     return np.einsum("u,sun->sn", np.array(weights), strategy.subset_scores)
 
 
+def lost_area(strategy: StrategyResults, modalities: Sequence[str]) -> NDArray[np.float64] | None:
+    """Return each damaged sample's area under its curve over the severity of a lost part, (S, n).
+
+    Averaged over all modalities; one that the strategy does not see changes nothing. Linear in the
+    sample's scores. None where lost parts were not tested.
+    """
+    if strategy.lost_scores is None:
+        return None
+    weights = np.zeros(len(strategy.lost_conditions))
+    for modality in modalities:
+        numbers = [0]  # undamaged
+        numbers += [n for n, x in enumerate(strategy.lost_conditions) if x[0] == modality]
+        if len(numbers) == 1:
+            weights[0] += 1
+            continue
+        at = [strategy.lost_conditions[number][2] for number in numbers]
+        for number, curve in zip(numbers, np.eye(len(at)), strict=True):
+            weights[number] += area(curve.tolist(), at)
+    return np.einsum("c,scn->sn", weights / len(modalities), strategy.lost_scores)
+
+
 def severities(strategy: StrategyResults) -> list[int]:
     """Return the severities that were tested, 0 first."""
     return sorted({row["severity"] for row in strategy.rows})

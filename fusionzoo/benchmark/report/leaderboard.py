@@ -10,7 +10,7 @@ from torch import Tensor
 from fusionzoo.evaluation import statistics
 from fusionzoo.evaluation.calibration import calibration_error, risk_coverage
 
-from .curves import area, corruption_curves, missing_area, severities
+from .curves import area, corruption_curves, lost_area, missing_area, severities
 from .results import StrategyResults, Summary, best_single
 
 CALIBRATED, NOT_CALIBRATED = "cannot be told from calibrated", "not calibrated"
@@ -93,18 +93,25 @@ def outcome(difference: float, p: float) -> str:
 
 
 def _robustness(summary: Summary, strategy: StrategyResults) -> dict[str, float]:
-    """Return areas under the score's curves: over missing rates, over severities by modality."""
+    """Return areas under the score's curves: over missing rates, over severities by modality.
+
+    Those over missing rates and over the severity of lost parts have intervals.
+    """
     modalities, areas = list(summary.bench.modalities), {}
-    by_sample = missing_area(strategy, modalities)
-    if by_sample is not None:
-        interval = summary.interval(by_sample)
-        areas = {"missing_area": interval.mean}
-        areas |= {"missing_area_low": interval.low, "missing_area_high": interval.high}
+    shown = summary.bench.metric.shown
+    for name, by_sample in (
+        ("missing_area", missing_area(strategy, modalities)),
+        ("lost_area", lost_area(strategy, modalities)),
+    ):
+        if by_sample is not None:
+            interval = summary.interval(by_sample, damaged=name == "lost_area")
+            areas[name] = shown(interval.mean)
+            low, high = sorted((shown(interval.low), shown(interval.high)))
+            areas |= {f"{name}_low": low, f"{name}_high": high}
     for modality in modalities:
         curves = corruption_curves(strategy, modality)
         if curves:
             at = severities(strategy)
-            areas[f"damaged_{modality}_area"] = float(
-                np.mean([area(curve, at) for curve in curves.values()])
-            )
+            mean = float(np.mean([area(curve, at) for curve in curves.values()]))
+            areas[f"damaged_{modality}_area"] = shown(mean)
     return areas

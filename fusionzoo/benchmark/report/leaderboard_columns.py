@@ -96,6 +96,13 @@ def columns(metric: str) -> list[Column]:
         Column(keys=("gain_p_holm",), title="p\u00a0(Holm)", text=_p_value),
         Column(keys=("outcome",), title="outcome", text=str),
         Column(keys=("missing_area",), title="missing", text=decimal, note=score),
+        Column(
+            keys=("lost_area",),
+            title="lost parts",
+            text=decimal,
+            note=f"{name} over the severity of a lost part, averaged",
+            default=False,
+        ),
         *DETAILS,
     ]
 

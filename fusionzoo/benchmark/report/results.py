@@ -19,7 +19,7 @@ from torch import Tensor
 from fusionzoo.evaluation import statistics
 from fusionzoo.evaluation.modalities import subset_label, subsets
 
-from ..bench import Bench
+from ..bench import Bench, Condition, damaged_rows
 from ..trials.store import Row
 
 MAJORITY, PRIOR = "majority class", "frequencies of the labels"  # baselines without any input
@@ -30,7 +30,9 @@ class StrategyResults:
     """All results of one strategy, seed by seed."""
 
     name: str
-    kind: str  # fusion | single | baseline | incomplete (trained with modalities removed)
+    kind: (
+        str  # fusion | single | baseline | incomplete (trained with modalities removed or damaged)
+    )
     family: str
     seeds: list[int]
     logits: Tensor  # (S, N, K)
@@ -41,6 +43,8 @@ class StrategyResults:
     facts: dict[str, float] = field(default_factory=dict)  # means over seeds and folds
     subset_scores: NDArray[np.float64] | None = None  # (S, U, N) of every subset, the full first
     untuned: float = math.nan  # the score with default settings
+    lost_scores: NDArray[np.float64] | None = None  # (S, C, n) of damaged samples, by lost part
+    lost_conditions: list[Condition] = field(default_factory=list)  # C: the first is undamaged
 
     def mean(self, metric: str = "score", **where: Any) -> float:
         """Average a metric over seeds and folds, by default the score on the whole test split.
@@ -94,9 +98,22 @@ class Summary:
         """Compare two strategies on the same seeds, samples and folds."""
         return statistics.compare(a.scores, b.scores, groups=self.groups, folds=self.folds)
 
-    def interval(self, scores: NDArray[np.float64]) -> statistics.Interval:
-        """Return the mean of scores (S, N) with its interval over seeds and samples."""
-        return statistics.crossed(statistics.by_group(scores, self.groups), self.folds)[0]
+    @cached_property
+    def damaged_groups(self) -> list[str] | None:
+        """The groups of the samples that are tested damaged."""
+        groups, bench = self.bench.groups, self.bench
+        rows = torch.cat([damaged_rows(bench, fold) for fold in bench.folds])
+        return [groups[row] for row in rows.tolist()] if groups else None
+
+    def interval(
+        self, scores: NDArray[np.float64], *, damaged: bool = False
+    ) -> statistics.Interval:
+        """Return the mean of scores (S, N) with its interval over seeds and samples.
+
+        `damaged`: the scores are those of the samples that are tested damaged.
+        """
+        groups = self.damaged_groups if damaged else self.groups
+        return statistics.crossed(statistics.by_group(scores, groups), self.folds)[0]
 
     def strategy(self, name: str) -> StrategyResults:
         """Return the results of one strategy."""

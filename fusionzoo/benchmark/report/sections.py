@@ -22,7 +22,8 @@ from .curves import (
     reliability_of,
     severities,
 )
-from .results import Summary, best_single, chosen_fusion, row_label
+from .incomplete import incomplete
+from .results import StrategyResults, Summary, best_single, chosen_fusion, row_label
 from .verdict import pairwise
 
 HIGHLIGHTED = 4  # fusions drawn in colour where all are drawn
@@ -36,6 +37,7 @@ def sections(summary: Summary, metric: str) -> dict[str, dict[str, Any]]:
         "ranks": _ranks(summary),
         "missing": _missing(summary, metric),
         "corruptions": _corruptions(summary, metric),
+        "incomplete": incomplete(summary),
         "calibration": _calibration(summary),
         "pareto": _pareto(summary, metric),
     }
@@ -121,7 +123,7 @@ def _missing(summary: Summary, metric: str) -> dict[str, Any] | None:
         return None
     if all(math.isnan(missing_curve(fusion, modalities)[-1]) for fusion in fusions):
         return None  # no subsets were measured
-    fusions += [s for s in summary.of_kind("incomplete") if not is_single(s.name)]
+    fusions += _incomplete_fusions(summary)
     panels = {
         title: {
             fusion.name: _shown(summary, missing_curve(fusion, modalities, only))
@@ -136,12 +138,18 @@ def _missing(summary: Summary, metric: str) -> dict[str, Any] | None:
     return {"svg": svg, "table": (["missing", "strategy", *RATES], rows)}
 
 
+def _incomplete_fusions(summary: Summary) -> list[StrategyResults]:
+    """Return the fusions that were trained with modalities removed or damaged."""
+    return [s for s in summary.of_kind("incomplete") if not is_single(s.name)]
+
+
 def _corruptions(summary: Summary, metric: str) -> dict[str, Any] | None:
     panels: dict[str, dict[str, dict[str, list[float]]]] = {}  # modality -> corruption -> strategy
     singles, at = summary.of_kind("single"), [0]
+    fusions = [*summary.of_kind("fusion"), *_incomplete_fusions(summary)]
     for modality in summary.bench.modalities:
         alone = [single for single in singles if single.name == f"{ALONE}{modality}"]
-        for strategy in [*summary.of_kind("fusion"), *alone]:
+        for strategy in [*fusions, *alone]:
             for corruption, curve in corruption_curves(strategy, modality).items():
                 curves = panels.setdefault(modality, {}).setdefault(corruption, {})
                 curves[strategy.name] = _shown(summary, curve)

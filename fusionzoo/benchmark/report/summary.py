@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fusionzoo.evaluation.modalities import subset_label
 from fusionzoo.fusion import fusion_info
 
-from ..bench import Bench, tasks_of
+from ..bench import Bench, Condition, tasks_of
 from ..metric import sample_scores
 from ..strategies import LINEAR, fusion_of, is_single, modalities_of, parse
-from ..trials.examine import score_row
+from ..trials.examine import score_row, takes_part
 from ..trials.schedule import Results, UnitResult
 from ..trials.store import TrialResult
 from .leaderboard import leaderboard
@@ -100,7 +101,22 @@ def _strategy(bench: Bench, name: str, results: Results) -> StrategyResults:
         facts if name not in LINEAR else {},
         scores,
         float(np.mean(untuned)) if untuned else math.nan,
+        *_lost_parts(bench, by_seed),
     )
+
+
+def _lost_parts(
+    bench: Bench, by_seed: Sequence[Sequence[TrialResult]]
+) -> tuple[NDArray[np.float64] | None, list[Condition]]:
+    """Return the scores (S, C, n) of the damaged samples, by lost part, and what C stands for."""
+    folds_by_seed = [[trial.lost_scores for trial in folds] for folds in by_seed]
+    known = [[scores for scores in folds if scores is not None] for folds in folds_by_seed]
+    if [len(folds) for folds in known] != [len(folds) for folds in by_seed]:
+        return None, []  # not tested, or by an earlier version
+    tested = [(row["modality"], row["corruption"], row["severity"]) for row in by_seed[0][0].rows]
+    conditions = [condition for condition in tested if takes_part(bench, condition)]
+    scores = np.stack([np.concatenate(folds, 1) for folds in known])
+    return scores.astype(np.float64), conditions
 
 
 def _kind_and_family(name: str) -> tuple[str, str]:
@@ -108,7 +124,7 @@ def _kind_and_family(name: str) -> tuple[str, str]:
     if name in LINEAR:
         return "baseline", "baseline"
     family = "single" if is_single(name) else fusion_info(fusion_of(name)).family
-    if parse(name).missing:
+    if parse(name).incomplete:
         return "incomplete", family
     return ("single" if is_single(name) else "fusion"), family
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -147,10 +148,23 @@ def text_columns(figures: Mapping[str, Any]) -> list[TextColumn]:
             ),
             TextColumn("calibration", lambda line: line["calibration"], False),
         ]
+    if any(line["kind"] == "incomplete" for line in lines):
+        columns += [
+            TextColumn(title, partial(_area, key), False)
+            for key, title in (("missing_area", "missing"), ("lost_area", "lost parts"))
+            if has(key)
+        ]
     gain = "gain over best single" + (", points" if metric.share else "")
     columns.append(TextColumn(gain, lambda line: _gain(line, metric)))
     columns.append(TextColumn("p (Holm)", _p, False))
     return columns
+
+
+def _area(key: str, line: Mapping[str, Any]) -> str:
+    """Write an area under a curve with its interval."""
+    if math.isnan(line.get(key, math.nan)):
+        return ""
+    return f"{line[key]:.3f} ({line[f'{key}_low']:.3f} to {line[f'{key}_high']:.3f})"
 
 
 def _decimal(number: float) -> str:

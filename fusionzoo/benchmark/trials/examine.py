@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fusionzoo.datasets import PairedDataset
@@ -13,7 +15,7 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.calibration import calibration
 from fusionzoo.evaluation.cost import head_cost
 from fusionzoo.evaluation.modalities import subset_label, subsets
-from fusionzoo.evaluation.robustness import Corrupted
+from fusionzoo.evaluation.robustness import LOST_PART, Corrupted
 from fusionzoo.features.cache import load_features
 from fusionzoo.features.encode import StoredFeatures, encode
 from fusionzoo.fusion import Fusion
@@ -30,6 +32,7 @@ from ..strategies import modalities_of, reads_tokens
 from .store import Row, TrialResult
 
 FeaturesByModality = dict[str, Features]
+UNDAMAGED: Condition = ("", "undamaged", 0)
 
 
 class Examiner:
@@ -52,14 +55,15 @@ class Examiner:
         fusion = model.fusion.cpu()
         logits = predict(fusion, test)
         scores = [self._scores(logits)]
-        rows = [self._row(logits, "full")]
+        rows, lost_scores = [self._row(logits, "full")], None
         if self.unit.whole and not self.unit.shuffled:
             for subset in subsets(self.modalities)[-2::-1]:  # the full one first, as in `scores`
                 masked = predict(fusion, keep_only(test, *subset))
                 scores.append(self._scores(masked))
                 rows.append(self._row(masked, subset_label(subset)))
             rows += self._broken_pairings(fusion, test, seed)
-            rows += self._damaged(fusion, test, corrupted)
+            damaged, lost_scores = self._damaged(fusion, test, corrupted)
+            rows += damaged
         facts = {
             "best_epoch": fit_result.best_epoch,
             "epochs": fit_result.epochs,
@@ -75,6 +79,7 @@ class Examiner:
             logits.numpy(),
             predict(fusion, val).numpy(),
             torch.stack(scores).float().numpy(),
+            lost_scores,
         )
 
     def _features(
@@ -128,21 +133,28 @@ class Examiner:
         fusion: Fusion,
         test: FeaturesByModality,
         corrupted: Iterator[tuple[Condition, Features]],
-    ) -> list[Row]:
-        """Evaluate samples of which one modality is damaged; the same ones undamaged come first."""
+    ) -> tuple[list[Row], NDArray[np.float32] | None]:
+        """Evaluate samples of which one modality is damaged; the same ones undamaged come first.
+
+        Also return the samples' scores (C, n) undamaged and with each lost part.
+        """
         rows: list[Row] = []
+        lost_scores: list[Tensor] = []
         damaged = damaged_rows(self.bench, self.fold)
         numbers = torch.searchsorted(self.sorted_test, damaged)
         numbers = self.test_order[numbers]
         clean = {name: Features(*(x[numbers] for x in whole)) for name, whole in test.items()}
         target = self.target[numbers]
-        undamaged: Condition = ("", "undamaged", 0)
-        for condition, features in itertools.chain([(undamaged, None)], corrupted):
+        for condition, features in itertools.chain([(UNDAMAGED, None)], corrupted):
             changed = clean if features is None else {**clean, condition[0]: features}
             logits = predict(fusion, changed)
             scores = sample_scores(self.tasks, logits, target)
             rows.append(score_row(self.tasks, logits, target, scores, "full", condition))
-        return rows if len(rows) > 1 else []
+            if takes_part(self.bench, condition):
+                lost_scores.append(scores)
+        if len(rows) == 1:
+            return [], None
+        return rows, torch.stack(lost_scores).float().numpy()
 
     def _broken_pairings(self, fusion: Fusion, test: FeaturesByModality, seed: int) -> list[Row]:
         """Evaluate with one modality, each in turn, taken from another sample."""
@@ -157,6 +169,12 @@ class Examiner:
             changed = {**test, name: Features(*(x[order] for x in features))}
             rows.append(self._row(predict(fusion, changed), "full", (name, "pairing", 0)))
         return rows
+
+
+def takes_part(bench: Bench, condition: Condition) -> bool:
+    """Whether a modality loses a part in a condition, or the condition is the undamaged one."""
+    modality, corruption, _ = condition
+    return condition == UNDAMAGED or corruption == LOST_PART.get(bench.modalities.get(modality, ""))
 
 
 def score_row(

@@ -34,7 +34,7 @@ from .tune import tune
 
 # Settings that do not change a trial: how and where it is run, and which other trials are run.
 IRRELEVANT = {"fusions", "settings", "fusion", "balance", "balance_settings", "missing_train"}
-IRRELEVANT |= {"seeds", "controls", "tune"}
+IRRELEVANT |= {"damaged_train", "seeds", "controls", "tune"}
 IRRELEVANT |= {"jobs", "engine", "num_workers", "out", "combine", "plugins"}
 
 # Raised when a metric of a trial is redefined: trials of earlier versions are then run again.
@@ -77,7 +77,7 @@ def units(bench: Bench, strategies: Sequence[str]) -> list[Unit]:
 def has_control(strategy: str) -> bool:
     """Whether a strategy is trained on shuffled labels too: fusions and modalities as such are."""
     named = parse(strategy)
-    return not (named.balance or named.missing or named.base in LINEAR)
+    return not (named.balance or named.incomplete or named.base in LINEAR)
 
 
 def path_of(bench: Bench, unit: Unit) -> Path:

@@ -29,6 +29,8 @@ class TrialResult(NamedTuple):
     logits: np.ndarray  # (N, K) of the whole test split
     val_logits: np.ndarray
     scores: np.ndarray  # (U, N) of each subset of the modalities, the full one first
+    # (C, n) of the damaged samples: undamaged, then in the order of `rows` with a lost part each.
+    lost_scores: np.ndarray | None = None
 
 
 def folder_of(out: str) -> Path:
@@ -42,6 +44,8 @@ def save(path: Path, unit: Unit, results: Sequence[TrialResult]) -> None:
     for number, result in enumerate(results):
         arrays[f"logits{number}"], arrays[f"val{number}"] = result.logits, result.val_logits
         arrays[f"scores{number}"] = result.scores
+        if result.lost_scores is not None:
+            arrays[f"lost{number}"] = result.lost_scores
     entries = [[result.seed, result.rows, result.facts] for result in results]
     metadata = json.dumps({"unit": unit._asdict(), "cells": entries})
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,9 +61,13 @@ def load(path: Path) -> list[TrialResult] | None:
         with np.load(path, allow_pickle=False) as arrays:
             entries = json.loads(str(arrays["about"]))["cells"]
             names = ("logits", "val", "scores")
-            return [
+            results = [
                 TrialResult(*entry, *(arrays[f"{name}{number}"] for name in names))
                 for number, entry in enumerate(entries)
+            ]
+            return [  # trials of earlier versions lack these scores
+                result._replace(lost_scores=arrays.get(f"lost{number}"))
+                for number, result in enumerate(results)
             ]
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         print(f"warning: {path} is damaged ({error}); its trials are run again")

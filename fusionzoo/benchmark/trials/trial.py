@@ -27,6 +27,7 @@ from fusionzoo.training.build import choose_encoders
 from ..balanced import BalancedTrainer, CachedEncoder
 from ..bench import Bench, Fold, Settings, Unit, dataset_of, target_spec, tasks_of
 from ..features.feeds import BatchFeed, ProbeFeed, device_of, removed_modalities
+from ..features.lost_parts import LostParts, damaged_modalities
 from ..fit import FitResult, StopEarly, fit
 from ..strategies import LINEAR, fusion_of, modalities_of, parse, reads_tokens
 from ..trainers import SingleTrainer, StackedTrainer, Trainer, stackable
@@ -161,4 +162,7 @@ def _build_with_encoders(bench: Bench, unit: Unit) -> tuple[list[FusionModel], B
         models.append(model.to(device_of(cfg)))
     if len(names) == 1:
         dataset = dataset.only(names[0])
+    damaged = damaged_modalities(bench, unit)
+    if damaged is not None:
+        dataset = LostParts(dataset, dict(zip(names, damaged.unbind(1), strict=True)))
     return models, BatchFeed(dataset, models[0], cfg, removed_modalities(bench, unit))
