@@ -72,7 +72,7 @@ def train(cfg: RunConfig, world: World, dataset: PairedDataset | None = None) ->
         tracker.start(folder, state, cfg.log)
         tracker.say(*(f"no loss reads {name}: frozen" for name in unused), *notes)
         try:
-            loaders = build_loaders(trainer, dataset, splits, tracker)
+            loaders = build_loaders(trainer, dataset, splits, tracker, resume=resume)
             if exit_code := fit(trainer, loaders, state, folder, tracker):
                 return Run(folder, exit_code, trainer.module.model)
             tracker.say(*checkpoint.restore_best(folder, trainer, state))
@@ -123,16 +123,25 @@ def build_trainer(
 
 
 def build_loaders(
-    trainer: Trainer, dataset: PairedDataset, splits: dict[str, PairedDataset], tracker: Tracker
+    trainer: Trainer,
+    dataset: PairedDataset,
+    splits: dict[str, PairedDataset],
+    tracker: Tracker,
+    *,
+    resume: bool,
 ) -> Loaders:
-    """Build the loader of each split, with cached features of encoders that stay frozen."""
+    """Build the loader of each split, with cached features of encoders that stay frozen; measure
+    how to standardise those of a new run."""
     from fusionzoo.training.build import frozen_features
     from fusionzoo.training.data import build_loader
+    from fusionzoo.training.runs.standardise import standardise_frozen
 
     cfg, world, model = trainer.cfg, trainer.world, trainer.module.model
     tracker.lap("set up")
     frozen = frozen_features(trainer.module, dataset, cfg, world)
     tracker.say(*frozen.notes)
+    if not resume:
+        tracker.say(*standardise_frozen(trainer, frozen.view(splits["train"]), frozen.modalities))
     tracker.lap("encode")
     collates = {name: frozen.collate(model.collate(name == "train")) for name in splits}
     return {

@@ -21,6 +21,7 @@ from .model_folder import (
     why_not_built,
 )
 from .plugins import imports_forbidden, load_plugins
+from .standardise import Standardise
 from .structures import Batch, Sample
 from .targets import Target
 from .unimodal import UnimodalHeads
@@ -82,6 +83,8 @@ def _build(
         if config.unimodal_dim is not None:
             prior = torch.ones(config.num_outputs)
             model.set_heads(UnimodalHeads(dims, config.unimodal_dim, prior))
+        if config.standardise:
+            model.set_standardise({m: Standardise(dims[m]) for m in config.standardise})
         if config.align:
             model.set_align({m: nn.Linear(dims[m], n) for m, n in config.align.items()})
     except Exception as error:

@@ -21,6 +21,7 @@ from .model_folder import (
 )
 from .predictions import predictions
 from .present_rows import encode_rows
+from .standardise import Standardise, standardise
 from .structures import Batch, Features, FusionOutput, Sample
 from .targets import decode, from_spec
 from .unimodal import UnimodalHeads, fall_back
@@ -50,6 +51,7 @@ class FusionModel(nn.Module):
         self.classes = list(classes)
         targets = self.spec.get("targets")  # None: one class of `classes`
         self.targets = None if targets is None else [from_spec(one) for one in targets]
+        self.standardise = nn.ModuleDict()  # modality -> Standardise, of encoders that stay frozen
         self.align = nn.ModuleDict()  # modality -> map to a space where partners are near
         self.heads: UnimodalHeads | None = None  # a classifier of each modality alone
 
@@ -57,6 +59,11 @@ class FusionModel(nn.Module):
         """Take the modalities' own heads: `predict` may then fall back to them."""
         self.heads = heads
         self.spec["unimodal_dim"] = heads.dim
+
+    def set_standardise(self, modules: Mapping[str, Standardise]) -> None:
+        """Centre and scale these modalities' features, for the fusion and all that reads them."""
+        self.standardise = nn.ModuleDict(modules).to(self.device)
+        self.spec["standardise"] = list(modules)
 
     def set_align(self, maps: Mapping[str, nn.Linear]) -> None:
         """Take the maps that contrastive training learnt: `embed` then returns their vectors."""
@@ -80,7 +87,10 @@ class FusionModel(nn.Module):
             yield name, module
 
     def encode(self, batch: Batch) -> dict[str, Features]:
-        """Run each encoder on the rows that have its modality."""
+        """Encode the rows that have each modality; standardise those with statistics."""
+        return standardise(self._run_encoders(batch), self.standardise)
+
+    def _run_encoders(self, batch: Batch) -> dict[str, Features]:
         return {
             name: encode_rows(encoder, batch.inputs[name], batch.present[:, column])
             for column, (name, encoder) in enumerate(self.named_encoders())
@@ -92,24 +102,23 @@ class FusionModel(nn.Module):
 
     @torch.no_grad()
     def embed(self, samples: Batch | Sequence[Raw | Sample]) -> dict[str, Tensor]:
-        """Return `fused` (B, dim) and each modality's pooled features (B, D); absent rows are 0.
+        """Return `fused` (B, dim) and each encoder's own pooled vectors (B, D); absent rows are 0.
 
         After contrastive training also `aligned_<modality>`, unit vectors in the common space.
         """
         batch = self._batch(samples)
         with quiet(self):
-            features = self.encode(batch)
+            encoded = self._run_encoders(batch)
+            features = standardise(encoded, self.standardise)
             fused = self.fusion(features).embedding
-        own = {
-            name: _zero_absent(x, batch.present[:, i])
-            for i, (name, x) in enumerate(features.items())
-        }
-        there = dict(zip(own, batch.present.unbind(1), strict=True))
+        present = dict(zip(encoded, batch.present.unbind(1), strict=True))
+        vectors = {name: _zero_absent(x, present[name]) for name, x in encoded.items()}
         aligned = {
-            f"aligned_{name}": F.normalize(one(own[name]), dim=1) * there[name][:, None]
-            for name, one in self.align.items()
+            f"aligned_{name}": F.normalize(project(_zero_absent(features[name], present[name])))
+            * present[name][:, None]
+            for name, project in self.align.items()
         }
-        return {"fused": fused, **own, **aligned}
+        return {"fused": fused, **vectors, **aligned}
 
     @torch.no_grad()
     def predict(

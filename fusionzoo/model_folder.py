@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +42,7 @@ class FolderConfig:
     encoders: Annotated[dict[str, dict[str, Any]], Len(1)]
     kinds: dict[str, str]
     targets: list[dict[str, Any]] | None = None
+    standardise: list[str] = field(default_factory=list)  # modalities whose features are
     align: dict[str, Count] = field(default_factory=dict)
     unimodal_dim: Count | None = None  # of the modalities' own heads, if stored
     plugins: list[str] = field(default_factory=list)  # shown to people, never imported
@@ -86,8 +87,13 @@ def _of_type(config: Mapping[str, Any], path: Path) -> FolderConfig:
 
 def _check_sizes(config: FolderConfig, targets: Sequence[Target] | None, path: Path) -> None:
     """Compare what the entries say of each other."""
-    for key, modalities in (("kinds", config.kinds), ("align", config.align)):
-        unknown = sorted(modalities.keys() - config.encoders.keys())
+    by_key: dict[str, Iterable[str]] = {
+        "kinds": config.kinds,
+        "align": config.align,
+        "standardise": config.standardise,
+    }
+    for key, modalities in by_key.items():
+        unknown = sorted({*modalities} - config.encoders.keys())
         if unknown:
             raise FusionZooError(f"{path}: {key} names {unknown[0]!r}, which has no encoder")
     if targets is not None:

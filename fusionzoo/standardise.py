@@ -6,6 +6,7 @@ Shapes: `N` samples, `T` tokens, `D` width.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,36 @@ from .structures import Features
 
 RAW_KINDS = ("vector", "sequence")  # columns of the user's, each with a unit of its own
 LENGTH = 5.0  # root mean square of the scaled vectors' lengths (results/LOG.md compares 1 to 36)
+
+
+class Moments(NamedTuple):
+    """Number, mean and summed squared deviations of rows; those of parts add up to the whole's."""
+
+    num_rows: int
+    mean: Tensor  # (D,) float64
+    squares: Tensor  # (D,) float64
+
+    @classmethod
+    def of(cls, rows: Tensor) -> Moments:
+        """Measure rows (N, D), in single precision."""
+        if not len(rows):
+            zeros = torch.zeros(rows.shape[1], dtype=torch.float64)
+            return cls(0, zeros, zeros)
+        variance, mean = torch.var_mean(rows.float(), dim=0, correction=0)
+        return cls(len(rows), mean.double().cpu(), variance.double().cpu() * len(rows))
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance of each dimension, zero without rows: (D,) float32."""
+        return (self.squares / max(1, self.num_rows)).float()
+
+    def merge(self, other: Moments) -> Moments:
+        """Return the moments of the rows of both (Chan et al. 1979)."""
+        num_rows = self.num_rows + other.num_rows
+        share = other.num_rows / max(1, num_rows)
+        shift = other.mean - self.mean
+        squares = self.squares + other.squares + shift.square() * self.num_rows * share
+        return Moments(num_rows, self.mean + shift * share, squares)
 
 
 class Standardise(nn.Module):
@@ -45,11 +76,18 @@ class Standardise(nn.Module):
 
         Without tokens, the pooled vector is the only token.
         """
-        module = cls(pooled.shape[1])
-        module.pooled_mean, module.pooled_scale = _mean_and_scale(pooled, per_feature)
-        module.token_mean, module.token_scale = module.pooled_mean, module.pooled_scale
-        if tokens is not None:
-            module.token_mean, module.token_scale = _mean_and_scale(tokens, per_feature)
+        token_moments = None if tokens is None else Moments.of(tokens)
+        return cls.from_moments(Moments.of(pooled), token_moments, per_feature)
+
+    @classmethod
+    def from_moments(
+        cls, pooled: Moments, tokens: Moments | None = None, per_feature: bool = False
+    ) -> Standardise:
+        """Return the module for training features with these moments, see `measure`."""
+        module = cls(len(pooled.mean))
+        for name, moments in (("pooled", pooled), ("token", tokens or pooled)):
+            module.get_buffer(f"{name}_mean").copy_(moments.mean)
+            module.get_buffer(f"{name}_scale").copy_(_scale(moments.variance, per_feature))
         return module
 
     def forward(self, features: Features) -> Features:
@@ -64,20 +102,15 @@ class Standardise(nn.Module):
         )
 
 
-def _mean_and_scale(rows: Tensor, per_feature: bool) -> tuple[Tensor, Tensor]:
-    """Return mean and factor of each dimension, after which rows have `LENGTH`: (D,) both."""
-    rows = rows.float()
-    width = rows.shape[1]
-    if not len(rows):
-        return torch.zeros(width), torch.ones(width)
-    variance, mean = torch.var_mean(rows, dim=0, correction=0)
+def _scale(variance: Tensor, per_feature: bool) -> Tensor:
+    """Return the factor of each dimension, after which rows have `LENGTH`: (D,)."""
     varies = variance > 1e-12
     if not varies.any():
-        return mean, torch.ones(width)
+        return torch.ones_like(variance)
     if not per_feature:
-        return mean, LENGTH * variance.sum().rsqrt().expand(width)
+        return LENGTH * variance.sum().rsqrt().expand(len(variance))
     scale = torch.where(varies, variance.clamp(min=1e-12).rsqrt(), 1.0)
-    return mean, LENGTH * scale / varies.sum().sqrt()
+    return LENGTH * scale / varies.sum().sqrt()
 
 
 def standardise(features: Mapping[str, Features], modules: nn.ModuleDict) -> dict[str, Features]:

@@ -93,6 +93,9 @@ class TrainConfig:
     cache_frozen: Literal["auto", "on", "off"] = option(
         "auto", "run encoders that stay frozen once, and cache features; auto: where it is the same"
     )
+    standardise: Literal["auto", "off"] = option(
+        "auto", "centre and scale features of encoders that stay frozen, by the training split"
+    )
     amp: Literal["none", "bf16", "fp16"] = option("none", "mixed precision")
     log_every: Count = option(10, "steps between two lines of metrics.jsonl")
     save_every: Count | None = option(None, "steps between two checkpoints; null = every epoch")

@@ -23,6 +23,7 @@ from ..tasks.multitask import Tasks
 from ..trainer import Trainer
 from .checkpoint_file import Contents, read_newest, write
 from .run_folder import store_config
+from .standardise import restore_standardise
 
 
 @dataclass
@@ -107,6 +108,7 @@ def write_from_main(contents: Contents, path: Path, world: World, keep: int = 1)
 def restore(path: Path, trainer: Trainer) -> tuple[State, list[str]]:
     """Restore from `path`, or from the newest undamaged older file; also return warnings."""
     contents, notes = read_newest(path)
+    restore_standardise(trainer.module.model, contents["objective"])
     try:
         load_full_state_dict(trainer.module, contents["objective"])
         load_optimizer_state(trainer.optimizer, contents["optimizer"])
