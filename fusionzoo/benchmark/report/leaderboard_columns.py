@@ -80,7 +80,12 @@ def columns(metric: str) -> list[Column]:
         Column(keys=("strategy",), title="strategy", text=str),
         Column(keys=(metric,), title=name, text=decimal),
         Column(keys=("low", "high"), title="95 %", text=_interval, note=f"interval of the {name}"),
-        Column(keys=("untuned",), title="untuned", text=decimal, note=f"{name} before tuning"),
+        Column(
+            keys=("untuned",),
+            title="untuned",
+            text=decimal,
+            note=f"{name} before tuning, of the first seed",
+        ),
         Column(
             keys=("gain_difference",),
             title="gain, points" if share else "gain",

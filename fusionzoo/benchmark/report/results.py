@@ -42,7 +42,7 @@ class StrategyResults:
     rows: list[Row] = field(default_factory=list)
     facts: dict[str, float] = field(default_factory=dict)  # means over seeds and folds
     subset_scores: NDArray[np.float64] | None = None  # (S, U, N) of every subset, the full first
-    untuned: float = math.nan  # the score with default settings
+    untuned: float = math.nan  # the score with default settings, first seed
     lost_scores: NDArray[np.float64] | None = None  # (S, C, n) of damaged samples, by lost part
     lost_conditions: list[Condition] = field(default_factory=list)  # C: the first is undamaged
 

@@ -86,7 +86,11 @@ def _strategy(bench: Bench, name: str, results: Results) -> StrategyResults:
         key: float(np.mean([trial.facts[key] for trial in trials.values()]))
         for key in next(iter(trials.values())).facts
     }
-    untuned = [t.scores[0].mean() for t in _trials(name, results.untuned).values()]
+    untuned = [
+        trial.scores[0].mean()
+        for (seed, _), trial in _trials(name, results.untuned).items()
+        if seed == bench.cfg.seed
+    ]
     scores = np.stack(subsets).astype(np.float64)  # (S, U, N)
     logits_by_seed = [[torch.from_numpy(t.logits) for t in folds] for folds in by_seed]
     return StrategyResults(

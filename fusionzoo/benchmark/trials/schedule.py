@@ -50,7 +50,10 @@ class UnitResult(NamedTuple):
 
 
 class Results(NamedTuple):
-    """The results that are reported and, where they were tuned, those of the default settings."""
+    """The results that are reported and, where they were tuned, those of the default settings.
+
+    With default settings each strategy is trained with the first seed only.
+    """
 
     reported: list[UnitResult]
     untuned: list[UnitResult]
@@ -126,10 +129,10 @@ def run_all(bench: Bench, strategies: Sequence[str], clock: Clock | None = None)
     ]
     plain = [unit for unit in plain if (unit.strategy, unit.fold) not in errors]
     reported = [tuned for unit in plain for tuned in _tuned(bench, unit, chosen)]
-    untuned = [
-        unit if unit in reported else unit._replace(whole=False)  # its test score is enough
+    untuned = [  # the test score of the first seed is enough
+        unit if unit in reported else unit._replace(seeds=unit.seeds[:1], whole=False)
         for unit in plain
-        if not unit.shuffled and unit.strategy not in LINEAR
+        if unit.seeds[0] == bench.cfg.seed and not unit.shuffled and unit.strategy not in LINEAR
     ]
     every = _run(bench, [*reported, *(unit for unit in untuned if unit not in reported)])
     clock.lap("training and tests")
