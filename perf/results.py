@@ -77,6 +77,7 @@ TABLES = (
     script("cells", (*BENCHMARK, "configs/benchmarks/mfeat.yaml")),
     benchmark("stamps", "--fusions all "),
     *(benchmark(name) for name in REPORTS[1:]),
+    script("heads", tuple(f"results/benchmark/{name}/summary.json" for name in REPORTS)),
     Table(
         "benchmark/all",
         f"python benchmark.py --combine '[{', '.join(f'results/benchmark/{x}' for x in REPORTS)}]'"

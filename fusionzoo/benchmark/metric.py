@@ -43,6 +43,11 @@ METRICS = {
 }
 
 
+def metric_named(name: str) -> Metric:
+    """Return the figure with this name."""
+    return next(metric for metric in METRICS.values() if metric.name == name)
+
+
 def metric_of(tasks: Tasks) -> Metric:
     """Return the figure for these tasks; of several together, their weighted loss."""
     kind = tasks.first.target.kind if len(tasks.tasks) == 1 else "several"

@@ -11,8 +11,9 @@ from typing import Any
 
 from fusionzoo.version import __version__
 
+from ..metric import metric_named
 from .leaderboard import ECE_NOTE
-from .leaderboard_columns import SHARES, difference_text, table
+from .leaderboard_columns import table
 from .results import Summary
 from .sections import heat_map, sections
 from .title import data_title
@@ -34,8 +35,8 @@ def page(summary: Summary, figures: Mapping[str, Any], laps: Sequence[tuple[str,
             figures=figures,
             title=data_title(summary.bench.cfg.data),
             metric=metric_name(metric),
-            points=metric in SHARES,
-            difference=difference_text(metric),
+            points=metric_named(metric).share,
+            difference=metric_named(metric).difference,
             columns=columns,
             rows=[(line["family"], row) for line, row in zip(lines, cells, strict=True)],
             sections=sections(summary, metric),

@@ -8,13 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..metric import METRICS
+from ..metric import metric_named
 from .leaderboard import NOT_CALIBRATED
 from .units import decimal, metric_name, readable, thousands
 
 Line = Mapping[str, Any]
-# Metrics that are shares; differences between them are shown in points.
-SHARES = {metric.name for metric in METRICS.values() if metric.share}
 HIDDEN = {"score", "seeds"}  # keys of a line that are no column
 # Text that JavaScript's parseFloat reads as the number; not "128 k", "12,345" or "<0.001".
 SORTS_AS_IT_STANDS = re.compile(r"[+-]?\d+(\.\d+)?( to .*| \*| \(.*)?$")
@@ -72,8 +70,7 @@ DETAILS = (
 
 def columns(metric: str) -> list[Column]:
     """Return the columns of a leaderboard that is ranked by `metric`."""
-    share = metric in SHARES
-    gain = difference_text(metric)
+    gain, share = metric_named(metric).difference, metric_named(metric).share
     name = metric_name(metric)
     score = f"{name} over missing rates from 0 to 0.9, averaged"
     return [
@@ -110,11 +107,6 @@ def columns(metric: str) -> list[Column]:
         ),
         *DETAILS,
     ]
-
-
-def difference_text(metric: str) -> Callable[[float], str]:
-    """Return the function that writes a difference between two scores: in points for shares."""
-    return _points if metric in SHARES else _difference
 
 
 def present_columns(lines: Sequence[Line], metric: str) -> list[Column]:
@@ -164,14 +156,6 @@ def _has_value(value: Any) -> bool:
 
 def _interval(low: float, high: float) -> str:
     return f"{decimal(low)} to {decimal(high)}"
-
-
-def _points(share: float) -> str:
-    return f"{100 * share:+.1f}"
-
-
-def _difference(number: float) -> str:
-    return f"{number:+.3g}"
 
 
 def _p_value(p: float) -> str:

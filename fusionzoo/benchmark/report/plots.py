@@ -10,10 +10,10 @@ import numpy as np
 
 from fusionzoo.evaluation.statistics import Ranking, cliques
 
+from ..metric import metric_named
 from ..strategies import ALONE
 from .drawing import WIDE, Layout, drawn_twice, finish, panel_grid, row_axes
 from .labels import label_points, log_ticks
-from .leaderboard_columns import SHARES
 from .svg import COLOURS, FAINT, INK
 from .units import metric_name
 
@@ -32,7 +32,7 @@ def intervals(
     places = axes.get_yticks()
     scores = [line[metric] for line in lines]
     left = min(scores) - 0.1 * (max(scores) - min(scores) or 0.1)
-    right = 1.0 if metric in SHARES else math.inf
+    right = 1.0 if metric_named(metric).share else math.inf
     for place, line in zip(places, lines, strict=True):
         colour = _family_colour(line["family"])
         if not math.isnan(line["low"]):

@@ -13,7 +13,7 @@ from fusionzoo.console import print_table
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import replacing, write_text
 
-from ..metric import METRICS, Metric
+from ..metric import Metric, metric_named
 from .leaderboard import ECE_NOTE
 from .results import Summary
 from .summary import parquet_rows
@@ -122,7 +122,7 @@ def text_table(figures: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 def text_columns(figures: Mapping[str, Any]) -> list[TextColumn]:
     """Return the columns after the strategy's name; those that no line has are left out."""
-    metric = next(x for x in METRICS.values() if x.name == figures["metric"])
+    metric = metric_named(figures["metric"])
     lines = figures["leaderboard"]
 
     def has(key: str) -> bool:
