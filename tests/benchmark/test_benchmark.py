@@ -26,7 +26,7 @@ from fusionzoo.benchmark import bench as setup
 from fusionzoo.benchmark.clock import read_laps
 from fusionzoo.benchmark.features import encoders as encoding
 from fusionzoo.benchmark.features import prepare, pretrain
-from fusionzoo.benchmark.trials import examine, schedule, store, trial
+from fusionzoo.benchmark.trials import examine, schedule, store, trial, tune
 from fusionzoo.config import BenchmarkConfig, from_tree
 from fusionzoo.errors import FusionZooError
 from fusionzoo.features import cache
@@ -335,6 +335,26 @@ def test_tuning_never_evaluates_on_the_test_split_and_continues_where_it_stopped
     path.write_text(whole[: len(whole) // 2])
     second = run(run_two)
     assert path.read_text() == whole
+    assert first["leaderboard"] == second["leaderboard"]
+
+
+def test_models_that_tuning_trained_are_tested_as_those_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"tune": 3, "fusions": "gmu,tfn", "corruptions": False, "stack": False}
+    reused: list[bool] = []
+
+    def trained_model(*arguments: Any) -> Any:
+        model = tune.trained_model(*arguments)
+        reused.append(model is not None)
+        return model
+
+    monkeypatch.setattr(schedule, "trained_model", trained_model)
+    first = run(small(tmp_path / "a", **changes))
+    assert sum(reused) > 4  # the default of each strategy, and chosen ones
+    assert not list((tmp_path / "a" / "cells").glob("*.pt"))
+    monkeypatch.setattr(schedule, "trained_model", lambda *_: None)
+    second = run(small(tmp_path / "b", **changes))
     assert first["leaderboard"] == second["leaderboard"]
 
 

@@ -30,7 +30,7 @@ from ..executors import map_unordered
 from ..strategies import LINEAR, fusion_of, parse, reads_tokens, settings_of
 from . import store, trial
 from .store import TrialResult
-from .tune import tune
+from .tune import remove_models, trained_model, tune
 
 # Settings that do not change a trial: how and where it is run, and which other trials are run.
 IRRELEVANT = {"fusions", "settings", "fusion", "balance", "balance_settings", "missing_train"}
@@ -135,6 +135,7 @@ def run_all(bench: Bench, strategies: Sequence[str], clock: Clock | None = None)
         if unit.seeds[0] == bench.cfg.seed and not unit.shuffled and unit.strategy not in LINEAR
     ]
     every = _run(bench, [*reported, *(unit for unit in untuned if unit not in reported)])
+    remove_models(bench)
     clock.lap("training and tests")
     result_of = {_identity(result.unit): result for result in every}
     return Results(
@@ -164,7 +165,7 @@ def _run(bench: Bench, ordered: Sequence[Unit]) -> list[UnitResult]:
 def _run_unit(bench: Bench, unit: Unit) -> str | None:
     """Run a unit and store its results; return the error message, or None."""
     try:
-        store.save(path_of(bench, unit), unit, trial.run(bench, unit))
+        store.save(path_of(bench, unit), unit, trial.run(bench, unit, trained_model(bench, unit)))
     except Exception as error:  # shown in the report; the other strategies are run
         return _message(error)
     return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,19 +36,27 @@ from .examine import Examiner
 from .store import TrialResult
 
 
-def run(bench: Bench, unit: Unit) -> list[TrialResult]:
-    """Train the models of a unit and compute their metrics."""
+class Trained(NamedTuple):
+    """The trained models of a unit."""
+
+    fits: list[FitResult]  # one per seed
+    seconds: float  # of training each
+
+
+def run(bench: Bench, unit: Unit, trained: Trained | None = None) -> list[TrialResult]:
+    """Train the models of a unit, unless they are trained already, and compute their metrics."""
     if unit.strategy in LINEAR:
         return linear.run(bench, unit)
     start = time.perf_counter()
     models, feed = build(bench, unit)
-    fitted = train(bench, unit, models, feed)
-    seconds = (time.perf_counter() - start) / len(models)
+    if trained is None:
+        fits = train(bench, unit, models, feed)
+        trained = Trained(fits, (time.perf_counter() - start) / len(models))
     examiner = Examiner(bench, unit, feed)
     results = []
-    for seed, model, fit_result in zip(unit.seeds, models, fitted, strict=True):
+    for seed, model, fit_result in zip(unit.seeds, models, trained.fits, strict=True):
         model.load_state_dict(fit_result.weights)
-        results.append(examiner.examine(model, seed, fit_result, seconds))
+        results.append(examiner.examine(model, seed, fit_result, trained.seconds))
     return results
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,10 @@ from fusionzoo.features.encode import key_of
 from fusionzoo.files import whole_lines
 from fusionzoo.fusion import fusion_info
 from fusionzoo.rng import seed_of
+from fusionzoo.training.runs import checkpoint_file
 
 from ..bench import Bench, Settings, Unit
+from ..fit import FitResult
 from ..strategies import fusion_of, parse
 from . import store, trial
 
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
 DRAWN = 4  # proposals before the estimator sets in
 WARM_UP = 3  # epochs before a proposal may be stopped
+LEAST_DECAY = 1e-3  # the least weight decay that is drawn
 
 
 def require_optuna() -> None:
@@ -47,7 +51,7 @@ def tune(bench: Bench, unit: Unit) -> dict[str, Settings]:
     tree-structured Parzen estimator (Bergstra et al. 2011). A proposal whose validation loss is
     above the median of the earlier ones at the same epoch is stopped. Each is written to a file and
     has its own seed, so an interrupted search continues with the proposals that it would have made
-    anyway.
+    anyway. The models of the first and of the best one are stored for the tests.
     """
     import optuna
 
@@ -58,13 +62,17 @@ def tune(bench: Bench, unit: Unit) -> dict[str, Settings]:
     pruner = optuna.pruners.MedianPruner(n_startup_trials=1, n_warmup_steps=WARM_UP)
     study = optuna.create_study(pruner=pruner)
     study.enqueue_trial(_defaults(bench, unit))
+    models: dict[int, trial.Trained] = {}  # by number
     for number in range(bench.cfg.tune or 0):
         seed = seed_of(bench.cfg.seed, number) % 2**32
         study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=DRAWN)
         proposal = study.ask()
         settings, training = _propose(proposal, bench, unit)
         if number == len(done):
-            losses = _losses(bench, unit._replace(settings=settings, training=training), proposal)
+            proposed = unit._replace(settings=settings, training=training)
+            losses, model = _train(bench, proposed, proposal)
+            if model is not None:
+                models[number] = model
             line = {"losses": losses, "settings": settings, "training": training}
             with path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
@@ -73,10 +81,16 @@ def tune(bench: Bench, unit: Unit) -> dict[str, Settings]:
             for epoch, loss in done[number]["losses"]:
                 proposal.report(loss, epoch)
         study.tell(proposal, _least(done[number]["losses"]))
-    best = min(done[: bench.cfg.tune], key=lambda line: _least(line["losses"]))
-    if best is done[0]:
+    numbers = range(min(len(done), bench.cfg.tune or 0))
+    best = min(numbers, key=lambda number: _least(done[number]["losses"]))
+    if 0 in models and bench.cfg.optim.weight_decay >= LEAST_DECAY:
+        _store(models[0], bench, unit)
+    if best == 0:
         return {"settings": {}, "training": {}}
-    return {"settings": best["settings"], "training": best["training"]}
+    chosen = {key: done[best][key] for key in ("settings", "training")}
+    if best in models:
+        _store(models[best], bench, unit._replace(**chosen))
+    return chosen
 
 
 def _least(losses: Sequence[tuple[int, float]]) -> float:
@@ -95,7 +109,7 @@ def _defaults(bench: Bench, unit: Unit) -> Settings:
     cfg = bench.cfg
     start: Settings = {
         "lr": cfg.optim.lr,
-        "weight_decay": max(cfg.optim.weight_decay, 1e-3),
+        "weight_decay": max(cfg.optim.weight_decay, LEAST_DECAY),
         "epochs": cfg.epochs,
     }
     if has_dropout(unit):
@@ -119,7 +133,9 @@ def _propose(proposal: optuna.Trial, bench: Bench, unit: Unit) -> tuple[Settings
     lr, decay, epochs = bench.cfg.optim.lr, bench.cfg.optim.weight_decay, bench.cfg.epochs
     optim: Settings = {
         "lr": proposal.suggest_float("lr", lr / 3, lr * 10, log=True),
-        "weight_decay": proposal.suggest_float("weight_decay", 1e-3, max(3.0, decay), log=True),
+        "weight_decay": proposal.suggest_float(
+            "weight_decay", LEAST_DECAY, max(3.0, decay), log=True
+        ),
     }
     epochs = proposal.suggest_int("epochs", max(1, epochs // 4), epochs, log=True)
     settings = dict(unit.settings)
@@ -128,30 +144,62 @@ def _propose(proposal: optuna.Trial, bench: Bench, unit: Unit) -> tuple[Settings
     return settings, {"epochs": epochs, "optim": optim}
 
 
-def _losses(bench: Bench, unit: Unit, proposal: optuna.Trial) -> list[tuple[int, float]]:
-    """Train, and return (epoch, validation loss) of each epoch; nothing if training diverged."""
+def _train(
+    bench: Bench, unit: Unit, proposal: optuna.Trial
+) -> tuple[list[tuple[int, float]], trial.Trained | None]:
+    """Train; return (epoch, validation loss) of each epoch, and the model if none stopped it.
+
+    No losses: training diverged.
+    """
     losses: list[tuple[int, float]] = []
+    stopped = False
 
     def stop_early(epoch: int, loss: float) -> bool:
-        if not math.isfinite(loss):
-            return True
-        losses.append((epoch, loss))
-        proposal.report(loss, epoch)
-        return proposal.should_prune()
+        nonlocal stopped
+        if math.isfinite(loss):
+            losses.append((epoch, loss))
+            proposal.report(loss, epoch)
+            stopped = proposal.should_prune()
+        else:
+            stopped = True
+        return stopped
 
+    start = time.perf_counter()
     try:
         models, feed = trial.build(bench, unit)
-        trial.train(bench, unit, models, feed, stop_early)
+        fits = trial.train(bench, unit, models, feed, stop_early)
     except FusionZooError:
-        return []  # training diverged: the learning rate is too high
-    return losses
+        return [], None  # the learning rate is too high
+    return losses, None if stopped else trial.Trained(fits, time.perf_counter() - start)
 
 
-def _path(bench: Bench, unit: Unit) -> Path:
+def trained_model(bench: Bench, unit: Unit) -> trial.Trained | None:
+    """Return the model of a unit that tuning has trained already; None if there is none."""
+    path = _path(bench, unit, ".pt")
+    if not path.is_file():
+        return None
+    contents = checkpoint_file.read(path)
+    return trial.Trained([FitResult(**contents["fit"])], contents["seconds"])
+
+
+def remove_models(bench: Bench) -> None:
+    """Remove the models that tuning has stored."""
+    for path in store.folder_of(bench.cfg.out).glob("tune-*.pt"):
+        path.unlink()
+
+
+def _store(model: trial.Trained, bench: Bench, unit: Unit) -> None:
+    contents = {"fit": model.fits[0]._asdict(), "seconds": model.seconds}
+    checkpoint_file.write(contents, _path(bench, unit, ".pt"))
+
+
+def _path(bench: Bench, unit: Unit, suffix: str = ".jsonl") -> Path:
+    """Return the file of the proposals for a unit, or of its trained model."""
     cfg: Any = bench.cfg
+    unit = unit._replace(whole=True)  # how a model is tested does not change its training
     features = bench.features[unit.fold] if bench.features else cfg.encoders
     key = [cfg.data, features, unit._asdict(), cfg.optim, cfg.epochs, cfg.patience, cfg.batch_size]
     key += [cfg.objective, cfg.targets, cfg.standardise]
     key += [cfg.balance_settings.get(name) for name in parse(unit.strategy).balance]
     name = re.sub(r"[^\w.-]+", "-", unit.strategy)
-    return store.folder_of(cfg.out) / f"tune-{name}-f{unit.fold}-{key_of(key)[:12]}.jsonl"
+    return store.folder_of(cfg.out) / f"tune-{name}-f{unit.fold}-{key_of(key)[:12]}{suffix}"

@@ -11,15 +11,12 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import replacing
-
-if TYPE_CHECKING:
-    pass
 
 Contents = dict[str, Any]
 MARK = b"sha256:"  # start of the archive's comment; 64 hexadecimal digits follow
