@@ -35,6 +35,7 @@ SETTINGS: dict[str, Any] = {
     "fusion": {"dim": 16},
     "seeds": 1,
     "epochs": 2,
+    "tune": 2,
     "optim": {"lr": 3e-3},
     "jobs": 1,
 }
@@ -244,7 +245,7 @@ def test_without_pandas_the_leaderboard_is_one_clear_error(
 BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("number", range(2))
+@pytest.mark.parametrize("number", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_the_examples_of_the_guide_run(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
