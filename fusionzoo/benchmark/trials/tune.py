@@ -189,6 +189,8 @@ def remove_models(bench: Bench) -> None:
 
 
 def _store(model: trial.Trained, bench: Bench, unit: Unit) -> None:
+    if bench.cfg.mode == "finetune":
+        return  # with their encoders the models of all strategies may fill the disk
     contents = {"fit": model.fits[0]._asdict(), "seconds": model.seconds}
     checkpoint_file.write(contents, _path(bench, unit, ".pt"))
 
