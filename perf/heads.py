@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "heads.csv")
     flags = parser.parse_args()
     stored = sorted(path.parent for path in REPORTS.glob("*/config.yaml"))
+    stored = [folder for folder in stored if "metric" in read(folder)]  # not of older versions
     lines = [line for folder in flags.reports or stored for line in table(folder)]
     with flags.out.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
@@ -50,9 +51,15 @@ def main() -> None:
     print(f"{sum(bool(line['missed']) for line in lines)} of {len(lines)} miss a bar; {flags.out}")
 
 
+def read(folder: Path) -> dict[str, Any]:
+    """Return the figures of a report."""
+    figures: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return figures
+
+
 def table(folder: Path) -> list[dict[str, Any]]:
     """Return the lines of one report, the best fusion first."""
-    figures = json.loads((folder / "summary.json").read_text())
+    figures = read(folder)
     metric, lines = figures["metric"], figures["leaderboard"]
     scores = {line["strategy"]: line["score"] for line in lines}
     parts = {
