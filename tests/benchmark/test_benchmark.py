@@ -124,7 +124,9 @@ def test_more_strategies_reuse_finished_trials(
     ran: list[str] = []
     before = trial.run
     monkeypatch.setattr(
-        trial, "run", lambda bench, unit: ran.append(unit.strategy) or before(bench, unit)
+        trial,
+        "run",
+        lambda bench, unit, *rest: ran.append(unit.strategy) or before(bench, unit, *rest),
     )
     run(small(report, seeds=3, fusions="sum,gmu,mbt,max", epochs=6))
     assert set(ran) == {"max"}
@@ -205,10 +207,12 @@ def test_a_strategy_that_fails_is_reported_and_stops_no_other(
 ) -> None:
     before = trial.run
 
-    def fail(bench: setup.Bench, unit: setup.Unit) -> list[store.TrialResult]:
+    def fail(
+        bench: setup.Bench, unit: setup.Unit, trained: trial.Trained | None
+    ) -> list[store.TrialResult]:
         if unit.strategy == "gmu":
             raise RuntimeError("no luck today")
-        return before(bench, unit)
+        return before(bench, unit, trained)
 
     monkeypatch.setattr(trial, "run", fail)
     recipe = tmp_path / "recipe.yaml"
