@@ -38,9 +38,8 @@ def main() -> None:
     parser.add_argument("reports", nargs="*", type=Path, help="folders of reports")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "heads.csv")
     flags = parser.parse_args()
-    stored = sorted(path.parent for path in REPORTS.glob("*/config.yaml"))
-    stored = [folder for folder in stored if "metric" in read(folder)]  # not of older versions
-    lines = [line for folder in flags.reports or stored for line in table(folder)]
+    folders = flags.reports or stored_reports()
+    lines = [line for folder in folders for line in table(folder)]
     with flags.out.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
@@ -49,6 +48,12 @@ def main() -> None:
         if line["missed"]:
             print(f"{line['data']}: {line['fusion']} {line['tuned']}: {line['missed']}")
     print(f"{sum(bool(line['missed']) for line in lines)} of {len(lines)} miss a bar; {flags.out}")
+
+
+def stored_reports() -> list[Path]:
+    """Return the folders in results/benchmark, but for reports of earlier versions."""
+    folders = sorted(path.parent for path in REPORTS.glob("*/config.yaml"))
+    return [folder for folder in folders if "metric" in read(folder)]
 
 
 def read(folder: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 import torch
+from torch import Tensor
 
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.evaluation.robustness import LOST_PART, Corrupted
@@ -37,17 +38,16 @@ def describe_corrupted(
     descriptions: dict[str, Description],
 ) -> dict[Condition, Damaged]:
     """Describe the damaged samples of a fold: those of all folds, where they share an encoder."""
-    own = damaged_rows(bench, bench.folds[fold_number])
-    shared = torch.cat([damaged_rows(bench, fold) for fold in bench.folds]).unique()
     if not conditions(bench):
         return {}
+    own = damaged_rows(bench, bench.folds[fold_number])
+    shared = torch.cat([damaged_rows(bench, fold) for fold in bench.folds]).unique()
     rows = {name: own if is_untrained(encoder) else shared for name, encoder in frozen.items()}
     samples = {name: fingerprint(dataset.subset(rows[name]), name) for name in frozen}
     damaged = {}
     for condition in conditions(bench):
         name = condition[0]
-        changed = {"samples": samples[name], "corruption": condition[1:]}
-        damaged[condition] = Damaged({**descriptions[name], **changed}, rows[name])
+        damaged[condition] = _entry(descriptions[name], samples[name], rows[name], condition)
     return damaged
 
 
@@ -72,9 +72,13 @@ def describe_damaged_train(
         if len(rows):
             condition = (name, LOST_PART[kind], SEVERITY)
             samples = fingerprint(dataset.subset(rows), name)
-            changed = {"samples": samples, "corruption": condition[1:]}
-            damaged[condition] = Damaged({**descriptions[name], **changed}, rows)
+            damaged[condition] = _entry(descriptions[name], samples, rows, condition)
     return damaged
+
+
+def _entry(description: Description, samples: str, rows: Tensor, condition: Condition) -> Damaged:
+    """Return the cache entry of these rows, whose fingerprint is `samples`, damaged in one way."""
+    return Damaged({**description, "samples": samples, "corruption": condition[1:]}, rows)
 
 
 def encode_all_damaged(bench: Bench) -> None:
