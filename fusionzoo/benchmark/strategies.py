@@ -142,7 +142,7 @@ def _fit_for_targets(fusions: Sequence[str], cfg: BenchmarkConfig) -> tuple[list
 
 def _build_small(fusion: str, settings: Settings) -> Fusion:
     """Build a narrow fusion, to ask what it can answer."""
-    arguments = {**settings, "dim": 8, "num_outputs": 2}
+    arguments = {"dim": 8, **settings, "num_outputs": 2}
     with torch.random.fork_rng(devices=[]):
         return create_fusion(fusion, {"a": 8, "b": 8, "c": 8}, **arguments)
 
@@ -153,13 +153,14 @@ def settings_of(cfg: BenchmarkConfig, strategy: str) -> Settings:
     if base in LINEAR:
         return {}
     name = fusion_of(strategy)
-    known = {"dim", *fusion_info(name).parameters}
+    info = fusion_info(name)
+    known = {"dim", *info.parameters}
     common = {key: value for key, value in cfg.fusion.items() if key in known}
     if base.startswith(ALONE):
         common["hidden"] = ()  # a linear head: the strongest probe of one encoder that we measured
     specific = dict(cfg.settings.get(base, {}))
     for key in specific:
-        if key not in known:
+        if key not in known and not info.open_ended:
             raise FusionZooError(
                 f"--settings.{base}.{key}: {name} has no such setting."
                 f"{did_you_mean(key, known)} It has: {', '.join(sorted(known))}."
@@ -179,7 +180,9 @@ def check_settings(cfg: BenchmarkConfig, strategies: Sequence[str]) -> None:
         if not any(key in {"dim", *fusion_info(n).parameters} for n in [*list_fusions(), *fusions]):
             raise FusionZooError(f"--fusion.{key}: no fusion has this setting")
     for name in strategies:
-        settings_of(cfg, name)
+        settings = settings_of(cfg, name)
+        if name not in LINEAR and fusion_info(fusion_of(name)).open_ended:
+            _build_small(fusion_of(name), settings)  # what it passes settings on to checks them
     trained = {name for row in select_balance(cfg.balance) for name in row}
     for name in cfg.balance_settings:
         if name not in trained:

@@ -148,6 +148,10 @@ def test_an_unknown_fusion_is_named_before_anything_is_computed(
     [
         ({"settings": {"gmu": {"dropuot": 1}}}, r"--settings.gmu.dropuot.*dropout"),
         ({"settings": {"gnu": {}}}, "--settings.gnu: unknown fusion.*gmu"),
+        (
+            {"fusions": "missing_tokens", "settings": {"missing_tokens": {"num_layerz": 1}}},
+            "'concat_transformer' has no setting 'num_layerz'.*num_layers",
+        ),
         ({"fusion": {"dmi": 8}}, "--fusion.dmi"),
         ({"folds": 2}, "--folds 2"),
         ({"data": {"modalities": "a"}}, "one modality: there is nothing to fuse"),
