@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t
 
-from fusionzoo.benchmark.bench import VALIDATION_PARTS
+from fusionzoo.benchmark.folds import VALIDATION_PARTS
 from fusionzoo.evaluation.statistics import LEVEL, crossed
 
 Array = NDArray[np.float64]

@@ -22,16 +22,16 @@ class Columns:
     looked up under its own name. Case and spaces around names do not matter.
     """
 
-    def __init__(self, path: Path, table: pa.Table, roles: Mapping[str, str]) -> None:
-        self.path, self.table, self.roles = path, table, roles
+    def __init__(self, source: str, table: pa.Table, roles: Mapping[str, str]) -> None:
+        self.source, self.table, self.roles = source, table, roles
         self.used: set[int] = set()
         self._positions: dict[str, int] = {}
         for position, name in enumerate(table.column_names):
             first = self._positions.setdefault(_fold(name), position)
             if first != position:
                 raise FusionZooError(
-                    f"{path}: the columns {table.column_names[first]!r} and {name!r} have the same"
-                    " name if spaces and case are ignored: rename one of them"
+                    f"{source}: the columns {table.column_names[first]!r} and {name!r} have the"
+                    " same name if spaces and case are ignored: rename one of them"
                 )
 
     def __contains__(self, role: str) -> bool:
@@ -51,7 +51,7 @@ class Columns:
         if role not in self:
             name, known = self.roles.get(role, role), self.table.column_names
             raise FusionZooError(
-                f"{self.path} has no column {name!r} for {purpose}.{did_you_mean(name, known)}"
+                f"{self.source} has no column {name!r} for {purpose}.{did_you_mean(name, known)}"
                 f" Its columns: {', '.join(known)}"
             )
 

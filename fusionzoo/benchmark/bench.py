@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -13,7 +12,6 @@ from torch import Tensor
 from fusionzoo.config import BenchmarkConfig
 from fusionzoo.config.deselected import drop_deselected
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.datasets.splits import SPLITS
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.robustness import CORRUPTIONS, SEVERITIES
 from fusionzoo.rng import seed_of
@@ -21,23 +19,13 @@ from fusionzoo.targets import Target
 from fusionzoo.training.build import open_dataset
 from fusionzoo.training.tasks.multitask import Tasks, build_tasks, create_tasks, targets_of
 
+from .folds import FOLDS, Fold, make_folds, untrained_labels
 from .metric import METRICS, Metric, fold_labels, metric_of
 
 SMALL = 5000  # samples: smaller data sets are cross-validated unless the settings say otherwise
-FOLDS = 5
-VALIDATION_PARTS = 8  # of the samples that a fold does not test, one part in 8 validates
 Condition = tuple[str, str, int]  # modality, corruption, severity
 Settings = dict[str, Any]  # of a fusion or of training
 Description = dict[str, Any]  # of an entry of the feature cache
-
-
-@dataclass(frozen=True, eq=False)  # tensors have no truth value to compare by
-class Fold:
-    """Row numbers of the three splits."""
-
-    train: Tensor
-    val: Tensor
-    test: Tensor
 
 
 class Damaged(NamedTuple):
@@ -120,7 +108,7 @@ def open_bench(
         opened.present,
         folds,
         tuple(opened.groups),
-        (*(notes if dropped_flags else ()), *_untrained_labels(opened, folds)),
+        (*(notes if dropped_flags else ()), *untrained_labels(opened, folds)),
         None if opened.scheme is None else tuple(opened.scheme),
         metric_of(tasks),
         None if dataset is None else opened,
@@ -154,50 +142,6 @@ def dataset_of(bench: Bench) -> PairedDataset:
     return open_dataset(bench.cfg.data, targets_of(bench.cfg))
 
 
-def make_folds(
-    dataset: PairedDataset, count: int, seed: int, labels: Tensor | None = None
-) -> tuple[Fold, ...]:
-    """Return the data set's own splits, or `count` stratified folds that keep groups together.
-
-    Fold f tests on part f; of the others it validates on an eighth and trains on the rest, with 5
-    folds on 20, 10 and 70 % of the samples. `labels` (N,) are the classes to stratify by, by
-    default the targets; -1 marks samples without a label, which are trained on (strategies may
-    learn from them) but neither validate nor test.
-    """
-    labels = dataset.targets if labels is None else labels
-    if count == 0:
-        return (_labelled(_own_splits(dataset), labels),)
-    if count < 3:
-        raise FusionZooError(
-            f"--folds {count}: one to test, one to validate and one to train make 3"
-        )
-    folds = []
-    for others, test in _split(dataset, torch.arange(len(labels)), labels, count, seed):
-        train, val = _split(dataset, others, labels, VALIDATION_PARTS, seed)[0]
-        folds.append(_labelled(Fold(train, val, test), labels))
-    return tuple(folds)
-
-
-def _split(
-    dataset: PairedDataset, rows: Tensor, labels: Tensor, count: int, seed: int
-) -> list[tuple[Tensor, Tensor]]:
-    """Cut rows into stratified parts that keep groups together: (the other rows, the part) each.
-
-    Fewer parts are made where there are fewer groups, or no class has as many samples.
-    """
-    from sklearn.model_selection import StratifiedGroupKFold
-
-    groups = [dataset.groups[row] for row in rows.tolist()]
-    most = int(labels[rows].unique(return_counts=True)[1].max())
-    splitter = StratifiedGroupKFold(
-        max(2, min(count, len(set(groups)), most)), shuffle=True, random_state=seed
-    )
-    with warnings.catch_warnings():  # a class rarer than the parts is in some of them only
-        warnings.filterwarnings("ignore", "The least populated class", UserWarning)
-        splits = list(splitter.split(groups, labels[rows], groups))
-    return [(rows[rest].sort().values, rows[part].sort().values) for rest, part in splits]
-
-
 def conditions(bench: Bench) -> list[Condition]:
     """Return every corruption, of every modality and severity, that strategies are tested on."""
     if not bench.cfg.corruptions:
@@ -220,44 +164,3 @@ def damaged_rows(bench: Bench, fold: Fold) -> Tensor:
     if bench.scheme is None:  # every third of the samples in the order of their classes
         rows = rows[bench.targets[rows].argsort(stable=True)]
     return rows[::3].sort().values
-
-
-def _own_splits(dataset: PairedDataset) -> Fold:
-    split_names = dataset.split_names
-    for name in SPLITS:
-        if name not in split_names:
-            dataset.split(name)  # raises an error that lists the splits there are
-    rows = {
-        name: torch.tensor([row for row, split in enumerate(split_names) if split == name])
-        for name in SPLITS
-    }
-    return Fold(**rows)
-
-
-def _labelled(fold: Fold, labels: Tensor) -> Fold:
-    """Leave out the validation and test samples without a label."""
-    val, test = (rows[labels[rows] >= 0] for rows in (fold.val, fold.test))
-    for name, rows in (("val", val), ("test", test)):
-        if not len(rows):
-            raise FusionZooError(f"no sample of the {name} split has a label")
-    return Fold(fold.train, val, test)
-
-
-def _untrained_labels(dataset: PairedDataset, folds: Sequence[Fold]) -> list[str]:
-    """Name the classes that a fold tests and that its training samples lack, for the report."""
-    if dataset.scheme is not None or len(folds) == 1:
-        return []
-    lacking: dict[str, int] = {}
-    for fold in folds:
-        trained = set(dataset.targets[fold.train].tolist())
-        for label in dataset.targets[fold.test].tolist():
-            if label not in trained:
-                name = dataset.classes[label]
-                lacking[name] = lacking.get(name, 0) + 1
-    if not lacking:
-        return []
-    counts = ", ".join(f"{name} ({count})" for name, count in lacking.items())
-    return [
-        f"Samples of these classes are tested in folds whose training samples have none of them,"
-        f" and count as errors: {counts}. Fewer folds, or more samples of them, would help."
-    ]

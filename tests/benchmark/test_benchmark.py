@@ -21,7 +21,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 
 import fusionzoo
-from fusionzoo.benchmark import api, strategies
+from fusionzoo.benchmark import api, folds, strategies
 from fusionzoo.benchmark import bench as setup
 from fusionzoo.benchmark.clock import read_laps
 from fusionzoo.benchmark.features import encoders as encoding
@@ -267,7 +267,7 @@ def test_folds_keep_groups_together() -> None:
         "more": ids,
     }
     dataset = PairedDataset(pa.table(columns), {"text": "text", "more": "text"})
-    for fold in setup.make_folds(dataset, 5, 0):
+    for fold in folds.make_folds(dataset, 5, 0):
         where = [{int(row) // 3 for row in part} for part in (fold.train, fold.val, fold.test)]
         assert not (where[0] & where[1] or where[0] & where[2] or where[1] & where[2])
 

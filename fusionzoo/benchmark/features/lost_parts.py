@@ -20,7 +20,8 @@ from fusionzoo.features.encode import StoredFeatures
 from fusionzoo.rng import seed_of
 from fusionzoo.structures import Features, Sample
 
-from ..bench import Bench, Fold, Unit
+from ..bench import Bench, Unit
+from ..folds import Fold
 from ..strategies import modalities_of, parse
 
 SEVERITY = 3  # the middle one

@@ -25,10 +25,11 @@ from fusionzoo.rng import seed_of
 from fusionzoo.training.build import choose_encoders
 
 from ..balanced import BalancedTrainer, CachedEncoder
-from ..bench import Bench, Fold, Settings, Unit, dataset_of, target_spec, tasks_of
+from ..bench import Bench, Settings, Unit, dataset_of, target_spec, tasks_of
 from ..features.feeds import BatchFeed, ProbeFeed, device_of, removed_modalities
 from ..features.lost_parts import LostParts, damaged_modalities
 from ..fit import FitResult, StopEarly, fit
+from ..folds import Fold
 from ..strategies import LINEAR, fusion_of, modalities_of, parse, reads_tokens
 from ..trainers import SingleTrainer, StackedTrainer, Trainer, stackable
 from . import linear
