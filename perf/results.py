@@ -53,6 +53,13 @@ def recipe(name: str, *code: str) -> Table:
     return Table(f"{name}.csv", f"python perf/recipes.py {name}", ("train.py", *TRAINING, *code))
 
 
+def balance(name: str, imbalance: str) -> Table:
+    """Describe the table of training strategies under one imbalance."""
+    command = f"python perf/balance.py --imbalance {imbalance}"
+    code = ("perf/balance.py", *TRAINING, *SHARED)
+    return Table(f"{name}.csv", command, code, "runs/balance.jsonl")
+
+
 def benchmark(name: str, flags: str = "") -> Table:
     """Describe a report of benchmark.py on one data set."""
     config, out = f"configs/benchmarks/{name}.yaml", f"report/{name}"
@@ -64,7 +71,8 @@ REPORTS = ("stamps", "digits", "mfeat", "interactions")
 TABLES = (
     recipe("digits"),
     recipe("stamps", "configs/stamps.yaml"),
-    script("balance", (*TRAINING, *SHARED), "runs/balance.jsonl"),
+    balance("balance", "rate"),
+    balance("balance_content", "content"),
     script("faults", ("train.py", *TRAINING)),
     script("fusions", ("fusion", "fusionzoo/evaluation/cost.py")),
     script("gpu", ("perf/_gpu_parts.py", *TRAINING, "fusionzoo/benchmark")),  # needs a CUDA GPU
