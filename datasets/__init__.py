@@ -35,12 +35,13 @@ import_siblings(__path__, __name__)  # what registers data sets
 
 
 def create_dataset(name: Any, **settings: Any) -> PairedDataset:
-    """Open the data set `name`, or data of your own: `create_dataset(table, kinds={"xray": "image"})`.
+    """Open a data set by name, or your own data: `create_dataset(df, kinds={"xray": "image"})`.
 
     `name` is the name of a data set (`fusionzoo data list` shows names and settings), a path, or
-    what is in memory, with the settings of `manifest`: a DataFrame, an Arrow table, a list of dicts,
-    a dict of columns, a Hugging Face `Dataset` or `DatasetDict`, a PyTorch data set of dicts. Cells
-    may be PIL pictures, arrays, bytes, `(samples, rate)`, text and lists, decoded on access.
+    what is in memory, with the settings of `manifest`: a DataFrame, an Arrow table, a list of
+    dicts, a dict of columns, a Hugging Face `Dataset` or `DatasetDict`, a PyTorch data set of
+    dicts. Cells may be PIL pictures, arrays, bytes, `(samples, rate)`, text and lists; they are
+    decoded on access.
     """
     if isinstance(name, PairedDataset):
         return view_of(name, settings)

@@ -45,9 +45,11 @@ def write_manifest(dataset: SampleTable, path: Path, embed: bool) -> dict[str, A
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial:
         _write(partial, suffix, schema, writer.batches(schema, names))
-    settings = {"name": "manifest", "root": str(path)}
+    scheme = {} if dataset.scheme is None else {x.name: x.kind for x in dataset.scheme}
     return {
-        **settings,
+        "name": "manifest",
+        "root": str(path),
+        **({"targets": scheme} if dataset.scheme is not None else {}),
         **({"kinds": kinds} if kinds else {}),
         **({"allow_outside": True} if writer.outside else {}),
     }

@@ -27,7 +27,9 @@ def join_splits(sources: Mapping[str, SampleTable], joined: JoinedRows) -> tuple
     made = [name for name in sources if name not in real]
     # Hashes of groups keep the groups together; then those of sources with one sample per key.
     made.sort(key=lambda x: (not sources[x].provenance.group_rule, x == joined.repeated))
-    splits, by_key, num_made = [], {}, 0
+    splits: list[str] = []
+    by_key: dict[str, str] = {}
+    num_made = 0
     for position, key in enumerate(joined.keys):
         rows = {name: joined.rows[name][position] for name in sources}
         values = {name: cells[name][row] for name in real if (row := rows[name]) is not None}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import torch
@@ -20,15 +19,14 @@ from fusionzoo.structures import Sample
 
 from .defaults import fill_encoders
 from .display import Displayed
-from .export import write_manifest
+from .exchange import Exchange
 from .failures import MAX_ERRORS, Failures, OnError, check_policy
-from .join import join_arguments
 from .media import decode
 from .provenance import Provenance
-from .table import SampleTable, drop_values, presence, word_list
+from .table import drop_values, presence, word_list
 
 
-class PairedDataset(Displayed, SampleTable, Dataset[Sample | None]):
+class PairedDataset(Displayed, Exchange, Dataset[Sample | None]):
     """Samples with an id, a split, a target and, per modality, a value or nothing.
 
     `table` has text columns `id`, `split`, `target` and a column per modality, which `modalities`
@@ -171,34 +169,6 @@ class PairedDataset(Displayed, SampleTable, Dataset[Sample | None]):
         view = copy.copy(self)
         view._read_labels(targets)
         return view
-
-    @classmethod
-    def join(
-        cls,
-        sources: Mapping[str, PairedDataset],
-        how: Literal["inner", "outer"] = "inner",
-        on: str | Mapping[str, str] = "id",
-    ) -> PairedDataset:
-        """Pair separate sources by id: `join({"image": photos, "audio": clips}, how="outer")`.
-
-        A source gives the modality it is named after, or its only one under its own name, else all.
-        `inner` keeps the ids that all have; `outer` keeps all, with modalities missing. Splits and
-        targets must agree; splits of a column come before those made by a hash.
-
-        `on` is another column to join on, or one for each source, and then one source may have
-        several samples for each sample of the others: `join({"photo": a, "review": b},
-        on="product")`. Ids are that source's; samples of one product are a group.
-        """
-        return cls(**join_arguments(sources, how, on))
-
-    def to_manifest(self, path: str | os.PathLike[str], embed: bool = False) -> dict[str, Any]:
-        """Write the samples as a manifest (.parquet, .jsonl, .csv, .tsv); return settings to open it.
-
-        Files are referenced relative to the manifest, or in Parquet with `embed` copied into it.
-        Values in memory need Parquet, except for text. `create_dataset(**ds.to_manifest("a.csv"))`
-        opens the same samples; of Parquet files the path is enough.
-        """
-        return write_manifest(self, Path(path), embed)
 
     def _with(self, table: pa.Table, modalities: Mapping[str, str]) -> PairedDataset:
         """Return a view of another table's modalities, without samples that have none of them."""

@@ -53,37 +53,37 @@ class ItemCells:
         return len(self.items)
 
     def __getitem__(self, index: int) -> Any:
-        return media_value(self.raw(index), None)
-
-    def raw(self, index: int) -> Any:
-        """Return a value as the data set has it."""
-        return self.items[index].get(self.name)
+        return media_value(self.items[index].get(self.name), None)
 
 
-def read_items(
-    items: Items,
-) -> tuple[dict[str, list[Any]], dict[str, ItemCells], dict[str, list[bool]]]:
-    """Read every item once; return short values, the other ones as cells, and which there are.
+class Entry:
+    """What one pass over the items tells of one of their entries."""
 
-    Text, numbers and lists of text are kept; pictures, clips and arrays are read again on access.
-    """
-    values: dict[str, list[Any]] = {}
-    present: dict[str, list[bool]] = {}
-    is_large: dict[str, bool] = {}
+    def __init__(self, skipped: int) -> None:
+        self.values: list[Any] = [None] * skipped  # text, numbers and lists of text
+        self.present = [False] * skipped
+        self.first_large: Any = None  # a picture, clip or array; not None: values are read again
+
+    def add(self, value: Any) -> None:
+        """Note the value of the next item."""
+        is_short = _is_short(value)
+        if not is_short and self.first_large is None:
+            self.first_large = value
+        self.values.append(value if is_short else None)
+        self.present.append(value is not None)
+
+
+def read_entries(items: Items) -> dict[str, Entry]:
+    """Read every item once."""
+    entries: dict[str, Entry] = {}
     for index in range(len(items)):
         row = items[index]
         for name in row:
-            if name not in values:
-                values[name], present[name] = [None] * index, [False] * index
-                is_large[name] = False
-        for name in values:
-            value = row.get(name)
-            short = _is_short(value)
-            is_large[name] |= not short
-            values[name].append(value if short else None)
-            present[name].append(value is not None)
-    cells = {name: ItemCells(items, name) for name in values if is_large[name]}
-    return {name: values[name] for name in values if name not in cells}, cells, present
+            if name not in entries:
+                entries[name] = Entry(index)
+        for name, entry in entries.items():
+            entry.add(row.get(name))
+    return entries
 
 
 def as_row(item: Any, fields: Sequence[str], where: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,6 @@ class Loaded:
     source: str  # the table's name in messages
     root: Path | None = None  # the folder of its paths; None: the working directory
     # Column -> values; the table holds their row numbers, null where there is no value.
-    memory: dict[str, Sequence[Any]] = field(default_factory=dict)
+    memory: dict[str, Any] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)  # of columns whose values tell their kind
     split_rule: str = ""  # where column `split` comes from, if the source has no such column

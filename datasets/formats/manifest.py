@@ -64,7 +64,7 @@ def manifest(
         fields: names of the entries of rows that are tuples, in memory; `_` for one to leave out
         stream_limit: samples of a stream in memory that may be read
         join: further sources, by modality: the path of a manifest, or its settings
-        on: column that says which samples of joined sources belong together; by source if it differs
+        on: column by which joined samples belong together, or a mapping with that of each source
         how: `inner` keeps samples that all joined sources have, `outer` keeps all
     """
     loaded = _load(root, word_list(fields) if fields else [], stream_limit)
@@ -84,8 +84,14 @@ def manifest(
         group_column=group_column,
     )
     if join:
-        shared = {"shares": shares, "on_error": on_error, "max_errors": max_errors, "targets": {}}
-        open_source = partial(manifest, **shared, allow_outside=allow_outside)
+        open_source = partial(
+            manifest,
+            shares=shares,
+            on_error=on_error,
+            max_errors=max_errors,
+            targets={},
+            allow_outside=allow_outside,
+        )
         dataset = join_sources(dataset, join, open_source, on=on, how=how, targets=targets)
     return apply_shared_settings(dataset, modalities, missing)
 

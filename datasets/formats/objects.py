@@ -17,7 +17,7 @@ from fusionzoo.structures import Audio
 
 from .cells import ObjectCells, row_numbers
 from .hugging_face import is_hugging_face, read_hugging_face
-from .items import Items, as_row, read_items
+from .items import ItemCells, Items, as_row, read_entries
 from .loaded import Loaded
 
 STREAM_LIMIT = 20_000  # samples of a stream that are read into memory
@@ -46,9 +46,8 @@ def read_objects(data: Any, fields: Sequence[str] = (), stream_limit: int = STRE
     if isinstance(data, Iterable) and not isinstance(data, str | bytes):
         return read_rows(_read_stream(data, stream_limit, kind), fields, kind)
     raise FusionZooError(
-        f"data is of type {type(data).__name__}; it must be the name of a data set, a path, settings"
-        " such as {'name': 'digits'}, a DataFrame, an Arrow table, a list of dicts, a dict of"
-        " columns, a Hugging Face or PyTorch data set, or a PairedDataset"
+        f"{kind} is no table: give a DataFrame, an Arrow table, a list of dicts, a dict of columns,"
+        " or a Hugging Face or PyTorch data set"
     )
 
 
@@ -82,8 +81,8 @@ def read_columns(columns: Mapping[str, Any], source: str) -> Loaded:
         counts = ", ".join(f"{name!r} has {length:,}" for name, length in lengths.items())
         raise FusionZooError(f"{source}: the columns differ in their number of values: {counts}")
     arrays: dict[str, Any] = {}
-    memory: dict[str, Sequence[Any]] = {}
-    kinds = {}
+    memory: dict[str, Any] = {}
+    kinds: dict[str, str] = {}
     for name, values in ((str(name), values) for name, values in columns.items()):
         cells = _cells(values)
         array = _arrow_column(cells)
@@ -108,17 +107,23 @@ def _read_hugging_face(data: Any, fields: Sequence[str], stream_limit: int) -> L
 
 def _read_map_style(data: Any, fields: Sequence[str], source: str) -> Loaded:
     items = Items(data, fields, source)
-    stored, cells, present = read_items(items)
-    loaded = read_columns({**stored, **{name: present[name] for name in cells}}, source)
-    table = loaded.table
-    for name in cells:
-        numbers = row_numbers(np.array(present[name], dtype=bool))
-        table = table.set_column(table.column_names.index(name), name, numbers)
+    entries = read_entries(items)
+    if not entries:
+        raise FusionZooError(f"{source} has no items")
+    large = {name: entry for name, entry in entries.items() if entry.first_large is not None}
+    # Large values stand in the table as the numbers of their rows, like other objects.
+    loaded = read_columns(
+        {
+            name: row_numbers(np.array(entry.present)) if name in large else entry.values
+            for name, entry in entries.items()
+        },
+        source,
+    )
     kinds = dict(loaded.kinds)
-    for name, values in cells.items():
-        rows = np.flatnonzero(present[name])
-        kinds |= _kind(name, [values.raw(int(rows[0]))] if len(rows) else [])
-    return Loaded(table=table, source=source, memory={**loaded.memory, **cells}, kinds=kinds)
+    for name, entry in large.items():
+        kinds |= _kind(name, [entry.first_large])
+    memory = {**loaded.memory, **{name: ItemCells(items, name) for name in large}}
+    return Loaded(table=loaded.table, source=source, memory=memory, kinds=kinds)
 
 
 def _read_stream(rows: Iterable[Any], limit: int, source: str) -> list[Any]:

@@ -64,7 +64,7 @@ def open_table(
     provenance = replace(provenance, inferred=inferred)
     if loaded and loaded.split_rule:
         provenance = replace(provenance, split_rule=loaded.split_rule)
-    values = {**memory, **(loaded.memory if loaded else {})}
+    values: dict[str, Any] = {**memory, **(loaded.memory if loaded else {})}
     rows = rows.drop_columns([x for x in values if x in rows.column_names and x not in names])
     dataset = PairedDataset(
         rows,

@@ -39,8 +39,9 @@ def benchmark(
     """Compare fusions on a data set, write the report to the folder `out`, and return it.
 
     `data` is the name of a data set, the path of a manifest or of class folders, settings
-    (`{"name": "digits", "missing": 0.2}`), a table or data set in memory, or a PairedDataset. Further settings have the names of the command line, sections are mappings:
-    `epochs=5, optim={"lr": 1e-3}`. They override those of `config`: a recipe's path, a mapping or a
+    (`{"name": "digits", "missing": 0.2}`), a table or data set in memory, or a PairedDataset.
+    Further settings have the names of the command line, sections are mappings: `epochs=5,
+    optim={"lr": 1e-3}`. They override those of `config`: a recipe's path, a mapping or a
     BenchmarkConfig. A second call with the same settings runs nothing again.
     """
     keywords = {"fusions": fusions, "seeds": seeds, "out": None if out is None else os.fspath(out)}
