@@ -36,23 +36,39 @@ def write_manifest(dataset: SampleTable, path: Path, embed: bool) -> dict[str, A
     if embed and suffix != ".parquet":
         raise FusionZooError(f"{path}: only .parquet embeds values")
     types = {name: _column_type(dataset, name, embed, suffix) for name in dataset.modalities}
-    kinds = {name: kind for name, kind in dataset.modalities.items() if name != kind}
     writer = _Values(dataset, types, path.parent.resolve())
     names = _table_columns(dataset)
     schema = pa.schema([*((name, pa.string()) for name in names), *types.items()])
-    if kinds:
-        schema = schema.with_metadata({b"fusionzoo": json.dumps({"kinds": kinds}).encode()})
+    declared = json.dumps({"kinds": dataset.modalities}).encode()
+    schema = schema.with_metadata({b"fusionzoo": declared})
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial:
         _write(partial, suffix, schema, writer.batches(schema, names))
-    scheme = {} if dataset.scheme is None else {x.name: x.kind for x in dataset.scheme}
     return {
         "name": "manifest",
         "root": str(path),
-        **({"targets": scheme} if dataset.scheme is not None else {}),
-        **({"kinds": kinds} if kinds else {}),
+        **_modality_settings(dataset.modalities),
+        **_target_settings(dataset),
         **({"allow_outside": True} if writer.outside else {}),
     }
+
+
+def _modality_settings(modalities: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings for modalities whose names are not kinds, or in another order."""
+    settings: dict[str, Any] = {}
+    kinds = {name: kind for name, kind in modalities.items() if name != kind}
+    if kinds:
+        settings["kinds"] = kinds
+    usual = [*(kind for kind in KINDS if modalities.get(kind) == kind), *kinds]
+    if list(modalities) != usual:
+        settings["columns"] = {name: name for name in modalities}
+    return settings
+
+
+def _target_settings(dataset: SampleTable) -> dict[str, Any]:
+    if dataset.scheme is None:
+        return {}
+    return {"targets": {target.name: target.kind for target in dataset.scheme}}
 
 
 class _Values:

@@ -11,7 +11,7 @@ from fusionzoo.errors import FusionZooError
 
 from .join_names import key_columns, modality_names
 from .join_rows import JoinedRows, match_rows
-from .join_splits import join_splits
+from .joined_splits import join_splits
 from .provenance import Provenance
 from .table import SampleTable
 

@@ -26,6 +26,7 @@ class Declared:
     kinds: dict[str, str] = field(default_factory=dict)
     class_names: dict[str, list[str]] = field(default_factory=dict)
     has_target: bool = False  # whether there is a column `target`
+    modalities: tuple[str, ...] = ()  # columns in the order in which fusionzoo stored them
 
     def with_defaults(
         self, kinds: Mapping[str, str], roles: Mapping[str, str], targets: Iterable[str]
@@ -41,7 +42,8 @@ class Declared:
         notes = [f"column {name!r} is {kind}" for name, kind in added.items() if name != kind]
         labels = [name for name in self.class_names if _fold(name) not in named]
         labels = [name for name in labels if _fold(name) == "label"] or labels
-        merged_roles = dict(roles)
+        stored = [x for x in self.modalities if _fold(x) not in named and x not in roles]
+        merged_roles = {**roles, **{name: name for name in stored}}  # roles keep their order
         if "target" not in roles and not self.has_target and len(labels) == 1:
             merged_roles["target"] = labels[0]
             notes.append(f"column {labels[0]!r} is the target")
@@ -63,7 +65,9 @@ def read_declared(table: pa.Table, source: str) -> Declared:
             class_names[name] = names
         if stored.get(name) in KINDS:
             kinds[name] = stored[name]
-    return Declared(kinds, class_names, any(_fold(name) == "target" for name in table.column_names))
+    has_target = any(_fold(name) == "target" for name in table.column_names)
+    modalities = tuple(name for name in stored if name in kinds)
+    return Declared(kinds, class_names, has_target, modalities)
 
 
 def apply_declared(

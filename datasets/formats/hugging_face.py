@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError, one_line
 
-from .cells import media_value, row_numbers
 from .declared import MEDIA
+from .embedded import media_value, row_numbers
 from .loaded import Loaded
 
 LIBRARY = "datasets"

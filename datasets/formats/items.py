@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fusionzoo.errors import FusionZooError, one_line
 
-from .cells import media_value
+from .embedded import media_value
 
 SKIPPED = "_"  # in `fields`: an entry that nothing uses
 

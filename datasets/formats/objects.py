@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.structures import Audio
 
-from .cells import ObjectCells, row_numbers
+from .embedded import ObjectCells, row_numbers
 from .hugging_face import is_hugging_face, read_hugging_face
 from .items import ItemCells, Items, as_row, read_entries
 from .loaded import Loaded

@@ -18,9 +18,9 @@ from ..paired import PairedDataset
 from ..provenance import Provenance
 from ..splits import SHARES, split_by_hash, split_groups
 from ..table import word_list
-from .cells import check_cell_paths, take_out
 from .columns import TEXT_TYPES, Columns
 from .declared import apply_declared
+from .embedded import check_cell_paths, take_out
 from .loaded import Loaded
 from .others import other_columns
 
