@@ -106,7 +106,16 @@ def row_numbers(has_value: np.ndarray) -> pa.Array:
 
 
 def check_cell_paths(dataset: SampleTable, must_exist: bool) -> None:
-    """Raise an error for the path of a struct that leaves the folder or, if it must, is no file."""
+    """Raise an error for the path of a struct that leaves the folder or, if it must, is no file.
+
+    Text is in its cell: a struct there would name a file that no setting says is to be read.
+    """
+    for name, cells in dataset.memory.items():
+        if dataset.modalities[name] == "text" and isinstance(cells, ArrowCells):
+            raise FusionZooError(
+                f"{dataset.source}: column {name!r} is of kind text, and holds {cells.column.type}:"
+                " store text in it"
+            )
     if dataset.allow_outside and not must_exist:
         return
     checker = PathChecker(

@@ -1,4 +1,4 @@
-"""A table with one row per sample: CSV, TSV, JSON lines or Parquet."""
+"""A table with one row per sample: CSV, TSV, JSON lines, Parquet, or in memory."""
 
 from __future__ import annotations
 
@@ -42,11 +42,12 @@ def manifest(
     on: str | Mapping[str, str] = "id",
     how: Literal["inner", "outer"] = "inner",
 ) -> PairedDataset:
-    """Open your own table with one row per sample: a CSV, TSV, JSONL or Parquet file, or in memory.
+    """Open your own table with one row per sample: CSV, TSV, JSONL, Parquet, or in memory.
 
     Columns `image`, `text`, `audio`, `vector`, `sequence` are modalities; an empty cell is missing.
     If absent, `id` is the row's number, `split` a hash of the id, and no `target` is known. Text is
-    in its cell, vectors and sequences are lists or .npy files; paths are relative to the file.
+    in its cell, vectors and sequences are lists or .npy files; paths are relative to the file. In
+    Parquet, media may be bytes or `{bytes, path}`.
 
     Settings:
         root: path of the file, or of a folder of Parquet files; in Python also a table in memory

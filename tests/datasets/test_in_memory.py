@@ -241,6 +241,14 @@ def test_structs_in_parquet_refer_to_files_of_the_folder_alone(tmp_path: Path) -
     assert opened[1].values["image"].shape == (3, 3, 4)
 
 
+def test_a_struct_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("secret")
+    table = pa.table({"text": [{"path": "a.txt"}], "vector": [[1.0]]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    says = error_of(tmp_path / "t.parquet")
+    assert "column 'text' is of kind text, and holds struct<path: string>: store text" in says
+
+
 # ---- declared types
 
 
@@ -556,4 +564,4 @@ def test_a_benchmark_takes_data_in_memory() -> None:
     settings = {**QUICK, "epochs": 1, "folds": 0, "tune": 0, "seeds": 1}
     settings.pop("log")
     report = fz.benchmark(rows(), fusions="concat", **settings, jobs=1, out="b")
-    assert "concat" in {row["strategy"] for row in report.rows}
+    assert "concat" in set(report.leaderboard["strategy"])
