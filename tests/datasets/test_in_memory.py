@@ -96,6 +96,20 @@ def test_a_value_tells_its_kind_and_stays_undecoded_until_it_is_read() -> None:
     assert "inferred  column 'photo' is image" in data_summary(data)
 
 
+def test_a_decoder_of_torchcodec_is_a_clip_whose_channels_are_averaged() -> None:
+    class Samples(NamedTuple):
+        data: torch.Tensor
+        sample_rate: float
+
+    class Decoder:
+        def get_all_samples(self) -> Samples:
+            return Samples(torch.tensor([[0.5, 0.0], [0.0, 0.5]]), 8000.0)
+
+    data = fz.create_dataset([{"voice": Decoder()}])
+    assert data.modalities == {"voice": "audio"}
+    assert data[0].values["voice"].samples.tolist() == [0.25, 0.25]
+
+
 def test_a_broken_picture_in_memory_is_found_when_it_is_read(tmp_path: Path) -> None:
     table = [{"id": str(n), "image": png() if n % 2 else b"no picture"} for n in range(4)]
     data = fz.create_dataset(table)
