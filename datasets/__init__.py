@@ -8,10 +8,12 @@ if __name__ == "datasets":
 
 from typing import Any
 
+from fusionzoo.errors import FusionZooError
 from fusionzoo.registry import import_siblings
 
 from .base import DATASETS, DatasetEntry
 from .collate import Collate
+from .naming import is_path, settings_of, view_of
 from .paired import PairedDataset
 from .samplers import PairedBatchSampler, PairedSampler, make_sampler
 from .splits import split_by_hash
@@ -32,9 +34,23 @@ __all__ = [
 import_siblings(__path__, __name__)  # what registers data sets
 
 
-def create_dataset(name: str, **settings: Any) -> PairedDataset:
-    """Open the data set `name`; `fusionzoo data list` shows names and settings."""
-    return DATASETS.create(name, **settings)
+def create_dataset(name: Any, **settings: Any) -> PairedDataset:
+    """Open a data set by name, or your own data: `create_dataset(df, kinds={"xray": "image"})`.
+
+    `name` is the name of a data set (`fusionzoo data list` shows names and settings), a path, or
+    what is in memory, with the settings of `manifest`: a DataFrame, an Arrow table, a list of
+    dicts, a dict of columns, a Hugging Face `Dataset` or `DatasetDict`, a PyTorch data set of
+    dicts. Cells may be PIL pictures, arrays, bytes, `(samples, rate)`, text and lists; they are
+    decoded on access.
+    """
+    if isinstance(name, PairedDataset):
+        return view_of(name, settings)
+    if isinstance(name, str) and not is_path(name):
+        return DATASETS.create(name, **settings)
+    source = {**settings_of(name), **settings}
+    if "name" not in source:
+        raise FusionZooError("settings of a data set need its name: {'name': 'digits'}")
+    return DATASETS.create(source.pop("name"), **source)
 
 
 def list_datasets() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,11 @@ def _aspect_ratio(value: Any) -> float:
     """Return width / height; of a file from its header, without decoding it."""
     if value is None:
         return 1.0
-    if isinstance(value, Path):
+    if isinstance(value, Path | bytes):
         from PIL import Image, UnidentifiedImageError
 
         try:
-            with Image.open(value) as image:
+            with Image.open(io.BytesIO(value) if isinstance(value, bytes) else value) as image:
                 width, height = image.size
         except (OSError, UnidentifiedImageError):
             return 1.0  # a drawing, or a file whose decoding reports the error

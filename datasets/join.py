@@ -1,19 +1,23 @@
-"""Pair the tables of separate sources by id."""
+"""Pair the samples of separate sources by id or by another column."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from fusionzoo.errors import FusionZooError
 
+from .join_names import key_columns, modality_names
+from .join_rows import JoinedRows, match_rows
+from .joined_splits import join_splits
 from .provenance import Provenance
 from .table import SampleTable
 
-RowsById = Mapping[str, Mapping[str, int]]  # source -> id -> position of the sample
+Sources = Mapping[str, SampleTable]
+Names = Mapping[str, Mapping[str, str]]  # source -> modality -> its name in the source
+ROLES = ("id", "split", "target", "group")
 
 
 class JoinedTable(NamedTuple):
@@ -22,90 +26,128 @@ class JoinedTable(NamedTuple):
     table: pa.Table
     kinds: dict[str, str]  # by modality
     values: dict[str, Any]  # modality -> undecoded values, read through the source they come from
-    modalities: dict[str, str]  # modality -> its name in the source
+    origins: dict[str, tuple[str, str]]  # modality -> its source, and its name there
     targets: dict[str, str] | None
     provenance: Provenance
 
 
 def join_tables(
-    sources: Mapping[str, SampleTable], how: Literal["inner", "outer"] = "inner"
+    sources: Sources,
+    how: str = "inner",
+    on: str | Mapping[str, str] = "id",
+    names: Names | None = None,
+    labels: Iterable[str] = (),
 ) -> JoinedTable:
-    """Pair `sources` by id, see `PairedDataset.join`."""
+    """Pair `sources`, see `PairedDataset.join`.
+
+    `names` renames modalities; `labels` are columns that sources must agree on, besides those that
+    they read as labels.
+    """
     if how not in ("inner", "outer"):
         raise FusionZooError(f"how={how!r} is neither 'inner' nor 'outer'")
-    rows = {
-        name: dict(zip(source.ids, range(len(source)), strict=True))
-        for name, source in sources.items()
-    }
-    ids = _join_ids(rows, how)
-    modalities = {name: _modality_of(name, source) for name, source in sources.items()}
-    columns = _shared_columns(sources, ids, rows)
-    for name, source in sources.items():
-        present = source.present[:, list(source.modalities).index(modalities[name])].tolist()
-        positions = [rows[name].get(key) for key in ids]
-        references = [x if x is not None and present[x] else None for x in positions]
-        columns[name] = pa.array(references, pa.int64())
+    if not sources:
+        raise FusionZooError("there are no sources to join")
+    columns = key_columns(sources, on)
+    joined = match_rows(sources, columns, how)
+    names = names or modality_names(sources)
+    origins = {x: (name, names[name][x]) for name in sources for x in names[name]}
+    table = _shared_columns(sources, joined, columns, [*origins, *labels])
+    readers = {name: [*_label_names(source), *labels] for name, source in sources.items()}
+    for label in dict.fromkeys(label for names in readers.values() for label in names):
+        having = {name: source for name, source in sources.items() if label in readers[name]}
+        table[label] = pa.array(_agreed(label, having, joined), pa.string())
+    kinds, values = {}, {}
+    for modality, (name, original) in origins.items():
+        source = sources[name]
+        present = source.present[:, list(source.modalities).index(original)].tolist()
+        rows = joined.rows[name]
+        table[modality] = pa.array(
+            [row if row is not None and present[row] else None for row in rows], pa.int64()
+        )
+        kinds[modality] = source.modalities[original]
+        values[modality] = SourceValues(source, original)
+    table["split"], rule = join_splits(sources, joined)
     return JoinedTable(
-        pa.table(columns),
-        kinds={name: source.modalities[modalities[name]] for name, source in sources.items()},
-        values={name: _SourceValues(source, modalities[name]) for name, source in sources.items()},
-        modalities=modalities,
+        pa.table({**{role: table[role] for role in ROLES if role in table}, **table}),
+        kinds=kinds,
+        values=values,
+        origins=origins,
         targets=_target_kinds(sources),
-        provenance=_provenance(sources, modalities),
+        provenance=_provenance(sources, origins, rule, joined, columns),
     )
 
 
-def _join_ids(rows: RowsById, how: str) -> list[str]:
-    """Return the ids of the joined samples, in the order in which the sources list them."""
-    sets = [set(by_id) for by_id in rows.values()]
-    common = set.intersection(*sets) if how == "inner" else set.union(*sets)
-    if not common:
-        examples = {name: next(iter(by_id)) for name, by_id in rows.items()}
-        raise FusionZooError(f"no id is in all sources; they have, for instance, {examples}")
-    return [
-        key for key in dict.fromkeys(k for by_id in rows.values() for k in by_id) if key in common
-    ]
-
-
-def _modality_of(name: str, source: SampleTable) -> str:
-    """Return the source's modality of that name, or its only one."""
-    if name not in source.modalities and len(source.modalities) > 1:
-        raise FusionZooError(f"source {name!r} has several modalities, none of that name")
-    return name if name in source.modalities else next(iter(source.modalities))
-
-
 def _shared_columns(
-    sources: Mapping[str, SampleTable], ids: list[str], rows: RowsById
+    sources: Sources,
+    joined: JoinedRows,
+    keys: Mapping[str, str],
+    reserved: Iterable[str],
 ) -> dict[str, Any]:
-    """Return the columns on which the sources must agree: split, target, group, labels."""
-    columns: dict[str, Any] = {"id": pa.array(ids)}
-    labels = [target.name for source in sources.values() for target in source.scheme or ()]
+    """Return id, target and group, on which the sources must agree, and their other columns."""
+    columns: dict[str, Any] = {"id": pa.array(joined.ids, pa.string())}
+    labels = {label for source in sources.values() for label in _label_names(source)}
     grouped = any("group" in source.table.column_names for source in sources.values())
-    names = ("split", "target", *(["group"] if grouped else []), *labels)
-    for column in dict.fromkeys(names):
-        cells = [_agreed(column, key, sources, rows) for key in ids]
-        columns[column] = pa.array(cells, pa.string())
-    if grouped:
-        columns["group"] = pc.coalesce(columns["group"], columns["id"])
+    for column in ("target", *(["group"] if grouped else [])):
+        columns[column] = pa.array(_agreed(column, sources, joined), pa.string())
+    if grouped or joined.repeated:
+        alone = joined.keys if joined.repeated else joined.ids
+        groups = columns["group"].to_pylist() if grouped else [None] * len(alone)
+        cells = [key if group is None else group for group, key in zip(groups, alone, strict=True)]
+        columns["group"] = pa.array(cells, pa.string())
+    others = _other_columns(sources, {*columns, *ROLES, *labels, *reserved, *keys.values()})
+    for column, (name, original) in others.items():
+        cells = sources[name].column(original)
+        columns[column] = pa.array([None if x is None else cells[x] for x in joined.rows[name]])
+    for column in dict.fromkeys(keys.values()):
+        if column not in {*columns, *labels, *reserved}:
+            columns[column] = pa.array(joined.keys, pa.string())
     return columns
 
 
-def _agreed(
-    column: str, key: str, sources: Mapping[str, SampleTable], rows: RowsById
-) -> str | None:
-    """Return the one value that the sources with this id have in a column."""
-    values = {}
+def _other_columns(sources: Sources, taken: set[str]) -> dict[str, tuple[str, str]]:
+    """Return the sources' other columns by their joined name: two of one name get a prefix."""
+    found: dict[str, list[str]] = {}
     for name, source in sources.items():
-        if key in rows[name] and column in source.table.column_names:
-            value = source.table[column][int(source.rows[rows[name][key]])].as_py()
-            if value is not None:
-                values[name] = value
-    if len(set(values.values())) > 1:
-        raise FusionZooError(f"id {key!r}: the sources disagree on its {column}: {values}")
-    return next(iter(values.values()), None)
+        for column in source.table.column_names:
+            if column not in source.modalities and column not in ROLES:
+                found.setdefault(column, []).append(name)
+    joined = {
+        column if len(names) == 1 else f"{name}_{column}": (name, column)
+        for column, names in found.items()
+        if column not in taken
+        for name in names
+    }
+    return {column: origin for column, origin in joined.items() if column not in taken}
 
 
-def _target_kinds(sources: Mapping[str, SampleTable]) -> dict[str, str] | None:
+def _agreed(column: str, sources: Sources, joined: JoinedRows) -> list[str | None]:
+    """Return the only value that the sources of each sample have in a column."""
+    cells = {
+        name: source.column(column)
+        for name, source in sources.items()
+        if column in source.table.column_names
+    }
+    agreed = []
+    for position, sample_id in enumerate(joined.ids):
+        values = {}
+        for name in cells:
+            row = joined.rows[name][position]
+            if row is not None and cells[name][row] is not None:
+                values[name] = cells[name][row]
+        if len(set(values.values())) > 1:
+            raise FusionZooError(
+                f"id {sample_id!r}: the sources disagree on its {column}: {values}"
+            )
+        agreed.append(next(iter(values.values()), None))
+    return agreed
+
+
+def _label_names(source: SampleTable) -> list[str]:
+    """Return the columns that a source reads as labels, besides `target`."""
+    return [target.name for target in source.scheme or () if target.name != "target"]
+
+
+def _target_kinds(sources: Sources) -> dict[str, str] | None:
     """Return what the sources' columns of labels hold, on which they must agree."""
     if all(source.scheme is None for source in sources.values()):
         return None
@@ -117,21 +159,34 @@ def _target_kinds(sources: Mapping[str, SampleTable]) -> dict[str, str] | None:
     return kinds
 
 
-def _provenance(sources: Mapping[str, SampleTable], modalities: Mapping[str, str]) -> Provenance:
+def _provenance(
+    sources: Sources,
+    origins: Mapping[str, tuple[str, str]],
+    split_rule: str,
+    joined: JoinedRows,
+    keys: Mapping[str, str],
+) -> Provenance:
     """Gather where the sources' samples come from, and what of them is not used."""
-    origins = {name: source.provenance for name, source in sources.items()}
-    unused = [f"{name}: {column}" for name, origin in origins.items() for column in origin.unused]
+    unused, inferred = [], []
     for name, source in sources.items():
-        others = [other for other in source.modalities if other != modalities[name]]
-        unused += [f"{name}: {other}" for other in others]
-    split_rules = dict.fromkeys(o.split_rule for o in origins.values() if o.split_rule)
-    group_rules = dict.fromkeys(o.group_rule for o in origins.values() if o.group_rule)
+        used = [original for source_name, original in origins.values() if source_name == name]
+        others = [modality for modality in source.modalities if modality not in used]
+        columns = [x for x in source.provenance.unused if x.strip() not in keys.values()]
+        unused += [f"{name}: {column}" for column in (*columns, *others)]
+        inferred += [f"{name}: {note}" for note in source.provenance.inferred]
+    rules = dict.fromkeys(source.provenance.group_rule for source in sources.values())
+    group_rules = [rule for rule in rules if rule]
+    if joined.repeated:
+        group_rules.append(f"samples of one {keys[joined.repeated]!r} belong together")
     return Provenance(
-        split_rule=", ".join(split_rules), group_rule=", ".join(group_rules), unused=tuple(unused)
+        split_rule=split_rule,
+        group_rule=", ".join(group_rules),
+        unused=tuple(unused),
+        inferred=tuple(inferred),
     )
 
 
-class _SourceValues:
+class SourceValues:
     """The undecoded values of a source's modality, by position in the source."""
 
     def __init__(self, source: SampleTable, modality: str) -> None:
@@ -142,3 +197,29 @@ class _SourceValues:
 
     def __len__(self) -> int:
         return len(self.source)
+
+
+def join_arguments(
+    sources: Mapping[str, Any],
+    how: str = "inner",
+    on: str | Mapping[str, str] = "id",
+    names: Names | None = None,
+    labels: Iterable[str] = (),
+) -> dict[str, Any]:
+    """Return the arguments of the `PairedDataset` that joins other ones."""
+    policies = {name: source.on_error for name, source in sources.items()}
+    if len(set(policies.values())) > 1:
+        raise FusionZooError(f"sources to join need the same on_error, found {policies}")
+    joined = join_tables(sources, how, on, names, labels)
+    encoders = {name: source.default_encoders for name, source in sources.items()}
+    return {
+        "table": joined.table,
+        "modalities": joined.kinds,
+        "memory": joined.values,
+        "source": " + ".join(source.source for source in sources.values()),
+        "on_error": next(iter(policies.values())),
+        "max_errors": min(source.max_errors for source in sources.values()),
+        "encoders": {x: encoders[name][original] for x, (name, original) in joined.origins.items()},
+        "targets": joined.targets,
+        "provenance": joined.provenance,
+    }

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import torch
@@ -18,14 +18,15 @@ from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.structures import Sample
 
 from .defaults import fill_encoders
+from .display import Displayed
+from .exchange import Exchange
 from .failures import MAX_ERRORS, Failures, OnError, check_policy
-from .join import join_tables
 from .media import decode
 from .provenance import Provenance
-from .table import SampleTable, drop_values, presence, word_list
+from .table import drop_values, presence, word_list
 
 
-class PairedDataset(SampleTable, Dataset[Sample | None]):
+class PairedDataset(Displayed, Exchange, Dataset[Sample | None]):
     """Samples with an id, a split, a target and, per modality, a value or nothing.
 
     `table` has text columns `id`, `split`, `target` and a column per modality, which `modalities`
@@ -168,34 +169,6 @@ class PairedDataset(SampleTable, Dataset[Sample | None]):
         view = copy.copy(self)
         view._read_labels(targets)
         return view
-
-    @classmethod
-    def join(
-        cls, sources: Mapping[str, PairedDataset], how: Literal["inner", "outer"] = "inner"
-    ) -> PairedDataset:
-        """Pair separate sources by id: `join({"image": photos, "audio": clips}, how="outer")`.
-
-        Each source gives the modality it is named after, or its only one. `inner` keeps the ids
-        that all have; `outer` keeps all, with modalities missing. Splits and targets must agree.
-        """
-        policies = {name: source.on_error for name, source in sources.items()}
-        if len(set(policies.values())) != 1:
-            raise FusionZooError(f"sources to join need the same on_error, found {policies}")
-        joined = join_tables(sources, how)
-        return cls(
-            joined.table,
-            joined.kinds,
-            memory=joined.values,
-            source=" + ".join(source.source for source in sources.values()),
-            on_error=next(iter(sources.values())).on_error,
-            max_errors=min(source.max_errors for source in sources.values()),
-            encoders={
-                name: sources[name].default_encoders[modality]
-                for name, modality in joined.modalities.items()
-            },
-            targets=joined.targets,
-            provenance=joined.provenance,
-        )
 
     def _with(self, table: pa.Table, modalities: Mapping[str, str]) -> PairedDataset:
         """Return a view of another table's modalities, without samples that have none of them."""

@@ -12,5 +12,6 @@ class Provenance:
     split_rule: str = ""  # how samples are assigned to splits
     group_rule: str = ""  # how samples are assigned to groups
     unused: tuple[str, ...] = ()  # columns of the source that nothing uses
+    inferred: tuple[str, ...] = ()  # roles and kinds of columns that the source declares
     deselected: tuple[str, ...] = ()  # modalities that `select` removed
     dropped: int = 0  # samples without any of the modalities that `select` kept

@@ -34,6 +34,7 @@ def data_summary(dataset: PairedDataset) -> list[str]:
     lines += [("splits", _counts(splits) + rule)]
     lines += [("groups", _groups(dataset))] if origin.group_rule else []
     lines += [*_targets(dataset), ("have", _counts(present))]
+    lines += [("inferred", note) for note in origin.inferred]
     if origin.deselected:
         names, remaining = ", ".join(origin.deselected), " or ".join(dataset.modalities)
         dropped = f"; {_samples(origin.dropped)} without {remaining}" if origin.dropped else ""

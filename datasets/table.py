@@ -152,7 +152,7 @@ class SampleTable:
             return 0.0
         if isinstance(value, Path):
             return float(value.stat().st_size) if value.is_file() else 0.0
-        return float(len(value[0] if kind == "audio" else value))
+        return float(len(value[0] if isinstance(value, tuple) else value))
 
     def _cell(self, column: str, row: int) -> Any:
         return self.table[column][row].as_py()

@@ -12,9 +12,10 @@ from .distributed.launch import launched
 from .distributed.malloc import keep_freed_memory
 from .distributed.process_group import World, pick_device, process_group
 from .errors import FusionZooError
-from .inputs import Data, data_settings, in_memory
+from .inputs import Data, data_settings, in_memory, read_data
 from .model import FusionModel
 from .training.runs.run import Run
+from .training.tasks.multitask import targets_of
 
 Config = RunConfig | Mapping[str, Any] | str | os.PathLike[str] | None
 Model = FusionModel | Run | str | os.PathLike[str]
@@ -23,14 +24,16 @@ Model = FusionModel | Run | str | os.PathLike[str]
 def train(data: Data = None, *, config: Config = None, **settings: Any) -> Run:
     """Train a fusion model: `train("digits", fusion="gmu", epochs=10, out="runs/a")`.
 
-    `data` is a data set's name, a path, settings, a table in memory or a `PairedDataset`. Settings
-    are those of `train.py`: sections are mappings (`optim={"lr": 1e-3}`), and a setting whose name
-    only one section has may stand alone (`epochs=10`, `modality_lr={"text": 2e-5}`). They override
-    those of `config`: a recipe's path, a nested mapping or a `RunConfig`.
+    `data` is what `create_dataset` opens: a data set's name, a path, settings, a table or data set
+    in memory, a `PairedDataset`. Settings are those of `train.py`: sections are mappings
+    (`optim={"lr": 1e-3}`), and a setting whose name only one section has may stand alone
+    (`epochs=10`, `modality_lr={"text": 2e-5}`). They override those of `config`: a recipe's path, a
+    nested mapping or a `RunConfig`.
 
     Works in a notebook, in a script, and in a script under torchrun. Ctrl-C ends the run after a
     whole step; `Run.exit_code` is 130 then, and `train(..., resume=True)` continues it.
     """
+    data = read_data(data)
     if data is not None:
         settings["data"] = data_settings(data)
     cfg = from_settings(RunConfig, settings, config)
@@ -43,7 +46,7 @@ def train(data: Data = None, *, config: Config = None, **settings: Any) -> Run:
 
     keep_freed_memory()
     with process_group(cfg.dist, cfg.device) as world:
-        return run(cfg, world, in_memory(data))
+        return run(cfg, world, in_memory(data, targets_of(cfg)))
 
 
 def evaluate(model: Model, data: Data, **settings: Any) -> dict[str, Any]:
@@ -55,8 +58,9 @@ def evaluate(model: Model, data: Data, **settings: Any) -> dict[str, Any]:
     """
     from .inference.evaluate import evaluate as run
 
+    data = read_data(data)
     cfg = from_settings(EvaluateConfig, _model_and_data(model, data, settings))
-    return run(cfg, _loaded(model), in_memory(data))
+    return run(cfg, _loaded(model), in_memory(data, {}))
 
 
 def predict(model: Model, data: Data, **settings: Any) -> Any:
@@ -68,8 +72,9 @@ def predict(model: Model, data: Data, **settings: Any) -> Any:
     """
     from .inference.predict import predict as run
 
+    data = read_data(data)
     cfg = from_settings(PredictConfig, _model_and_data(model, data, settings))
-    return run(cfg, _loaded(model), in_memory(data))
+    return run(cfg, _loaded(model), in_memory(data, {}))
 
 
 def embed(model: Model, data: Data, **settings: Any) -> Path:
@@ -79,9 +84,10 @@ def embed(model: Model, data: Data, **settings: Any) -> Path:
     """
     from .scripts.embed import embed as run
 
+    data = read_data(data)
     cfg = from_settings(EmbedConfig, _model_and_data(model, data, settings))
     world = World(device=pick_device(cfg.device))
-    return run(cfg, world, _loaded(model), in_memory(data))
+    return run(cfg, world, _loaded(model), in_memory(data, {}))
 
 
 def _model_and_data(model: Model, data: Data, settings: Mapping[str, Any]) -> dict[str, Any]:

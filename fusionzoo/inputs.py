@@ -9,58 +9,74 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .datasets import DATASETS, PairedDataset
-from .datasets.formats.columns import READERS, TEXT_TYPES
+from .datasets import PairedDataset, create_dataset
+from .datasets.formats.columns import TEXT_TYPES
+from .datasets.formats.declared import FUSIONZOO, HUGGING_FACE
+from .datasets.formats.loaded import Loaded
+from .datasets.formats.objects import STREAM_LIMIT, is_table, read_objects
+from .datasets.naming import settings_of
 from .datasets.table import word_list
-from .errors import FusionZooError, did_you_mean
+from .errors import FusionZooError
 from .files import cache_root, make_cache_folder, replacing
 from .structures import KINDS
 
-Data = Any  # str | PathLike | Mapping | PairedDataset | a table with the Arrow interface
+Data = Any  # str | PathLike | Mapping | PairedDataset | a table or data set in memory
 IN_MEMORY = "in_memory"  # what config.yaml records of a PairedDataset, which cannot be opened again
 
 
-def data_settings(data: Data) -> dict[str, Any]:
-    """Return the settings of a data set, as `--data` has them.
+def read_data(data: Data) -> Data:
+    """Return `data`, or settings whose `root` is read if data is a table or data set in memory.
 
-    - `"digits"`: a data set's name; `{"name": "digits", "missing": 0.3}`: with settings;
-    - the path of a CSV, TSV, JSON lines or Parquet file, or of a folder of class folders;
-    - a table with the columns of a manifest (a DataFrame of pandas or polars, a PyArrow table): it
-      is written to the cache as Parquet, so that worker processes and later commands can read it;
-    - a `PairedDataset`: recorded as in memory, so the run's config.yaml cannot open it again.
+    What Arrow can hold becomes an Arrow table, which `data_settings` stores; pictures, arrays and
+    data sets of other libraries stay what they are.
     """
-    if isinstance(data, PairedDataset):
-        return {"name": IN_MEMORY}
-    if hasattr(data, "__arrow_c_stream__"):
-        data = {"name": "manifest", "root": data}
-    if isinstance(data, Mapping):
-        if hasattr(data.get("root"), "__arrow_c_stream__"):
-            return store_table(data, make_cache_folder(cache_root() / "tables"))
-        return dict(data)
-    if not isinstance(data, str | os.PathLike):
-        raise FusionZooError(
-            f"data is of type {type(data).__name__}; it must be the name of a data set, a path,"
-            " settings such as {'name': 'digits'}, a DataFrame or a PairedDataset"
-        )
-    path = Path(data)
-    if isinstance(data, str) and data in DATASETS:
-        return {"name": data}
-    if path.is_dir():
-        return {"name": "folders", "root": str(path)}
-    if path.exists() or path.suffix in READERS or isinstance(data, os.PathLike):
-        return {"name": "manifest", "root": str(path)}
-    raise FusionZooError(
-        f"data={data!r} is neither a file, nor a folder, nor the name of a data set."
-        f"{did_you_mean(data, DATASETS)} Data sets: {', '.join(sorted(DATASETS))}"
+    if isinstance(data, PairedDataset) or data is None:
+        return data
+    settings = settings_of(data)
+    root = settings.get("root")
+    if not is_table(root) or isinstance(root, pa.Table):
+        return settings
+    fields = word_list(settings.pop("fields", ()) or ())
+    loaded = read_objects(root, fields, settings.pop("stream_limit", STREAM_LIMIT))
+    parts = root.values() if isinstance(root, Mapping) else [root]
+    is_plain = all(
+        isinstance(part, list | tuple | np.ndarray) or hasattr(part, "__arrow_c_stream__")
+        for part in parts
     )
+    storable = is_plain and not loaded.memory and not loaded.kinds
+    return {**settings, "root": loaded.table if storable else loaded}
 
 
-def in_memory(data: Data) -> PairedDataset | None:
-    """Return the data set itself if `data` is one."""
-    return data if isinstance(data, PairedDataset) else None
+def data_settings(data: Data) -> dict[str, Any]:
+    """Return the settings of a data set, as `--data` has them; `data` as of `create_dataset`.
+
+    A table in memory is written to the cache as Parquet, so that worker processes and later
+    commands can read it. A `PairedDataset`, and what Arrow cannot hold, is recorded as in memory:
+    the run's config.yaml cannot open it again.
+    """
+    data = read_data(data)
+    if isinstance(data, PairedDataset) or isinstance(data.get("root"), Loaded):
+        return {"name": IN_MEMORY}
+    if isinstance(data.get("root"), pa.Table):
+        return store_table(data, make_cache_folder(cache_root() / "tables"))
+    return dict(data)
+
+
+def in_memory(data: Data, targets: Mapping[str, str] | None = None) -> PairedDataset | None:
+    """Return the data set if `data` is one, or is in memory and cannot be stored.
+
+    `targets` are the labels that the second case reads.
+    """
+    data = read_data(data)
+    if isinstance(data, PairedDataset) or data is None:
+        return data
+    if isinstance(data.get("root"), Loaded):
+        return create_dataset(**{"targets": targets, **data})
+    return None
 
 
 def store_table(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -70,9 +86,12 @@ def store_table(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     contents, so the same table is written once.
     """
     try:
-        table = pa.table(settings["root"]).replace_schema_metadata(None)
+        table = pa.table(settings["root"])
     except (pa.ArrowException, TypeError) as error:
         raise FusionZooError(f"the table cannot be stored: {error}") from error
+    metadata = table.schema.metadata or {}
+    declared = {key: metadata[key] for key in (FUSIONZOO, HUGGING_FACE) if key in metadata}
+    table = _absolute_structs(table.replace_schema_metadata(declared or None))
     for name in _path_columns(settings, table):
         cells = [cell and os.path.abspath(cell) for cell in table[name].to_pylist()]
         table = table.set_column(table.column_names.index(name), name, pa.array(cells, pa.string()))
@@ -101,3 +120,16 @@ def _path_columns(settings: Mapping[str, Any], table: pa.Table) -> list[str]:
         if field.name.strip().casefold() in path_columns
         and any(is_type(field.type) for is_type in TEXT_TYPES)
     ]
+
+
+def _absolute_structs(table: pa.Table) -> pa.Table:
+    """Make the paths in columns of `{bytes, path}` absolute."""
+    for position, field in enumerate(table.schema):
+        names = [x.name for x in field.type] if pa.types.is_struct(field.type) else []
+        if "path" in names:
+            cells = table.column(position).to_pylist()
+            for cell in cells:
+                if cell and cell["path"] is not None and cell.get("bytes") is None:
+                    cell["path"] = os.path.abspath(cell["path"])
+            table = table.set_column(position, field, pa.array(cells, field.type))
+    return table

@@ -125,6 +125,20 @@ def test_the_python_api_does_what_the_example_says(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "a" / "metrics.json").is_file()
 
 
+def test_the_example_of_data_in_memory_runs(tmp_path: Path) -> None:
+    code = python_block("dataset.to_manifest(") + "\nprint(fz.create_dataset('rows.parquet'))"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        check=True,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("PairedDataset the list: 60 samples")
+    assert lines[1:3] == lines[5:7] == ["  have    text 60, photo (image) 60", lines[2]]
+
+
 def test_the_manifest_example_is_read(tmp_path: Path) -> None:
     text = blocks("csv")[0]
     (tmp_path / "my.csv").write_text(text)

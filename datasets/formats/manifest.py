@@ -1,22 +1,30 @@
-"""A table with one row per sample: CSV, TSV, JSON lines or Parquet."""
+"""A table with one row per sample: CSV, TSV, JSON lines, Parquet, or in memory."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
 from ..base import DATASETS, apply_shared_settings
 from ..failures import MAX_ERRORS, OnError
 from ..paired import PairedDataset
 from ..splits import SHARES
+from ..table import word_list
 from .columns import read_table
+from .joined import join_sources
+from .loaded import Loaded
+from .objects import STREAM_LIMIT, read_objects
+from .parquet_folder import is_parquet_folder, read_parquet_folder
 from .tables import open_table
 
 
 @DATASETS.register("manifest", family="format")
 def manifest(
     *,
-    root: str = "",
+    root: Any = "",
     columns: Mapping[str, str] | None = None,
     kinds: Mapping[str, str] | None = None,
     shares: Sequence[float] = SHARES,
@@ -28,15 +36,21 @@ def manifest(
     paths: str | Sequence[str] = (),
     allow_outside: bool = False,
     group_column: str | None = None,
+    fields: str | Sequence[str] = (),
+    stream_limit: int = STREAM_LIMIT,
+    join: Mapping[str, Any] | None = None,
+    on: str | Mapping[str, str] = "id",
+    how: Literal["inner", "outer"] = "inner",
 ) -> PairedDataset:
-    """Open your own CSV, TSV, JSONL or Parquet file with one row per sample.
+    """Open your own table with one row per sample: CSV, TSV, JSONL, Parquet, or in memory.
 
     Columns `image`, `text`, `audio`, `vector`, `sequence` are modalities; an empty cell is missing.
     If absent, `id` is the row's number, `split` a hash of the id, and no `target` is known. Text is
-    in its cell, vectors and sequences are lists or .npy files; paths are relative to the file.
+    in its cell, vectors and sequences are lists or .npy files; paths are relative to the file. In
+    Parquet, media may be bytes or `{bytes, path}`.
 
     Settings:
-        root: path of the file
+        root: path of the file, or of a folder of Parquet files; in Python also a table in memory
         columns: columns with other names, by modality or role: `{"xray": "file_2", "id": "key"}`
         kinds: kinds of modalities with other names, `{"xray": "image"}`
         shares: of train, val and test in splits by hash
@@ -48,20 +62,48 @@ def manifest(
         paths: modalities of text whose cells are paths of files
         allow_outside: whether paths may leave the file's folder, links resolved
         group_column: groups that splits and folds keep together, instead of `group`; `id` for none
+        fields: names of the entries of rows that are tuples, in memory; `_` for one to leave out
+        stream_limit: samples of a stream in memory that may be read
+        join: further sources, by modality: the path of a manifest, or its settings
+        on: column by which joined samples belong together, or a mapping with that of each source
+        how: `inner` keeps samples that all joined sources have, `outer` keeps all
     """
-    path = Path(root)
+    loaded = _load(root, word_list(fields) if fields else [], stream_limit)
     dataset = open_table(
-        read_table(path),
-        source=str(path),
-        root=path.parent,
+        loaded.table,
+        source=loaded.source,
+        root=loaded.root,
+        loaded=loaded,
         columns=columns,
         kinds=kinds,
         shares=shares,
         on_error=on_error,
         max_errors=max_errors,
-        targets=targets,
+        targets={} if join else targets,
         paths=paths,
         allow_outside=allow_outside,
         group_column=group_column,
     )
+    if join:
+        open_source = partial(
+            manifest,
+            shares=shares,
+            on_error=on_error,
+            max_errors=max_errors,
+            targets={},
+            allow_outside=allow_outside,
+        )
+        dataset = join_sources(dataset, join, open_source, on=on, how=how, targets=targets)
     return apply_shared_settings(dataset, modalities, missing)
+
+
+def _load(root: Any, fields: Sequence[str], stream_limit: int) -> Loaded:
+    """Read what `root` is: a table in memory, a folder of Parquet files, or a file."""
+    if isinstance(root, Loaded):
+        return root
+    if not isinstance(root, str | os.PathLike):
+        return read_objects(root, fields, stream_limit)
+    path = Path(root)
+    if is_parquet_folder(path):
+        return read_parquet_folder(path)
+    return Loaded(table=read_table(path), source=str(path), root=path.parent)

@@ -19,6 +19,10 @@ from ..provenance import Provenance
 from ..splits import SHARES, split_by_hash, split_groups
 from ..table import word_list
 from .columns import TEXT_TYPES, Columns
+from .declared import apply_declared
+from .embedded import check_cell_paths, take_out
+from .loaded import Loaded
+from .others import other_columns
 
 ROLES = ("id", "split", "target", "group")
 
@@ -37,24 +41,35 @@ def open_table(
     paths: str | Sequence[str] = (),
     allow_outside: bool = False,
     group_column: str | None = None,
+    loaded: Loaded | None = None,
 ) -> PairedDataset:
     """Return the data set of a table; for the settings see `manifest`.
 
-    `source` names the table in messages; paths are relative to `root`.
+    `source` names the table in messages; paths are relative to `root`. `loaded` has the values of
+    columns whose cells are row numbers, and what is known of the others.
     """
-    roles = dict(columns or {})
+    table, kinds, columns, inferred = apply_declared(
+        table, source, kinds or {}, columns or {}, targets or {}, loaded
+    )
+    table, memory = take_out(table, root)
+    roles = dict(columns)
     if "group" in {*roles, *(kinds or {})}:
         raise FusionZooError(
             f"{source}: a group is no modality: --data.group_column names its column"
         )
     if group_column is not None:
         roles["group"] = group_column
-    rows, names, provenance = _read_columns(
-        Columns(source, table, roles), kinds or {}, shares, targets
-    )
-    return PairedDataset(
+    known = Columns(source, table, roles)
+    rows, names, provenance = _read_columns(known, kinds, shares, targets)
+    provenance = replace(provenance, inferred=inferred)
+    if loaded and loaded.split_rule:
+        provenance = replace(provenance, split_rule=loaded.split_rule)
+    values: dict[str, Any] = {**memory, **(loaded.memory if loaded else {})}
+    rows = rows.drop_columns([x for x in values if x in rows.column_names and x not in names])
+    dataset = PairedDataset(
         rows,
         names,
+        memory={name: values[known.name(name)] for name in names if known.name(name) in values},
         root=root,
         source=source,
         on_error=on_error,
@@ -64,6 +79,8 @@ def open_table(
         allow_outside=allow_outside,
         provenance=provenance,
     )
+    check_cell_paths(dataset, must_exist=on_error == "raise")
+    return dataset
 
 
 def _modalities(table: Columns, kinds: Mapping[str, str], labels: Sequence[str]) -> dict[str, str]:
@@ -119,7 +136,8 @@ def _read_columns(
     columns |= {name: _references(table.values(name)) for name in names}
     if targets is not None and "target" not in targets and "target" in table:
         table.used.discard(table.position("target"))
-    return pa.table(columns), names, replace(provenance, unused=table.unused())
+    provenance = replace(provenance, unused=table.unused())
+    return pa.table({**other_columns(table, columns), **columns}), names, provenance
 
 
 def _read_roles(

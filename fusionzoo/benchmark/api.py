@@ -12,8 +12,9 @@ from fusionzoo.config import BenchmarkConfig, from_settings, write_yaml
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed.malloc import keep_freed_memory
 from fusionzoo.errors import FusionZooError
-from fusionzoo.inputs import Data, data_settings, in_memory
+from fusionzoo.inputs import Data, data_settings, in_memory, read_data
 from fusionzoo.plugins import load_plugins
+from fusionzoo.training.tasks.multitask import targets_of
 
 from . import strategies
 from .bench import open_bench, tuning_trials
@@ -38,17 +39,18 @@ def benchmark(
     """Compare fusions on a data set, write the report to the folder `out`, and return it.
 
     `data` is the name of a data set, the path of a manifest or of class folders, settings
-    (`{"name": "digits", "missing": 0.2}`), a DataFrame with the columns of a manifest, or a
-    PairedDataset. Further settings have the names of the command line, sections are mappings:
-    `epochs=5, optim={"lr": 1e-3}`. They override those of `config`: a recipe's path, a mapping or a
+    (`{"name": "digits", "missing": 0.2}`), a table or data set in memory, or a PairedDataset.
+    Further settings have the names of the command line, sections are mappings: `epochs=5,
+    optim={"lr": 1e-3}`. They override those of `config`: a recipe's path, a mapping or a
     BenchmarkConfig. A second call with the same settings runs nothing again.
     """
     keywords = {"fusions": fusions, "seeds": seeds, "out": None if out is None else os.fspath(out)}
     settings |= {name: value for name, value in keywords.items() if value is not None}
-    dataset = in_memory(data)
-    if data is not None and dataset is None:
+    data = read_data(data)
+    if data is not None:
         settings["data"] = data_settings(data)
     cfg = from_settings(BenchmarkConfig, settings, config)
+    dataset = in_memory(data, targets_of(cfg))
     if dataset is not None:
         cfg = replace(cfg, data=dataset_settings(dataset))
     return run(cfg, dataset)

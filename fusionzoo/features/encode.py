@@ -20,7 +20,9 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from fusionzoo.datasets import Collate, PairedDataset
+from fusionzoo.datasets.media import decode
 from fusionzoo.encoders import Encoder, Processor
+from fusionzoo.errors import FusionZooError
 from fusionzoo.sources import code_digest
 from fusionzoo.structures import Audio, Batch, Features
 
@@ -189,6 +191,16 @@ def weights_hash(encoder: Encoder) -> str:
     return digest.hexdigest()
 
 
+def _decoded_bytes(kind: str, value: Any) -> bytes:
+    """Return the contents of a picture or clip in memory; of one that cannot be read, why."""
+    try:
+        decoded = decode(kind, value)
+    except FusionZooError as error:
+        return str(error).encode()
+    parts = (decoded.samples, decoded.rate) if isinstance(decoded, Audio) else (decoded,)
+    return b"".join(np.asarray(part).tobytes() for part in parts)
+
+
 def fingerprint(dataset: PairedDataset, modality: str) -> str:
     """Return the hash of ids and values: contents in memory, size and time of files."""
     digest = hashlib.sha256()
@@ -201,6 +213,8 @@ def fingerprint(dataset: PairedDataset, modality: str) -> str:
             digest.update(f"{value.rate}".encode() + value.samples.numpy().tobytes())
         elif isinstance(value, Tensor | np.ndarray):
             digest.update(np.ascontiguousarray(value).tobytes())
+        elif isinstance(value, tuple) or hasattr(value, "getbands"):  # a clip, or a PIL picture
+            digest.update(_decoded_bytes(dataset.modalities[modality], value))
         else:
             digest.update(repr(value).encode())
     return digest.hexdigest()

@@ -8,7 +8,7 @@ from typing import Any
 from fusionzoo.config import RunConfig, merge, split_name
 from fusionzoo.config.flags import Tree
 from fusionzoo.creating import create_model
-from fusionzoo.datasets import DATASETS, PairedDataset, create_dataset
+from fusionzoo.datasets import DATASETS, PairedDataset
 from fusionzoo.distributed.process_group import World
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.evaluation.retrieval import any_pair
@@ -37,10 +37,10 @@ def open_dataset(
         return dataset if targets is None else dataset.with_targets(targets)
     name, arguments = split_name(settings, "data")
     if targets is None:
-        return create_dataset(name, **arguments)
+        return DATASETS.create(name, **arguments)
     if "targets" in DATASETS[name].parameters:
-        return create_dataset(name, **{**arguments, "targets": targets})
-    return create_dataset(name, **arguments).with_targets(targets)
+        return DATASETS.create(name, **{**arguments, "targets": targets})
+    return DATASETS.create(name, **arguments).with_targets(targets)
 
 
 def choose_encoders(dataset: PairedDataset, settings: dict[str, Tree]) -> dict[str, Tree]:

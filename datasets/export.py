@@ -1,0 +1,194 @@
+"""Write a data set as a manifest: files by reference, values in memory embedded in Parquet."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pv
+import pyarrow.parquet as pq
+
+from fusionzoo.errors import FusionZooError
+from fusionzoo.files import replacing
+from fusionzoo.structures import KINDS
+
+from .join import SourceValues
+from .media import decode
+from .table import SampleTable
+
+SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".csv", ".tsv")
+BATCH = 500  # samples written together
+MEDIA = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def write_manifest(dataset: SampleTable, path: Path, embed: bool) -> dict[str, Any]:
+    """Write the samples to a table; return the settings that open it, see `to_manifest`."""
+    path = path.expanduser()
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise FusionZooError(f"{path}: the suffix of a manifest is one of {', '.join(SUFFIXES)}")
+    if embed and suffix != ".parquet":
+        raise FusionZooError(f"{path}: only .parquet embeds values")
+    types = {name: _column_type(dataset, name, embed, suffix) for name in dataset.modalities}
+    writer = _Values(dataset, types, path.parent.resolve())
+    names = _table_columns(dataset)
+    schema = pa.schema([*((name, pa.string()) for name in names), *types.items()])
+    declared = json.dumps({"kinds": dataset.modalities}).encode()
+    schema = schema.with_metadata({b"fusionzoo": declared})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as partial:
+        _write(partial, suffix, schema, writer.batches(schema, names))
+    return {
+        "name": "manifest",
+        "root": str(path),
+        **_modality_settings(dataset.modalities),
+        **_target_settings(dataset),
+        **({"allow_outside": True} if writer.outside else {}),
+    }
+
+
+def _modality_settings(modalities: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings for modalities whose names are not kinds, or in another order."""
+    settings: dict[str, Any] = {}
+    kinds = {name: kind for name, kind in modalities.items() if name != kind}
+    if kinds:
+        settings["kinds"] = kinds
+    usual = [*(kind for kind in KINDS if modalities.get(kind) == kind), *kinds]
+    if list(modalities) != usual:
+        settings["columns"] = {name: name for name in modalities}
+    return settings
+
+
+def _target_settings(dataset: SampleTable) -> dict[str, Any]:
+    if dataset.scheme is None:
+        return {}
+    return {"targets": {target.name: target.kind for target in dataset.scheme}}
+
+
+class _Values:
+    """The rows of a manifest, in batches; `outside`: whether a file is not below its folder."""
+
+    def __init__(
+        self, dataset: SampleTable, types: Mapping[str, pa.DataType], folder: Path
+    ) -> None:
+        self.dataset, self.types, self.folder = dataset, types, folder
+        self.outside = False
+
+    def batches(self, schema: pa.Schema, names: list[str]) -> Iterator[pa.Table]:
+        """Return the samples as tables of at most `BATCH` rows."""
+        columns = {name: self.dataset.column(name) for name in names}
+        for start in range(0, len(self.dataset), BATCH):
+            positions = range(start, min(start + BATCH, len(self.dataset)))
+            cells = {name: [column[x] for x in positions] for name, column in columns.items()}
+            for name in self.types:
+                cells[name] = [self._cell(name, position) for position in positions]
+            yield pa.Table.from_pydict(cells, schema)
+
+    def _cell(self, name: str, position: int) -> Any:
+        row, kind = int(self.dataset.rows[position]), self.dataset.modalities[name]
+        try:
+            value = self.dataset.reference(name, row)
+            if value is None:
+                return None
+            if kind == "text":
+                return decode(kind, value)
+            if isinstance(value, Path) and pa.types.is_string(self.types[name]):
+                return self._relative(value)
+            if kind in ("image", "audio"):
+                return {"bytes": _encoded(kind, value), "path": None}
+            array = decode(kind, value)
+        except FusionZooError as error:
+            where = f"{self.dataset.source}, sample {self.dataset.ids[position]!r}, {name}"
+            raise FusionZooError(f"{where}: {error}") from error
+        if pa.types.is_string(self.types[name]):
+            raise FusionZooError(f"{name} is in memory")  # `_column_type` leaves no such column
+        return array.tolist()
+
+    def _relative(self, file: Path) -> str:
+        relative = os.path.relpath(file.absolute(), self.folder)
+        self.outside |= relative.split(os.sep, 1)[0] == os.pardir
+        return Path(relative).as_posix()
+
+
+def _encoded(kind: str, value: Any) -> bytes:
+    """Return a picture or clip as bytes; what is no file yet as PNG, or WAV of 32-bit floats."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, Path):
+        try:
+            return value.read_bytes()
+        except OSError as error:
+            raise FusionZooError(f"{value} cannot be opened: {error.strerror}") from error
+    buffer = io.BytesIO()
+    if kind == "image":
+        from PIL import Image
+
+        pixels = np.ascontiguousarray(decode(kind, value).permute(1, 2, 0).numpy())
+        Image.fromarray(pixels).save(buffer, format="png", compress_level=1)
+    else:
+        import soundfile
+
+        clip = decode(kind, value)
+        samples = clip.samples.numpy()
+        soundfile.write(buffer, samples, clip.rate, format="WAV", subtype="FLOAT")
+    return buffer.getvalue()
+
+
+def _column_type(dataset: SampleTable, name: str, embed: bool, suffix: str) -> pa.DataType:
+    """Return how the values of a modality are stored."""
+    kind = dataset.modalities[name]
+    if kind not in KINDS:
+        raise FusionZooError(f"{name} is of kind {kind!r}, which no manifest stores")
+    if kind == "text" or (not embed and _in_files(dataset, name)):
+        return pa.string()
+    if suffix in (".csv", ".tsv") or (kind in ("image", "audio") and suffix != ".parquet"):
+        raise FusionZooError(
+            f"the values of {name} are in memory, and {suffix} cannot store them: write .parquet"
+        )
+    if kind in ("image", "audio"):
+        return MEDIA
+    return pa.list_(pa.float32()) if kind == "vector" else pa.list_(pa.list_(pa.float32()))
+
+
+def _in_files(dataset: SampleTable, name: str) -> bool:
+    """Whether every value of a modality is a file."""
+    values = dataset.memory.get(name)
+    if isinstance(values, SourceValues):
+        return _in_files(values.source, values.modality)
+    if values is None:
+        return name in dataset.paths and pa.types.is_string(dataset.table[name].type)
+    return all(value is None or isinstance(value, Path) for value in dataset.references(name))
+
+
+def _table_columns(dataset: SampleTable) -> list[str]:
+    """Return the columns besides the modalities; those without any value are left out."""
+    names = [name for name in dataset.table.column_names if name not in dataset.modalities]
+    return [
+        name
+        for name in names
+        if pa.types.is_string(dataset.table[name].type)
+        and (name in ("id", "split") or dataset.table[name].null_count < len(dataset.table))
+    ]
+
+
+def _write(path: Path, suffix: str, schema: pa.Schema, batches: Iterator[pa.Table]) -> None:
+    if suffix == ".parquet":
+        with pq.ParquetWriter(path, schema) as parquet:
+            for batch in batches:
+                parquet.write_table(batch)
+    elif suffix in (".csv", ".tsv"):
+        options = pv.WriteOptions(delimiter="\t" if suffix == ".tsv" else ",")
+        with pv.CSVWriter(path, schema, write_options=options) as rows:
+            for batch in batches:
+                rows.write_table(batch)
+    else:
+        with path.open("w", encoding="utf-8") as file:
+            for batch in batches:
+                lines = (json.dumps(row, ensure_ascii=False) for row in batch.to_pylist())
+                file.writelines(f"{line}\n" for line in lines)

@@ -1,0 +1,67 @@
+"""What names a data set: a name, settings, a path, a table in memory, a data set."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fusionzoo.errors import FusionZooError, did_you_mean
+
+from .base import DATASETS, apply_shared_settings
+from .formats.columns import READERS
+from .formats.objects import is_table
+from .formats.parquet_folder import is_parquet_folder
+from .paired import PairedDataset
+
+OPEN_SETTINGS = ("modalities", "missing", "targets")  # of a data set that is open
+
+
+def settings_of(data: Any) -> dict[str, Any]:
+    """Return the name and settings with which `create_dataset` opens what `data` is.
+
+    - `"digits"`: a data set's name; `{"name": "digits", "missing": 0.3}`: with settings;
+    - the path of a CSV, TSV, JSON lines or Parquet file, of a folder of Parquet files, or of a
+      folder of class folders;
+    - a table or data set in memory: settings whose `root` is that object.
+    """
+    if is_table(data):
+        return {"name": "manifest", "root": data}
+    if isinstance(data, Mapping):
+        return dict(data)
+    if isinstance(data, str) and data in DATASETS:
+        return {"name": data}
+    if not isinstance(data, str | os.PathLike):
+        raise FusionZooError(
+            f"data is of type {type(data).__name__}; it must be the name of a data set, a path,"
+            " settings such as {'name': 'digits'}, a DataFrame, an Arrow table, a list of dicts, a"
+            " dict of columns, a Hugging Face or PyTorch data set, or a PairedDataset"
+        )
+    path = Path(data).expanduser()
+    if path.is_dir():
+        return {"name": "manifest" if is_parquet_folder(path) else "folders", "root": str(path)}
+    if path.exists() or path.suffix in READERS or isinstance(data, os.PathLike):
+        return {"name": "manifest", "root": str(path)}
+    raise FusionZooError(
+        f"data={data!r} is neither a file, nor a folder, nor the name of a data set."
+        f"{did_you_mean(data, DATASETS)} Data sets: {', '.join(sorted(DATASETS))}"
+    )
+
+
+def is_path(text: str) -> bool:
+    """Whether text that may name a data set is the path of a manifest or folder."""
+    return text not in DATASETS and (Path(text).suffix in READERS or Path(text).exists())
+
+
+def view_of(dataset: PairedDataset, settings: Mapping[str, Any]) -> PairedDataset:
+    """Apply the settings that an open data set takes: modalities, missing, targets."""
+    for name in settings:
+        if name not in OPEN_SETTINGS:
+            raise FusionZooError(
+                f"{dataset.source} is open already, and takes no setting {name!r}."
+                f"{did_you_mean(name, OPEN_SETTINGS)} It takes: {', '.join(OPEN_SETTINGS)}"
+            )
+    targets = settings.get("targets")
+    view = dataset if targets is None else dataset.with_targets(targets)
+    return apply_shared_settings(view, settings.get("modalities"), settings.get("missing", 0.0))

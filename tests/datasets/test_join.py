@@ -1,0 +1,395 @@
+"""Join sources of several modalities, one to many, and write what came out as a manifest."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+import fusionzoo as fz
+from fusionzoo import PairedDataset
+from fusionzoo.datasets.summary import data_summary
+from fusionzoo.errors import FusionZooError
+
+
+def products(number: int = 6, **changes: Any) -> list[dict[str, Any]]:
+    """A picture and a description of each product; its id is the product."""
+    return [
+        {
+            "id": f"p{n}",
+            "image": np.full((2, 2), n, np.uint8),
+            "text": f"product {n}",
+            "price": n * 1.5,
+            **{name: values[n] for name, values in changes.items()},
+        }
+        for n in range(number)
+    ]
+
+
+def reviews(number: int = 12) -> list[dict[str, Any]]:
+    """Two reviews of each product: a text and a vector."""
+    return [
+        {
+            "id": f"r{n}",
+            "product": f"p{n // 2}",
+            "target": "ab"[n % 2],
+            "text": f"review {n}",
+            "vector": [float(n), 1.0],
+        }
+        for n in range(number)
+    ]
+
+
+def join(left: Any, right: Any, **settings: Any) -> PairedDataset:
+    """Join products with reviews by product."""
+    sources = {"item": fz.create_dataset(left), "review": fz.create_dataset(right, targets={})}
+    on = {"item": "id", "review": "product"}
+    return PairedDataset.join(sources, **{"on": on, **settings})
+
+
+def error_of(sources: dict[str, Any], **settings: Any) -> str:
+    with pytest.raises(FusionZooError) as caught:
+        PairedDataset.join(sources, **settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ---- modalities and rows
+
+
+def test_one_picture_belongs_to_many_reviews() -> None:
+    data = join(products(), reviews())
+    assert data.ids == [f"r{n}" for n in range(12)]
+    assert data.modalities == {
+        "image": "image",
+        "item_text": "text",
+        "review_text": "text",
+        "vector": "vector",
+    }
+    sample = data[5]
+    assert sample.values["image"].unique().tolist() == [2]
+    assert sample.values["item_text"] == "product 2"
+    assert sample.values["review_text"] == "review 5"
+    assert sample.values["vector"].tolist() == [5.0, 1.0]
+    assert data.column("price")[4:8] == ["3", "3", "4.5", "4.5"]
+
+
+def test_samples_of_one_product_share_group_and_split() -> None:
+    data = join(products(40), reviews(80))
+    assert data.groups == [f"p{n // 2}" for n in range(80)]
+    pairs = set(zip(data.groups, data.split_names, strict=True))
+    assert len(pairs) == 40
+    assert set(data.splits) == {"train", "val", "test"}
+    assert data.provenance.split_rule.startswith("by a hash")
+    assert "samples of one 'product' belong together" in "\n".join(data_summary(data))
+
+
+def test_an_outer_join_keeps_products_without_reviews_under_unique_ids() -> None:
+    items = [*products(), {"id": "r0", "image": np.zeros((2, 2), np.uint8)}]
+    data = join(items, reviews(4), how="outer")
+    assert data.ids == [
+        "r0",
+        "r1",
+        "r2",
+        "r3",
+        "item/p2",
+        "item/p3",
+        "item/p4",
+        "item/p5",
+        "item/r0",
+    ]
+    assert data.present[4].tolist() == [True, True, False, False]
+    assert data[4].values["vector"] is None
+    orphans = [*reviews(2), {"id": "x", "product": "none", "text": "lost"}]
+    kept = join(products(1), orphans, how="outer")
+    assert kept.ids == ["r0", "r1", "x"]
+    assert kept.present[2].tolist() == [False, False, True, False]
+
+
+def test_a_source_named_after_one_of_its_modalities_gives_that_one() -> None:
+    left = fz.create_dataset(products())
+    sound = fz.create_dataset([{"id": f"p{n}", "vector": [1.0]} for n in range(3)])
+    data = PairedDataset.join({"text": left, "sound": sound})
+    assert data.modalities == {"text": "text", "sound": "vector"}
+    assert "text: image" in data.provenance.unused
+    assert PairedDataset.join({"both": left, "sound": sound}).modalities == {
+        "image": "image",
+        "text": "text",
+        "sound": "vector",
+    }
+
+
+def test_a_column_of_both_sources_joins_them_one_to_one() -> None:
+    left = fz.create_dataset([{"id": f"l{n}", "key": n, "text": "x"} for n in range(4)])
+    right = fz.create_dataset([{"id": f"r{n}", "key": n, "vector": [n]} for n in range(2, 6)])
+    sources = {"text": left, "vector": right}
+    inner = PairedDataset.join(sources, on="key")
+    assert (inner.ids, inner.column("key")) == (["l2", "l3"], ["2", "3"])
+    assert "group" not in inner.table.column_names
+    outer = PairedDataset.join(sources, on="key", how="outer")
+    assert outer.ids == ["l0", "l1", "l2", "l3", "vector/r4", "vector/r5"]
+
+
+def test_a_view_joins_with_its_own_rows() -> None:
+    few = fz.create_dataset(products()).subset([4, 1])
+    data = PairedDataset.join({"item": few, "note": fz.create_dataset(products()).select("text")})
+    assert data.ids == ["p4", "p1"]
+    assert [data[n].values["image"].max().item() for n in range(2)] == [4, 1]
+    assert data[0].values["note"] == "product 4"
+
+
+def test_wrong_joins_are_one_line() -> None:
+    item, review = fz.create_dataset(products()), fz.create_dataset(reviews(), targets={})
+    sources = {"item": item, "review": review}
+    says = error_of(sources, on="produkt")
+    assert "source 'item' (the list) has no column 'produkt' to join on." in says
+    says = error_of(sources, on={"item": "id", "review": "produkt"})
+    assert "Did you mean 'product'?" in says
+    assert "there is no source 'reviews' to join. Did you mean 'review'?" in error_of(
+        sources, on={"reviews": "product"}
+    )
+    assert "no id is in all sources; they have, for instance, {'item': 'p0', 'review': 'r0'}" in (
+        error_of(sources)
+    )
+    assert "how='left' is neither" in error_of(sources, how="left")
+    assert "there are no sources" in error_of({})
+    twice = {"a": review, "b": review}
+    says = error_of(twice, on="product")
+    assert "a has 2 with product 'p0'; b has 2 with product 'p0'" in says
+    holes = fz.create_dataset([*reviews(2), {"id": "x", "text": "y"}], targets={})
+    says = error_of({"item": item, "review": holes}, on={"item": "id", "review": "product"})
+    assert "sample 'x': its 'product', on which source 'review' is joined, is empty" in says
+    lenient = fz.create_dataset(reviews(), targets={}, on_error="missing")
+    assert "need the same on_error" in error_of({"item": item, "review": lenient})
+
+
+# ---- splits, targets, columns
+
+
+def test_splits_of_a_column_come_before_splits_by_hash() -> None:
+    splits = ["train", "test"] * 20
+    left = fz.create_dataset(products(40, split=splits))
+    right = fz.create_dataset([{"id": f"p{n}", "vector": [n]} for n in range(40)])
+    assert left.split_names != right.split_names
+    for sources in ({"item": left, "v": right}, {"v": right, "item": left}):
+        data = PairedDataset.join(sources)
+        assert data.split_names == splits
+        assert data.provenance.split_rule == "column 'split'"
+
+
+def test_samples_that_only_a_source_without_splits_has_are_split_by_hash_and_counted() -> None:
+    left = fz.create_dataset(products(3, split=["train"] * 3))
+    right = fz.create_dataset([{"id": f"p{n}", "vector": [n]} for n in range(10)])
+    data = PairedDataset.join({"item": left, "v": right}, how="outer")
+    assert data.split_names == ["train"] * 3 + right.split_names[3:]
+    rule = data.provenance.split_rule
+    assert rule == "column 'split'; 7 samples without one by a hash of 'id'"
+
+
+def test_splits_by_hash_of_groups_come_before_those_of_ids() -> None:
+    patients = [{"id": str(n), "patient": n // 10, "text": "x"} for n in range(60)]
+    right = fz.create_dataset([{"id": str(n), "vector": [n]} for n in range(60)])
+    left = fz.create_dataset(patients, group_column="patient")
+    data = PairedDataset.join({"v": right, "text": left})
+    assert data.split_names == left.split_names
+    assert data.groups == left.groups
+
+
+def test_a_join_of_a_join_is_a_join() -> None:
+    clips = fz.create_dataset([{"id": f"r{n}", "sequence": [[float(n)]]} for n in range(12)])
+    data = PairedDataset.join({"pairs": join(products(), reviews()), "clip": clips})
+    assert set(data.modalities) == {"image", "item_text", "review_text", "vector", "clip"}
+    assert data.groups == [f"p{n // 2}" for n in range(12)]
+    assert data[7].values["image"].max() == 3
+    assert data[7].values["clip"].tolist() == [[7.0]]
+    assert data.provenance.split_rule.startswith("by a hash")
+
+
+def test_other_columns_of_sources_can_be_targets() -> None:
+    data = join(products(), reviews()).with_targets({"price": "regression"})
+    assert data.targets[:, 0].argsort(stable=True).tolist() == list(range(12))
+    left = fz.create_dataset([{"id": "a", "text": "x", "age": 1}])
+    right = fz.create_dataset([{"id": "a", "vector": [1], "age": 2}])
+    both = PairedDataset.join({"text": left, "vector": right})
+    assert (both.column("text_age"), both.column("vector_age")) == (["1"], ["2"])
+
+
+# ---- the command line of a manifest
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> str:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return str(path)
+
+
+def test_a_manifest_joins_others_by_its_settings(tmp_path: Path) -> None:
+    (tmp_path / "vectors").mkdir()
+    np.save(tmp_path / "vectors" / "v.npy", np.ones(2, np.float32))
+    rows = [{"id": n, "text": f"t{n}", "product": n % 2, "age": n} for n in range(4)]
+    root = write(tmp_path / "main.csv", rows)
+    tags = write(tmp_path / "tags.csv", [{"key": n, "words": f"tag {n}"} for n in range(2)])
+    vector = [{"id": n, "file": "v.npy", "target": "xy"[n % 2]} for n in range(4)]
+    vectors = write(tmp_path / "vectors" / "v.csv", vector)
+    data = fz.create_dataset(
+        "manifest",
+        root=root,
+        join={"sensor": {"root": vectors, "columns": {"vector": "file"}}},
+    )
+    assert data.modalities == {"text": "text", "sensor": "vector"}
+    assert data.classes == ["x", "y"]
+    assert data[2].values["sensor"].tolist() == [1.0, 1.0]
+    data = fz.create_dataset(
+        "manifest",
+        root=root,
+        join={"tag": {"root": tags, "columns": {"text": "words"}}},
+        on={"root": "product", "tag": "key"},
+        targets={"age": "regression"},
+    )
+    assert [data[n].values["tag"] for n in range(4)] == ["tag 0", "tag 0", "tag 1", "tag 1"]
+    assert data.ids == ["0", "2", "1", "3"]
+    assert data.scheme is not None and data.scheme[0].name == "age"
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"join": {"text": "other.csv"}}, "--data.join.text: the manifest itself has 'text'"),
+        ({"join": {"audio": "none.csv"}}, "no manifest none.csv"),
+        ({"join": {"audio": {"columns": {}}}}, "--data.join.audio names no file"),
+        ({"join": {"audio": {"rot": "x"}}}, "--data.join.audio names no file"),
+    ],
+)
+def test_wrong_settings_of_a_join_are_one_line(
+    settings: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    root = write(tmp_path / "main.csv", [{"id": 1, "text": "x"}])
+    with pytest.raises(FusionZooError) as caught:
+        fz.create_dataset("manifest", root=root, **settings)
+    assert says in str(caught.value)
+
+
+def test_flags_of_the_command_line_join(tmp_path: Path) -> None:
+    from fusionzoo.config import RunConfig, from_args
+    from fusionzoo.training.build import open_dataset
+
+    root = write(tmp_path / "main.csv", [{"id": n, "text": "x"} for n in range(3)])
+    other = write(tmp_path / "other.csv", [{"id": n, "text": f"o{n}"} for n in range(3)])
+    flags = ["--data.name", "manifest", "--data.root", root]
+    flags += ["--data.join.title", other, "--data.on", "id", "--data.how", "outer"]
+    data = open_dataset(from_args(RunConfig, flags).data)
+    assert data.modalities == {"text": "text", "title": "text"}
+    assert data[2].values["title"] == "o2"
+
+
+# ---- to_manifest
+
+
+def assert_same(data: PairedDataset, other: PairedDataset) -> None:
+    assert list(other.modalities.items()) == list(data.modalities.items())
+    assert other.ids == data.ids
+    assert (other.labels, other.groups) == (data.labels, data.groups)
+    assert other.split_names == data.split_names
+    assert torch.equal(other.present, data.present)
+    for position in range(len(data)):
+        for name, value in data[position].values.items():
+            again = other[position].values[name]
+            if hasattr(value, "samples"):
+                assert again.rate == value.rate
+                value, again = value.samples, again.samples
+            same = torch.equal(value, again) if isinstance(value, torch.Tensor) else value == again
+            assert same, (position, name)
+
+
+def test_a_join_is_written_and_read_again(tmp_path: Path) -> None:
+    data = join(products(), reviews(4), how="outer")
+    settings = data.to_manifest(tmp_path / "joined.parquet")
+    assert_same(data, fz.create_dataset(**settings))
+    path_alone = fz.create_dataset(tmp_path / "joined.parquet", targets={})
+    assert_same(data, path_alone)
+    assert path_alone.column("price") == data.column("price")
+    labelled = data.with_targets({"price": "regression"})
+    again = fz.create_dataset(**labelled.to_manifest(tmp_path / "labelled.parquet"))
+    assert torch.equal(again.targets, labelled.targets)
+
+
+def test_files_are_referenced_relative_to_the_manifest(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for n in range(3):
+        Image.new("RGB", (3, 2), (n, 0, 0)).save(photos / f"{n}.png")
+    rows = [{"id": n, "scan": f"{n}.png" if n else "", "text": f"t, {n}"} for n in range(3)]
+    path = write(photos / "p.csv", rows)
+    data = fz.create_dataset(path, kinds={"scan": "image"})
+    settings = data.to_manifest(tmp_path / "all.csv")
+    assert settings == {
+        "name": "manifest",
+        "root": str(tmp_path / "all.csv"),
+        "kinds": {"scan": "image"},
+    }
+    assert "photos/1.png" in (tmp_path / "all.csv").read_text()
+    assert_same(data, fz.create_dataset(**settings))
+    beside = tmp_path / "other"
+    settings = data.to_manifest(beside / "all.jsonl")
+    assert settings["allow_outside"] is True
+    assert_same(data, fz.create_dataset(**settings))
+    with pytest.raises(FusionZooError, match="outside of"):
+        fz.create_dataset(beside / "all.jsonl", kinds={"scan": "image"})
+    data.to_manifest(beside / "all.parquet", embed=True)
+    assert_same(data, fz.create_dataset(beside / "all.parquet"))
+    cells = pq.read_table(beside / "all.parquet")["scan"].to_pylist()
+    assert cells[1]["bytes"] == (photos / "1.png").read_bytes()
+
+
+def test_values_in_memory_are_embedded_exactly(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    rows = [
+        {
+            "id": f"s{n}",
+            "split": "train",
+            "target": "x",
+            "image": Image.fromarray(draw.integers(0, 256, (5, 4, 4), np.uint8), "RGBA"),
+            "audio": (draw.uniform(-1, 1, 50).astype(np.float32), 8000 + n),
+            "vector": draw.standard_normal(3),
+            "sequence": torch.randn(n + 1, 2, generator=torch.Generator().manual_seed(n)),
+            "text": None if n == 1 else "words\nand lines",
+        }
+        for n in range(3)
+    ]
+    data = fz.create_dataset(rows)
+    assert_same(data, fz.create_dataset(**data.to_manifest(tmp_path / "m.parquet")))
+    some = data.subset([2, 0]).select("vector,text")
+    assert_same(some, fz.create_dataset(**some.to_manifest(tmp_path / "m.jsonl")))
+    for name, says in (
+        ("m.csv", "the values of image are in memory, and .csv cannot store them: write .parquet"),
+        ("m.jsonl", "the values of image are in memory, and .jsonl cannot store them"),
+        ("m.xml", "the suffix of a manifest is one of .parquet, .jsonl"),
+    ):
+        with pytest.raises(FusionZooError) as caught:
+            data.to_manifest(tmp_path / "new" / name)
+        assert says in str(caught.value)
+        assert not (tmp_path / "new" / name).exists()
+    with pytest.raises(FusionZooError, match=r"only \.parquet embeds"):
+        some.to_manifest(tmp_path / "m.csv", embed=True)
+
+
+def test_a_manifest_of_another_data_set_is_written(tmp_path: Path) -> None:
+    data = fz.create_dataset("interactions", samples=60, missing=0.3)
+    again = fz.create_dataset(**data.to_manifest(tmp_path / "i.parquet"))
+    assert_same(data, again)
+
+
+def test_a_value_that_cannot_be_written_names_its_sample(tmp_path: Path) -> None:
+    rows = [{"id": "a", "vector": [[1.0]], "text": "x"}]
+    data = fz.create_dataset(rows)
+    with pytest.raises(FusionZooError, match=r"the list, sample 'a', vector: .*expected 1 dim"):
+        data.to_manifest(tmp_path / "m.parquet")
+    assert list(tmp_path.iterdir()) == []
