@@ -14,6 +14,7 @@ from ..failures import MAX_ERRORS, OnError
 from ..media import SUFFIXES
 from ..paired import PairedDataset
 from ..provenance import Provenance
+from ..refusals import refuse
 from ..splits import SHARES, SPLITS, split_by_hash
 
 KINDS = ("image", "text", "audio")
@@ -78,14 +79,15 @@ def _find_samples(top: Path, has_splits: bool, shares: Sequence[float]) -> list[
         if kind is None or hidden or not path.is_file():
             continue
         if len(parts) != 2 + has_splits:
-            raise FusionZooError(
-                f"{path}: expected {'split/' if has_splits else ''}class/file below {top}"
-            )
+            expected = f"expected {'split/' if has_splits else ''}class/file below {top}"
+            refuse(f"{path}: {expected}", "file")
+            continue
         key = "/".join((*parts[:-1], path.stem))
         row = rows.setdefault(key, {"id": key, "target": parts[-2]})
         row["split"] = parts[0] if has_splits else split_by_hash(key, shares)
         if kind in row:
-            raise FusionZooError(f"{path}: sample {key!r} has another {kind}, {row[kind]}")
+            refuse(f"{path}: sample {key!r} has another {kind}, {row[kind]}", "file")
+            continue
         row[kind] = str(path.relative_to(top))
     if not rows:
         raise FusionZooError(f"{top} has no image, text or audio file in class folders")
