@@ -14,11 +14,11 @@ from .measure import GRID, normalised, shingles
 from .neighbours import Pairs, near_sets, near_vectors
 from .scan import Scan, Values
 
-LEAST_IMAGE = 0.97  # cosine of two pictures' grey cells
+LEAST_IMAGE = 0.95  # cosine of two pictures' grey cells
 MOST_COLOUR = 14.0  # mean difference of their colours, grey levels of 255
 MOST_ASPECT = 0.05  # difference of the logarithms of their aspect ratios
-LEAST_SOUND = 0.85  # cosine of two sounds' fingerprints
-MOST_SECONDS = 0.1  # difference of the logarithms of their durations
+LEAST_SOUND = 0.9  # cosine of two sounds' fingerprints
+MOST_SECONDS = 0.1  # difference of the logarithms of their durations without quiet ends
 LEAST_TEXT = 0.7  # share of common pieces of two texts (Jaccard index)
 LEAST_MINHASH = 0.5  # its estimate, which has a standard deviation of 0.06
 MIN_WORDS = 5  # texts of fewer words are expected to recur
@@ -165,7 +165,7 @@ def _near_images(values: Values, positions: NDArray[np.int64]) -> Pairs:
 def _near_sounds(values: Values, positions: NDArray[np.int64]) -> Pairs:
     assert values.prints is not None
     pairs, _ = near_vectors(values.prints[positions], LEAST_SOUND)
-    seconds = np.log(values.numbers["seconds"][positions])
+    seconds = np.log(np.maximum(values.numbers["active"][positions], 1e-3))
     return pairs[np.abs(seconds[pairs[:, 0]] - seconds[pairs[:, 1]]) <= MOST_SECONDS]
 
 

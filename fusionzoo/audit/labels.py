@@ -67,7 +67,7 @@ def absent_class(scan: Scan) -> Iterator[Finding]:
     labels, names = scan.labels[scan.rows].astype(str), scan.splits[scan.rows]
     for split in scan.split_names:
         absent = sorted({*classes} - {*labels[names == split]})
-        if not absent:
+        if not absent or (names == split).sum() == 1:
             continue
         in_train = split == "train"
         rows = scan.rows[np.isin(labels, absent)]

@@ -25,7 +25,7 @@ WINDOW = 0.064  # seconds
 LISTEN = 30  # seconds from which a sound's fingerprint is taken
 BLOCK = 60  # seconds of a long sound that are read at a time
 FLOOR = 1e-5  # of the loudest band, -50 dB; below it a recording is its noise
-TRIM = 0.01  # of the peak, -40 dB: quieter beginnings and ends are cut off
+TRIM = 0.1  # of the peak, -20 dB: quieter beginnings and ends, a codec's echo too, are cut off
 MIN_FINGERPRINT = 256  # samples of sound; a shorter clip has no fingerprint
 SHINGLE = 5  # characters
 PERMUTATIONS = 64  # of a MinHash
@@ -119,7 +119,7 @@ def minhash(hashes: NDArray[np.uint64]) -> NDArray[np.uint32]:
 
 
 def measure_audio(clip: Clip) -> Measurement:
-    """Measure a clip: seconds, peak without its mean, and a spectral fingerprint of 30 s.
+    """Measure a clip: seconds, peak without its mean, and a spectral fingerprint.
 
     A long file is read in blocks of a minute.
     """
@@ -130,22 +130,30 @@ def measure_audio(clip: Clip) -> Measurement:
         digest.update(samples.tobytes())
         low, high = min(low, float(samples.min())), max(high, float(samples.max()))
         head = samples if start == 0 else head
-    numbers = {"seconds": clip.frames / clip.rate, "peak": max(0.0, (high - low) / 2)}
-    return Measurement(digest.digest(), numbers, fingerprint(head, clip.rate))
+    active = trimmed(head)
+    numbers = {
+        "seconds": clip.frames / clip.rate,
+        "active": len(active) / clip.rate,
+        "peak": max(0.0, (high - low) / 2),
+    }
+    return Measurement(digest.digest(), numbers, fingerprint(active, clip.rate))
+
+
+def trimmed(samples: Floats) -> Floats:
+    """Remove the mean, and the quiet beginning and end."""
+    samples = samples - samples.mean() if len(samples) else samples
+    loud = np.flatnonzero(np.abs(samples) > TRIM * np.abs(samples).max(initial=0.0))
+    return samples[loud[0] : loud[-1] + 1] if len(loud) else samples[:0]
 
 
 def fingerprint(samples: Floats, rate: int) -> NDArray[np.int8]:
-    """Return the changes of 32 bands over 32 equal parts of a sound, int8 (1024,).
+    """Return the changes of 32 bands over 32 equal parts of a trimmed sound, int8 (1024,).
 
     Log energies minus the mean of each band and of each part, so loudness, equalisation and steady
     tones cancel, and a copy in another format still matches. Zeros where nothing changes.
     """
     result = np.zeros(BANDS * FRAMES, np.int8)
-    samples = samples - samples.mean() if len(samples) else samples
-    loud = np.flatnonzero(np.abs(samples) > TRIM * np.abs(samples).max(initial=0.0))
-    if not len(loud):
-        return result
-    samples = samples[loud[0] : loud[-1] + 1][: LISTEN * rate]
+    samples = samples[: LISTEN * rate]
     if len(samples) < MIN_FINGERPRINT:
         return result
     size = max(64, min(int(WINDOW * rate), len(samples) // 4))

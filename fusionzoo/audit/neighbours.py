@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-BANDS = 32  # of the bits of a vector; two neighbours agree in all bits of at least one
+BANDS = 64  # of the bits of a vector; two neighbours agree in all bits of at least one
 MOST_BITS = 16  # per band
 MAX_BUCKET = 32  # in a larger bucket each entry is compared with the next 32 only
 CHUNK = 1 << 16  # pairs verified at a time
@@ -32,7 +32,7 @@ def near_vectors(vectors: NDArray[Any], least: float) -> tuple[Pairs, NDArray[np
     norms = np.linalg.norm(units, axis=1)
     units /= np.maximum(norms, 1e-12)[:, None]
     valid = np.flatnonzero(norms > 0)
-    num_bits = int(np.clip(np.ceil(np.log2(max(len(valid), 2))), 8, MOST_BITS))
+    num_bits = int(np.clip(np.ceil(np.log2(max(len(valid), 2))) - 2, 8, MOST_BITS))
     centred = units[valid] - units[valid].mean(0) if len(valid) > 2 else units[valid]
     directions = np.random.default_rng(0).standard_normal((vectors.shape[1], BANDS * num_bits))
     bits = centred @ directions.astype(np.float32) > 0

@@ -61,8 +61,8 @@ def _histogram(title: str, numbers: NDArray[np.float64]) -> Facts:
     counts, edges = np.histogram(numbers, edges)
     last = len(counts) - 1
     rows = [
-        (f"{_short(edges[i])} to {'' if i == last else 'below '}{_short(edges[i + 1])}", f"{count:,}")
-        for i, count in enumerate(counts)
+        (f"{_short(low)} to {'' if i == last else 'below '}{_short(high)}", f"{count:,}")
+        for i, (low, high, count) in enumerate(zip(edges[:-1], edges[1:], counts, strict=True))
     ]
     return Facts(title, ("range", "values"), tuple(rows))
 

@@ -22,14 +22,14 @@ USUAL_WORDS = 3  # median length from which texts count as such others
 MAX_FILES = 1_000_000  # below the folder, when looking for files that no row names
 MAX_LISTED = 1000  # names of files in a finding
 
-REFUSALS = {  # kind of refusal -> what it means, what to do
-    "duplicate_id": ("rows share their id with another", "give every row an id of its own"),
-    "empty_id": ("rows have no id", "fill the id, or remove the column: rows are then numbered"),
-    "empty_sample": ("rows have no value in any modality", "remove them (--data.drop_empty)"),
-    "path": ("cells hold paths that may not be read", "see each cell's reason"),
-    "split": ("rows have no split", "write train, val or test, or remove the whole column"),
-    "column": ("columns share a name", "rename one of them"),
-    "file": ("files do not fit into the folder's layout", "move or remove them"),
+REFUSALS = {  # kind of refusal -> what it is, what to do
+    "duplicate_id": ("row with the id of another", "give every row an id of its own"),
+    "empty_id": ("row without an id", "fill the id, or remove the column: rows are then numbered"),
+    "empty_sample": ("row without a value in any modality", "remove these rows"),
+    "path": ("cell with a path that may not be read", "move the files into the folder"),
+    "split": ("row without a split", "complete the column"),
+    "column": ("column with the name of another", "the first of them is used here"),
+    "file": ("file that does not fit into the folder's layout", "move or remove these files"),
 }
 
 
@@ -44,12 +44,18 @@ def refused(scan: Scan) -> Iterator[Finding]:
             check=kind,
             severity="error",
             modality=column,
-            message=f"{len(refusals):,} {noun}: {refusals[0].message}",
+            message=f"{_first_plural(len(refusals), noun)}: {refusals[0].message}",
             advice=advice,
             groups=singles(details),
             details=details,
             files=tuple(x.message for x in refusals if x.row is None)[:MAX_LISTED],
         )
+
+
+def _first_plural(count: int, noun: str) -> str:
+    """Write a number with a noun whose first word has a plural."""
+    first, _, rest = noun.partition(" ")
+    return f"{counted(count, first)} {rest}"
 
 
 def unreadable(scan: Scan) -> Iterator[Finding]:
