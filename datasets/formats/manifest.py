@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ..amputation import Mechanism
 from ..base import DATASETS, apply_shared_settings
 from ..failures import MAX_ERRORS, OnError
 from ..paired import PairedDataset
@@ -24,6 +25,7 @@ def manifest(
     max_errors: float = MAX_ERRORS,
     modalities: str | Sequence[str] | None = None,
     missing: float = 0.0,
+    missing_mechanism: Mechanism = "mcar",
     targets: Mapping[str, str] | None = None,
     paths: str | Sequence[str] = (),
     allow_outside: bool = False,
@@ -43,7 +45,9 @@ def manifest(
         on_error: `raise` on a value that cannot be read, treat it as `missing` or `skip` its sample
         max_errors: share of a modality's values that may fail before the run ends, 0 to 1
         modalities: names of those to keep, comma-separated or a list
-        missing: share of each modality's values to remove at random, at least 0 and below 1
+        missing: share of each modality's values to remove, at least 0 and below 1
+        missing_mechanism: `mcar` removes values at random, `mar` depending on the label, `mnar` on
+            the value itself (length, brightness, loudness)
         targets: label columns and what they hold, `{"age": "regression"}`; train.py sets it
         paths: modalities of text whose cells are paths of files
         allow_outside: whether paths may leave the file's folder, links resolved
@@ -64,4 +68,4 @@ def manifest(
         allow_outside=allow_outside,
         group_column=group_column,
     )
-    return apply_shared_settings(dataset, modalities, missing)
+    return apply_shared_settings(dataset, modalities, missing, missing_mechanism)
