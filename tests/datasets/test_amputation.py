@@ -92,16 +92,16 @@ def test_mar_may_follow_another_modality_which_stays_complete() -> None:
     view = data.amputate("mar", rate=0.3, depends_on="text")
     assert view.present[:, 0].all()
     gone = ~view.present[:, 1].numpy()
-    assert np.corrcoef(gone, lengths(data))[0, 1] > 0.4
+    assert np.corrcoef(gone, lengths(data))[0, 1] > 0.3
 
 
 def test_mnar_follows_the_value_itself() -> None:
     data = make()
     gone = ~data.amputate("mnar", rate=0.3).present.numpy()
     size = np.abs(np.array(data.references("vector"))).mean(1)
-    assert np.corrcoef(gone[:, 0], lengths(data))[0, 1] > 0.4
+    assert np.corrcoef(gone[:, 0], lengths(data))[0, 1] > 0.3
     # Where the text has gone the vector has to stay.
-    assert np.corrcoef(gone[~gone[:, 0], 1], size[~gone[:, 0]])[0, 1] > 0.4
+    assert np.corrcoef(gone[~gone[:, 0], 1], size[~gone[:, 0]])[0, 1] > 0.3
 
 
 def test_pictures_go_by_brightness_and_sounds_by_loudness() -> None:
@@ -119,7 +119,7 @@ def test_pictures_go_by_brightness_and_sounds_by_loudness() -> None:
     data = PairedDataset(table, {name: name for name in memory}, memory=memory)
     for name in memory:
         gone = ~data.amputate("mnar", rate=0.3, modalities=name).present.numpy()
-        assert np.corrcoef(gone[:, list(memory).index(name)], levels)[0, 1] > 0.4
+        assert np.corrcoef(gone[:, list(memory).index(name)], levels)[0, 1] > 0.3
 
 
 def test_a_view_meets_the_rate_in_its_own_samples_and_leaves_the_others_alone() -> None:
