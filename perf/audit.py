@@ -1,10 +1,11 @@
 """How many planted faults `fusionzoo data check` finds: `python perf/audit.py`, about two minutes.
 
-Three data sets: a manifest with every kind of fault among 400 clean rows, `digits`, and `stamps`
-if it is in the cache (`fusionzoo data fetch stamps`), both with copies and damaged values added.
-Writes results/audit.csv: per kind of fault the samples planted and found; `genuine`, samples
-reported that the data really has (digits: texts that lost all letters; stamps: five pairs, judged
-by eye); and `false_alarms`, all other samples reported.
+Tables with one fault of the whole data set (`table`), a manifest with each kind of fault of samples
+and files among 400 clean rows, `digits`, and `stamps` if it is in the cache (`fusionzoo data fetch
+stamps`), both with copies and damaged values added. Writes results/audit.csv: per kind of fault the
+samples (of `table`: findings) planted and found; `genuine`, samples reported that the data really
+has (digits: texts that lost all letters; stamps: five pairs, judged by eye); `false_alarms`,
+all others; and the CPU time of the check.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import soundfile
 from PIL import Image
 
@@ -42,7 +44,7 @@ COPIES = 8  # of each kind that are added to real data
 
 Key = tuple[str, str]  # name of a finding, column
 Planted = dict[Key, set[str]]  # ids of the samples that have the fault
-GENUINE = {  # pairs of stamps in two splits that are really the same, seen and heard
+GENUINE = {  # pairs of stamps in two splits that are really alike, judged by eye
     ("same_content", "audio"): {
         *("animals/insects/cartoon/butterfly", "seasonal/easter/butterfly"),
         *("plants/flowers/daffodil", "seasonal/easter/daffodil"),
@@ -61,24 +63,26 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "audit.csv")
     out = parser.parse_args().out
     rows: list[dict[str, Any]] = []
+    for name, columns in faulty_tables().items():
+        start = time.process_time()
+        checks = [finding.check for finding in audited(columns).findings]
+        others = sum(check != name for check in checks)
+        counts = (1, checks.count(name), 0, others)
+        rows.append(row_of("table", len(columns["id"]), (name, ""), counts, start))
     with tempfile.TemporaryDirectory() as folder:
         root, planted = plant_manifest(Path(folder))
-        rows += measure("planted", audit({"name": "manifest", "root": str(root)}), planted, {})
+        settings = {"name": "manifest", "root": str(root)}
+        rows += measure("manifest", settings, planted, {})
     digits = create_dataset("digits")
-    lost = {
-        key
-        for key, text in zip(digits.ids, digits.references("text"), strict=True)
-        if not re.search("[a-z]", text)
-    }
-    data, planted = plant_copies(digits)
-    rows += measure("digits", audit(data), planted, {("near_empty_text", "text"): lost})
+    texts = zip(digits.ids, digits.references("text"), strict=True)
+    lost = {key for key, text in texts if not re.search("[a-z]", text)}
+    rows += measure("digits", *plant_copies(digits), {("near_empty_text", "text"): lost})
     try:
         stamps = create_dataset("stamps")
     except FusionZooError as error:
         print(f"without stamps: {error}")
     else:
-        data, planted = plant_copies(stamps)
-        rows += measure("stamps", audit(data), planted, GENUINE)
+        rows += measure("stamps", *plant_copies(stamps), GENUINE)
     with out.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
@@ -87,30 +91,37 @@ def main() -> None:
 
 
 def measure(
-    name: str, report: Report, planted: Planted, genuine: Mapping[Key, set[str]]
+    name: str,
+    data: PairedDataset | dict[str, Any],
+    planted: Planted,
+    genuine: Mapping[Key, set[str]],
 ) -> list[dict[str, Any]]:
     """Compare the samples of each finding with those that were planted."""
-    reported = ids_by_finding(report)
+    start = time.process_time()
+    report = audit(data)
     rows = []
-    for check, column in dict.fromkeys([*planted, *reported]):
-        expected = planted.get((check, column), set())
-        ids = reported.get((check, column), set())
-        known = genuine.get((check, column), set())
-        rows.append(
-            {
-                "data": name,
-                "samples": len(report.scan.dataset),
-                "finding": check,
-                "column": column,
-                "planted": len(expected),
-                "found": len(expected & ids),
-                "genuine": len((ids & known) - expected),
-                "false_alarms": len(ids - expected - known),
-                "seconds": f"{sum(report.seconds.values()):.1f}",
-            }
+    reported = ids_by_finding(report)
+    for key in dict.fromkeys([*planted, *reported]):
+        expected, ids, known = (x.get(key, set()) for x in (planted, reported, genuine))
+        counts = (
+            len(expected),
+            len(expected & ids),
+            len((ids & known) - expected),
+            len(ids - expected - known),
         )
-        print(*rows[-1].values())
-    return rows
+        rows.append(row_of(name, len(report.scan.dataset), key, counts, start))
+    return [{**row, "cpu_seconds": rows[0]["cpu_seconds"]} for row in rows]
+
+
+def row_of(
+    data: str, samples: int, key: Key, counts: tuple[int, int, int, int], start: float
+) -> dict[str, Any]:
+    """Return a row of the table."""
+    names = ("planted", "found", "genuine", "false_alarms")
+    row = {"data": data, "samples": samples, "finding": key[0], "column": key[1]}
+    row |= dict(zip(names, counts, strict=True))
+    print(*row.values())
+    return {**row, "cpu_seconds": f"{time.process_time() - start:.1f}"}
 
 
 def ids_by_finding(report: Report) -> dict[Key, set[str]]:
@@ -303,6 +314,57 @@ def altered_text(text: str) -> str:
     words = text.split()
     words[len(words) // 2] = "somebody"
     return " ".join(words)
+
+
+# ---- tables with one fault of the data set as a whole
+
+
+def table(rows: int = 300, **columns: Sequence[Any]) -> dict[str, list[Any]]:
+    """Columns of a clean data set: three classes, two modalities, 60/20/20."""
+    draw = np.random.default_rng(3)
+    clean: dict[str, Sequence[Any]] = {
+        "id": [f"s{row}" for row in range(rows)],
+        "split": [("train", "val", "train", "test", "train")[row % 5] for row in range(rows)],
+        "target": ["xyz"[row % 3] for row in range(rows)],
+        "text": [clean_text(draw) for _ in range(rows)],
+        "vector": draw.standard_normal((rows, 3)).tolist(),
+    }
+    return {name: list(values) for name, values in {**clean, **columns}.items()}
+
+
+def audited(columns: Mapping[str, Sequence[Any]]) -> Report:
+    """Check a table in memory."""
+    kinds = {name: name for name in ("text", "vector") if name in columns}
+    return audit(PairedDataset(pa.table(dict(columns)), kinds, targets={}))
+
+
+def faulty_tables() -> dict[str, dict[str, list[Any]]]:
+    """The clean table with one fault each, by the name of its finding."""
+    clean = table()
+    split, target = clean["split"], clean["target"]
+    texts = list(zip(target, clean["text"], strict=True))
+    merged = ["val" if name == "test" else name for name in split]
+    pairs = zip(target, split, strict=True)
+
+    def without(lacks: Sequence[bool]) -> dict[str, list[Any]]:
+        vectors = zip(lacks, clean["vector"], strict=True)
+        return table(vector=[None if is_absent else vector for is_absent, vector in vectors])
+
+    return {
+        "split_of_one": table(split=[*merged[:-1], "test"]),
+        "missing_split": table(split=merged),
+        "absent_class": table(target=["x" if pair == ("z", "test") else pair[0] for pair in pairs]),
+        "imbalance": table(
+            target=["x" if x == "y" and row % 11 else x for row, x in enumerate(target)]
+        ),
+        "mostly_missing": without([row % 7 > 2 for row in range(len(split))]),
+        "missing_by_class": without([x == "y" and row % 2 == 1 for row, x in enumerate(target)]),
+        "missing_by_split": without([x != "train" and row % 2 == 1 for row, x in enumerate(split)]),
+        "class_name_in_text": table(
+            text=[f"{x}: {text}" if row % 4 else text for row, (x, text) in enumerate(texts)]
+        ),
+        "one_word_rule": table(text=[f"{text} tag" if x == "y" else text for x, text in texts]),
+    }
 
 
 # ---- faults added to real data

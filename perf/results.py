@@ -64,6 +64,7 @@ REPORTS = ("stamps", "digits", "mfeat", "interactions")
 TABLES = (
     recipe("digits"),
     recipe("stamps", "configs/stamps.yaml"),
+    script("audit", ("fusionzoo/audit", "datasets")),
     script("balance", (*TRAINING, *SHARED), "runs/balance.jsonl"),
     script("faults", ("train.py", *TRAINING)),
     script("fusions", ("fusion", "fusionzoo/evaluation/cost.py")),

@@ -7,13 +7,11 @@ import importlib.util
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import soundfile
 from PIL import Image
@@ -21,14 +19,12 @@ from PIL import Image
 from fusionzoo import create_dataset
 from fusionzoo.audit.audit import audit
 from fusionzoo.audit.duplicates import jaccard
-from fusionzoo.audit.findings import Report
 from fusionzoo.audit.measure import MAX_SHINGLES, PERMUTATIONS, measure_audio, minhash, shingles
 from fusionzoo.audit.neighbours import bucket_pairs, near_vectors
 from fusionzoo.audit.page import NAMES
 from fusionzoo.audit.scan import Scan
 from fusionzoo.audit.values import REFUSALS, damaged_text
 from fusionzoo.cli import main
-from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.sound import AudioFile
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Audio
@@ -39,31 +35,32 @@ WORDS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    """perf/audit.py, which plants the faults, as a module."""
+def load_script() -> ModuleType:
+    """Import perf/audit.py, which plants the faults."""
     spec = importlib.util.spec_from_file_location("perf_audit", ROOT / "perf" / "audit.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules["perf_audit"] = module  # where dataclasses look types up
     spec.loader.exec_module(module)
-    module.CLEAN = 120  # type: ignore[attr-defined]  # rows without a fault, for speed
     return module
 
 
+SCRIPT = load_script()
+SCRIPT.CLEAN = 120  # type: ignore[attr-defined]  # rows without a fault, for speed
+faulty_tables, table, audited = SCRIPT.faulty_tables, SCRIPT.table, SCRIPT.audited
+
+
 @pytest.fixture(scope="module")
-def planted(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The planted manifest, its faults and its audit."""
-    path, faults = script.plant_manifest(tmp_path_factory.mktemp("planted"))
+    path, faults = SCRIPT.plant_manifest(tmp_path_factory.mktemp("planted"))
     return path, faults, audit({"name": "manifest", "root": str(path)})
 
 
-def test_each_planted_fault_is_found_and_no_clean_row_is_reported(
-    planted: Any, script: ModuleType
-) -> None:
+def test_each_planted_fault_is_found_and_no_clean_row_is_reported(planted: Any) -> None:
     _, faults, report = planted
-    assert script.ids_by_finding(report) == faults
+    assert SCRIPT.ids_by_finding(report) == faults
     assert not report.fit
 
 
@@ -105,57 +102,6 @@ def test_columns_of_one_name_and_files_out_of_place_are_reported(tmp_path: Path)
 
 
 # ---- faults of the data set as a whole
-
-
-def sentence(draw: np.random.Generator) -> str:
-    return " ".join(draw.choice(WORDS, 9)) + f" {draw.integers(10**9)}"
-
-
-def table(rows: int = 300, **columns: Sequence[Any]) -> dict[str, list[Any]]:
-    """Columns of a clean data set: three classes, two modalities, 60/20/20."""
-    draw = np.random.default_rng(3)
-    clean: dict[str, Sequence[Any]] = {
-        "id": [f"s{row}" for row in range(rows)],
-        "split": [("train", "val", "train", "test", "train")[row % 5] for row in range(rows)],
-        "target": ["xyz"[row % 3] for row in range(rows)],
-        "text": [sentence(draw) for _ in range(rows)],
-        "vector": draw.standard_normal((rows, 3)).tolist(),
-    }
-    return {name: list(values) for name, values in {**clean, **columns}.items()}
-
-
-def audited(columns: Mapping[str, Sequence[Any]]) -> Report:
-    kinds = {name: name for name in ("text", "vector") if name in columns}
-    return audit(PairedDataset(pa.table(dict(columns)), kinds, targets={}))
-
-
-def faulty_tables() -> dict[str, dict[str, list[Any]]]:
-    """The clean table with one fault each, by the name of its finding."""
-    clean = table()
-    split, target = clean["split"], clean["target"]
-    texts = list(zip(target, clean["text"], strict=True))
-    merged = ["val" if name == "test" else name for name in split]
-    pairs = zip(target, split, strict=True)
-
-    def without(lacks: Sequence[bool]) -> dict[str, list[Any]]:
-        vectors = zip(lacks, clean["vector"], strict=True)
-        return table(vector=[None if is_absent else vector for is_absent, vector in vectors])
-
-    return {
-        "split_of_one": table(split=[*merged[:-1], "test"]),
-        "missing_split": table(split=merged),
-        "absent_class": table(target=["x" if pair == ("z", "test") else pair[0] for pair in pairs]),
-        "imbalance": table(
-            target=["x" if x == "y" and row % 11 else x for row, x in enumerate(target)]
-        ),
-        "mostly_missing": without([row % 7 > 2 for row in range(len(split))]),
-        "missing_by_class": without([x == "y" and row % 2 == 1 for row, x in enumerate(target)]),
-        "missing_by_split": without([x != "train" and row % 2 == 1 for row, x in enumerate(split)]),
-        "class_name_in_text": table(
-            text=[f"{x}: {text}" if row % 4 else text for row, (x, text) in enumerate(texts)]
-        ),
-        "one_word_rule": table(text=[f"{text} tag" if x == "y" else text for x, text in texts]),
-    }
 
 
 def test_a_clean_data_set_has_no_finding() -> None:
@@ -221,7 +167,8 @@ def test_a_table_describes_classes_missing_values_and_lengths() -> None:
     assert classes.header == ("class", "train", "val", "test", "text missing", "vector missing")
     assert classes.rows[0] == ("x", "60", "20", "20", "0.0%", "1.0%")
     assert classes.rows[-1] == ("all", "180", "60", "60", "0.0%", "0.3%")
-    assert words.rows == (("10", "300"),)
+    assert words.rows[0][0] == "12 to below 13"
+    assert sum(int(count) for _, count in words.rows) == 300
 
 
 # ---- measurements
@@ -275,7 +222,7 @@ def test_pairs_of_buckets_are_named_once_with_the_smaller_index_first() -> None:
 def test_the_minhash_estimates_the_share_of_common_pieces() -> None:
     draw = np.random.default_rng(1)
     for _ in range(5):
-        words = [sentence(draw) for _ in range(8)]
+        words = [SCRIPT.clean_text(draw) for _ in range(8)]
         first, second = (shingles(" ".join(words[start : start + 6])) for start in (0, 1))
         estimate = (minhash(first) == minhash(second)).mean()
         assert estimate == pytest.approx(jaccard(first, second), abs=4 * 0.5 / PERMUTATIONS**0.5)
