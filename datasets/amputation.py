@@ -26,6 +26,7 @@ from .table import SampleTable, drop_values, word_list
 Mechanism = Literal["mcar", "mar", "mnar"]
 STRENGTH = 2.0  # log-odds by which the highest and the lowest rank differ from the middle one
 LABEL = "label"  # what MAR may depend on, besides modalities
+QUANTITIES = ("image", "text", "audio", "vector", "sequence")  # kinds that have one
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
@@ -183,6 +184,10 @@ def _quantity(dataset: SampleTable, name: str) -> Floats:
         labels = dataset.targets.double().numpy()
         return labels if labels.ndim == 1 else labels[:, 0]
     kind = dataset.modalities[name]
+    if kind not in QUANTITIES:
+        raise FusionZooError(
+            f"{name} is {kind}, of which no quantity is known: name another modality"
+        )
     quantities = np.full(len(dataset), np.nan)
     for position, reference in enumerate(dataset.references(name)):
         if reference is not None:

@@ -19,7 +19,14 @@ from PIL import Image
 from fusionzoo import create_dataset
 from fusionzoo.audit.audit import audit
 from fusionzoo.audit.duplicates import jaccard
-from fusionzoo.audit.measure import MAX_SHINGLES, PERMUTATIONS, measure_audio, minhash, shingles
+from fusionzoo.audit.measure import (
+    MAX_SHINGLES,
+    PERMUTATIONS,
+    measure_array,
+    measure_audio,
+    minhash,
+    shingles,
+)
 from fusionzoo.audit.neighbours import bucket_pairs, near_vectors
 from fusionzoo.audit.page import NAMES
 from fusionzoo.audit.scan import Scan
@@ -253,6 +260,13 @@ def test_steady_tones_of_different_noise_are_not_the_same_sound() -> None:
         wave = torch.from_numpy(tone + 0.2 * draw.standard_normal(2400)).float()
         prints.append(measure_audio(Audio(wave, 8000)).print)
     assert len(near_vectors(np.stack([x for x in prints if x is not None]), 0.7)[0]) == 0
+
+
+def test_values_that_are_no_numbers_are_compared_and_shown() -> None:
+    rows = [{"age": 7, "colour": "red"}, {"age": 7, "colour": "red"}, ["a", "b"]]
+    first, second, third = map(measure_array, rows)
+    assert first == second != third
+    assert (first.numbers["length"], first.print) == (2.0, None)
 
 
 # ---- the commands

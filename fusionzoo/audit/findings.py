@@ -60,7 +60,7 @@ class Report:
         """Return row number, id and split of a sample."""
         table = self.scan.dataset.table
         return {
-            "row": row + 1,
+            "row": self.scan.row_number(row),
             "id": table["id"][row].as_py(),
             "split": table["split"][row].as_py(),
         }

@@ -181,9 +181,15 @@ def _bands(size: int, rate: int) -> Floats:
 
 
 def measure_array(value: Any) -> Measurement:
-    """Measure a vector or a sequence: its shape and the spread of its entries."""
+    """Measure a vector or a sequence: its shape and the spread of its entries.
+
+    Values of another kind, such as rows with words, are only compared.
+    """
     array = np.asarray(value)
-    spread = float(array.std()) if array.size and array.dtype.kind in "fiub" else 0.0
+    if not array.ndim or array.dtype.kind not in "fiub":
+        digest = hashlib.blake2b(repr(value).encode("utf-8", "replace"), digest_size=16).digest()
+        return Measurement(digest, {"length": float(len(value)), "dim": 1.0, "spread": np.inf})
+    spread = float(array.std()) if array.size else 0.0
     numbers = {"length": float(len(array)), "dim": float(array.shape[-1]), "spread": spread}
     return Measurement(_digest(array.shape, np.ascontiguousarray(array)), numbers)
 

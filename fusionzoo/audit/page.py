@@ -104,7 +104,7 @@ def _finding(report: Report, finding: Finding) -> dict[str, Any]:
 def _sample(scan: Scan, row: int, names: list[str] | None, detail: str = "") -> dict[str, Any]:
     label = scan.labels[row]
     return {
-        "row": row + 1,
+        "row": scan.row_number(row),
         "id": scan.ids[row],
         "split": scan.splits[row],
         "label": "" if label is None else str(label),

@@ -79,6 +79,8 @@ def _show(dataset: PairedDataset, name: str, row: int) -> Picture | None:
         words = len(value.split())
         return Picture(name, text=text, caption=f"{words:,} word{'' if words == 1 else 's'}")
     array = np.asarray(value)
+    if not array.ndim or array.dtype.kind not in "fiub":
+        return Picture(name, text=str(value)[:MAX_CHARACTERS], caption=kind)
     shown = ", ".join(f"{x:.3g}" for x in array.ravel()[:8]) + ", ..." * (array.size > 8)
     return Picture(name, text=shown, caption=f"{kind} {' x '.join(map(str, array.shape))}")
 

@@ -59,6 +59,10 @@ class Scan:
         self.labels = np.array(labels or [None] * len(table), object)
         self.rows: NDArray[np.int64] = self.dataset.rows.numpy()
 
+    def row_number(self, row: int) -> int:
+        """Return the number by which messages name a row of the table."""
+        return row + 1
+
     @property
     def split_names(self) -> list[str]:
         """The splits: train, val and test first; rows without a split have none."""

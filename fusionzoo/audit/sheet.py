@@ -78,7 +78,7 @@ def _draw_sample(scan: Scan, row: int) -> Any:
     draw = ImageDraw.Draw(canvas)
     label = "" if scan.labels[row] is None else str(scan.labels[row])
     top = _draw_lines(draw, wrap(scan.ids[row], 36)[:2], 8, INK)
-    facts = " · ".join(x for x in (f"row {row + 1}", scan.splits[row], label) if x)
+    facts = " · ".join(x for x in (f"row {scan.row_number(row)}", scan.splits[row], label) if x)
     top = _draw_lines(draw, wrap(facts, 36)[:2], top, FAINT)
     for picture in pictures:
         top = _draw_picture(canvas, draw, picture, top + 6)
