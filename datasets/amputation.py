@@ -210,8 +210,8 @@ def _without(dataset: SampleTable, keep: Flags) -> pa.Table:
     """Return the table with null for what is not kept of the samples."""
     table = dataset.table
     for column, name in enumerate(dataset.modalities):
-        kept = table[name].is_valid().to_numpy().copy()
-        kept[dataset.rows.numpy()] &= keep[:, column]
-        values = pc.if_else(pa.array(kept), table[name], pa.scalar(None, table[name].type))
+        remains = table[name].is_valid().to_numpy().copy()
+        remains[dataset.rows.numpy()] &= keep[:, column]
+        values = pc.if_else(pa.array(remains), table[name], pa.scalar(None, table[name].type))
         table = table.set_column(table.column_names.index(name), name, values)
     return table

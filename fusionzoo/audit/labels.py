@@ -179,12 +179,14 @@ def _giveaway(
         for label, (word, inside, outside) in list(words.items())[:MAX_SHOWN]
     ]
     more = f", and {len(words) - MAX_SHOWN} more classes" if len(words) > MAX_SHOWN else ""
-    what = "names the class" if name == "class_name_in_text" else "predicts the class by one word"
+    predicate = (
+        "names the class" if name == "class_name_in_text" else "predicts the class by one word"
+    )
     return Finding(
         check=name,
         severity="warning",
         modality=values.name,
-        message=f"{values.name} {what}: {'; '.join(shown)}{more}",
+        message=f"{values.name} {predicate}: {'; '.join(shown)}{more}",
         advice="remove the words unless texts at prediction time have them too",
         groups=singles(sorted(examples)),
     )

@@ -57,11 +57,11 @@ def near_sets(hashes: NDArray[np.uint32], least: float) -> Pairs:
     for place in range(MINHASH_ROWS):
         keys = (keys ^ grouped[..., place]) * np.uint64(0x9E3779B97F4A7C15)
         keys ^= keys >> np.uint64(31)
-    kept = [
+    close = [
         part[(hashes[part[:, 0]] == hashes[part[:, 1]]).mean(1) >= least]
         for part in _parts(bucket_pairs(keys), CHUNK)
     ]
-    return np.concatenate([np.zeros((0, 2), np.int64), *kept])
+    return np.concatenate([np.zeros((0, 2), np.int64), *close])
 
 
 def bucket_pairs(keys: NDArray[Any]) -> Pairs:
@@ -86,11 +86,11 @@ def bucket_pairs(keys: NDArray[Any]) -> Pairs:
 def _close_codes(pairs: Pairs, codes: NDArray[np.uint8]) -> Pairs:
     """Keep the pairs whose codes differ in few bits."""
     most = MAX_DIFFERENT * codes.shape[1] * 8
-    kept = [
+    close = [
         part[POPCOUNT[codes[part[:, 0]] ^ codes[part[:, 1]]].sum(1, dtype=np.int64) <= most]
         for part in _parts(pairs, CHUNK)
     ]
-    return np.concatenate([np.zeros((0, 2), np.int64), *kept])
+    return np.concatenate([np.zeros((0, 2), np.int64), *close])
 
 
 def _parts(pairs: Pairs, size: int) -> list[Pairs]:
