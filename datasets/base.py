@@ -12,8 +12,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fusionzoo.errors import FusionZooError
 from fusionzoo.registry import Entry, Registry
 
+from .amputation import Mechanism
 from .paired import PairedDataset
 
 
@@ -31,11 +33,18 @@ DATASETS: Registry[PairedDataset, DatasetEntry] = Registry(
 
 
 def apply_shared_settings(
-    dataset: PairedDataset, modalities: str | Sequence[str] | None, missing: float
+    dataset: PairedDataset,
+    modalities: str | Sequence[str] | None,
+    missing: float,
+    mechanism: Mechanism = "mcar",
 ) -> PairedDataset:
     """Apply the settings that all data sets have: keep some modalities, remove some values."""
     if modalities is not None:
         dataset = dataset.select(modalities)
+    if mechanism != "mcar":
+        if not missing:
+            raise FusionZooError(f"--data.missing_mechanism {mechanism} needs --data.missing RATE")
+        return dataset.amputate(mechanism, rate=missing)
     return dataset.drop(missing) if missing else dataset
 
 

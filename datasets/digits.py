@@ -13,6 +13,7 @@ import torch
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Audio
 
+from .amputation import Mechanism
 from .base import DATASETS, apply_shared_settings, from_memory
 from .failures import MAX_ERRORS, OnError
 from .paired import PairedDataset
@@ -59,6 +60,7 @@ def digits(
     max_errors: float = MAX_ERRORS,
     modalities: str | Sequence[str] | None = None,
     missing: float = 0.0,
+    missing_mechanism: Mechanism = "mcar",
 ) -> PairedDataset:
     """Load 1,797 handwritten digits with number words and DTMF tones, each degraded.
 
@@ -73,7 +75,9 @@ def digits(
         on_error: `raise` on a value that cannot be read, treat it as `missing` or `skip` its sample
         max_errors: share of a modality's values that may fail before the run ends, 0 to 1
         modalities: names of those to keep, comma-separated or a list
-        missing: share of each modality's values to remove at random, at least 0 and below 1
+        missing: share of each modality's values to remove, at least 0 and below 1
+        missing_mechanism: `mcar` removes values at random, `mar` depending on the label, `mnar` on
+            the value itself (length, brightness, loudness)
     """
     if not 50 <= samples <= 1797:
         raise FusionZooError(f"samples={samples}; it must be 50 to 1797")
@@ -96,7 +100,9 @@ def digits(
         encoders=ENCODERS,
         provenance=Provenance(split_rule="fixed, stratified by class"),
     )
-    return apply_shared_settings(dataset.subset(range(samples)), modalities, missing)
+    return apply_shared_settings(
+        dataset.subset(range(samples)), modalities, missing, missing_mechanism
+    )
 
 
 def read_digits() -> tuple[np.ndarray, np.ndarray]:

@@ -9,6 +9,7 @@ import torch
 
 from fusionzoo.errors import FusionZooError, did_you_mean
 
+from .amputation import Mechanism
 from .base import DATASETS, apply_shared_settings, from_memory
 from .failures import MAX_ERRORS, OnError
 from .paired import PairedDataset
@@ -32,6 +33,7 @@ def interactions(
     max_errors: float = MAX_ERRORS,
     modalities: str | Sequence[str] | None = None,
     missing: float = 0.0,
+    missing_mechanism: Mechanism = "mcar",
 ) -> PairedDataset:
     """Draw vectors a, b, ... with known redundant, unique or synergistic information.
 
@@ -51,7 +53,9 @@ def interactions(
         on_error: `raise` on a value that cannot be read, treat it as `missing` or `skip` its sample
         max_errors: share of a modality's values that may fail before the run ends, 0 to 1
         modalities: names of those to keep, comma-separated or a list
-        missing: share of each modality's values to remove at random, at least 0 and below 1
+        missing: share of each modality's values to remove, at least 0 and below 1
+        missing_mechanism: `mcar` removes values at random, `mar` depending on the label, `mnar` on
+            the value itself (length, brightness, loudness)
     """
     generator = np.random.default_rng(seed)
     bits, target = _draw_bits(task, num_modalities, samples, flip, generator)
@@ -68,7 +72,7 @@ def interactions(
         encoders={name: {"name": "vector/mlp", "dim": 32, "hidden": 32} for name in vectors},
         provenance=Provenance(split_rule="fixed"),
     )
-    return apply_shared_settings(dataset, modalities, missing)
+    return apply_shared_settings(dataset, modalities, missing, missing_mechanism)
 
 
 def _check_task(task: str, num_modalities: int) -> None:

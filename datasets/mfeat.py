@@ -20,6 +20,7 @@ import torch
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import cache_root, make_cache_folder
 
+from .amputation import Mechanism
 from .base import DATASETS, apply_shared_settings, from_memory
 from .failures import MAX_ERRORS, OnError
 from .paired import PairedDataset
@@ -41,6 +42,7 @@ def mfeat(
     max_errors: float = MAX_ERRORS,
     modalities: str | Sequence[str] | None = None,
     missing: float = 0.0,
+    missing_mechanism: Mechanism = "mcar",
 ) -> PairedDataset:
     """Load 2,000 handwritten numerals of UCI as six feature vectors: real data.
 
@@ -57,7 +59,9 @@ def mfeat(
         on_error: `raise` on a value that cannot be read, treat it as `missing` or `skip` its sample
         max_errors: share of a modality's values that may fail before the run ends, 0 to 1
         modalities: names of those to keep, comma-separated or a list
-        missing: share of each modality's values to remove at random, at least 0 and below 1
+        missing: share of each modality's values to remove, at least 0 and below 1
+        missing_mechanism: `mcar` removes values at random, `mar` depending on the label, `mnar` on
+            the value itself (length, brightness, loudness)
     """
     if test <= 0 or val < 0 or test + val >= 1:
         raise FusionZooError(
@@ -78,7 +82,7 @@ def mfeat(
         encoders={name: {"name": "vector/mlp", "dim": 64, "hidden": 128} for name in vectors},
         provenance=Provenance(split_rule=f"split_seed {split_seed}, stratified by class"),
     )
-    return apply_shared_settings(dataset, modalities, missing)
+    return apply_shared_settings(dataset, modalities, missing, missing_mechanism)
 
 
 def _read_views(folder: Path) -> tuple[dict[str, np.ndarray], np.ndarray]:

@@ -17,16 +17,17 @@ from torch.utils.data import Dataset
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.structures import Sample
 
+from .amputation import Incomplete
 from .defaults import fill_encoders
 from .display import Displayed
 from .exchange import Exchange
 from .failures import MAX_ERRORS, Failures, OnError, check_policy
 from .media import decode
 from .provenance import Provenance
-from .table import drop_values, presence, word_list
+from .table import presence, word_list
 
 
-class PairedDataset(Displayed, Exchange, Dataset[Sample | None]):
+class PairedDataset(Displayed, Exchange, Incomplete, Dataset[Sample | None]):
     """Samples with an id, a split, a target and, per modality, a value or nothing.
 
     `table` has text columns `id`, `split`, `target` and a column per modality, which `modalities`
@@ -154,15 +155,6 @@ class PairedDataset(Displayed, Exchange, Dataset[Sample | None]):
         view.modalities = {modality: self.modalities[modality]}
         view.failed = Failures(len(self.table), 1)
         return view
-
-    def drop(self, rate: float, seed: int = 0) -> PairedDataset:
-        """Remove a share `rate` of each modality at random (MCAR), always the same for one seed.
-
-        A sample that would lose everything keeps one value, chosen at random.
-        """
-        if not 0 <= rate < 1:
-            raise FusionZooError(f"missing={rate}; it must be at least 0 and below 1")
-        return self._with(drop_values(self.table, self.modalities, rate, seed), self.modalities)
 
     def with_targets(self, targets: Mapping[str, str]) -> PairedDataset:
         """Return the same samples with other columns as labels: `{"age": "regression"}`."""

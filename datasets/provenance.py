@@ -5,6 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+@dataclass(frozen=True)
+class Amputation:
+    """Values that were removed on purpose."""
+
+    mechanism: str  # mcar, mar, mnar
+    rate: float  # share of each modality's values
+    seed: int
+    modalities: tuple[str, ...]
+    depends_on: str = ""  # mar: `label` or a modality
+
+
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
     """How a data set got its samples, splits and groups; shown in the data summary."""
@@ -15,3 +26,4 @@ class Provenance:
     inferred: tuple[str, ...] = ()  # roles and kinds of columns that the source declares
     deselected: tuple[str, ...] = ()  # modalities that `select` removed
     dropped: int = 0  # samples without any of the modalities that `select` kept
+    amputations: tuple[Amputation, ...] = ()  # values removed on purpose, in that order

@@ -25,6 +25,7 @@ from ._planted import (
     Planted,
     Setup,
 )
+from .amputation import Mechanism
 from .base import DATASETS, apply_shared_settings, from_memory
 from .failures import MAX_ERRORS, OnError
 from .interactions import SPLIT_CYCLE
@@ -72,6 +73,7 @@ def situations(
     max_errors: float = MAX_ERRORS,
     modalities: str | Sequence[str] | None = None,
     missing: float = 0.0,
+    missing_mechanism: Mechanism = "mcar",
 ) -> PairedDataset:
     """Draw data in which one circumstance decides how modalities should be fused.
 
@@ -96,7 +98,9 @@ def situations(
         on_error: `raise` on a value that cannot be read, treat it as `missing` or `skip` its sample
         max_errors: share of a modality's values that may fail before the run ends, 0 to 1
         modalities: names of those to keep, comma-separated or a list
-        missing: share of each modality's values to remove at random, at least 0 and below 1
+        missing: share of each modality's values to remove, at least 0 and below 1
+        missing_mechanism: `mcar` removes values at random, `mar` depending on the label, `mnar` on
+            the value itself (length, brightness, loudness)
     """
     entry = _checked(situation, share, width, tokens)
     setup = Setup(
@@ -108,7 +112,7 @@ def situations(
         tokens=tokens or entry.tokens or 0,
     )
     dataset = _dataset(entry, setup, f"situations ({situation})", on_error, max_errors)
-    return apply_shared_settings(dataset, modalities, missing)
+    return apply_shared_settings(dataset, modalities, missing, missing_mechanism)
 
 
 def _dataset(

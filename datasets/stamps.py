@@ -20,6 +20,7 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.files import cache_root, make_cache_folder
 
 from ._debian import check_tools, unpack
+from .amputation import Mechanism
 from .base import DATASETS, apply_shared_settings
 from .failures import MAX_ERRORS, OnError
 from .paired import PairedDataset
@@ -65,6 +66,7 @@ def stamps(
     max_errors: float = MAX_ERRORS,
     modalities: str | Sequence[str] | None = None,
     missing: float = 0.0,
+    missing_mechanism: Mechanism = "mcar",
 ) -> PairedDataset:
     """Load Tux Paint's stamps: image, description and spoken name; 12 classes of things.
 
@@ -82,7 +84,9 @@ def stamps(
         on_error: `raise` on a value that cannot be read, treat it as `missing` or `skip` its sample
         max_errors: share of a modality's values that may fail before the run ends, 0 to 1
         modalities: names of those to keep, comma-separated or a list
-        missing: share of each modality's values to remove at random, at least 0 and below 1
+        missing: share of each modality's values to remove, at least 0 and below 1
+        missing_mechanism: `mcar` removes values at random, `mar` depending on the label, `mnar` on
+            the value itself (length, brightness, loudness)
     """
     top = find(root)
     images = _find_images(top, svg, min_class_size)
@@ -98,7 +102,7 @@ def stamps(
         encoders=ENCODERS,
         provenance=Provenance(split_rule="by a hash of the group", group_rule="near-duplicates"),
     )
-    return apply_shared_settings(dataset, modalities, missing)
+    return apply_shared_settings(dataset, modalities, missing, missing_mechanism)
 
 
 def _find_images(top: Path, svg: bool, min_class_size: int) -> dict[str, Path]:

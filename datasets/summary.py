@@ -7,6 +7,7 @@ from collections import Counter
 import pyarrow.compute as pc
 
 from .paired import PairedDataset
+from .provenance import Amputation
 from .splits import SPLITS
 
 MAX_CLASSES = 12  # shown with their counts
@@ -39,9 +40,16 @@ def data_summary(dataset: PairedDataset) -> list[str]:
         names, remaining = ", ".join(origin.deselected), " or ".join(dataset.modalities)
         dropped = f"; {_samples(origin.dropped)} without {remaining}" if origin.dropped else ""
         lines.append(("left out", f"{names} (--data.modalities){dropped}"))
+    lines += [("removed", _removed(amputation)) for amputation in origin.amputations]
     lines.append(("unused", _unused(origin.unused)))
     lines += [("hint", hint) for hint in _file_names(dataset)]
     return [f"{title:<9} {text}" for title, text in lines]
+
+
+def _removed(amputation: Amputation) -> str:
+    by = f" by {amputation.depends_on}" if amputation.depends_on else ""
+    how = f"{amputation.mechanism}{by}, seed {amputation.seed}"
+    return f"{amputation.rate:.3g} of {', '.join(amputation.modalities)} ({how})"
 
 
 def _samples(number: int) -> str:

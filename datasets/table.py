@@ -20,6 +20,7 @@ from fusionzoo.targets import Target
 from .labels import find_classes, read_labels
 from .paths import check_paths
 from .provenance import Provenance
+from .refusals import is_collecting, repair_rows
 
 
 class SampleTable:
@@ -52,15 +53,22 @@ class SampleTable:
         self.provenance = provenance or Provenance()
         self.rows = torch.arange(len(table))
         self.readers: dict[str, Callable[[int], Any]] = {}
-        self._check_rows()
-        check_paths(
-            self.table,
-            [name for name in modalities if name in self.paths and name not in self.memory],
-            root or Path(),
-            allow_outside=self.allow_outside,
-            must_exist=files_must_exist,
-            source=source,
-        )
+        path_columns = [name for name in modalities if name in self.paths - self.memory.keys()]
+        if is_collecting():
+            self.table = repair_rows(
+                self.table, modalities, path_columns, root or Path(), self.allow_outside
+            )
+            targets = {}  # the audit reads the column `target` itself
+        else:
+            self._check_rows()
+            check_paths(
+                self.table,
+                path_columns,
+                root or Path(),
+                allow_outside=self.allow_outside,
+                must_exist=files_must_exist,
+                source=source,
+            )
         self.scheme: tuple[Target, ...] | None = None  # of label columns; None: column `target`
         self.label_values = torch.zeros(len(table), 0)  # of label columns, float32 (N, W)
         if targets is None:

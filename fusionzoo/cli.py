@@ -38,6 +38,10 @@ def main(args: Sequence[str] | None = None) -> int:
 
         run = commands.evaluate_command if args[0] == "evaluate" else commands.predict_command
         return run(args[1:])
+    if args[:2] in (["data", "check"], ["data", "show"]):
+        from .audit import command as audit
+
+        return (audit.check_command if args[1] == "check" else audit.show_command)(args[2:])
     parsed = _parser().parse_args(args)
     try:
         return int(parsed.run(parsed) or 0)

@@ -73,6 +73,7 @@ TABLES = (
     recipe("stamps", "configs/stamps.yaml"),
     balance("balance", "rate"),
     balance("balance_content", "content"),
+    script("audit", ("fusionzoo/audit", "datasets")),
     script("faults", ("train.py", *TRAINING)),
     script("fusions", ("fusion", "fusionzoo/evaluation/cost.py")),
     script("gpu", ("perf/_gpu_parts.py", *TRAINING, "fusionzoo/benchmark")),  # needs a CUDA GPU

@@ -42,6 +42,7 @@ FLOORS = (  # from the ground up: a module imports from its own floor's room or 
     ("components",),
     ("zoo",),
     ("inputs", "inference"),
+    ("audit",),
     ("benchmark.metric", "benchmark.clock"),
     ("benchmark.folds",),
     ("benchmark.bench",),

@@ -11,6 +11,8 @@ import pyarrow.compute as pc
 
 from fusionzoo.errors import FusionZooError, did_you_mean
 
+from ..refusals import refuse
+
 READERS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 
@@ -29,9 +31,12 @@ class Columns:
         for position, name in enumerate(table.column_names):
             first = self._positions.setdefault(_fold(name), position)
             if first != position:
-                raise FusionZooError(
-                    f"{source}: the columns {table.column_names[first]!r} and {name!r} have the"
-                    " same name if spaces and case are ignored: rename one of them"
+                refuse(
+                    f"the columns {table.column_names[first]!r} and {name!r} have the same name if"
+                    " spaces and case are ignored: rename one of them",
+                    "column",
+                    where=f"{source}: ",
+                    column=name,
                 )
 
     def __contains__(self, role: str) -> bool:

@@ -9,11 +9,13 @@ import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError
 
+from ..amputation import Mechanism
 from ..base import DATASETS, apply_shared_settings
 from ..failures import MAX_ERRORS, OnError
 from ..media import SUFFIXES
 from ..paired import PairedDataset
 from ..provenance import Provenance
+from ..refusals import refuse
 from ..splits import SHARES, SPLITS, split_by_hash
 
 KINDS = ("image", "text", "audio")
@@ -28,6 +30,7 @@ def folders(
     max_errors: float = MAX_ERRORS,
     modalities: str | Sequence[str] | None = None,
     missing: float = 0.0,
+    missing_mechanism: Mechanism = "mcar",
     allow_outside: bool = False,
 ) -> PairedDataset:
     """Open files in class folders: `root/[split/]class/id.png|jpg|txt|wav|flac|ogg|mp3`.
@@ -42,7 +45,9 @@ def folders(
         on_error: `raise` on a value that cannot be read, treat it as `missing` or `skip` its sample
         max_errors: share of a modality's values that may fail before the run ends, 0 to 1
         modalities: names of those to keep, comma-separated or a list
-        missing: share of each modality's values to remove at random, at least 0 and below 1
+        missing: share of each modality's values to remove, at least 0 and below 1
+        missing_mechanism: `mcar` removes values at random, `mar` depending on the label, `mnar` on
+            the value itself (length, brightness, loudness)
         allow_outside: whether links may lead to files outside of `root`
     """
     top = Path(root)
@@ -65,7 +70,7 @@ def folders(
         provenance=Provenance(split_rule=rule),
         max_errors=max_errors,
     )
-    return apply_shared_settings(dataset, modalities, missing)
+    return apply_shared_settings(dataset, modalities, missing, missing_mechanism)
 
 
 def _find_samples(top: Path, has_splits: bool, shares: Sequence[float]) -> list[dict[str, str]]:
@@ -78,14 +83,15 @@ def _find_samples(top: Path, has_splits: bool, shares: Sequence[float]) -> list[
         if kind is None or hidden or not path.is_file():
             continue
         if len(parts) != 2 + has_splits:
-            raise FusionZooError(
-                f"{path}: expected {'split/' if has_splits else ''}class/file below {top}"
-            )
+            expected = f"expected {'split/' if has_splits else ''}class/file below {top}"
+            refuse(f"{path}: {expected}", "file")
+            continue
         key = "/".join((*parts[:-1], path.stem))
         row = rows.setdefault(key, {"id": key, "target": parts[-2]})
         row["split"] = parts[0] if has_splits else split_by_hash(key, shares)
         if kind in row:
-            raise FusionZooError(f"{path}: sample {key!r} has another {kind}, {row[kind]}")
+            refuse(f"{path}: sample {key!r} has another {kind}, {row[kind]}", "file")
+            continue
         row[kind] = str(path.relative_to(top))
     if not rows:
         raise FusionZooError(f"{top} has no image, text or audio file in class folders")

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from ..amputation import Mechanism
 from ..base import DATASETS, apply_shared_settings
 from ..failures import MAX_ERRORS, OnError
 from ..paired import PairedDataset
@@ -32,6 +33,7 @@ def manifest(
     max_errors: float = MAX_ERRORS,
     modalities: str | Sequence[str] | None = None,
     missing: float = 0.0,
+    missing_mechanism: Mechanism = "mcar",
     targets: Mapping[str, str] | None = None,
     paths: str | Sequence[str] = (),
     allow_outside: bool = False,
@@ -57,7 +59,9 @@ def manifest(
         on_error: `raise` on a value that cannot be read, treat it as `missing` or `skip` its sample
         max_errors: share of a modality's values that may fail before the run ends, 0 to 1
         modalities: names of those to keep, comma-separated or a list
-        missing: share of each modality's values to remove at random, at least 0 and below 1
+        missing: share of each modality's values to remove, at least 0 and below 1
+        missing_mechanism: `mcar` removes values at random, `mar` depending on the label, `mnar` on
+            the value itself (length, brightness, loudness)
         targets: label columns and what they hold, `{"age": "regression"}`; train.py sets it
         paths: modalities of text whose cells are paths of files
         allow_outside: whether paths may leave the file's folder, links resolved
@@ -94,7 +98,7 @@ def manifest(
             allow_outside=allow_outside,
         )
         dataset = join_sources(dataset, join, open_source, on=on, how=how, targets=targets)
-    return apply_shared_settings(dataset, modalities, missing)
+    return apply_shared_settings(dataset, modalities, missing, missing_mechanism)
 
 
 def _load(root: Any, fields: Sequence[str], stream_limit: int) -> Loaded:

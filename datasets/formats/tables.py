@@ -16,6 +16,7 @@ from fusionzoo.structures import KINDS
 from ..failures import MAX_ERRORS, OnError
 from ..paired import PairedDataset
 from ..provenance import Provenance
+from ..refusals import refuse
 from ..splits import SHARES, split_by_hash, split_groups
 from ..table import word_list
 from .columns import TEXT_TYPES, Columns
@@ -179,11 +180,14 @@ def _read_roles(
 def _read_splits(table: Columns, ids: Any) -> tuple[Any, str]:
     """Return the column of splits, which must be complete, and the rule behind it."""
     splits, name = table.text("split"), table.name("split")
-    if splits.null_count:
-        row = splits.is_null().to_pylist().index(True)
-        raise FusionZooError(
-            f"{table.source}, row {row + 1}, sample {ids[row].as_py()!r}: {name} is empty; write"
-            " train, val or test, or remove the whole column for a split by hash"
+    for row in splits.is_null().to_numpy(zero_copy_only=False).nonzero()[0].tolist():
+        refuse(
+            f"{name} is empty; write train, val or test, or remove the whole column for a split by"
+            " hash",
+            "split",
+            where=f"{table.source}, row {row + 1}, sample {ids[row].as_py()!r}: ",
+            row=row,
+            column=name,
         )
     return splits, f"column {name!r}"
 

@@ -1,0 +1,217 @@
+"""Remove values of a data set on purpose: at random, or depending on labels or contents.
+
+Terms: Rubin 1976, "Inference and missing data". Probabilities follow a logistic curve in the rank
+of the quantity they depend on, as in `mice::ampute` and pyampute (Schouten et al. 2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from numpy.typing import NDArray
+
+from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.rng import seed_of
+
+from .media import decode
+from .provenance import Amputation
+from .table import SampleTable, drop_values, word_list
+
+Mechanism = Literal["mcar", "mar", "mnar"]
+STRENGTH = 2.0  # log-odds by which the highest and the lowest rank differ from the middle one
+LABEL = "label"  # what MAR may depend on, besides modalities
+QUANTITIES = ("image", "text", "audio", "vector", "sequence")  # kinds that have one
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+
+class Incomplete(SampleTable):
+    """A table whose values can be removed; `PairedDataset` is one."""
+
+    def drop(self, rate: float, seed: int = 0) -> Self:
+        """Remove a share `rate` of each modality at random (MCAR), always the same for one seed.
+
+        A sample that would lose everything keeps one value, chosen at random. Each value is drawn
+        independently, so the share is met on average; `amputate` meets it exactly.
+        """
+        if not 0 <= rate < 1:
+            raise FusionZooError(f"missing={rate}; it must be at least 0 and below 1")
+        table = drop_values(self.table, self.modalities, rate, seed)
+        return self._removed(table, Amputation("mcar", rate, seed, tuple(self.modalities)))
+
+    def amputate(
+        self,
+        mechanism: Mechanism = "mcar",
+        *,
+        rate: float,
+        seed: int = 0,
+        modalities: str | Sequence[str] | None = None,
+        depends_on: str | None = None,
+    ) -> Self:
+        """Remove a share `rate` of the values of each of `modalities`; no sample loses all of them.
+
+        The probability that a value is removed is, by mechanism:
+
+        - `mcar`: the same for all;
+        - `mar`: rising with `depends_on`: the `label` (number of its class, or first target) or the
+          quantity of a modality that stays complete; by default the label, if there is one;
+        - `mnar`: rising with the value's own quantity.
+
+        The quantity of a text is its length, of a picture its brightness, of a sound its RMS level,
+        of an array the mean of its absolute entries. The share is met to a single value in the
+        samples of this view; `provenance.amputations` and the data summary record what was removed.
+        """
+        chosen = [] if modalities is None else word_list(modalities)
+        depends_on = self._check_amputation(mechanism, rate, chosen, depends_on)
+        names = chosen or [name for name in self.modalities if name != depends_on]
+        if not names:
+            raise FusionZooError(
+                f"{self.source} has nothing but {depends_on}, which stays complete"
+            )
+        keep = self.present.numpy().copy()
+        observed = _quantity(self, depends_on) if mechanism == "mar" else None
+        for name in names:
+            column = list(self.modalities).index(name)
+            scores = _quantity(self, name) if mechanism == "mnar" else observed
+            generator = np.random.default_rng(seed_of(seed, mechanism, name))
+            may_go = keep[:, column] & (keep.sum(1) > 1)
+            count = round(rate * int(keep[:, column].sum()))
+            if count > may_go.sum():
+                raise FusionZooError(
+                    f"rate={rate} cannot be met: every sample keeps a value, so only"
+                    f" {int(may_go.sum()):,} of the {count:,} values of {name} may be removed"
+                )
+            keep[_draw_rows(may_go, scores, count, generator), column] = False
+        record = Amputation(mechanism, rate, seed, tuple(names), depends_on)
+        return self._removed(_without(self, keep), record)
+
+    def _check_amputation(
+        self, mechanism: str, rate: float, names: Sequence[str], depends_on: str | None
+    ) -> str:
+        """Return what the probabilities depend on; raise an error for what does not exist."""
+        if mechanism not in get_args(Mechanism):
+            known = ", ".join(get_args(Mechanism))
+            raise FusionZooError(f"mechanism={mechanism!r} is none of {known}")
+        if not 0 <= rate < 1:
+            raise FusionZooError(f"rate={rate}; it must be at least 0 and below 1")
+        for name in names:
+            if name not in self.modalities:
+                raise FusionZooError(
+                    f"{self.source} has no modality {name!r}.{did_you_mean(name, self.modalities)}"
+                    f" It has: {', '.join(self.modalities)}"
+                )
+        if mechanism != "mar":
+            if depends_on is not None:
+                raise FusionZooError(f"depends_on={depends_on!r} is for mechanism='mar' only")
+            return ""
+        has_labels = bool(self.classes) or self.label_values.shape[1] > 0
+        if depends_on is None:
+            depends_on = LABEL if has_labels else next(iter(self.modalities))
+        choices = [*([LABEL] if has_labels else []), *self.modalities]
+        if depends_on not in choices:
+            raise FusionZooError(
+                f"depends_on={depends_on!r}; with mechanism='mar' it is one of:"
+                f" {', '.join(choices)}"
+            )
+        if depends_on in names:
+            raise FusionZooError(
+                f"depends_on={depends_on!r} is to be removed itself: that is mechanism='mnar'"
+            )
+        return depends_on
+
+    def _removed(self, table: pa.Table, record: Amputation) -> Self:
+        view = self._with(table, self.modalities)
+        amputations = (*self.provenance.amputations, record)
+        view.provenance = replace(self.provenance, amputations=amputations)
+        return view
+
+    def _with(self, table: pa.Table, modalities: Mapping[str, str]) -> Self:
+        """Return a view of another table's modalities, without samples that have none of them."""
+        raise NotImplementedError
+
+
+def _draw_rows(
+    may_go: Flags, scores: Floats | None, count: int, generator: np.random.Generator
+) -> NDArray[np.int64]:
+    """Draw exactly `count` of the rows that may go, more often those of high scores.
+
+    Systematic sampling of rows in random order: each is drawn with its own probability.
+    """
+    rows = np.flatnonzero(may_go)
+    if not count:
+        return rows[:0]
+    ranks = np.zeros(len(rows)) if scores is None else _ranks(scores[rows])
+    probabilities = _calibrated(STRENGTH * ranks, count)
+    order = generator.permutation(len(rows))
+    ends = np.cumsum(probabilities[order])
+    ends *= count / ends[-1]
+    # One row is drawn at each of the points u, u + 1, ..., u + count - 1.
+    places = np.searchsorted(ends, generator.random() + np.arange(count), side="right")
+    return rows[order[np.minimum(places, len(rows) - 1)]]
+
+
+def _calibrated(logits: Floats, count: int) -> Floats:
+    """Return sigmoid(logits + shift), with the shift that makes them add up to `count`."""
+    low, high = -60.0, 60.0
+    for _ in range(80):
+        middle = (low + high) / 2
+        total = (1 / (1 + np.exp(-(logits + middle)))).sum()
+        low, high = (middle, high) if total < count else (low, middle)
+    return np.minimum(1 / (1 + np.exp(-(logits + high))), 1.0)
+
+
+def _ranks(scores: Floats) -> Floats:
+    """Return ranks from -1 to 1, ties sharing theirs; unknown scores get 0."""
+    known = np.isfinite(scores)
+    ranks = np.zeros(len(scores))
+    values, inverse, counts = np.unique(scores[known], return_inverse=True, return_counts=True)
+    if len(values) > 1:
+        middles = np.cumsum(counts) - counts / 2
+        shares = (middles - middles[0]) / (middles[-1] - middles[0])
+        ranks[known] = (2 * shares - 1)[inverse]
+    return ranks
+
+
+def _quantity(dataset: SampleTable, name: str) -> Floats:
+    """Return the number on which probabilities depend, NaN where it is unknown."""
+    if name == LABEL and name not in dataset.modalities:
+        labels = dataset.targets.double().numpy()
+        return labels if labels.ndim == 1 else labels[:, 0]
+    kind = dataset.modalities[name]
+    if kind not in QUANTITIES:
+        raise FusionZooError(
+            f"{name} is {kind}, of which no quantity is known: name another modality"
+        )
+    quantities = np.full(len(dataset), np.nan)
+    for position, reference in enumerate(dataset.references(name)):
+        if reference is not None:
+            try:
+                quantities[position] = _measure(kind, decode(kind, reference))
+            except FusionZooError:
+                continue  # `on_error` decides about the value when it is used
+    return quantities
+
+
+def _measure(kind: str, value: Any) -> float:
+    if kind == "text":
+        return float(len(value))
+    if kind == "audio":
+        return float(value.samples.square().mean().sqrt())
+    return float(torch.as_tensor(value).double().abs().mean())
+
+
+def _without(dataset: SampleTable, keep: Flags) -> pa.Table:
+    """Return the table with null for what is not kept of the samples."""
+    table = dataset.table
+    for column, name in enumerate(dataset.modalities):
+        remains = table[name].is_valid().to_numpy().copy()
+        remains[dataset.rows.numpy()] &= keep[:, column]
+        values = pc.if_else(pa.array(remains), table[name], pa.scalar(None, table[name].type))
+        table = table.set_column(table.column_names.index(name), name, values)
+    return table

@@ -1,0 +1,190 @@
+"""Checks for the same or nearly the same content in several splits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from .findings import TOLERATED, Finding, Severity, counted
+from .measure import GRID, normalised, shingles
+from .neighbours import Pairs, near_sets, near_vectors
+from .scan import Scan, Values
+
+LEAST_IMAGE = 0.95  # cosine of two pictures' grey cells
+MOST_COLOUR = 14.0  # mean difference of their colours, grey levels of 255
+MOST_ASPECT = 0.05  # difference of the logarithms of their aspect ratios
+LEAST_SOUND = 0.9  # cosine of two sounds' fingerprints
+MOST_SECONDS = 0.1  # difference of the logarithms of their durations without quiet ends
+LEAST_TEXT = 0.7  # share of common pieces of two texts (Jaccard index)
+LEAST_MINHASH = 0.5  # its estimate, which has a standard deviation of 0.06
+MIN_WORDS = 5  # texts of fewer words are expected to recur
+KINDS = {"image": "pictures", "text": "texts", "audio": "sounds"}
+ADVICE = "keep copies in one split, with a column `group` or --data.group_column"
+
+
+def duplicates(scan: Scan) -> Iterator[Finding]:
+    """Contents that occur in several splits: exactly, or nearly.
+
+    An error where a picture or a whole sample is copied, or where more than 5 % of val and test
+    have a copy elsewhere; else a warning: people write the same sentence twice.
+    """
+    exact = {name: _groups(values, _exact_pairs(values)) for name, values in scan.values.items()}
+    for name, values in scan.values.items():
+        groups = _across(scan, exact[name])
+        if groups:
+            severe = values.kind == "image" or _whole(scan, exact, groups) or _many(scan, groups)
+            yield _finding(values, groups, "same_content", "error" if severe else "warning")
+        known = {frozenset(group) for group in groups}
+        # Copies of copies: groups of nearly the same content that hold more than exact copies.
+        near = _across(scan, _groups(values, near_pairs(values)))
+        groups = [group for group in near if frozenset(group) not in known]
+        if groups:
+            severity: Severity = "error" if _many(scan, groups) else "warning"
+            yield _finding(values, groups, "similar_content", severity)
+
+
+def _many(scan: Scan, groups: list[tuple[int, ...]]) -> bool:
+    """Return whether the groups hold many of the samples of val and test."""
+    held_out = int(np.isin(scan.splits[scan.rows], ("val", "test")).sum())
+    copies = sum(scan.splits[row] in ("val", "test") for group in groups for row in group)
+    return copies > TOLERATED * held_out
+
+
+def _finding(
+    values: Values, groups: list[tuple[int, ...]], name: str, severity: Severity
+) -> Finding:
+    noun = KINDS.get(values.kind, "values")
+    how = "the same" if name == "same_content" else "nearly the same"
+    number = sum(map(len, groups))
+    return Finding(
+        check=name,
+        severity=severity,
+        modality=values.name,
+        message=f"{counted(number, 'sample')} in {counted(len(groups), 'group')} have {how}"
+        f" {noun} in several splits",
+        advice=ADVICE,
+        groups=tuple(groups),
+    )
+
+
+def _whole(
+    scan: Scan, exact: dict[str, list[tuple[int, ...]]], groups: list[tuple[int, ...]]
+) -> bool:
+    """Return whether two samples of one group agree in every modality that they have."""
+    number = len(scan.ids)
+    codes = np.full((number, len(exact)), -1)
+    for column, (name, same) in enumerate(exact.items()):
+        codes[scan.values[name].rows, column] = number + np.arange(len(scan.values[name].rows))
+        for code, group in enumerate(same):
+            codes[list(group), column] = code
+    for group in groups:
+        rows = codes[list(group)]
+        unique, inverse = np.unique(rows, axis=0, return_inverse=True)
+        if len(unique) < len(rows):
+            for code in range(len(unique)):
+                members = [group[i] for i in np.flatnonzero(inverse.ravel() == code)]
+                if len({scan.splits[row] for row in members}) > 1:
+                    return True
+    return False
+
+
+def _across(scan: Scan, groups: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Keep the groups with samples of several splits."""
+    return [x for x in groups if len({scan.splits[row] for row in x if scan.splits[row]}) > 1]
+
+
+def _groups(values: Values, pairs: Pairs) -> list[tuple[int, ...]]:
+    """Join pairs of positions to groups of rows, in the order of their first row."""
+    number = len(values.rows)
+    if not len(pairs):
+        return []
+    ones = np.ones(len(pairs), bool)
+    graph = coo_array((ones, (pairs[:, 0], pairs[:, 1])), shape=(number, number))
+    _, labels = connected_components(graph, directed=False)
+    members: dict[int, list[int]] = {}
+    for position in np.unique(pairs).tolist():
+        members.setdefault(int(labels[position]), []).append(int(values.rows[position]))
+    return sorted(tuple(sorted(group)) for group in members.values())
+
+
+def _exact_pairs(values: Values) -> Pairs:
+    """Return each value with the first one of the same content."""
+    if not len(values.rows):
+        return np.zeros((0, 2), np.int64)
+    _, first, inverse = np.unique(values.digests, return_index=True, return_inverse=True)
+    positions = np.flatnonzero(_comparable(values))
+    firsts = first[inverse.ravel()][positions]
+    pairs = np.stack([firsts, positions], axis=1)
+    return pairs[firsts != positions].astype(np.int64)
+
+
+def _comparable(values: Values) -> NDArray[np.bool_]:
+    """Leave out values that say too little: blank pictures, silence, short texts."""
+    numbers = values.numbers
+    if values.kind == "text":
+        return numbers["words"] >= MIN_WORDS
+    if values.kind == "audio":
+        return numbers["peak"] >= 1e-3
+    if values.kind == "image":
+        return numbers["spread"] > 1.0
+    enough = numbers["length"] * np.maximum(numbers["dim"], 1) > 1
+    return enough & (numbers["spread"] > 0) if "spread" in numbers else enough
+
+
+def near_pairs(values: Values) -> Pairs:
+    """Return pairs of positions with nearly the same content, exact copies of one included.
+
+    Exact copies are compared once, by the first of them, and joined to it afterwards.
+    """
+    exact = _exact_pairs(values)
+    if values.prints is None or values.kind not in KINDS:
+        return exact
+    is_copy = np.zeros(len(values.rows), bool)
+    is_copy[exact[:, 1]] = True
+    positions = np.flatnonzero(_comparable(values) & ~is_copy)
+    find = {"image": _near_images, "audio": _near_sounds, "text": _near_texts}[values.kind]
+    pairs = positions[find(values, positions)] if len(positions) > 1 else exact[:0]
+    return np.concatenate([exact, pairs]) if len(pairs) else exact
+
+
+def _near_images(values: Values, positions: NDArray[np.int64]) -> Pairs:
+    assert values.prints is not None
+    prints = values.prints[positions].astype(np.float32)
+    grey, colours = prints[:, : GRID**2], prints[:, GRID**2 :]
+    pairs, _ = near_vectors(grey - grey.mean(1, keepdims=True), LEAST_IMAGE)
+    aspect = np.log(values.numbers["width"][positions] / values.numbers["height"][positions])
+    first, second = pairs.T
+    alike = np.abs(colours[first] - colours[second]).mean(1) <= MOST_COLOUR
+    return pairs[alike & (np.abs(aspect[first] - aspect[second]) <= MOST_ASPECT)]
+
+
+def _near_sounds(values: Values, positions: NDArray[np.int64]) -> Pairs:
+    assert values.prints is not None
+    pairs, _ = near_vectors(values.prints[positions], LEAST_SOUND)
+    seconds = np.log(np.maximum(values.numbers["active"][positions], 1e-3))
+    return pairs[np.abs(seconds[pairs[:, 0]] - seconds[pairs[:, 1]]) <= MOST_SECONDS]
+
+
+def _near_texts(values: Values, positions: NDArray[np.int64]) -> Pairs:
+    assert values.prints is not None
+    pairs = near_sets(values.prints[positions], LEAST_MINHASH)
+    pieces = {
+        position: shingles(normalised(values.texts[positions[position]]))
+        for position in np.unique(pairs).tolist()
+    }
+    alike = [jaccard(pieces[a], pieces[b]) >= LEAST_TEXT for a, b in pairs.tolist()]
+    return pairs[np.array(alike, bool)] if len(pairs) else pairs
+
+
+def jaccard(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> float:
+    """Return the share of common elements of two sets, each sorted and without repeats.
+
+    >>> jaccard(np.array([1, 2, 3]), np.array([2, 3, 4]))
+    0.5
+    """
+    common = len(np.intersect1d(first, second, assume_unique=True))
+    return common / max(1, len(first) + len(second) - common)

@@ -1,0 +1,200 @@
+"""Measure one decoded value: hash of its content, size, fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d
+
+from fusionzoo.structures import Clip
+
+GRID = 16  # cells per side of a picture's fingerprint
+COLOURS = 4  # cells per side of the colours in it
+BANDS, FRAMES = 32, 32  # of a sound's fingerprint
+LOWEST, HIGHEST = 150.0, 3600.0  # Hz, of its bands
+WINDOW = 0.064  # seconds
+LISTEN = 30  # seconds from which a sound's fingerprint is taken
+BLOCK = 60  # seconds of a long sound that are read at a time
+FLOOR = 1e-5  # of the loudest band, -50 dB; below it a recording is its noise
+TRIM = 0.1  # of the peak, -20 dB: quieter beginnings and ends, a codec's echo too, are cut off
+MIN_FINGERPRINT = 256  # samples of sound; a shorter clip has no fingerprint
+SHINGLE = 5  # characters
+PERMUTATIONS = 64  # of a MinHash
+MAX_SHINGLES = 50_000  # of one text
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Facts about one value; the same keys in `numbers` for all values of a kind."""
+
+    digest: bytes
+    numbers: dict[str, float]
+    print: NDArray[Any] | None = None
+    text: str = ""
+
+
+def measure(kind: str, value: Any) -> Measurement:
+    """Measure a decoded value."""
+    measures: dict[str, Callable[[Any], Measurement]] = {
+        "image": measure_image,
+        "text": measure_text,
+        "audio": measure_audio,
+    }
+    return measures.get(kind, measure_array)(value)
+
+
+def measure_image(image: torch.Tensor) -> Measurement:
+    """Measure uint8 (3, H, W): size, spread of its pixels, 16 x 16 grey cells and 4 x 4 colours."""
+    _, height, width = image.shape
+    step = max(1, min(height, width) // (4 * GRID))
+    pixels = avg_pool2d(image.float()[None], step, ceil_mode=True) if step > 1 else image[None]
+    pixels = pixels.float()
+    grey = adaptive_avg_pool2d(pixels.mean(1, keepdim=True), GRID)[0].flatten()
+    colours = adaptive_avg_pool2d(pixels, COLOURS)[0].flatten()
+    numbers = {
+        "width": float(width),
+        "height": float(height),
+        "spread": float(image.float().std(dim=(1, 2), correction=0).max()),
+    }
+    cells = torch.cat([grey, colours]).round().clamp(0, 255).to(torch.uint8).numpy()
+    content = image.contiguous().numpy()
+    return Measurement(_digest(content.shape, content), numbers, cells)
+
+
+def normalised(text: str) -> str:
+    """Return text in lower case without accents' variants, punctuation and double spaces.
+
+    >>> normalised("  The CAT, sat!  ")
+    'the cat sat'
+    """
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    return " ".join(re.findall(r"\w+", folded))
+
+
+def measure_text(text: str) -> Measurement:
+    """Measure text: words, letters and digits, MinHash (Broder 1997) of its 5-character pieces."""
+    plain = normalised(text)
+    letters = len(plain) - plain.count(" ") - plain.count("_")
+    numbers = {
+        "words": float(plain.count(" ") + 1 if plain else 0),
+        "characters": float(len(text)),
+        "letters": float(letters),
+    }
+    digest = hashlib.blake2b(plain.encode("utf-8", "replace"), digest_size=16).digest()
+    return Measurement(digest, numbers, minhash(shingles(plain)), text)
+
+
+def shingles(plain: str) -> NDArray[np.uint64]:
+    """Return the distinct hashes of the text's pieces of `SHINGLE` characters."""
+    codes = np.frombuffer(plain.encode("utf-32-le", "replace"), np.uint32).astype(np.uint64)
+    size = max(1, len(codes) - SHINGLE + 1)
+    mixed = np.zeros(min(size, MAX_SHINGLES), np.uint64)
+    for place in range(min(SHINGLE, len(codes))):
+        piece = codes[place : place + len(mixed)]
+        mixed = (mixed ^ piece) * np.uint64(0x100000001B3) + np.uint64(0x9E3779B97F4A7C15)
+        mixed ^= mixed >> np.uint64(29)
+    return np.unique(mixed)
+
+
+_draws = np.random.default_rng(20260101)
+_FACTORS = _draws.integers(1, 2**63, PERMUTATIONS).astype(np.uint64) | np.uint64(1)
+_OFFSETS = _draws.integers(0, 2**63, PERMUTATIONS).astype(np.uint64)
+
+
+def minhash(hashes: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    """Return the smallest of the hashes under each permutation, uint32 (PERMUTATIONS,)."""
+    permuted = (hashes[:, None] * _FACTORS + _OFFSETS) >> np.uint64(32)
+    return permuted.min(0).astype(np.uint32)
+
+
+def measure_audio(clip: Clip) -> Measurement:
+    """Measure a clip: seconds, peak without its mean, and a spectral fingerprint.
+
+    A long file is read in blocks of a minute.
+    """
+    digest = hashlib.blake2b(repr((clip.rate, clip.frames)).encode(), digest_size=16)
+    low, high, head = np.inf, -np.inf, np.zeros(0, np.float32)
+    for start in range(0, clip.frames, BLOCK * clip.rate):
+        samples = clip.read(start, BLOCK * clip.rate).contiguous().numpy()
+        digest.update(samples.tobytes())
+        low, high = min(low, float(samples.min())), max(high, float(samples.max()))
+        head = samples if start == 0 else head
+    active = trimmed(head)
+    numbers = {
+        "seconds": clip.frames / clip.rate,
+        "active": len(active) / clip.rate,
+        "peak": max(0.0, (high - low) / 2),
+    }
+    return Measurement(digest.digest(), numbers, fingerprint(active, clip.rate))
+
+
+def trimmed(samples: Floats) -> Floats:
+    """Remove the mean, and the quiet beginning and end."""
+    samples = samples - samples.mean() if len(samples) else samples
+    loud = np.flatnonzero(np.abs(samples) > TRIM * np.abs(samples).max(initial=0.0))
+    return samples[loud[0] : loud[-1] + 1] if len(loud) else samples[:0]
+
+
+def fingerprint(samples: Floats, rate: int) -> NDArray[np.int8]:
+    """Return the changes of 32 bands over 32 equal parts of a trimmed sound, int8 (1024,).
+
+    Log energies minus the mean of each band and of each part, so loudness, equalisation and steady
+    tones cancel, and a copy in another format still matches. Zeros where nothing changes.
+    """
+    result = np.zeros(BANDS * FRAMES, np.int8)
+    samples = samples[: LISTEN * rate]
+    if len(samples) < MIN_FINGERPRINT:
+        return result
+    size = max(64, min(int(WINDOW * rate), len(samples) // 4))
+    # At least one window per third of its length, so that no part of a long sound is skipped.
+    count = FRAMES * max(1, int(np.ceil(3 * len(samples) / size / FRAMES)))
+    starts = np.linspace(0, len(samples) - size, count).astype(int)
+    windows = np.lib.stride_tricks.sliding_window_view(samples, size)[starts]
+    power = np.abs(np.fft.rfft(windows * np.hanning(size).astype(np.float32), axis=1)) ** 2
+    energy = (power @ _bands(size, rate)).reshape(FRAMES, -1, BANDS).mean(1)
+    level = np.log(np.maximum(energy, FLOOR * energy.max()) + 1e-20)
+    level = level - level.mean(0) - level.mean(1, keepdims=True) + level.mean()
+    top = np.abs(level).max()
+    return (level.ravel() * (127 / top)).astype(np.int8) if top > 0.01 else result
+
+
+@lru_cache(maxsize=64)
+def _bands(size: int, rate: int) -> Floats:
+    """Return the share of each frequency bin that lies in each band, (size // 2 + 1, BANDS)."""
+    edges = np.geomspace(LOWEST, min(HIGHEST, rate / 2.2), BANDS + 1) * size / rate
+    centres = (edges[:-1] + edges[1:]) / 2
+    low, high = np.minimum(edges[:-1], centres - 0.5), np.maximum(edges[1:], centres + 0.5)
+    bins = np.arange(size // 2 + 1)[:, None]
+    overlap = np.minimum(bins + 0.5, high) - np.maximum(bins - 0.5, low)
+    return np.maximum(overlap, 0).astype(np.float32)
+
+
+def measure_array(value: Any) -> Measurement:
+    """Measure a vector or a sequence: its shape and the spread of its entries.
+
+    Values of another kind, such as rows with words, are only compared.
+    """
+    array = np.asarray(value)
+    if not array.ndim or array.dtype.kind not in "fiub":
+        digest = hashlib.blake2b(repr(value).encode("utf-8", "replace"), digest_size=16).digest()
+        return Measurement(digest, {"length": float(len(value)), "dim": 1.0, "spread": np.inf})
+    spread = float(array.std()) if array.size else 0.0
+    numbers = {"length": float(len(array)), "dim": float(array.shape[-1]), "spread": spread}
+    return Measurement(_digest(array.shape, np.ascontiguousarray(array)), numbers)
+
+
+def _digest(shape: tuple[int, ...], content: NDArray[Any]) -> bytes:
+    digest = hashlib.blake2b(repr(shape).encode(), digest_size=16)
+    digest.update(content.data if content.size else b"")
+    return digest.digest()

@@ -1,0 +1,106 @@
+"""Show decoded values: thumbnails, waveforms, excerpts of text; for pages and contact sheets."""
+
+from __future__ import annotations
+
+import base64
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fusionzoo.datasets import PairedDataset
+from fusionzoo.datasets.media import decode
+from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.structures import Clip
+
+SIDE = 160  # pixels of a thumbnail's longer side
+POINTS = 120  # of a waveform
+MAX_CHARACTERS = 400  # of a text
+MAX_READ = 30  # seconds of a sound that are drawn
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One value as it is shown; the fields that do not apply are empty."""
+
+    modality: str
+    image: Any = None  # PIL image
+    wave: NDArray[np.float32] | None = None  # lowest and highest sample per point, (POINTS, 2)
+    text: str = ""
+    caption: str = ""
+    problem: str = ""  # why it cannot be decoded
+
+    @property
+    def uri(self) -> str:
+        """The thumbnail as a data URI."""
+        buffer = io.BytesIO()
+        self.image.save(buffer, "PNG" if max(self.image.size) <= 32 else "JPEG", quality=80)
+        kind = "png" if max(self.image.size) <= 32 else "jpeg"
+        return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+    @property
+    def path(self) -> str:
+        """The waveform as an SVG path in a box of POINTS x 40, its middle at 20."""
+        assert self.wave is not None
+        top = max(float(np.abs(self.wave).max()), 1e-9)
+        scale = 19 / max(top, 0.05)  # a quiet clip stays small
+        upper = [f"{x},{20 - scale * high:.1f}" for x, (_, high) in enumerate(self.wave)]
+        lower = [f"{x},{20 - scale * low:.1f}" for x, (low, _) in enumerate(self.wave)]
+        return f"M{' L'.join([*upper, *reversed(lower)])} Z"
+
+
+def show_sample(
+    dataset: PairedDataset, row: int, modalities: list[str] | None = None
+) -> list[Picture]:
+    """Return the pictures of a sample's values, of those in `modalities` that it has."""
+    names = [name for name in dataset.modalities if modalities is None or name in modalities]
+    pictures = (_show(dataset, name, row) for name in names)
+    return [picture for picture in pictures if picture is not None]
+
+
+def _show(dataset: PairedDataset, name: str, row: int) -> Picture | None:
+    reference = dataset.reference(name, row)
+    if reference is None:
+        return None
+    kind = dataset.modalities[name]
+    try:
+        value = decode(kind, reference)
+        if kind == "image":
+            return show_image(name, value)
+        if kind == "audio":
+            return show_clip(name, value)
+    except (FusionZooError, OSError, ValueError, RuntimeError) as error:
+        return Picture(name, problem=one_line(error))
+    if kind == "text":
+        text = value if len(value) <= MAX_CHARACTERS else value[:MAX_CHARACTERS] + " ..."
+        words = len(value.split())
+        return Picture(name, text=text, caption=f"{words:,} word{'' if words == 1 else 's'}")
+    array = np.asarray(value)
+    if not array.ndim or array.dtype.kind not in "fiub":
+        return Picture(name, text=str(value)[:MAX_CHARACTERS], caption=kind)
+    shown = ", ".join(f"{x:.3g}" for x in array.ravel()[:8]) + ", ..." * (array.size > 8)
+    return Picture(name, text=shown, caption=f"{kind} {' x '.join(map(str, array.shape))}")
+
+
+def show_image(name: str, image: torch.Tensor) -> Picture:
+    """Show uint8 (3, H, W)."""
+    from PIL import Image
+
+    pixels = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+    pixels.thumbnail((SIDE, SIDE))
+    return Picture(name, image=pixels, caption=f"{image.shape[2]} x {image.shape[1]} pixels")
+
+
+def show_clip(name: str, clip: Clip) -> Picture:
+    """Show the first seconds of a clip."""
+    count = min(clip.frames, MAX_READ * clip.rate)
+    samples = clip.read(0, count).numpy()
+    edges = np.linspace(0, len(samples), min(POINTS, len(samples)) + 1).astype(int)
+    wave = np.stack(
+        [np.minimum.reduceat(samples, edges[:-1]), np.maximum.reduceat(samples, edges[:-1])], axis=1
+    )
+    seconds = f"{clip.frames / clip.rate:.2f} s, {clip.rate:,} Hz"
+    return Picture(name, wave=wave, caption=f"{seconds}, peak {np.abs(samples).max():.3f}")

@@ -1,0 +1,360 @@
+"""`fusionzoo data check` finds every planted fault, and nothing in clean data."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from PIL import Image
+
+from fusionzoo import create_dataset
+from fusionzoo.audit.audit import audit
+from fusionzoo.audit.duplicates import jaccard
+from fusionzoo.audit.measure import (
+    MAX_SHINGLES,
+    PERMUTATIONS,
+    measure_array,
+    measure_audio,
+    minhash,
+    shingles,
+)
+from fusionzoo.audit.neighbours import bucket_pairs, near_vectors
+from fusionzoo.audit.page import NAMES
+from fusionzoo.audit.scan import Scan
+from fusionzoo.audit.values import REFUSALS, damaged_text
+from fusionzoo.cli import main
+from fusionzoo.datasets.sound import AudioFile
+from fusionzoo.errors import FusionZooError
+from fusionzoo.structures import Audio
+
+ROOT = Path(__file__).parents[1]
+WORDS = [
+    f"{first}{second}" for first in ("ba", "ce", "do", "fu") for second in ("lim", "nor", "ty")
+]
+
+
+def load_script() -> ModuleType:
+    """Import perf/audit.py, which plants the faults."""
+    spec = importlib.util.spec_from_file_location("perf_audit", ROOT / "perf" / "audit.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["perf_audit"] = module  # where dataclasses look types up
+    spec.loader.exec_module(module)
+    return module
+
+
+SCRIPT = load_script()
+SCRIPT.CLEAN = 120  # type: ignore[attr-defined]  # rows without a fault, for speed
+faulty_tables, table, audited = SCRIPT.faulty_tables, SCRIPT.table, SCRIPT.audited
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The planted manifest, its faults and its audit."""
+    path, faults = SCRIPT.plant_manifest(tmp_path_factory.mktemp("planted"))
+    return path, faults, audit({"name": "manifest", "root": str(path)})
+
+
+def test_each_planted_fault_is_found_and_no_clean_row_is_reported(planted: Any) -> None:
+    _, faults, report = planted
+    assert SCRIPT.ids_by_finding(report) == faults
+    assert not report.fit
+
+
+def test_what_create_dataset_refuses_is_reported_with_all_rows(planted: Any) -> None:
+    path, _, report = planted
+    with pytest.raises(FusionZooError, match=r"split is empty"):
+        create_dataset("manifest", root=str(path))
+    findings = {finding.check: finding for finding in report.findings}
+    assert {*REFUSALS} - {*findings} == {"column", "file"}  # tested below
+    assert all(findings[name].severity == "error" for name in REFUSALS if name in findings)
+    assert "occurs 3 times" in findings["duplicate_id"].message
+    [place] = [report.place(row) for row in findings["split"].rows]
+    with path.open(newline="", encoding="utf-8") as file:
+        cells = list(csv.DictReader(file))[place["row"] - 1]
+    assert cells["split"] == ""
+    assert place["id"] == cells["id"]
+
+
+def test_no_file_outside_of_the_folder_is_read(planted: Any) -> None:
+    report = planted[2]
+    [finding] = [x for x in report.findings if x.check == "path"]
+    assert len(finding.rows) == 2
+    for row in finding.rows:
+        assert report.scan.dataset.reference("image", row) is None
+        assert row not in report.scan.values["image"].rows
+
+
+def test_columns_of_one_name_and_files_out_of_place_are_reported(tmp_path: Path) -> None:
+    (tmp_path / "m.csv").write_text("id,text,Text \na,one two,x\nb,three four,y\n")
+    report = audit({"name": "manifest", "root": str(tmp_path / "m.csv")})
+    assert [x.check for x in report.findings if x.severity == "error"][:1] == ["column"]
+    for name in ("cat/1.txt", "cat/1.png", "cat/1.jpg", "dog/2.txt", "odd.txt"):
+        (tmp_path / "top" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "top" / name).write_text("words in a file")
+    Image.new("RGB", (4, 4)).save(tmp_path / "top" / "cat" / "1.png")
+    report = audit({"name": "folders", "root": str(tmp_path / "top")})
+    [finding] = [x for x in report.findings if x.check == "file"]
+    assert sorted(re.findall(r"\w+\.\w+", " ".join(finding.files))) == ["1.jpg", "1.png", "odd.txt"]
+
+
+# ---- faults of the data set as a whole
+
+
+def test_a_clean_data_set_has_no_finding() -> None:
+    report = audited(table())
+    assert report.findings == []
+    assert report.fit
+
+
+@pytest.mark.parametrize("name", faulty_tables())
+def test_one_fault_of_the_whole_data_set_gives_one_finding(name: str) -> None:
+    report = audited(faulty_tables()[name])
+    assert [finding.check for finding in report.findings] == [name]
+    assert report.fit == (name != "split_of_one")
+
+
+def test_a_class_that_is_not_trained_and_a_missing_train_split_are_errors() -> None:
+    clean = table()
+    pairs = list(zip(clean["target"], clean["split"], strict=True))
+    untrained = audited(table(target=["x" if p == ("z", "train") else p[0] for p in pairs]))
+    assert [(x.check, x.severity) for x in untrained.findings] == [("absent_class", "error")]
+    assert {clean["target"][row] for row in untrained.findings[0].rows} == {"z"}
+    no_train = audited(table(split=["val" if s == "train" else s for s in clean["split"]]))
+    assert ("missing_split", "error") in [(x.check, x.severity) for x in no_train.findings]
+
+
+def test_labels_that_are_numbers_to_predict_are_no_classes() -> None:
+    draw = np.random.default_rng(0)
+    report = audited(table(target=[f"{x:.3f}" for x in draw.normal(size=300)]))
+    assert report.scan.classes == []
+    assert report.findings == []
+
+
+def test_copies_in_one_split_are_no_leak_and_whole_samples_in_two_are_an_error() -> None:
+    clean = table()
+    for name in ("text", "vector"):
+        clean[name][2] = clean[name][0]  # both train
+    assert audited(clean).findings == []
+    for name in ("text", "vector"):
+        clean[name][1] = clean[name][0]  # train and val
+    report = audited(clean)
+    assert [(x.check, x.severity, x.groups) for x in report.findings] == [
+        ("same_content", "error", ((0, 1, 2),)),
+        ("same_content", "error", ((0, 1, 2),)),
+    ]
+
+
+def test_the_same_sentence_about_two_things_is_a_warning_and_a_short_text_is_nothing() -> None:
+    clean = table()
+    clean["text"][1] = clean["text"][0]
+    clean["text"][5] = clean["text"][6] = "a horse"
+    [finding] = audited(clean).findings
+    assert (finding.check, finding.severity, finding.groups) == (
+        "same_content",
+        "warning",
+        ((0, 1),),
+    )
+
+
+def test_a_table_describes_classes_missing_values_and_lengths() -> None:
+    clean = table()
+    clean["vector"][0] = None
+    classes, words = audited(clean).facts
+    assert classes.header == ("class", "train", "val", "test", "text missing", "vector missing")
+    assert classes.rows[0] == ("x", "60", "20", "20", "0.0%", "1.0%")
+    assert classes.rows[-1] == ("all", "180", "60", "60", "0.0%", "0.3%")
+    assert words.rows[0][0] == "12 to below 13"
+    assert sum(int(count) for _, count in words.rows) == 300
+
+
+# ---- measurements
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["cafÃ©", "itâ€™s", "Ã\u00a0 la", "price: â\u201a¬5", "ÐŸÑ€", "\ufffd", "a\x00b"],
+)
+def test_damaged_text_is_seen(text: str) -> None:
+    assert damaged_text(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("café «noir»", "CAFÉ»", "naïve “Zoë”", "Größe: 5 µm², 20 °C", "привет", "日本語"),
+        *("a\tb\nc", "Ã", "Não à Ásia", "été ½", "😀 ok", "Ñandú"),
+    ],
+)
+def test_healthy_text_is_not_called_damaged(text: str) -> None:
+    assert damaged_text(text) == ""
+
+
+def test_near_vectors_finds_almost_all_pairs_and_only_near_ones() -> None:
+    draw = np.random.default_rng(0)
+    clean = draw.standard_normal((3000, 256)) * np.linspace(3, 0.3, 256)
+    noise = draw.standard_normal((300, 256))
+    noise *= np.tan(np.arccos(0.97)) * np.linalg.norm(clean[:300], axis=1, keepdims=True)
+    copies = clean[:300] + noise / np.linalg.norm(draw.standard_normal((300, 256)), axis=1)[:, None]
+    vectors = np.concatenate([clean, copies])
+    pairs, cosines = near_vectors(vectors, 0.95)
+    units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    expected = {(x, y) for x, y in np.argwhere(np.triu(units @ units.T >= 0.95, 1)).tolist()}
+    assert len(expected) >= 290
+    assert {*map(tuple, pairs.tolist())} <= expected
+    assert len(pairs) >= 0.99 * len(expected)
+    assert cosines.min() >= 0.95
+
+
+def test_vectors_of_zeros_and_few_vectors_have_no_neighbours_by_chance() -> None:
+    assert len(near_vectors(np.zeros((5, 8)), 0.9)[0]) == 0
+    assert near_vectors(np.array([[1.0, 2.0, 3.0]] * 2), 0.9)[0].tolist() == [[0, 1]]
+
+
+def test_pairs_of_buckets_are_named_once_with_the_smaller_index_first() -> None:
+    keys = np.array([[1, 7], [2, 7], [1, 7], [3, 8]])
+    assert bucket_pairs(keys).tolist() == [[0, 1], [0, 2], [1, 2]]
+
+
+def test_the_minhash_estimates_the_share_of_common_pieces() -> None:
+    draw = np.random.default_rng(1)
+    for _ in range(5):
+        words = [SCRIPT.clean_text(draw) for _ in range(8)]
+        first, second = (shingles(" ".join(words[start : start + 6])) for start in (0, 1))
+        estimate = (minhash(first) == minhash(second)).mean()
+        assert estimate == pytest.approx(jaccard(first, second), abs=4 * 0.5 / PERMUTATIONS**0.5)
+    assert len(shingles("a" * (MAX_SHINGLES + 100))) == 1
+
+
+def test_a_long_sound_is_measured_in_blocks_like_a_short_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wave = 0.3 * np.random.default_rng(0).standard_normal(4 * 8000)
+    soundfile.write(tmp_path / "a.wav", wave, 8000, "FLOAT")
+    whole = measure_audio(AudioFile(tmp_path / "a.wav", 8000, len(wave)))
+    monkeypatch.setattr("fusionzoo.audit.measure.BLOCK", 1)
+    parts = measure_audio(AudioFile(tmp_path / "a.wav", 8000, len(wave)))
+    assert parts.digest == whole.digest
+    assert parts.numbers["peak"] == whole.numbers["peak"]
+
+
+def test_steady_tones_of_different_noise_are_not_the_same_sound() -> None:
+    """Telephone tones of one digit differ in their noise alone."""
+    import torch
+
+    draw = np.random.default_rng(0)
+    time = np.arange(2400) / 8000
+    tone = 0.2 * np.sin(2 * np.pi * 697 * time) + 0.2 * np.sin(2 * np.pi * 1209 * time)
+    prints = []
+    for _ in range(20):
+        wave = torch.from_numpy(tone + 0.2 * draw.standard_normal(2400)).float()
+        prints.append(measure_audio(Audio(wave, 8000)).print)
+    assert len(near_vectors(np.stack([x for x in prints if x is not None]), 0.7)[0]) == 0
+
+
+def test_values_that_are_no_numbers_are_compared_and_shown() -> None:
+    rows = [{"age": 7, "colour": "red"}, {"age": 7, "colour": "red"}, ["a", "b"]]
+    first, second, third = map(measure_array, rows)
+    assert first == second != third
+    assert (first.numbers["length"], first.print) == (2.0, None)
+
+
+# ---- the commands
+
+
+def test_the_command_tells_fitness_by_its_exit_code(
+    planted: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clean = tmp_path / "clean.jsonl"
+    columns = table()
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    clean.write_text("\n".join(map(json.dumps, rows)))
+    assert main(["data", "check", str(clean)]) == 0
+    assert "fit (checked in" in capsys.readouterr().out
+    assert main(["data", "check", str(planted[0]), "--json", str(tmp_path / "a.json")]) == 1
+    assert "not fit" in capsys.readouterr().out
+    report = json.loads((tmp_path / "a.json").read_text())
+    assert not report["fit"]
+    [twins] = [x for x in report["findings"] if x["check"] == "duplicate_id"]
+    assert len(twins["groups"]) == twins["samples"] == 3
+    for words in (["nothing.csv"], [], [str(clean), "--data.sheet", "1"], [str(clean), "--n", "3"]):
+        assert main(["data", "check", *words]) == 2
+        error = capsys.readouterr().err.strip().splitlines()[-1]
+        assert error.startswith("error: ")
+
+
+def test_settings_of_the_data_set_are_flags(tmp_path: Path) -> None:
+    path = tmp_path / "m.csv"
+    path.write_text("key,words\na,one two three\na,four five six\n")
+    flags = ["--data.columns.id", "key", "--data.columns.text", "words"]
+    assert main(["data", "check", str(path), *flags, "--json", str(tmp_path / "a.json")]) == 1
+    checks = {x["check"] for x in json.loads((tmp_path / "a.json").read_text())["findings"]}
+    assert "duplicate_id" in checks
+
+
+def test_the_page_is_one_escaped_file_that_shows_suspicious_samples(
+    planted: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "page.html"
+    source = tmp_path / "m.jsonl"
+    rows = [
+        {"id": f"<script>{n}", "text": f"<img src=x onerror=alert({n})> \ufffd"} for n in (1, 2)
+    ]
+    source.write_text("\n".join(map(json.dumps, rows)))
+    main(["data", "check", str(source), "--html", str(path)])
+    page = path.read_text(encoding="utf-8")
+    assert "<script" not in page
+    assert "&lt;img src=x onerror=alert(1)&gt;" in page
+    main(["data", "check", str(planted[0]), "--html", str(path)])
+    page = path.read_text(encoding="utf-8")
+    assert not re.search(r"""(src|href)=["'](?!data:)""", page)
+    assert page.count("data:image/jpeg;base64,") > 20
+    assert page.count('class="wave"') > 20
+    for finding in planted[2].findings:
+        assert f"</span>{NAMES[finding.check]}" in page
+    assert "None" not in re.sub(r"base64,[^\"]*", "", page)
+
+
+def test_every_finding_has_a_title() -> None:
+    named = {*faulty_tables(), *REFUSALS, "same_content", "similar_content", "unlabelled"}
+    named |= {"unreadable", "silent", "blank", "near_empty_text", "encoding_damage", "orphan_files"}
+    assert {*NAMES} == named
+
+
+@pytest.mark.parametrize("suffix", ["html", "png"])
+def test_a_contact_sheet_shows_samples_of_each_class(suffix: str, tmp_path: Path) -> None:
+    out = tmp_path / f"sheet.{suffix}"
+    assert main(["data", "show", "digits", "--n", "10", "--out", str(out)]) == 0
+    if suffix == "png":
+        with Image.open(out) as image:
+            assert image.width > 3 * 280
+            assert len(np.unique(np.asarray(image).reshape(-1, 3), axis=0)) > 50
+    else:
+        page = out.read_text(encoding="utf-8")
+        assert page.count('<article class="sample">') == 10
+        labels = re.findall(r"<i>(\d)</i>", page)
+        assert sorted(labels) == list("0123456789")
+        assert page.count("data:image/") == page.count('class="wave"') == 10
+
+
+def test_a_sheet_shows_what_can_be_read_of_a_faulty_file(planted: Any, tmp_path: Path) -> None:
+    assert (
+        main(["data", "show", str(planted[0]), "--n", "400", "--out", str(tmp_path / "a.html")])
+        == 0
+    )
+    assert "cannot be decoded" in (tmp_path / "a.html").read_text(encoding="utf-8")
+    with pytest.raises(FusionZooError, match=r"a contact sheet is a .html or a .png file"):
+        from fusionzoo.audit.sheet import write_contact_sheet
+
+        scan: Scan = planted[2].scan
+        write_contact_sheet(scan, [0], tmp_path / "sheet.pdf")
