@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from fusionzoo.errors import FusionZooError
 
+from .join_splits import SplitRule, remake_splits, sources_with_split
 from .provenance import Provenance
 from .table import SampleTable
 
@@ -39,7 +40,8 @@ def join_tables(
     }
     ids = _join_ids(rows, how)
     modalities = {name: _modality_of(name, source) for name, source in sources.items()}
-    columns = _shared_columns(sources, ids, rows)
+    columns, targets = _shared_columns(sources, ids, rows), _target_kinds(sources)
+    columns["split"], split_rule = remake_splits(sources, columns, targets)
     for name, source in sources.items():
         present = source.present[:, list(source.modalities).index(modalities[name])].tolist()
         positions = [rows[name].get(key) for key in ids]
@@ -50,8 +52,8 @@ def join_tables(
         kinds={name: source.modalities[modalities[name]] for name, source in sources.items()},
         values={name: _SourceValues(source, modalities[name]) for name, source in sources.items()},
         modalities=modalities,
-        targets=_target_kinds(sources),
-        provenance=_provenance(sources, modalities),
+        targets=targets,
+        provenance=_provenance(sources, modalities, split_rule),
     )
 
 
@@ -95,7 +97,8 @@ def _agreed(
 ) -> str | None:
     """Return the one value that the sources with this id have in a column."""
     values = {}
-    for name, source in sources.items():
+    named = sources_with_split(sources, key, rows) if column == "split" else sources
+    for name, source in named.items():
         if key in rows[name] and column in source.table.column_names:
             value = source.table[column][int(source.rows[rows[name][key]])].as_py()
             if value is not None:
@@ -117,17 +120,25 @@ def _target_kinds(sources: Mapping[str, SampleTable]) -> dict[str, str] | None:
     return kinds
 
 
-def _provenance(sources: Mapping[str, SampleTable], modalities: Mapping[str, str]) -> Provenance:
+def _provenance(
+    sources: Mapping[str, SampleTable], modalities: Mapping[str, str], split_rule: SplitRule
+) -> Provenance:
     """Gather where the sources' samples come from, and what of them is not used."""
     origins = {name: source.provenance for name, source in sources.items()}
     unused = [f"{name}: {column}" for name, origin in origins.items() for column in origin.unused]
     for name, source in sources.items():
         others = [other for other in source.modalities if other != modalities[name]]
         unused += [f"{name}: {other}" for other in others]
-    split_rules = dict.fromkeys(o.split_rule for o in origins.values() if o.split_rule)
     group_rules = dict.fromkeys(o.group_rule for o in origins.values() if o.group_rule)
     return Provenance(
-        split_rule=", ".join(split_rules), group_rule=", ".join(group_rules), unused=tuple(unused)
+        reading=tuple(f"{name}: {x}" for name, origin in origins.items() for x in origin.reading),
+        missing="; ".join(f"{name}: {x.missing}" for name, x in origins.items() if x.missing),
+        empty_rows=sum(origin.empty_rows for origin in origins.values()),
+        split_rule=split_rule.text,
+        split_shares=split_rule.shares,
+        group_rule=", ".join(group_rules),
+        unused=tuple(unused),
+        row_numbers=None,
     )
 
 

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .datasets import DATASETS, PairedDataset
-from .datasets.formats.columns import READERS, TEXT_TYPES
+from .datasets.formats.columns import TEXT_TYPES
+from .datasets.formats.files import READERS, table_suffix
 from .datasets.table import word_list
 from .errors import FusionZooError, did_you_mean
 from .files import cache_root, make_cache_folder, replacing
@@ -27,7 +28,7 @@ def data_settings(data: Data) -> dict[str, Any]:
     """Return the settings of a data set, as `--data` has them.
 
     - `"digits"`: a data set's name; `{"name": "digits", "missing": 0.3}`: with settings;
-    - the path of a CSV, TSV, JSON lines or Parquet file, or of a folder of class folders;
+    - the path of a CSV, TSV, JSON lines, Parquet or .xlsx file, or of a folder of class folders;
     - a table with the columns of a manifest (a DataFrame of pandas or polars, a PyArrow table): it
       is written to the cache as Parquet, so that worker processes and later commands can read it;
     - a `PairedDataset`: recorded as in memory, so the run's config.yaml cannot open it again.
@@ -45,12 +46,12 @@ def data_settings(data: Data) -> dict[str, Any]:
             f"data is of type {type(data).__name__}; it must be the name of a data set, a path,"
             " settings such as {'name': 'digits'}, a DataFrame or a PairedDataset"
         )
-    path = Path(data)
+    path = Path(data).expanduser()
     if isinstance(data, str) and data in DATASETS:
         return {"name": data}
     if path.is_dir():
         return {"name": "folders", "root": str(path)}
-    if path.exists() or path.suffix in READERS or isinstance(data, os.PathLike):
+    if path.exists() or table_suffix(path) in READERS or isinstance(data, os.PathLike):
         return {"name": "manifest", "root": str(path)}
     raise FusionZooError(
         f"data={data!r} is neither a file, nor a folder, nor the name of a data set."

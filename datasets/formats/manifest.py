@@ -1,4 +1,4 @@
-"""A table with one row per sample: CSV, TSV, JSON lines or Parquet."""
+"""A table with one row per sample: CSV, TSV, JSON lines, Parquet or a spreadsheet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from ..base import DATASETS, apply_shared_settings
 from ..failures import MAX_ERRORS, OnError
 from ..paired import PairedDataset
 from ..splits import SHARES
-from .columns import read_table
+from .cells import NA, CellRules, Words
+from .files import TextFormat, read_table
 from .tables import open_table
 
 
@@ -28,12 +29,20 @@ def manifest(
     paths: str | Sequence[str] = (),
     allow_outside: bool = False,
     group_column: str | None = None,
+    delimiter: str | None = None,
+    encoding: str | None = None,
+    sheet: str = "",
+    decimal: str = ".",
+    na: Words = NA,
+    drop_empty: bool = False,
+    label_separator: str = ";",
 ) -> PairedDataset:
-    """Open your own CSV, TSV, JSONL or Parquet file with one row per sample.
+    """Open your own CSV, TSV, JSONL, Parquet or .xlsx file with one row per sample.
 
     Columns `image`, `text`, `audio`, `vector`, `sequence` are modalities; an empty cell is missing.
-    If absent, `id` is the row's number, `split` a hash of the id, and no `target` is known. Text is
-    in its cell, vectors and sequences are lists or .npy files; paths are relative to the file.
+    If absent, `id` is the row's number from 0, `split` a hash of the id that leaves no split
+    without a class, and no `target` is known. Text is in its cell, vectors and sequences are lists
+    or .npy files; paths are relative to the file. Text files may be compressed (`.csv.gz`).
 
     Settings:
         root: path of the file
@@ -48,10 +57,18 @@ def manifest(
         paths: modalities of text whose cells are paths of files
         allow_outside: whether paths may leave the file's folder, links resolved
         group_column: groups that splits and folds keep together, instead of `group`; `id` for none
+        delimiter: character between cells, or `tab`; found from the first rows
+        encoding: of a text file; found from its bytes
+        sheet: name of a spreadsheet's sheet; the first
+        decimal: `,` where regression and ordinal targets are written as 25,06
+        na: words in cells that mean a missing value, comma-separated or a list
+        drop_empty: whether rows without any modality are left out; else they are an error
+        label_separator: between the labels of a multilabel target
     """
-    path = Path(root)
+    path = Path(root).expanduser()
+    table, provenance = read_table(path, TextFormat(delimiter, encoding, sheet))
     dataset = open_table(
-        read_table(path),
+        table,
         source=str(path),
         root=path.parent,
         columns=columns,
@@ -63,5 +80,7 @@ def manifest(
         paths=paths,
         allow_outside=allow_outside,
         group_column=group_column,
+        cells=CellRules(na, decimal, label_separator, drop_empty),
+        provenance=provenance,
     )
     return apply_shared_settings(dataset, modalities, missing)
