@@ -21,7 +21,7 @@ from fusionzoo.rng import seed_of
 
 from .media import decode
 from .provenance import Amputation
-from .table import SampleTable, drop_values, word_list
+from .table import SampleTable, presence, word_list
 
 Mechanism = Literal["mcar", "mar", "mnar"]
 STRENGTH = 2.0  # log-odds by which the highest and the lowest rank differ from the middle one
@@ -213,5 +213,23 @@ def _without(dataset: SampleTable, keep: Flags) -> pa.Table:
         remains = table[name].is_valid().to_numpy().copy()
         remains[dataset.rows.numpy()] &= keep[:, column]
         values = pc.if_else(pa.array(remains), table[name], pa.scalar(None, table[name].type))
+        table = table.set_column(table.column_names.index(name), name, values)
+    return table
+
+
+def drop_values(table: pa.Table, modalities: Mapping[str, str], rate: float, seed: int) -> pa.Table:
+    """Remove each value of the modalities with probability `rate`.
+
+    A row that would lose everything keeps one of its values, chosen at random.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    present = presence(table, modalities)
+    order = torch.rand(present.shape, generator=generator)
+    keep = present & (torch.rand(present.shape, generator=generator) >= rate)
+    fallback = order.masked_fill(~present, 2.0).argmin(1)
+    keep[torch.arange(len(keep)), fallback] |= ~keep.any(1)
+    for column, name in enumerate(modalities):
+        mask = pa.array(keep[:, column].numpy())
+        values = pc.if_else(mask, table[name], pa.scalar(None, table[name].type))
         table = table.set_column(table.column_names.index(name), name, values)
     return table

@@ -47,6 +47,7 @@ def write_manifest(dataset: SampleTable, path: Path, embed: bool) -> dict[str, A
     return {
         "name": "manifest",
         "root": str(path),
+        **({} if suffix == ".parquet" else {"na": ()}),  # a cell `NA` is the text NA
         **_modality_settings(dataset.modalities),
         **_target_settings(dataset),
         **({"allow_outside": True} if writer.outside else {}),

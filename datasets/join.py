@@ -11,7 +11,7 @@ from fusionzoo.errors import FusionZooError
 
 from .join_names import key_columns, modality_names
 from .join_rows import JoinedRows, match_rows
-from .joined_splits import join_splits
+from .joined_splits import SplitRule, join_splits
 from .provenance import Provenance
 from .table import SampleTable
 
@@ -66,13 +66,14 @@ def join_tables(
         )
         kinds[modality] = source.modalities[original]
         values[modality] = SourceValues(source, original)
-    table["split"], rule = join_splits(sources, joined)
+    targets = _target_kinds(sources)
+    table["split"], rule = join_splits(sources, joined, table, targets)
     return JoinedTable(
         pa.table({**{role: table[role] for role in ROLES if role in table}, **table}),
         kinds=kinds,
         values=values,
         origins=origins,
-        targets=_target_kinds(sources),
+        targets=targets,
         provenance=_provenance(sources, origins, rule, joined, columns),
     )
 
@@ -162,7 +163,7 @@ def _target_kinds(sources: Sources) -> dict[str, str] | None:
 def _provenance(
     sources: Sources,
     origins: Mapping[str, tuple[str, str]],
-    split_rule: str,
+    split_rule: SplitRule,
     joined: JoinedRows,
     keys: Mapping[str, str],
 ) -> Provenance:
@@ -179,7 +180,14 @@ def _provenance(
     if joined.repeated:
         group_rules.append(f"samples of one {keys[joined.repeated]!r} belong together")
     return Provenance(
-        split_rule=split_rule,
+        reading=tuple(f"{name}: {x}" for name, s in sources.items() for x in s.provenance.reading),
+        missing="; ".join(
+            f"{name}: {s.provenance.missing}" for name, s in sources.items() if s.provenance.missing
+        ),
+        empty_rows=sum(source.provenance.empty_rows for source in sources.values()),
+        split_rule=split_rule.text,
+        split_shares=split_rule.shares,
+        row_numbers=None,
         group_rule=", ".join(group_rules),
         unused=tuple(unused),
         inferred=tuple(inferred),

@@ -12,16 +12,23 @@ from torch import Tensor
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.targets import Target, kind_of, sorted_words
 
+from .target_hints import objective_hint
+
 NO_LABELS = ("id", "split", "group")
 
 
 def read_labels(
-    table: pa.Table, kinds: Mapping[str, str], source: str, modalities: Sequence[str] = ()
+    table: pa.Table,
+    kinds: Mapping[str, str],
+    source: str,
+    modalities: Sequence[str] = (),
+    *,
+    where: Callable[[int], str],
 ) -> tuple[tuple[Target, ...], Tensor]:
     """Read the label columns in `kinds`: return their targets and the labels, float32 (N, W).
 
     An empty cell is a missing label, NaN. Labels in val and test must occur in train, and each
-    split needs at least one label in each column.
+    split needs at least one label in each column. `where` names a row for messages.
     """
     targets, values = [], [torch.zeros(len(table), 0)]
     for name, kind in kinds.items():
@@ -31,13 +38,15 @@ def read_labels(
                 f"{source} has no column {name!r} of labels.{did_you_mean(name, others)}"
                 f" It has: {', '.join(others)}"
             )
-        target, column = _read_column(table, name, kind, source)
+        target, column = _read_column(table, name, kind, source, where)
         targets.append(target)
         values.append(column)
     return tuple(targets), torch.cat(values, dim=1)
 
 
-def _read_column(table: pa.Table, name: str, kind: str, source: str) -> tuple[Target, Tensor]:
+def _read_column(
+    table: pa.Table, name: str, kind: str, source: str, where: Callable[[int], str]
+) -> tuple[Target, Tensor]:
     cells = [cell or None for cell in table[name].to_pylist()]
     splits, ids = table["split"].to_pylist(), table["id"].to_pylist()
     train = [cell for cell, split in zip(cells, splits, strict=True) if split == "train"]
@@ -52,8 +61,8 @@ def _read_column(table: pa.Table, name: str, kind: str, source: str) -> tuple[Ta
             try:
                 values.append(default if cell is None else read(cell))
             except FusionZooError as error:
-                where = f"{source}, row {row + 1}, sample {ids[row]!r}, column {name!r}"
-                raise FusionZooError(f"{where}: {error}") from None
+                place = f"{where(row)}, sample {ids[row]!r}, column {name!r}"
+                raise FusionZooError(f"{place}: {error}") from None
         return values
 
     apply(kind_of(kind).check, None)
@@ -65,8 +74,11 @@ def _read_column(table: pa.Table, name: str, kind: str, source: str) -> tuple[Ta
     return target, torch.tensor(values, dtype=torch.float32)
 
 
-def find_classes(table: pa.Table, source: str) -> list[str]:
-    """Return the sorted labels of the training split, numbers by value; none without targets."""
+def find_classes(table: pa.Table, where: Callable[[int], str]) -> list[str]:
+    """Return the sorted labels of the training split, numbers by value; none without targets.
+
+    `where` names a row for messages.
+    """
     labels, splits = table["target"].to_pylist(), table["split"].to_pylist()
     if all(label is None for label in labels):
         return []
@@ -78,7 +90,9 @@ def find_classes(table: pa.Table, source: str) -> list[str]:
             if label is not None:
                 problem = f"the label {label!r}, which no sample of split 'train' has"
             sample = table["id"][row].as_py()
+            hint = "" if label is None else objective_hint(table["target"])
             raise FusionZooError(
-                f"{source}, row {row + 1}, sample {sample!r} (split {splits[row]!r}) has {problem}"
+                f"{where(row)}, sample {sample!r} (split {splits[row]!r}) has {problem}"
+                f"{'; ' if hint else ''}{hint}"
             )
     return sorted_words({str(label) for label in known})

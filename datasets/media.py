@@ -6,6 +6,7 @@ No system packages are needed. A value that cannot be read raises a `FusionZooEr
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.targets import decimal_hint
 
 from .drawing import render
 from .sound import decode_audio
@@ -166,7 +168,9 @@ def decode_array(source: Any, ndim: int) -> Tensor:
         loaded = np.load(source, allow_pickle=False) if isinstance(source, str | Path) else source
         array = np.asarray(loaded, dtype=np.float32)
     except (OSError, ValueError, TypeError, EOFError) as error:
-        raise FusionZooError(f"{name} cannot be read as an array: {error}") from error
+        number = re.search(r"to float: '(.*)'", str(error))  # text in a list
+        hint = decimal_hint(number[1]) if number else ""
+        raise FusionZooError(f"{name} cannot be read as an array: {error}{hint}") from error
     if array.ndim != ndim:
         raise FusionZooError(f"{name} has shape {array.shape}; expected {ndim} dimensions")
     if not np.isfinite(array).all():

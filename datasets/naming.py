@@ -10,7 +10,7 @@ from typing import Any
 from fusionzoo.errors import FusionZooError, did_you_mean
 
 from .base import DATASETS, apply_shared_settings
-from .formats.columns import READERS
+from .formats.files import READERS, table_suffix
 from .formats.objects import is_table
 from .formats.parquet_folder import is_parquet_folder
 from .paired import PairedDataset
@@ -22,8 +22,8 @@ def settings_of(data: Any) -> dict[str, Any]:
     """Return the name and settings with which `create_dataset` opens what `data` is.
 
     - `"digits"`: a data set's name; `{"name": "digits", "missing": 0.3}`: with settings;
-    - the path of a CSV, TSV, JSON lines or Parquet file, of a folder of Parquet files, or of a
-      folder of class folders;
+    - the path of a CSV, TSV, JSON lines, Parquet or .xlsx file, of a folder of Parquet files, or of
+      a folder of class folders;
     - a table or data set in memory: settings whose `root` is that object.
     """
     if is_table(data):
@@ -41,7 +41,7 @@ def settings_of(data: Any) -> dict[str, Any]:
     path = Path(data).expanduser()
     if path.is_dir():
         return {"name": "manifest" if is_parquet_folder(path) else "folders", "root": str(path)}
-    if path.exists() or path.suffix in READERS or isinstance(data, os.PathLike):
+    if path.exists() or table_suffix(path) in READERS or isinstance(data, os.PathLike):
         return {"name": "manifest", "root": str(path)}
     raise FusionZooError(
         f"data={data!r} is neither a file, nor a folder, nor the name of a data set."
@@ -51,7 +51,7 @@ def settings_of(data: Any) -> dict[str, Any]:
 
 def is_path(text: str) -> bool:
     """Whether text that may name a data set is the path of a manifest or folder."""
-    return text not in DATASETS and (Path(text).suffix in READERS or Path(text).exists())
+    return text not in DATASETS and (table_suffix(Path(text)) in READERS or Path(text).exists())
 
 
 def view_of(dataset: PairedDataset, settings: Mapping[str, Any]) -> PairedDataset:

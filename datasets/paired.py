@@ -141,7 +141,7 @@ class PairedDataset(Displayed, Exchange, Incomplete, Dataset[Sample | None]):
         view = self._with(self.table, kinds)
         left_out = [name for name in self.modalities if name not in kinds]
         view.provenance = replace(
-            self.provenance,
+            view.provenance,
             deselected=(*self.provenance.deselected, *left_out),
             dropped=self.provenance.dropped + len(self) - len(view),
         )
@@ -174,6 +174,7 @@ class PairedDataset(Displayed, Exchange, Incomplete, Dataset[Sample | None]):
         view.label_values = self.label_values[has_any]
         view.modalities, view.rows = dict(modalities), (has_any.cumsum(0) - 1)[rows]
         view.failed = Failures(len(view.table), len(modalities))
+        view.provenance = self.provenance.keep_rows(has_any.numpy())
         return view
 
     # ---- decoding
@@ -187,8 +188,7 @@ class PairedDataset(Displayed, Exchange, Incomplete, Dataset[Sample | None]):
     def _continue_without(self, row: int, name: str, error: FusionZooError) -> bool:
         """Note a value that cannot be used; return whether its sample is used without it."""
         if self.on_error == "raise":
-            where = f"{self.source}, sample {self._cell('id', row)!r}, {name}"
-            raise FusionZooError(f"{where}: {error}") from error
+            raise FusionZooError(f"{self.sample_place(row)}, {name}: {error}") from error
         column = list(self.modalities).index(name)
         self.failed.note_failed(row, column, str(error))
         total = len(self.table) - self.table[name].null_count

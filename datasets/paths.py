@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError, one_line
 
+NUMBER = r"[+-]?([0-9]+([.,][0-9]*)?|[.,][0-9]+)([eE][+-]?[0-9]+)?"
 MAX_SHOWN = 120  # characters of a cell in a message
 
 
@@ -54,6 +56,9 @@ class PathChecker:
         is_file = os.path.isfile(path) if is_link else stat.S_ISREG(mode)
         if is_file or not self.must_exist:
             return ""
+        if re.fullmatch(NUMBER, cell.strip()):
+            comma = " --data.decimal ," if "," in cell else ""
+            return f"{shown} is a number, not a path: --data.columns.tabular reads numbers{comma}"
         shown = str(self.folder / cell)
         return f"file {shown} does not exist (--data.on_error missing or skip continues without it)"
 
@@ -76,9 +81,12 @@ def check_paths(
     *,
     allow_outside: bool,
     must_exist: bool,
-    source: str,
+    where: Callable[[int], str],
 ) -> None:
-    """Raise an error for a path in `columns` that leaves the folder or, if it must, is no file."""
+    """Raise an error for a path in `columns` that leaves the folder or, if it must, is no file.
+
+    `where` names a row for messages.
+    """
     if allow_outside and not must_exist:
         return
     checker = PathChecker(folder, allow_outside=allow_outside, must_exist=must_exist)
@@ -89,6 +97,4 @@ def check_paths(
             problem = checker.problem(cell) if cell is not None else ""
             if problem:
                 sample = table["id"][row].as_py()
-                raise FusionZooError(
-                    f"{source}, row {row + 1}, sample {sample!r}: {name} {problem}"
-                )
+                raise FusionZooError(f"{where(row)}, sample {sample!r}: {name} {problem}")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .row_numbers import RowNumbers
 
 
 @dataclass(frozen=True)
@@ -20,10 +25,19 @@ class Amputation:
 class Provenance:
     """How a data set got its samples, splits and groups; shown in the data summary."""
 
+    reading: tuple[str, ...] = ()  # how the file was read, where that is not what it usually is
+    missing: str = ""  # words in cells that were read as missing, with their counts
+    empty_rows: int = 0  # rows without any modality that were left out
     split_rule: str = ""  # how samples are assigned to splits
+    split_shares: tuple[float, ...] | None = None  # of splits made by hash; None: the data's own
     group_rule: str = ""  # how samples are assigned to groups
     unused: tuple[str, ...] = ()  # columns of the source that nothing uses
     inferred: tuple[str, ...] = ()  # roles and kinds of columns that the source declares
     deselected: tuple[str, ...] = ()  # modalities that `select` removed
     dropped: int = 0  # samples without any of the modalities that `select` kept
     amputations: tuple[Amputation, ...] = ()  # values removed on purpose, in that order
+    row_numbers: RowNumbers | None = RowNumbers()  # in messages; None: samples have no row
+
+    def keep_rows(self, mask: NDArray[np.bool_]) -> Provenance:
+        """Return the provenance of the rows of a table where `mask` is true."""
+        return replace(self, row_numbers=self.row_numbers and self.row_numbers.keep(mask))

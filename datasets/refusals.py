@@ -18,6 +18,7 @@ import pyarrow as pa
 from fusionzoo.errors import FusionZooError
 
 from .paths import PathChecker
+from .row_numbers import RowNumbers
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,15 @@ def repair_rows(
     path_columns: Sequence[str],
     folder: Path,
     allow_outside: bool,
+    row_numbers: RowNumbers | None,
 ) -> pa.Table:
     """Refuse every row that `PairedDataset` would; return a table with unique ids and safe paths.
 
     A path that leaves the folder is removed, so its file is never read. Rows keep their places.
     """
-    table = table.set_column(table.column_names.index("id"), "id", _unique_ids(table["id"]))
+    table = table.set_column(
+        table.column_names.index("id"), "id", _unique_ids(table["id"], row_numbers or RowNumbers())
+    )
     for name in path_columns:
         if pa.types.is_string(table[name].type):
             column = _safe_paths(table[name], name, folder, allow_outside)
@@ -81,9 +85,11 @@ def repair_rows(
     return table
 
 
-def _unique_ids(column: pa.ChunkedArray) -> pa.Array:
+def _unique_ids(column: pa.ChunkedArray, row_numbers: RowNumbers) -> pa.Array:
     ids = column.to_pylist()
     counts = Counter(ids)
+    repeated = [row for row, key in enumerate(ids) if key is None or counts[key] > 1]
+    numbers = dict(zip(repeated, row_numbers.numbers(repeated), strict=True))
     known: set[str] = set()
     for row, key in enumerate(ids):
         if key is None:
@@ -91,7 +97,7 @@ def _unique_ids(column: pa.ChunkedArray) -> pa.Array:
         elif counts[key] > 1:
             refuse(f"id {key!r} occurs {counts[key]} times", "duplicate_id", row=row, column="id")
         if key is None or key in known:
-            ids[row] = f"{'' if key is None else key} (row {row + 1})".strip()
+            ids[row] = f"{'' if key is None else key} (row {numbers[row]})".strip()
         known.add(ids[row])
     return pa.array(ids, pa.string())
 

@@ -2,12 +2,43 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 SPLITS = ("train", "val", "test")
 SHARES = (0.70, 0.15, 0.15)  # of data sets without a split column
+BATCH = 1 << 16  # keys that are hashed at a time
+MAX_NAMED = 3  # moved samples or groups that the data summary names
+
+
+class MadeSplits(NamedTuple):
+    """The splits of a table's rows, and which of them do not follow from the hash alone."""
+
+    splits: Any  # an Arrow array of text, by row
+    moved: dict[str, str]  # id or group -> the split it was moved to
+    num_lacking: int  # classes that are too small to be in every split
+    by_class: bool  # whether classes were looked at
+
+    @property
+    def exceptions(self) -> str:
+        """The moves, for the data summary; empty: there are none."""
+        text = ""
+        if len(self.moved) > MAX_NAMED:
+            text = f"; {len(self.moved):,} moved"
+        elif self.moved:
+            text = "; " + ", ".join(f"{key!r} moved to {x}" for key, x in self.moved.items())
+        if text:
+            text += ", so that every split has every class" if self.by_class else ", else empty"
+        if self.num_lacking and self.by_class:
+            classes = "class is" if self.num_lacking == 1 else "classes are"
+            text += f"; {self.num_lacking:,} {classes} too small for every split"
+        return text
 
 
 def split_by_hash(key: str, shares: Sequence[float] = SHARES, salt: str = "") -> str:
@@ -16,37 +47,157 @@ def split_by_hash(key: str, shares: Sequence[float] = SHARES, salt: str = "") ->
     >>> [split_by_hash(str(i)) for i in range(4)]
     ['train', 'train', 'val', 'train']
     """
-    position = _hash_fraction(f"{salt}{key}") * sum(shares)
-    if position < shares[0]:
-        return "train"
-    return "val" if position < shares[0] + shares[1] else "test"
+    return SPLITS[int(_split_numbers(_hash_fractions(pa.array([f"{salt}{key}"])), shares)[0])]
 
 
-def split_groups(
-    keys: Sequence[str], shares: Sequence[float] = SHARES
-) -> tuple[dict[str, str], list[str]]:
-    """Assign groups to splits by their hashes; return the splits and the moved groups.
+def make_splits(
+    keys: Any,
+    labels: Sequence[Any] = (),
+    shares: Sequence[float] = SHARES,
+    *,
+    unique: bool = False,
+) -> MadeSplits:
+    """Assign each row to a split by the hash of its key, an id or a group; rows of a key share it.
 
-    If there are few groups, a split may be empty. It then gets the group whose hash is nearest to
-    its range, from a split with several groups.
+    Where the hashes leave a class without any row in a split, as happens to small classes and with
+    few groups, the key whose hash is nearest to the split's range is moved there, unless another
+    class would then be missing where it comes from. `train` comes first, as nothing can be learnt
+    of a class that is not in it. All other keys stay where their hash puts them, so that a sample's
+    split hardly depends on what else is in the table.
 
-    >>> split_groups(["p1", "p2", "p3", "p2"])[0]
-    {'p1': 'test', 'p2': 'train', 'p3': 'val'}
+    `keys` and `labels` are Arrow arrays; labels are text, or lists of text for several labels a
+    row. A column with more than half as many classes as there are keys has no classes. `unique`
+    says that no key occurs twice, which is faster.
+
+    >>> make_splits(pa.array(["p1", "p2", "p3", "p2"])).splits.to_pylist()
+    ['test', 'train', 'val', 'train']
     """
-    splits = {key: split_by_hash(key, shares) for key in keys}
-    moved = []
-    for number, split in enumerate(SPLITS):
-        counts = Counter(splits.values())
-        movable = [key for key in splits if counts[splits[key]] > 1]
-        if shares[number] and not counts[split] and movable:
-            middle = (sum(shares[:number]) + shares[number] / 2) / sum(shares)
-            distances = {key: abs(_hash_fraction(key) - middle) for key in movable}
-            nearest = min(distances, key=distances.__getitem__)
-            splits[nearest] = split
-            moved.append(nearest)
-    return splits, moved
+    key_of_row, names = np.arange(len(keys)), _flat(keys)
+    if not unique:
+        encoded = names.dictionary_encode()
+        key_of_row, names = encoded.indices.to_numpy(), encoded.dictionary
+    fractions = _hash_fractions(names)
+    keys_of, classes_of = [np.arange(len(names))], [np.zeros(len(names), np.int64)]  # any sample
+    num_classes = 1
+    for column in labels:
+        rows, classes = _classes(column)
+        found = int(classes.max()) + 1 if len(classes) else 0
+        if 0 < found <= len(names) / 2:
+            keys_of.append(key_of_row[rows])
+            classes_of.append(classes + num_classes)
+            num_classes += found
+    planner = _Planner(np.concatenate(keys_of), np.concatenate(classes_of), fractions, shares)
+    planner.fill()
+    splits = pa.array(SPLITS).take(pa.array(planner.split_of[key_of_row]))
+    moved = {names[key].as_py(): SPLITS[split] for key, split in planner.moved.items()}
+    lacking = (planner.counts == 0) & (np.asarray(shares) > 0)
+    return MadeSplits(splits, moved, int(lacking[1:].any(1).sum()), num_classes > 1)
 
 
-def _hash_fraction(key: str) -> float:
-    """Return the hash of a key as a number from 0 to 1."""
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
+def class_columns(columns: Mapping[str, Any], kinds: Mapping[str, str]) -> list[Any]:
+    """Return the label columns with classes, for `make_splits`; `kinds` says what columns hold."""
+    single = ("classification", "ordinal")
+    labels = [columns[name] for name in columns if kinds.get(name) in single]
+    for name in columns:
+        if kinds.get(name) == "multilabel":
+            words = pc.split_pattern_regex(_flat(columns[name]), r"\s*;\s*")
+            flat = words.flatten()
+            known = pc.if_else(pc.equal(flat, ""), pa.scalar(None, pa.string()), flat)
+            labels.append(pa.ListArray.from_arrays(words.offsets, known))
+    return labels
+
+
+class _Planner:
+    """Moves keys until every class is in every split, as far as that is possible.
+
+    `keys` and `classes` are pairs that occur together, int64 (P,); a pair may be there repeatedly.
+    """
+
+    def __init__(
+        self,
+        keys: NDArray[np.int64],
+        classes: NDArray[np.int64],
+        fractions: NDArray[np.float64],
+        shares: Sequence[float],
+    ) -> None:
+        self.fractions, self.shares = fractions, shares
+        self.split_of = _split_numbers(fractions, shares)
+        self.pair_keys, self.pair_classes = keys, classes
+        self.counts = self._count()
+        self.moved: dict[int, int] = {}
+
+    def fill(self) -> None:
+        """Move keys into the splits that lack a class."""
+        if self.counts[:, np.asarray(self.shares) > 0].all():
+            return
+        num_classes = len(self.counts)
+        pairs = np.sort(self.pair_keys * num_classes + self.pair_classes)
+        pairs = pairs[np.diff(pairs, prepend=-1) > 0]
+        self.pair_keys, self.pair_classes = pairs // num_classes, pairs % num_classes
+        self.counts = self._count()
+        by_class = np.argsort(self.pair_classes, kind="stable")
+        bounds = np.searchsorted(self.pair_classes[by_class], np.arange(len(self.counts) + 1))
+        for split, share in enumerate(self.shares):
+            for label in np.flatnonzero(self.counts[:, split] == 0) if share else ():
+                if not self.counts[label, split]:  # an earlier move may have filled it
+                    members = self.pair_keys[by_class[bounds[label] : bounds[label + 1]]]
+                    self._move_nearest(members.tolist(), split)
+
+    def _count(self) -> NDArray[np.int64]:
+        """Count the keys of each class in each split, int64 (classes, 3)."""
+        cells = self.pair_classes * 3 + self.split_of[self.pair_keys]
+        num_classes = int(self.pair_classes.max()) + 1
+        return np.bincount(cells, minlength=3 * num_classes).reshape(-1, 3)
+
+    def _move_nearest(self, keys: Iterable[int], split: int) -> None:
+        movable = [key for key in keys if self._leaves_others(key)]
+        if not movable and split == 0:
+            movable = list(keys)
+        if not movable:
+            return
+        middle = (sum(self.shares[:split]) + self.shares[split] / 2) / sum(self.shares)
+        nearest = min(movable, key=lambda key: abs(self.fractions[key] - middle))
+        classes = self._classes_of(nearest)
+        self.counts[classes, self.split_of[nearest]] -= 1
+        self.counts[classes, split] += 1
+        self.split_of[nearest] = self.moved[nearest] = split
+
+    def _leaves_others(self, key: int) -> bool:
+        """Return whether the key's split keeps all classes if the key leaves it."""
+        return bool((self.counts[self._classes_of(key), self.split_of[key]] > 1).all())
+
+    def _classes_of(self, key: int) -> NDArray[np.int64]:
+        first, last = np.searchsorted(self.pair_keys, [key, key + 1])
+        return self.pair_classes[first:last]
+
+
+def _classes(column: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rows and class numbers of the labels in a column."""
+    column = _flat(column)
+    rows = np.arange(len(column))
+    if pa.types.is_list(column.type):
+        rows, column = pc.list_parent_indices(column).to_numpy(), pc.list_flatten(column)
+    valid = column.is_valid().to_numpy(zero_copy_only=False)
+    codes = column.drop_null().dictionary_encode().indices.to_numpy()
+    return rows[valid].astype(np.int64), codes.astype(np.int64)
+
+
+def _flat(column: Any) -> Any:
+    """Return a column as one array."""
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _split_numbers(fractions: NDArray[np.float64], shares: Sequence[float]) -> NDArray[np.int64]:
+    positions = fractions * sum(shares)
+    in_train, in_val = positions < shares[0], positions < shares[0] + shares[1]
+    return np.where(in_train, 0, np.where(in_val, 1, 2))
+
+
+def _hash_fractions(keys: Any) -> NDArray[np.float64]:
+    """Return the hashes of an Arrow array of keys as numbers from 0 to 1."""
+    keys, batches = keys.cast(pa.binary()), []
+    for start in range(0, len(keys), BATCH):
+        batch = keys.slice(start, BATCH).to_pylist()
+        digests = b"".join([sha256(key).digest()[:8] for key in batch])
+        batches.append(np.frombuffer(digests, dtype=">u8").astype(np.float64) / 2**64)
+    return np.concatenate(batches) if batches else np.zeros(0)

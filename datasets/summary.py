@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from .paired import PairedDataset
 from .provenance import Amputation
 from .splits import SPLITS
+from .target_hints import case_hint, objective_hint, separator_hint
 
 MAX_CLASSES = 12  # shown with their counts
 MAX_COLUMNS = 20  # unused ones that are named
@@ -32,6 +34,8 @@ def data_summary(dataset: PairedDataset) -> list[str]:
     counts = dataset.splits
     known = [name for name in SPLITS if name in counts]
     splits = {name: counts[name] for name in [*known, *counts]}
+    lines += [("read as", ", ".join(origin.reading))] if origin.reading else []
+    lines += [("missing", f"{origin.missing} (--data.na)")] if origin.missing else []
     lines += [("splits", _counts(splits) + rule)]
     lines += [("groups", _groups(dataset))] if origin.group_rule else []
     lines += [*_targets(dataset), ("have", _counts(present))]
@@ -41,8 +45,10 @@ def data_summary(dataset: PairedDataset) -> list[str]:
         dropped = f"; {_samples(origin.dropped)} without {remaining}" if origin.dropped else ""
         lines.append(("left out", f"{names} (--data.modalities){dropped}"))
     lines += [("removed", _removed(amputation)) for amputation in origin.amputations]
+    if origin.empty_rows:
+        lines.append(("empty", f"{origin.empty_rows:,} rows left out (--data.drop_empty)"))
     lines.append(("unused", _unused(origin.unused)))
-    lines += [("hint", hint) for hint in _file_names(dataset)]
+    lines += [("hint", hint) for hint in [*_file_names(dataset), *_target_hints(dataset)]]
     return [f"{title:<9} {text}" for title, text in lines]
 
 
@@ -100,6 +106,20 @@ def _unused(columns: tuple[str, ...]) -> str:
     more = f" and {len(columns) - MAX_COLUMNS} more" if len(columns) > MAX_COLUMNS else ""
     noun = "column" if len(columns) == 1 else "columns"
     return f"{noun} {', '.join(map(repr, columns[:MAX_COLUMNS]))}{more}"
+
+
+def _target_hints(dataset: PairedDataset) -> list[str]:
+    """Return hints at classes that differ by case alone, and at objectives that fit better."""
+    if dataset.scheme is None:
+        hints = [case_hint(dataset.classes)]
+        if dataset.classes:
+            rows = pa.array(dataset.rows.numpy())
+            hints.append(objective_hint(dataset.table["target"].take(rows)))
+        return [hint for hint in hints if hint]
+    hints = [case_hint(target.classes) for target in dataset.scheme]
+    several = [target for target in dataset.scheme if target.kind == "multilabel"]
+    hints += [separator_hint(target.name, target.classes) for target in several]
+    return [hint for hint in hints if hint]
 
 
 def _file_names(dataset: PairedDataset) -> list[str]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
@@ -56,7 +55,12 @@ class SampleTable:
         path_columns = [name for name in modalities if name in self.paths - self.memory.keys()]
         if is_collecting():
             self.table = repair_rows(
-                self.table, modalities, path_columns, root or Path(), self.allow_outside
+                self.table,
+                modalities,
+                path_columns,
+                root or Path(),
+                self.allow_outside,
+                self.provenance.row_numbers,
             )
             targets = {}  # the audit reads the column `target` itself
         else:
@@ -67,12 +71,12 @@ class SampleTable:
                 root or Path(),
                 allow_outside=self.allow_outside,
                 must_exist=files_must_exist,
-                source=source,
+                where=self.where,
             )
         self.scheme: tuple[Target, ...] | None = None  # of label columns; None: column `target`
         self.label_values = torch.zeros(len(table), 0)  # of label columns, float32 (N, W)
         if targets is None:
-            self.classes = find_classes(self.table, source)
+            self.classes = find_classes(self.table, self.where)
             self.class_indices = {label: index for index, label in enumerate(self.classes)}
         else:
             self._read_labels(targets)
@@ -119,6 +123,15 @@ class SampleTable:
     def present(self) -> Tensor:
         """Which modalities each sample has, according to the table, bool (N, M)."""
         return presence(self.table, self.modalities)[self.rows]
+
+    def where(self, row: int) -> str:
+        """Return the place of a row of the table for messages: `file.csv, row 7`."""
+        numbers = self.provenance.row_numbers
+        return f"{self.source}, row {numbers.number(row)}" if numbers else self.source
+
+    def sample_place(self, row: int) -> str:
+        """Return `where` with the id of the row's sample."""
+        return f"{self.where(row)}, sample {self._cell('id', row)!r}"
 
     def references(self, modality: str) -> list[Any]:
         """Return each sample's undecoded value: a path, text, a value from memory, or None."""
@@ -170,7 +183,9 @@ class SampleTable:
         return self.table[name].take(pa.array(self.rows.numpy())).to_pylist()
 
     def _read_labels(self, targets: Mapping[str, str]) -> None:
-        labels = read_labels(self.table, targets, self.source, list(self.modalities))
+        labels = read_labels(
+            self.table, targets, self.source, list(self.modalities), where=self.where
+        )
         self.classes, (self.scheme, self.label_values) = [], labels
 
     def _target(self, row: int) -> int | tuple[float, ...] | None:
@@ -184,38 +199,19 @@ class SampleTable:
         ids = self.table["id"]
         if ids.null_count:
             row = ids.is_null().to_pylist().index(True)
-            raise FusionZooError(f"{self.source}, row {row + 1}: the id is empty")
+            raise FusionZooError(f"{self.where(row)}: the id is empty")
         for key, count in Counter(ids.to_pylist()).items():
             if count > 1:
                 raise FusionZooError(f"{self.source}: id {key!r} occurs {count} times")
         empty = (~self.present.any(1)).nonzero()[:, 0].tolist()
         if empty:
-            where = f"row {empty[0] + 1}, sample {self._cell('id', empty[0])!r}"
-            raise FusionZooError(f"{self.source}, {where}: every modality is empty")
+            raise FusionZooError(f"{self.sample_place(empty[0])}: every modality is empty")
 
 
 def presence(table: pa.Table, modalities: Mapping[str, str]) -> Tensor:
     """Return which cells of the modalities' columns are not null, bool (rows, M)."""
     columns = [torch.tensor(table[name].is_valid().to_numpy()) for name in modalities]
     return torch.stack(columns, dim=1)
-
-
-def drop_values(table: pa.Table, modalities: Mapping[str, str], rate: float, seed: int) -> pa.Table:
-    """Remove each value of the modalities with probability `rate`.
-
-    A row that would lose everything keeps one of its values, chosen at random.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    present = presence(table, modalities)
-    order = torch.rand(present.shape, generator=generator)
-    keep = present & (torch.rand(present.shape, generator=generator) >= rate)
-    fallback = order.masked_fill(~present, 2.0).argmin(1)
-    keep[torch.arange(len(keep)), fallback] |= ~keep.any(1)
-    for column, name in enumerate(modalities):
-        mask = pa.array(keep[:, column].numpy())
-        values = pc.if_else(mask, table[name], pa.scalar(None, table[name].type))
-        table = table.set_column(table.column_names.index(name), name, values)
-    return table
 
 
 def word_list(words: str | Sequence[str]) -> list[str]:

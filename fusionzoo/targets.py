@@ -8,6 +8,7 @@ Shapes: `N` rows; `K` classes, labels or levels; a target has `width` logits and
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
@@ -224,8 +225,19 @@ def number(cell: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise FusionZooError(f"{cell!r} is no finite number")
+        raise FusionZooError(f"{cell!r} is no finite number{decimal_hint(cell)}")
     return value
+
+
+def decimal_hint(cell: str) -> str:
+    """Return a hint for a cell that is a number with a decimal comma, or nothing.
+
+    >>> decimal_hint("25,06")
+    '; --data.decimal , reads it as 25.06'
+    """
+    if not re.fullmatch(r"[+-]?[0-9]*,[0-9]+([eE][+-]?[0-9]+)?", cell.strip()):
+        return ""
+    return f"; --data.decimal , reads it as {cell.strip().replace(',', '.')}"
 
 
 def sorted_words(names: set[str]) -> list[str]:

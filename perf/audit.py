@@ -251,9 +251,11 @@ def _plant_rows(manifest: Manifest) -> None:
     twin = manifest.add()
     for _ in range(2):
         manifest.add(id=twin["id"])
-        manifest.plant("duplicate_id", "id", twin["id"], f"{twin['id']} (row {len(manifest.rows)})")
+        manifest.plant(
+            "duplicate_id", "id", twin["id"], f"{twin['id']} (row {len(manifest.rows) + 1})"
+        )
     manifest.add(id="")
-    manifest.plant("empty_id", "id", f"(row {len(manifest.rows)})")
+    manifest.plant("empty_id", "id", f"(row {len(manifest.rows) + 1})")
     manifest.plant("empty_sample", "", manifest.add(image="", text="", audio="")["id"])
     Image.new("RGB", (8, 8)).save(manifest.folder.parent / "secret.png")
     for cell in ("../secret.png", str(manifest.folder.parent / "secret.png")):

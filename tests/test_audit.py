@@ -73,7 +73,7 @@ def test_each_planted_fault_is_found_and_no_clean_row_is_reported(planted: Any) 
 
 def test_what_create_dataset_refuses_is_reported_with_all_rows(planted: Any) -> None:
     path, _, report = planted
-    with pytest.raises(FusionZooError, match=r"split is empty"):
+    with pytest.raises(FusionZooError, match=r"every modality is empty"):
         create_dataset("manifest", root=str(path))
     findings = {finding.check: finding for finding in report.findings}
     assert {*REFUSALS} - {*findings} == {"column", "file"}  # tested below
@@ -81,7 +81,7 @@ def test_what_create_dataset_refuses_is_reported_with_all_rows(planted: Any) -> 
     assert "occurs 3 times" in findings["duplicate_id"].message
     [place] = [report.place(row) for row in findings["split"].rows]
     with path.open(newline="", encoding="utf-8") as file:
-        cells = list(csv.DictReader(file))[place["row"] - 1]
+        cells = list(csv.DictReader(file))[place["row"] - 2]
     assert cells["split"] == ""
     assert place["id"] == cells["id"]
 

@@ -153,8 +153,9 @@ def test_files_and_functions_are_short(module: str) -> None:
     assert len(text.splitlines()) <= MOST_LINES
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            docstring = (ast.get_docstring(node) or "").splitlines()
-            lines = (node.end_lineno or 0) - node.lineno + 1 - len(docstring)
+            has_docstring = ast.get_docstring(node) is not None and len(node.body) > 1
+            first = node.body[1 if has_docstring else 0]  # settings are a table, and no code
+            lines = (node.end_lineno or 0) - first.lineno + 1
             assert lines <= MOST_FUNCTION_LINES, f"{node.name} has {lines} lines"
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from fusionzoo.errors import FusionZooError, did_you_mean
 
 from ..refusals import refuse
+from ..row_numbers import RowNumbers
+from .cells import CellRules
 
-READERS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 
 
@@ -21,14 +24,28 @@ class Columns:
     """The columns of a manifest by role; records which of them are used.
 
     `roles` maps roles to the user's names of columns, `{"target": "label"}`. A role without one is
-    looked up under its own name. Case and spaces around names do not matter.
+    looked up under its own name. Case and spaces around names do not matter. Columns without a name
+    are not used.
     """
 
-    def __init__(self, source: str, table: pa.Table, roles: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        source: str,
+        table: pa.Table,
+        roles: Mapping[str, str],
+        *,
+        cells: CellRules | None = None,
+        row_numbers: RowNumbers | None = None,
+    ) -> None:
         self.source, self.table, self.roles = source, table, roles
+        self.cells, self.row_numbers = cells or CellRules(), row_numbers or RowNumbers()
+        self.row_ids = np.arange(len(table))  # positions of the rows before empty ones were dropped
         self.used: set[int] = set()
+        self.missing: dict[str, Counter[str]] = {}  # column -> words that were read as missing
         self._positions: dict[str, int] = {}
         for position, name in enumerate(table.column_names):
+            if not _fold(name):
+                continue
             first = self._positions.setdefault(_fold(name), position)
             if first != position:
                 refuse(
@@ -65,8 +82,9 @@ class Columns:
         self.used.add(self.position(role))
         return self.table.column(self.position(role))
 
-    def text(self, role: str) -> Any:
-        """Return a column as text without spaces around it, null where that is empty.
+    def text(self, role: str, *, words_missing: bool = True) -> Any:
+        """Return a column as text without spaces around it, null where that is empty or, if
+        `words_missing`, a word for a missing value.
 
         A list of labels becomes `sun;beach`, an empty list `;`.
         """
@@ -75,8 +93,39 @@ class Columns:
             cells = column.to_pylist()
             joined = [None if x is None else ";".join(map(str, x)) or ";" for x in cells]
             return pa.array(joined, pa.string())
-        stripped = pc.utf8_trim_whitespace(column.cast(pa.string()))
-        return pc.if_else(pc.equal(stripped, ""), pa.scalar(None, pa.string()), stripped)
+        stripped = pc.utf8_trim_whitespace(_as_text(column))
+        return self._without_missing(role, stripped, stripped, words_missing)
+
+    def references(self, role: str) -> Any:
+        """Return a modality's column with null for missing text; lists stay as they are."""
+        column = self.values(role)
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        if not any(is_type(column.type) for is_type in TEXT_TYPES):
+            return self.cells.lists(column)
+        text = column.cast(pa.string())
+        return self._without_missing(role, text, pc.utf8_trim_whitespace(text), True)
+
+    def where(self, row: int) -> str:
+        """Return the place of a row for messages: `file.csv, row 7`."""
+        return f"{self.source}, row {self.row_numbers.number(row)}"
+
+    def keep(self, mask: NDArray[np.bool_]) -> None:
+        """Drop the rows where `mask` is false."""
+        self.table, self.row_ids = self.table.filter(pa.array(mask)), self.row_ids[mask]
+        self.row_numbers = self.row_numbers.keep(mask)
+
+    def _without_missing(self, role: str, text: Any, stripped: Any, words_missing: bool) -> Any:
+        """Return `text` with null where `stripped` is empty or a word for a missing value."""
+        words = pa.array(["", *(self.cells.missing_words if words_missing else ())])
+        is_missing = pc.is_in(stripped, value_set=words)
+        if not pc.any(is_missing).as_py():
+            return text
+        counts = pc.value_counts(stripped.filter(is_missing)).to_pylist()
+        self.missing[self.name(role)] = Counter(
+            {x["values"]: x["counts"] for x in counts if x["values"]}
+        )
+        return pc.if_else(is_missing, pa.scalar(None, pa.string()), text)
 
     def unused(self) -> tuple[str, ...]:
         """Return the names of the columns that are not used."""
@@ -84,38 +133,12 @@ class Columns:
         return tuple(name for position, name in names if position not in self.used)
 
 
+def _as_text(column: Any) -> Any:
+    """Return the cells of a column as text; numbers that are not a number are null."""
+    if pa.types.is_floating(column.type):
+        column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
+    return column.cast(pa.string())
+
+
 def _fold(name: str) -> str:
     return name.strip().casefold()
-
-
-def read_table(path: Path) -> pa.Table:
-    """Read a CSV, TSV, JSON lines or Parquet file, chosen by its suffix."""
-    if not path.is_file():
-        raise FusionZooError(f"no manifest {path}: --data.root names the file")
-    if path.suffix not in READERS:
-        raise FusionZooError(f"{path} is none of {', '.join(READERS)}")
-    try:
-        return _read(path)
-    except (pa.ArrowException, UnicodeDecodeError) as error:
-        raise FusionZooError(f"{path} cannot be read: {error}") from error
-
-
-def _read(path: Path) -> pa.Table:
-    if path.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        return pq.read_table(path)
-    if path.suffix in (".jsonl", ".ndjson"):
-        import pyarrow.json as pj
-
-        return pj.read_json(path)
-    import pyarrow.csv as pv
-
-    delimiter = "\t" if path.suffix == ".tsv" else ","
-    header = pv.open_csv(path, parse_options=pv.ParseOptions(delimiter=delimiter)).schema.names
-    # All cells are read as text, so that the id 007 stays 007; an empty cell is null.
-    convert = pv.ConvertOptions(
-        column_types=dict.fromkeys(header, pa.string()), strings_can_be_null=True, null_values=[""]
-    )
-    parse = pv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-    return pv.read_csv(path, parse_options=parse, convert_options=convert)

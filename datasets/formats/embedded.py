@@ -125,10 +125,7 @@ def check_cell_paths(dataset: SampleTable, must_exist: bool) -> None:
         for row, path in cells.paths() if isinstance(cells, ArrowCells) else ():
             problem = checker.problem(path)
             if problem:
-                sample = dataset.table["id"][row].as_py()
-                raise FusionZooError(
-                    f"{dataset.source}, row {row + 1}, sample {sample!r}: {name} {problem}"
-                )
+                raise FusionZooError(f"{dataset.sample_place(row)}: {name} {problem}")
 
 
 def _has_value(column: pa.ChunkedArray) -> Any:

@@ -16,7 +16,7 @@ from ..media import SUFFIXES
 from ..paired import PairedDataset
 from ..provenance import Provenance
 from ..refusals import refuse
-from ..splits import SHARES, SPLITS, split_by_hash
+from ..splits import SHARES, SPLITS, make_splits
 
 KINDS = ("image", "text", "audio")
 
@@ -41,7 +41,7 @@ def folders(
     Settings:
         root: the top folder
         shares: of train, val and test, if there are no folders of these names; a hash of the id
-            assigns the split
+            assigns the split, and leaves none without a class where it can
         on_error: `raise` on a value that cannot be read, treat it as `missing` or `skip` its sample
         max_errors: share of a modality's values that may fail before the run ends, 0 to 1
         modalities: names of those to keep, comma-separated or a list
@@ -50,15 +50,19 @@ def folders(
             the value itself (length, brightness, loudness)
         allow_outside: whether links may lead to files outside of `root`
     """
-    top = Path(root)
+    top = Path(root).expanduser()
     if not root or not top.is_dir():
         raise FusionZooError(f"no folder {root!r}: --data.root names it")
     has_splits = any((top / split).is_dir() for split in SPLITS)
-    rows = _find_samples(top, has_splits, shares)
+    rows = _find_samples(top, has_splits)
     kinds = [kind for kind in KINDS if any(kind in row for row in rows)]
     columns = {name: [row.get(name) for row in rows] for name in ("id", "split", "target", *kinds)}
     table = pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
-    rule = "the folders" if has_splits else "by a hash of folder and stem"
+    rule = "the folders"
+    if not has_splits:
+        made = make_splits(table["id"], [table["target"]], shares)
+        table = table.set_column(1, "split", made.splits)
+        rule = f"by a hash of folder and stem{made.exceptions}"
     dataset = PairedDataset(
         table,
         {kind: kind for kind in kinds},
@@ -67,14 +71,14 @@ def folders(
         on_error=on_error,
         paths=kinds,
         allow_outside=allow_outside,
-        provenance=Provenance(split_rule=rule),
+        provenance=Provenance(split_rule=rule, split_shares=None if has_splits else tuple(shares)),
         max_errors=max_errors,
     )
     return apply_shared_settings(dataset, modalities, missing, missing_mechanism)
 
 
-def _find_samples(top: Path, has_splits: bool, shares: Sequence[float]) -> list[dict[str, str]]:
-    """Return id, split, target and files of each sample, by kind of modality."""
+def _find_samples(top: Path, has_splits: bool) -> list[dict[str, str]]:
+    """Return id, target, files by kind of modality and, if folders are splits, split of samples."""
     kind_of = {suffix: kind for kind in KINDS for suffix in SUFFIXES[kind]}
     rows: dict[str, dict[str, str]] = {}
     for path in sorted(top.rglob("*")):
@@ -88,7 +92,8 @@ def _find_samples(top: Path, has_splits: bool, shares: Sequence[float]) -> list[
             continue
         key = "/".join((*parts[:-1], path.stem))
         row = rows.setdefault(key, {"id": key, "target": parts[-2]})
-        row["split"] = parts[0] if has_splits else split_by_hash(key, shares)
+        if has_splits:
+            row["split"] = parts[0]
         if kind in row:
             refuse(f"{path}: sample {key!r} has another {kind}, {row[kind]}", "file")
             continue

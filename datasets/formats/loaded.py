@@ -8,6 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from ..provenance import Provenance
+
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
@@ -19,4 +21,6 @@ class Loaded:
     # Column -> values; the table holds their row numbers, null where there is no value.
     memory: dict[str, Any] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)  # of columns whose values tell their kind
+    provenance: Provenance = field(default_factory=Provenance)  # how the table was read
+    has_nulls: bool = True  # whether the source marks missing values, rather than by words
     split_rule: str = ""  # where column `split` comes from, if the source has no such column

@@ -1,4 +1,4 @@
-"""A table with one row per sample: CSV, TSV, JSON lines, Parquet, or in memory."""
+"""A table with one row per sample: CSV, TSV, JSON lines, Parquet, a spreadsheet, or in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from ..failures import MAX_ERRORS, OnError
 from ..paired import PairedDataset
 from ..splits import SHARES
 from ..table import word_list
-from .columns import read_table
+from .cells import NA, CellRules, Words
+from .files import TextFormat, read_table, table_suffix
 from .joined import join_sources
 from .loaded import Loaded
 from .objects import STREAM_LIMIT, read_objects
@@ -38,18 +39,26 @@ def manifest(
     paths: str | Sequence[str] = (),
     allow_outside: bool = False,
     group_column: str | None = None,
+    delimiter: str | None = None,
+    encoding: str | None = None,
+    sheet: str = "",
+    decimal: str = ".",
+    na: Words | None = None,
+    drop_empty: bool = False,
+    label_separator: str = ";",
     fields: str | Sequence[str] = (),
     stream_limit: int = STREAM_LIMIT,
     join: Mapping[str, Any] | None = None,
     on: str | Mapping[str, str] = "id",
     how: Literal["inner", "outer"] = "inner",
 ) -> PairedDataset:
-    """Open your own table with one row per sample: CSV, TSV, JSONL, Parquet, or in memory.
+    """Open your own table with one row per sample: CSV, TSV, JSONL, Parquet, .xlsx, or in memory.
 
     Columns `image`, `text`, `audio`, `vector`, `sequence` are modalities; an empty cell is missing.
-    If absent, `id` is the row's number, `split` a hash of the id, and no `target` is known. Text is
-    in its cell, vectors and sequences are lists or .npy files; paths are relative to the file. In
-    Parquet, media may be bytes or `{bytes, path}`.
+    If absent, `id` is the row's number from 0, `split` a hash of the id that leaves no split
+    without a class, and no `target` is known. Text is in its cell, vectors and sequences are lists
+    or .npy files; paths are relative to the file. In Parquet, media may be bytes or `{bytes,
+    path}`. Text files may be compressed (`.csv.gz`).
 
     Settings:
         root: path of the file, or of a folder of Parquet files; in Python also a table in memory
@@ -66,13 +75,23 @@ def manifest(
         paths: modalities of text whose cells are paths of files
         allow_outside: whether paths may leave the file's folder, links resolved
         group_column: groups that splits and folds keep together, instead of `group`; `id` for none
+        delimiter: character between cells, or `tab`; found from the first rows
+        encoding: of a text file; found from its bytes
+        sheet: name of a spreadsheet's sheet; the first
+        decimal: `,` where regression and ordinal targets are written as 25,06
+        na: words in cells that mean a missing value, comma-separated or a list; by default `NA`,
+            `nan`, `null` and the like in text files and spreadsheets, none in Parquet and memory
+        drop_empty: whether rows without any modality are left out; else they are an error
+        label_separator: between the labels of a multilabel target
         fields: names of the entries of rows that are tuples, in memory; `_` for one to leave out
         stream_limit: samples of a stream in memory that may be read
         join: further sources, by modality: the path of a manifest, or its settings
         on: column by which joined samples belong together, or a mapping with that of each source
         how: `inner` keeps samples that all joined sources have, `outer` keeps all
     """
-    loaded = _load(root, word_list(fields) if fields else [], stream_limit)
+    names = word_list(fields) if fields else []
+    loaded = _load(root, TextFormat(delimiter, encoding, sheet), names, stream_limit)
+    words = (() if loaded.has_nulls else NA) if na is None else na
     dataset = open_table(
         loaded.table,
         source=loaded.source,
@@ -87,6 +106,7 @@ def manifest(
         paths=paths,
         allow_outside=allow_outside,
         group_column=group_column,
+        cells=CellRules(words, decimal, label_separator, drop_empty),
     )
     if join:
         open_source = partial(
@@ -101,13 +121,20 @@ def manifest(
     return apply_shared_settings(dataset, modalities, missing, missing_mechanism)
 
 
-def _load(root: Any, fields: Sequence[str], stream_limit: int) -> Loaded:
+def _load(root: Any, text_format: TextFormat, fields: Sequence[str], stream_limit: int) -> Loaded:
     """Read what `root` is: a table in memory, a folder of Parquet files, or a file."""
     if isinstance(root, Loaded):
         return root
     if not isinstance(root, str | os.PathLike):
         return read_objects(root, fields, stream_limit)
-    path = Path(root)
+    path = Path(root).expanduser()
     if is_parquet_folder(path):
         return read_parquet_folder(path)
-    return Loaded(table=read_table(path), source=str(path), root=path.parent)
+    table, provenance = read_table(path, text_format)
+    return Loaded(
+        table=table,
+        source=str(path),
+        root=path.parent,
+        provenance=provenance,
+        has_nulls=table_suffix(path) == ".parquet",
+    )

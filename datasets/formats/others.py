@@ -25,7 +25,7 @@ def other_columns(table: Columns, taken: Container[str]) -> dict[str, Any]:
     columns = {}
     used = set(table.used)
     for name in table.unused():
-        if name.strip() in taken or name.strip() in ROLES:
+        if not name.strip() or name.strip() in taken or name.strip() in ROLES:
             continue
         if _is_kept(table.table.schema.field(name).type):
             columns[name.strip()] = table.text(name)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -16,14 +17,17 @@ from fusionzoo.structures import KINDS
 from ..failures import MAX_ERRORS, OnError
 from ..paired import PairedDataset
 from ..provenance import Provenance
-from ..refusals import refuse
-from ..splits import SHARES, split_by_hash, split_groups
+from ..refusals import is_collecting
+from ..splits import SHARES
 from ..table import word_list
-from .columns import TEXT_TYPES, Columns
+from .cells import CellRules
+from .columns import Columns
 from .declared import apply_declared
 from .embedded import check_cell_paths, take_out
 from .loaded import Loaded
 from .others import other_columns
+from .roles import missing_words, read_groups, read_ids, read_labels
+from .split_columns import read_splits
 
 ROLES = ("id", "split", "target", "group")
 
@@ -42,6 +46,7 @@ def open_table(
     paths: str | Sequence[str] = (),
     allow_outside: bool = False,
     group_column: str | None = None,
+    cells: CellRules | None = None,
     loaded: Loaded | None = None,
 ) -> PairedDataset:
     """Return the data set of a table; for the settings see `manifest`.
@@ -54,15 +59,17 @@ def open_table(
     )
     table, memory = take_out(table, root)
     roles = dict(columns)
+    provenance = replace(loaded.provenance if loaded else Provenance(), inferred=inferred)
     if "group" in {*roles, *(kinds or {})}:
         raise FusionZooError(
             f"{source}: a group is no modality: --data.group_column names its column"
         )
     if group_column is not None:
         roles["group"] = group_column
-    known = Columns(source, table, roles)
-    rows, names, provenance = _read_columns(known, kinds, shares, targets)
-    provenance = replace(provenance, inferred=inferred)
+    known = Columns(source, table, roles, cells=cells, row_numbers=provenance.row_numbers)
+    rows, names, provenance = _read_columns(
+        known, kinds, shares, targets, word_list(paths), provenance
+    )
     if loaded and loaded.split_rule:
         provenance = replace(provenance, split_rule=loaded.split_rule)
     values: dict[str, Any] = {**memory, **(loaded.memory if loaded else {})}
@@ -128,74 +135,75 @@ def _read_columns(
     kinds: Mapping[str, str],
     shares: Sequence[float],
     targets: Mapping[str, str] | None,
+    paths: Sequence[str],
+    provenance: Provenance,
 ) -> tuple[pa.Table, dict[str, str], Provenance]:
     """Return the table of the data set, its modalities with their kinds, and its provenance."""
     labels = _label_columns(table, targets or {})
     names = _modalities(table, kinds, labels)
-    columns, provenance = _read_roles(table, shares, {table.position(x) for x in [*names, *labels]})
-    columns |= {name: table.text(name) for name in labels}
-    columns |= {name: _references(table.values(name)) for name in names}
+    num_rows = len(table.table)
+    values = _drop_empty(table, {name: table.references(name) for name in names})
+    values, notes = _with_slashes(
+        values, [name for name, kind in names.items() if kind != "text" or name in paths]
+    )
+    columns = {"id": read_ids(table), "target": pa.nulls(len(table.table), pa.string())}
+    kinds_of_labels = {"target": "classification"} if targets is None else targets
+    if "target" in table:
+        columns["target"] = read_labels(table, "target", kinds_of_labels)
+    columns |= {name: read_labels(table, name, kinds_of_labels) for name in labels}
+    groups, group_rule = read_groups(table, {table.position(x) for x in [*names, *labels]})
+    if groups is not None:
+        columns["group"] = pc.coalesce(groups, columns["id"])
+    splits = read_splits(table, columns, kinds_of_labels, shares)
+    columns |= {"split": splits.column, **values}
     if targets is not None and "target" not in targets and "target" in table:
         table.used.discard(table.position("target"))
-    provenance = replace(provenance, unused=table.unused())
+    provenance = replace(
+        provenance,
+        reading=(*provenance.reading, *table.cells.notes, *notes),
+        missing=missing_words(table),
+        empty_rows=num_rows - len(table.table),
+        split_rule=splits.rule,
+        split_shares=splits.shares,
+        group_rule=group_rule,
+        unused=table.unused(),
+        row_numbers=table.row_numbers,
+    )
     return pa.table({**other_columns(table, columns), **columns}), names, provenance
 
 
-def _read_roles(
-    table: Columns, shares: Sequence[float], taken: set[int]
-) -> tuple[dict[str, Any], Provenance]:
-    """Return the columns id, split, target and group, and the rules behind splits and groups.
-
-    A column `group` that the user did not name is used unless it is `taken` for something else; an
-    empty cell is a group of its own.
-    """
-    num_rows = len(table.table)
-    numbers = pa.array([str(row) for row in range(num_rows)])
-    columns = {"id": table.text("id") if "id" in table else numbers}
-    if "target" in table:
-        taken = taken | {table.position("target")}
-        columns["target"] = table.text("target")
-    else:
-        columns["target"] = pa.nulls(num_rows, pa.string())
-    split_rule = "by a hash of " + (repr(table.name("id")) if "id" in table else "the row")
-    group_rule = ""
-    keys = columns["id"]
-    if "group" in table and ("group" in table.roles or table.position("group") not in taken):
-        groups = table.text("group")
-        alone = f", {groups.null_count:,} empty cells stand alone" if groups.null_count else ""
-        group_rule = f"column {table.name('group')!r}{alone}"
-        columns["group"] = keys = pc.coalesce(groups, columns["id"], pa.scalar(""))
-    if "split" in table:
-        columns["split"], split_rule = _read_splits(table, columns["id"])
-    elif "group" in columns:
-        splits, moved = split_groups(keys.to_pylist(), shares)
-        columns["split"] = pa.array([splits[key] for key in keys.to_pylist()])
-        moves = "".join(f"; {key!r} moved to {splits[key]}, else empty" for key in moved)
-        split_rule = f"by a hash of {table.name('group')!r}{moves}"
-    else:
-        columns["split"] = pa.array([split_by_hash(key, shares) for key in keys.to_pylist()])
-    return columns, Provenance(split_rule=split_rule, group_rule=group_rule)
-
-
-def _read_splits(table: Columns, ids: Any) -> tuple[Any, str]:
-    """Return the column of splits, which must be complete, and the rule behind it."""
-    splits, name = table.text("split"), table.name("split")
-    for row in splits.is_null().to_numpy(zero_copy_only=False).nonzero()[0].tolist():
-        refuse(
-            f"{name} is empty; write train, val or test, or remove the whole column for a split by"
-            " hash",
-            "split",
-            where=f"{table.source}, row {row + 1}, sample {ids[row].as_py()!r}: ",
-            row=row,
-            column=name,
+def _drop_empty(table: Columns, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop the rows without any modality, or raise an error if the user does not allow that."""
+    has_any = np.zeros(len(table.table), dtype=bool)
+    if not len(has_any):
+        raise FusionZooError(f"{table.source} has no rows")
+    for column in values.values():
+        has_any |= np.asarray(column.is_valid())
+    if has_any.all() or (is_collecting() and not table.cells.drop_empty):
+        return dict(values)
+    if not table.cells.drop_empty:
+        row, num_empty = int(np.argmin(has_any)), int((~has_any).sum())
+        key = table.text("id", words_missing=False)[row].as_py() if "id" in table else None
+        sample = "" if key is None else f", sample {key!r}"
+        raise FusionZooError(
+            f"{table.where(row)}{sample}: every modality is empty, as in {num_empty:,} of"
+            f" {len(has_any):,} rows: --data.drop_empty true leaves them out"
         )
-    return splits, f"column {name!r}"
+    if not has_any.any():
+        raise FusionZooError(f"{table.source}: every modality is empty in all rows")
+    table.keep(has_any)
+    return {name: column.filter(pa.array(has_any)) for name, column in values.items()}
 
 
-def _references(column: Any) -> Any:
-    """Return a modality's column with null for empty text; lists stay as they are."""
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if not any(is_type(column.type) for is_type in TEXT_TYPES):
-        return column
-    return pa.array([value or None for value in column.to_pylist()], pa.string())
+def _with_slashes(
+    values: Mapping[str, Any], path_columns: Sequence[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the modalities with slashes in paths for backslashes, and notes of this."""
+    columns, notes = dict(values), []
+    for name in path_columns:
+        if not pa.types.is_string(columns[name].type):
+            continue
+        if pc.any(pc.match_substring(columns[name], "\\")).as_py():
+            columns[name] = pc.replace_substring(columns[name], "\\", "/")
+            notes.append(f"backslashes in {name} as slashes")
+    return columns, notes

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from tqdm import tqdm
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.media import decode
 from fusionzoo.datasets.refusals import Refusal
+from fusionzoo.datasets.row_numbers import RowNumbers
 from fusionzoo.errors import FusionZooError, one_line
 
 from .measure import Measurement, measure
@@ -61,7 +63,12 @@ class Scan:
 
     def row_number(self, row: int) -> int:
         """Return the number by which messages name a row of the table."""
-        return row + 1
+        return self._row_numbers[row]
+
+    @cached_property
+    def _row_numbers(self) -> list[int]:
+        numbers = self.dataset.provenance.row_numbers or RowNumbers()
+        return numbers.numbers(range(len(self.dataset.table)))
 
     @property
     def split_names(self) -> list[str]:

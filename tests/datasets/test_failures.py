@@ -138,7 +138,9 @@ def test_what_a_processor_refuses_follows_on_error_and_is_counted(
     assert data.failures() == [("s3", "image")]
     with pytest.raises(FusionZooError) as caught:
         read_all(opened(tmp_path, "raise", sevens=[3]), workers)
-    assert str(caught.value).endswith("data.csv, sample 's3', image: sevens are not accepted")
+    assert str(caught.value).endswith(
+        "data.csv, row 5, sample 's3', image: sevens are not accepted"
+    )
     assert "\n" not in str(caught.value)
 
 

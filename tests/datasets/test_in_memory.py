@@ -114,7 +114,9 @@ def test_a_broken_picture_in_memory_is_found_when_it_is_read(tmp_path: Path) -> 
     table = [{"id": str(n), "image": png() if n % 2 else b"no picture"} for n in range(4)]
     data = fz.create_dataset(table)
     assert data[1].values["image"].shape == (3, 3, 4)
-    with pytest.raises(FusionZooError, match="the list, sample '0', image: <bytes> cannot be read"):
+    with pytest.raises(
+        FusionZooError, match="the list, row 1, sample '0', image: <bytes> cannot be read"
+    ):
         data[0]
     lenient = fz.create_dataset(table, on_error="missing", max_errors=1.0)
     assert lenient[0].values["image"] is None

@@ -333,6 +333,7 @@ def test_files_are_referenced_relative_to_the_manifest(tmp_path: Path) -> None:
     assert settings == {
         "name": "manifest",
         "root": str(tmp_path / "all.csv"),
+        "na": (),
         "kinds": {"scan": "image"},
     }
     assert "photos/1.png" in (tmp_path / "all.csv").read_text()

@@ -119,17 +119,17 @@ def test_a_data_set_can_be_read_in_another_way() -> None:
 @pytest.mark.parametrize(
     ("change", "targets", "says"),
     [
-        (("20,3,;", "old,3,;"), {"age": "regression"}, "row 2, sample 'b', column 'age': 'old' is"),
+        (("20,3,;", "old,3,;"), {"age": "regression"}, "row 3, sample 'b', column 'age': 'old' is"),
         (
-            ("40,1,sea", "nan,1,sea"),
+            ("40,1,sea", "inf,1,sea"),
             {"age": "regression"},
-            "row 5, sample 'e', column 'age': 'nan'",
+            "row 6, sample 'e', column 'age': 'inf'",
         ),
-        (("20,3,sea", "20,7,sea"), {"grade": "ordinal"}, "row 6, sample 'f', column 'grade': '7'"),
+        (("20,3,sea", "20,7,sea"), {"grade": "ordinal"}, "row 7, sample 'f', column 'grade': '7'"),
         (
             ("sea; sun", "sky"),
             {"tags": "multilabel"},
-            "row 6, sample 'f', column 'tags': 'sky' is a",
+            "row 7, sample 'f', column 'tags': 'sky' is a",
         ),
         (("e,val,five,dog", "e,val,five,emu"), {"kind": "classification"}, "'emu' is a label that"),
         (("e,val,five,dog", "e,val,five,"), {"kind": "classification"}, "no sample of split 'val'"),

@@ -190,16 +190,16 @@ def edit(rows: list[Any], row: int, column: int, value: str) -> list[Any]:
         (edit(ROWS, 1, 0, "a"), "id 'a' occurs 2 times"),
         (
             edit(ROWS, 3, 2, "bird"),
-            "row 4, sample 'd' (split 'val') has the label 'bird', which no",
+            "row 5, sample 'd' (split 'val') has the label 'bird', which no",
         ),
-        (edit(ROWS, 3, 2, ""), "row 4, sample 'd' (split 'val') has no target"),
-        (edit(ROWS, 0, 3, "nowhere.png"), "row 1, sample 'a': image file"),
+        (edit(ROWS, 3, 2, ""), "row 5, sample 'd' (split 'val') has no target"),
+        (edit(ROWS, 0, 3, "nowhere.png"), "row 2, sample 'a': image file"),
         (
             edit(edit(edit(ROWS, 4, 3, ""), 4, 4, ""), 4, 5, ""),
-            "row 5, sample 'e': every modality is",
+            "row 6, sample 'e': every modality is",
         ),
-        (edit(ROWS, 1, 1, ""), "row 2, sample 'b': split is empty"),
-        (edit(ROWS, 1, 0, ""), "row 2: the id is empty"),
+        (edit(ROWS, 1, 1, ""), "row 3, sample 'b': split is empty"),
+        (edit(ROWS, 1, 0, ""), "row 3: the id is empty"),
         ([], "has no rows"),
     ],
 )
@@ -267,7 +267,8 @@ def test_what_cannot_be_read_raises_by_default(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "data.csv")
     (tmp_path / "a.png").write_bytes(b"no picture")
     with pytest.raises(
-        FusionZooError, match=r"data\.csv, sample 'a', image: .*a\.png cannot be read as an image"
+        FusionZooError,
+        match=r"data\.csv, row 2, sample 'a', image: .*a\.png cannot be read as an image",
     ):
         create_dataset("manifest", root=path)[0]
 

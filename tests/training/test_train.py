@@ -413,14 +413,14 @@ TEXT = ["--data.name", "manifest", "--encoders.text.name", "chars"]
         (
             MANIFEST.replace("3,val,x", "3,val,z"),
             [],
-            "row 3, sample '3' (split 'val') has the label 'z'",
+            "row 4, sample '3' (split 'val') has the label 'z'",
         ),
         (MANIFEST.replace("val", "train"), [], "split 'val' is empty"),
         (MANIFEST.replace("target", "label"), [], "the data has no target column"),
         (
             MANIFEST.replace("text", "image").replace("one", "one.png"),
             [],
-            "row 1, sample '1': image",
+            "row 2, sample '1': image",
         ),
     ],
 )

@@ -1,0 +1,89 @@
+"""Spreadsheets of Excel and LibreOffice: .xlsx."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from fusionzoo.errors import FusionZooError, one_line
+
+from ..row_numbers import RowNumbers
+
+
+def read_spreadsheet(path: Path, sheet: str) -> tuple[pa.Table, RowNumbers, list[str]]:
+    """Read a sheet, by default the first; return its cells as text, the numbers of its rows and the
+    names of all sheets. The first row that is not empty is the header."""
+    cells, sheets = _cells(path, sheet, values=True)
+    header_row = next((number for number, row in enumerate(cells) if any(_filled(row))), None)
+    if header_row is None:
+        raise FusionZooError(f"{path}: the sheet {sheet or sheets[0]!r} is empty")
+    filled = [_filled(row) for row in cells]
+    while not any(filled[-1]):
+        filled.pop()
+    width = max(len(row) - row[::-1].index(True) for row in filled if any(row))
+    rows = [[*row, *[None] * width][:width] for row in cells[header_row : len(filled)]]
+    if any(cell is None for row in rows[1:] for cell in row):
+        _check_formulas(path, sheet, rows, header_row)
+    names = [_text(name) or "" for name in rows[0]]
+    columns = [pa.array([_text(row[x]) for row in rows[1:]], pa.string()) for x in range(width)]
+    return pa.table(columns, names=names), RowNumbers(first=header_row + 2), sheets
+
+
+def _cells(path: Path, sheet: str, *, values: bool) -> tuple[list[tuple[Any, ...]], list[str]]:
+    """Return the cells of a sheet, with the values of formulas or the formulas, and all sheets."""
+    try:
+        import openpyxl
+    except ImportError as error:
+        raise FusionZooError(
+            f"{path}: reading .xlsx needs openpyxl: pip install 'fusionzoo[xlsx]', or save the"
+            " sheet as CSV"
+        ) from error
+    try:
+        book = openpyxl.load_workbook(path, read_only=True, data_only=values)
+    except Exception as error:  # a bad zip, XML, or parts that are missing
+        raise FusionZooError(f"{path} cannot be read as .xlsx: {one_line(error)}") from error
+    try:
+        sheets = [worksheet.title for worksheet in book.worksheets]
+        if (sheet and sheet not in sheets) or not sheets:
+            raise FusionZooError(
+                f"{path} has no sheet {sheet!r} (--data.sheet); it has: {', '.join(sheets)}"
+            )
+        worksheet = book.worksheets[sheets.index(sheet) if sheet else 0]
+        return list(worksheet.iter_rows(values_only=True)), sheets
+    except FusionZooError:
+        raise
+    except Exception as error:
+        raise FusionZooError(f"{path} cannot be read as .xlsx: {one_line(error)}") from error
+    finally:
+        book.close()
+
+
+def _check_formulas(path: Path, sheet: str, rows: list[list[Any]], header_row: int) -> None:
+    """Raise an error for a formula whose value is not in the file."""
+    formulas = _cells(path, sheet, values=False)[0][header_row:]
+    for number, (row, formula_row) in enumerate(zip(rows, formulas, strict=False)):
+        for column, (cell, formula) in enumerate(zip(row, formula_row, strict=False)):
+            if cell is None and formula is not None:
+                raise FusionZooError(
+                    f"{path}, row {header_row + 1 + number}, column {_text(rows[0][column])!r}: the"
+                    " value of a formula is not in the file: open it in a spreadsheet program and"
+                    " save it"
+                )
+
+
+def _filled(row: tuple[Any, ...]) -> list[bool]:
+    return [cell is not None and cell != "" for cell in row]
+
+
+def _text(cell: Any) -> str | None:
+    """Return a cell as text: numbers without an empty fraction, dates as 2026-11-22."""
+    if cell is None or isinstance(cell, str):
+        return cell
+    if isinstance(cell, float) and cell.is_integer():
+        return str(int(cell))
+    if isinstance(cell, datetime.datetime) and cell.time() == datetime.time():
+        return cell.date().isoformat()
+    return cell.isoformat() if hasattr(cell, "isoformat") else str(cell)

@@ -1,0 +1,682 @@
+"""Tables as users have them: files, rows by number, cells, splits, joins and labels."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openpyxl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fusionzoo import PairedDataset, create_dataset
+from fusionzoo.config.flags import parse_flags
+from fusionzoo.datasets import split_by_hash
+from fusionzoo.datasets.formats.delimited import find_delimiter
+from fusionzoo.datasets.splits import make_splits
+from fusionzoo.datasets.summary import data_summary
+from fusionzoo.datasets.target_hints import objective_hint
+from fusionzoo.errors import FusionZooError
+from fusionzoo.inputs import data_settings
+
+HEADER = ["id", "split", "target", "text"]
+ROWS = [
+    ["007", "train", "Käse", "größer, als ; gedacht | wirklich"],
+    ["b", "val", "Käse", "zwei\nZeilen"],
+    ["c", "test", "Käse", 'ein "Zitat"'],
+]
+
+
+def cells(delimiter: str = ",", rows: Any = ROWS, header: Any = HEADER, ends: str = "\n") -> str:
+    quoted = [['"' + str(cell).replace('"', '""') + '"' for cell in row] for row in rows]
+    return "".join(delimiter.join(row) + ends for row in [header, *quoted])
+
+
+def opened(path: Path, **settings: Any) -> PairedDataset:
+    return create_dataset("manifest", root=str(path), **settings)
+
+
+def table(folder: Path, text: str, name: str = "m.csv", **settings: Any) -> PairedDataset:
+    (folder / name).write_bytes(text.encode())
+    return opened(folder / name, **settings)
+
+
+def summary(data: PairedDataset) -> dict[str, str]:
+    return {line[:10].strip(): line[10:] for line in data_summary(data)}
+
+
+def message(*args: Any, **settings: Any) -> str:
+    with pytest.raises(FusionZooError) as caught:
+        table(*args, **settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def check_rows(data: PairedDataset) -> None:
+    assert data.ids == ["007", "b", "c"]
+    assert data.split_names == ["train", "val", "test"]
+    assert data.classes == ["Käse"]
+    assert data.references("text") == [row[3] for row in ROWS]
+
+
+# ---- files
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252", "latin-1"])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_delimiter_and_encoding_are_found(
+    delimiter: str, encoding: str, compressed: bool, tmp_path: Path
+) -> None:
+    data = cells(delimiter).encode(encoding)
+    path = tmp_path / ("m.CSV.gz" if compressed else "m.csv")
+    path.write_bytes(gzip.compress(data) if compressed else data)
+    dataset = opened(path)
+    check_rows(dataset)
+    said = summary(dataset).get("read as", "")
+    names = {",": "", "\t": "delimiter tab"}
+    assert names.get(delimiter, f"delimiter '{delimiter}'") in said
+    guessed = {"latin-1": "cp1252", "cp1252": "cp1252", "utf-16": "utf-16"}.get(encoding, "")
+    assert guessed in said
+    assert ("guessed" in said) == (guessed == "cp1252")
+    if not guessed and delimiter == ",":
+        assert said == ""
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_without_a_mark_is_found_by_its_zeros(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "m.csv").write_bytes(cells().encode(encoding))
+    data = opened(tmp_path / "m.csv")
+    check_rows(data)
+    assert summary(data)["read as"] == f"encoding {encoding} (by its zero bytes)"
+
+
+def test_delimiter_and_encoding_can_be_named(tmp_path: Path) -> None:
+    path = tmp_path / "m.csv"
+    path.write_bytes(cells("#").encode("cp1251", errors="replace"))
+    data = opened(path, delimiter="#", encoding="cp1251")
+    assert summary(data)["read as"] == "delimiter '#', encoding cp1251 (--data.encoding)"
+    path.write_text(cells("\t"))
+    for name in ("tab", "\t", "\\t"):
+        check_rows(opened(path, delimiter=name))
+    path.write_bytes(cells().encode("cp1252"))
+    check_rows(opened(path, encoding="latin-1"))
+    for setting in ({"delimiter": ";;"}, {"delimiter": '"'}, {"encoding": "utf-9"}):
+        with pytest.raises(FusionZooError, match=f"--data.{next(iter(setting))} .* usual are"):
+            opened(path, **setting)
+    with pytest.raises(FusionZooError, match=r"--data\.encoding 'hex' is no encoding"):
+        opened(path, encoding="hex")
+
+
+@pytest.mark.parametrize(
+    ("head", "delimiter"),
+    [
+        ("id;text\n1;a, b\n2;c, d, e\n", ";"),
+        ("id,text\n1,a; b\n2,c; d\n", ","),
+        ("id;x,y;z\n1;2,5;a\n2;3,5;b\n", ";"),
+        ("id\ttext\n1\ta, b\n", "\t"),
+        ("id,a,b\n1,2,3\n4,5,6,7\n8,9,10\n", ","),
+        ("text\njust words\n", ","),
+    ],
+)
+def test_the_delimiter_divides_every_row_like_the_header(head: str, delimiter: str) -> None:
+    assert find_delimiter(head, is_whole=True) == delimiter
+
+
+def test_a_first_line_for_excel_names_the_delimiter(tmp_path: Path) -> None:
+    data = table(tmp_path, "sep=|\r\n" + cells("|", ends="\r\n"))
+    check_rows(data)
+    assert data.where(0).endswith("m.csv, row 3")
+    assert data.where(2).endswith("m.csv, row 6")
+
+
+@pytest.mark.parametrize("name", ["M.CSV", "m.Tsv", "m.tsv.gz", "m.JSONL", "m.ndjson.GZ"])
+def test_endings_may_be_in_upper_case_and_compressed(name: str, tmp_path: Path) -> None:
+    rows = [dict(zip(HEADER, row, strict=True)) for row in ROWS]
+    text = "\n".join(map(json.dumps, rows)) if "json" in name.lower() else cells("\t")
+    data = text.encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.lower().endswith("gz") else data)
+    check_rows(opened(tmp_path / name))
+    assert data_settings(str(tmp_path / name))["name"] == "manifest"
+
+
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "m.csv").write_text(cells())
+    check_rows(create_dataset("manifest", root="~/m.csv"))
+    assert data_settings("~/m.csv")["root"] == str(tmp_path / "m.csv")
+
+
+def test_other_endings_say_how_to_save_the_file(tmp_path: Path) -> None:
+    assert "save it as .xlsx or .csv" in message(tmp_path, "x", "m.xls")
+    assert "save it as .jsonl" in message(tmp_path, "[]", "m.json")
+
+
+def test_broken_files_are_one_error(tmp_path: Path) -> None:
+    assert "is empty" in message(tmp_path, "")
+    assert "is empty" in message(tmp_path, " \n")
+    assert "is empty" in message(tmp_path, "", "m.jsonl")
+    assert "cannot be read" in message(tmp_path, "not compressed", "m.csv.gz")
+    assert "cannot be read as .xlsx" in message(tmp_path, "no workbook", "m.xlsx")
+    assert "has no rows" in message(tmp_path, "id,text\n")
+
+
+# ---- rows by number
+
+
+def test_a_bad_byte_is_named_by_row(tmp_path: Path) -> None:
+    lines = ["id,text", *(f"{n},größe" for n in range(50))]
+    data = "\n".join(lines).encode()
+    path = tmp_path / "m.csv"
+    path.write_bytes(data.replace(b"40,gr\xc3\xb6", b"40,gr\xf6"))
+    with pytest.raises(FusionZooError, match=r"m\.csv, row 42: byte 0xf6 is not utf-8, in which"):
+        opened(path)
+    assert opened(path, encoding="cp1252").references("text")[40] == "größe".replace("ß", "ÃŸ")
+    path.write_bytes(b"id,text\n1,\x81\x82\n")
+    with pytest.raises(FusionZooError, match=r"row 2: byte 0x81 is not utf-8 or cp1252; --data"):
+        opened(path)
+    path.write_bytes("id,text\n1,two\n".encode("utf-16")[:-1])
+    with pytest.raises(FusionZooError, match=r"row 2: byte 0x0a is not utf-16 \(found by its byte"):
+        opened(path)
+    path.write_bytes("id,text\n1,é\n".encode("latin-1"))
+    for encoding in ("utf-8", "ascii", "UTF8"):
+        with pytest.raises(FusionZooError, match="row 2: byte 0xe9 is not"):
+            opened(path, encoding=encoding)
+
+
+def test_a_bad_byte_far_into_a_file_has_its_row_too(tmp_path: Path) -> None:
+    lines = [b"id,text"] + [f"{n},{'ü' * 30}".encode() for n in range(40_000)]
+    lines[30_000] = b"x,\xff"
+    (tmp_path / "m.csv").write_bytes(b"\n".join(lines))
+    with pytest.raises(FusionZooError, match="row 30001: byte 0xff"):
+        opened(tmp_path / "m.csv")
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n", "\r"])
+def test_rows_have_the_numbers_of_an_editor(ends: str, tmp_path: Path) -> None:
+    text = 'id,"te\nxt",image\na,"1\n2\n3",\n\nb,,nowhere.png\n'.replace("\n", ends)
+    columns = {"words": f"te{ends}xt"}
+    said = message(tmp_path, text, columns=columns, kinds={"words": "text"})
+    assert "m.csv, row 7, sample 'b': image file" in said
+    data = table(tmp_path, text, columns=columns, kinds={"words": "text"}, on_error="missing")
+    assert [data.where(row).rpartition(" ")[2] for row in range(2)] == ["3", "7"]
+
+
+def test_rows_of_json_lines_have_the_numbers_of_an_editor(tmp_path: Path) -> None:
+    rows = [{"id": "a", "text": "x"}, None, {"id": "b", "image": "nowhere.png"}]
+    text = "\n".join(json.dumps(row) if row else "" for row in rows)
+    assert "m.jsonl, row 3, sample 'b': image file" in message(tmp_path, text, "m.jsonl")
+
+
+def test_every_message_names_the_same_row(tmp_path: Path) -> None:
+    good = "id,split,target,text,image\na,train,x,one,\n"
+    for row, problem in [
+        ("b,,x,two,", "split is empty"),
+        (",train,x,two,", "the id is empty"),
+        ("b,train,x,,", "every modality is empty"),
+        ("b,test,y,two,", "has the label 'y'"),
+        ("b,train,,two,", "no target"),
+        ("b,train,x,two,../../x.png", "outside of"),
+        ("b,train,x,two,no.png", "does not exist"),
+        ("b,train,x,two", "4 cells, but the header has 5, with ',' between them"),
+        ("b,train,x,two,,,", "7 cells, but"),
+    ]:
+        said = message(tmp_path, f"{good}\n{row}\n")
+        assert "m.csv, row 4" in said
+        assert problem in said
+    said = message(tmp_path, good + "\nb,val,x,two,\n", targets={"target": "regression"})
+    assert "m.csv, row 2, sample 'a', column 'target': 'x' is no finite number" in said
+
+
+def test_a_value_that_cannot_be_decoded_has_its_row(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    data = table(tmp_path, "id,text,image\nx,one,\n\ny,two,a.png\n")
+    with pytest.raises(FusionZooError, match=r"m\.csv, row 4, sample 'y', image: .*a\.png"):
+        data[1]
+    view = data.subset([1])
+    with pytest.raises(FusionZooError, match=r"m\.csv, row 4, sample 'y'"):
+        view[0]
+    with pytest.raises(FusionZooError, match=r"m\.csv, row 4, sample 'y'"):
+        data.select("image")[0]  # of a smaller table
+
+
+def test_an_open_quotation_mark_is_an_error(tmp_path: Path) -> None:
+    text = 'id,text\na,one\nb,"two\nc,three\nd,four\n'
+    assert "below row 2 is not closed" in message(tmp_path, text)
+    assert table(tmp_path, 'id,text\na,"one\ntwo"\n').references("text") == ["one\ntwo"]
+
+
+def test_json_lines_that_cannot_be_read_name_row_and_column(tmp_path: Path) -> None:
+    first = '{"id": "a", "text": "x"}\n\n'
+    for line, problem in [
+        ('{"id": "b", "text": ', "row 3 is not JSON"),
+        ("[1, 2]", "row 3 is no object"),
+        ('{"id": 7, "text": "x"}', "row 3, column 'id': a number, but text in rows before"),
+    ]:
+        assert problem in message(tmp_path, first + line + "\n", "m.jsonl")
+
+
+# ---- sizes
+
+
+@pytest.mark.parametrize("name", ["m.csv", "m.jsonl", "m.csv.gz"])
+def test_cells_may_be_larger_than_a_block(name: str, tmp_path: Path) -> None:
+    long = "word " * 700_000  # 3.5 MB
+    rows = [("a", "short"), ("b", long + "\nend"), ("c", "short")]
+    if name == "m.jsonl":
+        text = "".join(json.dumps({"id": key, "text": x}) + "\n" for key, x in rows)
+    else:
+        text = "id,text\n" + "".join(f'{key},"{x}"\n' for key, x in rows)
+    data = text.encode()
+    (tmp_path / name).write_bytes(gzip.compress(data, 1) if name.endswith("gz") else data)
+    dataset = opened(tmp_path / name)
+    assert dataset.references("text") == [x for _, x in rows]
+    assert dataset.where(2).endswith("row 3" if name == "m.jsonl" else "row 5")
+
+
+def test_json_lines_keep_dates_as_text(tmp_path: Path) -> None:
+    rows = [{"id": "2026-01-0" + str(n), "text": f"2026-01-0{n}T10:00:00"} for n in (1, 2)]
+    data = table(tmp_path, "\n".join(map(json.dumps, rows)), "m.jsonl")
+    assert data.ids == ["2026-01-01", "2026-01-02"]
+    assert data.references("text") == ["2026-01-01T10:00:00", "2026-01-02T10:00:00"]
+
+
+# ---- spreadsheets
+
+
+def workbook(path: Path, rows: Any, *, before: int = 0, sheets: Any = ()) -> Path:
+    book = openpyxl.Workbook()
+    sheet = book.active
+    assert sheet is not None
+    for _ in range(before):
+        sheet.append([])
+    for row in rows:
+        sheet.append(row)
+    for name in sheets:
+        book.create_sheet(name).append(["id", "text"])
+        book[name].append(["only", name])
+    book.save(path)
+    return path
+
+
+def test_a_spreadsheet_is_read_like_its_csv(tmp_path: Path) -> None:
+    check_rows(opened(workbook(tmp_path / "m.XLSX", [HEADER, *ROWS])))
+
+
+def test_cells_of_a_spreadsheet_become_text(tmp_path: Path) -> None:
+    import datetime
+
+    day = datetime.datetime(2026, 11, 22)
+    rows = [["id", "target", "text"], [1, 2.0, "x"], [2, 2.5, day], [3, True, "#N/A"], [4, 2, "z"]]
+    path = workbook(tmp_path / "m.xlsx", rows, before=2)
+    data = opened(path, shares=(1, 0, 0), drop_empty=True)
+    assert (data.ids, data.labels) == (["1", "2", "4"], ["2", "2.5", "2"])
+    assert data.references("text") == ["x", "2026-11-22", "z"]
+    assert data.where(2).endswith("m.xlsx, row 7")
+    with pytest.raises(
+        FusionZooError, match=r"m\.xlsx, row 6, sample '3': every modality is empty"
+    ):
+        opened(path)
+
+
+def test_sheets_are_chosen_by_name(tmp_path: Path) -> None:
+    path = workbook(tmp_path / "m.xlsx", [["id", "text"], ["a", "x"]], sheets=["Two"])
+    assert summary(opened(path))["read as"] == "sheet 'Sheet' of 2 (--data.sheet)"
+    assert opened(path, sheet="Two").references("text") == ["Two"]
+    with pytest.raises(FusionZooError, match=r"has no sheet 'two'.*: Sheet, Two"):
+        opened(path, sheet="two")
+
+
+def test_a_formula_without_a_value_is_an_error(tmp_path: Path) -> None:
+    path = workbook(tmp_path / "m.xlsx", [["id", "text"], ["a", "x"], ["b", '=CONCAT("a", "b")']])
+    with pytest.raises(FusionZooError, match="row 3, column 'text': the value of a formula"):
+        opened(path)
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = workbook(tmp_path / "m.xlsx", [["id", "text"], ["a", "x"]])
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    with pytest.raises(FusionZooError, match=r"pip install 'fusionzoo\[xlsx\]'"):
+        opened(path)
+
+
+# ---- cells
+
+
+def write_as(folder: Path, suffix: str, rows: list[dict[str, Any]]) -> Path:
+    path = folder / f"m.{suffix}"
+    if suffix == "csv":
+        lines = [rows[0].keys(), *(row.values() for row in rows)]
+        path.write_text("".join(",".join(line) + "\n" for line in lines))
+    elif suffix == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif suffix == "xlsx":
+        workbook(path, [list(rows[0]), *(list(row.values()) for row in rows)])
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "xlsx"])
+def test_words_for_a_missing_value_are_missing(suffix: str, tmp_path: Path) -> None:
+    words = ["NA", "nan", "null", "None", "#N/A", "", "  ", "Na", "none", "words"]
+    rows = [{"id": f"i{n}", "vector": "", "text": word} for n, word in enumerate(words)]
+    np.save(tmp_path / "v.npy", np.zeros(2))
+    rows = [{**row, "vector": "v.npy"} for row in rows]
+    data = opened(write_as(tmp_path, suffix, rows))
+    assert data.references("text") == [None] * 7 + ["Na", "none", "words"]
+    assert summary(data)["missing"] == (
+        "'NA' 1, 'nan' 1, 'null' 1, 'None' 1, '#N/A' 1 in text (--data.na)"
+    )
+    data = opened(tmp_path / f"m.{suffix}", na="words,none")
+    assert data.references("text")[:5] == words[:5]
+    assert data.references("text")[5:] == [None, None, "Na", None, None]
+    assert "missing" not in summary(opened(tmp_path / f"m.{suffix}", na=""))
+
+
+def test_in_parquet_words_are_missing_only_if_they_are_named(tmp_path: Path) -> None:
+    rows = [{"id": word, "text": word} for word in ("NA", "null", "words")]
+    path = write_as(tmp_path, "parquet", rows)
+    assert opened(path).references("text") == ["NA", "null", "words"]
+    assert opened(path, na="NA,null", drop_empty=True).references("text") == ["words"]
+
+
+def test_missing_words_hold_for_labels_and_groups_but_not_for_ids(tmp_path: Path) -> None:
+    text = "id,target,group,text\nNA,1,NA,x\nb,-999,g,y\nc,NA,g,z\n"
+    kinds = {"target": "regression"}
+    data = table(tmp_path, text, shares=(1, 0, 0), targets=kinds, na=["NA", -999])
+    assert data.ids == ["NA", "b", "c"]
+    assert data.groups == ["NA", "g", "g"]
+    assert data.labels == ["1", None, None]
+    assert "1 empty cells stand alone" in summary(data)["groups"]
+    assert table(tmp_path, text.replace(",NA,g", ",2,g"), targets=kinds, na=-999).labels[1] is None
+
+
+def test_numbers_that_are_not_a_number_are_missing(tmp_path: Path) -> None:
+    path = tmp_path / "m.parquet"
+    columns = {"id": [1.0, 2.0, 3.0], "text": ["x", "y", "z"], "age": [1.5, float("nan"), 2.0]}
+    pq.write_table(pa.table(columns), path)
+    data = opened(path, shares=(1, 0, 0), targets={"age": "regression"}, na="")
+    assert data.ids == ["1", "2", "3"]
+    assert data.targets[:, 0].isnan().tolist() == [False, True, False]
+
+
+def test_a_decimal_comma_is_read_or_pointed_out(tmp_path: Path) -> None:
+    text = "id;age;target;text\n1;25,06;1,0;2,5 kg\n2;-3,5e1;1,0;x\n3;7;1,0;x\n"
+    kinds = {"age": "regression"}
+    said = message(tmp_path, text, targets=kinds, shares=(1, 0, 0))
+    assert said.endswith(
+        "m.csv, row 2, sample '1', column 'age': '25,06' is no finite number;"
+        " --data.decimal , reads it as 25.06"
+    )
+    data = table(tmp_path, text, targets=kinds, shares=(1, 0, 0), decimal=",")
+    numbers = data.scheme[0].original(data.targets)[:, 0] if data.scheme else None
+    assert numbers is not None
+    assert numbers.tolist() == pytest.approx([25.06, -35, 7], abs=1e-5)
+    assert data.references("text")[0] == "2,5 kg"  # text stays as it is
+    assert summary(data)["read as"] == "delimiter ';', decimal comma"
+    for cell in ("25,06", "-3.5", "7"):
+        said = message(tmp_path, f"id;vector\na;{cell}\n")
+        assert f"m.csv, row 2, sample 'a': vector cell {cell!r} is a number, not a path" in said
+    with pytest.raises(FusionZooError, match=r"--data\.decimal 'x' is neither"):
+        table(tmp_path, text, decimal="x")
+
+
+def test_a_decimal_comma_in_a_list_is_read_or_pointed_out(tmp_path: Path) -> None:
+    rows = [{"id": "a", "vector": ["25,06", "1"], "sequence": [["0,5"], ["2"]]}, {"id": "b"}]
+    rows[1]["vector"] = ["1", "-2,5e1"]
+    text = "\n".join(map(json.dumps, rows))
+    data = table(tmp_path, text, "m.jsonl", decimal=",")
+    assert data[0].values["vector"].tolist() == pytest.approx([25.06, 1])
+    assert data[0].values["sequence"].tolist() == [[0.5], [2]]
+    assert data[1].values["vector"].tolist() == [1, -25]
+    assert data[1].values["sequence"] is None
+    with pytest.raises(FusionZooError, match=r"row 1, .*'25,06'.*--data\.decimal , reads it as"):
+        table(tmp_path, text, "m.jsonl")[0]
+
+
+def test_settings_of_cells_come_through_the_command_line() -> None:
+    flags = "--data.decimal , --data.delimiter ; --data.na NA,- --data.sheet x"
+    assert parse_flags(flags.split()) == {
+        "data": {"decimal": ",", "delimiter": ";", "na": "NA,-", "sheet": "x"}
+    }
+
+
+def test_backslashes_in_paths_are_slashes(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    np.save(tmp_path / "a" / "v.npy", np.ones(2))
+    data = table(tmp_path, "id,vector,text\n1,a\\v.npy,a\\b\n")
+    assert data[0].values["vector"].tolist() == [1, 1]
+    assert data[0].values["text"] == "a\\b"
+    assert summary(data)["read as"] == "backslashes in vector as slashes"
+    assert "outside of" in message(tmp_path / "a", "id,vector\n1,..\\..\\v.npy\n")
+
+
+def test_empty_rows_are_an_error_or_left_out(tmp_path: Path) -> None:
+    text = "id,split,target,text\na,train,x,one\n,,,\nb,train,x,two\nc,train,x,NA\n\n,,,\n"
+    said = message(tmp_path, text)
+    assert "m.csv, row 3: every modality is empty, as in 3 of 5 rows" in said
+    assert "--data.drop_empty true" in said
+    data = table(tmp_path, text, drop_empty=True)
+    assert data.ids == ["a", "b"]
+    assert summary(data)["empty"] == "3 rows left out (--data.drop_empty)"
+    assert data.where(1).endswith("m.csv, row 4")
+    data = table(tmp_path, "text\none\nNA\nthree\n", drop_empty=True)
+    assert data.ids == ["0", "2"]  # as if no row were dropped
+
+
+def test_columns_without_a_name_are_unused(tmp_path: Path) -> None:
+    data = table(tmp_path, ",id,text,,\n0,a,x,,\n1,b,y,,\n")
+    assert summary(data)["unused"] == "columns '', '', ''"
+    assert data.references("text") == ["x", "y"]
+
+
+# ---- splits
+
+
+def test_other_names_of_splits_are_mapped_and_said(tmp_path: Path) -> None:
+    names = ["Train", "training", "train", "valid", "validation", "dev", "TEST", "testing", "extra"]
+    text = "id,split,text\n" + "".join(f"{n},{name},x\n" for n, name in enumerate(names))
+    data = table(tmp_path, text)
+    assert data.splits == {"train": 3, "val": 2, "dev": 1, "test": 2, "extra": 1}
+    assert "'valid' read as val, 'validation' read as val" in summary(data)["splits"]
+    assert "'train'" not in summary(data)["splits"]
+    data = table(tmp_path, "id,split,text\na,Train,x\nb,Dev,x\nc,TEST,x\n")
+    assert data.split_names == ["train", "val", "test"]
+    assert summary(data)["splits"].endswith(
+        "(column 'split', 'Train' read as train, 'Dev' read as val, 'TEST' read as test)"
+    )
+
+
+def test_splits_follow_the_hash_where_every_class_is_in_each(tmp_path: Path) -> None:
+    ids = [f"s{n}" for n in range(300)]
+    text = "id,target,text\n" + "".join(f"{key},c{n % 3},x\n" for n, key in enumerate(ids))
+    data = table(tmp_path, text)
+    assert data.split_names == [split_by_hash(key) for key in ids]
+    assert summary(data)["splits"].endswith("(by a hash of 'id')")
+
+
+@pytest.mark.parametrize("start", range(0, 400, 23))
+def test_small_classes_are_in_every_split(start: int) -> None:
+    ids = [f"{start + n}" for n in range(40)]
+    labels = [f"c{n // 4}" for n in range(40)]
+    made = make_splits(pa.array(ids), [pa.array(labels)])
+    splits = made.splits.to_pylist()
+    pairs = Counter(zip(labels, splits, strict=True))
+    assert len(pairs) == 30
+    moved = {key: x for key, x in zip(ids, splits, strict=True) if x != split_by_hash(key)}
+    assert moved == made.moved
+    assert 0 < len(moved) < 25
+    again = make_splits(pa.array(ids[::-1]), [pa.array(labels[::-1])])
+    assert again.splits.to_pylist() == splits[::-1]  # whatever the order of the rows
+
+
+def test_a_class_that_is_too_small_is_trained_on_and_said(tmp_path: Path) -> None:
+    keys = [f"s{n}" for n in range(200)]
+    rare = next(key for key in keys if split_by_hash(key) == "test")
+    text = "id,target,text\n" + "".join(f"{k},{'rare' if k == rare else 'usual'},x\n" for k in keys)
+    data = table(tmp_path, text)
+    assert data.split_names[keys.index(rare)] == "train"
+    assert summary(data)["splits"].endswith(
+        f"(by a hash of 'id'; {rare!r} moved to train, so that every split has every class;"
+        " 1 class is too small for every split)"
+    )
+
+
+def test_groups_stay_together_and_spread_classes() -> None:
+    keys = [f"p{n // 10}" for n in range(120)]
+    labels = ["ill" if n // 10 < 4 else "well" for n in range(120)]
+    made = make_splits(pa.array(keys), [pa.array(labels)])
+    splits = made.splits.to_pylist()
+    assert len(set(zip(keys, splits, strict=True))) == 12
+    assert len(set(zip(labels, splits, strict=True))) == 6
+
+
+def test_labels_of_several_are_spread_too(tmp_path: Path) -> None:
+    rows = "".join(
+        f"s{n},{'sun; sea' if n % 13 == 0 else 'sea' if n % 2 else ';'},x\n" for n in range(60)
+    )
+    data = table(tmp_path, "id,tags,text\n" + rows, targets={"tags": "multilabel"})
+    assert data.scheme is not None
+    assert data.scheme[0].classes == ("sea", "sun")
+    with_sun = {split for split, x in zip(data.split_names, data.targets[:, 1], strict=True) if x}
+    assert with_sun == {"train", "val", "test"}
+
+
+def test_many_classes_are_no_classes() -> None:
+    keys = [f"s{n}" for n in range(100)]
+    made = make_splits(pa.array(keys), [pa.array([f"c{n}" for n in range(100)])])
+    assert made.splits.to_pylist() == [split_by_hash(key) for key in keys]
+
+
+def test_class_folders_have_every_class_in_each_split(tmp_path: Path) -> None:
+    for label in "abcdef":
+        (tmp_path / label).mkdir()
+        for number in range(4):
+            (tmp_path / label / f"{number}.txt").write_text("words")
+    data = create_dataset("folders", root=str(tmp_path))
+    assert len(set(zip(data.labels, data.split_names, strict=True))) == 18
+
+
+# ---- joins
+
+
+def source(folder: Path, name: str, text: str, **settings: Any) -> PairedDataset:
+    (folder / name).mkdir()
+    return table(folder / name, text, **settings)
+
+
+def test_a_source_without_splits_takes_those_of_the_others(tmp_path: Path) -> None:
+    ids = [f"s{n}" for n in range(30)]
+    names = [("train", "val", "test")[n % 3] for n in range(30)]
+    assert names != [split_by_hash(key) for key in ids]
+    with_splits = "".join(f"{key},{name},x\n" for key, name in zip(ids, names, strict=True))
+    left = source(tmp_path, "left", "id,split,text\n" + with_splits)
+    right = source(tmp_path, "right", "id,text\n" + "".join(f"{key},y\n" for key in ids[::-1]))
+    for sources in ({"a": left, "b": right}, {"b": right, "a": left}):
+        data = PairedDataset.join(sources)
+        assert dict(zip(data.ids, data.split_names, strict=True)) == dict(
+            zip(ids, names, strict=True)
+        )
+        assert summary(data)["splits"].endswith("(column 'split')")
+    more = source(tmp_path, "more", "id,text\ns0,y\nother,y\n")
+    data = PairedDataset.join({"a": left, "b": more}, how="outer")
+    assert data.split_names == [*names, more.split_names[1]]
+    assert "column 'split'; 1 samples without one by a hash of 'id'" in summary(data)["splits"]
+
+
+def test_splits_of_a_join_are_made_of_the_joined_ids(tmp_path: Path) -> None:
+    ids = [f"s{n}" for n in range(60)]
+    rows = "".join(f"{key},c{n // 6},x\n" for n, key in enumerate(ids))
+    left = source(tmp_path, "left", "id,target,text\n" + rows)
+    right = source(tmp_path, "right", "id,text\n" + "".join(f"{key},y\n" for key in ids))
+    assert left.split_names != right.split_names  # the classes of one are unknown to the other
+    data = PairedDataset.join({"a": left, "b": right})
+    assert len(set(zip(data.labels, data.split_names, strict=True))) == 30
+    assert summary(data)["splits"].startswith("train ")
+    assert "by a hash of the joined ids" in summary(data)["splits"]
+    train = PairedDataset.join({"a": left.split("train"), "b": left.split("train")})
+    assert train.splits == {"train": len(left.split("train"))}
+
+
+def test_errors_of_joined_samples_name_no_row(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    data = table(tmp_path, "id,image\na,a.png\n")
+    with pytest.raises(FusionZooError) as caught:
+        PairedDataset.join({"x": data, "y": data})[0]
+    assert "row" not in str(caught.value).replace(str(tmp_path), "")
+
+
+# ---- labels
+
+
+def test_spaces_around_classes_do_not_count_and_case_is_pointed_out(tmp_path: Path) -> None:
+    text = "id,target,text\n" + "".join(
+        f"{n},{('cat', 'cat ', 'Cat', 'dog')[n % 4]},x\n" for n in range(80)
+    )
+    data = table(tmp_path, text)
+    assert data.classes == ["Cat", "cat", "dog"]
+    assert "the classes 'Cat', 'cat' differ by case alone" in summary(data)["hint"]
+    data = table(tmp_path, text, targets={"target": "classification"})
+    assert "the classes 'Cat', 'cat' differ by case alone" in summary(data)["hint"]
+    assert "hint" not in summary(table(tmp_path, text.replace("Cat", "cow")))
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ([f"{n / 7:.3f}" for n in range(60)], "--objective.name regression learns"),
+        ([f"{n},5" for n in range(60)], "--objective.name regression --data.decimal , learns"),
+        ([str(n * 37 % 101) for n in range(200)], "--objective.name regression"),
+        (["sun;sea", "sun", "sea"] * 5, "--objective.name multilabel"),
+        (["sun, sea", "sun", "sea"] * 5, "--objective.name multilabel --data.label_separator ,"),
+        (["sun|sea", "sun", "sea"], "--objective.name multilabel --data.label_separator '|'"),
+        (["one", "two", "three", "four"], "each of the 4 targets occurs once"),
+        ([str(n % 10) for n in range(100)], ""),
+        ([str(n % 30) for n in range(1000)], ""),
+        (["Paris, France", "Rome, Italy"] * 5, ""),
+        (["cat", "dog"] * 5, ""),
+        ([None, None], ""),
+    ],
+)
+def test_a_hint_names_the_objective_that_fits(labels: list[Any], expected: str) -> None:
+    hint = objective_hint(pa.array(labels, pa.string()))
+    assert expected in hint
+    assert bool(expected) == bool(hint)
+
+
+def test_the_hint_stands_in_the_error_and_in_the_summary(tmp_path: Path) -> None:
+    text = "id,target,text\n" + "".join(f"s{n},{n / 7:.3f},x\n" for n in range(60))
+    said = message(tmp_path, text)
+    assert "which no sample of split 'train' has; the 60 different targets are numbers" in said
+    text = "id,target,text\n" + "".join(
+        f"s{n},{('a;b', 'a', 'b', 'b;c')[n % 4]},x\n" for n in range(80)
+    )
+    assert "--objective.name multilabel" in summary(table(tmp_path, text))["hint"]
+
+
+def test_labels_are_separated_as_the_user_says(tmp_path: Path) -> None:
+    rows = "".join(f's{n},"{("sun, sea", "sun", "sea", "")[n % 4]}",x\n' for n in range(80))
+    text, kinds = "id,tags,text\n" + rows, {"tags": "multilabel"}
+    data = table(tmp_path, text, targets=kinds)
+    assert data.scheme is not None
+    assert data.scheme[0].classes == ("sea", "sun", "sun, sea")
+    assert "--data.label_separator ," in summary(data)["hint"]
+    data = table(tmp_path, text, targets=kinds, label_separator=",")
+    assert data.scheme is not None
+    assert data.scheme[0].classes == ("sea", "sun")
+    assert data.targets[:3].tolist() == [[1, 1], [0, 1], [1, 0]]
+    assert data.targets[3].isnan().all()
+    said = message(
+        tmp_path, text.replace("sun, sea", "sun; sea"), targets=kinds, label_separator=","
+    )
+    assert "m.csv, row 2: the labels 'sun; sea' contain ';'" in said
+    lists = '{"id": "a", "text": "x", "tags": ["sun", "sea"]}\n'
+    data = table(tmp_path, lists, "m.jsonl", targets=kinds, label_separator=",", shares=(1, 0, 0))
+    assert data.targets.tolist() == [[1, 1]]
