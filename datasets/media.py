@@ -6,6 +6,7 @@ No system packages are needed. A value that cannot be read raises a `FusionZooEr
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fusionzoo.cells import read_cells
 from fusionzoo.errors import FusionZooError, one_line
 
 from .drawing import render
@@ -28,8 +30,13 @@ SUFFIXES = {"image": IMAGES, "audio": CLIPS, "text": TEXTS, "vector": ARRAYS, "s
 
 
 def decode(kind: str, value: Any) -> Any:
-    """Decode a value of a kind (image, text, audio, vector, sequence), as `Sample` describes."""
-    decoders = {"image": decode_image, "audio": decode_audio, "text": decode_text}
+    """Decode a value of one of `KINDS`, as `Sample` describes."""
+    decoders: dict[str, Callable[[Any], Any]] = {
+        "image": decode_image,
+        "audio": decode_audio,
+        "text": decode_text,
+        "tabular": read_cells,
+    }
     if kind in decoders:
         return decoders[kind](value)
     return decode_array(value, 1 if kind == "vector" else 2)

@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 
 from .paired import PairedDataset
 from .splits import SPLITS
+from .tabular import describe_columns
 
 MAX_CLASSES = 12  # shown with their counts
 MAX_COLUMNS = 20  # unused ones that are named
@@ -34,6 +35,8 @@ def data_summary(dataset: PairedDataset) -> list[str]:
     lines += [("splits", _counts(splits) + rule)]
     lines += [("groups", _groups(dataset))] if origin.group_rule else []
     lines += [*_targets(dataset), ("have", _counts(present))]
+    for name, kind in dataset.modalities.items():
+        lines += [("columns", describe_columns(dataset, name))] if kind == "tabular" else []
     if origin.deselected:
         names, remaining = ", ".join(origin.deselected), " or ".join(dataset.modalities)
         dropped = f"; {_samples(origin.dropped)} without {remaining}" if origin.dropped else ""

@@ -21,6 +21,8 @@ from .labels import find_classes, read_labels
 from .paths import check_paths
 from .provenance import Provenance
 
+NOT_FILES = ("text", "tabular")  # kinds whose cells are no paths
+
 
 class SampleTable:
     """Samples with an id, a split, labels and, per modality, an undecoded value or nothing.
@@ -46,7 +48,7 @@ class SampleTable:
         _check_modalities(modalities, paths, source)
         self.table, self.modalities = table.combine_chunks(), dict(modalities)
         self.memory, self.root, self.source = dict(memory or {}), root, source
-        self.paths = frozenset(name for name, kind in modalities.items() if kind != "text")
+        self.paths = frozenset(name for name, kind in modalities.items() if kind not in NOT_FILES)
         self.paths |= frozenset(paths)
         self.allow_outside = allow_outside or root is None
         self.provenance = provenance or Provenance()

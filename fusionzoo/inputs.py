@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from .datasets import DATASETS, PairedDataset
 from .datasets.formats.columns import READERS, TEXT_TYPES
-from .datasets.table import word_list
+from .datasets.table import NOT_FILES, word_list
 from .errors import FusionZooError, did_you_mean
 from .files import cache_root, make_cache_folder, replacing
 from .structures import KINDS
@@ -93,7 +93,7 @@ def _path_columns(settings: Mapping[str, Any], table: pa.Table) -> list[str]:
     path_columns = {
         columns.get(modality, modality).strip().casefold()
         for modality in {*KINDS, *columns, *kinds}
-        if modality in paths or kinds.get(modality, modality) in set(KINDS) - {"text"}
+        if modality in paths or kinds.get(modality, modality) in set(KINDS) - {*NOT_FILES}
     }
     return [
         field.name

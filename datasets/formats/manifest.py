@@ -17,7 +17,7 @@ from .tables import open_table
 def manifest(
     *,
     root: str = "",
-    columns: Mapping[str, str] | None = None,
+    columns: Mapping[str, str | Sequence[str]] | None = None,
     kinds: Mapping[str, str] | None = None,
     shares: Sequence[float] = SHARES,
     on_error: OnError = "raise",
@@ -28,6 +28,7 @@ def manifest(
     paths: str | Sequence[str] = (),
     allow_outside: bool = False,
     group_column: str | None = None,
+    categorical: str | Sequence[str] = (),
 ) -> PairedDataset:
     """Open your own CSV, TSV, JSONL or Parquet file with one row per sample.
 
@@ -37,7 +38,8 @@ def manifest(
 
     Settings:
         root: path of the file
-        columns: columns with other names, by modality or role: `{"xray": "file_2", "id": "key"}`
+        columns: columns with other names, by modality or role: `{"xray": "file_2", "id": "key"}`;
+            those of a tabular modality, `{"tabular": "age,weight,colour"}`
         kinds: kinds of modalities with other names, `{"xray": "image"}`
         shares: of train, val and test in splits by hash
         on_error: `raise` on a value that cannot be read, treat it as `missing` or `skip` its sample
@@ -48,6 +50,7 @@ def manifest(
         paths: modalities of text whose cells are paths of files
         allow_outside: whether paths may leave the file's folder, links resolved
         group_column: groups that splits and folds keep together, instead of `group`; `id` for none
+        categorical: columns of a tabular modality that hold categories though they are numbers
     """
     path = Path(root)
     dataset = open_table(
@@ -63,5 +66,6 @@ def manifest(
         paths=paths,
         allow_outside=allow_outside,
         group_column=group_column,
+        categorical=categorical,
     )
     return apply_shared_settings(dataset, modalities, missing)

@@ -19,6 +19,7 @@ from ..provenance import Provenance
 from ..splits import SHARES, split_by_hash, split_groups
 from ..table import word_list
 from .columns import TEXT_TYPES, Columns
+from .gathered import Roles, gather_columns
 
 ROLES = ("id", "split", "target", "group")
 
@@ -28,7 +29,7 @@ def open_table(
     *,
     source: str,
     root: Path | None,
-    columns: Mapping[str, str] | None = None,
+    columns: Roles | None = None,
     kinds: Mapping[str, str] | None = None,
     shares: Sequence[float] = SHARES,
     on_error: OnError = "raise",
@@ -37,12 +38,15 @@ def open_table(
     paths: str | Sequence[str] = (),
     allow_outside: bool = False,
     group_column: str | None = None,
+    categorical: str | Sequence[str] = (),
 ) -> PairedDataset:
     """Return the data set of a table; for the settings see `manifest`.
 
     `source` names the table in messages; paths are relative to `root`.
     """
-    roles = dict(columns or {})
+    table, roles = gather_columns(
+        table, source, columns or {}, kinds or {}, targets=targets or (), categorical=categorical
+    )
     if "group" in {*roles, *(kinds or {})}:
         raise FusionZooError(
             f"{source}: a group is no modality: --data.group_column names its column"
@@ -82,7 +86,7 @@ def _modalities(table: Columns, kinds: Mapping[str, str], labels: Sequence[str])
     order = [*table.roles, *KINDS, *kinds]
     names = [name for name in sorted(names, key=order.index) if table.position(name) not in taken]
     if not names:
-        table.require("image", "a modality (image, text, audio, vector, sequence)")
+        table.require("image", f"a modality ({', '.join(KINDS)})")
     for name in names:
         if kinds.get(name, name) not in KINDS:
             raise FusionZooError(
