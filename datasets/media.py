@@ -17,6 +17,8 @@ from torch import Tensor
 from fusionzoo.cells import read_cells
 from fusionzoo.errors import FusionZooError, one_line
 
+from .array_files import HDF5, ZIP
+from .arrays import ArrayItem, find_item
 from .drawing import render
 from .sound import decode_audio
 
@@ -25,6 +27,7 @@ IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".s
 CLIPS = {".wav", ".flac", ".ogg", ".oga", ".mp3"}
 TEXTS = {".txt"}
 ARRAYS = {".npy"}
+ARRAY_FILES = (".npy", *ZIP, *HDF5)
 MAX_PIXELS = 89_478_485  # 270 MB as RGB, from where Pillow warns too
 SUFFIXES = {"image": IMAGES, "audio": CLIPS, "text": TEXTS, "vector": ARRAYS, "sequence": ARRAYS}
 
@@ -37,9 +40,31 @@ def decode(kind: str, value: Any) -> Any:
         "text": decode_text,
         "tabular": read_cells,
     }
+    if kind in ("text", "tabular"):
+        return decoders[kind](value)
+    if isinstance(value, str | Path):
+        value = find_item(str(value)) or value
+    if isinstance(value, ArrayItem):
+        return _decode_item(kind, value)
     if kind in decoders:
         return decoders[kind](value)
     return decode_array(value, 1 if kind == "vector" else 2)
+
+
+def _decode_item(kind: str, item: ArrayItem) -> Any:
+    """Decode a value in an array; errors name its file, key and row."""
+    array = item.read()
+    if kind in ("vector", "sequence"):
+        return decode_array(array, 1 if kind == "vector" else 2, str(item))
+    if kind == "audio" and item.rate is None:
+        raise FusionZooError(
+            f"{item}: samples in an array have no rate: --data.sample_rate 16000 (Hz)"
+        )
+    try:
+        value = (array, item.rate) if kind == "audio" else array
+        return decode_audio(value) if kind == "audio" else decode_image(value)
+    except FusionZooError as error:
+        raise FusionZooError(f"{item}: {error}") from error
 
 
 def decode_image(source: Any) -> Tensor:
@@ -166,13 +191,19 @@ def decode_text(source: Any) -> str:
     return source
 
 
-def decode_array(source: Any, ndim: int) -> Tensor:
-    """Return float32 of `ndim` dimensions, from a .npy file, a list, an array or a tensor."""
-    name = str(source) if isinstance(source, str | Path) else f"a {type(source).__name__}"
+def decode_array(source: Any, ndim: int, name: str = "") -> Tensor:
+    """Return float32 of `ndim` dimensions, from a list, an array or a tensor.
+
+    `name` stands for it in messages.
+    """
+    name = name or (str(source) if isinstance(source, str | Path) else f"a {type(source).__name__}")
+    if isinstance(source, str | Path):
+        raise FusionZooError(
+            f"{name} is no file of arrays: {', '.join(ARRAY_FILES)} such as feats.npy[17]"
+        )
     try:
-        loaded = np.load(source, allow_pickle=False) if isinstance(source, str | Path) else source
-        array = np.asarray(loaded, dtype=np.float32)
-    except (OSError, ValueError, TypeError, EOFError) as error:
+        array = np.asarray(source, dtype=np.float32)
+    except (ValueError, TypeError) as error:
         raise FusionZooError(f"{name} cannot be read as an array: {error}") from error
     if array.ndim != ndim:
         raise FusionZooError(f"{name} has shape {array.shape}; expected {ndim} dimensions")

@@ -11,6 +11,8 @@ import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError, one_line
 
+from .arrays import file_of
+
 MAX_SHOWN = 120  # characters of a cell in a message
 
 
@@ -74,19 +76,29 @@ def check_paths(
     columns: Sequence[str],
     folder: Path,
     *,
+    arrays: Sequence[str] = (),
     allow_outside: bool,
     must_exist: bool,
     source: str,
 ) -> None:
-    """Raise an error for a path in `columns` that leaves the folder or, if it must, is no file."""
+    """Raise an error for a path in `columns` that leaves the folder or, if it must, is no file.
+
+    In `arrays` among them, a cell may name a part of a file: `feats.npy[17]`.
+    """
     if allow_outside and not must_exist:
         return
     checker = PathChecker(folder, allow_outside=allow_outside, must_exist=must_exist)
     for name in columns:
         if not pa.types.is_string(table[name].type):
             continue
+        problems: dict[str, str] = {}  # of files, which many cells may name
         for row, cell in enumerate(table[name].to_pylist()):
-            problem = checker.problem(cell) if cell is not None else ""
+            if cell is None:
+                continue
+            path = file_of(cell) if name in arrays else cell
+            if path not in problems:
+                problems[path] = checker.problem(path)
+            problem = problems[path]
             if problem:
                 sample = table["id"][row].as_py()
                 raise FusionZooError(

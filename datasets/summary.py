@@ -37,6 +37,7 @@ def data_summary(dataset: PairedDataset) -> list[str]:
     lines += [*_targets(dataset), ("have", _counts(present))]
     for name, kind in dataset.modalities.items():
         lines += [("columns", describe_columns(dataset, name))] if kind == "tabular" else []
+    lines += [("arrays", f"{name}: {note}") for name, note in origin.notes]
     if origin.deselected:
         names, remaining = ", ".join(origin.deselected), " or ".join(dataset.modalities)
         dropped = f"; {_samples(origin.dropped)} without {remaining}" if origin.dropped else ""

@@ -17,6 +17,7 @@ from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.structures import KINDS
 from fusionzoo.targets import Target
 
+from .arrays import ArrayItem, check_rows, refer
 from .labels import find_classes, read_labels
 from .paths import check_paths
 from .provenance import Provenance
@@ -30,6 +31,8 @@ class SampleTable:
     `rows` are the samples' rows in `table`, which views share. For the arguments see
     `PairedDataset`, which decodes the values.
     """
+
+    sample_rate: int | None = None  # Hz, of audio in arrays
 
     def __init__(
         self,
@@ -55,14 +58,21 @@ class SampleTable:
         self.rows = torch.arange(len(table))
         self.readers: dict[str, Callable[[int], Any]] = {}
         self._check_rows()
+        files = [name for name in modalities if name in self.paths and name not in self.memory]
+        arrays = [name for name in files if modalities[name] != "text"]
         check_paths(
             self.table,
-            [name for name in modalities if name in self.paths and name not in self.memory],
+            files,
             root or Path(),
+            arrays=arrays,
             allow_outside=self.allow_outside,
             must_exist=files_must_exist,
             source=source,
         )
+        if files_must_exist:
+            check_rows(
+                self.table, {name: modalities[name] for name in arrays}, root or Path(), source
+            )
         self.scheme: tuple[Target, ...] | None = None  # of label columns; None: column `target`
         self.label_values = torch.zeros(len(table), 0)  # of label columns, float32 (N, W)
         if targets is None:
@@ -125,8 +135,11 @@ class SampleTable:
             return None
         if name in self.memory:
             return self.memory[name][cell]
-        is_path = name in self.paths and isinstance(cell, str)
-        return (self.root or Path()) / cell if is_path else cell
+        if name not in self.paths or not isinstance(cell, str):
+            return cell
+        if self.modalities[name] == "text":
+            return (self.root or Path()) / cell
+        return refer(cell, self.modalities[name], self.root, self.sample_rate)
 
     def read_by(self, readers: Mapping[str, Callable[[int], Any]]) -> Self:
         """Return the same samples; values of some modalities are not decoded, but read by row of
@@ -152,6 +165,8 @@ class SampleTable:
         value = self.reference(name, row)
         if value is None:
             return 0.0
+        if isinstance(value, ArrayItem):
+            return value.cost
         if isinstance(value, Path):
             return float(value.stat().st_size) if value.is_file() else 0.0
         return float(len(value[0] if kind == "audio" else value))

@@ -29,12 +29,15 @@ def manifest(
     allow_outside: bool = False,
     group_column: str | None = None,
     categorical: str | Sequence[str] = (),
+    arrays: Mapping[str, str | Sequence[str]] | None = None,
+    sample_rate: int | None = None,
 ) -> PairedDataset:
     """Open your own CSV, TSV, JSONL or Parquet file with one row per sample.
 
     Columns `image`, `text`, `audio`, `vector`, `sequence` are modalities; an empty cell is missing.
     If absent, `id` is the row's number, `split` a hash of the id, and no `target` is known. Text is
-    in its cell, vectors and sequences are lists or .npy files; paths are relative to the file.
+    in its cell, vectors and sequences are lists, or parts of arrays such as `feats.npy[17]`,
+    `feats.npz::key` or `feats.h5::group/key[2:40]`; paths are relative to the file.
 
     Settings:
         root: path of the file
@@ -51,6 +54,9 @@ def manifest(
         allow_outside: whether paths may leave the file's folder, links resolved
         group_column: groups that splits and folds keep together, instead of `group`; `id` for none
         categorical: columns of a tabular modality that hold categories though they are numbers
+        arrays: files of modalities that are no columns, `{"audio": "feats.npy"}`: a row per sample,
+            or by id, `"feats.npy,ids.npy"`, `.npz` or HDF5 with `features` and `ids`, or named ids
+        sample_rate: in Hz, of audio in arrays
     """
     path = Path(root)
     dataset = open_table(
@@ -67,5 +73,7 @@ def manifest(
         allow_outside=allow_outside,
         group_column=group_column,
         categorical=categorical,
+        arrays=arrays,
+        sample_rate=sample_rate,
     )
     return apply_shared_settings(dataset, modalities, missing)

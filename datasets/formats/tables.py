@@ -18,8 +18,9 @@ from ..paired import PairedDataset
 from ..provenance import Provenance
 from ..splits import SHARES, split_by_hash, split_groups
 from ..table import word_list
+from .cell_columns import Roles
 from .columns import TEXT_TYPES, Columns
-from .gathered import Roles, gather_columns
+from .gather import gather
 
 ROLES = ("id", "split", "target", "group")
 
@@ -39,26 +40,33 @@ def open_table(
     allow_outside: bool = False,
     group_column: str | None = None,
     categorical: str | Sequence[str] = (),
+    arrays: Mapping[str, str | Sequence[str]] | None = None,
+    sample_rate: int | None = None,
 ) -> PairedDataset:
     """Return the data set of a table; for the settings see `manifest`.
 
     `source` names the table in messages; paths are relative to `root`.
     """
-    table, roles = gather_columns(
-        table, source, columns or {}, kinds or {}, targets=targets or (), categorical=categorical
+    gathered = gather(
+        table,
+        source,
+        root,
+        columns=columns or {},
+        kinds=kinds or {},
+        arrays=arrays or {},
+        labels=targets or {},
+        categorical=categorical,
+        allow_outside=allow_outside,
+        sample_rate=sample_rate,
+        group_column=group_column,
     )
-    if "group" in {*roles, *(kinds or {})}:
-        raise FusionZooError(
-            f"{source}: a group is no modality: --data.group_column names its column"
-        )
-    if group_column is not None:
-        roles["group"] = group_column
     rows, names, provenance = _read_columns(
-        Columns(source, table, roles), kinds or {}, shares, targets
+        Columns(source, gathered.table, gathered.roles), gathered.kinds, shares, targets
     )
-    return PairedDataset(
+    dataset = PairedDataset(
         rows,
         names,
+        memory=gathered.memory,
         root=root,
         source=source,
         on_error=on_error,
@@ -66,8 +74,10 @@ def open_table(
         targets=targets,
         paths=word_list(paths),
         allow_outside=allow_outside,
-        provenance=provenance,
+        provenance=replace(provenance, notes=gathered.notes),
     )
+    dataset.sample_rate = sample_rate
+    return dataset
 
 
 def _modalities(table: Columns, kinds: Mapping[str, str], labels: Sequence[str]) -> dict[str, str]:
