@@ -1,4 +1,4 @@
-"""`fusionzoo data`: list data sets, and fetch those that are downloaded."""
+"""`fusionzoo data`: list data sets, fetch those that are downloaded, convert those of others."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from .console import add_plugins_option, print_table
+from .data_convert import add_convert_action
 from .errors import FusionZooError
 from .plugins import load_plugins
 
 
 def add_data_command(commands: Any) -> None:
     """Add the command and its actions to a parser's subcommands."""
-    data = commands.add_parser("data", help="list or fetch data sets")
+    data = commands.add_parser("data", help="list, fetch or convert data sets")
     data.set_defaults(run=list_data)
     add_plugins_option(data, "")
     actions = data.add_subparsers(metavar="action")
@@ -22,6 +23,7 @@ def add_data_command(commands: Any) -> None:
     fetch.add_argument("name", nargs="?", help="the data set; without it, those there are")
     fetch.add_argument("--root", help="folder to put it in; default: the cache")
     fetch.set_defaults(run=fetch_data)
+    add_convert_action(actions)
     for action in (every, fetch):
         add_plugins_option(action)
 
