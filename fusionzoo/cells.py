@@ -69,7 +69,8 @@ def category_of(cell: float | str) -> str:
     ['3', '3', '03', 'true', 'red']
     """
     if not isinstance(cell, str):
-        return str(int(cell)) if cell.is_integer() else repr(cell)
+        number = float(cell)
+        return str(int(number)) if number.is_integer() else repr(number)
     whole = _whole.fullmatch(cell)
     if whole:
         return whole[1]
