@@ -97,10 +97,9 @@ def find_item(cell: str, root: Path | None = None, rate: int | None = None) -> A
 
 def refer(cell: str, kind: str, root: Path | None, rate: int | None) -> Path | ArrayItem:
     """Return the file or the part of an array that a cell names."""
-    path, item = (root or Path()) / cell, find_item(cell, root, rate)
-    if item is None or (str(item) == str(path) and kind in DIMENSIONS):
-        return path
-    return item
+    item = find_item(cell, root, rate)
+    is_file = item is not None and not item.key and item.rows is None and kind in DIMENSIONS
+    return (root or Path()) / cell if item is None or is_file else item
 
 
 def file_of(cell: str) -> str:
