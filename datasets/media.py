@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,9 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fusionzoo.cells import read_cells
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.targets import decimal_hint
 
+from .array_files import HDF5, ZIP
+from .arrays import ArrayItem, find_item
 from .drawing import render
 from .sound import decode_audio
 
@@ -25,16 +29,44 @@ IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".s
 CLIPS = {".wav", ".flac", ".ogg", ".oga", ".mp3"}
 TEXTS = {".txt"}
 ARRAYS = {".npy"}
+ARRAY_FILES = (".npy", *ZIP, *HDF5)
 MAX_PIXELS = 89_478_485  # 270 MB as RGB, from where Pillow warns too
 SUFFIXES = {"image": IMAGES, "audio": CLIPS, "text": TEXTS, "vector": ARRAYS, "sequence": ARRAYS}
 
 
 def decode(kind: str, value: Any) -> Any:
-    """Decode a value of a kind (image, text, audio, vector, sequence), as `Sample` describes."""
-    decoders = {"image": decode_image, "audio": decode_audio, "text": decode_text}
+    """Decode a value of one of `KINDS`, as `Sample` describes."""
+    decoders: dict[str, Callable[[Any], Any]] = {
+        "image": decode_image,
+        "audio": decode_audio,
+        "text": decode_text,
+        "tabular": read_cells,
+    }
+    if kind in ("text", "tabular"):
+        return decoders[kind](value)
+    if isinstance(value, str | Path):
+        value = find_item(str(value)) or value
+    if isinstance(value, ArrayItem):
+        return _decode_item(kind, value)
     if kind in decoders:
         return decoders[kind](value)
     return decode_array(value, 1 if kind == "vector" else 2)
+
+
+def _decode_item(kind: str, item: ArrayItem) -> Any:
+    """Decode a value in an array; errors name its file, key and row."""
+    array = item.read()
+    if kind in ("vector", "sequence"):
+        return decode_array(array, 1 if kind == "vector" else 2, str(item))
+    if kind == "audio" and item.rate is None:
+        raise FusionZooError(
+            f"{item}: samples in an array have no rate: --data.sample_rate 16000 (Hz)"
+        )
+    try:
+        value = (array, item.rate) if kind == "audio" else array
+        return decode_audio(value) if kind == "audio" else decode_image(value)
+    except FusionZooError as error:
+        raise FusionZooError(f"{item}: {error}") from error
 
 
 def decode_image(source: Any) -> Tensor:
@@ -161,13 +193,19 @@ def decode_text(source: Any) -> str:
     return source
 
 
-def decode_array(source: Any, ndim: int) -> Tensor:
-    """Return float32 of `ndim` dimensions, from a .npy file, a list, an array or a tensor."""
-    name = str(source) if isinstance(source, str | Path) else f"a {type(source).__name__}"
+def decode_array(source: Any, ndim: int, name: str = "") -> Tensor:
+    """Return float32 of `ndim` dimensions, from a list, an array or a tensor.
+
+    `name` stands for it in messages.
+    """
+    name = name or (str(source) if isinstance(source, str | Path) else f"a {type(source).__name__}")
+    if isinstance(source, str | Path):
+        raise FusionZooError(
+            f"{name} is no file of arrays: {', '.join(ARRAY_FILES)} such as feats.npy[17]"
+        )
     try:
-        loaded = np.load(source, allow_pickle=False) if isinstance(source, str | Path) else source
-        array = np.asarray(loaded, dtype=np.float32)
-    except (OSError, ValueError, TypeError, EOFError) as error:
+        array = np.asarray(source, dtype=np.float32)
+    except (ValueError, TypeError) as error:
         number = re.search(r"to float: '(.*)'", str(error))  # text in a list
         hint = decimal_hint(number[1]) if number else ""
         raise FusionZooError(f"{name} cannot be read as an array: {error}{hint}") from error

@@ -102,7 +102,7 @@ class PairedDataset(Displayed, Exchange, Incomplete, Dataset[Sample | None]):
     @property
     def default_encoders(self) -> dict[str, dict[str, Any]]:
         """The encoder of each modality, where the user names none."""
-        return fill_encoders(self._encoders, self.modalities, self._width)
+        return fill_encoders(self, self._encoders, self._width)
 
     def failures(self) -> list[tuple[str, str]]:
         """Return (id, modality) of every value that could not be used so far."""

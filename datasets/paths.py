@@ -12,6 +12,8 @@ import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError, one_line
 
+from .arrays import file_of
+
 NUMBER = r"[+-]?([0-9]+([.,][0-9]*)?|[.,][0-9]+)([eE][+-]?[0-9]+)?"
 MAX_SHOWN = 120  # characters of a cell in a message
 
@@ -79,13 +81,15 @@ def check_paths(
     columns: Sequence[str],
     folder: Path,
     *,
+    arrays: Sequence[str] = (),
     allow_outside: bool,
     must_exist: bool,
     where: Callable[[int], str],
 ) -> None:
     """Raise an error for a path in `columns` that leaves the folder or, if it must, is no file.
 
-    `where` names a row for messages.
+    In `arrays` among them, a cell may name a part of a file: `feats.npy[17]`. `where` names a row
+    for messages.
     """
     if allow_outside and not must_exist:
         return
@@ -93,8 +97,14 @@ def check_paths(
     for name in columns:
         if not pa.types.is_string(table[name].type):
             continue
+        problems: dict[str, str] = {}  # of files, which many cells may name
         for row, cell in enumerate(table[name].to_pylist()):
-            problem = checker.problem(cell) if cell is not None else ""
+            if cell is None:
+                continue
+            path = file_of(cell) if name in arrays else cell
+            if path not in problems:
+                problems[path] = checker.problem(path)
+            problem = problems[path]
             if problem:
                 sample = table["id"][row].as_py()
                 raise FusionZooError(f"{where(row)}, sample {sample!r}: {name} {problem}")

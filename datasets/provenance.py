@@ -31,6 +31,7 @@ class Provenance:
     split_rule: str = ""  # how samples are assigned to splits
     split_shares: tuple[float, ...] | None = None  # of splits made by hash; None: the data's own
     group_rule: str = ""  # how samples are assigned to groups
+    notes: tuple[tuple[str, str], ...] = ()  # (modality, where its values come from)
     unused: tuple[str, ...] = ()  # columns of the source that nothing uses
     inferred: tuple[str, ...] = ()  # roles and kinds of columns that the source declares
     deselected: tuple[str, ...] = ()  # modalities that `select` removed

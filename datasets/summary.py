@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from .paired import PairedDataset
 from .provenance import Amputation
 from .splits import SPLITS
+from .tabular import describe_columns
 from .target_hints import case_hint, objective_hint, separator_hint
 
 MAX_CLASSES = 12  # shown with their counts
@@ -40,6 +41,9 @@ def data_summary(dataset: PairedDataset) -> list[str]:
     lines += [("groups", _groups(dataset))] if origin.group_rule else []
     lines += [*_targets(dataset), ("have", _counts(present))]
     lines += [("inferred", note) for note in origin.inferred]
+    for name, kind in dataset.modalities.items():
+        lines += [("columns", describe_columns(dataset, name))] if kind == "tabular" else []
+    lines += [("arrays", f"{name}: {note}") for name, note in origin.notes]
     if origin.deselected:
         names, remaining = ", ".join(origin.deselected), " or ".join(dataset.modalities)
         dropped = f"; {_samples(origin.dropped)} without {remaining}" if origin.dropped else ""

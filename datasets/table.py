@@ -16,10 +16,13 @@ from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.structures import KINDS
 from fusionzoo.targets import Target
 
+from .arrays import ArrayItem, check_rows, refer
 from .labels import find_classes, read_labels
 from .paths import check_paths
 from .provenance import Provenance
 from .refusals import is_collecting, repair_rows
+
+NOT_FILES = ("text", "tabular")  # kinds whose cells are no paths
 
 
 class SampleTable:
@@ -28,6 +31,8 @@ class SampleTable:
     `rows` are the samples' rows in `table`, which views share. For the arguments see
     `PairedDataset`, which decodes the values.
     """
+
+    sample_rate: int | None = None  # Hz, of audio in arrays
 
     def __init__(
         self,
@@ -46,18 +51,18 @@ class SampleTable:
         _check_modalities(modalities, paths, source)
         self.table, self.modalities = table.combine_chunks(), dict(modalities)
         self.memory, self.root, self.source = dict(memory or {}), root, source
-        self.paths = frozenset(name for name, kind in modalities.items() if kind != "text")
+        self.paths = frozenset(name for name, kind in modalities.items() if kind not in NOT_FILES)
         self.paths |= frozenset(paths)
         self.allow_outside = allow_outside or root is None
         self.provenance = provenance or Provenance()
         self.rows = torch.arange(len(table))
         self.readers: dict[str, Callable[[int], Any]] = {}
-        path_columns = [name for name in modalities if name in self.paths - self.memory.keys()]
+        files = [name for name in modalities if name in self.paths - self.memory.keys()]
         if is_collecting():
             self.table = repair_rows(
                 self.table,
                 modalities,
-                path_columns,
+                files,
                 root or Path(),
                 self.allow_outside,
                 self.provenance.row_numbers,
@@ -65,14 +70,18 @@ class SampleTable:
             targets = {}  # the audit reads the column `target` itself
         else:
             self._check_rows()
+            arrays = {name: modalities[name] for name in files if modalities[name] != "text"}
             check_paths(
                 self.table,
-                path_columns,
+                files,
                 root or Path(),
+                arrays=list(arrays),
                 allow_outside=self.allow_outside,
                 must_exist=files_must_exist,
                 where=self.where,
             )
+            if files_must_exist:
+                check_rows(self.table, arrays, root or Path(), self.sample_place)
         self.scheme: tuple[Target, ...] | None = None  # of label columns; None: column `target`
         self.label_values = torch.zeros(len(table), 0)  # of label columns, float32 (N, W)
         if targets is None:
@@ -144,8 +153,11 @@ class SampleTable:
             return None
         if name in self.memory:
             return self.memory[name][cell]
-        is_path = name in self.paths and isinstance(cell, str)
-        return (self.root or Path()) / cell if is_path else cell
+        if name not in self.paths or not isinstance(cell, str):
+            return cell
+        if self.modalities[name] == "text":
+            return (self.root or Path()) / cell
+        return refer(cell, self.modalities[name], self.root, self.sample_rate)
 
     def read_by(self, readers: Mapping[str, Callable[[int], Any]]) -> Self:
         """Return the same samples; values of some modalities are not decoded, but read by row of
@@ -171,6 +183,8 @@ class SampleTable:
         value = self.reference(name, row)
         if value is None:
             return 0.0
+        if isinstance(value, ArrayItem):
+            return value.cost
         if isinstance(value, Path):
             return float(value.stat().st_size) if value.is_file() else 0.0
         return float(len(value[0] if isinstance(value, tuple) else value))

@@ -7,6 +7,7 @@
 | audio | `mel/<timm model>`, `mel/stats`, `torchaudio/<bundle or conformer>`, `hf/<name>` |
 | vector | `vector/mlp`, `vector/identity` |
 | sequence | `sequence/transformer` |
+| tabular | `tabular/mlp`, `tabular/ft-transformer` |
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def create_encoder(
     """Build the encoder `name` for `modality`; further settings are those of its class.
 
     Settings:
-        kind: image, text, audio, vector or sequence, if the modality's name is none of them
+        kind: image, text, audio, vector, sequence or tabular, unless that is the modality's name
         freeze: part that is not trained: `none`, `all`, `all_but_last_<n>` (layers) or `norm`
         lora: train adapters in attention and freeze the rest; a mapping with rank `r`, `alpha`
             (scale is alpha / r), `dropout` and `targets`, the names of the layers to adapt

@@ -133,7 +133,7 @@ def _list_zoo(parsed: argparse.Namespace) -> None:
         ("kind", "names"),
         [
             (kind, ", ".join(sorted({one.name for one in known.encoders if one.kind == kind})))
-            for kind in ("image", "text", "audio", "vector", "sequence")
+            for kind in ("image", "text", "audio", "vector", "sequence", "tabular")
         ],
     )
 

@@ -1,4 +1,4 @@
-"""`fusionzoo data`: list, check and show data sets, and fetch those that are downloaded."""
+"""`fusionzoo data`: list, check and show data sets, fetch those to download, convert others'."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from .console import add_plugins_option, print_table
+from .data_convert import add_convert_action
 from .errors import FusionZooError
 from .plugins import load_plugins
 
 
 def add_data_command(commands: Any) -> None:
     """Add the command and its actions to a parser's subcommands."""
-    data = commands.add_parser("data", help="list, fetch, check or show data sets")
+    data = commands.add_parser("data", help="list, fetch, convert, check or show data sets")
     data.set_defaults(run=list_data)
     add_plugins_option(data, "")
     actions = data.add_subparsers(metavar="action")
@@ -22,6 +23,7 @@ def add_data_command(commands: Any) -> None:
     fetch.add_argument("name", nargs="?", help="the data set; without it, those there are")
     fetch.add_argument("--root", help="folder to put it in; default: the cache")
     fetch.set_defaults(run=fetch_data)
+    add_convert_action(actions)
     # `cli.main` runs these two, which take settings of data sets as train.py does.
     actions.add_parser("check", help="find faults and leaks: `fusionzoo data check --help`")
     actions.add_parser("show", help="write a contact sheet: `fusionzoo data show --help`")

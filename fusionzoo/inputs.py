@@ -19,7 +19,7 @@ from .datasets.formats.declared import FUSIONZOO, HUGGING_FACE
 from .datasets.formats.loaded import Loaded
 from .datasets.formats.objects import STREAM_LIMIT, is_table, read_objects
 from .datasets.naming import settings_of
-from .datasets.table import word_list
+from .datasets.table import NOT_FILES, word_list
 from .errors import FusionZooError
 from .files import cache_root, make_cache_folder, replacing
 from .structures import KINDS
@@ -112,7 +112,7 @@ def _path_columns(settings: Mapping[str, Any], table: pa.Table) -> list[str]:
     path_columns = {
         columns.get(modality, modality).strip().casefold()
         for modality in {*KINDS, *columns, *kinds}
-        if modality in paths or kinds.get(modality, modality) in set(KINDS) - {"text"}
+        if modality in paths or kinds.get(modality, modality) in set(KINDS) - {*NOT_FILES}
     }
     return [
         field.name

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .errors import FusionZooError
 
-KINDS = ("image", "text", "audio", "vector", "sequence")
+KINDS = ("image", "text", "audio", "vector", "sequence", "tabular")
 
 
 class Audio(NamedTuple):
@@ -55,7 +55,8 @@ class Sample(NamedTuple):
     """One row of a paired data set, decoded.
 
     A value is, by kind: image uint8 (3, H, W) RGB; text str; audio a `Clip`;
-    vector float32 (D,); sequence float32 (T, D); None where the sample lacks the modality.
+    vector float32 (D,); sequence float32 (T, D); tabular a dict of cells by column, each a number,
+    text or, if empty, None; None where the sample lacks the modality.
     """
 
     id: str

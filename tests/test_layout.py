@@ -19,7 +19,7 @@ import fusionzoo
 ROOT = Path(__file__).parents[1]
 FLOORS = (  # from the ground up: a module imports from its own floor's room or from below
     ("errors", "version", "sources", "_unlinked"),
-    ("console", "checks", "files", "rng", "predictions", "plugins", "structures"),
+    ("console", "checks", "files", "rng", "cells", "predictions", "plugins", "structures"),
     ("registry", "targets", "unimodal", "standardise"),
     ("config",),
     ("distributed",),
@@ -53,6 +53,7 @@ FLOORS = (  # from the ground up: a module imports from its own floor's room or 
     ("benchmark.trials",),
     ("benchmark.report",),
     ("benchmark.api",),
+    ("data_convert",),
     ("scripts", "data_command"),
     ("api", "commands"),
     ("cli",),

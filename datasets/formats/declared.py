@@ -13,6 +13,8 @@ import pyarrow.compute as pc
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import KINDS
 
+from ..table import word_list
+from .cell_columns import Roles
 from .loaded import Loaded
 
 HUGGING_FACE, FUSIONZOO = b"huggingface", b"fusionzoo"  # keys of a schema's metadata
@@ -29,14 +31,15 @@ class Declared:
     modalities: tuple[str, ...] = ()  # columns in the order in which fusionzoo stored them
 
     def with_defaults(
-        self, kinds: Mapping[str, str], roles: Mapping[str, str], targets: Iterable[str]
-    ) -> tuple[dict[str, str], dict[str, str], tuple[str, ...]]:
+        self, kinds: Mapping[str, str], roles: Roles, targets: Iterable[str]
+    ) -> tuple[dict[str, str], Roles, tuple[str, ...]]:
         """Add what is declared to the user's kinds and roles; return also what was added.
 
         A column that the user names stays as it is. The only column of classes (or the one called
         `label`) is the target, unless there is a column or a setting for that.
         """
-        named = {_fold(column) for column in (*roles.values(), *kinds, *targets)}
+        columns = [column for role in roles.values() for column in word_list(role)]
+        named = {_fold(column) for column in (*columns, *kinds, *targets)}
         added = {name: kind for name, kind in self.kinds.items() if _fold(name) not in named}
         merged = {**kinds, **added}
         notes = [f"column {name!r} is {kind}" for name, kind in added.items() if name != kind]
@@ -74,10 +77,10 @@ def apply_declared(
     table: pa.Table,
     source: str,
     kinds: Mapping[str, str],
-    roles: Mapping[str, str],
+    roles: Roles,
     targets: Iterable[str],
     loaded: Loaded | None,
-) -> tuple[pa.Table, dict[str, str], dict[str, str], tuple[str, ...]]:
+) -> tuple[pa.Table, dict[str, str], Roles, tuple[str, ...]]:
     """Return the table with named classes, kinds and roles with what is declared, and notes."""
     declared = read_declared(table, source)
     if loaded is not None:
@@ -130,3 +133,12 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 def _fold(name: str) -> str:
     return name.strip().casefold()
+
+
+def with_kinds(table: pa.Table, kinds: Mapping[str, str]) -> pa.Table:
+    """Return a table whose metadata says of which kind its modalities are."""
+    metadata = {
+        **(table.schema.metadata or {}),
+        FUSIONZOO: json.dumps({"kinds": dict(kinds)}).encode(),
+    }
+    return table.replace_schema_metadata(metadata)

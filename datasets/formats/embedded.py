@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,12 +86,17 @@ def media_value(value: Any, root: Path | None) -> Any:
     return None
 
 
-def take_out(table: pa.Table, root: Path | None) -> tuple[pa.Table, dict[str, ArrowCells]]:
-    """Replace columns of bytes and structs with row numbers, null where a cell has no value."""
+def take_out(
+    table: pa.Table, root: Path | None, kept: Collection[str] = ()
+) -> tuple[pa.Table, dict[str, ArrowCells]]:
+    """Replace columns of bytes and structs with row numbers, null where a cell has no value.
+
+    Those that are `kept` stay as they are.
+    """
     cells = {}
     for position, field in enumerate(table.schema):
         is_binary = any(is_type(field.type) for is_type in BINARY_TYPES)
-        if not is_binary and not pa.types.is_struct(field.type):
+        if field.name in kept or not (is_binary or pa.types.is_struct(field.type)):
             continue
         column = table.column(position)
         cells[field.name] = ArrowCells(column, root)

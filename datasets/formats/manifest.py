@@ -27,7 +27,7 @@ from .tables import open_table
 def manifest(
     *,
     root: Any = "",
-    columns: Mapping[str, str] | None = None,
+    columns: Mapping[str, str | Sequence[str]] | None = None,
     kinds: Mapping[str, str] | None = None,
     shares: Sequence[float] = SHARES,
     on_error: OnError = "raise",
@@ -51,18 +51,23 @@ def manifest(
     join: Mapping[str, Any] | None = None,
     on: str | Mapping[str, str] = "id",
     how: Literal["inner", "outer"] = "inner",
+    categorical: str | Sequence[str] = (),
+    arrays: Mapping[str, str | Sequence[str]] | None = None,
+    sample_rate: int | None = None,
 ) -> PairedDataset:
     """Open your own table with one row per sample: CSV, TSV, JSONL, Parquet, .xlsx, or in memory.
 
     Columns `image`, `text`, `audio`, `vector`, `sequence` are modalities; an empty cell is missing.
     If absent, `id` is the row's number from 0, `split` a hash of the id that leaves no split
-    without a class, and no `target` is known. Text is in its cell, vectors and sequences are lists
-    or .npy files; paths are relative to the file. In Parquet, media may be bytes or `{bytes,
-    path}`. Text files may be compressed (`.csv.gz`).
+    without a class, and no `target` is known. Text is in its cell, vectors and sequences are lists,
+    or parts of arrays such as `feats.npy[17]`, `feats.npz::key` or `feats.h5::group/key[2:40]`;
+    paths are relative to the file. In Parquet, media may be bytes or `{bytes, path}`. Text files
+    may be compressed (`.csv.gz`).
 
     Settings:
         root: path of the file, or of a folder of Parquet files; in Python also a table in memory
-        columns: columns with other names, by modality or role: `{"xray": "file_2", "id": "key"}`
+        columns: columns with other names, by modality or role: `{"xray": "file_2", "id": "key"}`;
+            those of a tabular modality, `{"tabular": "age,weight,colour"}`
         kinds: kinds of modalities with other names, `{"xray": "image"}`
         shares: of train, val and test in splits by hash
         on_error: `raise` on a value that cannot be read, treat it as `missing` or `skip` its sample
@@ -88,6 +93,10 @@ def manifest(
         join: further sources, by modality: the path of a manifest, or its settings
         on: column by which joined samples belong together, or a mapping with that of each source
         how: `inner` keeps samples that all joined sources have, `outer` keeps all
+        categorical: columns of a tabular modality that hold categories though they are numbers
+        arrays: files of modalities that are no columns, `{"audio": "feats.npy"}`: a row per sample,
+            or by id, `"feats.npy,ids.npy"`, `.npz` or HDF5 with `features` and `ids`, or named ids
+        sample_rate: in Hz, of audio in arrays
     """
     names = word_list(fields) if fields else []
     loaded = _load(root, TextFormat(delimiter, encoding, sheet), names, stream_limit)
@@ -106,6 +115,9 @@ def manifest(
         paths=paths,
         allow_outside=allow_outside,
         group_column=group_column,
+        categorical=categorical,
+        arrays=arrays,
+        sample_rate=sample_rate,
         cells=CellRules(words, decimal, label_separator, drop_empty),
     )
     if join:

@@ -20,10 +20,12 @@ from ..provenance import Provenance
 from ..refusals import is_collecting
 from ..splits import SHARES
 from ..table import word_list
+from .cell_columns import Roles, tabular_columns
 from .cells import CellRules
 from .columns import Columns
 from .declared import apply_declared
 from .embedded import check_cell_paths, take_out
+from .gather import gather
 from .loaded import Loaded
 from .others import other_columns
 from .roles import missing_words, read_groups, read_ids, read_labels
@@ -37,7 +39,7 @@ def open_table(
     *,
     source: str,
     root: Path | None,
-    columns: Mapping[str, str] | None = None,
+    columns: Roles | None = None,
     kinds: Mapping[str, str] | None = None,
     shares: Sequence[float] = SHARES,
     on_error: OnError = "raise",
@@ -46,6 +48,9 @@ def open_table(
     paths: str | Sequence[str] = (),
     allow_outside: bool = False,
     group_column: str | None = None,
+    categorical: str | Sequence[str] = (),
+    arrays: Mapping[str, str | Sequence[str]] | None = None,
+    sample_rate: int | None = None,
     cells: CellRules | None = None,
     loaded: Loaded | None = None,
 ) -> PairedDataset:
@@ -54,30 +59,39 @@ def open_table(
     `source` names the table in messages; paths are relative to `root`. `loaded` has the values of
     columns whose cells are row numbers, and what is known of the others.
     """
-    table, kinds, columns, inferred = apply_declared(
+    table, declared_kinds, roles, inferred = apply_declared(
         table, source, kinds or {}, columns or {}, targets or {}, loaded
     )
-    table, memory = take_out(table, root)
-    roles = dict(columns)
+    table, embedded = take_out(table, root, tabular_columns(table, roles, declared_kinds))
+    gathered = gather(
+        table,
+        source,
+        root,
+        columns=roles,
+        kinds=declared_kinds,
+        arrays=arrays or {},
+        labels=targets or {},
+        categorical=categorical,
+        allow_outside=allow_outside,
+        sample_rate=sample_rate,
+        group_column=group_column,
+    )
     provenance = replace(loaded.provenance if loaded else Provenance(), inferred=inferred)
-    if "group" in {*roles, *(kinds or {})}:
-        raise FusionZooError(
-            f"{source}: a group is no modality: --data.group_column names its column"
-        )
-    if group_column is not None:
-        roles["group"] = group_column
-    known = Columns(source, table, roles, cells=cells, row_numbers=provenance.row_numbers)
+    known = Columns(
+        source, gathered.table, gathered.roles, cells=cells, row_numbers=provenance.row_numbers
+    )
     rows, names, provenance = _read_columns(
-        known, kinds, shares, targets, word_list(paths), provenance
+        known, gathered.kinds, shares, targets, word_list(paths), provenance
     )
     if loaded and loaded.split_rule:
         provenance = replace(provenance, split_rule=loaded.split_rule)
-    values: dict[str, Any] = {**memory, **(loaded.memory if loaded else {})}
+    values: dict[str, Any] = {**embedded, **(loaded.memory if loaded else {})}
     rows = rows.drop_columns([x for x in values if x in rows.column_names and x not in names])
+    memory = {name: values[known.name(name)] for name in names if known.name(name) in values}
     dataset = PairedDataset(
         rows,
         names,
-        memory={name: values[known.name(name)] for name in names if known.name(name) in values},
+        memory={**memory, **gathered.memory},
         root=root,
         source=source,
         on_error=on_error,
@@ -85,8 +99,9 @@ def open_table(
         targets=targets,
         paths=word_list(paths),
         allow_outside=allow_outside,
-        provenance=provenance,
+        provenance=replace(provenance, notes=gathered.notes),
     )
+    dataset.sample_rate = sample_rate
     check_cell_paths(dataset, must_exist=on_error == "raise")
     return dataset
 
@@ -107,7 +122,7 @@ def _modalities(table: Columns, kinds: Mapping[str, str], labels: Sequence[str])
     order = [*table.roles, *KINDS, *kinds]
     names = [name for name in sorted(names, key=order.index) if table.position(name) not in taken]
     if not names:
-        table.require("image", "a modality (image, text, audio, vector, sequence)")
+        table.require("image", f"a modality ({', '.join(KINDS)})")
     for name in names:
         if kinds.get(name, name) not in KINDS:
             raise FusionZooError(

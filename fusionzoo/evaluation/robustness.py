@@ -1,4 +1,4 @@
-"""Corruptions of images, texts, audio and feature vectors, in five severities.
+"""Corruptions of images, texts, audio, feature vectors and columns of a table, in five severities.
 
 A corruption takes a decoded value, a severity from 1 to 5 and a numpy generator, and returns a
 value of the same kind. Images follow Hendrycks and Dietterich (2019, arXiv:1903.12261), with our
@@ -20,6 +20,8 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.rng import seed_of
 from fusionzoo.structures import Audio, Sample
+
+from .damaged_cells import empty_cells, inexact_numbers
 
 SEVERITIES = (1, 2, 3, 4, 5)
 Random = np.random.Generator
@@ -184,11 +186,12 @@ CORRUPTIONS: Mapping[str, Mapping[str, Corruption]] = {
     | {"silence": silence},
     "vector": {"jitter": jitter, "dropout": dropout},
     "sequence": {"jitter": jitter, "dropout": dropout},
+    "tabular": {"inexact_numbers": inexact_numbers, "empty_cells": empty_cells},
 }
 
 # The corruption of each kind that takes a part away and leaves the rest as it is.
 LOST_PART = {"image": "occlusion", "text": "word_drop", "audio": "silence"}
-LOST_PART |= {"vector": "dropout", "sequence": "dropout"}
+LOST_PART |= {"vector": "dropout", "sequence": "dropout", "tabular": "empty_cells"}
 
 
 def corrupt(value: Any, kind: str, name: str, severity: int, seed: int = 0) -> Any:

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from fusionzoo.datasets import Collate, PairedDataset
+from fusionzoo.datasets.arrays import ArrayItem
 from fusionzoo.datasets.media import decode
 from fusionzoo.encoders import Encoder, Processor
 from fusionzoo.errors import FusionZooError
@@ -206,8 +207,9 @@ def fingerprint(dataset: PairedDataset, modality: str) -> str:
     digest = hashlib.sha256()
     for sample_id, value in zip(dataset.ids, dataset.references(modality), strict=True):
         digest.update(f"\0{sample_id}\0".encode())
-        if isinstance(value, Path):
-            stat = value.stat() if value.is_file() else None
+        if isinstance(value, Path | ArrayItem):
+            path = value if isinstance(value, Path) else value.path
+            stat = path.stat() if path.is_file() else None
             digest.update(f"{value} {stat and (stat.st_size, stat.st_mtime_ns)}".encode())
         elif isinstance(value, Audio):
             digest.update(f"{value.rate}".encode() + value.samples.numpy().tobytes())

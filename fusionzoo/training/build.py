@@ -10,6 +10,7 @@ from fusionzoo.config.flags import Tree
 from fusionzoo.creating import create_model
 from fusionzoo.datasets import DATASETS, PairedDataset
 from fusionzoo.distributed.process_group import World
+from fusionzoo.encoders import ENCODERS
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.evaluation.retrieval import any_pair
 from fusionzoo.features.frozen import Caching, FrozenFeatures
@@ -52,6 +53,10 @@ def choose_encoders(dataset: PairedDataset, settings: dict[str, Tree]) -> dict[s
         # The width of input vectors follows from the data, whichever encoder reads them.
         if reads_vectors and "in_dim" in defaults.get(modality, {}):
             encoder.setdefault("in_dim", defaults[modality]["in_dim"])
+        if dataset.modalities.get(modality) == "tabular" and "columns" in defaults[modality]:
+            name = str(encoder.get("name"))
+            if name in ENCODERS and "columns" in ENCODERS[name].parameters:
+                encoder.setdefault("columns", defaults[modality]["columns"])
     return encoders
 
 

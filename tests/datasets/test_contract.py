@@ -51,6 +51,7 @@ def write_manifest(root: Path) -> None:
     for number in range(40):
         row: dict[str, Any] = {"id": f"s{number}", "group": f"g{number // 2}", "text": "words"}
         row |= {"target": "ab"[number % 2], "vector": DRAW.standard_normal(3).tolist()}
+        row["tabular"] = {"age": 30 + number, "colour": "red" if number % 3 else None}
         row["sequence"] = DRAW.standard_normal((1 + number % 3, 4)).tolist()
         if number % 3:
             picture(root / f"{number}.png")

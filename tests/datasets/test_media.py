@@ -277,7 +277,7 @@ def test_texts_come_from_strings_and_from_files(tmp_path: Path) -> None:
 
 def test_values_that_are_no_finite_numbers_are_an_error(tmp_path: Path) -> None:
     np.save(tmp_path / "nan.npy", np.array([1.0, np.nan]))
-    np.savez(tmp_path / "several.npz", a=np.ones(2))
+    np.savez(tmp_path / "several.npz", a=np.ones(2), b=np.ones(2))
     soundfile.write(tmp_path / "nan.wav", np.array([0.0, np.inf]), 8000, subtype="FLOAT")
     wrong: list[tuple[str, Any]] = [
         ("vector", tmp_path / "nan.npy"),

@@ -412,4 +412,5 @@ def test_the_list_shows_every_family() -> None:
         "torchaudio/*",
         "torchaudio/conformer",
     ]
-    assert len(list_encoders()) == 11
+    assert list_encoders("tabular") == ["tabular/ft-transformer", "tabular/mlp"]
+    assert len(list_encoders()) == 13

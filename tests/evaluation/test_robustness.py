@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import pairwise
 from typing import Any
 
@@ -26,6 +27,7 @@ def sample(kind: str) -> Any:
         "audio": Audio((torch.rand(8000, generator=DRAW) - 0.5) * 0.8, 16_000),
         "vector": torch.randn(64, generator=DRAW),
         "sequence": torch.randn(9, 16, generator=DRAW),
+        "tabular": {f"column {n}": 40.0 + n if n % 2 else f"{3 * n}.5" for n in range(20)},
     }[kind]
 
 
@@ -36,22 +38,29 @@ def plain(value: Any) -> Any:
 @pytest.mark.parametrize(("kind", "name"), EVERY)
 def test_a_damaged_value_is_of_the_same_kind(kind: str, name: str) -> None:
     value = sample(kind)
-    before = value if kind == "text" else plain(value).clone()
+    before = copy.deepcopy(value)
     for severity in SEVERITIES:
         out = corrupt(value, kind, name, severity)
         assert type(out) is type(value)
-        if kind != "text":
+        if kind == "tabular":
+            assert list(out) == list(value)
+        elif kind != "text":
             assert plain(out).shape == plain(value).shape
             assert plain(out).dtype == plain(value).dtype
             assert plain(out).float().isfinite().all()
-    assert value == before if kind == "text" else torch.equal(plain(value), before)
+    assert _same(value, before)
+
+
+def _same(value: Any, other: Any) -> bool:
+    tensors = plain(value), plain(other)
+    return torch.equal(*tensors) if isinstance(tensors[0], torch.Tensor) else value == other
 
 
 @pytest.mark.parametrize(("kind", "name"), EVERY)
 def test_the_same_seed_damages_in_the_same_way(kind: str, name: str) -> None:
     value = sample(kind)
     one, two = (plain(corrupt(value, kind, name, 4, seed=3)) for _ in range(2))
-    assert one == two if kind == "text" else torch.equal(one, two)
+    assert _same(one, two)
 
 
 @pytest.mark.parametrize(("kind", "name"), [pair for pair in EVERY if pair[0] != "text"])
@@ -66,6 +75,9 @@ def test_damage_grows_with_severity(kind: str, name: str) -> None:
 
 
 def _off(value: Any, out: Any) -> float:
+    if isinstance(value, dict):
+        numbers = {name: float(cell or 0) for name, cell in out.items()}
+        return float(np.mean([abs(numbers[name] - float(cell)) for name, cell in value.items()]))
     return float((plain(out).float() - plain(value).float()).abs().mean())
 
 
@@ -98,6 +110,18 @@ def test_one_modality_is_damaged_and_what_is_missing_stays_missing() -> None:
             again = damaged[row]
             assert again is not None
             assert torch.equal(b.values["image"], again.values["image"])
+
+
+def test_text_cells_keep_their_text_and_one_cell_stays() -> None:
+    cells = {"age": 31.0, "size": "12.5", "colour": "red", "place": None}
+    out = corrupt(cells, "tabular", "inexact_numbers", 5)
+    assert (out["colour"], out["place"]) == ("red", None)
+    assert all(isinstance(out[name], float) for name in ("age", "size"))
+    assert out["age"] != 31.0 and out["size"] != 12.5
+    for seed in range(50):
+        emptied = corrupt(cells, "tabular", "empty_cells", 5, seed)
+        filled = [name for name, cell in emptied.items() if cell is not None]
+        assert filled and all(emptied[name] == cells[name] for name in filled)
 
 
 def test_an_unknown_corruption_names_the_nearest() -> None:

@@ -61,6 +61,10 @@ def _problem(kind: str, value: Any) -> str:
         wave, value = value, value.samples
         if wave.rate < 1 or wave.frames != len(value) or value.ndim != 1:
             return f"is {tuple(value.shape)} at {wave.rate} Hz, with {wave.frames} frames"
+    if kind == "tabular":
+        cells = value.values() if isinstance(value, dict) else [value]
+        wrong = [cell for cell in cells if not (cell is None or isinstance(cell, float | str))]
+        return f"holds {wrong[0]!r}" if wrong else ""
     if not isinstance(value, Tensor):
         return f"is a {type(value).__name__}"
     dtype = torch.uint8 if kind == "image" else torch.float32

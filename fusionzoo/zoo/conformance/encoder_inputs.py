@@ -22,6 +22,12 @@ PICTURES = ((40, 60), (70, 50), (64, 64))  # height, width
 TEXTS = (("a cat", "a much longer line of text about cats", ""), ("to do", "quite another", "x"))
 CLIPS = ((16_000, 9_000), (22_050, 20_000), (16_000, 100))  # Hz, samples
 STEPS = (3, 6, 1)
+COLUMNS: tuple[dict[str, Any], ...] = (  # of an encoder of a table's columns
+    {"name": "age", "mean": 40.0, "std": 12.0},
+    {"name": "colour", "values": ["blue", "red", "yellow"]},
+    {"name": "weight", "mean": 70.0, "std": 9.0},
+    {"name": "place", "values": ["hall", "yard"]},
+)
 
 
 def build(make: Maker, **options: Any) -> Encoder:
@@ -46,13 +52,38 @@ def raw_values(encoder: Encoder, seed: int = 0) -> list[Any]:
         return list(TEXTS[seed % len(TEXTS)])
     if encoder.kind == "audio":
         return [Audio(0.1 * torch.randn(n, generator=draw), rate) for rate, n in CLIPS]
+    if encoder.kind == "tabular":
+        columns = encoder.spec.get("columns", COLUMNS)
+        return [_cells(columns, number, draw) for number in range(3)]
     width = int(getattr(encoder, "in_dim", WIDTH))
     shapes = [(width,)] * 3 if encoder.kind == "vector" else [(steps, width) for steps in STEPS]
     return [torch.randn(shape, generator=draw) for shape in shapes]
 
 
+def _cells(
+    columns: Sequence[Mapping[str, Any]], number: int, draw: torch.Generator
+) -> dict[str, Any]:
+    """Make the cells of sample 0, 1 or 2: each column is empty in sample 1 or 2; sample 2 has
+    categories that no encoder knows."""
+    cells: dict[str, Any] = {}
+    for place, column in enumerate(columns):
+        drawn = float(torch.randn(1, generator=draw))
+        if number and (number + place) % 2:
+            cells[column["name"]] = None
+        elif "mean" in column:
+            cells[column["name"]] = column["mean"] + column["std"] * drawn
+        elif number < 2 and column["values"]:
+            values = column["values"]
+            cells[column["name"]] = values[int(1e6 * abs(drawn)) % len(values)]
+        else:
+            cells[column["name"]] = "something new"
+    return cells
+
+
 def describe(value: Any) -> str:
     """Name a raw value in a message."""
+    if isinstance(value, Mapping):
+        return f"the cells {dict(value)}"
     if isinstance(value, str):
         return f"the text {value!r}"
     if isinstance(value, Audio):
@@ -106,7 +137,8 @@ def assert_equal(
 def maker(target: str, settings: Mapping[str, Any] | None = None) -> Maker:
     """Return what builds the encoder of a name, `module:Class` or `file.py:Class`.
 
-    An encoder of vectors or sequences is built for width 5 unless `settings` say otherwise.
+    An encoder of vectors or sequences is built for width 5, one of columns for four of them, unless
+    `settings` say otherwise.
     """
     chosen = dict(settings or {})
     prefix = target.partition("/")[0]  # of `timm/resnet18`
@@ -114,4 +146,6 @@ def maker(target: str, settings: Mapping[str, Any] | None = None) -> Maker:
     kind = chosen.pop("kind", entry.family if entry else "")
     if entry and "in_dim" in entry.parameters:
         chosen.setdefault("in_dim", WIDTH)
+    if entry and entry.family == "tabular" and "columns" in entry.parameters:
+        chosen.setdefault("columns", [dict(column) for column in COLUMNS])
     return partial(create_encoder, kind, target, **chosen)

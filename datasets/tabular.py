@@ -1,0 +1,166 @@
+"""Columns of a table as one modality: their cells, and statistics of the training split."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fusionzoo.cells import category_of, is_number, read_cell, read_cells
+from fusionzoo.errors import FusionZooError
+
+from .table import SampleTable
+
+MAX_CATEGORIES = 1000  # of a column; the rarest ones count as unknown
+MAX_SHOWN = 20  # columns in the data summary
+TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+NUMERIC = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+
+
+def join_cells(columns: Mapping[str, Any], categorical: Collection[str] = ()) -> Any:
+    """Join columns to one of structs, null where all cells of a row are empty.
+
+    Those named in `categorical` become dictionaries, as categories of pandas are: their cells are
+    categories even where they are numbers.
+    """
+    cells = {}
+    for name, column in columns.items():
+        cells[name] = _clean(name, column, forced=name in categorical)
+    empty = None
+    for column in cells.values():
+        is_null = pc.is_null(column)
+        empty = is_null if empty is None else pc.and_(empty, is_null)
+    return pa.StructArray.from_arrays(list(cells.values()), names=list(cells), mask=empty)
+
+
+def _clean(name: str, column: Any, forced: bool) -> Any:
+    """Return a column's cells: text without spaces around it, null for an empty one and for NaN."""
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if pa.types.is_dictionary(column.type):
+        column, forced = column.cast(column.type.value_type), True
+    if pa.types.is_boolean(column.type) or (forced and _is(column, NUMERIC)):
+        values = [None if x is None else category_of(x) for x in map(read_cell, column.to_pylist())]
+        column = pa.array(values, pa.string())
+    if _is(column, TEXT):
+        column = pc.utf8_trim_whitespace(column.cast(pa.string()))
+        column = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
+        return column.dictionary_encode() if forced else column
+    if pa.types.is_null(column.type):
+        return column.cast(pa.string())
+    if not _is(column, NUMERIC):
+        raise FusionZooError(f"column {name!r} is of type {column.type}: give numbers or text")
+    column = column.cast(pa.float64())
+    return pc.if_else(pc.is_nan(column), pa.scalar(None, pa.float64()), column)
+
+
+def _is(column: Any, tests: Collection[Any]) -> bool:
+    return any(test(column.type) for test in tests)
+
+
+def learn_columns(data: SampleTable, modality: str) -> list[dict[str, Any]]:
+    """Return the setting `columns` of a modality's encoder, from the table's training split.
+
+    A column is numeric if all of its cells are numbers, and else categorical. One of which most
+    cells are numbers, but not all, is an error. Without training split all rows are used.
+    """
+    splits = data.table["split"].to_pylist()
+    rows = [row for row, split in enumerate(splits) if split == "train"] or list(range(len(splits)))
+    if modality in data.memory:
+        columns = _columns_in_memory(data, modality, rows)
+    else:
+        cells = data.table[modality].combine_chunks().take(pa.array(rows))
+        columns = dict(zip([field.name for field in cells.type], cells.flatten(), strict=True))
+    learned = []
+    for name, column in columns.items():
+        try:
+            learned.append({"name": name, **_learn(column)})
+        except _NotNumber as error:
+            row = rows[pc.index(column, error.cell).as_py()]
+            place = data.sample_place(row)
+            raise FusionZooError(f"{place}: column {name!r}: {error}") from None
+        except FusionZooError as error:
+            raise FusionZooError(f"{data.source}: column {name!r} {error}") from None
+    return learned
+
+
+def _columns_in_memory(data: SampleTable, modality: str, rows: list[int]) -> dict[str, Any]:
+    values = [data.reference(modality, row) for row in rows]
+    samples = [{} if value is None else read_cells(value) or {} for value in values]
+    columns = {}
+    for name in dict.fromkeys(name for sample in samples for name in sample):
+        cells = [sample.get(name) for sample in samples]
+        if any(isinstance(cell, str) for cell in cells):
+            cells = [f"{cell:.17g}" if isinstance(cell, float) else cell for cell in cells]
+        columns[name] = pa.array(cells)
+    return columns
+
+
+class _NotNumber(FusionZooError):
+    """A cell among numbers that is none."""
+
+    def __init__(self, cell: str, num_numbers: int, num_cells: int) -> None:
+        self.cell = cell
+        hint = ", --data.decimal , where a comma stands for the point" * ("," in cell)
+        super().__init__(
+            f"{cell!r} is not a number, though {num_numbers:,} of {num_cells:,} cells are: correct"
+            f" or empty it (a column of categories: --data.categorical{hint})"
+        )
+
+
+def _learn(column: Any) -> dict[str, Any]:
+    """Return mean and standard deviation of a column of numbers, or the values of categories."""
+    column = column.drop_null()
+    if not len(column):
+        raise FusionZooError("is empty in the training split: leave it out of --data.columns")
+    if pa.types.is_floating(column.type):
+        return _moments(column.to_numpy(zero_copy_only=False), None)
+    forced = pa.types.is_dictionary(column.type)
+    if forced:
+        column = column.cast(pa.string())
+    counted = pc.value_counts(column)
+    counts = dict(
+        zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True)
+    )
+    numbers = {cell: count for cell, count in counts.items() if not forced and is_number(cell)}
+    num_numbers = sum(numbers.values())
+    if numbers and len(numbers) == len(counts):
+        return _moments(np.array([float(cell) for cell in numbers]), np.array([*numbers.values()]))
+    if 2 * num_numbers > len(column):
+        odd = next(cell for cell in counts if cell not in numbers)
+        raise _NotNumber(odd, num_numbers, len(column))
+    categories: Counter[str] = Counter()
+    for cell, count in counts.items():
+        categories[category_of(cell)] += count
+    return {"values": sorted(value for value, _ in categories.most_common(MAX_CATEGORIES))}
+
+
+def _moments(numbers: Any, counts: Any) -> dict[str, float]:
+    if not np.isfinite(numbers).all():
+        raise FusionZooError("contains numbers that are not finite")
+    mean = float(np.average(numbers, weights=counts))
+    std = float(np.average((numbers - mean) ** 2, weights=counts)) ** 0.5
+    return {"mean": mean, "std": std or 1.0}  # a constant is standardised to 0
+
+
+def describe_columns(data: SampleTable, modality: str) -> str:
+    """Say what the columns of a modality hold, for the data summary."""
+    try:
+        columns = learn_columns(data, modality)
+    except FusionZooError as error:
+        return str(error)
+    shown = [f"{column['name']} {_describe(column)}" for column in columns[:MAX_SHOWN]]
+    more = [f"{len(columns) - MAX_SHOWN} more"] * (len(columns) > MAX_SHOWN)
+    return ", ".join([*shown, *more])
+
+
+def _describe(column: Mapping[str, Any]) -> str:
+    if "mean" in column:
+        return f"{column['mean']:.4g} ± {column['std']:.3g}"
+    count = len(column["values"])
+    most = " (the most frequent)" if count == MAX_CATEGORIES else ""
+    return f"{count:,} categor{'y' if count == 1 else 'ies'}{most}"

@@ -1,0 +1,232 @@
+"""Encoders of columns of a table: numbers and categories, of which some are missing.
+
+Shapes: `B` batch, `C` columns, `N` of them numbers, `D` width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fusionzoo.errors import FusionZooError
+from fusionzoo.structures import Features
+
+from ._columns import FIRST, MISSING, UNKNOWN, Categories, Numbers, TabularProcessor, read_columns
+from .base import ENCODERS, Encoder, Processor
+
+
+class CategoryEmbedding(nn.Module):
+    """Embed categories, each column with rows of its own: codes (B, C - N) -> (B, C - N, D).
+
+    Unknown categories, and missing ones, start as zeros, so that they are neutral if the training
+    data has none.
+    """
+
+    offsets: Tensor
+
+    def __init__(self, columns: Sequence[Categories], dim: int) -> None:
+        super().__init__()
+        sizes = torch.tensor([0, *(FIRST + len(column.values) for column in columns)])
+        offsets = sizes.cumsum(0)
+        self.register_buffer("offsets", offsets[:-1], persistent=False)
+        self.rows = nn.Embedding(int(offsets[-1]), dim)
+        nn.init.uniform_(self.rows.weight, -(dim**-0.5), dim**-0.5)
+        with torch.no_grad():
+            for code in (UNKNOWN, MISSING):
+                self.rows.weight[offsets[:-1] + code] = 0
+
+    def forward(self, codes: Tensor, known: Tensor) -> Tensor:
+        rows: Tensor = self.rows(codes.where(known, MISSING) + self.offsets)
+        return rows
+
+
+class TabularEncoder(Encoder):
+    """Base of the tabular encoders: checks `columns` and tells numbers from categories."""
+
+    kind = "tabular"
+    number_places: Tensor
+    category_places: Tensor
+
+    def __init__(self, columns: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__()
+        self.columns = read_columns(columns)
+        places = {
+            kind: [i for i, column in enumerate(self.columns) if isinstance(column, kind)]
+            for kind in (Numbers, Categories)
+        }
+        self.categories = [column for column in self.columns if isinstance(column, Categories)]
+        self.num_numbers = len(places[Numbers])
+        for name, kind in (("number_places", Numbers), ("category_places", Categories)):
+            place = torch.tensor(places[kind], dtype=torch.int64)
+            self.register_buffer(name, place, persistent=False)
+
+    def processor(self, train: bool) -> Processor:
+        return TabularProcessor(self.columns)
+
+    def numbers(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return numbers (B, N), the mean (0) where missing, and whether each is missing."""
+        missing = ~inputs["known"][:, self.number_places]
+        return inputs["values"][:, self.number_places].masked_fill(missing, 0), missing
+
+    def codes(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the codes of the categories (B, C - N), and whether each is known."""
+        places = self.category_places
+        return inputs["codes"][:, places], inputs["known"][:, places]
+
+
+@ENCODERS.register("tabular/mlp", family="tabular")
+class TabularMLP(TabularEncoder):
+    """Encode columns by a perceptron with one hidden layer, as one token.
+
+    It reads the standardised numbers (0 where missing), an indicator for each number that is
+    missing and an embedding of each category.
+
+    Settings:
+        columns: name and mean, std or values of each column; data sets fill it in
+        dim: width of the output
+        hidden: width of the hidden layer
+        category_dim: width of the embedding of a category
+        dropout: after the hidden layer, 0 to 1
+
+    Shapes: inputs["values"], ["codes"], ["known"] (B, C) -> Features of (B, 1, dim), (B, 1),
+        (B, dim)
+    """
+
+    def __init__(
+        self,
+        *,
+        columns: Sequence[Mapping[str, Any]] = (),
+        dim: int = 256,
+        hidden: int = 256,
+        category_dim: int = 16,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__(columns)
+        self.dim = dim
+        self.embed = CategoryEmbedding(self.categories, category_dim) if self.categories else None
+        in_dim = 2 * self.num_numbers + category_dim * len(self.categories)
+        first = nn.Linear(in_dim, hidden)
+        with torch.no_grad():  # indicators start without effect, should training have no gaps
+            first.weight[:, self.num_numbers : 2 * self.num_numbers] = 0
+        self.net = nn.Sequential(first, nn.GELU(), nn.Dropout(dropout), nn.Linear(hidden, dim))
+
+    def encode(self, inputs: Mapping[str, Tensor]) -> Features:
+        numbers, missing = self.numbers(inputs)
+        parts = [numbers, missing.to(numbers.dtype)]
+        if self.embed is not None:
+            parts.append(self.embed(*self.codes(inputs)).flatten(1))
+        pooled = self.net(torch.cat(parts, dim=1))
+        mask = torch.ones(len(pooled), 1, dtype=torch.bool, device=pooled.device)
+        return Features(pooled[:, None], mask, pooled)
+
+
+class ColumnTokens(nn.Module):
+    """Make a token of each column: a number times a vector, or a category's vector, plus a bias.
+
+    Shapes: numbers (B, N) with `missing` (B, N); codes (B, C - N) with `known` -> (B, C, D), in the
+        order of the columns
+    """
+
+    order: Tensor
+
+    def __init__(self, encoder: TabularEncoder, dim: int) -> None:
+        super().__init__()
+        places = torch.cat([encoder.number_places, encoder.category_places])
+        self.register_buffer("order", places.argsort(), persistent=False)
+        limit = dim**-0.5
+        self.bias = nn.Parameter(torch.empty(len(places), dim).uniform_(-limit, limit))
+        self.embed = CategoryEmbedding(encoder.categories, dim) if encoder.categories else None
+        self.weight: nn.Parameter | None = None
+        if encoder.num_numbers:
+            shape = encoder.num_numbers, dim
+            self.weight = nn.Parameter(torch.empty(shape).uniform_(-limit, limit))
+            # Added to the mean's token where a number is missing; zeros are neutral.
+            self.missing = nn.Parameter(torch.zeros(shape))
+
+    def forward(self, numbers: Tensor, missing: Tensor, codes: Tensor, known: Tensor) -> Tensor:
+        tokens = []
+        if self.weight is not None:
+            gaps = missing[..., None].to(self.missing.dtype)
+            tokens.append(numbers[..., None] * self.weight + gaps * self.missing)
+        if self.embed is not None:
+            tokens.append(self.embed(codes, known))
+        return torch.cat(tokens, dim=1)[:, self.order] + self.bias
+
+
+class Block(nn.Module):
+    """Pre-norm transformer layer with ReGLU; `norm` false omits the norm before the attention."""
+
+    def __init__(
+        self, dim: int, num_heads: int, attention_dropout: float, dropout: float, norm: bool
+    ) -> None:
+        super().__init__()
+        hidden = int(dim * 4 / 3)
+        self.norm_attention = nn.LayerNorm(dim) if norm else nn.Identity()
+        self.attention = nn.MultiheadAttention(
+            dim, num_heads, dropout=attention_dropout, batch_first=True
+        )
+        self.norm_hidden = nn.LayerNorm(dim)
+        self.expand, self.contract = nn.Linear(dim, 2 * hidden), nn.Linear(hidden, dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.norm_attention(x)
+        x = x + self.attention(normed, normed, normed, need_weights=False)[0]
+        values, gates = self.expand(self.norm_hidden(x)).chunk(2, dim=-1)
+        return x + self.contract(self.dropout(values * gates.relu()))
+
+
+@ENCODERS.register("tabular/ft-transformer", family="tabular")
+class FTTransformer(TabularEncoder):
+    """Encode columns by a transformer with a token per column (Gorishniy et al. 2021).
+
+    A number x of column j becomes x w_j + b_j, a category its embedding plus b_j; [CLS] comes
+    first, and is the pooled vector after the last norm. From arXiv:2106.11959: pre-norm, of which
+    the first layer's attention has none, and ReGLU. Added to it: a missing number has the mean's
+    token plus a learned vector, missing and unknown categories have embeddings of their own.
+
+    Settings:
+        columns: name and mean, std or values of each column; data sets fill it in
+        dim: width of tokens and pooled vector, divisible by `num_heads`
+        num_layers: transformer layers
+        num_heads: attention heads
+        attention_dropout: of attention weights, 0 to 1
+        dropout: in the feed-forward layers, 0 to 1
+
+    Shapes: inputs["values"], ["codes"], ["known"] (B, C) -> Features of (B, 1 + C, dim),
+        (B, 1 + C), (B, dim)
+    """
+
+    def __init__(
+        self,
+        *,
+        columns: Sequence[Mapping[str, Any]] = (),
+        dim: int = 192,
+        num_layers: int = 3,
+        num_heads: int = 8,
+        attention_dropout: float = 0.2,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__(columns)
+        if dim % num_heads:
+            raise FusionZooError(f"num_heads={num_heads} does not divide dim={dim}")
+        self.dim = dim
+        self.tokens = ColumnTokens(self, dim)
+        self.cls = nn.Parameter(torch.empty(dim).uniform_(-(dim**-0.5), dim**-0.5))
+        self.layers = nn.ModuleList(
+            Block(dim, num_heads, attention_dropout, dropout, norm=number > 0)
+            for number in range(num_layers)
+        )
+        self.norm = nn.LayerNorm(dim)
+
+    def encode(self, inputs: Mapping[str, Tensor]) -> Features:
+        tokens = self.tokens(*self.numbers(inputs), *self.codes(inputs))
+        x = torch.cat([self.cls.expand(len(tokens), 1, -1), tokens], dim=1)
+        for layer in self.layers:
+            x = layer(x)
+        x = self.norm(x)
+        mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        return Features(x, mask, x[:, 0])

@@ -1,0 +1,373 @@
+"""Values in .npy, .npz and HDF5 files: by cell and by row, inside of the root, within bounds."""
+
+from __future__ import annotations
+
+import csv
+import os
+import pickle
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from fusionzoo import PairedDataset, create_dataset
+from fusionzoo.datasets import array_files, arrays
+from fusionzoo.datasets.array_files import open_array
+from fusionzoo.datasets.media import decode
+from fusionzoo.datasets.summary import data_summary
+from fusionzoo.errors import FusionZooError
+from fusionzoo.features.encode import fingerprint
+
+COUNT = 6
+DRAW = np.random.default_rng(0)
+VECTORS = DRAW.standard_normal((COUNT, 5)).astype(np.float32)
+SEQUENCES = DRAW.standard_normal((COUNT, 7, 3)).astype(np.float32)
+LENGTHS = np.array([7, 1, 3, 2, 7, 5])
+RAGGED = [sequence[:length] for sequence, length in zip(SEQUENCES, LENGTHS, strict=True)]
+IDS = [f"s{number}" for number in range(COUNT)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder `data` with files of arrays, and one beside it."""
+    data = tmp_path / "data"
+    data.mkdir()
+    np.save(data / "v.npy", VECTORS)
+    np.save(data / "s.npy", SEQUENCES)
+    np.save(data / "fortran.npy", np.asfortranarray(VECTORS.astype(">f8")))
+    np.save(data / "packed.npy", np.concatenate(RAGGED))
+    np.savez(data / "several.npz", v=VECTORS, s=SEQUENCES)
+    np.savez_compressed(data / "small.npz", v=VECTORS, s=SEQUENCES)
+    with h5py.File(data / "a.h5", "w") as file:
+        file["deep/v"] = VECTORS
+        file.create_dataset("deep/s", data=SEQUENCES, compression="gzip", chunks=(1, 7, 3))
+        for name, value in zip(IDS, RAGGED, strict=True):
+            file[f"by_id/{name}"] = value
+    np.save(tmp_path / "secret.npy", VECTORS)
+    return data
+
+
+def manifest(folder: Path, cells: Sequence[str], column: str = "vector") -> str:
+    with (folder / "m.csv").open("w", newline="") as file:
+        rows = [
+            (key, "ab"[n % 2], cell) for n, (key, cell) in enumerate(zip(IDS, cells, strict=True))
+        ]
+        csv.writer(file).writerows([("id", "target", column), *rows])
+    return str(folder / "m.csv")
+
+
+def values(data: PairedDataset, modality: str) -> list[Any]:
+    samples = [data[row] for row in range(len(data))]
+    return [sample and sample.values[modality] for sample in samples]
+
+
+def assert_equal(found: Sequence[Any], expected: Sequence[np.ndarray | None]) -> None:
+    assert len(found) == len(expected)
+    for value, wanted in zip(found, expected, strict=True):
+        if wanted is None:
+            assert value is None
+        else:
+            torch.testing.assert_close(value, torch.tensor(wanted, dtype=torch.float32))
+
+
+@pytest.mark.parametrize(
+    "cell",
+    ["v.npy[{}]", "fortran.npy[{}]", "several.npz::v[{}]", "small.npz::v[{}]", "a.h5::deep/v[{}]"],
+)
+def test_a_cell_names_a_row_of_an_array(cell: str, folder: Path) -> None:
+    data = create_dataset("manifest", root=manifest(folder, [cell.format(n) for n in range(COUNT)]))
+    assert_equal(values(data, "vector"), list(VECTORS))
+    assert_equal(values(pickle.loads(pickle.dumps(data)), "vector"), list(VECTORS))
+    assert data.default_encoders["vector"]["in_dim"] == 5
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["packed.npy[{start}:{stop}]"] * COUNT,
+        ["a.h5::by_id/s{row}"] * COUNT,
+        ["{row}.npy"] * COUNT,
+        ["{row}.npz"] * COUNT,
+        ["packed.npy[{start}:{stop}]", "a.h5::by_id/s{row}", "{row}.npy"] * 2,
+    ],
+)
+def test_sequences_of_different_lengths_have_arrays_or_rows_of_their_own(
+    cells: list[str], folder: Path
+) -> None:
+    stops = LENGTHS.cumsum().tolist()
+    for row, value in enumerate(RAGGED):
+        np.save(folder / f"{row}.npy", value)
+        np.savez(folder / f"{row}.npz", anything=value)
+    cells = [
+        cell.format(row=row, start=stop - length, stop=stop)
+        for row, (cell, stop, length) in enumerate(zip(cells, stops, LENGTHS, strict=True))
+    ]
+    data = create_dataset("manifest", root=manifest(folder, cells, "sequence"))
+    assert_equal(values(data, "sequence"), RAGGED)
+    assert data.lengths().isfinite().all()
+
+
+def test_images_and_audio_come_from_arrays_too(folder: Path) -> None:
+    pixels = DRAW.integers(0, 256, (COUNT, 4, 5, 3)).astype(np.uint8)
+    waves = (1e4 * DRAW.standard_normal((COUNT, 50))).clip(-3e4, 3e4).astype(np.int16)
+    np.save(folder / "i.npy", pixels)
+    np.save(folder / "w.npy", waves)
+    cells = [f"i.npy[{n}]" for n in range(COUNT)]
+    images = values(create_dataset("manifest", root=manifest(folder, cells, "image")), "image")
+    assert all(np.array_equal(x.permute(1, 2, 0), y) for x, y in zip(images, pixels, strict=True))
+    root = manifest(folder, [f"w.npy[{n}]" for n in range(COUNT)], "audio")
+    clips = values(create_dataset("manifest", root=root, sample_rate=8000), "audio")
+    assert all(clip.rate == 8000 for clip in clips)
+    assert_equal([clip.samples for clip in clips], [wave / 32768 for wave in waves])
+    with pytest.raises(FusionZooError, match=r"w\.npy\[0\]: .* --data\.sample_rate"):
+        _ = create_dataset("manifest", root=root)[0]
+
+
+def test_lists_of_parquet_and_of_fixed_size_are_vectors_and_sequences(tmp_path: Path) -> None:
+    nested = pa.array([x.tolist() for x in RAGGED], pa.list_(pa.list_(pa.float32(), 3)))
+    fixed = pa.FixedSizeListArray.from_arrays(pa.array(VECTORS.reshape(-1)), 5)
+    columns = {"id": IDS, "vector": fixed, "sequence": nested}
+    columns["large"] = pa.array(VECTORS.tolist(), pa.large_list(pa.float64()))
+    pq.write_table(pa.table(columns), tmp_path / "m.parquet")
+    data = create_dataset("manifest", root=str(tmp_path / "m.parquet"), kinds={"large": "vector"})
+    assert_equal(values(data, "vector"), list(VECTORS))
+    assert_equal(values(data, "large"), list(VECTORS))
+    assert_equal(values(data, "sequence"), RAGGED)
+
+
+# ---- --data.arrays
+
+
+def with_arrays(folder: Path, words: Any, **settings: Any) -> PairedDataset:
+    root = manifest(folder, ["some text"] * COUNT, "text")
+    return create_dataset("manifest", root=root, arrays={"sound": words}, **settings)
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [("v.npy", "vector"), ("several.npz::s", "sequence"), ("a.h5::deep/v", "vector")],
+)
+def test_an_array_has_a_row_per_sample_and_a_kind_by_its_shape(
+    words: str, kind: str, folder: Path
+) -> None:
+    data = with_arrays(folder, words)
+    assert data.modalities["sound"] == kind
+    assert_equal(values(data, "sound"), list(VECTORS if kind == "vector" else SEQUENCES))
+    about = "vector of shape (5)" if kind == "vector" else "sequence of shape (7, 3)"
+    line = next(line for line in data_summary(data) if line.startswith("arrays"))
+    assert line.split()[1:3] == ["sound:", kind]
+    assert about in line and line.endswith("in the order of the rows")
+
+
+def by_id(folder: Path, layout: str) -> str:
+    """Write the sequences of all samples but s1, in another order, and one of a stranger."""
+    order = [4, 0, 5, 3, 2]
+    ids = [*(IDS[n] for n in order), "stranger"]
+    rows = [*(RAGGED[n] for n in order), RAGGED[1]]
+    padded = np.zeros((len(rows), 7, 3), np.float32)
+    for number, row in enumerate(rows):
+        padded[number, : len(row)] = row
+    lengths = [len(row) for row in rows]
+    if layout == "named":
+        np.savez(folder / "x.npz", **dict(zip(ids, rows, strict=True)))
+    elif layout == "packed":
+        np.savez(folder / "x.npz", features=np.concatenate(rows), ids=ids, lengths=lengths)
+    elif layout == "padded":
+        np.savez(folder / "x.npz", features=padded, ids=ids, lengths=lengths)
+    elif layout == "group":
+        with h5py.File(folder / "x.h5", "w") as file:
+            for name, row in zip(ids, rows, strict=True):
+                file[f"all/{name}"] = row
+        return "x.h5::all"
+    else:
+        with h5py.File(folder / "x.h5", "w") as file:
+            file["features"], file["lengths"] = padded, lengths
+            file["ids"] = np.array(ids, dtype="S")
+        return "x.h5"
+    return "x.npz"
+
+
+@pytest.mark.parametrize("layout", ["named", "packed", "padded", "group", "hdf5"])
+def test_arrays_are_paired_by_id_and_a_sample_without_one_lacks_it(
+    layout: str, folder: Path
+) -> None:
+    data = with_arrays(folder, by_id(folder, layout))
+    assert data.modalities == {"sound": "sequence", "text": "text"}
+    expected = [value if n != 1 else None for n, value in enumerate(RAGGED)]
+    assert_equal(values(data, "sound"), expected)
+    assert data.present[:, 0].tolist() == [value is not None for value in expected]
+    joined = PairedDataset.join({"sound": data, "text": data.select("text")}, how="outer")
+    assert_equal(values(joined, "sound"), expected)
+
+
+def test_ids_may_stand_in_a_second_array(folder: Path) -> None:
+    np.save(folder / "ids.npy", np.array(IDS[::-1]))
+    for words in ("v.npy,ids.npy", ["v.npy", "ids.npy"]):
+        assert_equal(values(with_arrays(folder, words), "sound"), list(VECTORS[::-1]))
+    np.save(folder / "few.npy", np.array(IDS[:3]))
+    with pytest.raises(FusionZooError, match=r"--data\.arrays\.sound: .*6 values, and 3 ids"):
+        with_arrays(folder, "v.npy,few.npy")
+
+
+@pytest.mark.parametrize(
+    ("words", "settings", "message"),
+    [
+        ("five.npy", {}, r"has 5 values, and .*m\.csv has 6 rows"),
+        ("several.npz", {}, "none of its ids is in"),
+        ("v.npy", {"kinds": {"sound": "sequence"}}, r"values of shape \(5\).* not sequence"),
+        ("v.npy", {"kinds": {"sound": "audio"}}, r"--data\.sample_rate"),
+        ("twice.npz", {}, "id 's0' occurs more than once"),
+        ("../secret.npy", {}, "outside of"),
+        ("none.npy", {}, r"none\.npy does not exist"),
+        ("m.csv", {}, "names no file of arrays"),
+        ("v.npy[3]", {}, "names no file of arrays"),
+        ("four.npy", {}, r"values of shape \(2, 2, 2\)"),
+        ("lengths.npz", {}, "lengths with sum 3 do not fit"),
+        ("objects.npy", {}, "objects.npy cannot be read as an array"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_one_clear_error(
+    words: str, settings: dict[str, Any], message: str, folder: Path
+) -> None:
+    np.save(folder / "five.npy", VECTORS[:5])
+    np.savez(folder / "twice.npz", features=VECTORS, ids=["s0", "s0", *IDS[2:]])
+    np.save(folder / "four.npy", np.zeros((COUNT, 2, 2, 2)))
+    np.savez(folder / "lengths.npz", features=VECTORS, ids=IDS, lengths=[1, 1, 1, 0, 0, 0])
+    np.save(folder / "objects.npy", np.array([{}] * COUNT), allow_pickle=True)
+    with pytest.raises(FusionZooError, match=message) as caught:
+        with_arrays(folder, words, **settings)
+    assert "\n" not in str(caught.value)
+    assert "sound" in str(caught.value) or "m.csv" in str(caught.value)
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ("v.npy[6]", r"'v\.npy\[6\]' is out of range: the array has shape \(6, 5\)"),
+        ("v.npy[4:9]", "out of range"),
+        ("v.npy::key[1]", "holds a single array"),
+        ("several.npz[1]", r"holds v, s: name one, several\.npz::<name>"),
+        ("several.npz::w[1]", r"holds no array 'w'\. .*It holds: v, s"),
+        ("a.h5::deep/w[1]", r"holds no array 'w'"),
+        ("a.h5::deep[1]", "is a group of"),
+        ("s.npy[1]", r"has shape \(7, 3\); a vector has 1 dimension"),
+        ("narrow.npy[1]", r"is 2 wide, and v\.npy has values of width 5"),
+        ("v.npy[0:2]", r"a vector has 1 dimension"),
+        ("none.npy[1]", "does not exist"),
+        ("../secret.npy[1]", "outside of"),
+        ("../secret.npz::a/v.npy[1]", "outside of"),
+        ("link.npy[1]", "outside of"),
+        ("objects.npy[1]", "cannot be read as an array"),
+        ("words.npy[1]", "holds values of type <U1; expected numbers"),
+        ("complex.npy[1]", "holds values of type complex64"),
+        ("cut.npy[1]", "cannot be read as an array"),
+        ("no.npz::v[1]", "cannot be read as an array"),
+    ],
+)
+def test_a_cell_that_names_no_value_is_an_error_with_row_and_reason(
+    cell: str, message: str, folder: Path
+) -> None:
+    np.save(folder / "narrow.npy", VECTORS[:, :2])
+    np.save(folder / "objects.npy", np.array([{}] * COUNT), allow_pickle=True)
+    np.save(folder / "words.npy", np.array(list("abcdef")))
+    np.save(folder / "complex.npy", VECTORS + 1j)
+    (folder / "cut.npy").write_bytes((folder / "v.npy").read_bytes()[:-30])
+    (folder / "no.npz").write_bytes(b"PK\x03\x04 no archive")
+    os.symlink(folder.parent / "secret.npy", folder / "link.npy")
+    cells = [f"v.npy[{n}]" for n in range(COUNT - 1)] + [cell]
+    with pytest.raises(FusionZooError, match=message) as caught:
+        create_dataset("manifest", root=manifest(folder, cells))
+    assert "row 7, sample 's5': vector" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_links_of_hdf5_lead_nowhere(folder: Path) -> None:
+    with h5py.File(folder.parent / "secret.h5", "w") as file:
+        file["v"] = VECTORS
+    layout = h5py.VirtualLayout((COUNT, 5), np.float32)
+    layout[:] = h5py.VirtualSource("../secret.h5", "v", (COUNT, 5))
+    (folder.parent / "raw").write_bytes(VECTORS.tobytes())
+    with h5py.File(folder / "b.h5", "w") as file:
+        file["external"] = h5py.ExternalLink("../secret.h5", "/v")
+        file["top"] = h5py.ExternalLink("../secret.h5", "/")
+        file["soft"] = h5py.SoftLink("/external")
+        file.create_virtual_dataset("virtual", layout)
+        raw = [(str(folder.parent / "raw"), 0, VECTORS.nbytes)]
+        file.create_dataset("raw", (COUNT, 5), np.float32, external=raw)
+    for key in ("external", "top/v", "soft", "virtual", "raw"):
+        with pytest.raises(FusionZooError, match=r"is a link|in other files"):
+            open_array(folder / "b.h5", key)
+    assert array_files.array_names(folder / "b.h5") == ["raw", "virtual"]
+
+
+def test_a_header_that_announces_more_than_the_file_holds_takes_no_memory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (9000000000, 9000), }"
+    header += b" " * (117 - len(header)) + b"\n"
+    huge = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(40)
+    (folder / "huge.npy").write_bytes(huge)
+    for name, method in (("stored", zipfile.ZIP_STORED), ("deflated", zipfile.ZIP_DEFLATED)):
+        with zipfile.ZipFile(folder / f"{name}.npz", "w", method) as archive:
+            archive.writestr("v.npy", huge)
+    for name in ("huge.npy", "stored.npz", "deflated.npz"):
+        with pytest.raises(FusionZooError, match="cannot be read as an array"):
+            open_array(folder / name)
+    monkeypatch.setattr(array_files, "MAX_LOADED", 100)
+    with pytest.raises(FusionZooError, match=r"is compressed.*numpy\.savez"):
+        open_array(folder / "small.npz", "v")
+    with pytest.raises(FusionZooError, match="chunks of"):
+        with h5py.File(folder / "c.h5", "w") as file:
+            file.create_dataset("v", data=VECTORS, compression="gzip", chunks=(6, 5))
+        open_array(folder / "c.h5", "v")
+    monkeypatch.setattr(arrays, "MAX_VALUES", 4)
+    with pytest.raises(FusionZooError, match="too large for a sample"):
+        decode("vector", str(folder / "v.npy[0]"))
+
+
+def test_a_row_is_read_without_the_rest_of_its_file(folder: Path) -> None:
+    """A sparse file of 8 GB, mapped: reading it whole would take that much memory."""
+    assert isinstance(open_array(folder / "v.npy"), np.memmap)
+    assert isinstance(open_array(folder / "several.npz", "v"), np.memmap)
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (2000000000, 1), }"
+    header += b" " * (117 - len(header)) + b"\n"
+    with (folder / "sparse.npy").open("wb") as file:
+        file.write(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+        file.truncate(file.tell() + 8_000_000_000)
+    value = decode("vector", str(folder / "sparse.npy[1999999999]"))
+    assert value.tolist() == [0.0]
+
+
+def test_a_value_that_fails_later_counts_as_missing_if_the_user_says_so(folder: Path) -> None:
+    cells = [f"v.npy[{n}]" for n in range(COUNT - 1)] + ["v.npy[99]"]
+    root = manifest(folder, cells)
+    data = create_dataset("manifest", root=root, on_error="missing", max_errors=0.5)
+    assert values(data, "vector")[-1] is None
+    assert data.failures() == [("s5", "vector")]
+
+
+def test_a_file_that_changes_is_read_anew_and_has_another_fingerprint(folder: Path) -> None:
+    data = create_dataset("manifest", root=manifest(folder, ["v.npy[0]"] * COUNT))
+    before, prints = values(data, "vector"), fingerprint(data, "vector")
+    np.save(folder / "v.npy", VECTORS + 1)
+    os.utime(folder / "v.npy", ns=(1, 1))
+    assert_equal(values(data, "vector"), [x.numpy() + 1 for x in before])
+    assert fingerprint(data, "vector") != prints
+
+
+def test_without_h5py_the_error_names_the_extra(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "h5py", None)
+    with pytest.raises(FusionZooError, match=r"pip install 'fusionzoo\[hdf5\]'"):
+        with_arrays(folder, "a.h5::deep/v")

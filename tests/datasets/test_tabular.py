@@ -1,0 +1,290 @@
+"""Columns of a table as one modality: cells, statistics of the training split, whole runs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pv
+import pyarrow.parquet as pq
+import pytest
+
+import fusionzoo
+from fusionzoo import PairedDataset, create_dataset
+from fusionzoo.cli import main as console
+from fusionzoo.datasets.base import from_memory
+from fusionzoo.datasets.formats.tables import open_table
+from fusionzoo.datasets.summary import data_summary
+from fusionzoo.errors import FusionZooError
+from fusionzoo.evaluation.robustness import Corrupted
+from fusionzoo.inputs import store_table
+from fusionzoo.scripts.train import main as train
+
+HEADER = ("id", "split", "target", "Age", "colour", "code", "text")
+ROWS = [
+    ("a", "train", "x", "30", "red", "1", "one"),
+    ("b", "train", "y", " 50.0", "blue ", "2", "two"),
+    ("c", "train", "x", "", "red", "2", "three"),
+    ("d", "val", "y", "1000", "green", "3", "four"),
+    ("e", "test", "x", "", "  ", "", "five"),
+]
+NAMES = "age,colour,code"
+
+
+def write(
+    folder: Path, rows: Sequence[Sequence[str]] = ROWS, header: Sequence[str] = HEADER
+) -> str:
+    with (folder / "m.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return str(folder / "m.csv")
+
+
+def opened(folder: Path, rows: Sequence[Sequence[str]] = ROWS, **settings: Any) -> PairedDataset:
+    settings = {"columns": {"tabular": NAMES}, **settings}
+    return create_dataset("manifest", root=write(folder, rows), **settings)
+
+
+def cells(data: PairedDataset, modality: str = "tabular") -> list[Any]:
+    samples = [data[row] for row in range(len(data))]
+    return [sample and sample.values[modality] for sample in samples]
+
+
+def learnt(data: PairedDataset, modality: str = "tabular") -> dict[str, Any]:
+    columns = data.default_encoders[modality]["columns"]
+    return {column["name"]: {k: x for k, x in column.items() if k != "name"} for column in columns}
+
+
+def test_a_sample_has_a_cell_per_column_and_none_where_all_are_empty(tmp_path: Path) -> None:
+    data = opened(tmp_path)
+    assert data.modalities == {"tabular": "tabular", "text": "text"}
+    assert cells(data)[1:3] == [
+        {"Age": "50.0", "colour": "blue", "code": "2"},
+        {"Age": None, "colour": "red", "code": "2"},
+    ]
+    assert cells(data)[4] is None
+    assert data.present[:, 0].tolist() == [True] * 4 + [False]
+    assert data.provenance.unused == ()
+
+
+def test_statistics_come_from_the_training_split_alone(tmp_path: Path) -> None:
+    expected = {
+        "Age": {"mean": 40.0, "std": 10.0},
+        "colour": {"values": ["blue", "red"]},
+        "code": {"mean": pytest.approx(5 / 3), "std": pytest.approx((2 / 9) ** 0.5)},
+    }
+    data = opened(tmp_path)
+    assert learnt(data) == expected
+    assert learnt(data.split("val")) == expected
+    assert learnt(data.subset([4])) == expected
+    assert data.default_encoders["tabular"]["name"] == "tabular/ft-transformer"
+
+
+def test_numbers_that_are_codes_are_categories_if_the_user_says_so(tmp_path: Path) -> None:
+    data = opened(tmp_path, categorical="code")
+    assert learnt(data)["code"] == {"values": ["1", "2"]}
+    assert learnt(data)["Age"]["mean"] == 40.0
+    with pytest.raises(FusionZooError, match=r"categorical.*Did you mean 'colour'\?"):
+        opened(tmp_path, categorical="color")
+    with pytest.raises(FusionZooError, match="'text', which is in no tabular modality"):
+        opened(tmp_path, categorical="text")
+
+
+def test_the_summary_says_what_was_learnt_of_each_column(tmp_path: Path) -> None:
+    lines = data_summary(opened(tmp_path, categorical="code"))
+    assert "columns   Age 40 ± 10, colour 2 categories, code 2 categories" in lines
+
+
+def test_one_odd_cell_among_numbers_is_an_error_that_names_it(tmp_path: Path) -> None:
+    odd = [
+        *ROWS,
+        ("f", "train", "x", "40", "red", "1", "six"),
+        ("g", "train", "x", "?", "", "", ""),
+    ]
+    data = opened(tmp_path, odd)
+    with pytest.raises(FusionZooError) as caught:
+        _ = data.default_encoders
+    for part in ("row 8", "'g'", "'Age'", "'?'", "3 of 4 cells", "--data.categorical"):
+        assert part in str(caught.value)
+    assert "'?' is not a number" in "\n".join(data_summary(data))
+    odd[-1] = ("g", "train", "x", "40,5", "", "", "")
+    with pytest.raises(FusionZooError, match=r"--data\.decimal ,"):
+        _ = opened(tmp_path, odd).default_encoders
+
+
+def test_a_column_that_is_empty_in_training_is_an_error(tmp_path: Path) -> None:
+    rows = [(*row[:3], "" if row[1] == "train" else "3", *row[4:]) for row in ROWS]
+    with pytest.raises(FusionZooError, match="column 'Age' is empty in the training split"):
+        _ = opened(tmp_path, rows).default_encoders
+
+
+def test_a_constant_column_is_standardised_to_zero(tmp_path: Path) -> None:
+    rows = [(*row[:3], "7", *row[4:]) for row in ROWS]
+    assert learnt(opened(tmp_path, rows))["Age"] == {"mean": 7.0, "std": 1.0}
+
+
+def test_of_many_categories_the_most_frequent_are_kept() -> None:
+    names = ["common"] * 5 + [f"rare {n:04d}" for n in range(1500)]
+    ids = [str(n) for n in range(len(names))]
+    table = pa.table({"id": ids, "target": ["a"] * len(ids), "word": names})
+    data = open_table(table, source="t", root=None, columns={"tabular": "word"})
+    values = learnt(data)["word"]["values"]
+    assert len(values) == 1000
+    assert "common" in values
+    assert values == sorted(values)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"columns": {"tabular": "age,colr"}}, r"no column 'colr' for --data.columns.tabular"),
+        ({"columns": {"tabular": "age,target"}}, "'target' is the target, and"),
+        ({"columns": {"tabular": "age,colour", "target": "colour"}}, "'colour' is the target"),
+        ({"columns": {"tabular": "age,id"}}, "'id' is the id"),
+        ({"targets": {"colour": "classification"}}, "'colour' is the target"),
+        ({"columns": {"tabular": "age,AGE"}}, "names a column twice"),
+        ({"columns": {"image": ["age", "code"]}}, "takes one column"),
+    ],
+)
+def test_columns_that_cannot_be_inputs_are_refused(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(FusionZooError, match=message):
+        opened(tmp_path, **settings)
+
+
+def test_a_tabular_modality_may_have_another_name_and_there_may_be_two(tmp_path: Path) -> None:
+    data = opened(
+        tmp_path,
+        columns={"patient": ["age", "code"], "look": "colour"},
+        kinds={"patient": "tabular", "look": "tabular"},
+    )
+    assert data.modalities == {"patient": "tabular", "look": "tabular", "text": "text"}
+    assert cells(data, "look")[0] == {"colour": "red"}
+    assert list(learnt(data, "patient")) == ["Age", "code"]
+    alone = opened(tmp_path, columns={}, kinds={"colour": "tabular"})
+    assert cells(alone, "colour")[0] == {"colour": "red"}
+
+
+def test_the_same_cells_come_from_every_kind_of_table(tmp_path: Path) -> None:
+    """Text of a CSV, numbers of Parquet, structs of JSON lines, categories of pandas."""
+    csv_file = opened(tmp_path)
+    typed = pv.read_csv(tmp_path / "m.csv")
+    pq.write_table(typed, tmp_path / "m.parquet")
+    parquet = create_dataset(
+        "manifest", root=str(tmp_path / "m.parquet"), columns={"tabular": NAMES}
+    )
+    lines = []
+    for row in typed.to_pylist():
+        struct = {name: row.pop(name) for name in ("Age", "colour", "code")}
+        lines.append(json.dumps({**row, "tabular": struct}))
+    (tmp_path / "m.jsonl").write_text("\n".join(lines))
+    jsonl = create_dataset("manifest", root=str(tmp_path / "m.jsonl"))
+    frame = typed.to_pandas()
+    frame["colour"] = frame["colour"].astype("category")
+    pandas = create_dataset(
+        **store_table({"name": "manifest", "root": frame, "columns": {"tabular": NAMES}}, tmp_path)
+    )
+    expected = learnt(csv_file)
+    for data in (parquet, jsonl, pandas):
+        assert learnt(data) == expected, data.source
+        assert [row is None for row in cells(data)] == [row is None for row in cells(csv_file)]
+
+
+def test_cells_in_memory_and_joined_ones_are_learnt_from_too(tmp_path: Path) -> None:
+    rows = [{"age": 30, "flag": True}, {"age": 50.0, "flag": False}, {"age": None, "flag": None}]
+    data = from_memory(
+        {"tabular": rows},
+        {"tabular": "tabular"},
+        ids=["a", "b", "c"],
+        splits=["train"] * 3,
+        target=["x", "y", "x"],
+    )
+    expected = {"age": {"mean": 40.0, "std": 10.0}, "flag": {"values": ["false", "true"]}}
+    assert learnt(data) == expected
+    joined = PairedDataset.join({"tabular": data, "text": opened(tmp_path).select("text")})
+    assert learnt(joined) == expected
+    assert cells(joined)[0] == {"age": 30.0, "flag": "true"}
+
+
+def test_removed_pickled_and_damaged_cells_stay_cells(tmp_path: Path) -> None:
+    data = opened(tmp_path, categorical="code")
+    assert cells(pickle.loads(pickle.dumps(data))) == cells(data)
+    dropped = data.drop(0.5, seed=1)
+    assert 0 < sum(row is None for row in cells(dropped)) < len(dropped)
+    damaged = Corrupted(data, "tabular", "empty_cells", 5)
+    lost = [row for row in cells(damaged) if row is not None]
+    assert all(any(cell is not None for cell in row.values()) for row in lost)
+    assert lost != [row for row in cells(data) if row is not None]
+
+
+def test_a_column_of_dates_or_lists_is_an_error() -> None:
+    dates = pa.array(np.array(["2020-01-01", "2021-01-01"], dtype="datetime64[D]"))
+    table = pa.table({"id": ["a", "b"], "when": dates})
+    with pytest.raises(FusionZooError, match="column 'when' is of type date32"):
+        open_table(table, source="t", root=None, columns={"tabular": "when"})
+
+
+# ---- whole runs
+
+
+def write_people(path: Path, count: int) -> None:
+    draw = np.random.default_rng(0)
+    rows = []
+    for number in range(count):
+        label = number % 2
+        age = f"{40 + 15 * label + draw.normal():.1f}" if draw.random() < 0.8 else ""
+        colour = ("red", "blue")[label] if draw.random() < 0.8 else ""
+        split = ("train", "train", "val", "test")[number // 2 % 4]
+        rows.append((f"p{number}", split, "ab"[label], age, colour, f"text {draw.integers(9)}"))
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([("id", "split", "target", "age", "colour", "text"), *rows])
+
+
+@pytest.mark.parametrize("encoder", ["tabular/ft-transformer", "tabular/mlp"])
+def test_a_model_of_text_and_columns_predicts_embeds_and_evaluates_new_tables(
+    encoder: str, tmp_path: Path
+) -> None:
+    write_people(tmp_path / "people.csv", 80)
+    run, data = (
+        tmp_path / "run",
+        ["--data.name", "manifest", "--data.columns.tabular", "age,colour"],
+    )
+    small = ["--encoders.tabular.dim", "16", "--encoders.text.name", "chars"]
+    small += ["--encoders.text.dim", "16", "--encoders.text.num_layers", "1", "--fusion.dim", "16"]
+    if encoder != "tabular/mlp":
+        small += ["--encoders.tabular.num_heads", "2", "--encoders.tabular.num_layers", "1"]
+    root = ["--data.root", str(tmp_path / "people.csv")]
+    args = [*data, *root, "--encoders.tabular.name", encoder, *small, "--fusion", "concat"]
+    args += ["--train.epochs", "4", "--log", "none", "--device", "cpu", "--optim.lr", "0.01"]
+    assert train([*args, "--out", str(run)]) == 0
+    assert json.loads((run / "metrics.json").read_text())["test"]["accuracy"] > 0.7
+
+    new = [("n1", "41", "purple", "hi"), ("n2", "", "", "hi"), ("n3", "54", "blue", "")]
+    with (tmp_path / "new.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("id", "Age", "Colour", "text"), *new])
+    ask = ["--model", str(run), *data, "--data.root", str(tmp_path / "new.csv")]
+    assert console(["predict", *ask, "--out", str(tmp_path / "p.csv")]) == 0
+    answers = pv.read_csv(tmp_path / "p.csv").to_pylist()
+    assert [row["present_tabular"] for row in answers] == [True, False, True]
+    model = fusionzoo.load(run)
+    raw = [
+        {"text": "hi", "tabular": {"age": 41, "colour": "purple"}},
+        {"text": "hi"},
+        {"tabular": {"age": "54", "colour": "blue"}},
+    ]
+    for row, answer in zip(answers, model.predict(raw), strict=True):
+        assert row["p_a"] == pytest.approx(answer.probabilities["a"], abs=1e-5)
+    assert console(["embed", *ask, "--out", str(tmp_path / "e.parquet")]) == 0
+    embedded = {row["id"]: row for row in pq.read_table(tmp_path / "e.parquet").to_pylist()}
+    assert not any(embedded["n2"]["tabular"]) and any(embedded["n1"]["tabular"])
+    evaluate = ["evaluate", "--model", str(run), *data, *root, "--split", "test"]
+    assert console([*evaluate, "--out", str(tmp_path / "m.json")]) == 0
+    stored = json.loads((run / "metrics.json").read_text())["test"]["accuracy"]
+    measured = json.loads((tmp_path / "m.json").read_text())["accuracy"]
+    assert measured == pytest.approx(stored, abs=1e-6)
