@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.structures import Sample
 
+from .arrow import rows_equal_to
 from .defaults import fill_encoders
 from .failures import MAX_ERRORS, Failures, OnError, check_policy
 from .join import join_tables
@@ -111,8 +112,8 @@ class PairedDataset(SampleTable, Dataset[Sample | None]):
 
     def split(self, name: str) -> PairedDataset:
         """Return the samples of one split."""
-        chosen = [index for index, split in enumerate(self.split_names) if split == name]
-        if not chosen:
+        chosen = rows_equal_to(self.chosen("split"), name)
+        if not len(chosen):
             counts = ", ".join(f"{key} ({count})" for key, count in self.splits.items())
             raise FusionZooError(
                 f"{self.source}: split {name!r} is empty.{did_you_mean(name, self.splits)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -17,6 +16,7 @@ from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.structures import KINDS
 from fusionzoo.targets import Target
 
+from .arrow import cell_lengths, count_values, positions_in, repeated_value
 from .labels import find_classes, read_labels
 from .paths import check_paths
 from .provenance import Provenance
@@ -85,7 +85,7 @@ class SampleTable:
     @property
     def splits(self) -> dict[str, int]:
         """The number of samples in each split."""
-        return dict(Counter(self.split_names))
+        return count_values(self.chosen("split"))
 
     @property
     def labels(self) -> list[str | None]:
@@ -104,8 +104,7 @@ class SampleTable:
             return self.label_values[self.rows]
         if not self.classes:
             raise FusionZooError(f"{self.source} has no target column")
-        indices = [self.class_indices[str(label)] for label in self.labels]
-        return torch.tensor(indices, dtype=torch.int64)
+        return positions_in(self.chosen("target"), self.classes)
 
     @property
     def present(self) -> Tensor:
@@ -138,13 +137,23 @@ class SampleTable:
         total = torch.zeros(len(self.table), dtype=torch.float64)
         for name, kind in self.modalities.items():
             if kind in ("text", "audio", "sequence"):
-                sizes = torch.tensor([self._length(name, kind, row) for row in range(len(total))])
-                total += sizes.double() / sizes.double().mean().clamp(min=1e-9)
+                sizes = self._lengths(name, kind)
+                total += sizes / sizes.mean().clamp(min=1e-9)
         return total[self.rows]
 
     def by_length(self) -> list[int]:
         """Return the samples' positions, the longest first."""
         return self.lengths().argsort(descending=True, stable=True).tolist()
+
+    def _lengths(self, name: str, kind: str) -> Tensor:
+        """Return the size of each value of a modality, float64 (rows of the table,)."""
+        is_plain = name not in self.memory and not (name in self.paths and kind == "text")
+        is_list = kind == "sequence" and not pa.types.is_string(self.table[name].type)
+        sizes = cell_lengths(self.table[name]) if is_plain and (kind == "text" or is_list) else None
+        if sizes is not None:
+            return sizes
+        rows = range(len(self.table))
+        return torch.tensor([self._length(name, kind, row) for row in rows], dtype=torch.float64)
 
     def _length(self, name: str, kind: str, row: int) -> float:
         value = self.reference(name, row)
@@ -159,7 +168,11 @@ class SampleTable:
 
     def column(self, name: str) -> list[Any]:
         """Return the samples' cells of a column of the table."""
-        return self.table[name].take(pa.array(self.rows.numpy())).to_pylist()
+        return self.chosen(name).to_pylist()
+
+    def chosen(self, name: str) -> Any:
+        """Return the samples' cells of a column of the table, as an Arrow array."""
+        return self.table[name].take(pa.array(self.rows.numpy()))
 
     def _read_labels(self, targets: Mapping[str, str]) -> None:
         labels = read_labels(self.table, targets, self.source, list(self.modalities))
@@ -177,9 +190,10 @@ class SampleTable:
         if ids.null_count:
             row = ids.is_null().to_pylist().index(True)
             raise FusionZooError(f"{self.source}, row {row + 1}: the id is empty")
-        for key, count in Counter(ids.to_pylist()).items():
-            if count > 1:
-                raise FusionZooError(f"{self.source}: id {key!r} occurs {count} times")
+        repeated = repeated_value(ids)
+        if repeated is not None:
+            key, count = repeated
+            raise FusionZooError(f"{self.source}: id {key!r} occurs {count} times")
         empty = (~self.present.any(1)).nonzero()[:, 0].tolist()
         if empty:
             where = f"row {empty[0] + 1}, sample {self._cell('id', empty[0])!r}"

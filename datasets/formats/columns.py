@@ -99,7 +99,9 @@ def _read(path: Path) -> pa.Table:
     if path.suffix == ".parquet":
         import pyarrow.parquet as pq
 
-        return pq.read_table(path)
+        # `read_table` imports pyarrow.dataset and with it pandas, and reads columns off folder names.
+        with pq.ParquetFile(path) as file:
+            return file.read()
     if path.suffix in (".jsonl", ".ndjson"):
         import pyarrow.json as pj
 

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import KINDS
 
+from ..arrow import row_numbers
 from ..failures import MAX_ERRORS, OnError
 from ..paired import PairedDataset
 from ..provenance import Provenance
@@ -131,8 +132,7 @@ def _read_roles(
     empty cell is a group of its own.
     """
     num_rows = len(table.table)
-    numbers = pa.array([str(row) for row in range(num_rows)])
-    columns = {"id": table.text("id") if "id" in table else numbers}
+    columns = {"id": table.text("id") if "id" in table else row_numbers(num_rows)}
     if "target" in table:
         taken = taken | {table.position("target")}
         columns["target"] = table.text("target")
@@ -176,4 +176,5 @@ def _references(column: Any) -> Any:
         column = column.cast(column.type.value_type)
     if not any(is_type(column.type) for is_type in TEXT_TYPES):
         return column
-    return pa.array([value or None for value in column.to_pylist()], pa.string())
+    text = column.cast(pa.string())
+    return pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)
