@@ -15,7 +15,10 @@ from torch import Tensor
 
 from fusionzoo.errors import FusionZooError, one_line
 
+from .budgets import check_budget, check_picture, check_shape, file_size
+from .conversion import how_to_convert
 from .drawing import render
+from .npy import read_npy
 from .sound import decode_audio
 
 T = TypeVar("T")
@@ -23,7 +26,10 @@ IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".s
 CLIPS = {".wav", ".flac", ".ogg", ".oga", ".mp3"}
 TEXTS = {".txt"}
 ARRAYS = {".npy"}
-MAX_PIXELS = 89_478_485  # 270 MB as RGB, from where Pillow warns too
+# Of Pillow's formats; some others run a program (EPS runs Ghostscript).
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "DIB", "TIFF", "WEBP")
+SVG_STARTS = (b"<svg ", b"<?xml", b"<!DOCTYPE svg")
+END_OF_PNG = b"IEND\xaeB`\x82"
 SUFFIXES = {"image": IMAGES, "audio": CLIPS, "text": TEXTS, "vector": ARRAYS, "sequence": ARRAYS}
 
 
@@ -43,10 +49,12 @@ def decode_image(source: Any) -> Tensor:
     (H, W, 3) or (3, H, W).
     """
     if isinstance(source, np.ndarray | Tensor):
-        return _image_from_array(torch.as_tensor(source))
+        image = _image_from_array(torch.as_tensor(source))
+        check_picture(image.shape[2], image.shape[1], "the image")
+        return image
     if not isinstance(source, str | Path | bytes):
         return _to_rgb(_load(_open(source, "the image"), "the image"))
-    path, data = _read(source)
+    path, data = _read(source, "image file")
     if _is_svg(path, data):
         data = render(data, path)
     image = _open(data, path)  # reads the header only, and refuses an image that is too large
@@ -74,8 +82,8 @@ def _decode_plain(data: bytes, path: str) -> Tensor:
 
 
 def _open(source: Any, path: str) -> Any:
-    """Read an image's header; more than `MAX_PIXELS` pixels are an error."""
-    from PIL import Image
+    """Read an image's header; too many pixels and formats that are not read are an error."""
+    from PIL import Image, UnidentifiedImageError
 
     if not isinstance(source, bytes | Image.Image):
         raise FusionZooError(
@@ -83,20 +91,20 @@ def _open(source: Any, path: str) -> Any:
             " give a path, bytes, a PIL image or an array"
         )
     try:
-        image = Image.open(io.BytesIO(source)) if isinstance(source, bytes) else source
+        is_object = isinstance(source, Image.Image)
+        image = source if is_object else Image.open(io.BytesIO(source), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise _too_large(path, one_line(error)) from error
+        check_budget("pixels", float("inf"), path, one_line(error).partition(",")[0])
+        raise
+    except UnidentifiedImageError as error:
+        hint = how_to_convert("image", path, source[:32])
+        raise FusionZooError(f"{path} cannot be read as an image{hint}") from error
     except Exception as error:
         raise FusionZooError(f"{path} cannot be read as an image: {one_line(error)}") from error
-    if image.width * image.height > MAX_PIXELS:
-        raise _too_large(path, f"{image.width} x {image.height} pixels")
+    check_picture(image.width, image.height, path)
+    if isinstance(source, bytes) and source.startswith(b"\x89PNG") and END_OF_PNG not in source:
+        raise FusionZooError(f"{path} is cut off: its last chunk, IEND, is missing")
     return image
-
-
-def _too_large(path: str, size: str) -> FusionZooError:
-    return FusionZooError(
-        f"{path} is too large to decode: {size}; at most {MAX_PIXELS:,} pixels: store it smaller"
-    )
 
 
 def _load(image: Any, path: str) -> Any:
@@ -111,7 +119,7 @@ def _load(image: Any, path: str) -> Any:
 
 
 def _is_svg(path: str, data: bytes) -> bool:
-    return path.lower().endswith(".svg") or data.lstrip()[:5] in (b"<svg ", b"<?xml")
+    return path.lower().endswith(".svg") or data.lstrip().startswith(SVG_STARTS)
 
 
 def _to_rgb(image: Any) -> Tensor:
@@ -148,25 +156,34 @@ def _image_from_array(array: Tensor) -> Tensor:
 
 def decode_text(source: Any) -> str:
     """Return text as it is, or the contents of a file given as a `Path`."""
+    name = "the text"
     if isinstance(source, Path):
-        path, data = _read(source)
+        name, data = _read(source, "text file")
         try:
-            return data.decode("utf-8-sig").strip()
+            source = data.decode("utf-8-sig").strip()
         except UnicodeDecodeError as error:
-            raise FusionZooError(f"{path} is not UTF-8 text: {error}") from error
+            raise FusionZooError(f"{name} is not UTF-8 text: {error}") from error
     if not isinstance(source, str):
         raise FusionZooError(f"a {type(source).__name__} is not text")
+    check_budget("characters", len(source), name)
+    if not source.isascii():
+        try:
+            source.encode()
+        except UnicodeEncodeError as error:  # halves of characters, which no tokenizer takes
+            raise FusionZooError(f"{name} is not Unicode: {one_line(error)}") from error
     return source
 
 
 def decode_array(source: Any, ndim: int) -> Tensor:
     """Return float32 of `ndim` dimensions, from a .npy file, a list, an array or a tensor."""
     name = str(source) if isinstance(source, str | Path) else f"a {type(source).__name__}"
+    loaded = read_npy(source) if isinstance(source, str | Path) else source
+    if isinstance(loaded, np.ndarray | Tensor):
+        check_shape(loaded.shape, name)
     try:
-        loaded = np.load(source, allow_pickle=False) if isinstance(source, str | Path) else source
         array = np.asarray(loaded, dtype=np.float32)
-    except (OSError, ValueError, TypeError, EOFError) as error:
-        raise FusionZooError(f"{name} cannot be read as an array: {error}") from error
+    except (OverflowError, ValueError, TypeError) as error:
+        raise FusionZooError(f"{name} cannot be read as an array: {one_line(error)}") from error
     if array.ndim != ndim:
         raise FusionZooError(f"{name} has shape {array.shape}; expected {ndim} dimensions")
     if not np.isfinite(array).all():
@@ -174,10 +191,12 @@ def decode_array(source: Any, ndim: int) -> Tensor:
     return torch.as_tensor(array)
 
 
-def _read(source: str | Path | bytes) -> tuple[str, bytes]:
+def _read(source: str | Path | bytes, budget: str) -> tuple[str, bytes]:
     """Return the source's name for messages, and its contents."""
     if isinstance(source, bytes):
+        check_budget(budget, len(source), "<bytes>")
         return "<bytes>", source
+    file_size(source, budget)
     try:
         data = Path(source).read_bytes()
     except OSError as error:

@@ -99,7 +99,7 @@ def _read(path: Path) -> pa.Table:
     if path.suffix == ".parquet":
         import pyarrow.parquet as pq
 
-        # `read_table` imports pyarrow.dataset and with it pandas, and reads columns off folder names.
+        # `read_table` would import pandas, and make columns of folder names like `a=b`.
         with pq.ParquetFile(path) as file:
             return file.read()
     if path.suffix in (".jsonl", ".ndjson"):
