@@ -90,19 +90,20 @@ def _open(source: Any, path: str) -> Any:
             f"a {type(source).__name__} is not an image:"
             " give a path, bytes, a PIL image or an array"
         )
+    is_file = isinstance(source, bytes)
+    contents = source if isinstance(source, bytes) else b""
     try:
-        is_object = isinstance(source, Image.Image)
-        image = source if is_object else Image.open(io.BytesIO(source), formats=FORMATS)
+        image: Any = Image.open(io.BytesIO(contents), formats=FORMATS) if is_file else source
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         check_budget("pixels", float("inf"), path, one_line(error).partition(",")[0])
         raise
     except UnidentifiedImageError as error:
-        hint = how_to_convert("image", path, source[:32])
+        hint = how_to_convert("image", path, contents[:32])
         raise FusionZooError(f"{path} cannot be read as an image{hint}") from error
     except Exception as error:
         raise FusionZooError(f"{path} cannot be read as an image: {one_line(error)}") from error
     check_picture(image.width, image.height, path)
-    if isinstance(source, bytes) and source.startswith(b"\x89PNG") and END_OF_PNG not in source:
+    if contents.startswith(b"\x89PNG") and END_OF_PNG not in contents:
         raise FusionZooError(f"{path} is cut off: its last chunk, IEND, is missing")
     return image
 

@@ -6,7 +6,6 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +118,7 @@ def _from_array(samples: Any, rate: Any) -> Audio:
     elif wave.dtype.kind != "f":
         raise FusionZooError(f"samples of type {wave.dtype} are not audio: give int16 or float32")
     check_budget("samples", len(wave), "the clip")
-    if not isinstance(rate, Real) or not 1 <= rate < float("inf"):
+    if not isinstance(rate, int | float | np.number) or not 1 <= float(rate) < float("inf"):
         raise FusionZooError(f"a clip of rate {rate}; expected samples per second, such as 16000")
     check_budget("rate", float(rate), "the clip")
     wave = wave.astype(np.float32, copy=False)
