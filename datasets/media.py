@@ -29,6 +29,7 @@ ARRAYS = {".npy"}
 # Of Pillow's formats; some others run a program (EPS runs Ghostscript).
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "DIB", "TIFF", "WEBP")
 SVG_STARTS = (b"<svg ", b"<?xml", b"<!DOCTYPE svg")
+ROWS = 64  # of an image that are scaled at a time
 END_OF_PNG = b"IEND\xaeB`\x82"
 SUFFIXES = {"image": IMAGES, "audio": CLIPS, "text": TEXTS, "vector": ARRAYS, "sequence": ARRAYS}
 
@@ -128,17 +129,28 @@ def _to_rgb(image: Any) -> Tensor:
     from PIL import Image
 
     if image.mode.startswith(("I", "F")):  # 16 bits and more: Pillow would clip, not scale
-        values = np.asarray(image).astype(np.float64)
-        # The range of 32-bit values is unknown: assume the smallest usual one that contains them.
-        ranges = (65535,) if image.mode.startswith("I;16") else (1, 255, 65535)
-        top = next((top for top in ranges if values.max() <= top), values.max())
-        image = Image.fromarray((values * (255 / top)).clip(0, 255).astype(np.uint8))
+        image = Image.fromarray(_scaled_to_bytes(np.asarray(image), image.mode))
     if "A" in image.getbands() or "transparency" in image.info:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image)
     rgb = np.array(image.convert("RGB"))
     return torch.from_numpy(rgb).permute(2, 0, 1).contiguous()
+
+
+def _scaled_to_bytes(values: np.ndarray, mode: str) -> np.ndarray:
+    """Scale 16-bit or 32-bit values to uint8, some rows at a time to save memory."""
+    highest = values.max()
+    if not np.isfinite(highest):
+        raise FusionZooError("the image contains values that are not finite")
+    # The range of 32-bit values is unknown: assume the smallest usual one that contains them.
+    ranges = (65535,) if mode.startswith("I;16") else (1, 255, 65535)
+    top = next((top for top in ranges if highest <= top), highest)
+    scaled = np.empty(values.shape, np.uint8)
+    for start in range(0, len(values), ROWS):
+        rows = slice(start, start + ROWS)
+        scaled[rows] = (values[rows].astype(np.float64) * (255 / top)).clip(0, 255).astype(np.uint8)
+    return scaled
 
 
 def _image_from_array(array: Tensor) -> Tensor:

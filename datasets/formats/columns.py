@@ -9,7 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, did_you_mean, one_line
+
+from .checked import check_depth, check_unicode, list_names
+from .parquet import read_parquet
 
 READERS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
@@ -52,7 +55,7 @@ class Columns:
             name, known = self.roles.get(role, role), self.table.column_names
             raise FusionZooError(
                 f"{self.source} has no column {name!r} for {purpose}.{did_you_mean(name, known)}"
-                f" Its columns: {', '.join(known)}"
+                f" Its columns: {list_names(known)}"
             )
 
     def values(self, role: str) -> Any:
@@ -90,21 +93,20 @@ def read_table(path: Path) -> pa.Table:
     if path.suffix not in READERS:
         raise FusionZooError(f"{path} is none of {', '.join(READERS)}")
     try:
-        return _read(path)
-    except (pa.ArrowException, UnicodeDecodeError) as error:
-        raise FusionZooError(f"{path} cannot be read: {error}") from error
+        return check_unicode(_read(path), str(path))
+    except FusionZooError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        raise FusionZooError(f"{path} cannot be read: {one_line(error)}") from error
 
 
 def _read(path: Path) -> pa.Table:
     if path.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        # `read_table` would import pandas, and make columns of folder names like `a=b`.
-        with pq.ParquetFile(path) as file:
-            return file.read()
+        return read_parquet(path)
     if path.suffix in (".jsonl", ".ndjson"):
         import pyarrow.json as pj
 
+        check_depth(path)
         return pj.read_json(path)
     import pyarrow.csv as pv
 

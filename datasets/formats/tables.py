@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.structures import KINDS
 
 from ..arrow import row_numbers
@@ -50,9 +50,14 @@ def open_table(
         )
     if group_column is not None:
         roles["group"] = group_column
-    rows, names, provenance = _read_columns(
-        Columns(source, table, roles), kinds or {}, shares, targets
-    )
+    try:
+        rows, names, provenance = _read_columns(
+            Columns(source, table, roles), kinds or {}, shares, targets
+        )
+    except (pa.ArrowException, UnicodeDecodeError) as error:  # a date for an id, bytes for a label
+        raise FusionZooError(
+            f"{source}: a column is of a type that cannot be used: {one_line(error)}"
+        ) from error
     return PairedDataset(
         rows,
         names,
