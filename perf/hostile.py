@@ -172,10 +172,8 @@ def _open(case: Case, root: Path, model: Path) -> Callable[[], Any]:
     return lambda: open_recipe(path) if case.format == "yaml" else open_table(path)
 
 
-def run_jobs(jobs: list[Job], folder: Path) -> list[tuple[Job, Outcome]]:
-    """Run all jobs, two at a time; whole files are opened here first, so that imports are done."""
-    torch.set_num_threads(1)
-    open_model(folder / "model")
+def warm_up(folder: Path) -> None:
+    """Open a whole file of each format, so that no process has to import what it needs."""
     for format, files in originals().items():
         with tempfile.TemporaryDirectory(dir=folder) as root:
             (Path(root) / f"a.{format}").write_bytes(files[0])
@@ -184,6 +182,13 @@ def run_jobs(jobs: list[Job], folder: Path) -> list[tuple[Job, Outcome]]:
                     open_media(MEDIA[format], f"a.{format}", Path(root))
                 elif format in TABLES:
                     open_table(Path(root) / f"a.{format}")
+
+
+def run_jobs(jobs: list[Job], folder: Path) -> list[tuple[Job, Outcome]]:
+    """Run all jobs, two at a time."""
+    torch.set_num_threads(1)
+    open_model(folder / "model")
+    warm_up(folder)
 
     def work(job: Job) -> Outcome:
         root = Path(tempfile.mkdtemp(dir=folder))
