@@ -207,8 +207,8 @@ def run_jobs(jobs: list[Job], folder: Path) -> list[tuple[Job, Outcome]]:
 
 
 def write_table(results: list[tuple[Job, Outcome]], path: Path) -> int:
-    """Write a row per format and source; return the number of faults."""
-    rows = []
+    """Write a row per format and source, others stay (`--only`); return the number of faults."""
+    rows: list[tuple[Any, ...]] = []
     for format, source in dict.fromkeys((job.format, job.source) for job, _ in results):
         group = [(j, o) for j, o in results if (j.format, j.source) == (format, source)]
         counts = Counter(outcome.result for _, outcome in group)
@@ -218,7 +218,10 @@ def write_table(results: list[tuple[Job, Outcome]], path: Path) -> int:
         rows.append(
             (format, source, *numbers, f"{most[0]:.2f}", f"{most[1]:.0f}", "; ".join(faults))
         )
-    rows.sort(key=lambda row: (row[1] != "mutated", row[0]))
+    done = {(str(row[0]), str(row[1])) for row in rows}
+    stored = path.read_text(encoding="utf-8").splitlines()[1:] if path.is_file() else []
+    others = [tuple(row) for row in csv.reader(stored) if (row[0], row[1]) not in done]
+    rows = sorted([*rows, *others], key=lambda row: (row[1] != "mutated", row[0]))
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerows([COLUMNS, *rows])

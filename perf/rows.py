@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import numpy as np
@@ -86,7 +85,9 @@ def measure_opening(folder: Path, share: int) -> list[Row]:
 
 
 def _peak() -> float:
-    return getrusage(RUSAGE_SELF).ru_maxrss / 1024
+    """Return the process's peak memory in MiB; getrusage's would be that of its parent, too."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
 
 
 def _loader(folder: Path, workers: int, share: int = 1, **train: Any) -> Any:
@@ -125,7 +126,7 @@ def measure_memory(folder: Path, share: int) -> list[Row]:
 
 
 def _memory(loader: Any) -> dict[str, float]:
-    """Return the MiB of the main process and each worker; shared pages count in part."""
+    """Return the MiB of the main process and each worker, libraries aside; shared pages in part."""
     pids = {"main": "self"}
     workers = loader._iterator._workers
     pids |= {f"worker {i}": str(worker.pid) for i, worker in enumerate(workers)}
@@ -134,7 +135,7 @@ def _memory(loader: Any) -> dict[str, float]:
 
 def _proportional(pid: str) -> float:
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss_Anon:")) / 1024
 
 
 def measure_embedding(folder: Path, share: int) -> list[Row]:

@@ -93,13 +93,13 @@ def test_the_table_counts_every_file_and_names_faults(hostile: ModuleType, tmp_p
         (job, hostile.Outcome("fault", "crash: SIGSEGV", 1.5, 20.0)),
     ]
     assert hostile.write_table(results, tmp_path / "a.csv") == 1
-    (row,) = csv.DictReader((tmp_path / "a.csv").open())
+    (row,) = csv.DictReader((tmp_path / "a.csv").read_text().splitlines())
     assert (row["files"], row["ok"], row["refused"], row["faults"]) == ("2", "1", "0", "1")
     assert row["named"] == "flip 3: crash: SIGSEGV" and row["most_mb"] == "20"
 
 
 def test_the_stored_table_has_two_thousand_mutations_and_no_fault(hostile: ModuleType) -> None:
-    rows = list(csv.DictReader(hostile.OUT.open()))
+    rows = list(csv.DictReader(hostile.OUT.read_text().splitlines()))
     files = {source: 0 for source in ("mutated", "hand-made")}
     for row in rows:
         files[row["source"]] += int(row["files"])
