@@ -112,8 +112,7 @@ class PairedDataset(SampleTable, Dataset[Sample | None]):
 
     def split(self, name: str) -> PairedDataset:
         """Return the samples of one split."""
-        chosen = rows_equal_to(self.chosen("split"), name)
-        if not len(chosen):
+        if not len(chosen := rows_equal_to(self.chosen("split"), name)):
             counts = ", ".join(f"{key} ({count})" for key, count in self.splits.items())
             raise FusionZooError(
                 f"{self.source}: split {name!r} is empty.{did_you_mean(name, self.splits)}"
@@ -138,7 +137,7 @@ class PairedDataset(SampleTable, Dataset[Sample | None]):
                 )
         kinds = {name: kind for name, kind in self.modalities.items() if name in names}
         view = self._with(self.table, kinds)
-        left_out = [name for name in self.modalities if name not in kinds]
+        left_out = (name for name in self.modalities if name not in kinds)
         view.provenance = replace(
             self.provenance,
             deselected=(*self.provenance.deselected, *left_out),

@@ -19,17 +19,8 @@ import fusionzoo
 ROOT = Path(__file__).parents[1]
 FLOORS = (  # from the ground up: a module imports from its own floor's room or from below
     ("errors", "version", "sources", "_unlinked"),
-    (
-        "console",
-        "checks",
-        "files",
-        "allocation",
-        "digests",
-        "rng",
-        "predictions",
-        "plugins",
-        "structures",
-    ),
+    ("console", "checks", "files", "rng", "predictions", "plugins", "structures"),
+    ("allocation", "digests"),
     ("registry", "targets", "unimodal", "standardise"),
     ("config",),
     ("distributed",),
