@@ -16,6 +16,8 @@ import numpy as np
 
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 
+from .npy import check_npy
+
 ZIP, HDF5 = (".npz",), (".h5", ".hdf5")
 MAX_LOADED = 2**30  # bytes of a compressed array, which is decompressed whole, or of an HDF5 chunk
 NUMBERS, WORDS = "biuf", "US"  # kinds of dtypes
@@ -79,6 +81,8 @@ def _open(path: Path, key: str, modified: int, size: int, process: int) -> Any:
         return _open_dataset(path, key)
     if key:
         raise FusionZooError(f"{path} holds a single array, without a name: remove ::{key}")
+    with path.open("rb") as file:
+        check_npy(file, size, str(path))
     return np.load(path, mmap_mode="r", allow_pickle=False)
 
 

@@ -13,6 +13,7 @@ SVG_SIDE = 512  # pixels of the rendered drawing's longer side
 MAX_MEMORY = 2 << 30  # bytes
 MAX_SECONDS = 10  # of CPU time
 
+# The library opens files that a drawing refers to, wherever they are: such drawings are refused.
 # Patterns, masks and filter regions may be huge, whatever the drawing's size: the Rust library then
 # fails to allocate memory and aborts its process. The limits make that happen early.
 RENDER = """
@@ -28,9 +29,17 @@ else:
         hard = resource.getrlimit(kind)[1]
         if hard == resource.RLIM_INFINITY or limit < hard:
             resource.setrlimit(kind, (limit, hard))
+import re
 import resvg_py
+from xml.etree import ElementTree
 try:
     text = sys.stdin.buffer.read().decode()
+    for element in ElementTree.fromstring(text).iter():
+        for name, value in element.attrib.items():
+            link = value.strip()
+            if name.rpartition("}")[2] == "href" and not re.match("#|data:|$", link):
+                if element.tag.rpartition("}")[2] != "a":  # where a click would lead
+                    raise ValueError(f"it refers to the file {link[:80]!r}: embed it instead")
     image = bytes(resvg_py.svg_to_bytes(svg_string=text, width=side, height=side))
 except BaseException as error:  # a panic in Rust is not an Exception
     sys.exit(" ".join(str(error).split()))

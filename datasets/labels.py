@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.targets import Target, kind_of, sorted_words
 
+from .arrow import first_true
 from .target_hints import objective_hint
 
 NO_LABELS = ("id", "split", "group")
@@ -79,20 +81,21 @@ def find_classes(table: pa.Table, where: Callable[[int], str]) -> list[str]:
 
     `where` names a row for messages.
     """
-    labels, splits = table["target"].to_pylist(), table["split"].to_pylist()
-    if all(label is None for label in labels):
+    labels = table["target"]
+    if labels.null_count == len(labels):
         return []
-    known = {x for x, split in zip(labels, splits, strict=True) if split == "train"}
-    known = known or set(labels)
-    for row, label in enumerate(labels):
-        if label is None or label not in known:
-            problem = "no target"
-            if label is not None:
-                problem = f"the label {label!r}, which no sample of split 'train' has"
-            sample = table["id"][row].as_py()
-            hint = "" if label is None else objective_hint(table["target"])
-            raise FusionZooError(
-                f"{where(row)}, sample {sample!r} (split {splits[row]!r}) has {problem}"
-                f"{'; ' if hint else ''}{hint}"
-            )
-    return sorted_words({str(label) for label in known})
+    train = pc.unique(labels.filter(pc.equal(table["split"], "train"))).drop_null()
+    known = train if len(train) else pc.unique(labels).drop_null()
+    row = first_true(pc.invert(pc.is_in(labels, value_set=known)))
+    if row is not None:
+        label, split = labels[row].as_py(), table["split"][row].as_py()
+        problem = "no target"
+        if label is not None:
+            problem = f"the label {label!r}, which no sample of split 'train' has"
+        sample = table["id"][row].as_py()
+        hint = "" if label is None else objective_hint(labels)
+        raise FusionZooError(
+            f"{where(row)}, sample {sample!r} (split {split!r}) has {problem}"
+            f"{'; ' if hint else ''}{hint}"
+        )
+    return sorted_words({str(label) for label in known.to_pylist()})

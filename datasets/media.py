@@ -6,7 +6,6 @@ No system packages are needed. A value that cannot be read raises a `FusionZooEr
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,10 +16,11 @@ from torch import Tensor
 
 from fusionzoo.cells import read_cells
 from fusionzoo.errors import FusionZooError, one_line
-from fusionzoo.targets import decimal_hint
 
-from .array_files import HDF5, ZIP
+from .array_values import decode_array
 from .arrays import ArrayItem, find_item
+from .budgets import check_budget, check_picture, file_size
+from .conversion import how_to_convert
 from .drawing import render
 from .sound import decode_audio
 
@@ -29,8 +29,11 @@ IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".s
 CLIPS = {".wav", ".flac", ".ogg", ".oga", ".mp3"}
 TEXTS = {".txt"}
 ARRAYS = {".npy"}
-ARRAY_FILES = (".npy", *ZIP, *HDF5)
-MAX_PIXELS = 89_478_485  # 270 MB as RGB, from where Pillow warns too
+# Of Pillow's formats; some others run a program (EPS runs Ghostscript).
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "DIB", "TIFF", "WEBP")
+SVG_STARTS = (b"<svg ", b"<?xml", b"<!DOCTYPE svg")
+ROWS = 64  # of an image that are scaled at a time
+END_OF_PNG = b"IEND\xaeB`\x82"
 SUFFIXES = {"image": IMAGES, "audio": CLIPS, "text": TEXTS, "vector": ARRAYS, "sequence": ARRAYS}
 
 
@@ -77,10 +80,12 @@ def decode_image(source: Any) -> Tensor:
     (H, W, 3) or (3, H, W).
     """
     if isinstance(source, np.ndarray | Tensor):
-        return _image_from_array(torch.as_tensor(source))
+        image = _image_from_array(torch.as_tensor(source))
+        check_picture(image.shape[2], image.shape[1], "the image")
+        return image
     if not isinstance(source, str | Path | bytes):
         return _to_rgb(_load(_open(source, "the image"), "the image"))
-    path, data = _read(source)
+    path, data = _read(source, "image file")
     if _is_svg(path, data):
         data = render(data, path)
     image = _open(data, path)  # reads the header only, and refuses an image that is too large
@@ -108,29 +113,30 @@ def _decode_plain(data: bytes, path: str) -> Tensor:
 
 
 def _open(source: Any, path: str) -> Any:
-    """Read an image's header; more than `MAX_PIXELS` pixels are an error."""
-    from PIL import Image
+    """Read an image's header; too many pixels and formats that are not read are an error."""
+    from PIL import Image, UnidentifiedImageError
 
     if not isinstance(source, bytes | Image.Image):
         raise FusionZooError(
             f"a {type(source).__name__} is not an image:"
             " give a path, bytes, a PIL image or an array"
         )
+    is_file = isinstance(source, bytes)
+    contents = source if isinstance(source, bytes) else b""
     try:
-        image = Image.open(io.BytesIO(source)) if isinstance(source, bytes) else source
+        image: Any = Image.open(io.BytesIO(contents), formats=FORMATS) if is_file else source
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise _too_large(path, one_line(error)) from error
+        check_budget("pixels", float("inf"), path, one_line(error).partition(",")[0])
+        raise
+    except UnidentifiedImageError as error:
+        hint = how_to_convert("image", path, contents[:32])
+        raise FusionZooError(f"{path} cannot be read as an image{hint}") from error
     except Exception as error:
         raise FusionZooError(f"{path} cannot be read as an image: {one_line(error)}") from error
-    if image.width * image.height > MAX_PIXELS:
-        raise _too_large(path, f"{image.width} x {image.height} pixels")
+    check_picture(image.width, image.height, path)
+    if contents.startswith(b"\x89PNG") and END_OF_PNG not in contents:
+        raise FusionZooError(f"{path} is cut off: its last chunk, IEND, is missing")
     return image
-
-
-def _too_large(path: str, size: str) -> FusionZooError:
-    return FusionZooError(
-        f"{path} is too large to decode: {size}; at most {MAX_PIXELS:,} pixels: store it smaller"
-    )
 
 
 def _load(image: Any, path: str) -> Any:
@@ -145,7 +151,7 @@ def _load(image: Any, path: str) -> Any:
 
 
 def _is_svg(path: str, data: bytes) -> bool:
-    return path.lower().endswith(".svg") or data.lstrip()[:5] in (b"<svg ", b"<?xml")
+    return path.lower().endswith(".svg") or data.lstrip().startswith(SVG_STARTS)
 
 
 def _to_rgb(image: Any) -> Tensor:
@@ -153,17 +159,28 @@ def _to_rgb(image: Any) -> Tensor:
     from PIL import Image
 
     if image.mode.startswith(("I", "F")):  # 16 bits and more: Pillow would clip, not scale
-        values = np.asarray(image).astype(np.float64)
-        # The range of 32-bit values is unknown: assume the smallest usual one that contains them.
-        ranges = (65535,) if image.mode.startswith("I;16") else (1, 255, 65535)
-        top = next((top for top in ranges if values.max() <= top), values.max())
-        image = Image.fromarray((values * (255 / top)).clip(0, 255).astype(np.uint8))
+        image = Image.fromarray(_scaled_to_bytes(np.asarray(image), image.mode))
     if "A" in image.getbands() or "transparency" in image.info:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image)
     rgb = np.array(image.convert("RGB"))
     return torch.from_numpy(rgb).permute(2, 0, 1).contiguous()
+
+
+def _scaled_to_bytes(values: np.ndarray, mode: str) -> np.ndarray:
+    """Scale 16-bit or 32-bit values to uint8, some rows at a time to save memory."""
+    highest = float(values.max())
+    if not np.isfinite(highest):
+        raise FusionZooError("the image contains values that are not finite")
+    # The range of 32-bit values is unknown: assume the smallest usual one that contains them.
+    ranges = (65535,) if mode.startswith("I;16") else (1, 255, 65535)
+    top = next((top for top in ranges if highest <= top), highest)
+    scaled = np.empty(values.shape, np.uint8)
+    for start in range(0, len(values), ROWS):
+        rows = slice(start, start + ROWS)
+        scaled[rows] = (values[rows].astype(np.float64) * (255 / top)).clip(0, 255).astype(np.uint8)
+    return scaled
 
 
 def _image_from_array(array: Tensor) -> Tensor:
@@ -182,44 +199,30 @@ def _image_from_array(array: Tensor) -> Tensor:
 
 def decode_text(source: Any) -> str:
     """Return text as it is, or the contents of a file given as a `Path`."""
+    name = "the text"
     if isinstance(source, Path):
-        path, data = _read(source)
+        name, data = _read(source, "text file")
         try:
-            return data.decode("utf-8-sig").strip()
+            source = data.decode("utf-8-sig").strip()
         except UnicodeDecodeError as error:
-            raise FusionZooError(f"{path} is not UTF-8 text: {error}") from error
+            raise FusionZooError(f"{name} is not UTF-8 text: {error}") from error
     if not isinstance(source, str):
         raise FusionZooError(f"a {type(source).__name__} is not text")
+    check_budget("characters", len(source), name)
+    if not source.isascii():
+        try:
+            source.encode()
+        except UnicodeEncodeError as error:  # halves of characters, which no tokenizer takes
+            raise FusionZooError(f"{name} is not Unicode: {one_line(error)}") from error
     return source
 
 
-def decode_array(source: Any, ndim: int, name: str = "") -> Tensor:
-    """Return float32 of `ndim` dimensions, from a list, an array or a tensor.
-
-    `name` stands for it in messages.
-    """
-    name = name or (str(source) if isinstance(source, str | Path) else f"a {type(source).__name__}")
-    if isinstance(source, str | Path):
-        raise FusionZooError(
-            f"{name} is no file of arrays: {', '.join(ARRAY_FILES)} such as feats.npy[17]"
-        )
-    try:
-        array = np.asarray(source, dtype=np.float32)
-    except (ValueError, TypeError) as error:
-        number = re.search(r"to float: '(.*)'", str(error))  # text in a list
-        hint = decimal_hint(number[1]) if number else ""
-        raise FusionZooError(f"{name} cannot be read as an array: {error}{hint}") from error
-    if array.ndim != ndim:
-        raise FusionZooError(f"{name} has shape {array.shape}; expected {ndim} dimensions")
-    if not np.isfinite(array).all():
-        raise FusionZooError(f"{name} contains values that are not finite")
-    return torch.as_tensor(array)
-
-
-def _read(source: str | Path | bytes) -> tuple[str, bytes]:
+def _read(source: str | Path | bytes, budget: str) -> tuple[str, bytes]:
     """Return the source's name for messages, and its contents."""
     if isinstance(source, bytes):
+        check_budget(budget, len(source), "<bytes>")
         return "<bytes>", source
+    file_size(source, budget)
     try:
         data = Path(source).read_bytes()
     except OSError as error:

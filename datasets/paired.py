@@ -18,16 +18,18 @@ from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.structures import Sample
 
 from .amputation import Incomplete
+from .arrow import rows_equal_to
 from .defaults import fill_encoders
 from .display import Displayed
 from .exchange import Exchange
 from .failures import MAX_ERRORS, Failures, OnError, check_policy
+from .lengths import Measured
 from .media import decode
 from .provenance import Provenance
 from .table import presence, word_list
 
 
-class PairedDataset(Displayed, Exchange, Incomplete, Dataset[Sample | None]):
+class PairedDataset(Displayed, Exchange, Incomplete, Measured, Dataset[Sample | None]):
     """Samples with an id, a split, a target and, per modality, a value or nothing.
 
     `table` has text columns `id`, `split`, `target` and a column per modality, which `modalities`
@@ -113,8 +115,7 @@ class PairedDataset(Displayed, Exchange, Incomplete, Dataset[Sample | None]):
 
     def split(self, name: str) -> PairedDataset:
         """Return the samples of one split."""
-        chosen = [index for index, split in enumerate(self.split_names) if split == name]
-        if not chosen:
+        if not len(chosen := rows_equal_to(self.chosen("split"), name)):
             counts = ", ".join(f"{key} ({count})" for key, count in self.splits.items())
             raise FusionZooError(
                 f"{self.source}: split {name!r} is empty.{did_you_mean(name, self.splits)}"
@@ -139,7 +140,7 @@ class PairedDataset(Displayed, Exchange, Incomplete, Dataset[Sample | None]):
                 )
         kinds = {name: kind for name, kind in self.modalities.items() if name in names}
         view = self._with(self.table, kinds)
-        left_out = [name for name in self.modalities if name not in kinds]
+        left_out = (name for name in self.modalities if name not in kinds)
         view.provenance = replace(
             view.provenance,
             deselected=(*self.provenance.deselected, *left_out),

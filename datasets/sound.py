@@ -16,11 +16,15 @@ from torch import Tensor
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.structures import Audio
 
+from .budgets import check_budget, file_size
+from .conversion import how_to_convert, is_sound
+from .truncated import missing_bytes
+
 MAX_READ_AT_ONCE = (
     480_000  # samples, 10 s at 48 kHz; up to here opening twice costs more than reading
 )
-MAX_SAMPLES = 200_000_000  # of a clip in memory: 800 MB, 75 min at 44.1 kHz
-BLOCK = 1 << 16  # frames read at a time, so that only the averaged channel is kept whole
+# Values of all channels read at a time, so that only the averaged channel is kept whole.
+BLOCK = 1 << 17
 # Recordings exceed full scale slightly (lossy codecs, resampling), never by 12 dB. Integers stored
 # as floats do, and would be clipped in almost every sample.
 MAX_PEAK = 4.0
@@ -41,20 +45,13 @@ class AudioFile:
             file.seek(start)
             samples = _read_mono(file, count)
         if len(samples) < count:
-            raise FusionZooError(
-                f"{_name(self.source)} is damaged: its header announces {self.frames} samples, and"
-                f" none can be read after {start + len(samples)}"
-            )
+            raise _damaged(_name(self.source), self.frames, start + len(samples))
         return torch.from_numpy(_checked(samples, _name(self.source)))
 
     @property
     def samples(self) -> Tensor:
         """The whole clip, float32 (frames,)."""
-        if self.frames > MAX_SAMPLES:
-            raise FusionZooError(
-                f"{_name(self.source)} has {self.frames:,} samples, too many to load at once"
-                f" (at most {MAX_SAMPLES:,}): cut it into shorter files"
-            )
+        check_budget("samples", self.frames, _name(self.source))
         return self.read(0, self.frames)
 
 
@@ -77,6 +74,8 @@ def decode_audio(source: Any) -> Audio | AudioFile:
     name = _name(source)
     with _open(source) as file:
         rate, frames = file.samplerate, file.frames
+        check_budget("rate", rate, name)
+        _check_whole(source, name)
         if frames > MAX_READ_AT_ONCE:
             if frames > 2**48:  # libsndfile's value for a stream without a length in its header
                 raise FusionZooError(f"{name} has no length in its header: store it as WAV or FLAC")
@@ -84,7 +83,24 @@ def decode_audio(source: Any) -> Audio | AudioFile:
         samples = _read_mono(file, frames)
     if not len(samples):
         raise FusionZooError(f"{name} contains no audio: 0 samples")
+    if len(samples) < frames:
+        raise _damaged(name, frames, len(samples))
     return Audio(torch.from_numpy(_checked(samples, name)), rate)
+
+
+def _damaged(name: str, announced: int, readable: int) -> FusionZooError:
+    return FusionZooError(
+        f"{name} is damaged: its header announces {announced} samples, and none can be read after"
+        f" {readable}"
+    )
+
+
+def _check_whole(source: Path | bytes, name: str) -> None:
+    missing = missing_bytes(source)
+    if missing:
+        raise FusionZooError(
+            f"{name} is cut off: its header announces {missing:,} bytes more than the file holds"
+        )
 
 
 def _from_array(samples: Any, rate: Any) -> Audio:
@@ -101,8 +117,10 @@ def _from_array(samples: Any, rate: Any) -> Audio:
         wave = _scaled(wave)
     elif wave.dtype.kind != "f":
         raise FusionZooError(f"samples of type {wave.dtype} are not audio: give int16 or float32")
-    if int(rate) < 1:
+    check_budget("samples", len(wave), "the clip")
+    if not isinstance(rate, int | float | np.number) or not 1 <= float(rate) < float("inf"):
         raise FusionZooError(f"a clip of rate {rate}; expected samples per second, such as 16000")
+    check_budget("rate", float(rate), "the clip")
     wave = wave.astype(np.float32, copy=False)
     return Audio(torch.as_tensor(_checked(wave, "the clip")), int(rate))
 
@@ -135,8 +153,9 @@ def _read_mono(file: Any, count: int) -> np.ndarray:
     """Read `count` frames and average their channels, a block at a time."""
     samples = np.empty(count, np.float32)
     done = 0
+    frames = max(1, BLOCK // max(1, file.channels))
     while done < count:
-        block = file.read(min(BLOCK, count - done), dtype="float32", always_2d=True)
+        block = file.read(min(frames, count - done), dtype="float32", always_2d=True)
         if not len(block):
             break
         # Summing columns: numpy's mean over a short last axis takes 20 times as long.
@@ -154,18 +173,26 @@ def _open(source: Path | bytes) -> Iterator[Any]:
     import soundfile
 
     name = _name(source)
-    try:
-        size = len(source) if isinstance(source, bytes) else source.stat().st_size
-    except OSError as error:
-        raise FusionZooError(f"{name} cannot be opened: {error.strerror}") from error
-    if not size:
+    if not (len(source) if isinstance(source, bytes) else file_size(source, "sound file")):
         raise FusionZooError(f"{name} is empty")
     try:
         with soundfile.SoundFile(io.BytesIO(source) if isinstance(source, bytes) else source) as f:
             yield f
     except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
-        raise FusionZooError(f"{name} cannot be read as audio: {one_line(error)}") from error
+        hint = _conversion_hint(source)
+        reason = hint or f": {one_line(error)}"
+        raise FusionZooError(f"{name} cannot be read as audio{reason}") from error
 
 
 def _name(source: Path | bytes) -> str:
     return "<bytes>" if isinstance(source, bytes) else str(source)
+
+
+def _conversion_hint(source: Path | bytes) -> str:
+    """Say how to convert a file that is of none of the formats that are read; else nothing."""
+    if isinstance(source, bytes):
+        start = source[:32]
+    else:
+        with source.open("rb") as file:
+            start = file.read(32)
+    return "" if is_sound(start) else how_to_convert("audio", _name(source), start)

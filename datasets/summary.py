@@ -132,6 +132,8 @@ def _file_names(dataset: PairedDataset) -> list[str]:
     for name, kind in dataset.modalities.items():
         if kind != "text" or name in dataset.paths or name in dataset.memory:
             continue
+        if not pa.types.is_string(dataset.table[name].type):
+            continue  # decoding it raises an error
         files = pc.sum(pc.ends_with(dataset.table[name], ".txt")).as_py() or 0
         if files > dataset.table[name].is_valid().to_numpy().sum() / 2:
             hints.append(

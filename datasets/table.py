@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -16,7 +15,8 @@ from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.structures import KINDS
 from fusionzoo.targets import Target
 
-from .arrays import ArrayItem, check_rows, refer
+from .arrays import check_rows, refer
+from .arrow import count_values, positions_in, repeated_value
 from .labels import find_classes, read_labels
 from .paths import check_paths
 from .provenance import Provenance
@@ -106,7 +106,7 @@ class SampleTable:
     @property
     def splits(self) -> dict[str, int]:
         """The number of samples in each split."""
-        return dict(Counter(self.split_names))
+        return count_values(self.chosen("split"))
 
     @property
     def labels(self) -> list[str | None]:
@@ -125,8 +125,7 @@ class SampleTable:
             return self.label_values[self.rows]
         if not self.classes:
             raise FusionZooError(f"{self.source} has no target column")
-        indices = [self.class_indices[str(label)] for label in self.labels]
-        return torch.tensor(indices, dtype=torch.int64)
+        return positions_in(self.chosen("target"), self.classes)
 
     @property
     def present(self) -> Tensor:
@@ -166,35 +165,16 @@ class SampleTable:
         view.readers = dict(readers)
         return view
 
-    def lengths(self) -> Tensor:
-        """Return a rough cost per sample, from the sizes of its text, audio and sequences."""
-        total = torch.zeros(len(self.table), dtype=torch.float64)
-        for name, kind in self.modalities.items():
-            if kind in ("text", "audio", "sequence"):
-                sizes = torch.tensor([self._length(name, kind, row) for row in range(len(total))])
-                total += sizes.double() / sizes.double().mean().clamp(min=1e-9)
-        return total[self.rows]
-
-    def by_length(self) -> list[int]:
-        """Return the samples' positions, the longest first."""
-        return self.lengths().argsort(descending=True, stable=True).tolist()
-
-    def _length(self, name: str, kind: str, row: int) -> float:
-        value = self.reference(name, row)
-        if value is None:
-            return 0.0
-        if isinstance(value, ArrayItem):
-            return value.cost
-        if isinstance(value, Path):
-            return float(value.stat().st_size) if value.is_file() else 0.0
-        return float(len(value[0] if isinstance(value, tuple) else value))
-
     def _cell(self, column: str, row: int) -> Any:
         return self.table[column][row].as_py()
 
     def column(self, name: str) -> list[Any]:
         """Return the samples' cells of a column of the table."""
-        return self.table[name].take(pa.array(self.rows.numpy())).to_pylist()
+        return self.chosen(name).to_pylist()
+
+    def chosen(self, name: str) -> Any:
+        """Return the samples' cells of a column of the table, as an Arrow array."""
+        return self.table[name].take(pa.array(self.rows.numpy()))
 
     def _read_labels(self, targets: Mapping[str, str]) -> None:
         labels = read_labels(
@@ -214,9 +194,10 @@ class SampleTable:
         if ids.null_count:
             row = ids.is_null().to_pylist().index(True)
             raise FusionZooError(f"{self.where(row)}: the id is empty")
-        for key, count in Counter(ids.to_pylist()).items():
-            if count > 1:
-                raise FusionZooError(f"{self.source}: id {key!r} occurs {count} times")
+        repeated = repeated_value(ids)
+        if repeated is not None:
+            key, count = repeated
+            raise FusionZooError(f"{self.source}: id {key!r} occurs {count} times")
         empty = (~self.present.any(1)).nonzero()[:, 0].tolist()
         if empty:
             raise FusionZooError(f"{self.sample_place(empty[0])}: every modality is empty")

@@ -11,7 +11,12 @@ from .weights import from_hub, resolve
 
 
 def find_source(model: str, assets: Path | None) -> str:
-    """Return the folder that `assets` or the model's name refer to, else its name on the hub."""
+    """Return the folder that `assets` or the model's name refer to, else its name on the hub.
+
+    A model folder without these assets is an error: loading it must not ask a hub.
+    """
+    if assets is not None and not assets.is_dir():
+        raise FusionZooError(f"{assets} is missing: the model folder is not complete")
     folder = assets or resolve(model)
     return str(folder) if folder.exists() else model
 

@@ -22,6 +22,7 @@ from .base import Item, Processor
 STEP = 0.1  # s; clip lengths are rounded up to a multiple of it, for encoders that group by length
 SILENCE = 1e-5  # added to mel power before the logarithm
 PEAK = 32767  # full scale of int16
+MAX_FILTER = 1 << 25  # coefficients of a resampling filter, 270 MB while it is computed
 
 
 class WaveProcessor(Processor):
@@ -69,6 +70,14 @@ class WaveProcessor(Processor):
 def _resampler(source_rate: int, rate: int) -> Any:
     from torchaudio.transforms import Resample
 
+    # One filter for each sample of a period: odd rates such as 44101 Hz have periods of a second.
+    divisor = math.gcd(source_rate, rate)
+    if source_rate // divisor * (rate // divisor) > MAX_FILTER:
+        raise FusionZooError(
+            f"a clip of {source_rate} Hz cannot be resampled to {rate} Hz: the ratio needs a filter"
+            f" of more than {MAX_FILTER:,} coefficients; is the rate right? Convert it: ffmpeg -i"
+            f" input -ar {rate} output.flac"
+        )
     return Resample(source_rate, rate)
 
 

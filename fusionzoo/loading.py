@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from .allocation import bounded_allocation
 from .creating import create_model
+from .digests import check_digests
 from .encoders import Encoder
 from .errors import FusionZooError, one_line
 from .model import FusionModel, Raw
 from .model_folder import (
     FolderConfig,
-    bounded_allocation,
     check_wrapped,
     read_config,
     why_not_built,
@@ -48,6 +49,7 @@ def load(
     if not (folder / "config.json").is_file():
         raise FusionZooError(f"{folder} is no model folder: it holds no config.json")
     config, targets = read_config(folder)
+    check_digests(folder, list(config.encoders))
     check_wrapped(config, encoders or {}, folder)
     weights = folder / "model.safetensors"
     with bounded_allocation(weights), imports_forbidden():
@@ -109,5 +111,9 @@ def _answer_blank(model: FusionModel, folder: Path) -> None:
 
 
 def _without_sources(spec: Raw) -> dict[str, Any]:
-    """Return an encoder's settings without the sources of its first weights."""
-    return {k: v for k, v in spec.items() if k not in ("weights", "match", "prefix", "init")}
+    """Return an encoder's settings without the sources of its first weights.
+
+    `checkpoint_path` and `cache_dir` are timm's.
+    """
+    sources = ("weights", "match", "prefix", "init", "checkpoint_path", "cache_dir")
+    return {key: value for key, value in spec.items() if key not in sources}

@@ -10,15 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .digests import files_of_model, write_digests
 from .encoders import Encoder
 from .errors import FusionZooError, did_you_mean
 from .eval_mode import quiet
 from .files import replacing, write_json
 from .fusion import Fusion
-from .model_folder import (
-    FORMAT,
-    sources,
-)
+from .model_folder import FORMAT, sources
 from .predictions import predictions
 from .present_rows import encode_rows
 from .standardise import Standardise, standardise
@@ -169,6 +167,8 @@ class FusionModel(nn.Module):
     def save(self, folder: str | Path, weights: Mapping[str, Tensor] | None = None) -> Path:
         """Write `config.json`, `model.safetensors` and what the processors need; no pickle.
 
+        `digests.json` lets `load` notice files that were changed.
+
         Of encoders and fusions that are not fusionzoo's own, `config.json` names the plugins.
         `weights` stand in for the model's own, where processes share those.
         """
@@ -187,6 +187,7 @@ class FusionModel(nn.Module):
         recorded = {"plugins": sources(self)} if sources(self) else {}
         config = {**about, **recorded, "classes": self.classes, **self.spec}
         write_json(folder / "config.json", config)
+        write_digests(folder, files_of_model(folder, list(self.encoders)))
         return folder
 
     def _batch(self, samples: Batch | Sequence[Raw | Sample]) -> Batch:

@@ -1,40 +1,33 @@
-"""Check a model folder before anything is built from it: config.json, and the weights' sizes."""
+"""Check a model folder's config.json before anything is built from it."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge, Len
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .encoders import WRAPPED, Encoder
 from .errors import FusionZooError, did_you_mean, one_line
 from .fusion import Fusion
 from .plugins import missing_plugins
 from .sources import source_of
+from .structures import KINDS
 from .targets import Target, from_spec
 
 FORMAT = 1  # of the model folder
+MAX_BYTES = 1 << 26  # of config.json
 Count = Annotated[int, Ge(1)]
-SPARE = 2**24  # elements that a build may allocate beyond four times the weights: tables, a picture
-TENSOR = 4096  # elements that the bookkeeping of a module and its tensor is worth
-ATEN = torch.ops.aten
-GROWING = (  # what makes a tensor of a size that is not its input's, or another of its input's
-    *(ATEN.clone, ATEN.repeat, ATEN.constant_pad_nd),
-    *(ATEN.new_empty, ATEN.new_zeros, ATEN.new_ones, ATEN.new_full),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FolderConfig:
-    """What config.json must hold; what else stands there is for people to read."""
+    """The keys of config.json and their types; others are an error."""
 
     num_outputs: Count
     classes: list[str]
@@ -46,13 +39,22 @@ class FolderConfig:
     align: dict[str, Count] = field(default_factory=dict)
     unimodal_dim: Count | None = None  # of the modalities' own heads, if stored
     plugins: list[str] = field(default_factory=list)  # shown to people, never imported
+    format: int = FORMAT
+    fusionzoo: str = ""  # the versions that saved the folder
+    torch: str = ""
 
 
 def read_config(folder: Path) -> tuple[FolderConfig, list[Target] | None]:
     """Read and check config.json; return it and what the model answers, if not one class."""
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"it has {path.stat().st_size:,} bytes; at most {MAX_BYTES:,}")
+        config = json.loads(
+            path.read_text(encoding="utf-8"),
+            object_pairs_hook=_unique_keys,
+            parse_constant=_no_number,
+        )
     except (OSError, ValueError, RecursionError) as error:
         raise FusionZooError(f"{path} cannot be read as JSON: {one_line(error)}") from None
     if not isinstance(config, dict):
@@ -66,6 +68,7 @@ def read_config(folder: Path) -> tuple[FolderConfig, list[Target] | None]:
         targets = None if checked.targets is None else [from_spec(one) for one in checked.targets]
     except FusionZooError as error:
         raise FusionZooError(f"{path}: targets: {error}") from None
+    _check_names(checked, path)
     _check_sizes(checked, targets, path)
     return checked, targets
 
@@ -73,16 +76,48 @@ def read_config(folder: Path) -> tuple[FolderConfig, list[Target] | None]:
 def _of_type(config: Mapping[str, Any], path: Path) -> FolderConfig:
     from pydantic import TypeAdapter, ValidationError
 
-    known = FolderConfig.__dataclass_fields__
+    known = list(FolderConfig.__dataclass_fields__)
+    for key in config:
+        if key not in known:
+            raise FusionZooError(
+                f"{path}: unknown key {key!r}.{did_you_mean(key, known)} This version of fusionzoo"
+                f" knows: {', '.join(known)}"
+            )
     try:
-        relevant = json.dumps({key: value for key, value in config.items() if key in known})
-        return TypeAdapter(FolderConfig).validate_json(relevant, strict=True)
+        return TypeAdapter(FolderConfig).validate_json(json.dumps(config), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         raise FusionZooError(
             f"{path}: {key}: {first['msg'][0].lower()}{first['msg'][1:]}"
         ) from None
+
+
+def _unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; a key that occurs twice is an error."""
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"key {repeated!r} occurs twice in one object")
+    return entries
+
+
+def _no_number(word: str) -> None:
+    raise ValueError(f"{word} is no number in JSON")
+
+
+def _check_names(config: FolderConfig, path: Path) -> None:
+    """Check modalities, whose names are those of folders here, and their kinds."""
+    for name in config.encoders:
+        if not re.fullmatch(r"[^./\\\x00-\x1f]+", name):
+            raise FusionZooError(
+                f"{path}: encoders: {name!r} is no name of a modality: it may hold no dot, slash or"
+                " control character"
+            )
+    for name, kind in config.kinds.items():
+        if kind not in KINDS:
+            raise FusionZooError(f"{path}: kinds.{name} is {kind!r}, none of {', '.join(KINDS)}")
 
 
 def _check_sizes(config: FolderConfig, targets: Sequence[Target] | None, path: Path) -> None:
@@ -159,56 +194,3 @@ def check_wrapped(config: FolderConfig, encoders: Mapping[str, Encoder], folder:
                 f" weights alone: fusionzoo.load(folder, encoders={{{name!r}:"
                 " fusionzoo.wrap_encoder(...)})"
             )
-
-
-@contextmanager
-def bounded_allocation(weights: Path) -> Iterator[None]:
-    """Refuse, in the block, to allocate much more than the tensors of a safetensors file hold.
-
-    A setting in config.json that does not belong to the weights (a width, a number of layers) is
-    thus refused before memory for it is taken. Building on the meta device would do the same, but
-    the libraries' constructors compute with what they build.
-    """
-    from safetensors import safe_open
-
-    try:
-        with safe_open(str(weights), "pt") as file:
-            shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
-    except Exception as error:
-        raise FusionZooError(f"{weights} cannot be read: {one_line(error)}") from None
-    with _Budget(4 * sum(math.prod(shape) for shape in shapes) + SPARE, weights):
-        yield
-
-
-class _Budget(TorchDispatchMode):
-    """Count the elements of new tensors, before they are allocated."""
-
-    def __init__(self, elements: int, weights: Path) -> None:
-        super().__init__()
-        self.left, self.weights = elements, weights
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        self.left -= _new_elements(func, args, kwargs)
-        if self.left < 0:
-            raise FusionZooError(
-                f"the settings ask for far larger tensors than {self.weights.name} holds"
-            )
-        return func(*args, **kwargs)
-
-
-def _new_elements(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """Return how many elements an operation that makes a tensor will allocate, else 0."""
-    from torch.utils._pytree import tree_map_only
-
-    factory = "device" in kwargs and not any(isinstance(x, torch.Tensor) for x in args)
-    if factory:
-        planned = func(*args, **{**kwargs, "device": "meta", "pin_memory": False})
-    elif func.overloadpacket in GROWING:
-        on_meta = tree_map_only(torch.Tensor, lambda x: x.to("meta"), args)
-        planned = func(*on_meta, **{key: kwargs[key] for key in kwargs if key != "device"})
-    else:
-        return 0
-    return planned.numel() + TENSOR if isinstance(planned, torch.Tensor) else 0

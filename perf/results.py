@@ -23,6 +23,8 @@ MODEL = ("fusionzoo/model.py", "fusionzoo/structures.py", "encoders", "datasets"
 TRAINING = (*MODEL, "fusionzoo/features", "fusionzoo/training", "fusionzoo/distributed")
 BENCHMARK = (*MODEL, "fusionzoo/features", "benchmark.py", "fusionzoo/benchmark")
 BENCHMARK += ("fusionzoo/evaluation",)
+READING = ("datasets", "encoders", "fusionzoo/config", "fusionzoo/loading.py")
+READING += ("fusionzoo/model_folder.py",)
 SHARED = ("perf/_cells.py",)
 
 
@@ -82,6 +84,8 @@ TABLES = (
     script("missing_products", ("fusion/base.py", "fusion/early")),
     script("cache", (*BENCHMARK, "configs/benchmarks/stamps.yaml")),
     script("which", BENCHMARK, "runs/which"),
+    script("hostile", ("perf/_hostile_cases.py", "perf/_hostile_files.py", *READING)),
+    script("rows", ("fusionzoo/scripts/embed.py", "fusionzoo/training/data.py", *READING)),
     script("coverage", ("fusionzoo/evaluation/statistics.py",)),
     script("cells", (*BENCHMARK, "configs/benchmarks/mfeat.yaml")),
     benchmark("stamps", "--fusions all "),

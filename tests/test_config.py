@@ -121,13 +121,33 @@ def test_yaml_numbers_in_exponent_form_are_numbers(tmp_path: Path) -> None:
         ),
         ("seed: 1\nencoders: {}\nseed: 1", "a.yaml, line 3: duplicate key 'seed'"),
         ("optim: [", "a.yaml is not YAML"),
+        ("[" * 2000, "a.yaml is not YAML: it is nested too deeply"),
+        ("optim: {lr: infinity}", "--optim.lr inf: it must be a finite number"),
+        ("train:\n  epochs: 1:30", "a.yaml, line 2: YAML reads 1:30 as a number to base 60"),
+        ("seed: 010", "a.yaml, line 1: YAML reads 010 as a number to base 8"),
+        ("out: &a [*a]", "a.yaml, line 1: an alias refers to its own value"),
+        ("day: 2001-99-99", "a.yaml is not YAML: month must be in 1..12"),
+        ("run: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
+        ("\ud800", "a.yaml cannot be read: 'utf-8' codec can't decode"),
+        ("seed: " + "9" * 5000, "a.yaml is not YAML: Exceeds the limit"),
     ],
 )
 def test_a_wrong_recipe_is_one_clear_line(text: str, says: str, tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text(text)
+    (tmp_path / "a.yaml").write_text(text, encoding="utf-8", errors="surrogatepass")
     with pytest.raises(FusionZooError) as caught:
         from_args(RunConfig, ["--config", str(tmp_path / "a.yaml")])
     assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_aliases_that_multiply_are_refused_before_they_do(tmp_path: Path) -> None:
+    """Billion laughs: thirty lines that stand for 10^30 values."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 30)]
+    (tmp_path / "a.yaml").write_text("\n".join(lines))
+    with pytest.raises(FusionZooError, match=r"a\.yaml, line 5: with its aliases replaced, it has"):
+        read_yaml(tmp_path / "a.yaml")
+    (tmp_path / "a.yaml").write_text("base: &b {lr: 1}\noptim: *b\nother: *b")
+    assert read_yaml(tmp_path / "a.yaml")["optim"] == {"lr": 1}
 
 
 def test_a_boolean_flag_without_a_value_is_true() -> None:

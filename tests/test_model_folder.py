@@ -103,8 +103,12 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders without digests, which would name every change before anything else is checked."""
     root = tmp_path_factory.mktemp("folders")
-    return {group: build(group).save(root / group) for group in ENCODERS}
+    saved = {group: build(group).save(root / group) for group in ENCODERS}
+    for folder in saved.values():
+        (folder / "digests.json").unlink()
+    return saved
 
 
 @pytest.mark.parametrize(("group", "part"), CASES)
@@ -150,6 +154,9 @@ def answers_or_is_refused(folder: Path) -> None:
         ("[]", "config.json must hold a JSON object, found list"),
         ('{"format": 2}', "format 2; this version reads 1"),
         ('{"format": 1}', "num_outputs: field required"),
+        ('{"format": 1, "format": 1}', "key 'format' occurs twice in one object"),
+        ('{"format": 1, "num_outputs": NaN}', "NaN is no number in JSON"),
+        ('{"format": 1, "num_output": 2}', "unknown key 'num_output'. Did you mean 'num_outputs'?"),
     ],
 )
 def test_a_config_that_is_no_configuration_is_one_line(
@@ -175,6 +182,9 @@ def test_a_config_that_is_no_configuration_is_one_line(
         ("stats", {"fusion": {"name": "gmu", "dim": 16}}, "size mismatch"),
         ("words", {"num_outputs": 7}, "num_outputs is 7, and the targets make 5"),
         ("words", {"kinds": {"pose": "vector"}}, "kinds names 'pose', which has no encoder"),
+        ("words", {"kinds": {"text": "smell"}}, "kinds.text is 'smell', none of image, text"),
+        ("stats", {"encoders": {"/etc": {"name": "chars"}}}, "'/etc' is no name of a modality"),
+        ("stats", {"encoders": {"../a": {"name": "chars"}}}, "'../a' is no name of a modality"),
         ("stats", {"plugins": "my_file.py"}, "plugins: input should be a valid array"),
         ("stats", {"plugins": [1]}, "plugins.0: input should be a valid string"),
     ],
@@ -207,3 +217,87 @@ def test_a_missing_setting_of_an_encoder_never_asks_a_hub(
         fusionzoo.load(folders["image"])
     finally:
         config.write_text(whole)
+
+
+def test_a_folder_without_its_tokenizer_asks_no_hub(folders: dict[str, Path]) -> None:
+    config = folders["words"] / "config.json"
+    whole = config.read_text()
+    spoilt = json.loads(whole)
+    spoilt["encoders"]["text"] = {"name": "hf/somebody/something", "kind": "text"}
+    try:
+        config.write_text(json.dumps(spoilt))
+        with pytest.raises(FusionZooError, match=r"text is missing: the model folder is not comp"):
+            fusionzoo.load(folders["words"])
+    finally:
+        config.write_text(whole)
+
+
+def test_a_checkpoint_that_a_config_names_is_not_opened(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    config = folders["image"] / "config.json"
+    whole = config.read_text()
+    spoilt = json.loads(whole)
+    (tmp_path / "pickle.pth").write_bytes(b"not even a pickle")
+    spoilt["encoders"]["image"]["checkpoint_path"] = str(tmp_path / "pickle.pth")
+    try:
+        config.write_text(json.dumps(spoilt))
+        fusionzoo.load(folders["image"])
+    finally:
+        config.write_text(whole)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    return build("words").save(tmp_path / "model")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_file_that_was_changed_is_named(name: str, saved: Path) -> None:
+    fusionzoo.load(saved)
+    contents = (saved / name).read_bytes()
+    (saved / name).write_bytes(contents[:-1] + bytes([contents[-1] ^ 42]))  # a space in config.json
+    with pytest.raises(FusionZooError, match=rf"{name} was changed since the model was saved"):
+        fusionzoo.load(saved)
+
+
+def test_a_file_that_is_missing_or_was_added_is_named(saved: Path) -> None:
+    digests = json.loads((saved / "digests.json").read_text())
+    digests["files"]["text/tokenizer.json"] = "0"
+    (saved / "digests.json").write_text(json.dumps(digests))
+    with pytest.raises(FusionZooError, match=r"tokenizer\.json is missing: .*digests\.json lists"):
+        fusionzoo.load(saved)
+    del digests["files"]["text/tokenizer.json"]
+    (saved / "digests.json").write_text(json.dumps(digests))
+    (saved / "README.md").write_text("a model of mine")
+    fusionzoo.load(saved)
+    (saved / "text").mkdir()
+    (saved / "text" / "added_tokens.json").write_text("{}")
+    with pytest.raises(FusionZooError, match=r"added_tokens\.json was added since"):
+        fusionzoo.load(saved)
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        "",
+        "[]",
+        '{"algorithm": "md5", "files": {}}',
+        '{"algorithm": "sha256", "files": {"../secret.txt": "0"}}',
+        '{"algorithm": "sha256", "files": {"/etc/passwd": "0"}}',
+        '{"algorithm": "sha256", "files": {"config.json": 1}}',
+    ],
+)
+def test_digests_that_cannot_be_read_are_one_line(contents: str, saved: Path) -> None:
+    (saved / "digests.json").write_text(contents)
+    with pytest.raises(FusionZooError, match=r"digests\.json cannot be read: ") as caught:
+        fusionzoo.load(saved)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_of_an_earlier_version_loads_and_says_that_it_is_unchecked(
+    saved: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (saved / "digests.json").unlink()
+    fusionzoo.load(saved)
+    assert "has no digests.json (saved by an earlier version)" in caplog.text

@@ -16,6 +16,7 @@ from fusionzoo.errors import FusionZooError, did_you_mean
 from ..refusals import refuse
 from ..row_numbers import RowNumbers
 from .cells import CellRules
+from .checked import list_names
 
 TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 
@@ -74,7 +75,7 @@ class Columns:
             name, known = self.roles.get(role, role), self.table.column_names
             raise FusionZooError(
                 f"{self.source} has no column {name!r} for {purpose}.{did_you_mean(name, known)}"
-                f" Its columns: {', '.join(known)}"
+                f" Its columns: {list_names(known)}"
             )
 
     def values(self, role: str) -> Any:

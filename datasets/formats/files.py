@@ -11,8 +11,10 @@ import pyarrow as pa
 from fusionzoo.errors import FusionZooError, one_line
 
 from ..provenance import Provenance
+from .checked import check_unicode
 from .delimited import DELIMITERS, read_delimited
 from .json_lines import read_json_lines
+from .parquet import read_parquet
 from .spreadsheet import read_spreadsheet
 from .text_files import check_encoding, find_encoding
 
@@ -46,16 +48,17 @@ def read_table(path: Path, text_format: TextFormat) -> tuple[pa.Table, Provenanc
         repair = f"; save it as {HOW_TO_SAVE[suffix]}" if suffix in HOW_TO_SAVE else ""
         raise FusionZooError(f"{path} is none of {', '.join(READERS)}{repair}")
     try:
-        return _read(path, suffix, text_format)
-    except (pa.ArrowException, OSError, EOFError, UnicodeError, zlib.error) as error:
+        table, provenance = _read(path, suffix, text_format)
+        return check_unicode(table, str(path)), provenance
+    except FusionZooError:
+        raise
+    except (pa.ArrowException, OSError, EOFError, ValueError, MemoryError, zlib.error) as error:
         raise FusionZooError(f"{path} cannot be read: {one_line(error)}") from error
 
 
 def _read(path: Path, suffix: str, text_format: TextFormat) -> tuple[pa.Table, Provenance]:
     if suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        return pq.read_table(path), Provenance()
+        return read_parquet(path), Provenance()
     if suffix == ".xlsx":
         table, numbers, sheets = read_spreadsheet(path, text_format.sheet)
         others = f"sheet {text_format.sheet or sheets[0]!r} of {len(sheets)} (--data.sheet)"

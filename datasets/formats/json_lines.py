@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,16 @@ import pyarrow as pa
 from fusionzoo.errors import FusionZooError, one_line
 
 from ..row_numbers import RowNumbers
-from .text_files import open_text, open_utf8, read_in_blocks
+from .checked import check_depth
+from .text_files import is_gzip, open_text, open_utf8, read_in_blocks
 
 TYPES = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list"}
 
 
 def read_json_lines(path: Path, encoding: str) -> tuple[pa.Table, RowNumbers]:
     """Read a file; return its columns and the numbers of its rows. Text stays text, dates too."""
+    with _open_lines(path, encoding) as lines:
+        check_depth(lines, str(path))
     try:
         table = read_in_blocks(partial(_read, path, encoding, pa.schema([])))
         dates = [field for field in table.schema if field.type != _without_dates(field.type)]
@@ -38,6 +43,17 @@ def _read(path: Path, encoding: str, schema: pa.Schema, block: int) -> pa.Table:
         return pj.read_json(
             stream, read_options=pj.ReadOptions(block_size=block), parse_options=parse
         )
+
+
+@contextmanager
+def _open_lines(path: Path, encoding: str) -> Iterator[Iterable[bytes]]:
+    """Open a file as lines of UTF-8."""
+    if encoding == "utf-8" and not is_gzip(path):
+        with path.open("rb") as file:
+            yield file
+    else:
+        with open_text(path, encoding) as text:
+            yield (line.encode("utf-8", "replace") for line in text)
 
 
 def _without_dates(kind: pa.DataType) -> pa.DataType:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from fusionzoo.errors import FusionZooError, one_line
 
 from .loaded import Loaded
+from .parquet import read_parquet
 
 SHARD = re.compile(r"(?P<split>.+?)-(?P<number>\d{5})-of-(?P<count>\d{5})(-[0-9a-f]+)?")
 NUMBER = re.compile(r"\d+")
@@ -33,7 +33,7 @@ def read_parquet_folder(path: Path) -> Loaded:
     for split, files in by_split.items():
         for file in files:
             try:
-                part = pq.read_table(file)
+                part = read_parquet(file)
             except (pa.ArrowException, OSError) as error:
                 raise FusionZooError(f"{file} cannot be read: {one_line(error)}") from error
             part = part.drop_columns("split") if "split" in part.column_names else part

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.structures import KINDS
 
 from ..failures import MAX_ERRORS, OnError
@@ -80,9 +80,14 @@ def open_table(
     known = Columns(
         source, gathered.table, gathered.roles, cells=cells, row_numbers=provenance.row_numbers
     )
-    rows, names, provenance = _read_columns(
-        known, gathered.kinds, shares, targets, word_list(paths), provenance
-    )
+    try:
+        rows, names, provenance = _read_columns(
+            known, gathered.kinds, shares, targets, word_list(paths), provenance
+        )
+    except (pa.ArrowException, UnicodeDecodeError) as error:  # a date for an id, bytes for a label
+        raise FusionZooError(
+            f"{source}: a column is of a type that cannot be used: {one_line(error)}"
+        ) from error
     if loaded and loaded.split_rule:
         provenance = replace(provenance, split_rule=loaded.split_rule)
     values: dict[str, Any] = {**embedded, **(loaded.memory if loaded else {})}

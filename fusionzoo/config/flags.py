@@ -10,7 +10,10 @@ from typing import Any
 
 from fusionzoo.errors import FusionZooError, one_line
 
+from .yaml_tree import check_tree
+
 Tree = dict[str, Any]
+MAX_BYTES = 1 << 22  # of a configuration file
 COMPONENTS = ("data", "fusion", "objective")  # a name and its settings
 COMPONENT_GROUPS = ("encoders", "targets")  # components by modality, by column
 
@@ -87,7 +90,7 @@ def parse_value(text: str) -> Any:
         return _load_yaml(text, f"cannot read the value {text!r}", f"the value {text!r}")
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # a number of more than 4300 digits is a ValueError, too
         return text
 
 
@@ -95,41 +98,31 @@ def read_yaml(path: Path) -> Tree:
     """Read settings from a YAML file."""
     if not path.is_file():
         raise FusionZooError(f"no configuration file {path}")
-    tree = _load_yaml(path.read_text(encoding="utf-8"), f"{path} is not YAML", str(path)) or {}
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"it has {path.stat().st_size:,} bytes; at most {MAX_BYTES:,}")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise FusionZooError(f"{path} cannot be read: {one_line(error)}") from None
+    tree = _load_yaml(text, f"{path} is not YAML", str(path)) or {}
     if not isinstance(tree, dict):
         raise FusionZooError(f"{path} must hold a mapping of settings")
     return tree
 
 
 def _load_yaml(text: str, problem: str, source: str) -> Any:
-    """Read YAML, with `1e-4` as a number; a duplicate key in a mapping is an error."""
+    """Read YAML, with `1e-4` as a number; duplicate keys and multiplying aliases are errors."""
     import yaml
 
     try:
-        _refuse_duplicates(yaml.compose(text, yaml.SafeLoader), source)
+        check_tree(yaml.compose(text, yaml.SafeLoader), source)
         return _numbers(yaml.safe_load(text))
-    except yaml.YAMLError as error:
+    except FusionZooError:
+        raise
+    except RecursionError:
+        raise FusionZooError(f"{problem}: it is nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: dates such as 2001-99-99
         raise FusionZooError(f"{problem}: {one_line(error)}") from None
-
-
-def _refuse_duplicates(node: Any, source: str) -> None:
-    """Raise on duplicate keys in a YAML node tree; YAML's own loader keeps the last value."""
-    import yaml
-
-    first: dict[str, int] = {}
-    for part in node.value if isinstance(node, yaml.CollectionNode) else ():
-        if isinstance(node, yaml.MappingNode):
-            key, part = part
-            line = key.start_mark.line + 1
-            if not isinstance(key, yaml.ScalarNode):
-                continue
-            if key.value in first:
-                raise FusionZooError(
-                    f"{source}, line {line}: duplicate key {key.value!r}; the first is in line"
-                    f" {first[key.value]}"
-                )
-            first[key.value] = line
-        _refuse_duplicates(part, source)
 
 
 def _is_flag(word: str) -> bool:

@@ -117,12 +117,14 @@ def from_tree(cls: type[C], tree: Mapping[str, Any]) -> C:
     check_numbers(cls, tree)
     components = {key: value for key, value in asdict(cls()).items() if dotted_keys.get(key)}  # type: ignore[call-overload]
     try:
-        return TypeAdapter(cls).validate_python(merge(components, tree))
+        config = TypeAdapter(cls).validate_python(merge(components, tree))
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         reason = first["msg"][0].lower() + first["msg"][1:]
         raise FusionZooError(f"--{key} {first['input']!r}: {reason}") from None
+    check_numbers(cls, asdict(config))  # type: ignore[call-overload]  # the word `infinity`
+    return config
 
 
 def write_yaml(config: Any, path: Path) -> None:

@@ -230,7 +230,7 @@ def test_ids_may_stand_in_a_second_array(folder: Path) -> None:
         ("v.npy[3]", {}, "names no file of arrays"),
         ("four.npy", {}, r"values of shape \(2, 2, 2\)"),
         ("lengths.npz", {}, "lengths with sum 3 do not fit"),
-        ("objects.npy", {}, "objects.npy cannot be read as an array"),
+        ("objects.npy", {}, "objects.npy holds values of type object, which are never loaded"),
     ],
 )
 def test_arrays_that_do_not_fit_are_one_clear_error(
@@ -267,10 +267,10 @@ def test_arrays_that_do_not_fit_are_one_clear_error(
         ("../secret.npy[1]", "outside of"),
         ("../secret.npz::a/v.npy[1]", "outside of"),
         ("link.npy[1]", "outside of"),
-        ("objects.npy[1]", "cannot be read as an array"),
+        ("objects.npy[1]", "which are never loaded"),
         ("words.npy[1]", "holds values of type <U1; expected numbers"),
         ("complex.npy[1]", "holds values of type complex64"),
-        ("cut.npy[1]", "cannot be read as an array"),
+        ("cut.npy[1]", "is cut off"),
         ("no.npz::v[1]", "cannot be read as an array"),
     ],
 )
@@ -321,7 +321,7 @@ def test_a_header_that_announces_more_than_the_file_holds_takes_no_memory(
         with zipfile.ZipFile(folder / f"{name}.npz", "w", method) as archive:
             archive.writestr("v.npy", huge)
     for name in ("huge.npy", "stored.npz", "deflated.npz"):
-        with pytest.raises(FusionZooError, match="cannot be read as an array"):
+        with pytest.raises(FusionZooError, match="cannot be read as an array|is cut off"):
             open_array(folder / name)
     monkeypatch.setattr(array_files, "MAX_LOADED", 100)
     with pytest.raises(FusionZooError, match=r"is compressed.*numpy\.savez"):

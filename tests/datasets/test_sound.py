@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 import fusionzoo as fz
+from fusionzoo.datasets.budgets import BUDGETS
 from fusionzoo.datasets.media import decode_audio
 from fusionzoo.encoders._wave import WaveProcessor
 from fusionzoo.errors import FusionZooError
@@ -189,7 +191,8 @@ def test_a_clip_too_long_to_hold_is_refused_only_where_all_of_it_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clip = decode_audio(stored(tmp_path / "a.flac", 12))
-    monkeypatch.setattr("fusionzoo.datasets.sound.MAX_SAMPLES", 500_000)
+    smaller = replace(BUDGETS["samples"], limit=500_000)
+    monkeypatch.setitem(BUDGETS, "samples", smaller)
     assert len(WaveProcessor(16_000, 1.0)(clip)["wave"]) == 16_000
-    with pytest.raises(FusionZooError, match=r"a\.flac has 529,200 samples, too many to load"):
+    with pytest.raises(FusionZooError, match=r"a\.flac is too large: 529,200 samples"):
         _ = clip.samples

@@ -116,6 +116,7 @@ def test_loading_a_model_folder_runs_no_code_of_it(
 ) -> None:
     source = {"text": text_folder, "audio": audio_folder}[kind](tmp_path / "source")
     saved = create_model("concat", {kind: f"hf/{source}"}, 2).save(tmp_path / "saved")
+    (saved / "digests.json").unlink()
     marker = plant(saved / kind, "config.json", UNKNOWN_MODEL)
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
     with pytest.raises(FusionZooError, match="custom code"):

@@ -1,0 +1,50 @@
+"""How much work the samples of a table are: the sizes of their values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from .arrays import ArrayItem
+from .arrow import cell_lengths
+from .table import SampleTable
+
+
+class Measured(SampleTable):
+    """A `SampleTable` whose samples are ordered by length."""
+
+    def lengths(self) -> Tensor:
+        """Return a rough cost per sample, from the sizes of its text, audio and sequences."""
+        total = torch.zeros(len(self.table), dtype=torch.float64)
+        for name, kind in self.modalities.items():
+            if kind in ("text", "audio", "sequence"):
+                sizes = self._lengths(name, kind)
+                total += sizes / sizes.mean().clamp(min=1e-9)
+        return total[self.rows]
+
+    def by_length(self) -> list[int]:
+        """Return the samples' positions, the longest first."""
+        return self.lengths().argsort(descending=True, stable=True).tolist()
+
+    def _lengths(self, name: str, kind: str) -> Tensor:
+        """Return the size of each value of a modality, float64 (rows of the table,)."""
+        is_plain = name not in self.memory and not (name in self.paths and kind == "text")
+        is_list = kind == "sequence" and not pa.types.is_string(self.table[name].type)
+        sizes = cell_lengths(self.table[name]) if is_plain and (kind == "text" or is_list) else None
+        if sizes is not None:
+            return sizes
+        rows = range(len(self.table))
+        return torch.tensor([self._length(name, kind, row) for row in rows], dtype=torch.float64)
+
+    def _length(self, name: str, kind: str, row: int) -> float:
+        value = self.reference(name, row)
+        if value is None:
+            return 0.0
+        if isinstance(value, ArrayItem):
+            return value.cost
+        if isinstance(value, Path):
+            return float(value.stat().st_size) if value.is_file() else 0.0
+        return float(len(value[0] if isinstance(value, tuple) else value))
