@@ -11,6 +11,7 @@ import yaml
 
 import fusionzoo
 from fusionzoo.cli import main
+from fusionzoo.datasets import DATASETS
 from fusionzoo.fusion import list_fusions
 from fusionzoo.training.balance import BALANCE
 from fusionzoo.zoo.cards import BalanceCard, balance_cards, card
@@ -76,3 +77,18 @@ def test_the_citation_names_this_version() -> None:
     citation = yaml.safe_load((DOCS.parent / "CITATION.cff").read_text())
     assert citation["version"] == fusionzoo.__version__
     assert citation["authors"] == [{"name": "The fusionzoo developers"}]
+
+
+def test_the_example_of_the_data_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    [block] = re.findall(r"```python\n(.*?)```", (DOCS / "data.md").read_text(), re.DOTALL)
+    exec(compile(block, "docs/data.md", "exec"), {"__name__": "example"})
+    printed = capsys.readouterr().out
+    assert "60 samples" in printed and "tabular" in printed
+
+
+def test_the_data_page_names_settings_that_exist() -> None:
+    text = (DOCS / "data.md").read_text()
+    known = set(DATASETS["manifest"].parameters) | {"name"}
+    named = set(re.findall(r"--data\.([a-z_]+)", text))
+    assert len(named) > 15
+    assert named <= known
