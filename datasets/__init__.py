@@ -13,7 +13,6 @@ from fusionzoo.registry import import_siblings
 
 from .base import DATASETS, DatasetEntry
 from .collate import Collate
-from .naming import is_path, settings_of, view_of
 from .paired import PairedDataset
 from .samplers import PairedBatchSampler, PairedSampler, make_sampler
 from .splits import split_by_hash
@@ -43,6 +42,8 @@ def create_dataset(name: Any, **settings: Any) -> PairedDataset:
     dicts. Cells may be PIL pictures, arrays, bytes, `(samples, rate)`, text and lists; they are
     decoded on access.
     """
+    from .naming import is_path, settings_of, view_of  # imports formats, which import this package
+
     if isinstance(name, PairedDataset):
         return view_of(name, settings)
     if isinstance(name, str) and not is_path(name):

@@ -55,7 +55,7 @@ def manifest(
     arrays: Mapping[str, str | Sequence[str]] | None = None,
     sample_rate: int | None = None,
 ) -> PairedDataset:
-    """Open your own table with one row per sample: CSV, TSV, JSONL, Parquet, .xlsx, or in memory.
+    """Open your own table, a row per sample: CSV, TSV, JSONL, Parquet, .xlsx, or in memory.
 
     Columns `image`, `text`, `audio`, `vector`, `sequence` are modalities; an empty cell is missing.
     If absent, `id` is the row's number from 0, `split` a hash of the id that leaves no split
@@ -84,8 +84,8 @@ def manifest(
         encoding: of a text file; found from its bytes
         sheet: name of a spreadsheet's sheet; the first
         decimal: `,` where regression and ordinal targets are written as 25,06
-        na: words in cells that mean a missing value, comma-separated or a list; by default `NA`,
-            `nan`, `null` and the like in text files and spreadsheets, none in Parquet and memory
+        na: words in cells that mean a missing value, comma-separated or a list;
+            null: `NA`, `nan`, `null` and the like in text files and spreadsheets, none elsewhere
         drop_empty: whether rows without any modality are left out; else they are an error
         label_separator: between the labels of a multilabel target
         fields: names of the entries of rows that are tuples, in memory; `_` for one to leave out

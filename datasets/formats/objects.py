@@ -55,6 +55,8 @@ def is_table(data: Any) -> bool:
     """Whether data is a table or a data set in memory, rather than a name, a path or settings."""
     if isinstance(data, Mapping):
         return is_hugging_face(data) or _holds_tables(data) or _holds_columns(data)
+    if isinstance(data, np.ndarray | Tensor):
+        return False
     return not isinstance(data, str | bytes) and (
         is_hugging_face(data)
         or hasattr(data, "__arrow_c_stream__")

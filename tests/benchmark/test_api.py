@@ -109,7 +109,7 @@ def test_a_name_a_path_and_a_folder_are_recognised(
 
 
 def test_data_of_another_type_is_an_error_that_lists_the_types() -> None:
-    with pytest.raises(FusionZooError, match=r"type ndarray; .*a DataFrame or a PairedDataset"):
+    with pytest.raises(FusionZooError, match=r"type ndarray; .*a DataFrame, .*PairedDataset"):
         data_settings(np.zeros((2, 2)))
 
 
