@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError
 from fusionzoo.rng import seed_of
 
 from .media import decode
@@ -101,11 +101,7 @@ class Incomplete(SampleTable):
         if not 0 <= rate < 1:
             raise FusionZooError(f"rate={rate}; it must be at least 0 and below 1")
         for name in names:
-            if name not in self.modalities:
-                raise FusionZooError(
-                    f"{self.source} has no modality {name!r}.{did_you_mean(name, self.modalities)}"
-                    f" It has: {', '.join(self.modalities)}"
-                )
+            self.check_modality(name)
         if mechanism != "mar":
             if depends_on is not None:
                 raise FusionZooError(f"depends_on={depends_on!r} is for mechanism='mar' only")
@@ -208,13 +204,9 @@ def _measure(kind: str, value: Any) -> float:
 
 def _without(dataset: SampleTable, keep: Flags) -> pa.Table:
     """Return the table with null for what is not kept of the samples."""
-    table = dataset.table
-    for column, name in enumerate(dataset.modalities):
-        remains = table[name].is_valid().to_numpy().copy()
-        remains[dataset.rows.numpy()] &= keep[:, column]
-        values = pc.if_else(pa.array(remains), table[name], pa.scalar(None, table[name].type))
-        table = table.set_column(table.column_names.index(name), name, values)
-    return table
+    remains = presence(dataset.table, dataset.modalities).numpy()
+    remains[dataset.rows.numpy()] &= keep
+    return _masked(dataset.table, dataset.modalities, remains)
 
 
 def drop_values(table: pa.Table, modalities: Mapping[str, str], rate: float, seed: int) -> pa.Table:
@@ -228,8 +220,13 @@ def drop_values(table: pa.Table, modalities: Mapping[str, str], rate: float, see
     keep = present & (torch.rand(present.shape, generator=generator) >= rate)
     fallback = order.masked_fill(~present, 2.0).argmin(1)
     keep[torch.arange(len(keep)), fallback] |= ~keep.any(1)
+    return _masked(table, modalities, keep.numpy())
+
+
+def _masked(table: pa.Table, modalities: Mapping[str, str], keep: Flags) -> pa.Table:
+    """Return a table with null for the values of the modalities that are not kept, (rows, M)."""
     for column, name in enumerate(modalities):
-        mask = pa.array(keep[:, column].numpy())
+        mask = pa.array(keep[:, column])
         values = pc.if_else(mask, table[name], pa.scalar(None, table[name].type))
         table = table.set_column(table.column_names.index(name), name, values)
     return table

@@ -12,15 +12,6 @@ import torch
 from torch import Tensor
 
 
-def row_numbers(num_rows: int) -> Any:
-    """Return the numbers from 0 as text.
-
-    >>> row_numbers(2).to_pylist()
-    ['0', '1']
-    """
-    return pa.array(np.arange(num_rows)).cast(pa.string())
-
-
 def repeated_value(column: Any) -> tuple[Any, int] | None:
     """Return the first value that a column holds several times, and its count.
 

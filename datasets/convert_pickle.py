@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 
 from fusionzoo.errors import FusionZooError
 
-from .formats.declared import with_kinds
 from .pickled_samples import read_samples
+from .stored_kinds import with_kinds
 
 TARGETS = ("annotations", "classification_labels", "labels", "label", "regression_labels")
 NonFinite = Literal["raise", "zero"]
@@ -80,7 +80,9 @@ def _write(source: Path, folder: Path, nonfinite: NonFinite) -> list[str]:
     if labels:
         columns["target"] = columns[labels[0]]
     notes.append(_about_columns(columns, kinds, labels))
-    pq.write_table(with_kinds(pa.table(columns), kinds), folder / "manifest.parquet")
+    table = pa.table(columns)
+    table = table.replace_schema_metadata(with_kinds(table.schema, kinds).metadata)
+    pq.write_table(table, folder / "manifest.parquet")
     return notes
 
 

@@ -20,6 +20,7 @@ from fusionzoo.structures import KINDS
 
 from .join import SourceValues
 from .media import decode
+from .stored_kinds import with_kinds
 from .table import SampleTable
 
 SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".csv", ".tsv")
@@ -39,8 +40,7 @@ def write_manifest(dataset: SampleTable, path: Path, embed: bool) -> dict[str, A
     writer = _Values(dataset, types, path.parent.resolve())
     names = _table_columns(dataset)
     schema = pa.schema([*((name, pa.string()) for name in names), *types.items()])
-    declared = json.dumps({"kinds": dataset.modalities}).encode()
-    schema = schema.with_metadata({b"fusionzoo": declared})
+    schema = with_kinds(schema, dataset.modalities)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial:
         _write(partial, suffix, schema, writer.batches(schema, names))

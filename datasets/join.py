@@ -13,11 +13,10 @@ from .join_names import key_columns, modality_names
 from .join_rows import JoinedRows, match_rows
 from .joined_splits import SplitRule, join_splits
 from .provenance import Provenance
-from .table import SampleTable
+from .table import ROLES, SampleTable
 
 Sources = Mapping[str, SampleTable]
 Names = Mapping[str, Mapping[str, str]]  # source -> modality -> its name in the source
-ROLES = ("id", "split", "target", "group")
 
 
 class JoinedTable(NamedTuple):

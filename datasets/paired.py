@@ -133,11 +133,7 @@ class PairedDataset(Displayed, Exchange, Incomplete, Measured, Dataset[Sample | 
         """Keep some modalities (`"image,text"` or a list); samples left with none are dropped."""
         names = word_list(modalities)
         for name in names:
-            if name not in self.modalities:
-                raise FusionZooError(
-                    f"{self.source} has no modality {name!r}.{did_you_mean(name, self.modalities)}"
-                    f" It has: {', '.join(self.modalities)}"
-                )
+            self.check_modality(name)
         kinds = {name: kind for name, kind in self.modalities.items() if name in names}
         view = self._with(self.table, kinds)
         left_out = (name for name in self.modalities if name not in kinds)
@@ -150,8 +146,7 @@ class PairedDataset(Displayed, Exchange, Incomplete, Measured, Dataset[Sample | 
 
     def only(self, modality: str) -> PairedDataset:
         """Return the same samples with one modality, those that lack it included."""
-        if modality not in self.modalities:
-            self.select(modality)  # raises the error that lists the modalities
+        self.check_modality(modality)
         view = copy.copy(self)
         view.modalities = {modality: self.modalities[modality]}
         view.failed = Failures(len(self.table), 1)

@@ -24,6 +24,8 @@ from .refusals import is_collecting, repair_rows
 
 NOT_FILES = ("text", "tabular")  # kinds whose cells are no paths
 
+ROLES = ("id", "split", "target", "group")  # of columns that are no modality
+
 
 class SampleTable:
     """Samples with an id, a split, labels and, per modality, an undecoded value or nothing.
@@ -140,6 +142,14 @@ class SampleTable:
     def sample_place(self, row: int) -> str:
         """Return `where` with the id of the row's sample."""
         return f"{self.where(row)}, sample {self._cell('id', row)!r}"
+
+    def check_modality(self, name: str) -> None:
+        """Raise an error that lists the modalities, if there is none of this name."""
+        if name not in self.modalities:
+            raise FusionZooError(
+                f"{self.source} has no modality {name!r}.{did_you_mean(name, self.modalities)}"
+                f" It has: {', '.join(self.modalities)}"
+            )
 
     def references(self, modality: str) -> list[Any]:
         """Return each sample's undecoded value: a path, text, a value from memory, or None."""

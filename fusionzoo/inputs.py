@@ -13,12 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from .cells import fold
 from .datasets import PairedDataset, create_dataset
 from .datasets.formats.columns import TEXT_TYPES
-from .datasets.formats.declared import FUSIONZOO, HUGGING_FACE
+from .datasets.formats.declared import HUGGING_FACE
 from .datasets.formats.loaded import Loaded
 from .datasets.formats.objects import STREAM_LIMIT, is_table, read_objects
 from .datasets.naming import settings_of
+from .datasets.stored_kinds import FUSIONZOO
 from .datasets.table import NOT_FILES, word_list
 from .errors import FusionZooError
 from .files import cache_root, make_cache_folder, replacing
@@ -110,15 +112,14 @@ def _path_columns(settings: Mapping[str, Any], table: pa.Table) -> list[str]:
     columns, kinds = settings.get("columns") or {}, settings.get("kinds") or {}
     paths = word_list(settings.get("paths") or ())
     path_columns = {
-        columns.get(modality, modality).strip().casefold()
+        fold(columns.get(modality, modality))
         for modality in {*KINDS, *columns, *kinds}
         if modality in paths or kinds.get(modality, modality) in set(KINDS) - {*NOT_FILES}
     }
     return [
         field.name
         for field in table.schema
-        if field.name.strip().casefold() in path_columns
-        and any(is_type(field.type) for is_type in TEXT_TYPES)
+        if fold(field.name) in path_columns and any(is_type(field.type) for is_type in TEXT_TYPES)
     ]
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from fusionzoo.cells import fold
 from fusionzoo.errors import FusionZooError, did_you_mean
 
 from ..refusals import refuse
@@ -45,9 +46,9 @@ class Columns:
         self.missing: dict[str, Counter[str]] = {}  # column -> words that were read as missing
         self._positions: dict[str, int] = {}
         for position, name in enumerate(table.column_names):
-            if not _fold(name):
+            if not fold(name):
                 continue
-            first = self._positions.setdefault(_fold(name), position)
+            first = self._positions.setdefault(fold(name), position)
             if first != position:
                 refuse(
                     f"the columns {table.column_names[first]!r} and {name!r} have the same name if"
@@ -58,7 +59,7 @@ class Columns:
                 )
 
     def __contains__(self, role: str) -> bool:
-        return _fold(self.roles.get(role, role)) in self._positions
+        return fold(self.roles.get(role, role)) in self._positions
 
     def name(self, role: str) -> str:
         """Return the name of a column as the table spells it."""
@@ -67,7 +68,7 @@ class Columns:
 
     def position(self, role: str) -> int:
         """Return the index of a column in the table."""
-        return self._positions[_fold(self.roles.get(role, role))]
+        return self._positions[fold(self.roles.get(role, role))]
 
     def require(self, role: str, purpose: str) -> None:
         """Raise an error that names the nearest column, if the column does not exist."""
@@ -139,7 +140,3 @@ def _as_text(column: Any) -> Any:
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
     return column.cast(pa.string())
-
-
-def _fold(name: str) -> str:
-    return name.strip().casefold()

@@ -10,14 +10,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fusionzoo.cells import fold
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import KINDS
 
+from ..stored_kinds import FUSIONZOO
 from ..table import word_list
 from .cell_columns import Roles
 from .loaded import Loaded
 
-HUGGING_FACE, FUSIONZOO = b"huggingface", b"fusionzoo"  # keys of a schema's metadata
+HUGGING_FACE = b"huggingface"  # key of a schema's metadata
 MEDIA = {"Image": "image", "Audio": "audio"}  # features of Hugging Face -> kinds
 
 
@@ -39,13 +41,13 @@ class Declared:
         `label`) is the target, unless there is a column or a setting for that.
         """
         columns = [column for role in roles.values() for column in word_list(role)]
-        named = {_fold(column) for column in (*columns, *kinds, *targets)}
-        added = {name: kind for name, kind in self.kinds.items() if _fold(name) not in named}
+        named = {fold(column) for column in (*columns, *kinds, *targets)}
+        added = {name: kind for name, kind in self.kinds.items() if fold(name) not in named}
         merged = {**kinds, **added}
         notes = [f"column {name!r} is {kind}" for name, kind in added.items() if name != kind]
-        labels = [name for name in self.class_names if _fold(name) not in named]
-        labels = [name for name in labels if _fold(name) == "label"] or labels
-        stored = [x for x in self.modalities if _fold(x) not in named and x not in roles]
+        labels = [name for name in self.class_names if fold(name) not in named]
+        labels = [name for name in labels if fold(name) == "label"] or labels
+        stored = [x for x in self.modalities if fold(x) not in named and x not in roles]
         merged_roles = {**roles, **{name: name for name in stored}}  # roles keep their order
         if "target" not in roles and not self.has_target and len(labels) == 1:
             merged_roles["target"] = labels[0]
@@ -68,7 +70,7 @@ def read_declared(table: pa.Table, source: str) -> Declared:
             class_names[name] = names
         if stored.get(name) in KINDS:
             kinds[name] = stored[name]
-    has_target = any(_fold(name) == "target" for name in table.column_names)
+    has_target = any(fold(name) == "target" for name in table.column_names)
     modalities = tuple(name for name in stored if name in kinds)
     return Declared(kinds, class_names, has_target, modalities)
 
@@ -129,16 +131,3 @@ def _read_json(table: pa.Table, key: bytes, source: str) -> dict[str, Any]:
 
 def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _fold(name: str) -> str:
-    return name.strip().casefold()
-
-
-def with_kinds(table: pa.Table, kinds: Mapping[str, str]) -> pa.Table:
-    """Return a table whose metadata says of which kind its modalities are."""
-    metadata = {
-        **(table.schema.metadata or {}),
-        FUSIONZOO: json.dumps({"kinds": dict(kinds)}).encode(),
-    }
-    return table.replace_schema_metadata(metadata)

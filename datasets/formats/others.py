@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from ..table import ROLES
 from .columns import TEXT_TYPES, Columns
 
-ROLES = ("id", "split", "target", "group")
 SCALAR_TYPES = (
     *TEXT_TYPES,
     pa.types.is_integer,

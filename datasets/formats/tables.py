@@ -19,7 +19,7 @@ from ..paired import PairedDataset
 from ..provenance import Provenance
 from ..refusals import is_collecting
 from ..splits import SHARES
-from ..table import word_list
+from ..table import ROLES, word_list
 from .cell_columns import Roles, tabular_columns
 from .cells import CellRules
 from .columns import Columns
@@ -30,8 +30,6 @@ from .loaded import Loaded
 from .others import other_columns
 from .roles import missing_words, read_groups, read_ids, read_labels
 from .split_columns import read_splits
-
-ROLES = ("id", "split", "target", "group")
 
 
 def open_table(
