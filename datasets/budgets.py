@@ -34,9 +34,11 @@ BUDGETS = {
     # 400 MB as float32.
     "numbers": Budget(limit=100_000_000, unit="numbers", advice="store one array per sample"),
     "array file": Budget(limit=1 << 30, unit="bytes", advice="store one array per sample"),
-    # A table may be far larger than its file, but not a thousand times: see formats/parquet.py.
+    "cells": Budget(limit=50_000_000, unit="cells", advice="save the sheet as CSV"),
+    # A table may be far larger than its file, but not a thousand times: see `check_expansion`.
     "table": Budget(limit=1 << 30, unit="bytes", advice="store repeated values once, as files"),
 }
+EXPANSION = 100  # times the size of its file that a table may take, where that is more
 
 
 def check_budget(budget: str, amount: int | float, name: str, found: str = "") -> None:
@@ -67,6 +69,17 @@ def check_shape(shape: Sequence[int], name: str) -> None:
     """Raise an error for an array with too many numbers."""
     count = math.prod(shape)
     check_budget("numbers", count, name, f"shape {tuple(shape)} has {count:,} numbers")
+
+
+def check_expansion(path: Path, needed: int) -> None:
+    """Raise an error for a table that takes far more memory than its file has bytes."""
+    size = path.stat().st_size
+    limit = max(BUDGETS["table"].limit, EXPANSION * size)
+    if needed > limit:
+        raise FusionZooError(
+            f"{path} has {size:,} bytes and would take {needed:,} or more in memory; at"
+            f" most {limit:,}: {BUDGETS['table'].advice}"
+        )
 
 
 def file_size(path: str | Path, budget: str) -> int:

@@ -10,7 +10,7 @@ import pickle
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,9 @@ import pyarrow.parquet as pq
 import soundfile
 from _hostile_files import MEDIA, SVG
 from PIL import Image
+
+SHEET = "xl/worksheets/sheet1.xml"  # in a workbook
+XMLNS = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 
 
 @dataclass
@@ -397,6 +400,54 @@ def _cells(secret: Path) -> Iterator[Case]:
         yield _media("txt", name, data)
 
 
+def _compressed_tables(head: bytes) -> Iterator[Case]:
+    row = b"a,train,x," + b"y" * 1000 + b"\n"
+    for name, data in {
+        "2 GB of one row": gzip.compress(head) + gzip.compress(row * 1000) * 2100,
+        "2 GB without a row's end": gzip.compress(head) + gzip.compress(b"y" * 10**6) * 2100,
+        "half of it": gzip.compress(head + row * 99)[:-40],
+        "no gzip": head + row,
+        "junk behind the end": gzip.compress(head + row) + b"junk",
+    }.items():
+        yield Case("csv.gz", name, {"data.csv.gz": data})
+    for name, parts in {
+        "no sheet": {},
+        "half a GB of blanks": {SHEET: b" " * (1 << 29)},
+        "a cell in the far corner": _sheet('<c r="XFD1048576"><v>1</v></c>', row=1_048_576),
+        "a row of number 10^18": _sheet('<c r="A1"><v>1</v></c>', row=10**18),
+        "entities of entities": {SHEET: _laughs()},
+        "a text that is not there": _sheet('<c r="A1" t="s"><v>999999999</v></c>', row=1),
+    }.items():
+        yield Case("xlsx", name, {"data.xlsx": _workbook(parts)})
+
+
+def _sheet(cells: str, row: int) -> dict[str, bytes]:
+    """Return the part of a workbook that is its sheet."""
+    rows = f'<row r="1"><c r="A1" t="str"><v>text</v></c></row><row r="{row}">{cells}</row>'
+    sheet = f'<worksheet xmlns="{XMLNS}"><sheetData>{rows}</sheetData></worksheet>'
+    return {SHEET: sheet.encode()}
+
+
+def _laughs() -> bytes:
+    entities = "".join(f'<!ENTITY e{i} "{f"&e{i - 1};" * 10}">' for i in range(1, 12))
+    return f'<!DOCTYPE x [<!ENTITY e0 "ha">{entities}]><x>&e11;</x>'.encode()
+
+
+def _workbook(parts: Mapping[str, bytes]) -> bytes:
+    """Return an .xlsx file of one sheet with some of its parts exchanged."""
+    import openpyxl
+
+    plain, contents = io.BytesIO(), io.BytesIO()
+    book = openpyxl.Workbook()
+    book.active.append(["text"])
+    book.save(plain)
+    with zipfile.ZipFile(plain) as old, zipfile.ZipFile(contents, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            if parts or name != SHEET:
+                new.writestr(name, parts.get(name, old.read(name)))
+    return contents.getvalue()
+
+
 def _tables(secret: Path) -> Iterator[Case]:
     head = b"id,split,target,text\n"
     rows = b"".join(b"%d,train,a,words\n" % i for i in range(9))
@@ -426,6 +477,7 @@ def _tables(secret: Path) -> Iterator[Case]:
         "a target of 5 MB": head + b"a,train," + b"y" * 5_000_000 + b",b\n",
     }.items():
         yield Case("csv", name, {"data.csv": data})
+    yield from _compressed_tables(head)
     line = b'{"id": "a", "split": "train", "text": "b"}\n'
     for name, data in {
         "nothing": b"",

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import random
+import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openpyxl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import soundfile
@@ -24,7 +28,7 @@ MEDIA = {
     **dict.fromkeys(("npy",), "vector"),
     **dict.fromkeys(("npz",), "vector"),
 }
-TABLES = ("csv", "jsonl", "parquet")
+TABLES = ("csv", "csv.gz", "jsonl", "parquet", "xlsx")
 MODEL_FILES = ("config.json", "model.safetensors", "tokenizer", "digests.json")
 FORMATS = (*MEDIA, *TABLES, "yaml", *MODEL_FILES)
 
@@ -79,9 +83,25 @@ def originals() -> dict[str, list[bytes]]:
     table = pa.Table.from_pylist(rows)
     lines = [",".join(f'"{row[k]}"' for k in ("id", "split", "target", "text")) for row in rows]
     files["csv"] = ["\n".join(["id,split,target,text", *lines, ""]).encode()]
+    files["csv.gz"] = [gzip.compress(files["csv"][0], mtime=0)]
+    files["xlsx"] = [_workbook(table.drop_columns("vector"))]
     files["jsonl"] = ["".join(json.dumps(row) + "\n" for row in rows).encode()]
     files["parquet"] = [_parquet(table, x) for x in ("snappy", "zstd", "none")]
     return files
+
+
+def _workbook(table: pa.Table) -> bytes:
+    """Return an .xlsx file of a table, not compressed, so that mutations meet its XML."""
+    packed, contents = io.BytesIO(), io.BytesIO()
+    book = openpyxl.Workbook()
+    for row in [table.column_names, *zip(*table.to_pydict().values(), strict=True)]:
+        book.active.append(list(row))
+    book.save(packed)
+    with zipfile.ZipFile(packed) as old, zipfile.ZipFile(contents, "w") as new:
+        for name in old.namelist():
+            part = re.sub(rb"\d{4}-\d\d-\d\dT[\d:]+Z", b"2026-01-01T00:00:00Z", old.read(name))
+            new.writestr(zipfile.ZipInfo(name), part)
+    return contents.getvalue()
 
 
 def _picture(picture: Image.Image, suffix: str) -> bytes:

@@ -10,8 +10,9 @@ import pyarrow as pa
 from fusionzoo.cells import fold
 from fusionzoo.errors import FusionZooError
 
-from ..table import word_list
+from ..table import ROLES, word_list
 from ..tabular import join_cells
+from .cells import CellRules
 from .columns import Columns
 
 Roles = Mapping[str, str | Sequence[str]]  # role or modality -> the user's name of its column
@@ -25,6 +26,7 @@ def gather_columns(
     *,
     targets: Collection[str] = (),
     categorical: str | Sequence[str] = (),
+    cells: CellRules | None = None,
 ) -> tuple[pa.Table, dict[str, str]]:
     """Replace the columns of each tabular modality by one of structs; return its name as role.
 
@@ -53,7 +55,8 @@ def gather_columns(
         )
     _refuse_labels(gathered, plain, targets, source)
     needed = {fold(name) for name in [*plain.values(), "group", *(set(kinds) - set(gathered))]}
-    joined = {name: _join(table, names, forced, source) for name, names in gathered.items()}
+    rules = cells or CellRules()
+    joined = {name: _join(table, names, forced, source, rules) for name, names in gathered.items()}
     for column in {column for names in gathered.values() for column in names}:
         if fold(column) not in needed and column in table.column_names:
             table = table.drop_columns(column)
@@ -65,10 +68,16 @@ def gather_columns(
     return table, plain
 
 
-def tabular_columns(table: pa.Table, roles: Roles, kinds: Mapping[str, str]) -> set[str]:
-    """Return the columns that may be parts of tabular modalities."""
+def cell_columns(
+    table: pa.Table, roles: Roles, kinds: Mapping[str, str], labels: Sequence[str]
+) -> set[str]:
+    """Return the columns that are read as cells, not as media, even if they hold bytes.
+
+    These are ids, splits, groups, labels and the parts of tabular modalities.
+    """
     names = [
-        name for name in dict.fromkeys([*roles, *kinds, "tabular"]) if _is_tabular(name, kinds)
+        *(name for name in (*ROLES, *labels) if name not in kinds),
+        *(name for name in (*roles, *kinds, "tabular") if _is_tabular(name, kinds)),
     ]
     words = {fold(word) for name in names for word in word_list(roles.get(name, name))}
     return {column for column in table.column_names if fold(column) in words}
@@ -121,8 +130,10 @@ def _refuse_labels(
                 )
 
 
-def _join(table: pa.Table, names: list[str], forced: Collection[str], source: str) -> Any:
-    columns = {name: table[name] for name in names}
+def _join(
+    table: pa.Table, names: list[str], forced: Collection[str], source: str, rules: CellRules
+) -> Any:
+    columns = {name: rules.tabular(table[name]) for name in names}
     if len(names) == 1 and pa.types.is_struct(table[names[0]].type):
         values = table[names[0]].combine_chunks()
         columns = dict(zip([x.name for x in values.type], values.flatten(), strict=True))

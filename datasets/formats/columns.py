@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fusionzoo.cells import fold
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 
 from ..refusals import refuse
 from ..row_numbers import RowNumbers
@@ -95,7 +95,13 @@ class Columns:
             cells = column.to_pylist()
             joined = [None if x is None else ";".join(map(str, x)) or ";" for x in cells]
             return pa.array(joined, pa.string())
-        stripped = pc.utf8_trim_whitespace(_as_text(column))
+        try:
+            stripped = pc.utf8_trim_whitespace(_as_text(column))
+        except pa.ArrowException as error:  # a date beyond the calendar, bytes that are no text
+            raise FusionZooError(
+                f"{self.source}, column {self.name(role)!r}: {column.type} cannot be read as text:"
+                f" {one_line(error)}"
+            ) from error
         return self._without_missing(role, stripped, stripped, words_missing)
 
     def references(self, role: str) -> Any:

@@ -11,6 +11,7 @@ from fusionzoo.errors import FusionZooError
 
 from .array_columns import ArrayColumns, gather_arrays
 from .cell_columns import Roles, gather_columns
+from .cells import CellRules
 
 
 def gather(
@@ -26,6 +27,7 @@ def gather(
     allow_outside: bool,
     sample_rate: int | None,
     group_column: str | None,
+    cells: CellRules | None,
 ) -> ArrayColumns:
     """Return a table in which every modality has one column; for the settings see `manifest`.
 
@@ -36,7 +38,7 @@ def gather(
             f"{source}: a group is no modality: --data.group_column names its column"
         )
     table, roles = gather_columns(
-        table, source, columns, kinds, targets=labels, categorical=categorical
+        table, source, columns, kinds, targets=labels, categorical=categorical, cells=cells
     )
     if group_column is not None:
         roles["group"] = group_column

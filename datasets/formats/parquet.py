@@ -11,11 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fusionzoo.errors import FusionZooError
+from ..budgets import BUDGETS, check_expansion
 
-from ..budgets import BUDGETS
-
-EXPANSION = 100  # times the size of its file that a table may take, where that is more
 WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}  # bytes
 OFFSET = 8  # bytes per value of text and lists, besides their contents
 
@@ -26,14 +23,7 @@ def read_parquet(path: Path) -> pa.Table:
 
     # `read_table` would import pandas, and make columns of folder names like `a=b`.
     with pq.ParquetFile(path) as file:
-        size = path.stat().st_size
-        limit = max(BUDGETS["table"].limit, EXPANSION * size)
-        needed = sum(_column_bytes(path, file, column) for column in _columns(file))
-        if needed > limit:
-            raise FusionZooError(
-                f"{path} has {size:,} bytes and would take about {needed:,} in memory; at most"
-                f" {limit:,}: {BUDGETS['table'].advice}"
-            )
+        check_expansion(path, sum(_column_bytes(path, file, column) for column in _columns(file)))
         return file.read()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import zipfile
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,11 @@ import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError, one_line
 
+from ..budgets import check_budget, check_expansion
 from ..row_numbers import RowNumbers
+
+MAX_ROWS = 1_048_576  # of a sheet; the rows before the last are made, even if they are empty
+XML_EXPANSION = 3  # bytes in memory for a byte of a sheet's XML, about
 
 
 def read_spreadsheet(path: Path, sheet: str) -> tuple[pa.Table, RowNumbers, list[str]]:
@@ -24,6 +30,7 @@ def read_spreadsheet(path: Path, sheet: str) -> tuple[pa.Table, RowNumbers, list
     while not any(filled[-1]):
         filled.pop()
     width = max(len(row) - row[::-1].index(True) for row in filled if any(row))
+    check_budget("cells", width * len(filled), str(path))  # empty cells included
     rows = [[*row, *[None] * width][:width] for row in cells[header_row : len(filled)]]
     if any(cell is None for row in rows[1:] for cell in row):
         _check_formulas(path, sheet, rows, header_row)
@@ -42,17 +49,28 @@ def _cells(path: Path, sheet: str, *, values: bool) -> tuple[list[tuple[Any, ...
             " sheet as CSV"
         ) from error
     try:
+        with zipfile.ZipFile(path) as parts:
+            check_expansion(path, XML_EXPANSION * sum(part.file_size for part in parts.infolist()))
         book = openpyxl.load_workbook(path, read_only=True, data_only=values)
+    except FusionZooError:
+        raise
     except Exception as error:  # a bad zip, XML, or parts that are missing
         raise FusionZooError(f"{path} cannot be read as .xlsx: {one_line(error)}") from error
     try:
         sheets = [worksheet.title for worksheet in book.worksheets]
-        if (sheet and sheet not in sheets) or not sheets:
+        if not sheets:
+            raise FusionZooError(f"{path} has no sheet")
+        if sheet and sheet not in sheets:
             raise FusionZooError(
                 f"{path} has no sheet {sheet!r} (--data.sheet); it has: {', '.join(sheets)}"
             )
         worksheet = book.worksheets[sheets.index(sheet) if sheet else 0]
-        return list(worksheet.iter_rows(values_only=True)), sheets
+        rows = list(islice(worksheet.iter_rows(values_only=True), MAX_ROWS + 1))
+        if len(rows) > MAX_ROWS:
+            raise FusionZooError(
+                f"{path}: a row has a number above {MAX_ROWS:,}, the format's limit"
+            )
+        return rows, sheets
     except FusionZooError:
         raise
     except Exception as error:

@@ -20,7 +20,7 @@ from ..provenance import Provenance
 from ..refusals import is_collecting
 from ..splits import SHARES
 from ..table import ROLES, word_list
-from .cell_columns import Roles, tabular_columns
+from .cell_columns import Roles, cell_columns
 from .cells import CellRules
 from .columns import Columns
 from .declared import apply_declared
@@ -60,7 +60,8 @@ def open_table(
     table, declared_kinds, roles, inferred = apply_declared(
         table, source, kinds or {}, columns or {}, targets or {}, loaded
     )
-    table, embedded = take_out(table, root, tabular_columns(table, roles, declared_kinds))
+    labels = [group_column or "group", *(targets or ())]
+    table, embedded = take_out(table, root, cell_columns(table, roles, declared_kinds, labels))
     gathered = gather(
         table,
         source,
@@ -73,6 +74,7 @@ def open_table(
         allow_outside=allow_outside,
         sample_rate=sample_rate,
         group_column=group_column,
+        cells=cells,
     )
     provenance = replace(loaded.provenance if loaded else Provenance(), inferred=inferred)
     known = Columns(

@@ -13,6 +13,8 @@ import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError
 
+from ..budgets import check_expansion
+
 CHUNK = 1 << 20  # bytes that are decoded at a time
 BLOCK = 1 << 20  # bytes that pyarrow reads at a time; a row has to fit
 MAX_BLOCK = (1 << 31) - 1
@@ -155,8 +157,11 @@ def _count_utf8(path: Path) -> tuple[int, int]:
 
 def _chunks(path: Path, *, end: bool = False) -> Iterator[bytes]:
     """Yield a file's bytes, uncompressed; at the end an empty chunk, if wanted."""
+    num_bytes = 0
     with gzip.open(path) if is_gzip(path) else path.open("rb") as file:
         while chunk := file.read(CHUNK):
+            num_bytes += len(chunk)
+            check_expansion(path, num_bytes if is_gzip(path) else 0)
             yield chunk
     if end:
         yield b""

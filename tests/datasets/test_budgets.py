@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import io
 import os
 import struct
 import tracemalloc
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openpyxl
 import pytest
 import soundfile
 import torch
 import torchvision.io  # noqa: F401, before memory is traced, which slows imports
 from PIL import Image
 
+import fusionzoo as fz
 from fusionzoo.datasets.budgets import BUDGETS
 from fusionzoo.datasets.media import decode, decode_image
 from fusionzoo.datasets.sound import AudioFile, decode_audio
@@ -234,3 +238,22 @@ def test_a_drawing_may_hold_pictures_and_refer_to_itself() -> None:
     )
     colour = torch.tensor([1, 200, 3], dtype=torch.uint8)
     assert (image[:, 100, 256] == colour).all() and (image[:, 400, 256] == colour).all()
+
+
+def test_a_compressed_table_far_larger_than_its_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(BUDGETS, "table", replace(BUDGETS["table"], limit=1 << 20))
+    rows = b"id,text\n" + b"".join(b"%d,%b\n" % (row, b"y" * 1000) for row in range(3000))
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(rows))
+    with pytest.raises(FusionZooError, match=r"bytes and would take 2,097,152 or more"):
+        fz.create_dataset(tmp_path / "a.csv.gz")
+
+
+def test_a_sheet_of_a_cell_in_the_far_corner_is_refused(tmp_path: Path) -> None:
+    book = openpyxl.Workbook()
+    book.active.append(["text"])
+    book.active.cell(9999, 9999, "far away")
+    book.save(tmp_path / "a.xlsx")
+    with pytest.raises(FusionZooError, match=r"99,980,001 cells; at most 50,000,000 cells"):
+        fz.create_dataset(tmp_path / "a.xlsx")

@@ -7,6 +7,7 @@ has, and returns the data set of it. Others add theirs there.
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 from collections.abc import Callable, Sequence
@@ -110,17 +111,79 @@ def write_files(folder: Path, rows: Sequence[Row]) -> list[dict[str, Any]]:
     return cells
 
 
-def delimited(suffix: str, delimiter: str) -> Callable[[Path, Sequence[Row]], PairedDataset]:
+def delimited(
+    suffix: str, delimiter: str, encoding: str = "utf-8"
+) -> Callable[[Path, Sequence[Row]], PairedDataset]:
     def make(folder: Path, rows: Sequence[Row]) -> PairedDataset:
         cells = write_files(folder, rows)
         path = folder / f"data.{suffix}"
-        with path.open("w", newline="", encoding="utf-8") as file:
+        opened = gzip.open if suffix.endswith("gz") else open
+        with opened(path, "wt", newline="", encoding=encoding) as file:
             writer = csv.DictWriter(file, list(cells[0]), delimiter=delimiter)
             writer.writeheader()
             writer.writerows(cells)
         return fz.create_dataset(path)
 
     return make
+
+
+def spreadsheet(folder: Path, rows: Sequence[Row]) -> PairedDataset:
+    import pandas as pd
+
+    pd.DataFrame(write_files(folder, rows)).to_excel(folder / "data.xlsx", index=False)
+    return fz.create_dataset(folder / "data.xlsx")
+
+
+def write_vectors(folder: Path, rows: Sequence[Row], cell: str) -> list[dict[str, Any]]:
+    """Write media; return the rows of a manifest whose vectors are `cell`, with a row number."""
+    cells = write_files(folder, rows)
+    for number, (values, row) in enumerate(zip(cells, rows, strict=True)):
+        values["vector"] = None if row.vector is None else cell.format(number=number, id=row.id)
+    return cells
+
+
+def all_vectors(rows: Sequence[Row]) -> np.ndarray:
+    """One row per sample, zeros for those without a vector."""
+    empty = np.zeros(WIDTH, np.float32)
+    return np.stack([empty if row.vector is None else row.vector for row in rows])
+
+
+def rows_of_an_array(folder: Path, rows: Sequence[Row]) -> PairedDataset:
+    cells = write_vectors(folder, rows, "all.npy[{number}]")
+    np.save(folder / "all.npy", all_vectors(rows))
+    pq.write_table(pa.Table.from_pylist(cells), folder / "data.parquet")
+    return fz.create_dataset(folder / "data.parquet")
+
+
+def keys_of_an_npz(folder: Path, rows: Sequence[Row]) -> PairedDataset:
+    cells = write_vectors(folder, rows, "all.npz::{id}")
+    vectors = {row.id: row.vector for row in rows if row.vector is not None}
+    np.savez(folder / "all.npz", **vectors)
+    pq.write_table(pa.Table.from_pylist(cells), folder / "data.parquet")
+    return fz.create_dataset(folder / "data.parquet")
+
+
+def rows_of_hdf5(folder: Path, rows: Sequence[Row]) -> PairedDataset:
+    import h5py
+
+    cells = write_vectors(folder, rows, "all.h5::group/vectors[{number}]")
+    with h5py.File(folder / "all.h5", "w") as file:
+        file["group/vectors"] = all_vectors(rows)
+    pq.write_table(pa.Table.from_pylist(cells), folder / "data.parquet")
+    return fz.create_dataset(folder / "data.parquet")
+
+
+def an_array_with_ids(folder: Path, rows: Sequence[Row]) -> PairedDataset:
+    """One array for all rows that have a vector, and the list of their ids, backwards."""
+    cells = write_files(folder, rows)
+    for cell in cells:
+        del cell["vector"]
+    pq.write_table(pa.Table.from_pylist(cells), folder / "data.parquet")
+    having = [row for row in reversed(rows) if row.vector is not None]
+    np.save(folder / "all.npy", np.stack([row.vector for row in having if row.vector is not None]))
+    np.save(folder / "ids.npy", [row.id for row in having])
+    arrays = {"vector": ["all.npy", "ids.npy"]}
+    return fz.create_dataset(folder / "data.parquet", arrays=arrays)
 
 
 def json_lines(folder: Path, rows: Sequence[Row]) -> PairedDataset:
@@ -375,7 +438,14 @@ Maker = Callable[[Path, Sequence[Row]], PairedDataset]
 SOURCES: dict[str, Maker] = {
     "csv": delimited("csv", ","),
     "tsv": delimited("tsv", "\t"),
+    "csv.gz": delimited("csv.gz", ";"),
+    "csv of UTF-16": delimited("csv", "|", "utf-16"),
+    "xlsx": spreadsheet,
     "jsonl": json_lines,
+    "rows of an array": rows_of_an_array,
+    "keys of an npz": keys_of_an_npz,
+    "rows of an HDF5 file": rows_of_hdf5,
+    "an array with ids": an_array_with_ids,
     "parquet of paths": parquet_of_paths,
     "parquet of structs": parquet_of_structs,
     "parquet of bytes": parquet_of_bytes,

@@ -680,3 +680,23 @@ def test_labels_are_separated_as_the_user_says(tmp_path: Path) -> None:
     lists = '{"id": "a", "text": "x", "tags": ["sun", "sea"]}\n'
     data = table(tmp_path, lists, "m.jsonl", targets=kinds, label_separator=",", shares=(1, 0, 0))
     assert data.targets.tolist() == [[1, 1]]
+
+
+def test_ids_splits_groups_and_labels_as_bytes_are_text(tmp_path: Path) -> None:
+    columns = {
+        "id": [b"a", b"b"],
+        "split": [b"train", b"test"],
+        "target": [b"x", b"x"],
+        "group": [b"p1", b"p2"],
+    }
+    dataset = create_dataset(pa.table({**columns, "text": ["one", "two"]}))
+    assert dataset.table["id"].to_pylist() == ["a", "b"]
+    assert dataset.split_names == ["train", "test"]
+    assert list(dataset.classes) == ["x"]
+    assert dataset.groups == ["p1", "p2"]
+
+
+def test_a_label_that_is_no_text_names_its_column() -> None:
+    table = pa.table({"id": pa.array([b"\xff"]), "text": ["b"]})
+    with pytest.raises(FusionZooError, match="column 'id': binary cannot be read as text"):
+        create_dataset(table)

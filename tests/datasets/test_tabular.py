@@ -117,6 +117,16 @@ def test_one_odd_cell_among_numbers_is_an_error_that_names_it(tmp_path: Path) ->
         _ = opened(tmp_path, odd).default_encoders
 
 
+def test_decimal_commas_and_words_for_missing_cells_are_read_as_elsewhere(tmp_path: Path) -> None:
+    rows = [f's{row},train,x,{row or "NA"},"{row},5"' for row in range(4)]
+    (tmp_path / "a.csv").write_text("\n".join(["id,split,target,n,x", *rows]))
+    settings = {"root": str(tmp_path / "a.csv"), "columns": {"tabular": "n,x"}, "decimal": ","}
+    cells = create_dataset("manifest", **settings).table["tabular"].to_pylist()
+    assert cells[:2] == [{"n": None, "x": "0.5"}, {"n": "1", "x": "1.5"}]
+    cells = create_dataset("manifest", **settings, na="3").table["tabular"].to_pylist()
+    assert [cell["n"] for cell in cells] == ["NA", "1", "2", None]
+
+
 def test_a_column_that_is_empty_in_training_is_an_error(tmp_path: Path) -> None:
     rows = [(*row[:3], "" if row[1] == "train" else "3", *row[4:]) for row in ROWS]
     with pytest.raises(FusionZooError, match="column 'Age' is empty in the training split"):
