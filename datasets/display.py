@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,9 @@ def _described(value: Any) -> str:
         return f"{len(value):,} bytes"
     if isinstance(value, tuple) and len(value) == 2:
         return f"{len(value[0]):,} samples at {value[1]} Hz"
+    if isinstance(value, Mapping):  # cells by column
+        shown = ", ".join(f"{column} {cell}" for column, cell in value.items() if cell is not None)
+        return shown if len(shown) <= MAX_TEXT else shown[: MAX_TEXT - 3] + "..."
     if hasattr(value, "getbands"):  # a PIL picture
         return f"{value.width} x {value.height} {value.mode}"
     if hasattr(value, "shape"):

@@ -111,6 +111,16 @@ def test_columns_of_one_name_and_files_out_of_place_are_reported(tmp_path: Path)
 # ---- faults of the data set as a whole
 
 
+def test_a_file_of_arrays_whose_rows_cells_name_is_no_orphan(tmp_path: Path) -> None:
+    for name in ("used.npy", "unused.npy"):
+        np.save(tmp_path / name, np.ones((3, 2), np.float32))
+    rows = [f"{split},{split},used.npy[{row}]" for row, split in enumerate(("train", "val"))]
+    (tmp_path / "m.csv").write_text("\n".join(["id,split,vector", *rows]))
+    findings = audit({"name": "manifest", "root": str(tmp_path / "m.csv")}).findings
+    (orphans,) = [finding for finding in findings if finding.check == "orphan_files"]
+    assert orphans.files == ("unused.npy",)
+
+
 def test_a_clean_data_set_has_no_finding() -> None:
     report = audited(table())
     assert report.findings == []

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fusionzoo.datasets.arrays import file_of
 from fusionzoo.datasets.media import SUFFIXES
 
 from .findings import Finding, by_share, counted, singles
@@ -209,7 +210,8 @@ def orphan_files(scan: Scan) -> Iterator[Finding]:
     named = {os.path.realpath(scan.manifest)} if scan.manifest else set()
     for name in names:
         cells = dataset.table[name].to_pylist() if name in dataset.table.column_names else []
-        named |= {os.path.normpath(os.path.join(top, x)) for x in cells if isinstance(x, str)}
+        files_of_cells = {file_of(x) for x in cells if isinstance(x, str)}
+        named |= {os.path.normpath(os.path.join(top, x)) for x in files_of_cells}
     files: list[str] = []
     for number, path in enumerate(_files(top)):
         if number >= MAX_FILES:

@@ -485,6 +485,11 @@ def test_repr_shows_splits_modalities_classes_and_a_sample() -> None:
     assert "  targets weight (regression)" in repr(numbers).splitlines()
 
 
+def test_repr_shows_the_cells_of_columns() -> None:
+    data = fz.create_dataset([{"age": 31, "colour": "red"}], columns={"tabular": "age,colour"})
+    assert repr(data).endswith("tabular age 31.0, colour red")
+
+
 def test_a_notebook_shows_tables_that_are_escaped() -> None:
     script = "<script>alert(1)</script>"
     data = fz.create_dataset([{"id": script, "text": script, "target": script, "split": script}])
