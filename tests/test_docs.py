@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import re
 from pathlib import Path
@@ -45,6 +46,13 @@ def test_a_generated_page_is_what_the_registry_and_the_results_say(page: str) ->
     spec.loader.exec_module(make)
     text = (DOCS / page).read_text()
     assert text == make.PAGES[page](text), "make docs"
+
+
+def test_cards_of_fusions_that_a_linear_model_beats_say_so() -> None:
+    with (DOCS.parent / "results" / "heads.csv").open() as file:
+        missed = {row["fusion"] for row in csv.DictReader(file) if row["missed"]}
+    assert missed
+    assert not {name for name in missed if "docs/which.md" not in card(name).pitfall}
 
 
 def test_the_command_lists_and_explains_the_zoo(

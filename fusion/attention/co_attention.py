@@ -58,7 +58,8 @@ class CoAttention(TokenFusion):
 
     Missing: never a key, and 0 in the concatenation. If all other modalities are missing,
     cross-attention adds 0.
-    Pitfall: updating the streams one after the other would make their order matter.
+    Pitfall: updating the streams one after the other would make their order matter. With a few
+    hundred samples a linear classifier of pooled features does better (docs/which.md).
     Use when: all modalities matter equally, have rich tokens, and compute is not a concern.
 
     Settings:

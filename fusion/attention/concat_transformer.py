@@ -23,8 +23,9 @@ class ConcatTransformer(TokenFusion):
     the encoders' tokens already contain them.
 
     Missing: its tokens are masked as keys.
-    Pitfall: cost grows with the square of the total number of tokens; that of `mbt` and
-    `perceiver` grows more slowly.
+    Pitfall: cost grows with the square of the total number of tokens; that of `mbt` and `perceiver`
+    grows more slowly. With a few hundred samples a linear classifier of pooled features does better
+    (docs/which.md).
     Use when: tokens should interact across modalities and sequences are short.
 
     Settings:

@@ -30,7 +30,8 @@ class FlexMoE(TokenFusion):
 
     Missing: replaced by learned tokens of its combination, which count in the mean.
     Pitfall: the tokens of a combination that never occurs in training stay untrained: train with
-    missing data, or use `missing_tokens`, which falls back to one token per modality.
+    missing data, or use `missing_tokens`, which falls back to one token per modality. With a few
+    hundred samples a linear classifier of pooled features does better (docs/which.md).
     Use when: combinations of missing modalities are few, known, and all occur in training.
 
     Settings:

@@ -29,7 +29,8 @@ class FuseMoE(TokenFusion):
 
     Missing: its tokens are masked as keys and routed to no expert.
     Pitfall: without the balance term one expert receives all tokens; with a large one the experts
-    hardly specialise.
+    hardly specialise. With a few hundred samples a linear classifier of pooled features does better
+    (docs/which.md).
     Use when: there are many modalities or kinds of samples, and capacity must grow at constant
     cost per token.
 

@@ -45,7 +45,8 @@ class GatedXAttn(TokenFusion):
     Missing: an absent base becomes one learned token; if all other modalities are missing,
     attention adds 0 and the MLP remains.
     Pitfall: at the start only the gates get a gradient, so the first steps change little; weight
-    decay must not act on gates (scalars and vectors are exempt here).
+    decay must not act on gates (scalars and vectors are exempt here). With a few hundred samples a
+    linear classifier of pooled features does better (docs/which.md).
     Use when: the base encoder is strong or frozen and its features must not be disturbed.
 
     Settings:

@@ -28,7 +28,8 @@ class MBT(TokenFusion):
     Missing: does not update z and is left out of the mean.
     Pitfall: updating z modality by modality would make their order matter; with fewer than two
     fusion layers no information crosses. An answer that is only in the combination of three
-    modalities may stay at chance for 60 epochs (results/LOG.md): look at the training loss.
+    modalities may stay at chance for 60 epochs (results/LOG.md): look at the training loss. With a
+    few hundred samples a linear classifier of pooled features does better (docs/which.md).
     Use when: token sequences are long and cross-modal exchange must have linear cost.
 
     Settings:

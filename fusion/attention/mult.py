@@ -31,7 +31,8 @@ class MulT(Fusion):
 
     Missing: an absent source adds nothing to the target's stream; an absent target is 0 in the
     final concatenation.
-    Pitfall: the last step of a padded sequence is padding; here it is the last unmasked token.
+    Pitfall: the last step of a padded sequence is padding; here it is the last unmasked token. With
+    a few hundred samples a linear classifier of pooled features does better (docs/which.md).
     Use when: sequences are unaligned (speech, video, text) and order matters.
 
     Settings:

@@ -28,7 +28,8 @@ class Perceiver(TokenFusion):
     (Perceiver IO) and replaces their mean.
 
     Missing: its tokens are masked as keys.
-    Pitfall: latents with equal initial values stay equal; they are initialised at random.
+    Pitfall: latents with equal initial values stay equal; they are initialised at random. With a
+    few hundred samples a linear classifier of pooled features does better (docs/which.md).
     Use when: token sequences are very long or very many.
 
     Settings:

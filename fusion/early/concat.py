@@ -22,7 +22,9 @@ class Concat(Fusion):
     single linear layer.
 
     Missing: a block of zeros, and its presence bit is 0.
-    Pitfall: splitting the first weight into equal parts for unimodal logits assumes equal D_m.
+    Pitfall: splitting the first weight into equal parts for unimodal logits assumes equal D_m. With
+    a few hundred samples its hidden layer overfits: logistic regression does better
+    (docs/which.md).
     Use when: you need a baseline for other fusions; it is often hard to beat.
 
     Settings:
