@@ -123,8 +123,10 @@ def open_data(
 ) -> tuple[PairedDataset, dict[str, Any]]:
     """Open the data set of the command line, else that of the run; keep what the model reads."""
     from fusionzoo.datasets import DATASETS
+    from fusionzoo.encoders.augment import refuse_augmentation
     from fusionzoo.training.build import open_dataset
 
+    refuse_augmentation(cfg.data)
     recipe = Path(cfg.model) / "config.yaml"
     settings = dict(cfg.data)
     if not settings.get("name"):

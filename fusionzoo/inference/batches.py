@@ -12,6 +12,7 @@ from tqdm import tqdm
 from fusionzoo.config import EvaluateConfig, PredictConfig
 from fusionzoo.datasets import PairedBatchSampler, PairedDataset, make_sampler
 from fusionzoo.distributed.process_group import World, pick_device
+from fusionzoo.encoders.augment import refuse_augmentation
 from fusionzoo.errors import FusionZooError
 from fusionzoo.eval_mode import quiet
 from fusionzoo.loading import load
@@ -36,6 +37,7 @@ def open_data(cfg: Settings, model: FusionModel, dataset: PairedDataset | None) 
     """Open the data, to evaluate with the columns of labels that the model was trained on."""
     if dataset is None and not cfg.data.get("name"):
         raise FusionZooError("--data.name is missing: a data set, or manifest for a file")
+    refuse_augmentation(cfg.data)
     measured = (model.targets or ()) if isinstance(cfg, EvaluateConfig) else ()
     dataset = open_dataset(cfg.data, {target.name: target.kind for target in measured}, dataset)
     if not set(model.modalities) & set(dataset.modalities):
