@@ -57,6 +57,7 @@ def train(cfg: RunConfig, world: World, dataset: PairedDataset | None = None) ->
     from fusionzoo.training.runs.run import Run
     from fusionzoo.training.runs.run_folder import claim_folder
     from fusionzoo.training.runs.tracker import Tracker
+    from fusionzoo.training.speed.training import choose_for_training
     from fusionzoo.training.tasks.multitask import targets_of
 
     load_plugins(cfg.plugins)
@@ -73,6 +74,10 @@ def train(cfg: RunConfig, world: World, dataset: PairedDataset | None = None) ->
         tracker.say(*(f"no loss reads {name}: frozen" for name in unused), *notes)
         try:
             loaders = build_loaders(trainer, dataset, splits, tracker, resume=resume)
+            loaders, notes = choose_for_training(trainer, loaders, folder, resume=resume)
+            if notes:
+                tracker.say(*notes)
+                tracker.lap("choose speed")
             if exit_code := fit(trainer, loaders, state, folder, tracker):
                 return Run(folder, exit_code, trainer.module.model)
             tracker.say(*checkpoint.restore_best(folder, trainer, state))

@@ -20,6 +20,7 @@ from fusionzoo.model import FusionModel
 from fusionzoo.structures import Batch, Features
 from fusionzoo.training.build import open_dataset
 from fusionzoo.training.data import num_workers
+from fusionzoo.training.speed.inference import as_float32, choose_for_inference
 
 Settings = EvaluateConfig | PredictConfig
 
@@ -56,19 +57,24 @@ def encode_batches(
 
     `by_length` puts samples of similar length together, which is faster; else the data's order.
     """
+    speed = choose_for_inference(cfg, model, dataset, cfg.out)
+    for note in speed.notes:
+        print(note)
     sampler = make_sampler(dataset, shuffle=False, pad=False)
     lengths = dataset.lengths() if by_length else None
     loader: Any = DataLoader(
         dataset,
-        batch_sampler=PairedBatchSampler(sampler, cfg.batch_size, lengths=lengths),
+        batch_sampler=PairedBatchSampler(sampler, speed.batch_size, lengths=lengths),
         collate_fn=model.collate(),
-        num_workers=num_workers(cfg.num_workers, World()),
+        num_workers=num_workers(speed.num_workers, World()),
     )
     progress = tqdm(total=len(dataset), desc=label, unit="sample", dynamic_ncols=True)
     with progress, quiet(model):
         for batch in loader:
             batch = batch.to(model.device)
-            yield batch, model.encode(batch)
+            with speed.autocast(model.device):
+                features = model.encode(batch)
+            yield batch, {name: as_float32(x) for name, x in features.items()}
             progress.update(len(batch.ids))
     failures = dataset.failures()
     if failures:

@@ -14,6 +14,7 @@ from ..executors import map_unordered
 from .damaged import describe_corrupted, describe_damaged_train, encode_all_damaged
 from .encoders import Encoders, build_encoders, freeze_all, store_all
 from .pretrain import augmentation_notes, freeze, is_cached, is_untrained
+from .speed import choose_workers
 
 
 def prepare(
@@ -30,6 +31,7 @@ def prepare(
         dims={name: encoder.dim for name, encoder in encoders.items()},
         notes=(*bench.notes, *augmentation_notes(bench.cfg, encoders)),
     )
+    bench = choose_workers(bench, dataset, encoders)
     clock.lap("data and encoders")
     if bench.cfg.mode == "finetune":
         bench = _prepare_finetune(bench, dataset, encoders)
