@@ -52,9 +52,11 @@ class Augment(Protocol):
     @property
     def note(self) -> str:
         """What it does, in a few words."""
+        raise NotImplementedError
 
     def __call__(self, processor: Processor) -> Processor:
         """Return a processor that changes values at random before it prepares them."""
+        raise NotImplementedError
 
 
 class Encoder(nn.Module):
