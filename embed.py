@@ -62,8 +62,8 @@ def embed(
     from fusionzoo.loading import load
     from fusionzoo.plugins import load_plugins
     from fusionzoo.training.runs.report import report_failures
+    from fusionzoo.training.runs.speed.inference import choose_for_inference
     from fusionzoo.training.runs.tracker import Tracker
-    from fusionzoo.training.speed.inference import choose_for_inference
 
     if not cfg.model and model is None:
         raise FusionZooError("--model is missing: a model folder, or a run folder such as runs/a")

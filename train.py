@@ -56,8 +56,8 @@ def train(cfg: RunConfig, world: World, dataset: PairedDataset | None = None) ->
     from fusionzoo.training.runs import checkpoint, report
     from fusionzoo.training.runs.run import Run
     from fusionzoo.training.runs.run_folder import claim_folder
+    from fusionzoo.training.runs.speed.training import choose_for_training
     from fusionzoo.training.runs.tracker import Tracker
-    from fusionzoo.training.speed.training import choose_for_training
     from fusionzoo.training.tasks.multitask import targets_of
 
     load_plugins(cfg.plugins)

@@ -38,7 +38,7 @@ FLOORS = (  # from the ground up: a module imports from its own floor's room or 
     ("training.objective",),
     ("training.reduction", "training.nonfinite"),
     ("training.trainer",),
-    ("training.evaluate", "training.build", "training.runs", "training.speed"),
+    ("training.evaluate", "training.build", "training.runs"),
     ("training.fit",),
     ("components",),
     ("zoo",),

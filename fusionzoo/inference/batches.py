@@ -20,7 +20,7 @@ from fusionzoo.model import FusionModel
 from fusionzoo.structures import Batch, Features
 from fusionzoo.training.build import open_dataset
 from fusionzoo.training.data import num_workers
-from fusionzoo.training.speed.inference import as_float32, choose_for_inference
+from fusionzoo.training.runs.speed.inference import as_float32, choose_for_inference
 
 Settings = EvaluateConfig | PredictConfig
 

@@ -14,8 +14,8 @@ import fusionzoo
 from fusionzoo.config import RunConfig, from_tree
 from fusionzoo.distributed.process_group import World
 from fusionzoo.errors import FusionZooError
-from fusionzoo.training.speed import inference, training
-from fusionzoo.training.speed.choose import (
+from fusionzoo.training.runs.speed import inference, training
+from fusionzoo.training.runs.speed.choose import (
     CHOSEN,
     Choice,
     Option,
@@ -24,7 +24,7 @@ from fusionzoo.training.speed.choose import (
     Trial,
     choose,
 )
-from fusionzoo.training.speed.measure import worker_options
+from fusionzoo.training.runs.speed.measure import worker_options
 
 DEFAULTS: Settings = {"amp": "none", "num_workers": 0}
 OPTIONS = [Option("amp", ("bf16",)), Option("num_workers", (1, 2, 4))]
@@ -176,7 +176,7 @@ def weights(folder: Path) -> bytes:
 def test_a_run_measures_stores_its_choice_and_trains_the_same_if_the_defaults_stay(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fusionzoo.training.speed.measure.SECONDS", 0.05)
+    monkeypatch.setattr("fusionzoo.training.runs.speed.measure.SECONDS", 0.05)
     off = fusionzoo.train(config=SETTINGS, out=str(tmp_path / "off"))
     assert not (off.folder / "speed.json").exists()
     auto = fusionzoo.train(config=SETTINGS, out=str(tmp_path / "auto"), speed="auto")
@@ -248,7 +248,7 @@ def test_weights_that_are_shared_out_are_refused() -> None:
 def test_a_real_probe_measures_every_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fusionzoo.training.speed.measure.SECONDS", 0.2)
+    monkeypatch.setattr("fusionzoo.training.runs.speed.measure.SECONDS", 0.2)
     long = {**IMAGES, "train": {**SETTINGS["train"], "epochs": 100_000, "max_steps": 50_000}}
     cfg = from_tree(RunConfig, {**long, "speed": "auto"})
     from fusionzoo.scripts import train

@@ -14,9 +14,9 @@ from fusionzoo.eval_mode import quiet
 from fusionzoo.files import write_json
 from fusionzoo.present_rows import encode_rows
 from fusionzoo.structures import Batch
-from fusionzoo.training.speed.choose import Settings, Timing, choose, describe
-from fusionzoo.training.speed.inference import spread
-from fusionzoo.training.speed.measure import measure_loading, same_randomness, worker_options
+from fusionzoo.training.runs.speed.choose import Settings, Timing, choose, describe
+from fusionzoo.training.runs.speed.inference import spread
+from fusionzoo.training.runs.speed.measure import measure_loading, same_randomness, worker_options
 
 from ..bench import Bench
 from .encoders import Encoders

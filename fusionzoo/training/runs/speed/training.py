@@ -19,10 +19,10 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.files import write_json
 from fusionzoo.structures import Batch
 
-from ..data import build_loader, num_workers
-from ..objective import Objective
-from ..optim.precision import autocast
-from ..trainer import Trainer
+from ...data import build_loader, num_workers
+from ...objective import Objective
+from ...optim.precision import autocast
+from ...trainer import Trainer
 from .choose import Choice, Option, Settings, Timing, choose, describe
 from .measure import (
     DISTINCT,

@@ -16,8 +16,8 @@ from fusionzoo.files import write_json
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Batch, Features
 
-from ..data import num_workers
-from ..optim.precision import AMP_DTYPES
+from ...data import num_workers
+from ...optim.precision import AMP_DTYPES
 from .choose import Choice, Option, Settings, Timing, choose, describe
 from .measure import (
     DISTINCT,
