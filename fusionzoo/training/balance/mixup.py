@@ -14,7 +14,7 @@ from fusionzoo.fusion import FUSIONS
 from fusionzoo.structures import Features, StepContext
 
 from ._gather import gathered
-from .base import BALANCE, Balance, LossTerm, StrategyInputs, presence
+from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, presence
 
 
 class Pairs(NamedTuple):
@@ -128,8 +128,8 @@ class MixUp(Balance):
         first = sum(len(x) for x in rows_by_rank[: self.world.rank])
         own = slice(first, first + len(rows_by_rank[self.world.rank]))
         device = context.rows.device
-        dtype = next(iter(context.features.values())).pooled.dtype
-        share = shares[rows[own]].to(dtype)
+        vectors = next(iter(context.features.values())).pooled
+        share = shares[rows[own]].to(at_least_float32(vectors[:0]).dtype)
         return Pairs(partner[own].to(device), rows[partner[own]].to(device), share.to(device))
 
     def _draws_of(self, epoch: int) -> tuple[Tensor, Tensor]:
