@@ -12,6 +12,7 @@ if __name__ == "__main__" and not sys.flags.safe_path:
     del sys.path[0]  # this folder: its `datasets` would hide Hugging Face's
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,7 @@ def embed(
     from fusionzoo.loading import load
     from fusionzoo.plugins import load_plugins
     from fusionzoo.training.runs.report import report_failures
+    from fusionzoo.training.runs.speed.inference import choose_for_inference
     from fusionzoo.training.runs.tracker import Tracker
 
     if not cfg.model and model is None:
@@ -70,7 +72,10 @@ def embed(
     # Labels are written as they stand, so only plain classes are read.
     targets: dict[str, str] | None = None if model.targets is None else {}
     dataset, settings = open_data(cfg, list(model.modalities), targets, dataset)
+    speed = choose_for_inference(cfg, model, dataset, cfg.out, world)
+    cfg = replace(cfg, batch_size=speed.batch_size, num_workers=speed.num_workers)
     loader, num_samples = build_loader(cfg, world, model, dataset)
+    Tracker(world).say(*speed.notes)
     about = {"model": cfg.model, "data": settings, "split": cfg.split, **versions()}
     out = share_of(Path(cfg.out), world.rank, world.size)
     # Whole columns, read once: a lookup in each batch would cost time in proportion to all rows.
@@ -80,7 +85,8 @@ def embed(
     with progress, EmbeddingWriter(out, list(model.modalities), about) as writer:
         for batch in loader:
             rows = [row_of[key] for key in batch.ids]
-            vectors = model.embed(batch)
+            with speed.autocast(world.device):
+                vectors = model.embed(batch)
             writer.add(
                 batch.ids,
                 [splits[row] for row in rows],
@@ -123,8 +129,10 @@ def open_data(
 ) -> tuple[PairedDataset, dict[str, Any]]:
     """Open the data set of the command line, else that of the run; keep what the model reads."""
     from fusionzoo.datasets import DATASETS
+    from fusionzoo.encoders.augment import refuse_augmentation
     from fusionzoo.training.build import open_dataset
 
+    refuse_augmentation(cfg.data)
     recipe = Path(cfg.model) / "config.yaml"
     settings = dict(cfg.data)
     if not settings.get("name"):

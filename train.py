@@ -56,6 +56,7 @@ def train(cfg: RunConfig, world: World, dataset: PairedDataset | None = None) ->
     from fusionzoo.training.runs import checkpoint, report
     from fusionzoo.training.runs.run import Run
     from fusionzoo.training.runs.run_folder import claim_folder
+    from fusionzoo.training.runs.speed.training import choose_for_training
     from fusionzoo.training.runs.tracker import Tracker
     from fusionzoo.training.tasks.multitask import targets_of
 
@@ -73,6 +74,10 @@ def train(cfg: RunConfig, world: World, dataset: PairedDataset | None = None) ->
         tracker.say(*(f"no loss reads {name}: frozen" for name in unused), *notes)
         try:
             loaders = build_loaders(trainer, dataset, splits, tracker, resume=resume)
+            loaders, notes = choose_for_training(trainer, loaders, folder, resume=resume)
+            if notes:
+                tracker.say(*notes)
+                tracker.lap("choose speed")
             if exit_code := fit(trainer, loaders, state, folder, tracker):
                 return Run(folder, exit_code, trainer.module.model)
             tracker.say(*checkpoint.restore_best(folder, trainer, state))
@@ -95,6 +100,7 @@ def build_trainer(
     parameters that no loss reads."""
     from fusionzoo.config.deselected import drop_deselected
     from fusionzoo.distributed.process_group import seed_everything, wrap
+    from fusionzoo.encoders.augment import set_augmentation
     from fusionzoo.training import build
     from fusionzoo.training.optim.memory_and_compile import save_memory_and_compile
     from fusionzoo.training.optim.optimizers import build_optimizer
@@ -113,6 +119,7 @@ def build_trainer(
     seed_everything(cfg.seed)
     objective, unused = build.build_objective(cfg, splits["train"], world)
     build.check_splits(objective.tasks, splits)
+    tracker.say(*set_augmentation(objective.model.named_encoders(), cfg.data.get("augment")))
     two_pass = any(strategy.two_pass for strategy in objective.balance.values())
     save_memory_and_compile(objective.model, cfg.train, two_pass=two_pass)
     wrapped = wrap(objective.to(world.device), cfg.dist, world, AMP_DTYPES[cfg.train.amp])

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fusionzoo.structures import Features, masked_mean
 
+from ._augment_audio import mask_spectrogram
 from ._timm import build_timm, channels_last, timm_tokens
 from ._wave import PEAK, LogMel, WaveProcessor
 from .base import ENCODERS, Encoder, Processor
@@ -44,6 +45,7 @@ class MelTimm(Encoder):
     """
 
     kind = "audio"
+    masks_spectrogram = True
 
     def __init__(
         self,
@@ -70,7 +72,10 @@ class MelTimm(Encoder):
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         wave = inputs["wave"]
         wave = F.pad(wave, (0, self.samples - wave.shape[1])) / PEAK
-        feature_map = self.net.forward_features(rearrange(self.mel(wave), "b f t -> b 1 f t"))
+        bands = self.mel(wave)
+        if "masks" in inputs:
+            bands = mask_spectrogram(bands, inputs["masks"], inputs["lengths"] / self.samples)
+        feature_map = self.net.forward_features(rearrange(bands, "b f t -> b 1 f t"))
         height, width = self._grid(feature_map)
         # A column is real if it starts before the clip ends; the first one always is.
         starts = torch.arange(width, device=wave.device) * (self.samples / width)
@@ -107,6 +112,7 @@ class MelStats(Encoder):
     """
 
     kind = "audio"
+    masks_spectrogram = True
 
     def __init__(
         self,
@@ -127,7 +133,10 @@ class MelStats(Encoder):
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         # The transform reflects the wave at its ends, so it refuses a very short one.
         padding = max(0, 2 * self.mel.mel.n_fft - inputs["wave"].shape[1])
-        bands = self.mel(F.pad(inputs["wave"], (0, padding)) / PEAK)  # (B, F, frames)
+        wave = F.pad(inputs["wave"], (0, padding)) / PEAK
+        bands = self.mel(wave)  # (B, F, frames)
+        if "masks" in inputs:
+            bands = mask_spectrogram(bands, inputs["masks"], inputs["lengths"] / wave.shape[1])
         frames = torch.arange(bands.shape[-1], device=bands.device)
         # A frame is real if its window ends before the clip does; the first one always is.
         last = (inputs["lengths"] - self.mel.mel.win_length // 2).clamp(min=0) // self.mel.hop

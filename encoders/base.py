@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,19 @@ class Processor(ABC):
         return {name: pad_sequence([i[name] for i in items], batch_first=True) for name in items[0]}
 
 
+class Augment(Protocol):
+    """Adds random changes to a processor of training samples."""
+
+    @property
+    def note(self) -> str:
+        """What it does, in a few words."""
+        raise NotImplementedError
+
+    def __call__(self, processor: Processor) -> Processor:
+        """Return a processor that changes values at random before it prepares them."""
+        raise NotImplementedError
+
+
 class Encoder(nn.Module):
     """Turn one modality's batch into `Features`, independently of other modalities.
 
@@ -61,6 +74,8 @@ class Encoder(nn.Module):
     sharded: bool = False  # whether its weights are sharded over processes
     eval_modules: Sequence[nn.Module] = ()  # frozen parts, which stay in evaluation mode
     frozen_rows: int | None = None  # rows that a frozen encoder runs at once on a CPU; None: all
+    augmentation: Augment | None = None  # of training samples (`augment.py`); None: none
+    masks_spectrogram = False  # whether `encode` applies the input `masks` of augmentation
 
     @abstractmethod
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
@@ -69,6 +84,13 @@ class Encoder(nn.Module):
     @abstractmethod
     def processor(self, train: bool) -> Processor:
         """Return the processor that prepares this encoder's inputs."""
+
+    def loader_processor(self, train: bool) -> Processor:
+        """Return the processor, for training with the run's augmentation."""
+        processor = self.processor(train)
+        if not train or self.augmentation is None:
+            return processor
+        return self.augmentation(processor)
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Features:
         if not self.frozen:

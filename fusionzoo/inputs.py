@@ -77,7 +77,8 @@ def in_memory(data: Data, targets: Mapping[str, str] | None = None) -> PairedDat
     if isinstance(data, PairedDataset) or data is None:
         return data
     if isinstance(data.get("root"), Loaded):
-        return create_dataset(**{"targets": targets, **data})
+        settings = {name: value for name, value in data.items() if name != "augment"}
+        return create_dataset(**{"targets": targets, **settings})
     return None
 
 

@@ -160,7 +160,9 @@ class FusionModel(nn.Module):
         """Return the picklable function that turns a list of samples into this model's batch."""
         from .datasets import Collate
 
-        processors = {name: encoder.processor(train) for name, encoder in self.named_encoders()}
+        processors = {
+            name: encoder.loader_processor(train) for name, encoder in self.named_encoders()
+        }
         columns = None if self.targets is None else sum(one.columns for one in self.targets)
         return Collate(processors, columns)
 

@@ -154,10 +154,11 @@ class StepContext(NamedTuple):
     turn: str | None = None  # the modality that learns alone in this step; None: all of them
     rows: Tensor = None  # type: ignore[assignment]  # (B,) int64 rows of the training split; -1: none
     batch: Batch = None  # type: ignore[assignment]  # on the model's device
-    features: dict[str, Features] = None  # type: ignore[assignment]  # of the encoders
+    features: Mapping[str, Features] = None  # type: ignore[assignment]  # that the fusion reads
     output: FusionOutput = None  # type: ignore[assignment]  # of the fusion
     criterion: Criterion = None  # type: ignore[assignment]  # the objective's loss, per row
     row_weight: Tensor | None = None  # (B,) class weights, in `criterion` already; None: all 1
+    row_weight_of: Callable[[Tensor], Tensor | None] | None = None  # of other labels
     memory: nn.Module | None = None  # the result of `Fusion.prepare`
 
 

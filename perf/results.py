@@ -75,6 +75,7 @@ TABLES = (
     recipe("stamps", "configs/stamps.yaml"),
     balance("balance", "rate"),
     balance("balance_content", "content"),
+    script("augment", (*TRAINING, *SHARED), "runs/augment.jsonl"),
     script("audit", ("fusionzoo/audit", "datasets")),
     script("faults", ("train.py", *TRAINING)),
     script("fusions", ("fusion", "fusionzoo/evaluation/cost.py")),

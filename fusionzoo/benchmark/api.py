@@ -52,7 +52,8 @@ def benchmark(
     cfg = from_settings(BenchmarkConfig, settings, config)
     dataset = in_memory(data, targets_of(cfg))
     if dataset is not None:
-        cfg = replace(cfg, data=dataset_settings(dataset))
+        augment = {key: cfg.data[key] for key in ("augment",) if key in cfg.data}
+        cfg = replace(cfg, data={**dataset_settings(dataset), **augment})
     return run(cfg, dataset)
 
 

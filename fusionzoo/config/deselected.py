@@ -20,6 +20,8 @@ def drop_deselected(cfg: C, deselected: Sequence[str]) -> tuple[C, list[str]]:
         return {name: value for name, value in settings.items() if name not in deselected}
 
     changes: dict[str, Any] = {"encoders": prune(cfg.encoders, "encoders")}
+    if isinstance(cfg.data.get("augment"), Mapping):
+        changes["data"] = {**cfg.data, "augment": prune(cfg.data["augment"], "data.augment")}
     optim: dict[str, Any] = {key: prune(getattr(cfg.optim, key), f"optim.{key}") for key in KEYED}
     changes["optim"] = replace(cfg.optim, **optim)
     if isinstance(cfg, BenchmarkConfig):

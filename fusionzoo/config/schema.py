@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 from annotated_types import Ge, Gt, Interval
 
 from .flags import Tree
+from .speed import SpeedConfig
 
 Count = Annotated[int, Ge(1)]
 Positive = Annotated[float, Gt(0)]
@@ -124,7 +125,7 @@ class DistConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
+class RunConfig(SpeedConfig):
     """All settings of a training run; stored as config.yaml in the run folder."""
 
     plugins: str | list[str] = option(
@@ -154,7 +155,7 @@ class RunConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelUse:
+class ModelUse(SpeedConfig):
     """Settings that embedding, evaluation and prediction share: a model, run over data."""
 
     model: str = option("", "model folder, or run folder with a model in it (required)")
@@ -192,7 +193,7 @@ class PredictConfig(ModelUse):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchmarkConfig:
+class BenchmarkConfig(SpeedConfig):
     """All settings of a comparison of fusions; stored as config.yaml beside the report."""
 
     plugins: str | list[str] = option(

@@ -91,7 +91,7 @@ def encode(
     """
     name, device = encoder.modality, device or torch.device("cpu")
     samples = dataset.only(name)
-    collate = Collate({name: processor or encoder.processor(train=view > 0)})
+    collate = Collate({name: processor or encoder.loader_processor(train=view > 0)})
     loader = _longest_first(samples, collate, batch_size, view, num_workers)
     row_of = {sample_id: row for row, sample_id in enumerate(samples.ids)}
     pooled = torch.zeros(len(samples), encoder.dim, dtype=dtype)
@@ -162,6 +162,8 @@ def shorten(tokens: Tensor, max_tokens: int | None) -> Tensor:
 def describe(encoder: Encoder, dataset: PairedDataset, **options: Any) -> dict[str, Any]:
     """Return everything that determines the features; its hash is the key of the cache entry."""
     spec = {key: value for key, value in encoder.spec.items() if key not in ("freeze", "weights")}
+    if encoder.augmentation is not None:  # of further views, and of what trained the encoder
+        spec["augmentation"] = encoder.augmentation.note
     code = code_digest(type(encoder))
     if code is not None:
         spec["code"] = code

@@ -181,7 +181,7 @@ class Caching:
                 max_tokens=description["max_tokens"],
                 device=self.world.device,
                 amp=self.amp,
-                processor=_SameInTraining(encoder.processor(False), encoder.processor(True)),
+                processor=_SameInTraining(encoder.processor(False), encoder.loader_processor(True)),
                 after_batch=_Watch(self, encoder.dim, len(samples)),
                 progress=self.world.main,
             )

@@ -12,6 +12,7 @@ from tqdm import tqdm
 from fusionzoo.config import EvaluateConfig, PredictConfig
 from fusionzoo.datasets import PairedBatchSampler, PairedDataset, make_sampler
 from fusionzoo.distributed.process_group import World, pick_device
+from fusionzoo.encoders.augment import refuse_augmentation
 from fusionzoo.errors import FusionZooError
 from fusionzoo.eval_mode import quiet
 from fusionzoo.loading import load
@@ -19,6 +20,7 @@ from fusionzoo.model import FusionModel
 from fusionzoo.structures import Batch, Features
 from fusionzoo.training.build import open_dataset
 from fusionzoo.training.data import num_workers
+from fusionzoo.training.runs.speed.inference import as_float32, choose_for_inference
 
 Settings = EvaluateConfig | PredictConfig
 
@@ -36,6 +38,7 @@ def open_data(cfg: Settings, model: FusionModel, dataset: PairedDataset | None) 
     """Open the data, to evaluate with the columns of labels that the model was trained on."""
     if dataset is None and not cfg.data.get("name"):
         raise FusionZooError("--data.name is missing: a data set, or manifest for a file")
+    refuse_augmentation(cfg.data)
     measured = (model.targets or ()) if isinstance(cfg, EvaluateConfig) else ()
     dataset = open_dataset(cfg.data, {target.name: target.kind for target in measured}, dataset)
     if not set(model.modalities) & set(dataset.modalities):
@@ -54,19 +57,24 @@ def encode_batches(
 
     `by_length` puts samples of similar length together, which is faster; else the data's order.
     """
+    speed = choose_for_inference(cfg, model, dataset, cfg.out)
+    for note in speed.notes:
+        print(note)
     sampler = make_sampler(dataset, shuffle=False, pad=False)
     lengths = dataset.lengths() if by_length else None
     loader: Any = DataLoader(
         dataset,
-        batch_sampler=PairedBatchSampler(sampler, cfg.batch_size, lengths=lengths),
+        batch_sampler=PairedBatchSampler(sampler, speed.batch_size, lengths=lengths),
         collate_fn=model.collate(),
-        num_workers=num_workers(cfg.num_workers, World()),
+        num_workers=num_workers(speed.num_workers, World()),
     )
     progress = tqdm(total=len(dataset), desc=label, unit="sample", dynamic_ncols=True)
     with progress, quiet(model):
         for batch in loader:
             batch = batch.to(model.device)
-            yield batch, model.encode(batch)
+            with speed.autocast(model.device):
+                features = model.encode(batch)
+            yield batch, {name: as_float32(x) for name, x in features.items()}
             progress.update(len(batch.ids))
     failures = dataset.failures()
     if failures:

@@ -37,6 +37,7 @@ def open_dataset(
     if dataset is not None:
         return dataset if targets is None else dataset.with_targets(targets)
     name, arguments = split_name(settings, "data")
+    arguments.pop("augment", None)  # of training samples: `encoders/augment.py`
     if targets is None:
         return DATASETS.create(name, **arguments)
     if "targets" in DATASETS[name].parameters:

@@ -76,7 +76,11 @@ class Objective(nn.Module):
         """
         assert batch.target is not None
         features = self.model.encode(batch)
-        output: FusionOutput = self.model.fusion(features)
+        fused: Mapping[str, Features] = features
+        if context is not None:
+            context = self._in_batch(context, batch, features)
+            fused = context.features
+        output: FusionOutput = self.model.fusion(fused)
         unimodal_logits = self.heads(features)
         unimodal_loss = {
             name: self.criterion(logits, batch.target) * features[name].mask.any(1)
@@ -88,20 +92,30 @@ class Objective(nn.Module):
             evaluated = evaluated._replace(aligned=self._align(features))
             given_only = self._given_only(features) if each_alone else {}
             return evaluated._replace(given_only=given_only)
-        context = context._replace(
-            batch=batch,
-            features=features,
-            output=output,
-            criterion=self.criterion,
-            row_weight=self.tasks.row_weight(batch.target),
-            memory=self.memory,
-        )
+        context = context._replace(output=output)
         strategies = self.strategies(context)
         for strategy in strategies:
             context = context._replace(output=strategy.edit_output(context))
         loss = self.model.fusion.loss(context.output, batch.target, context)
         trained = ObjectiveOutput(output.logits, loss, unimodal_logits, unimodal_loss)
         return _add_strategies(trained, strategies, context) if strategies else trained
+
+    def _in_batch(
+        self, context: StepContext, batch: Batch, features: Mapping[str, Features]
+    ) -> StepContext:
+        """Return the context of a batch, its features as the strategies changed them."""
+        assert batch.target is not None
+        context = context._replace(
+            batch=batch,
+            features=features,
+            criterion=self.criterion,
+            row_weight=self.tasks.row_weight(batch.target),
+            row_weight_of=self.tasks.row_weight,
+            memory=self.memory,
+        )
+        for strategy in self.strategies(context):
+            context = context._replace(features=strategy.edit_features(context))
+        return context
 
     def _align(self, features: Mapping[str, Features]) -> Mapping[str, Tensor]:
         """Return each modality's vectors in the common space, if a strategy learns one."""

@@ -8,6 +8,7 @@ from fusionzoo.config import BenchmarkConfig, split_name
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed.process_group import seed_everything
 from fusionzoo.encoders import Encoder, create_encoder
+from fusionzoo.encoders.augment import set_augmentation
 from fusionzoo.features.cache import feature_cache
 from fusionzoo.features.encode import describe, encode
 from fusionzoo.training.build import choose_encoders
@@ -40,6 +41,7 @@ def build_encoders(
         if device_of(cfg).type == "cpu":  # convolutions are a third faster in this format
             encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         encoders[modality] = encoder
+    set_augmentation(encoders.items(), cfg.data.get("augment"), dataset.modalities)
     return {name: encoders[name] for name in dataset.modalities if name in encoders}
 
 

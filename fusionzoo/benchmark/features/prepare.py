@@ -13,7 +13,8 @@ from ..clock import Clock
 from ..executors import map_unordered
 from .damaged import describe_corrupted, describe_damaged_train, encode_all_damaged
 from .encoders import Encoders, build_encoders, freeze_all, store_all
-from .pretrain import freeze, is_cached, is_untrained
+from .pretrain import augmentation_notes, freeze, is_cached, is_untrained
+from .speed import choose_workers
 
 
 def prepare(
@@ -25,7 +26,12 @@ def prepare(
     """
     clock = clock or Clock()
     encoders = build_encoders(bench.cfg, dataset)
-    bench = replace(bench, dims={name: encoder.dim for name, encoder in encoders.items()})
+    bench = replace(
+        bench,
+        dims={name: encoder.dim for name, encoder in encoders.items()},
+        notes=(*bench.notes, *augmentation_notes(bench.cfg, encoders)),
+    )
+    bench = choose_workers(bench, dataset, encoders)
     clock.lap("data and encoders")
     if bench.cfg.mode == "finetune":
         bench = _prepare_finetune(bench, dataset, encoders)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,26 @@ def is_untrained(encoder: Encoder) -> bool:
     spec = encoder.spec
     has_weights = spec.get("weights") is not None or spec.get("pretrained") is True
     return any(True for _ in encoder.parameters()) and not has_weights
+
+
+def augmentation_notes(cfg: BenchmarkConfig, encoders: Mapping[str, Encoder]) -> list[str]:
+    """Return what the report says of augmentation; raise an error if it would change nothing."""
+    augmented = [encoder for encoder in encoders.values() if encoder.augmentation is not None]
+    if not augmented:
+        return []
+    done = "; ".join(encoder.augmentation.note for encoder in augmented if encoder.augmentation)
+    if cfg.mode == "finetune":
+        return [f"Training samples were augmented: {done}."]
+    if cfg.views == 1 and not any(map(is_untrained, augmented)):
+        raise FusionZooError(
+            "--data.augment: the encoders are frozen and their features cached once: --views 4"
+            " caches augmented passes too, --mode finetune trains the encoders"
+        )
+    cached = f"{cfg.views - 1} of {cfg.views} cached passes" if cfg.views > 1 else "no cached pass"
+    return [
+        f"Augmented were {cached}, and the samples on which encoders without weights were trained:"
+        f" {done}."
+    ]
 
 
 def pretrain_seed(cfg: BenchmarkConfig) -> int:

@@ -18,6 +18,7 @@ from fusionzoo.config import BenchmarkConfig, OptimConfig, from_tree, merge
 from fusionzoo.creating import create_model
 from fusionzoo.distributed.process_group import seed_everything
 from fusionzoo.encoders import Encoder
+from fusionzoo.encoders.augment import set_augmentation
 from fusionzoo.evaluation.cost import random_features
 from fusionzoo.fusion import Fusion, create_fusion
 from fusionzoo.model import FusionModel
@@ -168,6 +169,7 @@ def _build_with_encoders(bench: Bench, unit: Unit) -> tuple[list[FusionModel], B
         model = create_model(
             fusion, components, classes=bench.classes, targets=bench.scheme, kinds=kinds
         )
+        set_augmentation(model.named_encoders(), cfg.data.get("augment"), dataset.modalities)
         models.append(model.to(device_of(cfg)))
     if len(names) == 1:
         dataset = dataset.only(names[0])

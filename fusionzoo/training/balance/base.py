@@ -73,6 +73,7 @@ class Balance(nn.Module):
     aligns = False  # whether `embed` maps modalities into one space, where partners are near
     encoders_only = False  # whether it changes nothing where all encoders are frozen
     raw_inputs = True  # whether it may read or change `batch.inputs`, or read tokens of features
+    mixes_rows = False  # whether rows stand for two samples; then only family `data` goes with it
     two_pass = False  # whether `combine_gradients` wants those of `extra_losses` by themselves
 
     def __init__(
@@ -140,6 +141,10 @@ class Balance(nn.Module):
     def edit_batch(self, batch: Batch, rows: Tensor, context: StepContext) -> Batch:
         """Change the batch before it is encoded; on the CPU."""
         return batch
+
+    def edit_features(self, context: StepContext) -> Mapping[str, Features]:
+        """Change the features that the fusion reads; the modalities' own heads read the others."""
+        return context.features
 
     def edit_output(self, context: StepContext) -> FusionOutput:
         """Change the fusion's output before its loss is computed."""
@@ -219,6 +224,13 @@ def build_balance(
                 f"--balance: {' and '.join(rivals)} each decide how fast the encoders learn:"
                 " take one"
             )
+    mixers = [name for name, strategy in built.items() if strategy.mixes_rows]
+    readers = [name for name in built if name not in mixers[:1] and BALANCE[name].family != "data"]
+    if mixers and readers:
+        raise FusionZooError(
+            f"--balance: {mixers[0]} mixes samples, and {' and '.join(readers)} would read the"
+            " label of one of the two: leave one out"
+        )
     return nn.ModuleDict(built)
 
 

@@ -1,0 +1,1 @@
+"""`--speed auto`: settings chosen by a short measurement before the work begins."""
