@@ -36,6 +36,11 @@ def cross(queries: int, keys: int, width: int = d) -> int:
     return 10 * queries * width**2 + 2 * keys * width**2 + 2 * queries * keys * width
 
 
+def pooling(queries: int, keys: int) -> int:
+    """MACs of an attention layer alone."""
+    return 2 * queries * d**2 + 2 * keys * d**2 + 2 * queries * keys * d
+
+
 def mult() -> tuple[int, int]:
     w, wide = 30, 30 * (M - 1)
     total = M * wide
@@ -141,6 +146,14 @@ FORMULAS: dict[str, tuple[int, int]] = {
         + (N + 12) * 16 * d
         + 4 * N * 8 * d * d
         + d * C,
+    ),
+    "zorro": (
+        TOKENS + 16 * d + 2 * TB + (M + 1) * d + 4 * d * d + 4 * d,
+        IN + 2 * block(N + 16) + pooling(M + 1, N + 16) + (M + 1) * d * C,
+    ),
+    "mca": (
+        TOKENS + 16 * d + 2 * TB + (M + 4) * d + 4 * d * d + 4 * d,
+        IN + 2 * block(N + 16) + pooling(M + 4, N + 16) + (M + 5) * d * C,
     ),
     "misa": (
         ALIGN + (2 * M + 1) * (d * d + d) + TB + 2 * M * d * 3 * d + 3 * d + 3 * d * d + d + ENDS,
