@@ -147,6 +147,14 @@ FORMULAS: dict[str, tuple[int, int]] = {
         + 4 * N * 8 * d * d
         + d * C,
     ),
+    "healnet": (
+        16 * d + 3 * (S * (2 + 2 * 512) + M * (2 * 512 * d + 5 * d + 12 * d * d + 9 * d))
+        + 2 * d + ENDS,
+        3 * (
+            2 * sum(t * width for t, width in STANDARD.values()) * 512
+            + M * (2 * 16 * d * 512 + 12 * 16 * d * d) + 2 * 16 * N * 512
+        ) + d * C,
+    ),
     "zorro": (
         TOKENS + 16 * d + 2 * TB + (M + 1) * d + 4 * d * d + 4 * d,
         IN + 2 * block(N + 16) + pooling(M + 1, N + 16) + (M + 1) * d * C,
