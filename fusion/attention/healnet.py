@@ -33,9 +33,9 @@ class HEALNet(Fusion):
     Use when: modalities differ much in width and number of tokens (whole slides beside a table).
 
     Settings:
-        num_layers: number L of layers, at least 1 (paper: 2 to 5)
+        num_layers: number L of layers, at least 1 (paper: 2 to 5, public code: 3)
         num_latents: number of latents z, at least 1 (paper: 16 to 25; public code: 128)
-        num_heads: attention heads, at least 1
+        num_heads: attention heads, at least 1 (public code: 8)
         head_dim: width of a head, at least 1
         self_attention: whether self-attention follows each step (public code: yes, but no in the
             paper's tuned settings)
@@ -52,9 +52,9 @@ class HEALNet(Fusion):
         dim: int,
         num_outputs: int,
         *,
-        num_layers: int = 3,
+        num_layers: int = 2,
         num_latents: int = 16,
-        num_heads: int = 8,
+        num_heads: int = 4,
         head_dim: int = 64,
         self_attention: bool = False,
         dropout: float = 0.0,

@@ -148,11 +148,10 @@ FORMULAS: dict[str, tuple[int, int]] = {
         + d * C,
     ),
     "healnet": (
-        16 * d + 3 * (S * (2 + 2 * 512) + M * (2 * 512 * d + 5 * d + 12 * d * d + 9 * d))
+        16 * d + 2 * (S * (2 + 2 * 256) + M * (2 * 256 * d + 5 * d + 12 * d * d + 9 * d))
         + 2 * d + ENDS,
-        3 * (
-            2 * sum(t * width for t, width in STANDARD.values()) * 512
-            + M * (2 * 16 * d * 512 + 12 * 16 * d * d) + 2 * 16 * N * 512
+        2 * (
+            2 * IN // d * 256 + M * (2 * 16 * d * 256 + 12 * 16 * d * d) + 2 * 16 * N * 256
         ) + d * C,
     ),
     "zorro": (
