@@ -162,6 +162,10 @@ FORMULAS: dict[str, tuple[int, int]] = {
         TOKENS + 16 * d + 2 * TB + (M + 4) * d + 4 * d * d + 4 * d,
         IN + 2 * block(N + 16) + pooling(M + 4, N + 16) + (M + 5) * d * C,
     ),
+    "i2moe": (
+        ALIGN + 5 * ((S + M) * 128 + 128 + 128 * d + d + ENDS) + (M * d + M) * 256 + 256 + 257 * 5,
+        S * d + 5 * ((S + M) * 128 + 128 * d + d * C) + (M * d + M) * 256 + 256 * 5,
+    ),
     "misa": (
         ALIGN + (2 * M + 1) * (d * d + d) + TB + 2 * M * d * 3 * d + 3 * d + 3 * d * d + d + ENDS,
         S * d + 2 * M * d * d + block(2 * M) + 2 * M * d * 3 * d + 3 * d * d + d * C,

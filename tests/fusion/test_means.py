@@ -16,9 +16,7 @@ from fusionzoo.fusion.base import RunningMeans
 from fusionzoo.structures import Features
 from fusionzoo.zoo.conformance.fusions import features, full, patterns, poison
 
-FOLLOWING = [
-    n for n in list_fusions() if any(isinstance(m, RunningMeans) for m in made(n).modules())
-]
+FOLLOWING = [n for n in list_fusions() if any(type(m) is RunningMeans for m in made(n).modules())]
 PRODUCTS = ["block", "mcb", "mfb", "mfh", "mlb", "mutan"]
 DIMS = {"a": 3, "b": 2}
 
