@@ -92,7 +92,7 @@ FORMULAS: dict[str, tuple[int, int]] = {
         2 * S * (S // 2) + S * d + d * C,
     ),
     **dict.fromkeys(
-        ("late_mean", "late_max", "late_vote", "late_confidence", "qmf", "tmc", "ume"),
+        ("late_mean", "late_max", "late_vote", "late_confidence", "qmf", "tmc", "ume", "ecml", "dbf"),
         (LATE, S * d + M * d * C),
     ),
     "late_weighted": (LATE + M, S * d + M * d * C),
