@@ -92,8 +92,16 @@ FORMULAS: dict[str, tuple[int, int]] = {
         2 * S * (S // 2) + S * d + d * C,
     ),
     **dict.fromkeys(
-        ("late_mean", "late_max", "late_vote", "late_confidence", "qmf", "tmc", "ume", "ecml", "dbf"),
+        (
+            *("late_mean", "late_max", "late_vote", "late_confidence", "qmf", "tmc", "ume"),
+            *("ecml", "dbf"),
+        ),
         (LATE, S * d + M * d * C),
+    ),
+    "pdf": (LATE + M * (4 * d * d + 4 * d + 1), S * d + M * d * C + M * (4 * d * d + d)),
+    "simmlm": (
+        LATE + (M * d + M) * 256 + 256 + 257 * M * C,
+        S * d + M * d * C + (M * d + M) * 256 + 256 * M * C,
     ),
     "late_weighted": (LATE + M, S * d + M * d * C),
     "late_poe": (LATE - C, S * d + M * d * C),
@@ -154,6 +162,10 @@ FORMULAS: dict[str, tuple[int, int]] = {
             2 * IN // d * 256 + M * (2 * 16 * d * 256 + 12 * 16 * d * d) + 2 * 16 * N * 256
         ) + d * C,
     ),
+    "multiway": (
+        TOKENS + 2 * (4 * d * d + 6 * d + M * (8 * d * d + 7 * d)) + 2 * TB,
+        IN + 4 * block(N) + d * C,
+    ),
     "zorro": (
         TOKENS + 16 * d + 2 * TB + (M + 1) * d + 4 * d * d + 4 * d,
         IN + 2 * block(N + 16) + pooling(M + 1, N + 16) + (M + 1) * d * C,
@@ -169,6 +181,10 @@ FORMULAS: dict[str, tuple[int, int]] = {
     "misa": (
         ALIGN + (2 * M + 1) * (d * d + d) + TB + 2 * M * d * 3 * d + 3 * d + 3 * d * d + d + ENDS,
         S * d + 2 * M * d * d + block(2 * M) + 2 * M * d * 3 * d + 3 * d * d + d * C,
+    ),
+    "drfuse": (
+        2 * ALIGN + 5 * d * d + 4 * d + (2 + C) * (d * d + d) + (M + 1) * HEAD + ENDS,
+        2 * S * d + M * 5 * d * d + (M + 1) * (2 + C) * d * d + C * (M + 1) * d + (M + 1) * d * C,
     ),
     "mvae_poe": (2 * S * d + M * 2 * d + HEAD, 2 * S * d + d * C),
     "missing_tokens": (
