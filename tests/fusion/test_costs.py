@@ -186,6 +186,11 @@ FORMULAS: dict[str, tuple[int, int]] = {
         2 * ALIGN + 5 * d * d + 4 * d + (2 + C) * (d * d + d) + (M + 1) * HEAD + ENDS,
         2 * S * d + M * 5 * d * d + (M + 1) * (2 + C) * d * d + C * (M + 1) * d + (M + 1) * d * C,
     ),
+    "multimodn": (
+        d + S * 32 + M * 32 + M * ((32 + d) * d + d) + HEAD,
+        S * 32 + M * (32 + d) * d + (M + 1) * d * C,
+    ),
+    "medfuse": (ALIGN + 8 * d * d + 8 * d + ENDS, S * d + M * 8 * d * d + d * C),
     "mvae_poe": (2 * S * d + M * 2 * d + HEAD, 2 * S * d + d * C),
     "missing_tokens": (
         ALIGN + M * d + (M * d * d + M * d) + M * d + d + 2 * TB + 2 * d + ENDS,
