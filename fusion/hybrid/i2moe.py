@@ -21,16 +21,16 @@ class I2MoE(Fusion):
     """Weight copies of a fusion that specialise in one modality, in synergy or in redundancy.
 
     M + 2 experts F_e are fusions of the kind `base` with parameters of their own: one for the
-    uniqueness of each modality, one for synergy, one for redundancy. logits = sum_e w_e F_e(x),
-    w = softmax(R [a_1; ...; a_M; p] / temperature), R an MLP, p presence bits; the embedding
-    likewise. In training each expert also answers with modality m replaced by noise, o_m, beside
-    o_0. Loss: task loss + interaction / (M + 2) (sum_i U_i + S + R), U_i = mean over n != i of
-    max(0, |o_0 - o_n| - |o_0 - o_i| + 1), S = mean_m cos(o_0, o_m), R = mean_m (1 - cos(o_0, o_m));
-    for a single output, squared differences instead of cosines, with a margin of 1. The base's
-    loss, if it has one, is added for each expert by 1 / (M + 2). `extra["expert_weights"]` (B, M +
-    2) says per sample which kind of interaction the answer came from; `expert_names` names its
-    columns. Differs from the authors' code: the experts start from different weights, and the noise
-    has each feature's running mean and deviation instead of 0 and 1.
+    uniqueness of each modality, one for synergy, one for redundancy. logits = sum_e w_e F_e(x), w =
+    softmax(R [a_1; ...; a_M; p] / temperature), R an MLP, p presence bits; the embedding likewise.
+    In training each expert also answers with modality m replaced by noise, o_m, beside o_0. Loss:
+    task loss + interaction / (M + 2) (sum_i U_i + S + R), U_i = mean over n != i of max(0, |o_0 -
+    o_n| - |o_0 - o_i| + 1), S = mean_m cos(o_0, o_m), R = mean_m (1 - cos(o_0, o_m)); for a single
+    output, squared differences instead of cosines, with a margin of 1. The base's loss, if it has
+    one, is added for each expert by 1 / (M + 2). `extra["expert_weights"]` (B, M + 2) says per
+    sample which kind of interaction the answer came from (`model.weights(samples)`). Differs from
+    the authors' code: the experts start from different weights, and the noise has each feature's
+    running mean and deviation instead of 0 and 1.
 
     Missing: the experts' own rule; R reads 0 and a presence bit. Only present modalities are
     replaced by noise, and pairs that lack one are left out of the loss.
@@ -125,6 +125,10 @@ class I2MoE(Fusion):
         logits = (weights[..., None] * expert_logits).sum(1)
         embedding = (weights[..., None] * embeddings).sum(1)
         return FusionOutput(embedding, logits, {}, None, extra)
+
+    def shares(self, output: FusionOutput) -> dict[str, Tensor]:
+        weights = output.extra["expert_weights"].unbind(1)
+        return dict(zip(self.expert_names, weights, strict=True))
 
     def _perturbed(self, features: Mapping[str, Features]) -> Tensor:
         """Return each expert's logits with each modality replaced by noise: (B, M + 2, M, K)."""

@@ -9,6 +9,7 @@ import torch
 from oracle import WIDTHS, close, copy, made, moment
 from torch import Tensor
 
+from fusionzoo.creating import create_model
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import Fusion, create_fusion
 from fusionzoo.fusion._draws import Draws
@@ -16,6 +17,7 @@ from fusionzoo.fusion.base import RunningMeans
 from fusionzoo.fusion.hybrid._interaction import Moments, interaction_losses
 from fusionzoo.zoo.conformance.fusions import features, full, patterns
 
+KINDS = dict.fromkeys(("a", "b"), "vector")
 TARGET = torch.arange(8) % 4
 BASES = ["concat", "late_mean", "mbt", "tmc"]
 
@@ -191,6 +193,22 @@ def test_what_cannot_be_wrapped_is_refused(settings: dict[str, object], says: st
     with pytest.raises(FusionZooError) as caught:
         create_fusion("i2moe", WIDTHS, 8, 4, **settings)
     assert says in str(caught.value)
+
+
+def test_a_model_shows_the_weights_of_each_sample() -> None:
+    encoders = {name: {"name": "vector/identity", "in_dim": 3} for name in ("a", "b")}
+    samples = [{"a": [1.0, 2.0, 3.0], "b": [0.5, 0.0, 1.0]}, {"a": [3.0, 2.0, 1.0]}]
+
+    def shown(fusion: str) -> dict[str, Tensor]:
+        model = create_model({"name": fusion, "dim": 8}, encoders, 2, kinds=KINDS)
+        return model.weights(samples)
+
+    experts = shown("i2moe")
+    assert [*experts] == ["uniqueness of a", "uniqueness of b", "synergy", "redundancy"]
+    close(torch.stack([*experts.values()]).sum(0), torch.ones(2), 1e-6)
+    assert shown("gmu")["b"][1] == 0
+    with pytest.raises(FusionZooError, match="fusion 'mbt' has no weights of its modalities"):
+        shown("mbt")
 
 
 # ---- its random numbers
