@@ -86,6 +86,10 @@ FORMULAS: dict[str, tuple[int, int]] = {
         32 * S + 33**2 + 33**3 + OUTER * 128 + 128 * 128 + 128 * d + d * C,
     ),
     "lmf": (4 * d * (S + M) + 4 + d + ENDS, 4 * d * (S + M) + 4 * d + d * C),
+    "mmdynamics": (
+        sum(w * w + w for w in D) + ALIGN + M * (d + 1 + HEAD) + M * (d + 1) * d + d + ENDS,
+        sum(w * w for w in D) + S * d + M * (d + d * C) + M * (d + 1) * d + d * C,
+    ),
     "hpfn": (3 * 4 * d * (S + 1) + ENDS, 3 * 4 * d * (S + 1) + d * C),
     "mmtm": (
         2 * S * (S // 2) + S // 2 + S + ALIGN + ENDS,
