@@ -73,6 +73,15 @@ class Fusion(nn.Module):
         """Return the loss of each row, (B,); a loss over the whole batch is added to every row."""
         return context.criterion(output.logits, target)
 
+    def shares(self, output: FusionOutput) -> dict[str, Tensor]:
+        """Return how much each part counted in each sample, {name: (B,)}; {} without weights.
+
+        Parts are the modalities, unless a fusion weights something else.
+        """
+        if output.weights is None:
+            return {}
+        return dict(zip(self.dims, output.weights.unbind(1), strict=True))
+
     def align(self) -> nn.ModuleDict:
         """Return a linear map to the fusion's width for each modality."""
         return nn.ModuleDict(

@@ -119,6 +119,23 @@ class FusionModel(nn.Module):
         return {"fused": fused, **vectors, **aligned}
 
     @torch.no_grad()
+    def weights(self, samples: Batch | Sequence[Raw | Sample]) -> dict[str, Tensor]:
+        """Return how much each modality counted in each sample, {name: (B,)}, as the fusion says.
+
+        Of `i2moe`, how much each of its experts counted: uniqueness of a modality, synergy,
+        redundancy.
+        """
+        batch = self._batch(samples)
+        with quiet(self):
+            shares = self.fusion.shares(self.fusion(self.encode(batch)))
+        if not shares:
+            raise FusionZooError(
+                f"fusion {self.spec['fusion']['name']!r} has no weights of its modalities; gmu,"
+                " attn_pool, late_confidence and i2moe have some"
+            )
+        return shares
+
+    @torch.no_grad()
     def predict(
         self,
         samples: Batch | Sequence[Raw | Sample],

@@ -455,6 +455,7 @@ def test_a_model_whose_class_has_no_name_in_a_registry_loads_once_it_is_imported
         {"fusion": {"name": "evil.py:GMU", "dim": 8}},
         {"fusion": {"name": "{folder}/evil.py:GMU", "dim": 8}},
         {"fusion": {"name": "missing_tokens", "base": "evil:GMU", "dim": 8}},
+        {"fusion": {"name": "i2moe", "base": "evil:GMU", "dim": 8}},
         {"encoders": {"text": {"name": "evil:GMU"}}},
         {"encoders": {"text": {"name": "{folder}/evil.py:GMU"}}},
     ],

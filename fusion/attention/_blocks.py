@@ -19,7 +19,7 @@ from ..base import Fusion
 
 
 class Attention(nn.Module):
-    """Multi-head attention; rows without any unmasked key get exact zeros, without the bias."""
+    """Multi-head attention; queries without any unmasked key get exact zeros, without the bias."""
 
     def __init__(self, dim: int, num_heads: int, *, bias: bool = True) -> None:
         super().__init__()
@@ -30,16 +30,24 @@ class Attention(nn.Module):
         self.out = nn.Linear(dim, dim, bias=bias)
 
     def forward(self, x: Tensor, context: Tensor, mask: Tensor) -> Tensor:
-        """Attend from x (B, T, D) to context (B, S, D) where mask (B, S) is True."""
-        q = rearrange(self.query(x), "b t (h d) -> b h t d", h=self.num_heads)
-        k, v = rearrange(self.key_value(context), "b s (n h d) -> n b h s d", n=2, h=self.num_heads)
-        any_key = mask.any(1)
-        # Rows without any key attend to all tokens, and the result is zeroed: softmax over an empty
-        # set is NaN, and NaN x 0 is NaN in the backward pass too.
-        visible = rearrange(mask | ~any_key[:, None], "b s -> b 1 1 s")
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
-        out = self.out(rearrange(attended, "b h t d -> b t (h d)"))
-        return torch.where(any_key[:, None, None], out, 0)
+        """Attend from x (B, T, D) to context (B, S, D) where mask, (B, S) or (B, T, S), is True."""
+        mask = mask if mask.ndim == 3 else mask[:, None]
+        attended = attend(self.query(x), self.key_value(context), mask, self.num_heads)
+        return torch.where(mask.any(-1, keepdim=True), self.out(attended), 0)
+
+
+def attend(query: Tensor, key_value: Tensor, mask: Tensor, num_heads: int) -> Tensor:
+    """Average values by softmax(q k' / sqrt d): query (B, T, D), keys and values (B, S, 2 D).
+
+    mask (B, 1 or T, S) is True where a query may attend. Queries without any key attend to all
+    tokens, and the caller zeroes the result: softmax over an empty set is NaN, and NaN x 0 is NaN
+    in the backward pass too.
+    """
+    q = rearrange(query, "b t (h d) -> b h t d", h=num_heads)
+    k, v = rearrange(key_value, "b s (n h d) -> n b h s d", n=2, h=num_heads)
+    visible = (mask | ~mask.any(-1, keepdim=True))[:, None]
+    attended = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+    return rearrange(attended, "b h t d -> b t (h d)")
 
 
 def perceptron(dim: int, *, bias: bool = True) -> nn.Sequential:
@@ -64,9 +72,10 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor, context: Tensor | None = None) -> Tensor:
-        """Attend from x (B, T, D) to context (B, S, D), None for x itself; mask (B, S) of the keys.
+        """Attend from x (B, T, D) to context (B, S, D), None for x itself.
 
-        The context is normalised by `context_norm` if there is one, else by `norm`.
+        The mask of the keys is (B, S), or (B, T, S) for each query. The context is normalised by
+        `context_norm` if there is one, else by `norm`.
         """
         normed = self.norm(x)
         keys = normed if context is None else (self.context_norm or self.norm)(context)

@@ -31,10 +31,14 @@ class LateFusion(Fusion):
         The logits of absent modalities are zeros.
         """
         aligned, present = self.aligned(features)
+        unimodal = self.classify(aligned, present)
+        return self.or_null(present_mean(aligned, present), present), unimodal, present
+
+    def classify(self, aligned: Tensor, present: Tensor) -> Tensor:
+        """Return the logits of each modality, zeros where absent: (B, M, dim) -> (B, M, K)."""
         pairs = zip(self.heads.values(), aligned.unbind(1), strict=True)
         unimodal = torch.stack([head(a) for head, a in pairs], dim=1)
-        unimodal = unimodal.masked_fill(~present[..., None], 0)
-        return self.or_null(present_mean(aligned, present), present), unimodal, present
+        return unimodal.masked_fill(~present[..., None], 0)
 
     def output(
         self,

@@ -36,6 +36,11 @@ def cross(queries: int, keys: int, width: int = d) -> int:
     return 10 * queries * width**2 + 2 * keys * width**2 + 2 * queries * keys * width
 
 
+def pooling(queries: int, keys: int) -> int:
+    """MACs of an attention layer alone."""
+    return 2 * queries * d**2 + 2 * keys * d**2 + 2 * queries * keys * d
+
+
 def mult() -> tuple[int, int]:
     w, wide = 30, 30 * (M - 1)
     total = M * wide
@@ -81,14 +86,26 @@ FORMULAS: dict[str, tuple[int, int]] = {
         32 * S + 33**2 + 33**3 + OUTER * 128 + 128 * 128 + 128 * d + d * C,
     ),
     "lmf": (4 * d * (S + M) + 4 + d + ENDS, 4 * d * (S + M) + 4 * d + d * C),
+    "mmdynamics": (
+        sum(w * w + w for w in D) + ALIGN + M * (d + 1 + HEAD) + M * (d + 1) * d + d + ENDS,
+        sum(w * w for w in D) + S * d + M * (d + d * C) + M * (d + 1) * d + d * C,
+    ),
     "hpfn": (3 * 4 * d * (S + 1) + ENDS, 3 * 4 * d * (S + 1) + d * C),
     "mmtm": (
         2 * S * (S // 2) + S // 2 + S + ALIGN + ENDS,
         2 * S * (S // 2) + S * d + d * C,
     ),
     **dict.fromkeys(
-        ("late_mean", "late_max", "late_vote", "late_confidence", "qmf", "tmc", "ume"),
+        (
+            *("late_mean", "late_max", "late_vote", "late_confidence", "qmf", "tmc", "ume"),
+            *("ecml", "dbf"),
+        ),
         (LATE, S * d + M * d * C),
+    ),
+    "pdf": (LATE + M * (4 * d * d + 4 * d + 1), S * d + M * d * C + M * (4 * d * d + d)),
+    "simmlm": (
+        LATE + (M * d + M) * 256 + 256 + 257 * M * C,
+        S * d + M * d * C + (M * d + M) * 256 + 256 * M * C,
     ),
     "late_weighted": (LATE + M, S * d + M * d * C),
     "late_poe": (LATE - C, S * d + M * d * C),
@@ -142,10 +159,42 @@ FORMULAS: dict[str, tuple[int, int]] = {
         + 4 * N * 8 * d * d
         + d * C,
     ),
+    "healnet": (
+        16 * d + 2 * (S * (2 + 2 * 256) + M * (2 * 256 * d + 5 * d + 12 * d * d + 9 * d))
+        + 2 * d + ENDS,
+        2 * (
+            2 * IN // d * 256 + M * (2 * 16 * d * 256 + 12 * 16 * d * d) + 2 * 16 * N * 256
+        ) + d * C,
+    ),
+    "multiway": (
+        TOKENS + 2 * (4 * d * d + 6 * d + M * (8 * d * d + 7 * d)) + 2 * TB,
+        IN + 4 * block(N) + d * C,
+    ),
+    "zorro": (
+        TOKENS + 16 * d + 2 * TB + (M + 1) * d + 4 * d * d + 4 * d,
+        IN + 2 * block(N + 16) + pooling(M + 1, N + 16) + (M + 1) * d * C,
+    ),
+    "mca": (
+        TOKENS + 16 * d + 2 * TB + (M + 4) * d + 4 * d * d + 4 * d,
+        IN + 2 * block(N + 16) + pooling(M + 4, N + 16) + (M + 5) * d * C,
+    ),
+    "i2moe": (
+        ALIGN + 5 * ((S + M) * 128 + 128 + 128 * d + d + ENDS) + (M * d + M) * 256 + 256 + 257 * 5,
+        S * d + 5 * ((S + M) * 128 + 128 * d + d * C) + (M * d + M) * 256 + 256 * 5,
+    ),
     "misa": (
         ALIGN + (2 * M + 1) * (d * d + d) + TB + 2 * M * d * 3 * d + 3 * d + 3 * d * d + d + ENDS,
         S * d + 2 * M * d * d + block(2 * M) + 2 * M * d * 3 * d + 3 * d * d + d * C,
     ),
+    "drfuse": (
+        2 * ALIGN + 5 * d * d + 4 * d + (2 + C) * (d * d + d) + (M + 1) * HEAD + ENDS,
+        2 * S * d + M * 5 * d * d + (M + 1) * (2 + C) * d * d + C * (M + 1) * d + (M + 1) * d * C,
+    ),
+    "multimodn": (
+        d + S * 32 + M * 32 + M * ((32 + d) * d + d) + HEAD,
+        S * 32 + M * (32 + d) * d + (M + 1) * d * C,
+    ),
+    "medfuse": (ALIGN + 8 * d * d + 8 * d + ENDS, S * d + M * 8 * d * d + d * C),
     "mvae_poe": (2 * S * d + M * 2 * d + HEAD, 2 * S * d + d * C),
     "missing_tokens": (
         ALIGN + M * d + (M * d * d + M * d) + M * d + d + 2 * TB + 2 * d + ENDS,

@@ -1,0 +1,85 @@
+"""`mmdynamics`: gates, confidence and the slot of an absent modality."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracle import WIDTHS, close, made, moment
+from torch import nn
+
+from fusionzoo.errors import FusionZooError
+from fusionzoo.fusion import Fusion, create_fusion
+from fusionzoo.structures import keep_only
+from fusionzoo.zoo.conformance.fusions import Inputs, features, full, patterns
+
+TARGET = torch.arange(8) % 4
+
+
+def hidden_of(fusion: Fusion, x: Inputs) -> dict[str, torch.Tensor]:
+    """Return f_m of complete samples."""
+    gated = {m: fusion.gates[m](f.pooled).sigmoid() * f.pooled for m, f in x.items()}
+    return {m: fusion.encode[m](v).relu() for m, v in gated.items()}
+
+
+def test_it_is_a_sum_of_classifiers_weighted_by_confidence() -> None:
+    fusion, x = made("mmdynamics"), features(full(4))
+    weight = fusion.head.weight @ fusion.join.weight
+    wanted = fusion.head(fusion.join.bias) + weight[:, 24:].sum(1)  # presence bits of all three
+    for column, (name, f) in enumerate(hidden_of(fusion, x).items()):
+        part = weight[:, 8 * column : 8 * column + 8]
+        wanted = wanted + fusion.confidence[name](f) * (f @ part.T)
+    close(fusion(x).logits, wanted)
+
+
+def test_gates_without_weights_are_half_open_and_open_ones_leave_a_concatenation() -> None:
+    fusion, x = made("mmdynamics"), features(full(4))
+    for name in WIDTHS:
+        nn.init.zeros_(fusion.gates[name].weight)
+        nn.init.zeros_(fusion.gates[name].bias)
+    close(fusion(x).extra["openness"], torch.full((4, 3), 0.5, dtype=torch.float64))
+    for name in WIDTHS:
+        nn.init.constant_(fusion.gates[name].bias, 1e3)
+        nn.init.zeros_(fusion.confidence[name].weight)
+        nn.init.ones_(fusion.confidence[name].bias)
+    encoded = [fusion.encode[m](x[m].pooled).relu() for m in WIDTHS]
+    close(
+        fusion(x).embedding,
+        fusion.join(torch.cat([*encoded, torch.ones(4, 3).double()], dim=1)),
+    )
+
+
+def test_an_absent_modality_has_the_mean_of_its_scaled_features() -> None:
+    fusion, x = made("mmdynamics", dropout=0.0), features(full(4))
+    fusion.train()(x)
+    scaled = {m: fusion.confidence[m](f) * f for m, f in hidden_of(fusion, x).items()}
+    scaled["text"] = scaled["text"].mean(0).expand(4, -1)
+    bits = torch.tensor([1.0, 0.0, 1.0]).double().expand(4, -1)
+    wanted = fusion.join(torch.cat([*scaled.values(), bits], dim=1))
+    close(fusion.eval()(keep_only(x, "image", "audio")).embedding, wanted)
+
+
+@pytest.mark.parametrize("confidence", ["linear", "sigmoid"])
+def test_the_loss_is_that_of_its_classifiers_confidences_and_open_gates(confidence: str) -> None:
+    fusion, x = made("mmdynamics", confidence=confidence, gate=0.5), features(patterns(3))
+    output, criterion = fusion(x), moment(8).criterion
+    wanted = criterion(output.logits, TARGET)
+    for column, logits in enumerate(output.unimodal.values()):
+        p = logits.softmax(-1)[torch.arange(8), TARGET]
+        error = (output.extra["confidence"][:, column] - p).square()
+        own = criterion(logits, TARGET) + error + 0.5 * output.extra["openness"][:, column]
+        wanted = wanted + own * patterns(3)[:, column]
+    close(fusion.loss(output, TARGET, moment(8)), wanted, 1e-6)
+
+
+def test_open_gates_alone_are_always_pushed_to_close() -> None:
+    fusion, x = made("mmdynamics"), features(full(4))
+    fusion(x).extra["openness"].sum().backward()
+    assert all((gate.bias.grad > 0).all() for gate in fusion.gates.values())
+
+
+def test_a_gate_of_low_rank_has_fewer_weights() -> None:
+    fusion = made("mmdynamics", gate_rank=2)
+    counts = [sum(p.numel() for p in gate.parameters()) for gate in fusion.gates.values()]
+    assert counts == [5 * 2 * 2 + 5, 7 * 2 * 2 + 7, 3 * 2 * 2 + 3]
+    with pytest.raises(FusionZooError, match="gate_rank=0"):
+        create_fusion("mmdynamics", WIDTHS, 8, 4, gate_rank=0)
