@@ -21,7 +21,7 @@ OPERATIONS = ("gain", "noise", "shift", "mask")
 
 GAIN = 10.0  # dB, the largest change of the level
 CLEAN, NOISIEST = 50.0, 10.0  # dB, signal-to-noise ratios between which the noise is drawn
-SHIFT = 0.2  # the largest shift, as a share of the clip
+SHIFT = 0.1  # the largest shift, as a share of the clip
 MASKS = 2  # over mel bands, and as many over time
 BANDS, SPAN = 0.3, 0.2  # the widest mask, as a share of the bands and of the clip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ import pytest
 import torch
 
 import fusionzoo
-from fusionzoo.config import RunConfig, from_tree
+from fusionzoo.benchmark.bench import open_bench
+from fusionzoo.benchmark.features.encoders import build_encoders
+from fusionzoo.benchmark.features.speed import choose_workers
+from fusionzoo.config import BenchmarkConfig, RunConfig, from_tree
 from fusionzoo.distributed.process_group import World
 from fusionzoo.errors import FusionZooError
 from fusionzoo.training.runs.speed import inference, training
@@ -230,6 +234,22 @@ def test_embedding_and_prediction_take_the_choice_and_store_it(
     assert "bf16: outputs are computed in bfloat16" in capsys.readouterr().out
     metrics = fusionzoo.evaluate(run, data, speed="auto")
     assert metrics["loss"] == pytest.approx(run.metrics["test"]["loss"], rel=0.1)
+
+
+def test_a_benchmark_measures_loader_processes_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fusionzoo.training.runs.speed.measure.SECONDS", 0.05)
+    tree = {"data": SETTINGS["data"], "speed": "auto", "out": str(tmp_path), "device": "cpu"}
+    bench, dataset = open_bench(from_tree(BenchmarkConfig, tree))
+    encoders = build_encoders(bench.cfg, dataset)
+    chosen = choose_workers(bench, dataset, encoders)
+    record = json.loads((tmp_path / "speed.json").read_text(encoding="utf-8"))
+    assert chosen.cfg.num_workers == record["settings"]["num_workers"]
+    assert record["settings"].keys() == {"num_workers"}
+    assert "--speed auto" in chosen.notes[-1]
+    off = replace(bench, cfg=replace(bench.cfg, speed="off"))
+    assert choose_workers(off, dataset, encoders) is off
 
 
 def test_weights_that_are_shared_out_are_refused() -> None:
