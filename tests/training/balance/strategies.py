@@ -134,6 +134,7 @@ def see(
         batch=batch,
         rows=objective.rows(batch),
         features=known,
+        views=(known, known),
         output=output,
         criterion=criterion,
     )
