@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 Table = NDArray[np.float64]
 ROUNDS = 300  # of the search for q
+CHANGE = 1e-8  # of every entry of q: the search ends
 TINY = 1e-300
 
 
@@ -60,11 +61,13 @@ def least_informative(first: Table, second: Table, rounds: int) -> Table:
     q = first[:, None] * second[None] / np.maximum(classes, TINY)
     for _ in range(rounds):
         given_both = q / np.maximum(q.sum(2, keepdims=True), TINY)
-        q = sinkhorn(q / np.sqrt(np.maximum(given_both, TINY)), first, second)
-    return q
+        before, q = q, sinkhorn(q / np.sqrt(np.maximum(given_both, TINY)), first, second, 20)
+        if np.abs(q - before).max() < CHANGE:
+            break
+    return sinkhorn(q, first, second, 1000)
 
 
-def sinkhorn(q: Table, first: Table, second: Table, rounds: int = 100) -> Table:
+def sinkhorn(q: Table, first: Table, second: Table, rounds: int) -> Table:
     """Scale q (A, B, C) to both marginals."""
     for _ in range(rounds):
         q = q * (first / np.maximum(q.sum(1), TINY))[:, None]

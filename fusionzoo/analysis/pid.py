@@ -142,8 +142,9 @@ def _count_all(setup: Setup, first: tuple[str, ...], second: tuple[str, ...]) ->
     parts = []
     for group in _groups(setup):
         others = ~np.isin(rows, group)
-        kept = [x[others] for x in codes]
-        parts.append(debiased(kept, target[others], setup.classes, setup.seed))
+        first_codes, second_codes = (x[others] for x in codes)
+        table = count_table(first_codes, second_codes, target[others], setup.classes)
+        parts.append(decompose(table))  # what chance shows is the same for all: no spread
     values = np.array(parts)
     variance = (len(values) - 1) / len(values) * np.square(values - values.mean(0)).sum(0)
     return whole, np.sqrt(variance), (number,), len(rows)
