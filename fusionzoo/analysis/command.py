@@ -59,7 +59,7 @@ def print_analysis(found: Analysis) -> None:
         row = (*figures, f"{result.share:.1%} of interactions")
         print_table(f"Interactions on {found.source}", header, [row])
     else:
-        header = ("sources", "redundancy", "only the first", "only the second", "synergy", "sum")
+        columns = ("sources", "redundancy", "only the first", "only the second", "synergy", "sum")
         rows = [
             (
                 f"{pair.first} | {pair.second}",
@@ -74,7 +74,7 @@ def print_analysis(found: Analysis) -> None:
             for pair in found.pairs
         ]
         title = f"Information about the target in {found.source}, bits and 95 % interval"
-        print_table(title, (*header, "clusters", "samples"), rows)
+        print_table(title, (*columns, "clusters", "samples"), rows)
     for note in found.notes:
         print(note)
     print(found.advice)

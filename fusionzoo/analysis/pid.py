@@ -87,7 +87,8 @@ def pid(setup: Setup) -> list[Pair]:
     all rows are counted, and the interval is a jackknife over folds.
     """
     names = list(setup.folds[0].features)
-    pairs = [((a,), (b,)) for a, b in combinations(names, 2)]
+    pairs: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
+    pairs += [((a,), (b,)) for a, b in combinations(names, 2)]
     if len(names) > 2:
         pairs += [((a,), tuple(b for b in names if b != a)) for a in names]
     return [_pair(setup, first, second) for first, second in pairs]

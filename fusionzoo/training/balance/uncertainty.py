@@ -119,7 +119,8 @@ class Uncertainty(Balance):
 
     def weights(self, names: list[str]) -> dict[str, float]:
         """Return the weight exp(-s) of each of these losses."""
-        return {name: float((-self.log_variances[self.place(name)]).exp()) for name in names}
+        learnt = (-self.log_variances.detach()).exp()
+        return {name: float(learnt[self.place(name)]) for name in names}
 
     @torch.no_grad()
     def after_step(self) -> None:

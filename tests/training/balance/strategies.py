@@ -33,6 +33,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "comm": {"dim": 3},
     "contrastive_align": {"dim": 3},
     "curriculum_dropout": {"ramp": 1},
+    "gmc": {"dim": 3},
+    "symile": {"dim": 3},
     "opm": {"start": 0.0},
     "reconboost": {"epochs": 1, "rectify": 1},
 }
@@ -42,6 +44,7 @@ OFF = {  # a setting that switches a strategy off
     "comm": {"weight": 0},
     "contrastive_align": {"weight": 0},
     "curriculum_dropout": {"rate": 0},
+    "gmc": {"weight": 0},
     "mmpareto": {"weight": 0},
     "modality_dropout": {"rate": 0},
     "more_fewer": {"alpha": 0, "subset_loss": 0},
@@ -49,6 +52,7 @@ OFF = {  # a setting that switches a strategy off
     "opm": {"rate": 0},
     "pmr": {"alpha": 0},
     "subset_distill": {"weight": 0, "label_weight": 0},
+    "symile": {"weight": 0},
     "umt": {"weight": 0},
     "unimodal_aux": {"weight": 0},
 }

@@ -25,6 +25,8 @@ SMALL: dict[str, dict[str, Any]] = {  # a dozen rows suffice; the others have th
     "comm": {"dim": 3},
     "contrastive_align": {"dim": 3},
     "curriculum_dropout": {"ramp": 1},
+    "gmc": {"dim": 3},
+    "symile": {"dim": 3},
     "reconboost": {"epochs": 1, "rectify": 1},
 }
 SLOW = "two_processes_learn_what_one_does"
