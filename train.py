@@ -100,7 +100,6 @@ def build_trainer(
     parameters that no loss reads."""
     from fusionzoo.config.deselected import drop_deselected
     from fusionzoo.distributed.process_group import seed_everything, wrap
-    from fusionzoo.encoders.augment import set_augmentation
     from fusionzoo.training import build
     from fusionzoo.training.optim.memory_and_compile import save_memory_and_compile
     from fusionzoo.training.optim.optimizers import build_optimizer
@@ -119,7 +118,7 @@ def build_trainer(
     seed_everything(cfg.seed)
     objective, unused = build.build_objective(cfg, splits["train"], world)
     build.check_splits(objective.tasks, splits)
-    tracker.say(*set_augmentation(objective.model.named_encoders(), cfg.data.get("augment")))
+    tracker.say(*objective.notes)
     two_pass = any(strategy.two_pass for strategy in objective.balance.values())
     save_memory_and_compile(objective.model, cfg.train, two_pass=two_pass)
     wrapped = wrap(objective.to(world.device), cfg.dist, world, AMP_DTYPES[cfg.train.amp])
@@ -151,6 +150,7 @@ def build_loaders(
         tracker.say(*standardise_frozen(trainer, frozen.view(splits["train"]), frozen.modalities))
     tracker.lap("encode")
     collates = {name: frozen.collate(model.collate(name == "train")) for name in splits}
+    collates["train"].second_view = trainer.module.makes_views
     return {
         name: build_loader(frozen.view(split), collates[name], cfg, world, name)
         for name, split in splits.items()

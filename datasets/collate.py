@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fusionzoo.errors import FusionZooError
+from fusionzoo.rng import seed_of
 from fusionzoo.structures import Batch, Features, Inputs, Sample
 
 Item = dict[str, torch.Tensor]
@@ -19,8 +20,10 @@ class Collate:
     A sample that lacks a modality gets the processor's blank item, marked as absent in `present`. A
     sample that the data set skips (`on_error="skip"`) has no row; a value that a processor refuses
     is treated like one that cannot be decoded. `columns` is the width of a target of numbers, or
-    None for a class.
+    None for a class. With `second_view` the batch also holds the inputs of another augmentation.
     """
+
+    second_view = False
 
     def __init__(self, processors: Mapping[str, Any], columns: int | None = None) -> None:
         self.processors, self.columns = dict(processors), columns
@@ -29,20 +32,35 @@ class Collate:
     def __call__(self, samples: Sequence[Sample | None]) -> Batch:
         prepared = [self._prepare(sample) for sample in samples if sample is not None]
         pairs = [pair for pair in prepared if pair is not None]
+        second: dict[str, Inputs] | None = None
+        if self.second_view:
+            again = [self._prepare(_other_seed(sample)) for sample, _ in pairs]
+            both = [(x, y) for x, y in zip(pairs, again, strict=True) if y is not None]
+            # Of the second's sample: it lacks what the processor refused in either view.
+            pairs = [(other[0]._replace(seed=one[0].seed), one[1]) for one, other in both]
+            second = self._collate_inputs([other[1] for _, other in both])
         rows = [sample for sample, _ in pairs]
-        inputs: dict[str, Inputs] = {}
-        for name, processor in self.processors.items():
-            if rows:
-                inputs[name] = processor.collate([items[name] for _, items in pairs])
-            else:  # cut from a blank item, so that the shapes are right
-                inputs[name] = _without_rows(processor.collate([self.blanks[name]]))
+        inputs = self._collate_inputs([items for _, items in pairs])
         present = [[row.values.get(name) is not None for name in self.processors] for row in rows]
         return Batch(
             [row.id for row in rows],
             inputs,
             torch.tensor(present, dtype=torch.bool).reshape(len(rows), len(self.processors)),
             self._stack_targets([row.target for row in rows]),
+            second,
         )
+
+    def _collate_inputs(self, rows: Sequence[Mapping[str, Item]]) -> dict[str, Inputs]:
+        """Collate the prepared items of each modality."""
+        if not rows:  # cut from a blank item, so that the shapes are right
+            return {
+                name: _without_rows(processor.collate([self.blanks[name]]))
+                for name, processor in self.processors.items()
+            }
+        return {
+            name: processor.collate([items[name] for items in rows])
+            for name, processor in self.processors.items()
+        }
 
     def _stack_targets(self, targets: Sequence[Any]) -> torch.Tensor | None:
         """Return classes, int64 (B,), or numbers, float32 (B, W); None if one is missing."""
@@ -73,6 +91,11 @@ class Collate:
         generator = torch.Generator().manual_seed(sample.seed) if sample.seed else None
         prepare: Callable[..., Item] = self.processors[name]
         return prepare(value, generator)
+
+
+def _other_seed(sample: Sample) -> Sample:
+    """Return the sample with the seed of its second augmentation."""
+    return sample._replace(seed=seed_of(sample.seed, "second view")) if sample.seed else sample
 
 
 def _without_rows(inputs: Inputs) -> Inputs:

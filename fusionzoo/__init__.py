@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from .api import analyse as analyse
     from .api import embed as embed
     from .api import evaluate as evaluate
     from .api import predict as predict
@@ -41,6 +42,7 @@ _HOME = {
     "evaluate": "api",
     "predict": "api",
     "embed": "api",
+    "analyse": "api",
     "benchmark": "benchmark",  # the package itself, which can be called
     "Report": "benchmark.report.report",
     "PairedDataset": "datasets",

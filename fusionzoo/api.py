@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .config import EmbedConfig, EvaluateConfig, PredictConfig, RunConfig, from_settings
 from .distributed.launch import launched
@@ -16,6 +16,9 @@ from .inputs import Data, data_settings, in_memory, read_data
 from .model import FusionModel
 from .training.runs.run import Run
 from .training.tasks.multitask import targets_of
+
+if TYPE_CHECKING:
+    from .analysis.analyse import Analysis
 
 Config = RunConfig | Mapping[str, Any] | str | os.PathLike[str] | None
 Model = FusionModel | Run | str | os.PathLike[str]
@@ -88,6 +91,24 @@ def embed(model: Model, data: Data, **settings: Any) -> Path:
     cfg = from_settings(EmbedConfig, _model_and_data(model, data, settings))
     world = World(device=pick_device(cfg.device))
     return run(cfg, world, _loaded(model), in_memory(data, {}))
+
+
+def analyse(data: Data, model: Model | None = None, **settings: Any) -> Analysis:
+    """Return what data needs of a fusion: `analyse("my.csv").advice`.
+
+    Redundancy, uniqueness and synergy of the modalities, in bits (`.pairs`); with a `model` how
+    much of its score needs interactions (`.emap`). Further settings are those of `fusionzoo
+    analyse`: `encoders`, `folds`, `clusters`, `split`, `samples`, `device`, ...
+    """
+    from .analysis.analyse import analyse as run
+    from .analysis.config import AnalyseConfig
+
+    data = read_data(data)
+    folder = model.folder if isinstance(model, Run) else model
+    path = "" if folder is None or isinstance(folder, FusionModel) else os.fspath(folder)
+    settings = {**settings, "model": path, "data": data_settings(data)}
+    cfg = from_settings(AnalyseConfig, settings)
+    return run(cfg, None if model is None else _loaded(model), in_memory(data))
 
 
 def _model_and_data(model: Model, data: Data, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,6 +38,10 @@ def main(args: Sequence[str] | None = None) -> int:
 
         run = commands.evaluate_command if args[0] == "evaluate" else commands.predict_command
         return run(args[1:])
+    if args[:1] == ["analyse"]:
+        from .analysis.command import analyse_command
+
+        return analyse_command(args[1:])
     if args[:2] in (["data", "check"], ["data", "show"]):
         from .audit import command as audit
 
@@ -61,6 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("predict", help="write predictions: `fusionzoo predict --help`")
     commands.add_parser("embed", help="write fused embeddings: `fusionzoo embed --help`")
     commands.add_parser("benchmark", help="compare fusions: `fusionzoo benchmark --help`")
+    commands.add_parser(
+        "analyse", help="what a data set needs of a fusion: `fusionzoo analyse --help`"
+    )
 
     zoo = commands.add_parser(
         "zoo", help="list fusions, training strategies and encoders, explain one"

@@ -113,6 +113,7 @@ class Batch(NamedTuple):
     inputs: dict[str, Inputs]  # modality -> (B, ...) tensors
     present: Tensor  # (B, M) bool
     target: Tensor | None  # (B,) int64; of other targets (B, W) float, NaN where a label is missing
+    second: dict[str, Inputs] | None = None  # `inputs` of another augmentation, if asked for
 
     def to(self, device: torch.device) -> Batch:
         """Copy the tensors to `device`, asynchronously."""
@@ -129,14 +130,21 @@ class Batch(NamedTuple):
 
     def map(self, edit: Callable[[Tensor], Tensor]) -> Batch:
         """Return a batch of edited tensors."""
-        inputs: dict[str, Inputs] = {
-            modality: Features(*map(edit, x))
-            if isinstance(x, Features)
-            else {name: edit(tensor) for name, tensor in x.items()}
-            for modality, x in self.inputs.items()
-        }
+        inputs = _map_inputs(self.inputs, edit)
         target = None if self.target is None else edit(self.target)
-        return Batch(self.ids, inputs, edit(self.present), target)
+        second = None if self.second is None else _map_inputs(self.second, edit)
+        return Batch(self.ids, inputs, edit(self.present), target, second)
+
+
+def _map_inputs(
+    inputs: Mapping[str, Inputs], edit: Callable[[Tensor], Tensor]
+) -> dict[str, Inputs]:
+    return {
+        modality: Features(*map(edit, x))
+        if isinstance(x, Features)
+        else {name: edit(tensor) for name, tensor in x.items()}
+        for modality, x in inputs.items()
+    }
 
 
 Criterion = Callable[[Tensor, Tensor], Tensor]  # logits (B, K), target (B, ...) -> loss (B,)
@@ -160,6 +168,8 @@ class StepContext(NamedTuple):
     row_weight: Tensor | None = None  # (B,) class weights, in `criterion` already; None: all 1
     row_weight_of: Callable[[Tensor], Tensor | None] | None = None  # of other labels
     memory: nn.Module | None = None  # the result of `Fusion.prepare`
+    augmented: tuple[Batch, Batch] | None = None  # two views of the batch, if a strategy makes them
+    views: tuple[dict[str, Features], ...] = ()  # the features of `augmented`
 
 
 FIRST_STEP = StepContext()

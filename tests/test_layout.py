@@ -54,6 +54,7 @@ FLOORS = (  # from the ground up: a module imports from its own floor's room or 
     ("benchmark.trials",),
     ("benchmark.report",),
     ("benchmark.api",),
+    ("analysis",),
     ("data_convert",),
     ("scripts", "data_command"),
     ("api", "commands"),

@@ -40,8 +40,8 @@ def evaluate(
     model = open_model(cfg, model)
     if not (model.classes or model.targets):
         raise FusionZooError("this model was trained without a target: there is nothing to measure")
-    dataset = _labelled(model, open_data(cfg, model, dataset))
-    labels = _encode_labels(model, dataset)
+    dataset = labelled(model, open_data(cfg, model, dataset))
+    labels = encode_labels(model, dataset)
     row_of_id = {sample_id: row for row, sample_id in enumerate(dataset.ids)}
     chosen = subsets(list(model.modalities))[1:-1] if cfg.every_subset else []
     collected: dict[str, list[Tensor]] = {}
@@ -51,7 +51,7 @@ def evaluate(
         for name, tensor in {**logits, "target": labels[rows]}.items():
             collected.setdefault(name, []).append(tensor.cpu())
     tensors = {name: torch.cat(parts) for name, parts in collected.items()}
-    target, tasks = tensors.pop("target"), _tasks_of(model, labels)
+    target, tasks = tensors.pop("target"), tasks_of_model(model, labels)
     metrics = {name: tasks.metrics(logits.float(), target) for name, logits in tensors.items()}
     nested = _nested(metrics)
     if cfg.out:
@@ -83,7 +83,7 @@ def _nested(metrics: Mapping[str, dict[str, float]]) -> dict[str, Any]:
     return nested
 
 
-def _labelled(model: FusionModel, dataset: PairedDataset) -> PairedDataset:
+def labelled(model: FusionModel, dataset: PairedDataset) -> PairedDataset:
     """Return the samples with a label of the model's classes; other labels are an error."""
     if model.targets is not None:
         return dataset
@@ -100,7 +100,7 @@ def _labelled(model: FusionModel, dataset: PairedDataset) -> PairedDataset:
     return dataset.subset(rows)
 
 
-def _encode_labels(model: FusionModel, dataset: PairedDataset) -> Tensor:
+def encode_labels(model: FusionModel, dataset: PairedDataset) -> Tensor:
     """Encode labels as the model was trained: indices (N,), or numbers (N, C), NaN if missing."""
     if model.targets is None:
         index_of = {label: index for index, label in enumerate(model.classes)}
@@ -116,7 +116,7 @@ def _encode_labels(model: FusionModel, dataset: PairedDataset) -> Tensor:
     return torch.tensor(rows, dtype=torch.float32)
 
 
-def _tasks_of(model: FusionModel, labels: Tensor) -> Tasks:
+def tasks_of_model(model: FusionModel, labels: Tensor) -> Tasks:
     """Return the tasks that measure the model's answers."""
     if model.targets is None:
         target = OneOf("target", tuple(model.classes))

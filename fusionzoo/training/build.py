@@ -11,6 +11,7 @@ from fusionzoo.creating import create_model
 from fusionzoo.datasets import DATASETS, PairedDataset
 from fusionzoo.distributed.process_group import World
 from fusionzoo.encoders import ENCODERS
+from fusionzoo.encoders.augment import set_augmentation
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.evaluation.retrieval import any_pair
 from fusionzoo.features.frozen import Caching, FrozenFeatures
@@ -75,6 +76,7 @@ def build_objective(
         targets=train_set.scheme,
         kinds=train_set.modalities,
     )
+    notes = set_augmentation(model.named_encoders(), cfg.data.get("augment"))
     tasks.check_loss_of(cfg.fusion["name"], model.fusion.ignores)
     dims = {name: encoder.dim for name, encoder in model.named_encoders()}
     with_heads = cfg.train.unimodal and train_set.scheme != ()
@@ -83,6 +85,7 @@ def build_objective(
         dims if with_heads else {}, model.spec["fusion"]["dim"], tasks.prior(targets)
     )
     objective = Objective(model, heads, tasks, ids, targets, train_set.groups, cfg.seed)
+    objective.notes = notes
     unused = freeze_unused(objective)
     # After `freeze_unused`, so that no strategy keeps state from its dummy batch.
     inputs = StrategyInputs(model, targets, cfg.seed, world)

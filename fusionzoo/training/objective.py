@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fusionzoo.eval_mode import quiet
 from fusionzoo.model import FusionModel
+from fusionzoo.rng import seed_of
 from fusionzoo.structures import Batch, Features, FusionOutput, Sample, StepContext, keep_only
 from fusionzoo.unimodal import UnimodalHeads
 
@@ -52,15 +53,22 @@ class Objective(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.heads, self.tasks = model, heads, tasks or plain_tasks()
+        self.seed = seed
         self.row_of_id = {sample_id: row for row, sample_id in enumerate(ids)}
         no_targets = torch.zeros(0, dtype=torch.int64)
         targets = no_targets if targets is None else targets
         self.memory = model.fusion.prepare(targets, groups, seed)
         self.balance = nn.ModuleDict()
+        self.notes: list[str] = []  # what a run says of it at start
 
     def strategies(self, context: StepContext) -> list[Balance]:
         """Return the training strategies that are active in a step."""
         return [s for s in self.balance.values() if s.active(context)]  # type: ignore[misc, operator]
+
+    @property
+    def makes_views(self) -> bool:
+        """Whether a strategy learns from two augmentations of a batch."""
+        return any(strategy.makes_views for strategy in self.balance.values())
 
     def rows(self, batch: Batch) -> Tensor:
         """Return the samples' rows in the training split, -1 where it has no such id: (B,)."""
@@ -92,7 +100,7 @@ class Objective(nn.Module):
             evaluated = evaluated._replace(aligned=self._align(features))
             given_only = self._given_only(features) if each_alone else {}
             return evaluated._replace(given_only=given_only)
-        context = context._replace(output=output)
+        context = context._replace(output=output, views=self._encode_views(context))
         strategies = self.strategies(context)
         for strategy in strategies:
             context = context._replace(output=strategy.edit_output(context))
@@ -125,6 +133,16 @@ class Objective(nn.Module):
     def _given_only(self, features: Mapping[str, Features]) -> dict[str, Tensor]:
         """Return the fusion's logits given each modality only; nothing is encoded again."""
         return {n: self.model.fusion(keep_only(features, n)).logits for n in features}
+
+    def _encode_views(self, context: StepContext) -> tuple[dict[str, Features], ...]:
+        """Encode the views of a strategy, drawing from generators of their own."""
+        if context.augmented is None:
+            return ()
+        device = context.rows.device
+        devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(seed_of(self.seed, "views", context.step, *context.rows[:1].tolist()))
+            return tuple(self.model.encode(view) for view in context.augmented)
 
     def criterion(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return the tasks' loss in single precision, say cross-entropy: (B, K), target -> (B,)."""

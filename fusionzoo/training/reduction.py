@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fusionzoo.distributed.process_group import World, total
 
-from .balance import LossTerm
+from .balance import Balance, LossTerm, MeanLoss
 from .objective import ObjectiveOutput
 
 
@@ -48,9 +48,13 @@ def count_rows(present: Tensor, stop: bool, world: World) -> BatchCounts:
 
 
 def reduce_losses(
-    output: ObjectiveOutput, counts: BatchCounts, turn: str | None, world: World
+    output: ObjectiveOutput,
+    counts: BatchCounts,
+    turn: str | None,
+    world: World,
+    strategies: Sequence[Balance] = (),
 ) -> Losses:
-    """Average the losses of a batch.
+    """Average the losses of a batch; the strategies may then weigh them.
 
     Losses of a strategy with a backward pass of its own are `extra` by themselves; all others are
     added to the main loss or stand beside it.
@@ -68,8 +72,11 @@ def reduce_losses(
     if output.main_loss is None:
         return Losses(output.loss.sum() / rows, 0.0, sum(unimodal), named)
     terms = {"": output.main_loss, **output.extra_losses, **output.separate_losses}
-    means = mean_over_rows(list(terms.values()), world)
-    named |= {name: mean.detach() for name, mean in zip(terms, means, strict=True) if name}
+    by_name = dict(zip(terms, mean_over_rows(list(terms.values()), world), strict=True))
+    named |= {name: mean.value.detach() for name, mean in by_name.items() if name}
+    for strategy in strategies:
+        by_name = {**by_name, **strategy.weigh(by_name)}
+    means = [mean.value for mean in by_name.values()]
     num_extra = len(output.extra_losses)
     extra = sum(means[1 : 1 + num_extra])
     if output.separate_losses:
@@ -78,15 +85,21 @@ def reduce_losses(
     return Losses(means[0], extra, sum(unimodal), named)
 
 
-def mean_over_rows(terms: Sequence[LossTerm], world: World) -> list[Tensor]:
+def mean_over_rows(terms: Sequence[LossTerm], world: World) -> list[MeanLoss]:
     """Average each term over the rows where it holds, on all processes.
 
     Returned is this process's weighted share, so that the mean over processes is the mean over all
     rows.
     """
     counts = torch.stack([term.mask.sum() for term in terms]).double()
-    counts = total(counts, world).clamp(min=1) / world.size
+    all_rows = total(counts, world)
+    counts = all_rows.clamp(min=1) / world.size
     return [
-        term.weight * torch.where(term.mask, term.values, 0).sum() / count.to(term.values.dtype)
-        for term, count in zip(terms, counts, strict=True)
+        MeanLoss(
+            term.weight
+            * torch.where(term.mask, term.values, 0).sum()
+            / count.to(term.values.dtype),
+            rows,
+        )
+        for term, count, rows in zip(terms, counts, all_rows, strict=True)
     ]

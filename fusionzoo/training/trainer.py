@@ -111,11 +111,14 @@ class Trainer:
                 batch = strategy.edit_batch(batch, rows, context)
             counts = count_rows(batch.present, stop, self.world)
             self.rows, stop = self.rows + counts.rows, counts.stop
-            in_step = context._replace(rows=rows.to(device))
+            in_step = context._replace(rows=rows.to(device), augmented=None)
+            for strategy in (one for one in strategies if one.makes_views):
+                first, other = strategy.views(batch, rows, context)
+                in_step = in_step._replace(augmented=(first.to(device), other.to(device)))
             with self._no_sync(until_last=number < len(batches) - 1 or two_pass is not None):
                 with autocast(self.cfg.train, device):
                     output: ObjectiveOutput = self.wrapped(batch.to(device), in_step)
-                reduced = reduce_losses(output, counts, context.turn, self.world)
+                reduced = reduce_losses(output, counts, context.turn, self.world, strategies)
                 main = reduced.main + self._zero_loss(context)
                 if two_pass:
                     two_pass.backward(

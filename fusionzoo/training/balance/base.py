@@ -5,13 +5,12 @@ Shapes: `B` batch, `M` modalities, `K` outputs, `N` samples of the training spli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.config import RunConfig
 from fusionzoo.distributed.process_group import World, total
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.fusion import Fusion
@@ -20,36 +19,21 @@ from fusionzoo.registry import Entry, Registry
 from fusionzoo.rng import seed_of
 from fusionzoo.structures import Batch, Features, FusionOutput, StepContext
 
+from ._types import LossTerm, MeanLoss, RunningTrainer, StrategyInputs
 
-class StrategyInputs(NamedTuple):
-    """Constructor arguments shared by all strategies."""
-
-    model: FusionModel
-    targets: Tensor  # (N,) of the training split
-    seed: int
-    world: World
-
-
-class LossTerm(NamedTuple):
-    """A loss: the mean of `values` where `mask` holds, over the rows of all processes."""
-
-    values: Tensor  # (B,) float32
-    mask: Tensor  # (B,) bool
-    weight: float | Tensor = 1.0
-
-
-class RunningTrainer(Protocol):
-    """What a strategy may use of the trainer before an epoch (`training.trainer.Trainer`)."""
-
-    cfg: RunConfig
-    world: World
-    module: Any  # the Objective
-
-    def step(self, batches: Sequence[Batch], context: StepContext) -> Any:
-        """Make an optimiser step."""
-
-    def copy(self, edit: Callable[[Any], None]) -> RunningTrainer:
-        """Return a trainer of copies of module and optimiser, the module changed by `edit`."""
+__all__ = [
+    "BALANCE",
+    "Balance",
+    "BatchSum",
+    "LossTerm",
+    "MeanLoss",
+    "RunningTrainer",
+    "StrategyInputs",
+    "at_least_float32",
+    "build_balance",
+    "pooled_of",
+    "presence",
+]
 
 
 class Balance(nn.Module):
@@ -75,6 +59,8 @@ class Balance(nn.Module):
     raw_inputs = True  # whether it may read or change `batch.inputs`, or read tokens of features
     mixes_rows = False  # whether rows stand for two samples; then only family `data` goes with it
     two_pass = False  # whether `combine_gradients` wants those of `extra_losses` by themselves
+    makes_views = False  # whether `views` returns something
+    lr_scale = 1.0  # learning rate of its own parameters, as a multiple of the base rate
 
     def __init__(
         self, inputs: StrategyInputs, *, start: float = 0.0, end: float | None = None
@@ -146,6 +132,15 @@ class Balance(nn.Module):
         """Change the features that the fusion reads; the modalities' own heads read the others."""
         return context.features
 
+    def views(self, batch: Batch, rows: Tensor, context: StepContext) -> tuple[Batch, Batch]:
+        """Return two augmented versions of the batch, after `edit_batch` and on the CPU.
+
+        Called where `makes_views` is set. Both are encoded besides the batch itself, and
+        `extra_losses` finds their features in `context.views`. `batch.second` has the inputs of a
+        second augmentation by the encoders' processors.
+        """
+        raise NotImplementedError
+
     def edit_output(self, context: StepContext) -> FusionOutput:
         """Change the fusion's output before its loss is computed."""
         return context.output
@@ -157,6 +152,13 @@ class Balance(nn.Module):
     def extra_losses(self, context: StepContext) -> dict[str, LossTerm]:
         """Return losses to add to the fusion's own; each is logged under its name."""
         return {}
+
+    def weigh(self, means: Mapping[str, MeanLoss]) -> Mapping[str, MeanLoss]:
+        """Change the mean losses of a batch before they are summed, those of other strategies too.
+
+        The fusion's own loss has the name "". Names must stay. The log holds the losses before.
+        """
+        return means
 
     def combine_gradients(self, main: list[Tensor], extra: list[Tensor]) -> list[Tensor]:
         """Combine an encoder's gradients of the main loss and of `extra_losses`.
@@ -217,13 +219,11 @@ def build_balance(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(inputs.seed)
         built = {name: BALANCE.create(name, inputs, **settings.get(name, {})) for name in chosen}
-    for attribute in ("surgery", "two_pass"):
+    effects = {"surgery": "decide how fast the encoders learn", "makes_views": "augment the batch"}
+    for attribute, effect in (*effects.items(), ("two_pass", effects["surgery"])):
         rivals = [name for name, strategy in built.items() if getattr(strategy, attribute)]
         if len(rivals) > 1:
-            raise FusionZooError(
-                f"--balance: {' and '.join(rivals)} each decide how fast the encoders learn:"
-                " take one"
-            )
+            raise FusionZooError(f"--balance: {' and '.join(rivals)} each {effect}: take one")
     mixers = [name for name, strategy in built.items() if strategy.mixes_rows]
     readers = [name for name in built if name not in mixers[:1] and BALANCE[name].family != "data"]
     if mixers and readers:

@@ -50,7 +50,7 @@ class ModalityDropout(Balance):
         for q in self.rates.values():
             self.require(0 <= q < 1, f"rate={q:g}; it must be at least 0 and less than 1")
         self.size = len(inputs.targets)
-        self.tables: dict[tuple[int, int], Tensor] = {}  # (epoch, round) -> (N, M) bool
+        self.tables: dict[tuple[int, int], Tensor] = {}  # (epoch, round) -> (N, M) in [0, 1)
 
     def active(self, context: StepContext) -> bool:
         return any(self.rates.values()) and super().active(context)
@@ -60,22 +60,26 @@ class ModalityDropout(Balance):
         self.require(known, "the batch holds samples that are not of the training split")
         present = batch.present.clone()
         undecided = present.sum(1) > 1
+        rates = torch.tensor(self.rates_at(context))
         for number in count():
             if not undecided.any():
                 break
-            remaining = batch.present & self.table(int(context.epoch), number)[rows].to(
-                present.device
-            )
+            kept = self.table(int(context.epoch), number)[rows] >= rates
+            remaining = batch.present & kept.to(present.device)
             decided = undecided & remaining.any(1)
             present[decided] = remaining[decided]
             undecided = undecided & ~decided
         return batch._replace(present=present)
 
+    def rates_at(self, context: StepContext) -> list[float]:
+        """Return the probability of hiding each modality in a step."""
+        return list(self.rates.values())
+
     def table(self, epoch: int, number: int) -> Tensor:
-        """Return the modalities each sample keeps in an epoch at draw `number`: (N, M) bool."""
+        """Return uniform numbers for an epoch's draw `number`: (N, M) in [0, 1)."""
         key = (epoch, number)
         if key not in self.tables:
             self.tables = {k: table for k, table in self.tables.items() if k[0] == epoch}
-            uniform = torch.rand(self.size, len(self.rates), generator=self.draw(*key))
-            self.tables[key] = uniform >= torch.tensor(list(self.rates.values()))
+            generator = self.draw(*key)
+            self.tables[key] = torch.rand(self.size, len(self.rates), generator=generator)
         return self.tables[key]

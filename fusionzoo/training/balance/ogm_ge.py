@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fusionzoo.distributed.fsdp import full_tensor, shard_like
 from fusionzoo.eval_mode import quiet
+from fusionzoo.fusion import Fusion
 from fusionzoo.structures import Features, StepContext
 
 from .base import BALANCE, Balance, BatchSum, LossTerm, StrategyInputs, at_least_float32, presence
@@ -68,18 +69,9 @@ class OGMGE(Balance):
         self.tally.add(torch.stack([scores.sum(0), present.sum(0)]).double(), context)
         return {}
 
-    @torch.no_grad()
     def unimodal_logits(self, context: StepContext) -> Tensor:
         """Return z_m, the contribution of each modality to the logits: (B, M, K)."""
-        if context.output.unimodal:
-            return torch.stack([context.output.unimodal[name] for name in context.features], 1)
-        with quiet(self.fusion):
-            baseline = at_least_float32(self.fusion(zeroed_except(context.features)).logits)
-            single = [
-                self.fusion(zeroed_except(context.features, n)).logits for n in context.features
-            ]
-        share = 1 - 1 / presence(context.features).sum(1).clamp(min=1).to(baseline.dtype)
-        return torch.stack(single, dim=1) - (share[:, None] * baseline)[:, None]
+        return unimodal_logits(self.fusion, context)
 
     def edit_gradients(
         self, encoders: Mapping[str, Sequence[nn.Parameter]], context: StepContext
@@ -103,6 +95,18 @@ class OGMGE(Balance):
                     deviation = unscaled.std()
                     noise = deviation * unscaled.normal_(generator=generator)
                     gradient.add_(shard_like(noise, gradient))
+
+
+@torch.no_grad()
+def unimodal_logits(fusion: Fusion, context: StepContext) -> Tensor:
+    """Return z_m, the contribution of each modality to the logits: (B, M, K)."""
+    if context.output.unimodal:
+        return torch.stack([context.output.unimodal[name] for name in context.features], 1)
+    with quiet(fusion):
+        baseline = at_least_float32(fusion(zeroed_except(context.features)).logits)
+        single = [fusion(zeroed_except(context.features, n)).logits for n in context.features]
+    share = 1 - 1 / presence(context.features).sum(1).clamp(min=1).to(baseline.dtype)
+    return torch.stack(single, dim=1) - (share[:, None] * baseline)[:, None]
 
 
 def damping(scores: Tensor, in_batch: Tensor, alpha: float) -> Tensor:

@@ -25,13 +25,18 @@ def param_groups(
 
     With `layer_decay` each layer has a group: `image/layer3`, `image/layer3/no_decay`. `heads` are
     the unimodal heads (group `unimodal`), `balance` the parameters of balancing strategies; both
-    use the base rate. Norms, biases and other vectors have no weight decay.
+    use the base rate; a strategy with an `lr_scale` has a group of its own at that multiple of it.
+    Norms, biases and other vectors have no weight decay.
     """
-    balance = nn.ModuleDict() if balance is None else balance
+    strategies = {} if balance is None else dict(balance.named_children())
+    scales = {name: float(getattr(x, "lr_scale", 1.0)) for name, x in strategies.items()}
+    at_base_rate = nn.ModuleDict({n: x for n, x in strategies.items() if scales[n] == 1})
     _check_keys(model, cfg)
     lr = {"fusion": cfg.fusion_lr or cfg.lr, **cfg.modality_lr}
+    lr |= {f"balance/{name}": cfg.lr * scale for name, scale in scales.items()}
     owners = [*model.named_encoders(), ("fusion", model.fusion), ("unimodal", heads)]
-    owners += [("balance", balance)]
+    owners += [("balance", at_base_rate)]
+    owners += [(f"balance/{n}", x) for n, x in strategies.items() if scales[n] != 1]
     groups = [
         group
         for name, module in owners
@@ -43,7 +48,8 @@ def param_groups(
             factor=cfg.layer_decay.get(name),
         )
     ]
-    _check_coverage(groups, [*model.parameters(), *heads.parameters(), *balance.parameters()])
+    of_strategies = [p for strategy in strategies.values() for p in strategy.parameters()]
+    _check_coverage(groups, [*model.parameters(), *heads.parameters(), *of_strategies])
     return groups
 
 

@@ -7,6 +7,7 @@ built, how a step is made, and what a checkpoint holds.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,10 +57,14 @@ class Strategy:
         return self.target if found_anywhere else definition_of(self.cls)
 
     def build(self, inputs: StrategyInputs, settings: Mapping[str, Any]) -> Balance:
-        """Build it as a run would: without drawing from the global generators."""
+        """Build it as a run would: without drawing from the global generators.
+
+        Active from the start, which some are not by default.
+        """
+        from_start = {"start": 0.0} if "start" in inspect.signature(self.cls).parameters else {}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(inputs.seed)
-            return self.cls(inputs, **{**self.settings, **settings})
+            return self.cls(inputs, **{**from_start, **self.settings, **settings})
 
 
 class ShortRun:

@@ -30,17 +30,29 @@ SOME = [(0, 0), (1, 2), (2, 2), (5, 0), (5, 1), (6, 0), (6, 1), (6, 2), (8, 1)] 
 # Small enough that a dozen rows suffice; what is not here has its defaults.
 SETTINGS: dict[str, dict[str, Any]] = {
     "cca_loss": {"dim": 2},
+    "comm": {"dim": 3},
     "contrastive_align": {"dim": 3},
+    "curriculum_dropout": {"ramp": 1},
+    "gmc": {"dim": 3},
+    "symile": {"dim": 3},
+    "opm": {"start": 0.0},
     "reconboost": {"epochs": 1, "rectify": 1},
 }
 OFF = {  # a setting that switches a strategy off
     "agm": {"alpha": 0},
     "cca_loss": {"weight": 0},
+    "comm": {"weight": 0},
     "contrastive_align": {"weight": 0},
+    "curriculum_dropout": {"rate": 0},
+    "gmc": {"weight": 0},
     "mmpareto": {"weight": 0},
     "modality_dropout": {"rate": 0},
+    "more_fewer": {"alpha": 0, "subset_loss": 0},
     "ogm_ge": {"alpha": 0, "noise": False},
+    "opm": {"rate": 0},
     "pmr": {"alpha": 0},
+    "subset_distill": {"weight": 0, "label_weight": 0},
+    "symile": {"weight": 0},
     "umt": {"weight": 0},
     "unimodal_aux": {"weight": 0},
 }
@@ -126,6 +138,7 @@ def see(
         batch=batch,
         rows=objective.rows(batch),
         features=known,
+        views=(known, known),
         output=output,
         criterion=criterion,
     )

@@ -22,7 +22,11 @@ from fusionzoo.zoo.conformance.strategies import CHECKS
 
 SMALL: dict[str, dict[str, Any]] = {  # a dozen rows suffice; the others have their defaults
     "cca_loss": {"dim": 2},
+    "comm": {"dim": 3},
     "contrastive_align": {"dim": 3},
+    "curriculum_dropout": {"ramp": 1},
+    "gmc": {"dim": 3},
+    "symile": {"dim": 3},
     "reconboost": {"epochs": 1, "rectify": 1},
 }
 SLOW = "two_processes_learn_what_one_does"

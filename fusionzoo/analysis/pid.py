@@ -1,0 +1,200 @@
+"""Redundancy, uniqueness and synergy of the modalities of a data set, over folds.
+
+Shapes: `N` samples, `D` width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusionzoo.errors import FusionZooError
+
+from .codes import Coder, Features, choose_clusters, count_table
+from .decompose import Parts, decompose
+
+SHUFFLES = 5  # of the labels, whose information is what chance would show
+RANDOM_GROUPS = 5  # of a data set with its own split
+FEWEST = 20  # samples of a fold that have both sources
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fold:
+    """Features and classes of one fold: to fit clusters on, and to count on."""
+
+    features: Mapping[str, NDArray[np.float64]]  # modality -> (N, D)
+    present: Mapping[str, NDArray[np.bool_]]  # modality -> (N,)
+    target: NDArray[np.int64]  # (N,); -1 without a label
+    train: NDArray[np.int64]  # rows
+    test: NDArray[np.int64]  # rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """The decomposition of two sources over the folds, in bits."""
+
+    first: str
+    second: str  # a modality, or all others joined by "+"
+    parts: Parts  # mean over the folds
+    low: Parts  # 95 % interval of the mean; NaN for a single fold
+    high: Parts
+    clusters: tuple[int, ...]  # by fold
+    rows: int  # held-out samples that have both sources, over all folds
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        named = {
+            f"{key}_{name}": value
+            for key in ("low", "high")
+            for name, value in (getattr(self, key)._asdict().items())
+        }
+        shared = {"first": self.first, "second": self.second, **self.parts._asdict()}
+        return {
+            **shared,
+            "total": self.parts.total,
+            **named,
+            "clusters": self.clusters,
+            "rows": self.rows,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What all pairs share."""
+
+    folds: Sequence[Fold]
+    classes: int
+    clusters: int | None  # None: chosen on training rows left out
+    seed: int
+    fixed: bool  # whether all folds have the same features, which no label has shaped
+
+
+Estimate = tuple[NDArray[np.float64], NDArray[np.float64], tuple[int, ...], int]
+
+
+def pid(setup: Setup) -> list[Pair]:
+    """Decompose each pair of modalities, and with more than two each against all others.
+
+    Features are clustered by K-means, and the information is counted in the table of clusters and
+    classes. What the same table shows with shuffled labels is subtracted, so parts may be a little
+    below 0. Where labels have shaped the features, clusters are fitted to a fold's training rows
+    and its test rows are counted: the mean over folds, with the interval of that mean. Otherwise
+    all rows are counted, and the interval is a jackknife over folds.
+    """
+    names = list(setup.folds[0].features)
+    pairs: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
+    pairs += [((a,), (b,)) for a, b in combinations(names, 2)]
+    if len(names) > 2:
+        pairs += [((a,), tuple(b for b in names if b != a)) for a in names]
+    return [_pair(setup, first, second) for first, second in pairs]
+
+
+def _pair(setup: Setup, first: tuple[str, ...], second: tuple[str, ...]) -> Pair:
+    estimate = _count_all if setup.fixed else _count_tests
+    parts, error, clusters, rows = estimate(setup, first, second)
+    groups = len(_groups(setup)) if setup.fixed else len(setup.folds)
+    margin = np.full(4, np.nan)
+    if groups > 1:
+        from scipy.stats import t
+
+        margin = t.ppf(0.975, groups - 1) * error
+    return Pair(
+        first="+".join(first),
+        second="+".join(second),
+        parts=Parts(*parts.tolist()),
+        low=Parts(*(parts - margin).tolist()),
+        high=Parts(*(parts + margin).tolist()),
+        clusters=clusters,
+        rows=rows,
+    )
+
+
+def _count_tests(setup: Setup, first: tuple[str, ...], second: tuple[str, ...]) -> Estimate:
+    """Count the test rows of each fold: mean and its standard error, clusters, rows."""
+    parts, clusters, rows = [], [], 0
+    for fold in setup.folds:
+        train, test = (_usable(fold, part, (*first, *second)) for part in (fold.train, fold.test))
+        sources = [joined(fold, names) for names in (first, second)]
+        number, coders = _coders(setup, [x[train] for x in sources], fold.target[train])
+        codes = [coder(x[test]) for coder, x in zip(coders, sources, strict=True)]
+        parts.append(debiased(codes, fold.target[test], setup.classes, setup.seed))
+        clusters.append(number)
+        rows += len(test)
+    values = np.array(parts)
+    spread = values.std(0, ddof=1) if len(values) > 1 else np.full(4, np.nan)
+    return values.mean(0), spread / np.sqrt(len(values)), tuple(clusters), rows
+
+
+def _count_all(setup: Setup, first: tuple[str, ...], second: tuple[str, ...]) -> Estimate:
+    """Count all rows, and again without each fold's: estimate, jackknife error, clusters, rows."""
+    fold = setup.folds[0]
+    names = (*first, *second)
+    rows = _usable(fold, np.arange(len(fold.target)), names)
+    sources = [joined(fold, chosen)[rows] for chosen in (first, second)]
+    target = fold.target[rows]
+    number, coders = _coders(setup, sources, target)
+    codes = [coder(x) for coder, x in zip(coders, sources, strict=True)]
+    whole = np.array(debiased(codes, target, setup.classes, setup.seed))
+    parts = []
+    for group in _groups(setup):
+        others = ~np.isin(rows, group)
+        first_codes, second_codes = (x[others] for x in codes)
+        table = count_table(first_codes, second_codes, target[others], setup.classes)
+        parts.append(decompose(table))  # what chance shows is the same for all: no spread
+    values = np.array(parts)
+    variance = (len(values) - 1) / len(values) * np.square(values - values.mean(0)).sum(0)
+    return whole, np.sqrt(variance), (number,), len(rows)
+
+
+def _groups(setup: Setup) -> list[NDArray[np.int64]]:
+    """Return the rows that the jackknife leaves out in turn: the folds' tests, or random fifths."""
+    if len(setup.folds) > 1:
+        return [fold.test for fold in setup.folds]
+    count = len(setup.folds[0].target)
+    return np.array_split(np.random.default_rng(setup.seed).permutation(count), RANDOM_GROUPS)
+
+
+def _coders(
+    setup: Setup, sources: Sequence[Features], target: NDArray[np.int64]
+) -> tuple[int, list[Coder]]:
+    if setup.clusters is None:
+        return choose_clusters(sources, target, setup.classes, setup.seed)
+    return setup.clusters, [Coder(x, setup.clusters, setup.seed) for x in sources]
+
+
+def _usable(fold: Fold, rows: NDArray[np.int64], names: Sequence[str]) -> NDArray[np.int64]:
+    """Return the rows that have a label and all these modalities."""
+    usable = (fold.target >= 0) & np.all([fold.present[name] for name in names], axis=0)
+    chosen: NDArray[np.int64] = rows[usable[rows]]
+    if len(chosen) < FEWEST:
+        raise FusionZooError(
+            f"{len(chosen)} samples of a fold have {', '.join(names)} and a label; pid needs"
+            f" {FEWEST}: fewer --folds, or more complete samples"
+        )
+    return chosen
+
+
+def joined(fold: Fold, names: Sequence[str]) -> Features:
+    """Return the features of some modalities side by side; each has the same weight."""
+    parts = [fold.features[name] for name in names]
+    scaled = [x / (np.sqrt(x.shape[1]) * max(float(x.std()), 1e-12)) for x in parts]
+    return np.concatenate(scaled, axis=1) if len(parts) > 1 else parts[0]
+
+
+def debiased(
+    codes: Sequence[NDArray[np.int64]], target: NDArray[np.int64], classes: int, seed: int
+) -> Parts:
+    """Return the parts minus their mean under shuffled labels: two codes (N,), classes (N,)."""
+    first, second = codes
+    parts = np.array(decompose(count_table(first, second, target, classes)))
+    generator = np.random.default_rng(seed)
+    by_chance = [
+        decompose(count_table(first, second, generator.permutation(target), classes))
+        for _ in range(SHUFFLES)
+    ]
+    return Parts(*(parts - np.mean(by_chance, axis=0)).tolist())

@@ -1,0 +1,73 @@
+"""Read what `pid` counts: cached features of frozen encoders, in the folds of a benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fusionzoo.benchmark.bench import Bench, open_bench
+from fusionzoo.benchmark.features.encoders import build_encoders
+from fusionzoo.benchmark.features.prepare import prepare
+from fusionzoo.benchmark.features.pretrain import is_untrained
+from fusionzoo.config import BenchmarkConfig
+from fusionzoo.datasets import PairedDataset
+from fusionzoo.errors import FusionZooError
+from fusionzoo.features.cache import load_features
+from fusionzoo.training.build import open_dataset
+
+from .pid import Fold, Setup
+
+
+def read_features(
+    cfg: BenchmarkConfig, dataset: PairedDataset | None, clusters: int | None
+) -> tuple[Setup, list[str]]:
+    """Return what `pid` decomposes, and notes for the reader.
+
+    Vectors are taken as they are. Encoders without weights are trained alone on a fold's training
+    rows, as in a benchmark.
+    """
+    opened = open_dataset(cfg.data, None, dataset)
+    if opened.scheme is not None:
+        raise FusionZooError(f"pid needs one class for each sample; {opened.source} has none")
+    as_they_are: Mapping[str, Any] = {
+        name: {"name": "vector/identity"}
+        for name, kind in opened.modalities.items()
+        if kind == "vector" and name not in cfg.encoders
+    }
+    cfg = replace(cfg, encoders={**cfg.encoders, **as_they_are})
+    bench, opened = open_bench(cfg, opened if dataset is not None else None)
+    untrained = [n for n, e in build_encoders(bench.cfg, opened).items() if is_untrained(e)]
+    bench = prepare(bench, opened, tokens=False)
+    notes = [f"features of: {', '.join(_describe(bench, name) for name in bench.modalities)}"]
+    if untrained:
+        notes.append(
+            f"{', '.join(untrained)}: the encoder has no pretrained weights, and was trained alone"
+            " on the labels, which may lose what only a combination tells"
+        )
+    setup = Setup(
+        folds=[_fold(bench, number) for number in range(len(bench.folds))],
+        classes=len(bench.classes),
+        clusters=clusters,
+        seed=cfg.seed,
+        fixed=not untrained,
+    )
+    return setup, notes
+
+
+def _describe(bench: Bench, name: str) -> str:
+    return f"{name} ({bench.features[0][name]['encoder'].get('name', '-')})"
+
+
+def _fold(bench: Bench, number: int) -> Fold:
+    stored = {name: load_features(bench.features[number][name]) for name in bench.modalities}
+    rows = bench.folds[number]
+    return Fold(
+        features={name: x.pooled.double().numpy() for name, x in stored.items()},
+        present={name: x.present.numpy() for name, x in stored.items()},
+        target=bench.targets.numpy().astype(np.int64),
+        train=rows.train.numpy(),
+        test=rows.test.numpy(),
+    )

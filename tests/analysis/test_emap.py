@@ -1,0 +1,96 @@
+"""`emap`: the additive part of a function of several modalities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+import fusionzoo as fz
+from fusionzoo.analysis.emap import Logits, project
+from fusionzoo.datasets import create_dataset
+
+ROWS = 12
+
+
+def draws(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).double()
+
+
+def additive(parts: Sequence[torch.Tensor]) -> Logits:
+    def logits(chosen: Sequence[NDArray[np.int64]]) -> torch.Tensor:
+        terms = [x[torch.from_numpy(rows)] for x, rows in zip(parts, chosen, strict=True)]
+        return torch.stack(terms).sum(0)
+
+    return logits
+
+
+def product_of(parts: Sequence[torch.Tensor]) -> Logits:
+    def logits(chosen: Sequence[NDArray[np.int64]]) -> torch.Tensor:
+        terms = [x[torch.from_numpy(rows)] for x, rows in zip(parts, chosen, strict=True)]
+        return torch.stack(terms).prod(0)
+
+    return logits
+
+
+@pytest.mark.parametrize("modalities", [2, 3, 4])
+def test_an_additive_model_is_its_own_projection(modalities: int) -> None:
+    parts = [draws(ROWS, 3 + m)[:, :3] for m in range(modalities)]
+    logits = additive(parts)
+    found = project(logits, ROWS, modalities, 5, 0)
+    every = [np.arange(ROWS)] * modalities
+    torch.testing.assert_close(found, logits(every), rtol=0, atol=1e-12)
+
+
+def test_the_projection_of_two_is_the_best_additive_fit() -> None:
+    parts = [draws(ROWS, 2), draws(ROWS, 4)[:, :2]]
+    logits = product_of(parts)
+    found = project(logits, ROWS, 2, 1, 0)
+    table = parts[0][:, None] * parts[1][None]  # (n, n, K)
+    fitted = table.mean(1)[:, None] + table.mean(0)[None] - table.mean((0, 1))
+    diagonal = torch.arange(ROWS)
+    torch.testing.assert_close(found, fitted[diagonal, diagonal])
+    residual = table - fitted  # orthogonal to all functions of one modality
+    assert residual.mean(0).abs().max() < 1e-12
+    assert residual.mean(1).abs().max() < 1e-12
+
+
+def test_an_exclusive_or_has_no_additive_part() -> None:
+    signs = torch.tensor(list(product([-1.0, 1.0], repeat=2))).double()
+    found = project(product_of([signs[:, :1], signs[:, 1:]]), 4, 2, 1, 0)
+    torch.testing.assert_close(found, torch.zeros(4, 1).double())
+
+
+def test_projecting_twice_changes_nothing() -> None:
+    parts = [draws(ROWS, 2), draws(ROWS, 3)[:, :2]]
+    table = parts[0][:, None] * parts[1][None]
+    fitted = table.mean(1)[:, None] + table.mean(0)[None] - table.mean((0, 1))
+
+    def logits(chosen: Sequence[NDArray[np.int64]]) -> torch.Tensor:
+        first, second = map(torch.from_numpy, chosen)
+        return fitted[first, second]
+
+    every = torch.arange(ROWS)
+    torch.testing.assert_close(project(logits, ROWS, 2, 1, 0), fitted[every, every])
+
+
+@pytest.mark.slow
+def test_interactions_carry_a_model_of_an_exclusive_or_and_no_late_fusion(tmp_path: Path) -> None:
+    data = create_dataset("interactions", task="xor", samples=1000)
+    settings = {"epochs": 15, "lr": 0.01, "log": "none"}
+    for fusion in ("concat", "late_mean"):
+        run = fz.train(data, fusion=fusion, out=str(tmp_path / fusion), **settings)
+        found = fz.analyse(data, run.model, samples=100).emap
+        assert found is not None
+        if fusion == "concat":
+            assert found.model > 0.9
+            assert found.gain > 0.2
+            assert found.share > 0.5
+        else:
+            assert found.gain == pytest.approx(0, abs=1e-9)
+            assert found.share < 1e-9

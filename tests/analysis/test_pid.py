@@ -1,0 +1,176 @@
+"""`pid` on gates whose parts are known, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fusionzoo as fz
+from fusionzoo.analysis.advice import advise_fusion
+from fusionzoo.analysis.decompose import Parts, decompose, information, least_informative
+from fusionzoo.analysis.pid import Fold, Pair, Setup, pid
+from fusionzoo.cli import main
+from fusionzoo.datasets import create_dataset
+from fusionzoo.errors import FusionZooError
+
+GATES = {
+    "and": (lambda a, b: (a, b, a & b), (0.3113, 0, 0, 0.5)),
+    "xor": (lambda a, b: (a, b, a ^ b), (0, 0, 0, 1)),
+    "copy": (lambda a, b: (a, a, a), (1, 0, 0, 0)),
+    "unique": (lambda a, b: (a, b, a), (0, 1, 0, 0)),
+}
+
+
+def table_of(name: str) -> np.ndarray:
+    table = np.zeros((2, 2, 2))
+    for a in (0, 1):
+        for b in (0, 1):
+            table[GATES[name][0](a, b)] += 0.25
+    return table
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_the_parts_of_a_gate_are_the_known_ones(name: str) -> None:
+    np.testing.assert_allclose(decompose(table_of(name)), GATES[name][1], atol=5e-5)
+
+
+def test_parts_add_up_keep_marginals_and_swap_with_the_sources() -> None:
+    table = np.random.default_rng(0).dirichlet(np.ones(18)).reshape(2, 3, 3)
+    parts = decompose(table)
+    joint = information(table.reshape(-1, 3))
+    single = [information(table.sum(axis)) for axis in (1, 0)]
+    assert sum(parts) == pytest.approx(joint, abs=1e-9)
+    coinformation = sum(single) - joint
+    assert parts.redundancy - parts.synergy == pytest.approx(coinformation, abs=1e-9)
+    assert min(parts) > -1e-6
+    swapped = decompose(table.transpose(1, 0, 2))
+    expected = (parts[0], parts[2], parts[1], parts[3])
+    np.testing.assert_allclose(swapped, expected, atol=1e-5)
+    q = least_informative(table.sum(1), table.sum(0), 300)
+    np.testing.assert_allclose(q.sum(1), table.sum(1), atol=1e-9)
+    np.testing.assert_allclose(q.sum(0), table.sum(0), atol=1e-9)
+    assert information(q.reshape(-1, 3)) < joint
+
+
+def planted(name: str, samples: int = 4000, *, fixed: bool = True) -> Setup:
+    """Noisy vectors of the two bits of a gate, in five folds."""
+    draw = np.random.default_rng(0)
+    bits = np.tile([[0, 0, 1, 1], [0, 1, 0, 1]], samples // 4)
+    first, second, target = GATES[name][0](*bits)
+    noise = 0.1 * draw.standard_normal((2, samples, 4))
+    features = {"a": first[:, None] + noise[0], "b": second[:, None] + noise[1]}
+    order = draw.permutation(samples)
+    present = dict.fromkeys(features, np.ones(samples, bool))
+    folds = [
+        Fold(
+            features=features,
+            present=present,
+            target=target.astype(np.int64),
+            train=np.setdiff1d(order, test),
+            test=test,
+        )
+        for test in np.array_split(order, 5)
+    ]
+    return Setup(folds=folds, classes=2, clusters=2, seed=0, fixed=fixed)
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_planted_gates_are_measured_within_two_hundredths_of_a_bit(name: str) -> None:
+    (pair,) = pid(planted(name))
+    np.testing.assert_allclose(pair.parts, GATES[name][1], atol=0.02)
+    assert pair.rows == 4000
+    for low, high in zip(pair.low, pair.high, strict=True):
+        assert high - low < 0.05
+
+
+def test_features_that_labels_shaped_are_counted_on_the_rows_left_out() -> None:
+    (pair,) = pid(planted("xor", 400, fixed=False))
+    assert pair.clusters == (2,) * 5
+    assert pair.rows == 400
+    np.testing.assert_allclose(pair.parts, GATES["xor"][1], atol=0.1)
+
+
+def test_shuffled_labels_tell_nothing_however_many_clusters() -> None:
+    setup = planted("xor", 800)
+    fold = setup.folds[0]
+    shuffled = np.random.default_rng(1).permutation(fold.target)
+    folds = [Fold(**{**vars(one), "target": shuffled}) for one in setup.folds[:1]]
+    (pair,) = pid(Setup(folds=folds, classes=2, clusters=12, seed=0, fixed=True))
+    assert max(map(abs, pair.parts)) < 0.05
+
+
+def test_too_few_samples_are_one_clear_error() -> None:
+    setup = planted("and", 40, fixed=False)
+    with pytest.raises(FusionZooError, match="8 samples of a fold have a, b and a label"):
+        pid(setup)
+
+
+def pair_of(*parts: float) -> Pair:
+    nan = Parts(*[float("nan")] * 4)
+    return Pair(
+        first="a", second="b", parts=Parts(*parts), low=nan, high=nan, clusters=(2,), rows=9
+    )
+
+
+def test_the_advice_follows_the_largest_part() -> None:
+    for parts, words in (
+        ((0, 0, 0, 1), "multiplies or attends"),
+        ((1, 0, 0, 0), "in each of them"),
+        ((0, 1, 0, 0), "in a alone"),
+        ((0, 0, 1, 0), "in b alone"),
+        ((0, 1, 1, 0), "late fusions and sums suffice"),
+        ((0.01, 0, 0, 0), "check labels"),
+    ):
+        assert words in advise_fusion([pair_of(*parts)])
+
+
+def test_the_command_prints_and_stores_the_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "needs.json"
+    words = ["analyse", "interactions", "--data.task", "xor", "--data.samples", "300"]
+    assert main([*words, "--clusters", "2", "--jobs", "1", "--json", str(path)]) == 0
+    assert "multiplies or attends" in capsys.readouterr().out
+    (pair,) = json.loads(path.read_text())["pid"]
+    assert pair["synergy"] > 0.9
+    assert pair["low_synergy"] <= pair["synergy"] <= pair["high_synergy"]
+    assert main(["analyse"]) == 2
+    assert "no source" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "largest"),
+    [
+        ("redundant", ["redundancy"]),
+        ("unique", ["unique_1"]),
+        ("xor", ["synergy"]),
+        ("and", ["synergy", "redundancy"]),
+        ("copy", ["unique_1", "unique_2"]),
+    ],
+)
+def test_the_tasks_of_interactions_rank_as_planted(task: str, largest: list[str]) -> None:
+    data = create_dataset("interactions", task=task, samples=1000)
+    (pair,) = fz.analyse(data, jobs=1).pairs
+    named = pair.parts._asdict()
+    order = sorted(named, key=named.__getitem__, reverse=True)
+    assert set(order[: len(largest)]) == set(largest)
+    if task == "and":
+        assert order[0] == "synergy"
+    others = [named[name] for name in order[len(largest) :]]
+    assert min(named[name] for name in largest) > max(others) + 0.2
+
+
+@pytest.mark.slow
+def test_synergy_of_three_shows_against_all_others_only() -> None:
+    data = create_dataset("interactions", task="xor", num_modalities=3, samples=2000)
+    pairs = fz.analyse(data, jobs=1).pairs
+    assert len(pairs) == 6
+    for pair in pairs:
+        wanted = 1.0 if "+" in pair.second else 0.0
+        assert pair.parts.synergy == pytest.approx(wanted, abs=0.05)
+    assert torch.tensor([pair.parts.total for pair in pairs]).isfinite().all()
