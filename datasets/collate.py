@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,13 +10,14 @@ import torch
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Batch, Features, Inputs, Sample
 
-Item = dict[str, torch.Tensor]
+from .several import Item, collate_items, prepare
 
 
 class Collate:
     """Prepare each modality with its encoder's processor and align the rows, in loader workers.
 
-    A sample that lacks a modality gets the processor's blank item, marked as absent in `present`. A
+    A sample that lacks a modality gets the processor's blank item, marked as absent in `present`;
+    one with several pictures or clips gets several items, see `several.collate_items`. A
     sample that the data set skips (`on_error="skip"`) has no row; a value that a processor refuses
     is treated like one that cannot be decoded. `columns` is the width of a target of numbers, or
     None for a class.
@@ -33,7 +34,9 @@ class Collate:
         inputs: dict[str, Inputs] = {}
         for name, processor in self.processors.items():
             if rows:
-                inputs[name] = processor.collate([items[name] for _, items in pairs])
+                inputs[name] = collate_items(
+                    processor, [items[name] for _, items in pairs], self.blanks[name]
+                )
             else:  # cut from a blank item, so that the shapes are right
                 inputs[name] = _without_rows(processor.collate([self.blanks[name]]))
         present = [[row.values.get(name) is not None for name in self.processors] for row in rows]
@@ -53,26 +56,25 @@ class Collate:
         width = len(targets[0]) if targets else self.columns
         return torch.tensor(targets, dtype=torch.float32).reshape(len(targets), width or 0)
 
-    def _prepare(self, sample: Sample) -> tuple[Sample, dict[str, Item]] | None:
+    def _prepare(self, sample: Sample) -> tuple[Sample, dict[str, list[Item]]] | None:
         """Return a sample and its items, without values that a processor refuses; None: skipped."""
         items = {}
         for name in self.processors:
             try:
-                items[name] = self._item(name, sample)
+                items[name] = self._items(name, sample)
             except FusionZooError as error:
                 remaining = sample.without(name, error)
                 if remaining is None:
                     return None
-                sample, items[name] = remaining, self.blanks[name]
+                sample, items[name] = remaining, [self.blanks[name]]
         return sample, items
 
-    def _item(self, name: str, sample: Sample) -> Item:
+    def _items(self, name: str, sample: Sample) -> list[Item]:
         value = sample.values.get(name)
         if value is None:
-            return self.blanks[name]
+            return [self.blanks[name]]
         generator = torch.Generator().manual_seed(sample.seed) if sample.seed else None
-        prepare: Callable[..., Item] = self.processors[name]
-        return prepare(value, generator)
+        return prepare(self.processors[name], value, generator)
 
 
 def _without_rows(inputs: Inputs) -> Inputs:

@@ -98,6 +98,10 @@ class Columns:
         stripped = pc.utf8_trim_whitespace(_as_text(column))
         return self._without_missing(role, stripped, stripped, words_missing)
 
+    def numbers(self, role: str) -> Any:
+        """Return a column as text with decimal points, null where it is empty."""
+        return self.cells.numbers(self.text(role))
+
     def references(self, role: str) -> Any:
         """Return a modality's column with null for missing text; lists stay as they are."""
         column = self.values(role)

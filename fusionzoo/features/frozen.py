@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fusionzoo.datasets import Collate, PairedDataset
 from fusionzoo.distributed.process_group import World, gather
-from fusionzoo.encoders import WRAPPED, Encoder, Item, Processor
+from fusionzoo.encoders import WRAPPED, Encoder, Item, Processor, varies
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Features
 
@@ -204,9 +204,14 @@ class _SameInTraining(Processor):
         self.evaluation, self.training = evaluation, training
 
     def __call__(self, value: Any, generator: torch.Generator | None = None) -> Item:
-        if self.training.varies(value):
+        if varies(self.training, value):
             raise NotCacheable("training crops or augments it at random")
         return self.evaluation(value)
+
+    def items(self, value: Any, generator: torch.Generator | None = None) -> list[Item]:
+        if varies(self.training, value):
+            raise NotCacheable("training crops or augments it at random")
+        return self.evaluation.items(value)
 
     def blank(self) -> Item:
         return self.evaluation.blank()
