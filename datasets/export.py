@@ -18,11 +18,10 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.files import replacing
 from fusionzoo.structures import KINDS
 
-from .arrow import is_list_of_text
-from .join import SourceValues
 from .media import decode
+from .stored_files import files_of, has_several, holds_paths, in_files, segment_columns
 from .stored_kinds import with_kinds
-from .stretch import Stretch, is_video
+from .stretch import Stretch
 from .table import SampleTable
 
 SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".csv", ".tsv")
@@ -41,13 +40,13 @@ def write_manifest(dataset: SampleTable, path: Path, embed: bool) -> dict[str, A
     types = {name: _column_type(dataset, name, embed, suffix) for name in dataset.modalities}
     writer = _Values(dataset, types, path.parent.resolve())
     names = _table_columns(dataset)
-    edges = _segment_columns(dataset, types)
+    edges = segment_columns(dataset, types)
     schema = pa.schema([*((name, pa.string()) for name in names), *types.items(), *edges.items()])
     schema = with_kinds(schema, dataset.modalities)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial:
         _write(partial, suffix, schema, writer.batches(schema, names))
-    is_cut = dataset.frames is not None and any(map(_holds_paths, types.values()))
+    is_cut = dataset.frames is not None and any(map(holds_paths, types.values()))
     return {
         "name": "manifest",
         "root": str(path),
@@ -106,8 +105,8 @@ class _Values:
                 return None
             if kind == "text":
                 return decode(kind, value)
-            if _holds_paths(self.types[name]):
-                items = [self._relative(x) for x in _files(value)]
+            if holds_paths(self.types[name]):
+                items = [self._relative(x) for x in files_of(value)]
                 return items if pa.types.is_list(self.types[name]) else items[0]
             if pa.types.is_list(self.types[name]) and kind in ("image", "audio"):
                 items = decode(kind, value)
@@ -163,73 +162,21 @@ def _column_type(dataset: SampleTable, name: str, embed: bool, suffix: str) -> p
     kind = dataset.modalities[name]
     if kind not in KINDS:
         raise FusionZooError(f"{name} is of kind {kind!r}, which no manifest stores")
-    is_in_files = not embed and _in_files(dataset, name)
-    has_several = kind in ("image", "audio") and _has_several(
-        dataset, name, decoded=not is_in_files
-    )
-    if has_several and suffix in (".csv", ".tsv"):
+    is_in_files = not embed and in_files(dataset, name)
+    several = kind in ("image", "audio") and has_several(dataset, name, decoded=not is_in_files)
+    if several and suffix in (".csv", ".tsv"):
         raise FusionZooError(
             f"the cells of {name} are lists, which {suffix} cannot store: write .parquet or .jsonl"
         )
     if kind == "text" or is_in_files:
-        return pa.list_(pa.string()) if has_several else pa.string()
+        return pa.list_(pa.string()) if several else pa.string()
     if suffix in (".csv", ".tsv") or (kind in ("image", "audio") and suffix != ".parquet"):
         raise FusionZooError(
             f"the values of {name} are in memory, and {suffix} cannot store them: write .parquet"
         )
     if kind in ("image", "audio"):
-        return pa.list_(MEDIA) if has_several else MEDIA
+        return pa.list_(MEDIA) if several else MEDIA
     return pa.list_(pa.float32()) if kind == "vector" else pa.list_(pa.list_(pa.float32()))
-
-
-def _in_files(dataset: SampleTable, name: str) -> bool:
-    """Whether every value of a modality is a file."""
-    values = dataset.memory.get(name)
-    if isinstance(values, SourceValues):
-        return _in_files(values.source, values.modality)
-    if values is None:
-        return name in dataset.paths and _holds_paths(dataset.table[name].type)
-    return all(
-        isinstance(file, Path) for value in dataset.references(name) for file in _files(value)
-    )
-
-
-def _files(value: Any) -> list[Any]:
-    """Return the files of an undecoded value, or the value in a list if it is none."""
-    if isinstance(value, list):
-        return [file for item in value for file in _files(item)]
-    return [] if value is None else [value.source if isinstance(value, Stretch) else value]
-
-
-def _holds_paths(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or is_list_of_text(kind)
-
-
-def _has_several(dataset: SampleTable, name: str, *, decoded: bool) -> bool:
-    """Whether a sample has several items; if `decoded`, the pictures of a video count as such."""
-    is_listed = is_list_of_text(dataset.table[name].type)
-    if is_listed or (name not in dataset.memory and not decoded):
-        return is_listed
-    has_pictures = dataset.modalities[name] == "image"
-    return any(
-        isinstance(value, list) or (decoded and has_pictures and is_video(value))
-        for value in dataset.references(name)
-    )
-
-
-def _segment_columns(
-    dataset: SampleTable, types: Mapping[str, pa.DataType]
-) -> dict[str, pa.DataType]:
-    """Return the columns of segments, for files of which only a part is used."""
-    columns: dict[str, pa.DataType] = {}
-    for name, kind in types.items():
-        if dataset.modalities[name] in ("image", "audio") and _holds_paths(kind):
-            values = (
-                x for v in dataset.references(name) for x in (v if isinstance(v, list) else [v])
-            )
-            if any(isinstance(x, Stretch) and (x.start or x.end is not None) for x in values):
-                columns |= {f"{name}_start": pa.float64(), f"{name}_end": pa.float64()}
-    return columns
 
 
 def _table_columns(dataset: SampleTable) -> list[str]:

@@ -73,7 +73,8 @@ def decode_audio(source: Any) -> Audio | AudioFile:
         return Audio(clip.samples[first : first + count], clip.rate)
     if hasattr(source, "frames") and hasattr(source, "read"):  # a clip in a file, or in a video
         first, count = part.samples(source.frames, source.rate, _name(source.source))
-        return replace(source, frames=count, offset=source.offset + first)
+        clip_in_file: Any = source
+        return replace(clip_in_file, frames=count, offset=source.offset + first)
     if not isinstance(source, str | Path | bytes):
         raise FusionZooError(
             f"a {type(source).__name__} is not audio: give a path, bytes or (samples, rate)"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import glob
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from fusionzoo.errors import FusionZooError
 
 from ..arrow import is_list_of_text
 from ..budgets import check_budget
+from ..failures import OnError
+from ..provenance import Provenance
 from ..refusals import is_collecting, refuse
 from ..stretch import spread
 
@@ -72,19 +76,21 @@ def with_slashes(
 def expand_patterns(
     table: pa.Table,
     kinds: Mapping[str, str],
-    root: Path,
+    provenance: Provenance,
     *,
+    source: str,
+    root: Path | None,
     frames: int | None,
-    must_match: bool,
-    place: Callable[[int], str],
-) -> tuple[pa.Table, tuple[str, ...]]:
+    on_error: OnError,
+) -> tuple[pa.Table, Provenance]:
     """Replace patterns in cells of pictures and clips by lists of the files that match, sorted.
 
     `*` stands for any letters and `?` for one, within a folder; numbers in names are sorted by
-    value. A pattern that matches nothing is an error with `must_match`, and else a file that is
-    not there. Of more than `frames` pictures as many are taken, uniformly spaced. Returns the table
-    and notes for the data summary.
+    value. A pattern that matches nothing is an error or, unless `on_error` is `raise`, a file that
+    is not there. Of more than `frames` pictures as many are taken, uniformly spaced.
     """
+    place = partial(_place, source, table, provenance)
+    must_match = on_error == "raise"
     notes = []
     for name, kind in kinds.items():
         column = table[name]
@@ -102,7 +108,7 @@ def expand_patterns(
             files = []
             for pattern in patterns:
                 if pattern not in known:
-                    known[pattern] = _matches(pattern, root)
+                    known[pattern] = _matches(pattern, root or Path())
                 matches = spread(known[pattern], count)
                 if not matches:
                     message = f"{name} cell {pattern!r} matches no file"
@@ -115,7 +121,7 @@ def expand_patterns(
         table = table.set_column(position, name, pa.array(cells, pa.list_(pa.string())))
         some = f", at most {count} of each, uniformly spaced (--data.frames)" if count else ""
         notes.append(f"files that match the patterns in {name}{some}")
-    return table, tuple(notes)
+    return table, replace(provenance, reading=(*provenance.reading, *notes))
 
 
 def _matches(pattern: str, root: Path) -> list[str]:
@@ -131,6 +137,13 @@ def _by_number(path: str) -> list[tuple[bool, int, str]]:
     """Return a key that sorts 2.jpg before 10.jpg."""
     parts = re.split(r"([0-9]+)", path)
     return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]
+
+
+def _place(source: str, rows: pa.Table, provenance: Provenance, row: int) -> str:
+    """Return the place of a row for messages, with the id of its sample."""
+    numbers = provenance.row_numbers
+    where = f"{source}, row {numbers.number(row)}" if numbers else source
+    return f"{where}, sample {rows['id'][row].as_py()!r}"
 
 
 def _no_match(

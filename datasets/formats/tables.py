@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,31 +80,21 @@ def open_table(
         group_column=group_column,
     )
     provenance = replace(loaded.provenance if loaded else Provenance(), inferred=inferred)
-    known = Columns(
-        source, gathered.table, gathered.roles, cells=cells, row_numbers=provenance.row_numbers
-    )
-    try:
+    numbers = provenance.row_numbers
+    known = Columns(source, gathered.table, gathered.roles, cells=cells, row_numbers=numbers)
+    with _errors_of_types(source):
         rows, names, provenance = _read_columns(
             known, gathered.kinds, shares, targets, word_list(paths), provenance, segments
         )
-    except (pa.ArrowException, UnicodeDecodeError) as error:  # a date for an id, bytes for a label
-        raise FusionZooError(
-            f"{source}: a column is of a type that cannot be used: {one_line(error)}"
-        ) from error
     if loaded and loaded.split_rule:
         provenance = replace(provenance, split_rule=loaded.split_rule)
     values: dict[str, Any] = {**embedded, **(loaded.memory if loaded else {})}
     rows = rows.drop_columns([x for x in values if x in rows.column_names and x not in names])
     memory = {name: values[known.name(name)] for name in names if known.name(name) in values}
-    rows, patterns = expand_patterns(
-        rows,
-        {name: kind for name, kind in names.items() if name not in memory},
-        root or Path(),
-        frames=frames,
-        must_match=on_error == "raise",
-        place=partial(_place, source, rows, provenance),
+    outside = {name: kind for name, kind in names.items() if name not in memory}
+    rows, provenance = expand_patterns(
+        rows, outside, provenance, source=source, root=root, frames=frames, on_error=on_error
     )
-    provenance = replace(provenance, reading=(*provenance.reading, *patterns))
     dataset = PairedDataset(
         rows,
         names,
@@ -121,6 +111,17 @@ def open_table(
     dataset.sample_rate, dataset.frames = sample_rate, frames
     check_cell_paths(dataset, must_exist=on_error == "raise")
     return dataset
+
+
+@contextmanager
+def _errors_of_types(source: str) -> Iterator[None]:
+    """Name the source in errors of Arrow: a date for an id, bytes for a label."""
+    try:
+        yield
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise FusionZooError(
+            f"{source}: a column is of a type that cannot be used: {one_line(error)}"
+        ) from error
 
 
 def _modalities(table: Columns, kinds: Mapping[str, str], labels: Sequence[str]) -> dict[str, str]:
@@ -206,12 +207,6 @@ def _read_columns(
         row_numbers=table.row_numbers,
     )
     return pa.table({**other_columns(table, columns), **columns}), names, provenance
-
-
-def _place(source: str, rows: pa.Table, provenance: Provenance, row: int) -> str:
-    numbers = provenance.row_numbers
-    where = f"{source}, row {numbers.number(row)}" if numbers else source
-    return f"{where}, sample {rows['id'][row].as_py()!r}"
 
 
 def _drop_empty(table: Columns, values: Mapping[str, Any]) -> dict[str, Any]:
