@@ -316,9 +316,31 @@ def test_a_rotated_video_stands_upright(tmp_path: Path, clip: Any, monkeypatch: 
 
 # ---- training
 
-VIT = {"img_size": SIDE, "patch_size": 8, "depth": 2, "embed_dim": 64, "num_heads": 4}
+VIT = {"img_size": SIDE, "patch_size": 16, "depth": 1, "embed_dim": 32, "num_heads": 4}
 ENCODERS: dict[str, Any] = {
     "image": {"name": "timm/vit_tiny_patch16_224", "pretrained": False, **VIT},
     "audio": {"name": "mel/stats", "rate": RATE, "num_mels": 16},
-    "text": {"name": "chars", "dim": 32},
+    "text": {"name": "chars", "dim": 32, "num_layers": 1},
 }
+
+
+@pytest.mark.slow
+def test_frames_sound_and_text_fused_beat_each_of_them_alone(tmp_path: Path) -> None:
+    (tmp_path / "clips").mkdir()
+    data = fz.create_dataset(write_set(tmp_path / "clips", 200), frames=6)
+    run = fz.train(
+        data,
+        fusion={"name": "mbt", "dim": 32},
+        encoders=ENCODERS,
+        out=tmp_path / "run",
+        epochs=12,
+        batch_size=16,
+        num_workers=0,
+        log="none",
+        optim={"lr": 3e-3},
+    )
+    metrics = fz.evaluate(run, data, every_subset=True, num_workers=0)
+    subsets = {name: x["accuracy"] for name, x in metrics["subsets"].items()}
+    assert len(subsets) == 6
+    best = max(subsets[name] for name in ("image", "text", "audio"))
+    assert metrics["accuracy"] >= best + 0.1, subsets
