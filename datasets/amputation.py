@@ -195,6 +195,8 @@ def _quantity(dataset: SampleTable, name: str) -> Floats:
 
 
 def _measure(kind: str, value: Any) -> float:
+    if isinstance(value, list):  # of several pictures or clips
+        return sum(_measure(kind, item) for item in value) / len(value)
     if kind == "text":
         return float(len(value))
     if kind == "audio":

@@ -95,8 +95,15 @@ def find_item(cell: str, root: Path | None = None, rate: int | None = None) -> A
     return ArrayItem(path, match["key"] or "", rows, rate=rate)
 
 
-def refer(cell: str, kind: str, root: Path | None, rate: int | None) -> Path | ArrayItem:
-    """Return the file or the part of an array that a cell names."""
+def refer(cell: Any, kind: str, root: Path | None, rate: int | None) -> Any:
+    """Return the file or the part of an array that a cell names; of a list each of them.
+
+    Cells that are no text, and lists of numbers, stay as they are.
+    """
+    if isinstance(cell, list) and kind in ("image", "audio"):
+        return [refer(item, kind, root, rate) for item in cell]
+    if not isinstance(cell, str):
+        return cell
     item = find_item(cell, root, rate)
     is_file = item is not None and not item.key and item.rows is None and kind in DIMENSIONS
     return (root or Path()) / cell if item is None or is_file else item

@@ -63,6 +63,17 @@ def cell_lengths(column: Any) -> Tensor | None:
     return torch.from_numpy(pc.fill_null(lengths, 0).to_numpy().astype(np.float64))
 
 
+def is_list_of_text(kind: pa.DataType) -> bool:
+    """Return whether the cells of a column of this type are lists of text.
+
+    >>> is_list_of_text(pa.list_(pa.string())), is_list_of_text(pa.string())
+    (True, False)
+    """
+    return pa.types.is_list(kind) and (
+        pa.types.is_string(kind.value_type) or pa.types.is_large_string(kind.value_type)
+    )
+
+
 def first_true(mask: Any) -> int | None:
     """Return the position of the first True in a column, or None; a null is False.
 

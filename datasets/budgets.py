@@ -24,6 +24,12 @@ BUDGETS = {
     "pixels": Budget(limit=89_478_485, unit="pixels", advice="store it smaller"),
     "aspect": Budget(limit=1_000, unit="times as long as wide", advice="cut it into pieces"),
     "image file": Budget(limit=1 << 29, unit="bytes", advice="store it smaller"),
+    # As many pictures of one sample may be kept at once: 1.6 GB.
+    "pixels of all pictures": Budget(
+        limit=1 << 29, unit="pixels", advice="take fewer pictures (--data.frames)"
+    ),
+    "items": Budget(limit=1_000, unit="items", advice="take fewer (--data.frames)"),
+    "video file": Budget(limit=1 << 36, unit="bytes", advice="cut it into shorter files"),
     # An hour and a quarter at 44.1 kHz, 800 MB as float32. Encoders read only the part in use of a
     # file, so the limit is that of a whole clip in memory.
     "samples": Budget(limit=200_000_000, unit="samples", advice="cut it into shorter files"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,13 +11,14 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.rng import seed_of
 from fusionzoo.structures import Batch, Features, Inputs, Sample
 
-Item = dict[str, torch.Tensor]
+from .several import Item, collate_items, prepare
 
 
 class Collate:
     """Prepare each modality with its encoder's processor and align the rows, in loader workers.
 
-    A sample that lacks a modality gets the processor's blank item, marked as absent in `present`. A
+    A sample that lacks a modality gets the processor's blank item, marked as absent in `present`;
+    one with several pictures or clips gets several items, see `several.collate_items`. A
     sample that the data set skips (`on_error="skip"`) has no row; a value that a processor refuses
     is treated like one that cannot be decoded. `columns` is the width of a target of numbers, or
     None for a class. With `second_view` the batch also holds the inputs of another augmentation.
@@ -50,7 +51,7 @@ class Collate:
             second,
         )
 
-    def _collate_inputs(self, rows: Sequence[Mapping[str, Item]]) -> dict[str, Inputs]:
+    def _collate_inputs(self, rows: Sequence[Mapping[str, list[Item]]]) -> dict[str, Inputs]:
         """Collate the prepared items of each modality."""
         if not rows:  # cut from a blank item, so that the shapes are right
             return {
@@ -58,7 +59,7 @@ class Collate:
                 for name, processor in self.processors.items()
             }
         return {
-            name: processor.collate([items[name] for items in rows])
+            name: collate_items(processor, [items[name] for items in rows], self.blanks[name])
             for name, processor in self.processors.items()
         }
 
@@ -71,26 +72,25 @@ class Collate:
         width = len(targets[0]) if targets else self.columns
         return torch.tensor(targets, dtype=torch.float32).reshape(len(targets), width or 0)
 
-    def _prepare(self, sample: Sample) -> tuple[Sample, dict[str, Item]] | None:
+    def _prepare(self, sample: Sample) -> tuple[Sample, dict[str, list[Item]]] | None:
         """Return a sample and its items, without values that a processor refuses; None: skipped."""
         items = {}
         for name in self.processors:
             try:
-                items[name] = self._item(name, sample)
+                items[name] = self._items(name, sample)
             except FusionZooError as error:
                 remaining = sample.without(name, error)
                 if remaining is None:
                     return None
-                sample, items[name] = remaining, self.blanks[name]
+                sample, items[name] = remaining, [self.blanks[name]]
         return sample, items
 
-    def _item(self, name: str, sample: Sample) -> Item:
+    def _items(self, name: str, sample: Sample) -> list[Item]:
         value = sample.values.get(name)
         if value is None:
-            return self.blanks[name]
+            return [self.blanks[name]]
         generator = torch.Generator().manual_seed(sample.seed) if sample.seed else None
-        prepare: Callable[..., Item] = self.processors[name]
-        return prepare(value, generator)
+        return prepare(self.processors[name], value, generator)
 
 
 def _other_seed(sample: Sample) -> Sample:

@@ -11,6 +11,7 @@ from typing import Any
 from fusionzoo.errors import FusionZooError, one_line
 
 from .splits import SPLITS
+from .stretch import Stretch
 from .table import SampleTable
 
 MAX_CLASSES = 8  # shown with their counts
@@ -109,6 +110,10 @@ def _described(value: Any) -> str:
         return f"{value.width} x {value.height} {value.mode}"
     if hasattr(value, "shape"):
         return f"{' x '.join(map(str, value.shape))} {value.dtype}"
+    if isinstance(value, Stretch):
+        return str(value)
+    if isinstance(value, list) and value and not isinstance(value[0], int | float | list):
+        return f"{len(value):,} items, the first {_described(value[0])}"
     return f"{len(value):,} values" if isinstance(value, list) else type(value).__name__
 
 

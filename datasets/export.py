@@ -18,9 +18,10 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.files import replacing
 from fusionzoo.structures import KINDS
 
-from .join import SourceValues
 from .media import decode
+from .stored_files import files_of, has_several, holds_paths, in_files, segment_columns
 from .stored_kinds import with_kinds
+from .stretch import Stretch
 from .table import SampleTable
 
 SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".csv", ".tsv")
@@ -39,17 +40,20 @@ def write_manifest(dataset: SampleTable, path: Path, embed: bool) -> dict[str, A
     types = {name: _column_type(dataset, name, embed, suffix) for name in dataset.modalities}
     writer = _Values(dataset, types, path.parent.resolve())
     names = _table_columns(dataset)
-    schema = pa.schema([*((name, pa.string()) for name in names), *types.items()])
+    edges = segment_columns(dataset, types)
+    schema = pa.schema([*((name, pa.string()) for name in names), *types.items(), *edges.items()])
     schema = with_kinds(schema, dataset.modalities)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial:
         _write(partial, suffix, schema, writer.batches(schema, names))
+    is_cut = dataset.frames is not None and any(map(holds_paths, types.values()))
     return {
         "name": "manifest",
         "root": str(path),
         **({} if suffix == ".parquet" else {"na": ()}),  # a cell `NA` is the text NA
         **_modality_settings(dataset.modalities),
         **_target_settings(dataset),
+        **({"frames": dataset.frames} if is_cut else {}),
         **({"allow_outside": True} if writer.outside else {}),
     }
 
@@ -89,6 +93,8 @@ class _Values:
             cells = {name: [column[x] for x in positions] for name, column in columns.items()}
             for name in self.types:
                 cells[name] = [self._cell(name, position) for position in positions]
+            for name in set(schema.names) - set(cells):
+                cells[name] = [self._edge(name, position) for position in positions]
             yield pa.Table.from_pydict(cells, schema)
 
     def _cell(self, name: str, position: int) -> Any:
@@ -99,17 +105,27 @@ class _Values:
                 return None
             if kind == "text":
                 return decode(kind, value)
-            if isinstance(value, Path) and pa.types.is_string(self.types[name]):
-                return self._relative(value)
+            if holds_paths(self.types[name]):
+                items = [self._relative(x) for x in files_of(value)]
+                return items if pa.types.is_list(self.types[name]) else items[0]
+            if pa.types.is_list(self.types[name]) and kind in ("image", "audio"):
+                items = decode(kind, value)
+                items = items if isinstance(items, list) else [items]
+                return [{"bytes": _encoded(kind, x), "path": None} for x in items]
             if kind in ("image", "audio"):
                 return {"bytes": _encoded(kind, value), "path": None}
             array = decode(kind, value)
         except FusionZooError as error:
             where = f"{self.dataset.source}, sample {self.dataset.ids[position]!r}, {name}"
             raise FusionZooError(f"{where}: {error}") from error
-        if pa.types.is_string(self.types[name]):
-            raise FusionZooError(f"{name} is in memory")  # `_column_type` leaves no such column
         return array.tolist()
+
+    def _edge(self, column: str, position: int) -> float | None:
+        """Return a cell of a column `<modality>_start` or `<modality>_end`."""
+        name, _, edge = column.rpartition("_")
+        value = self.dataset.reference(name, int(self.dataset.rows[position]))
+        value = value[0] if isinstance(value, list) and value else value
+        return getattr(value, edge) if isinstance(value, Stretch) else None
 
     def _relative(self, file: Path) -> str:
         relative = os.path.relpath(file.absolute(), self.folder)
@@ -146,25 +162,21 @@ def _column_type(dataset: SampleTable, name: str, embed: bool, suffix: str) -> p
     kind = dataset.modalities[name]
     if kind not in KINDS:
         raise FusionZooError(f"{name} is of kind {kind!r}, which no manifest stores")
-    if kind == "text" or (not embed and _in_files(dataset, name)):
-        return pa.string()
+    is_in_files = not embed and in_files(dataset, name)
+    several = kind in ("image", "audio") and has_several(dataset, name, decoded=not is_in_files)
+    if several and suffix in (".csv", ".tsv"):
+        raise FusionZooError(
+            f"the cells of {name} are lists, which {suffix} cannot store: write .parquet or .jsonl"
+        )
+    if kind == "text" or is_in_files:
+        return pa.list_(pa.string()) if several else pa.string()
     if suffix in (".csv", ".tsv") or (kind in ("image", "audio") and suffix != ".parquet"):
         raise FusionZooError(
             f"the values of {name} are in memory, and {suffix} cannot store them: write .parquet"
         )
     if kind in ("image", "audio"):
-        return MEDIA
+        return pa.list_(MEDIA) if several else MEDIA
     return pa.list_(pa.float32()) if kind == "vector" else pa.list_(pa.list_(pa.float32()))
-
-
-def _in_files(dataset: SampleTable, name: str) -> bool:
-    """Whether every value of a modality is a file."""
-    values = dataset.memory.get(name)
-    if isinstance(values, SourceValues):
-        return _in_files(values.source, values.modality)
-    if values is None:
-        return name in dataset.paths and pa.types.is_string(dataset.table[name].type)
-    return all(value is None or isinstance(value, Path) for value in dataset.references(name))
 
 
 def _table_columns(dataset: SampleTable) -> list[str]:

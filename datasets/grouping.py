@@ -12,6 +12,7 @@ from torch import Tensor
 from fusionzoo.errors import FusionZooError, did_you_mean
 
 from .paired import PairedDataset
+from .stretch import is_video
 
 
 def group_values(dataset: PairedDataset, by: str) -> Tensor:
@@ -39,7 +40,14 @@ def _aspect_ratios(dataset: PairedDataset) -> Tensor:
 
 
 def _aspect_ratio(value: Any) -> float:
-    """Return width / height; of a file from its header, without decoding it."""
+    """Return width / height; of a file from its header, without decoding it.
+
+    Of several pictures that of the first; a video counts as square.
+    """
+    if isinstance(value, list):
+        return _aspect_ratio(value[0]) if value else 1.0
+    if is_video(value):
+        return 1.0
     if value is None:
         return 1.0
     if isinstance(value, Path | bytes):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pyarrow as pa
 import torch
 from torch import Tensor
 
-from .arrays import ArrayItem
 from .arrow import cell_lengths
+from .stretch import cost
 from .table import SampleTable
 
 
@@ -20,7 +18,8 @@ class Measured(SampleTable):
         """Return a rough cost per sample, from the sizes of its text, audio and sequences."""
         total = torch.zeros(len(self.table), dtype=torch.float64)
         for name, kind in self.modalities.items():
-            if kind in ("text", "audio", "sequence"):
+            has_lists = pa.types.is_list(self.table[name].type)
+            if kind in ("text", "audio", "sequence") or (kind == "image" and has_lists):
                 sizes = self._lengths(name, kind)
                 total += sizes / sizes.mean().clamp(min=1e-9)
         return total[self.rows]
@@ -33,18 +32,10 @@ class Measured(SampleTable):
         """Return the size of each value of a modality, float64 (rows of the table,)."""
         is_plain = name not in self.memory and not (name in self.paths and kind == "text")
         is_list = kind == "sequence" and not pa.types.is_string(self.table[name].type)
+        is_list |= kind == "image"  # here only if a sample may have several
         sizes = cell_lengths(self.table[name]) if is_plain and (kind == "text" or is_list) else None
         if sizes is not None:
             return sizes
         rows = range(len(self.table))
-        return torch.tensor([self._length(name, kind, row) for row in rows], dtype=torch.float64)
-
-    def _length(self, name: str, kind: str, row: int) -> float:
-        value = self.reference(name, row)
-        if value is None:
-            return 0.0
-        if isinstance(value, ArrayItem):
-            return value.cost
-        if isinstance(value, Path):
-            return float(value.stat().st_size) if value.is_file() else 0.0
-        return float(len(value[0] if isinstance(value, tuple) else value))
+        costs = [cost(self.reference(name, row)) for row in rows]
+        return torch.tensor(costs, dtype=torch.float64)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +24,10 @@ from .arrays import ArrayItem, find_item
 from .budgets import check_budget, check_picture, file_size
 from .conversion import how_to_convert
 from .drawing import render
+from .several import decode_items
 from .sound import decode_audio
+from .stretch import Stretch, is_video
+from .video import decode_video
 
 T = TypeVar("T")
 IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".svg"}
@@ -38,7 +43,11 @@ SUFFIXES = {"image": IMAGES, "audio": CLIPS, "text": TEXTS, "vector": ARRAYS, "s
 
 
 def decode(kind: str, value: Any) -> Any:
-    """Decode a value of one of `KINDS`, as `Sample` describes."""
+    """Decode a value of one of `KINDS`, as `Sample` describes; a list has several items."""
+    if kind in ("image", "audio") and isinstance(value, list):
+        return decode_items(value, partial(decode, kind))
+    if kind in ("image", "audio") and is_video(value):
+        return decode_video(kind, value)
     decoders: dict[str, Callable[[Any], Any]] = {
         "image": decode_image,
         "audio": decode_audio,
@@ -49,15 +58,17 @@ def decode(kind: str, value: Any) -> Any:
         return decoders[kind](value)
     if isinstance(value, str | Path):
         value = find_item(str(value)) or value
-    if isinstance(value, ArrayItem):
-        return _decode_item(kind, value)
+    part = value if isinstance(value, Stretch) else Stretch(value)
+    if isinstance(part.source, ArrayItem):
+        return _decode_item(kind, part)
     if kind in decoders:
         return decoders[kind](value)
     return decode_array(value, 1 if kind == "vector" else 2)
 
 
-def _decode_item(kind: str, item: ArrayItem) -> Any:
+def _decode_item(kind: str, part: Stretch) -> Any:
     """Decode a value in an array; errors name its file, key and row."""
+    item: ArrayItem = part.source
     array = item.read()
     if kind in ("vector", "sequence"):
         return decode_array(array, 1 if kind == "vector" else 2, str(item))
@@ -66,8 +77,9 @@ def _decode_item(kind: str, item: ArrayItem) -> Any:
             f"{item}: samples in an array have no rate: --data.sample_rate 16000 (Hz)"
         )
     try:
-        value = (array, item.rate) if kind == "audio" else array
-        return decode_audio(value) if kind == "audio" else decode_image(value)
+        if kind == "audio":
+            return decode_audio(replace(part, source=(array, item.rate)))
+        return decode_image(array)
     except FusionZooError as error:
         raise FusionZooError(f"{item}: {error}") from error
 

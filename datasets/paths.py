@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError, one_line
 
 from .arrays import file_of
+from .arrow import is_list_of_text
 
 NUMBER = r"[+-]?([0-9]+([.,][0-9]*)?|[.,][0-9]+)([eE][+-]?[0-9]+)?"
 MAX_SHOWN = 120  # characters of a cell in a message
@@ -88,19 +90,15 @@ def check_paths(
 ) -> None:
     """Raise an error for a path in `columns` that leaves the folder or, if it must, is no file.
 
-    In `arrays` among them, a cell may name a part of a file: `feats.npy[17]`. `where` names a row
-    for messages.
+    In `arrays` among them, a cell may name a part of a file: `feats.npy[17]`. Of a list of paths
+    each is checked. `where` names a row for messages.
     """
     if allow_outside and not must_exist:
         return
     checker = PathChecker(folder, allow_outside=allow_outside, must_exist=must_exist)
     for name in columns:
-        if not pa.types.is_string(table[name].type):
-            continue
         problems: dict[str, str] = {}  # of files, which many cells may name
-        for row, cell in enumerate(table[name].to_pylist()):
-            if cell is None:
-                continue
+        for row, cell in paths_in(table[name]):
             path = file_of(cell) if name in arrays else cell
             if path not in problems:
                 problems[path] = checker.problem(path)
@@ -108,3 +106,12 @@ def check_paths(
             if problem:
                 sample = table["id"][row].as_py()
                 raise FusionZooError(f"{where(row)}, sample {sample!r}: {name} {problem}")
+
+
+def paths_in(column: Any) -> Iterator[tuple[int, str]]:
+    """Yield row and text of each cell, or of each entry of a list of text; nothing of others."""
+    is_text = pa.types.is_string(column.type)
+    has_text = is_text or is_list_of_text(column.type)
+    for row, cell in enumerate(column.to_pylist() if has_text else ()):
+        if cell is not None:
+            yield from ((row, path) for path in ([cell] if is_text else cell))

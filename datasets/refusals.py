@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError
 
-from .paths import PathChecker
+from .arrow import is_list_of_text
+from .paths import PathChecker, paths_in
 from .row_numbers import RowNumbers
 
 
@@ -76,7 +77,7 @@ def repair_rows(
         table.column_names.index("id"), "id", _unique_ids(table["id"], row_numbers or RowNumbers())
     )
     for name in path_columns:
-        if pa.types.is_string(table[name].type):
+        if pa.types.is_string(table[name].type) or is_list_of_text(table[name].type):
             column = _safe_paths(table[name], name, folder, allow_outside)
             table = table.set_column(table.column_names.index(name), name, column)
     empty = sum(table[name].is_valid().to_numpy().astype(int) for name in modalities) == 0
@@ -107,9 +108,11 @@ def _safe_paths(
 ) -> pa.ChunkedArray | pa.Array:
     checker = PathChecker(folder, allow_outside=allow_outside, must_exist=False)
     cells = column.to_pylist()
-    problems = {row: checker.problem(cell) for row, cell in enumerate(cells) if cell is not None}
-    problems = {row: problem for row, problem in problems.items() if problem}
+    problems = {}  # row -> that of its first path that has one
+    for row, cell in paths_in(column):
+        if row not in problems and (problem := checker.problem(cell)):
+            problems[row] = problem
     for row, problem in problems.items():
         refuse(problem, "path", row=row, column=name)
         cells[row] = None
-    return pa.array(cells, pa.string()) if problems else column
+    return pa.array(cells, column.type) if problems else column

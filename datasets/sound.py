@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from fusionzoo.structures import Audio
 
 from .budgets import check_budget, file_size
 from .conversion import how_to_convert, is_sound
+from .stretch import Stretch
 from .truncated import missing_bytes
 
 MAX_READ_AT_ONCE = (
@@ -37,16 +38,18 @@ class AudioFile:
     source: Path | bytes
     rate: int  # Hz
     frames: int
+    offset: int = 0  # samples of the file before the clip
 
     def read(self, start: int, count: int) -> Tensor:
         """Return samples `start` to `start + count`, float32 (count,); fewer at the end."""
         count = min(count, self.frames - start)
         with _open(self.source) as file:
-            file.seek(start)
+            file.seek(self.offset + start)
             samples = _read_mono(file, count)
         if len(samples) < count:
-            raise _damaged(_name(self.source), self.frames, start + len(samples))
-        return torch.from_numpy(_checked(samples, _name(self.source)))
+            announced = self.offset + self.frames
+            raise _damaged(_name(self.source), announced, self.offset + start + len(samples))
+        return torch.from_numpy(checked_samples(samples, _name(self.source)))
 
     @property
     def samples(self) -> Tensor:
@@ -58,14 +61,20 @@ class AudioFile:
 def decode_audio(source: Any) -> Audio | AudioFile:
     """Return a mono clip at its own rate, from a path, bytes, `Audio`, or `(samples, rate)`.
 
-    WAV, FLAC, OGG and MP3; channels are averaged. A file of more than `MAX_READ_AT_ONCE` samples is
-    returned unread, as an `AudioFile`. Integer samples are scaled by the full range of their type,
-    unsigned ones around its middle; floats are in [-1, 1].
+    WAV, FLAC, OGG and MP3; channels are averaged. Of a `Stretch` only that part is read. More than
+    `MAX_READ_AT_ONCE` samples of a file are returned unread, as an `AudioFile`. Integer samples are
+    scaled by the full range of their type, unsigned ones around its middle; floats are in [-1, 1].
     """
-    if isinstance(source, AudioFile):
-        return source
+    part = source if isinstance(source, Stretch) else Stretch(source)
+    source = part.source
     if isinstance(source, tuple) and len(source) == 2:
-        return _from_array(*source)
+        clip = _from_array(*source)
+        first, count = part.samples(clip.frames, clip.rate, "the clip")
+        return Audio(clip.samples[first : first + count], clip.rate)
+    if hasattr(source, "frames") and hasattr(source, "read"):  # a clip in a file, or in a video
+        first, count = part.samples(source.frames, source.rate, _name(source.source))
+        clip_in_file: Any = source
+        return replace(clip_in_file, frames=count, offset=source.offset + first)
     if not isinstance(source, str | Path | bytes):
         raise FusionZooError(
             f"a {type(source).__name__} is not audio: give a path, bytes or (samples, rate)"
@@ -76,16 +85,19 @@ def decode_audio(source: Any) -> Audio | AudioFile:
         rate, frames = file.samplerate, file.frames
         check_budget("rate", rate, name)
         _check_whole(source, name)
-        if frames > MAX_READ_AT_ONCE:
-            if frames > 2**48:  # libsndfile's value for a stream without a length in its header
-                raise FusionZooError(f"{name} has no length in its header: store it as WAV or FLAC")
-            return AudioFile(source, rate, frames)
-        samples = _read_mono(file, frames)
+        if frames > 2**48:  # libsndfile's value for a stream without a length in its header
+            raise FusionZooError(f"{name} has no length in its header: store it as WAV or FLAC")
+        first, count = part.samples(frames, rate, name)
+        if count > MAX_READ_AT_ONCE:
+            return AudioFile(source, rate, count, first)
+        if first:
+            file.seek(first)
+        samples = _read_mono(file, count)
     if not len(samples):
         raise FusionZooError(f"{name} contains no audio: 0 samples")
-    if len(samples) < frames:
-        raise _damaged(name, frames, len(samples))
-    return Audio(torch.from_numpy(_checked(samples, name)), rate)
+    if len(samples) < count:
+        raise _damaged(name, frames, first + len(samples))
+    return Audio(torch.from_numpy(checked_samples(samples, name)), rate)
 
 
 def _damaged(name: str, announced: int, readable: int) -> FusionZooError:
@@ -122,7 +134,7 @@ def _from_array(samples: Any, rate: Any) -> Audio:
         raise FusionZooError(f"a clip of rate {rate}; expected samples per second, such as 16000")
     check_budget("rate", float(rate), "the clip")
     wave = wave.astype(np.float32, copy=False)
-    return Audio(torch.as_tensor(_checked(wave, "the clip")), int(rate))
+    return Audio(torch.as_tensor(checked_samples(wave, "the clip")), int(rate))
 
 
 def _scaled(wave: np.ndarray) -> np.ndarray:
@@ -137,7 +149,8 @@ def _scaled(wave: np.ndarray) -> np.ndarray:
     return (wave.astype(np.float64) - middle) / full
 
 
-def _checked(samples: np.ndarray, name: str) -> np.ndarray:
+def checked_samples(samples: np.ndarray, name: str) -> np.ndarray:
+    """Return samples that are finite and about in [-1, 1]; raise an error for others."""
     peak = float(max(samples.max(), -samples.min())) if len(samples) else 0.0
     if not np.isfinite(peak):
         raise FusionZooError(f"{name} contains samples that are not finite")
@@ -152,17 +165,22 @@ def _checked(samples: np.ndarray, name: str) -> np.ndarray:
 def _read_mono(file: Any, count: int) -> np.ndarray:
     """Read `count` frames and average their channels, a block at a time."""
     samples = np.empty(count, np.float32)
+    if file.channels == 1:
+        mono: np.ndarray = file.read(out=samples)
+        return mono
+    frames = max(1, BLOCK // file.channels)
+    buffer = np.empty((min(frames, count), file.channels), np.float32)
     done = 0
-    frames = max(1, BLOCK // max(1, file.channels))
     while done < count:
-        block = file.read(min(frames, count - done), dtype="float32", always_2d=True)
+        block = file.read(out=buffer[: count - done])
         if not len(block):
             break
         # Summing columns: numpy's mean over a short last axis takes 20 times as long.
-        mono = block[:, 0]
-        for channel in range(1, block.shape[1]):
-            mono = mono + block[:, channel]
-        samples[done : done + len(block)] = mono if block.shape[1] == 1 else mono / block.shape[1]
+        mono = samples[done : done + len(block)]
+        np.add(block[:, 0], block[:, 1], out=mono)
+        for channel in range(2, block.shape[1]):
+            mono += block[:, channel]
+        mono /= block.shape[1]
         done += len(block)
     return samples[:done]
 

@@ -21,6 +21,7 @@ from .labels import find_classes, read_labels
 from .paths import check_paths
 from .provenance import Provenance
 from .refusals import is_collecting, repair_rows
+from .stretch import cut, segment_of
 
 NOT_FILES = ("text", "tabular")  # kinds whose cells are no paths
 
@@ -35,6 +36,7 @@ class SampleTable:
     """
 
     sample_rate: int | None = None  # Hz, of audio in arrays
+    frames: int | None = None  # pictures taken of a video; None: `stretch.FRAMES`
 
     def __init__(
         self,
@@ -157,16 +159,20 @@ class SampleTable:
 
     def reference(self, name: str, row: int) -> Any:
         """Return the undecoded value in a row of the table, see `references`."""
-        cell = self._cell(name, row)
+        cell, kind = self._cell(name, row), self.modalities[name]
         if cell is None:
             return None
         if name in self.memory:
-            return self.memory[name][cell]
-        if name not in self.paths or not isinstance(cell, str):
+            value = self.memory[name][cell]
+        elif name not in self.paths:
             return cell
-        if self.modalities[name] == "text":
-            return (self.root or Path()) / cell
-        return refer(cell, self.modalities[name], self.root, self.sample_rate)
+        elif kind == "text":
+            return (self.root or Path()) / cell if isinstance(cell, str) else cell
+        else:
+            value = refer(cell, kind, self.root, self.sample_rate)
+        if kind in ("image", "audio"):
+            return cut(kind, value, *segment_of(self.table, name, row), self.frames)
+        return value
 
     def read_by(self, readers: Mapping[str, Callable[[int], Any]]) -> Self:
         """Return the same samples; values of some modalities are not decoded, but read by row of

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.registry import import_siblings
 
-from .base import ENCODERS, Encoder, EncoderEntry, Item, Processor
+from .base import ENCODERS, Encoder, EncoderEntry, Item, Processor, varies
 from .init import initialise
 from .lora import add_lora
 from .weights import WeightsReport, load_weights
@@ -39,6 +39,7 @@ __all__ = [
     "initialise",
     "list_encoders",
     "load_weights",
+    "varies",
     "wrap_encoder",
 ]
 

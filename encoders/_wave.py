@@ -29,25 +29,43 @@ class WaveProcessor(Processor):
     """Resample clips to `rate` Hz and store them as int16, half the size of float32.
 
     A clip longer than `longest` seconds is cropped, at random in training and else to its middle;
-    the rest is neither read from a long file nor resampled. With `step` (s), a clip is padded with
-    silence to a multiple of it, so that many clips of a batch have the same length.
+    the rest is neither read from a long file nor resampled. With `num_windows` above 1, evaluation
+    takes that many windows of `longest` seconds instead, evenly spaced from start to end. With
+    `step` (s), a clip is padded with silence to a multiple of it, so that many clips of a batch
+    have the same length.
     """
 
-    def __init__(self, rate: int, longest: float, step: float = 0.0) -> None:
+    def __init__(
+        self, rate: int, longest: float, step: float = 0.0, *, num_windows: int = 1
+    ) -> None:
         if longest * rate < 1:
             raise FusionZooError(f"a clip of at most {longest:g} s is shorter than one sample")
+        if num_windows < 1:
+            raise FusionZooError(f"windows={num_windows}; at least 1 is needed")
         self.rate, self.longest, self.step = rate, longest, step
+        self.num_windows = num_windows
 
     def __call__(self, value: Clip, generator: torch.Generator | None = None) -> Item:
-        max_samples, surplus = round(self.longest * self.rate), self._surplus(value)
+        surplus = self._surplus(value)
         start = surplus // 2
         if surplus and generator is not None:
             start = int(torch.randint(surplus + 1, (1,), generator=generator))
-        wave = read_at_rate(value, self.rate, start, max_samples)
+        return self._window(value, start)
+
+    def windows(self, value: Clip, generator: torch.Generator | None = None) -> list[Item]:
+        surplus = self._surplus(value)
+        if generator is not None or self.num_windows == 1 or not surplus:
+            return [self(value, generator)]
+        last = self.num_windows - 1
+        return [self._window(value, number * surplus // last) for number in range(last + 1)]
+
+    def _window(self, clip: Clip, start: int) -> Item:
+        """Read the part of a clip from sample `start`, at `rate`."""
+        wave = read_at_rate(clip, self.rate, start, round(self.longest * self.rate))
         if self.step:
             step = round(self.step * self.rate)
             wave = F.pad(wave, (0, max(step, -(-len(wave) // step) * step) - len(wave)))
-        stored = (wave.clamp(-1, 1) * PEAK).round().to(torch.int16)
+        stored = wave.clamp(-1, 1).mul_(PEAK).round_().to(torch.int16)
         return {"wave": stored, "lengths": torch.tensor(len(stored))}
 
     def varies(self, value: Clip) -> bool:

@@ -25,12 +25,18 @@ from .base import ENCODERS, Encoder, Item, Processor, run_by_length
 class FeatureProcessor(Processor):
     """Resample, then compute the fixed-length input of a Hugging Face feature extractor."""
 
-    def __init__(self, extractor: Any, rate: int, longest: float) -> None:
+    def __init__(self, extractor: Any, rate: int, longest: float, *, num_windows: int = 1) -> None:
         # Extractors refuse a clip that is shorter than their analysis window.
-        self.extractor, self.wave = extractor, WaveProcessor(rate, longest, STEP)
+        self.extractor = extractor
+        self.wave = WaveProcessor(rate, longest, STEP, num_windows=num_windows)
 
     def __call__(self, value: Clip, generator: torch.Generator | None = None) -> Item:
-        item = self.wave(value, generator)
+        return self._extract(self.wave(value, generator))
+
+    def windows(self, value: Clip, generator: torch.Generator | None = None) -> list[Item]:
+        return [self._extract(item) for item in self.wave.windows(value, generator)]
+
+    def _extract(self, item: Item) -> Item:
         wave = (item["wave"] / PEAK).numpy()
         extracted = self.extractor(wave, sampling_rate=self.wave.rate, return_tensors="pt")
         name = next(key for key in extracted if key in ("input_features", "input_values"))
@@ -57,6 +63,8 @@ class HFAudio(Encoder):
     Settings:
         pretrained: load the model's weights; otherwise its configuration with random weights
         longest: length in s beyond which a clip is cropped; Whisper's window replaces it
+        windows: in evaluation, windows of that length taken evenly from a longer clip, whose tokens
+            stand one after another and whose pooled vectors are averaged; 1 takes the middle
         assets: folder that `save_assets` wrote; set when a saved model is loaded
 
     Shapes: inputs["wave"] int16 (B, N) or inputs["features"], inputs["lengths"] (B,)
@@ -71,6 +79,7 @@ class HFAudio(Encoder):
         *,
         pretrained: bool = True,
         longest: float = 20.0,
+        windows: int = 1,
         assets: Path | None = None,
     ) -> None:
         super().__init__()
@@ -82,6 +91,7 @@ class HFAudio(Encoder):
         config = self.net.config
         self.dim = getattr(config, "hidden_size", None) or config.d_model
         self.rate, self.longest = self.extractor.sampling_rate, longest
+        self.windows = windows
         # SpecAugment refuses short clips, and features must not depend on chance.
         if hasattr(config, "apply_spec_augment"):
             config.apply_spec_augment = False
@@ -98,8 +108,9 @@ class HFAudio(Encoder):
 
     def processor(self, train: bool) -> Processor:
         if self.is_on_waves:
-            return WaveProcessor(self.rate, self.longest, STEP)
-        return FeatureProcessor(self.extractor, self.rate, self.chunk or self.longest)
+            return WaveProcessor(self.rate, self.longest, STEP, num_windows=self.windows)
+        longest = self.chunk or self.longest
+        return FeatureProcessor(self.extractor, self.rate, longest, num_windows=self.windows)
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         if self.is_on_waves:

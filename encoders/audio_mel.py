@@ -38,6 +38,8 @@ class MelTimm(Encoder):
         window: length of an analysis window in s
         hop: time between windows in s
         duration: length of the input in s
+        windows: in evaluation, windows of `duration` s taken evenly from a longer clip, whose
+            tokens stand one after another and whose pooled vectors are averaged; 1 takes the middle
 
     Shapes: (T = cells of the final feature map; D = model.num_features)
         inputs["wave"]: int16 (B, N) at `rate`, inputs["lengths"]: (B,)
@@ -57,6 +59,7 @@ class MelTimm(Encoder):
         window: float = 0.025,
         hop: float = 0.010,
         duration: float = 4.0,
+        windows: int = 1,
         **model_settings: Any,
     ) -> None:
         super().__init__()
@@ -64,10 +67,10 @@ class MelTimm(Encoder):
         self.mel = LogMel(rate, num_mels, window, hop)
         self.net = build_timm(model, pretrained, in_chans=1, **model_settings)
         self.dim = self.net.num_features
-        self.duration = duration
+        self.duration, self.windows = duration, windows
 
     def processor(self, train: bool) -> Processor:
-        return WaveProcessor(self.rate, self.duration)
+        return WaveProcessor(self.rate, self.duration, num_windows=self.windows)
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         wave = inputs["wave"]
@@ -106,6 +109,8 @@ class MelStats(Encoder):
         window: length of an analysis window in s
         hop: time between windows in s
         longest: length in s beyond which a clip is cropped
+        windows: in evaluation, windows of `longest` s taken evenly from a longer clip, whose tokens
+            stand one after another and whose pooled vectors are averaged; 1 takes the middle
 
     Shapes: inputs["wave"] int16 (B, N), inputs["lengths"] (B,) -> (B, 1, D), (B, 1), (B, D) with
         D = 2 num_mels
@@ -122,13 +127,15 @@ class MelStats(Encoder):
         window: float = 0.025,
         hop: float = 0.010,
         longest: float = 10.0,
+        windows: int = 1,
     ) -> None:
         super().__init__()
+        self.windows = windows
         self.rate, self.longest, self.dim = rate, longest, 2 * num_mels
         self.mel = LogMel(rate, num_mels, window, hop)
 
     def processor(self, train: bool) -> Processor:
-        return WaveProcessor(self.rate, self.longest)
+        return WaveProcessor(self.rate, self.longest, num_windows=self.windows)
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         # The transform reflects the wave at its ends, so it refuses a very short one.

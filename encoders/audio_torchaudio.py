@@ -33,14 +33,19 @@ class TorchaudioBundle(Encoder):
     Settings:
         pretrained: load the weights that torchaudio publishes
         longest: length in s beyond which a clip is cropped
+        windows: in evaluation, windows of `longest` s taken evenly from a longer clip, whose tokens
+            stand one after another and whose pooled vectors are averaged; 1 takes the middle
 
     Shapes: inputs["wave"] int16 (B, N), inputs["lengths"] (B,) -> (B, T, D), (B, T), (B, D)
     """
 
     kind = "audio"
 
-    def __init__(self, model: str, *, pretrained: bool = True, longest: float = 20.0) -> None:
+    def __init__(
+        self, model: str, *, pretrained: bool = True, longest: float = 20.0, windows: int = 1
+    ) -> None:
         super().__init__()
+        self.windows = windows
         import torchaudio
 
         bundles = [
@@ -64,7 +69,7 @@ class TorchaudioBundle(Encoder):
         self.dim = bundle._params["encoder_embed_dim"]
 
     def processor(self, train: bool) -> Processor:
-        return WaveProcessor(self.rate, self.longest, STEP)
+        return WaveProcessor(self.rate, self.longest, STEP, num_windows=self.windows)
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         return mean_pooled(*run_by_length(inputs["lengths"], inputs["wave"], self._run))
@@ -100,6 +105,8 @@ class Conformer(Encoder):
         kernel_size: of the depthwise convolution in tokens, odd
         dropout: in feed-forward, attention and convolution, 0 to 1
         longest: length in s beyond which a clip is cropped
+        windows: in evaluation, windows of `longest` s taken evenly from a longer clip, whose tokens
+            stand one after another and whose pooled vectors are averaged; 1 takes the middle
 
     Shapes: inputs["wave"] int16 (B, N), inputs["lengths"] (B,) -> (B, T, dim), (B, T), (B, dim)
     """
@@ -117,8 +124,10 @@ class Conformer(Encoder):
         kernel_size: int = 15,
         dropout: float = 0.1,
         longest: float = 20.0,
+        windows: int = 1,
     ) -> None:
         super().__init__()
+        self.windows = windows
         import torchaudio
 
         if dim % num_heads:
@@ -132,7 +141,7 @@ class Conformer(Encoder):
         )
 
     def processor(self, train: bool) -> Processor:
-        return WaveProcessor(self.rate, self.longest, STEP)
+        return WaveProcessor(self.rate, self.longest, STEP, num_windows=self.windows)
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         return mean_pooled(*run_by_length(inputs["lengths"], inputs["wave"], self._run))

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from fusionzoo.registry import Entry, Registry
-from fusionzoo.structures import KINDS, Features
+from fusionzoo.structures import ITEM_COUNTS, KINDS, Features
 
+from ._items import encode_items
 from .layers import freeze
 
 Item = dict[str, Tensor]
@@ -29,6 +30,15 @@ class Processor(ABC):
     @abstractmethod
     def __call__(self, value: Any, generator: torch.Generator | None = None) -> Item:
         """Prepare one value; only augmentation draws from `generator` (None: no augmentation)."""
+
+    def windows(self, value: Any, generator: torch.Generator | None = None) -> list[Item]:
+        """Prepare one value as several items, such as windows of a long clip; usually it is one."""
+        return [self(value, generator)]
+
+    def items(self, value: Any, generator: torch.Generator | None = None) -> list[Item]:
+        """Prepare the items of a sample: a list of values, or one value."""
+        values = value if isinstance(value, list) else [value]
+        return [item for part in values for item in self.windows(part, generator)]
 
     def varies(self, value: Any) -> bool:
         """Return whether training may prepare `value` in another way than evaluation does.
@@ -44,6 +54,12 @@ class Processor(ABC):
     def collate(self, items: Sequence[Item]) -> Item:
         """Stack items; where their first dimensions differ, pad with zeros at the end."""
         return {name: pad_sequence([i[name] for i in items], batch_first=True) for name in items[0]}
+
+
+def varies(processor: Processor, value: Any) -> bool:
+    """Return whether training may prepare any item of a sample's value in another way."""
+    values = value if isinstance(value, list) else [value]
+    return any(processor.varies(part) for part in values)
 
 
 class Augment(Protocol):
@@ -93,10 +109,12 @@ class Encoder(nn.Module):
         return self.augmentation(processor)
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Features:
-        if not self.frozen:
-            return self.encode(inputs)
-        with torch.no_grad():
-            return self._encode_in_parts(inputs)
+        encode = self._encode_frozen if self.frozen else self.encode
+        return encode_items(encode, inputs) if ITEM_COUNTS in inputs else encode(inputs)
+
+    @torch.no_grad()
+    def _encode_frozen(self, inputs: Mapping[str, Tensor]) -> Features:
+        return self._encode_in_parts(inputs)
 
     def _encode_in_parts(self, inputs: Mapping[str, Tensor]) -> Features:
         """Encode `frozen_rows` rows at a time, which keeps the activations small.

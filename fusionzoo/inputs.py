@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from .cells import fold
 from .datasets import PairedDataset, create_dataset
+from .datasets.arrow import is_list_of_text
 from .datasets.formats.columns import TEXT_TYPES
 from .datasets.formats.declared import HUGGING_FACE
 from .datasets.formats.loaded import Loaded
@@ -96,8 +97,9 @@ def store_table(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     declared = {key: metadata[key] for key in (FUSIONZOO, HUGGING_FACE) if key in metadata}
     table = _absolute_structs(table.replace_schema_metadata(declared or None))
     for name in _path_columns(settings, table):
-        cells = [cell and os.path.abspath(cell) for cell in table[name].to_pylist()]
-        table = table.set_column(table.column_names.index(name), name, pa.array(cells, pa.string()))
+        cells = [_absolute(cell) for cell in table[name].to_pylist()]
+        column = pa.array(cells, table[name].type)
+        table = table.set_column(table.column_names.index(name), name, column)
     buffer = io.BytesIO()
     pq.write_table(table, buffer)
     contents = buffer.getvalue()
@@ -120,17 +122,27 @@ def _path_columns(settings: Mapping[str, Any], table: pa.Table) -> list[str]:
     return [
         field.name
         for field in table.schema
-        if fold(field.name) in path_columns and any(is_type(field.type) for is_type in TEXT_TYPES)
+        if fold(field.name) in path_columns
+        and (is_list_of_text(field.type) or any(is_type(field.type) for is_type in TEXT_TYPES))
     ]
+
+
+def _absolute(cell: Any) -> Any:
+    """Return a path, or each of a list, as an absolute one."""
+    if isinstance(cell, list):
+        return [_absolute(path) for path in cell]
+    return cell and os.path.abspath(cell)
 
 
 def _absolute_structs(table: pa.Table) -> pa.Table:
     """Make the paths in columns of `{bytes, path}` absolute."""
     for position, field in enumerate(table.schema):
-        names = [x.name for x in field.type] if pa.types.is_struct(field.type) else []
+        inner = field.type.value_type if pa.types.is_list(field.type) else field.type
+        names = [x.name for x in inner] if pa.types.is_struct(inner) else []
         if "path" in names:
             cells = table.column(position).to_pylist()
-            for cell in cells:
+            structs = [x for cell in cells for x in (cell if isinstance(cell, list) else [cell])]
+            for cell in structs:
                 if cell and cell["path"] is not None and cell.get("bytes") is None:
                     cell["path"] = os.path.abspath(cell["path"])
             table = table.set_column(position, field, pa.array(cells, field.type))

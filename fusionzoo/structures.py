@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from .errors import FusionZooError
 
 KINDS = ("image", "text", "audio", "vector", "sequence", "tabular")
+# In an encoder's inputs: how many of a row's items are real, int64 (B,); the other tensors are then
+# (B, items, ...). Absent where every row has one item.
+ITEM_COUNTS = "item_counts"
 
 
 class Audio(NamedTuple):
@@ -56,7 +59,8 @@ class Sample(NamedTuple):
 
     A value is, by kind: image uint8 (3, H, W) RGB; text str; audio a `Clip`;
     vector float32 (D,); sequence float32 (T, D); tabular a dict of cells by column, each a number,
-    text or, if empty, None; None where the sample lacks the modality.
+    text or, if empty, None; of several pictures or clips a list of two or more; None where the
+    sample lacks the modality.
     """
 
     id: str

@@ -69,14 +69,18 @@ def gather_columns(
 
 
 def cell_columns(
-    table: pa.Table, roles: Roles, kinds: Mapping[str, str], labels: Sequence[str]
+    table: pa.Table,
+    roles: Roles,
+    kinds: Mapping[str, str],
+    group_column: str | None,
+    targets: Collection[str],
 ) -> set[str]:
     """Return the columns that are read as cells, not as media, even if they hold bytes.
 
     These are ids, splits, groups, labels and the parts of tabular modalities.
     """
     names = [
-        *(name for name in (*ROLES, *labels) if name not in kinds),
+        *(x for x in (*ROLES, group_column or "group", *targets) if x not in kinds),
         *(name for name in (*roles, *kinds, "tabular") if _is_tabular(name, kinds)),
     ]
     words = {fold(word) for name in names for word in word_list(roles.get(name, name))}

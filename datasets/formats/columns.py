@@ -35,7 +35,6 @@ class Columns:
         source: str,
         table: pa.Table,
         roles: Mapping[str, str],
-        *,
         cells: CellRules | None = None,
         row_numbers: RowNumbers | None = None,
     ) -> None:
@@ -103,6 +102,10 @@ class Columns:
                 f" {one_line(error)}"
             ) from error
         return self._without_missing(role, stripped, stripped, words_missing)
+
+    def numbers(self, role: str) -> Any:
+        """Return a column as text with decimal points, null where it is empty."""
+        return self.cells.numbers(self.text(role))
 
     def references(self, role: str) -> Any:
         """Return a modality's column with null for missing text; lists stay as they are."""

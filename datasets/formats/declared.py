@@ -63,8 +63,9 @@ def read_declared(table: pa.Table, source: str) -> Declared:
     kinds, class_names = {}, {}
     for name in table.column_names:
         feature = _mapping(features.get(name))
-        if str(feature.get("_type")) in MEDIA:
-            kinds[name] = MEDIA[str(feature["_type"])]
+        for described in (feature, _mapping(feature.get("feature"))):  # a list has a feature
+            if str(described.get("_type")) in MEDIA:
+                kinds[name] = MEDIA[str(described["_type"])]
         names = _mapping(feature.get("feature")).get("names") or feature.get("names")
         if isinstance(names, list) and all(isinstance(label, str) for label in names):
             class_names[name] = names

@@ -37,6 +37,10 @@ class ArrowCells:
 
     def paths(self) -> list[tuple[int, str]]:
         """Return row and path of the cells that have a path and no bytes."""
+        if pa.types.is_list(self.column.type):
+            rows = pc.list_parent_indices(self.column).to_pylist()
+            inner = ArrowCells(pc.list_flatten(self.column), self.root).paths()
+            return [(rows[position], path) for position, path in inner]
         if "path" not in _field_names(self.column.type):
             return []
         paths = pc.struct_field(self.column, "path")
@@ -63,8 +67,10 @@ def media_value(value: Any, root: Path | None) -> Any:
     """Return a value that `media.decode` reads.
 
     Of `{bytes, path}` the bytes, else the path; of `{array, sampling_rate}`, or of an audio decoder
-    of torchcodec, `(samples, rate)`.
+    of torchcodec, `(samples, rate)`. Of a list, each of its values.
     """
+    if isinstance(value, list) and value and not isinstance(value[0], str | float | int):
+        return [media_value(item, root) for item in value]
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
     if hasattr(value, "get_all_samples"):
@@ -95,8 +101,9 @@ def take_out(
     """
     cells = {}
     for position, field in enumerate(table.schema):
-        is_binary = any(is_type(field.type) for is_type in BINARY_TYPES)
-        if field.name in kept or not (is_binary or pa.types.is_struct(field.type)):
+        inner = field.type.value_type if pa.types.is_list(field.type) else field.type
+        is_binary = any(is_type(inner) for is_type in BINARY_TYPES)
+        if field.name in kept or not (is_binary or pa.types.is_struct(inner)):
             continue
         column = table.column(position)
         cells[field.name] = ArrowCells(column, root)
@@ -134,7 +141,12 @@ def check_cell_paths(dataset: SampleTable, must_exist: bool) -> None:
 
 
 def _has_value(column: pa.ChunkedArray) -> Any:
-    """Return which cells are not null and, if they are `{bytes, path}`, have one of the two."""
+    """Return which cells are not null and, if they are `{bytes, path}`, have one of the two.
+
+    A list has a value if it is not empty.
+    """
+    if pa.types.is_list(column.type):
+        return pc.fill_null(pc.greater(pc.list_value_length(column), 0), False)
     fields = [name for name in ("bytes", "path") if name in _field_names(column.type)]
     if not fields:
         return column.is_valid()

@@ -54,6 +54,7 @@ def manifest(
     categorical: str | Sequence[str] = (),
     arrays: Mapping[str, str | Sequence[str]] | None = None,
     sample_rate: int | None = None,
+    frames: int | None = None,
 ) -> PairedDataset:
     """Open your own table, a row per sample: CSV, TSV, JSONL, Parquet, .xlsx, or in memory.
 
@@ -62,7 +63,9 @@ def manifest(
     without a class, and no `target` is known. Text is in its cell, vectors and sequences are lists,
     or parts of arrays such as `feats.npy[17]`, `feats.npz::key` or `feats.h5::group/key[2:40]`;
     paths are relative to the file. In Parquet, media may be bytes or `{bytes, path}`. Text files
-    may be compressed (`.csv.gz`).
+    may be compressed (`.csv.gz`). A cell of pictures or clips may be a list, or a pattern such as
+    `frames/7/*.jpg`; `image` and `audio` may name the same video. Columns `start` and `end`, or
+    `audio_start`, `image_end` and so on, are the seconds that are used of it.
 
     Settings:
         root: path of the file, or of a folder of Parquet files; in Python also a table in memory
@@ -97,6 +100,8 @@ def manifest(
         arrays: files of modalities that are no columns, `{"audio": "feats.npy"}`: a row per sample,
             or by id, `"feats.npy,ids.npy"`, `.npz` or HDF5 with `features` and `ids`, or named ids
         sample_rate: in Hz, of audio in arrays
+        frames: pictures taken of a video, uniformly spaced; null takes 8; a number holds for the
+            pictures that a pattern matches, too, of which null takes all
     """
     names = word_list(fields) if fields else []
     loaded = _load(root, TextFormat(delimiter, encoding, sheet), names, stream_limit)
@@ -118,6 +123,7 @@ def manifest(
         categorical=categorical,
         arrays=arrays,
         sample_rate=sample_rate,
+        frames=frames,
         cells=CellRules(words, decimal, label_separator, drop_empty),
     )
     if join:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from .gather import gather
 from .loaded import Loaded
 from .others import other_columns
 from .roles import missing_words, read_groups, read_ids, read_labels
+from .segments import read_segments, split_roles
+from .several import expand_patterns, with_slashes, without_empty
 from .split_columns import read_splits
 
 
@@ -51,17 +54,19 @@ def open_table(
     sample_rate: int | None = None,
     cells: CellRules | None = None,
     loaded: Loaded | None = None,
+    frames: int | None = None,
 ) -> PairedDataset:
     """Return the data set of a table; for the settings see `manifest`.
 
     `source` names the table in messages; paths are relative to `root`. `loaded` has the values of
     columns whose cells are row numbers, and what is known of the others.
     """
+    columns, segments = split_roles(columns or {}, kinds or {})
     table, declared_kinds, roles, inferred = apply_declared(
-        table, source, kinds or {}, columns or {}, targets or {}, loaded
+        table, source, kinds or {}, columns, targets or {}, loaded
     )
-    labels = [group_column or "group", *(targets or ())]
-    table, embedded = take_out(table, root, cell_columns(table, roles, declared_kinds, labels))
+    as_cells = cell_columns(table, roles, declared_kinds, group_column, targets or {})
+    table, embedded = take_out(table, root, as_cells)
     gathered = gather(
         table,
         source,
@@ -77,22 +82,19 @@ def open_table(
         cells=cells,
     )
     provenance = replace(loaded.provenance if loaded else Provenance(), inferred=inferred)
-    known = Columns(
-        source, gathered.table, gathered.roles, cells=cells, row_numbers=provenance.row_numbers
-    )
-    try:
+    known = Columns(source, gathered.table, gathered.roles, cells, provenance.row_numbers)
+    with _errors_of_types(source):
         rows, names, provenance = _read_columns(
-            known, gathered.kinds, shares, targets, word_list(paths), provenance
+            known, gathered.kinds, shares, targets, word_list(paths), provenance, segments
         )
-    except (pa.ArrowException, UnicodeDecodeError) as error:  # a date for an id, bytes for a label
-        raise FusionZooError(
-            f"{source}: a column is of a type that cannot be used: {one_line(error)}"
-        ) from error
     if loaded and loaded.split_rule:
         provenance = replace(provenance, split_rule=loaded.split_rule)
-    values: dict[str, Any] = {**embedded, **(loaded.memory if loaded else {})}
-    rows = rows.drop_columns([x for x in values if x in rows.column_names and x not in names])
-    memory = {name: values[known.name(name)] for name in names if known.name(name) in values}
+    values = {**embedded, **(loaded.memory if loaded else {})}
+    rows, memory = _without_numbers(rows, known, names, values)
+    outside = {name: kind for name, kind in names.items() if name not in memory}
+    rows, provenance = expand_patterns(
+        rows, outside, provenance, source=source, root=root, frames=frames, on_error=on_error
+    )
     dataset = PairedDataset(
         rows,
         names,
@@ -106,9 +108,28 @@ def open_table(
         allow_outside=allow_outside,
         provenance=replace(provenance, notes=gathered.notes),
     )
-    dataset.sample_rate = sample_rate
+    dataset.sample_rate, dataset.frames = sample_rate, frames
     check_cell_paths(dataset, must_exist=on_error == "raise")
     return dataset
+
+
+@contextmanager
+def _errors_of_types(source: str) -> Iterator[None]:
+    """Name the source in errors of Arrow: a date for an id, bytes for a label."""
+    try:
+        yield
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise FusionZooError(
+            f"{source}: a column is of a type that cannot be used: {one_line(error)}"
+        ) from error
+
+
+def _without_numbers(
+    rows: pa.Table, table: Columns, names: Collection[str], values: Mapping[str, Any]
+) -> tuple[pa.Table, dict[str, Any]]:
+    """Drop row numbers of values that no modality has; return the others by modality, too."""
+    rows = rows.drop_columns([x for x in values if x in rows.column_names and x not in names])
+    return rows, {x: values[table.name(x)] for x in names if table.name(x) in values}
 
 
 def _modalities(table: Columns, kinds: Mapping[str, str], labels: Sequence[str]) -> dict[str, str]:
@@ -157,13 +178,15 @@ def _read_columns(
     targets: Mapping[str, str] | None,
     paths: Sequence[str],
     provenance: Provenance,
+    segments: Mapping[str, str],
 ) -> tuple[pa.Table, dict[str, str], Provenance]:
     """Return the table of the data set, its modalities with their kinds, and its provenance."""
     labels = _label_columns(table, targets or {})
     names = _modalities(table, kinds, labels)
     num_rows = len(table.table)
-    values = _drop_empty(table, {name: table.references(name) for name in names})
-    values, notes = _with_slashes(
+    values = without_empty({name: table.references(name) for name in names}, names)
+    values = _drop_empty(table, values)
+    values, notes = with_slashes(
         values, [name for name, kind in names.items() if kind != "text" or name in paths]
     )
     columns = {"id": read_ids(table), "target": pa.nulls(len(table.table), pa.string())}
@@ -175,12 +198,14 @@ def _read_columns(
     if groups is not None:
         columns["group"] = pc.coalesce(groups, columns["id"])
     splits = read_splits(table, columns, kinds_of_labels, shares)
-    columns |= {"split": splits.column, **values}
+    taken = {table.position(name) for name in ("id", "target", *names, *labels) if name in table}
+    edges, segment_notes = read_segments(table, names, values, segments, taken)
+    columns |= {"split": splits.column, **edges, **values}
     if targets is not None and "target" not in targets and "target" in table:
         table.used.discard(table.position("target"))
     provenance = replace(
         provenance,
-        reading=(*provenance.reading, *table.cells.notes, *notes),
+        reading=(*provenance.reading, *table.cells.notes, *notes, *segment_notes),
         missing=missing_words(table),
         empty_rows=num_rows - len(table.table),
         split_rule=splits.rule,
@@ -213,17 +238,3 @@ def _drop_empty(table: Columns, values: Mapping[str, Any]) -> dict[str, Any]:
         raise FusionZooError(f"{table.source}: every modality is empty in all rows")
     table.keep(has_any)
     return {name: column.filter(pa.array(has_any)) for name, column in values.items()}
-
-
-def _with_slashes(
-    values: Mapping[str, Any], path_columns: Sequence[str]
-) -> tuple[dict[str, Any], list[str]]:
-    """Return the modalities with slashes in paths for backslashes, and notes of this."""
-    columns, notes = dict(values), []
-    for name in path_columns:
-        if not pa.types.is_string(columns[name].type):
-            continue
-        if pc.any(pc.match_substring(columns[name], "\\")).as_py():
-            columns[name] = pc.replace_substring(columns[name], "\\", "/")
-            notes.append(f"backslashes in {name} as slashes")
-    return columns, notes

@@ -45,13 +45,28 @@ class Measurement:
 
 
 def measure(kind: str, value: Any) -> Measurement:
-    """Measure a decoded value."""
+    """Measure a decoded value, or several pictures or clips."""
+    if isinstance(value, list):
+        return _combined([measure(kind, item) for item in value])
     measures: dict[str, Callable[[Any], Measurement]] = {
         "image": measure_image,
         "text": measure_text,
         "audio": measure_audio,
     }
     return measures.get(kind, measure_array)(value)
+
+
+def _combined(items: list[Measurement]) -> Measurement:
+    """Measure several pictures or clips: blank or silent if all are, as long as all together."""
+    combine: dict[str, Callable[[list[float]], float]] = {"spread": max, "peak": max}
+    combine |= {"width": min, "height": min}
+    numbers = {
+        key: combine.get(key, sum)([x.numbers[key] for x in items]) for key in items[0].numbers
+    }
+    digest = hashlib.blake2b(b"".join(x.digest for x in items), digest_size=16).digest()
+    prints = [x.print for x in items if x.print is not None]
+    mean = np.mean(prints, axis=0).round().astype(prints[0].dtype) if prints else None
+    return Measurement(digest, numbers, mean)
 
 
 def measure_image(image: torch.Tensor) -> Measurement:

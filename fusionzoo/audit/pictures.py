@@ -68,10 +68,13 @@ def _show(dataset: PairedDataset, name: str, row: int) -> Picture | None:
     kind = dataset.modalities[name]
     try:
         value = decode(kind, reference)
+        count = len(value) if isinstance(value, list) and kind in ("image", "audio") else 1
+        first = value[0] if count > 1 else value
+        more = f", the first of {count}" if count > 1 else ""
         if kind == "image":
-            return show_image(name, value)
+            return show_image(name, first, more)
         if kind == "audio":
-            return show_clip(name, value)
+            return show_clip(name, first, more)
     except (FusionZooError, OSError, ValueError, RuntimeError) as error:
         return Picture(name, problem=one_line(error))
     if kind == "text":
@@ -85,16 +88,16 @@ def _show(dataset: PairedDataset, name: str, row: int) -> Picture | None:
     return Picture(name, text=shown, caption=f"{kind} {' x '.join(map(str, array.shape))}")
 
 
-def show_image(name: str, image: torch.Tensor) -> Picture:
+def show_image(name: str, image: torch.Tensor, more: str = "") -> Picture:
     """Show uint8 (3, H, W)."""
     from PIL import Image
 
     pixels = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
     pixels.thumbnail((SIDE, SIDE))
-    return Picture(name, image=pixels, caption=f"{image.shape[2]} x {image.shape[1]} pixels")
+    return Picture(name, image=pixels, caption=f"{image.shape[2]} x {image.shape[1]} pixels{more}")
 
 
-def show_clip(name: str, clip: Clip) -> Picture:
+def show_clip(name: str, clip: Clip, more: str = "") -> Picture:
     """Show the first seconds of a clip."""
     count = min(clip.frames, MAX_READ * clip.rate)
     samples = clip.read(0, count).numpy()
@@ -103,4 +106,4 @@ def show_clip(name: str, clip: Clip) -> Picture:
         [np.minimum.reduceat(samples, edges[:-1]), np.maximum.reduceat(samples, edges[:-1])], axis=1
     )
     seconds = f"{clip.frames / clip.rate:.2f} s, {clip.rate:,} Hz"
-    return Picture(name, wave=wave, caption=f"{seconds}, peak {np.abs(samples).max():.3f}")
+    return Picture(name, wave=wave, caption=f"{seconds}, peak {np.abs(samples).max():.3f}{more}")

@@ -12,6 +12,7 @@ import numpy as np
 
 from fusionzoo.datasets.arrays import file_of
 from fusionzoo.datasets.media import SUFFIXES
+from fusionzoo.datasets.paths import paths_in
 
 from .findings import Finding, by_share, counted, singles
 from .scan import Scan, Values
@@ -209,9 +210,9 @@ def orphan_files(scan: Scan) -> Iterator[Finding]:
     top = os.path.realpath(dataset.root)
     named = {os.path.realpath(scan.manifest)} if scan.manifest else set()
     for name in names:
-        cells = dataset.table[name].to_pylist() if name in dataset.table.column_names else []
-        files_of_cells = {file_of(x) for x in cells if isinstance(x, str)}
-        named |= {os.path.normpath(os.path.join(top, x)) for x in files_of_cells}
+        if name in dataset.table.column_names:
+            files_of_cells = {file_of(path) for _, path in paths_in(dataset.table[name])}
+            named |= {os.path.normpath(os.path.join(top, path)) for path in files_of_cells}
     files: list[str] = []
     for number, path in enumerate(_files(top)):
         if number >= MAX_FILES:

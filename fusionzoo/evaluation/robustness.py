@@ -195,7 +195,13 @@ LOST_PART |= {"vector": "dropout", "sequence": "dropout", "tabular": "empty_cell
 
 
 def corrupt(value: Any, kind: str, name: str, severity: int, seed: int = 0) -> Any:
-    """Corrupt one decoded value: `corrupt(picture, "image", "blur", 3)`."""
+    """Corrupt one decoded value: `corrupt(picture, "image", "blur", 3)`.
+
+    Of several pictures or clips each is corrupted, by a draw of its own.
+    """
+    if isinstance(value, list):
+        seeds = [seed, *(seed_of(seed, number) for number in range(1, len(value)))]
+        return [corrupt(x, kind, name, severity, s) for x, s in zip(value, seeds, strict=True)]
     if name not in CORRUPTIONS[kind]:
         raise FusionZooError(
             f"no corruption {name!r} of {kind}.{did_you_mean(name, CORRUPTIONS[kind])}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from tqdm import tqdm
 from fusionzoo.datasets import Collate, PairedDataset
 from fusionzoo.datasets.arrays import ArrayItem
 from fusionzoo.datasets.media import decode
+from fusionzoo.datasets.stretch import Stretch
 from fusionzoo.encoders import Encoder, Processor
 from fusionzoo.errors import FusionZooError
 from fusionzoo.sources import code_digest
@@ -200,25 +201,40 @@ def _decoded_bytes(kind: str, value: Any) -> bytes:
         decoded = decode(kind, value)
     except FusionZooError as error:
         return str(error).encode()
-    parts = (decoded.samples, decoded.rate) if isinstance(decoded, Audio) else (decoded,)
-    return b"".join(np.asarray(part).tobytes() for part in parts)
+    items = decoded if isinstance(decoded, list) else [decoded]
+    parts = [(x.samples, x.rate) if isinstance(x, Audio) else (x,) for x in items]
+    return b"".join(np.asarray(part).tobytes() for item in parts for part in item)
 
 
 def fingerprint(dataset: PairedDataset, modality: str) -> str:
     """Return the hash of ids and values: contents in memory, size and time of files."""
     digest = hashlib.sha256()
+    kind = dataset.modalities[modality]
     for sample_id, value in zip(dataset.ids, dataset.references(modality), strict=True):
         digest.update(f"\0{sample_id}\0".encode())
-        if isinstance(value, Path | ArrayItem):
-            path = value if isinstance(value, Path) else value.path
-            stat = path.stat() if path.is_file() else None
-            digest.update(f"{value} {stat and (stat.st_size, stat.st_mtime_ns)}".encode())
-        elif isinstance(value, Audio):
-            digest.update(f"{value.rate}".encode() + value.samples.numpy().tobytes())
-        elif isinstance(value, Tensor | np.ndarray):
-            digest.update(np.ascontiguousarray(value).tobytes())
-        elif isinstance(value, tuple) or hasattr(value, "getbands"):  # a clip, or a PIL picture
-            digest.update(_decoded_bytes(dataset.modalities[modality], value))
-        else:
-            digest.update(repr(value).encode())
+        for part in _parts(value, kind):
+            digest.update(part)
     return digest.hexdigest()
+
+
+def _parts(value: Any, kind: str) -> Iterator[bytes]:
+    """Yield what identifies an undecoded value; of several pictures or clips, that of each."""
+    if isinstance(value, list) and kind in ("image", "audio"):
+        for number, item in enumerate(value):
+            yield f"\0{number}\0".encode()
+            yield from _parts(item, kind)
+    elif isinstance(value, Stretch):
+        yield f"{value.start} {value.end} {value.frames} ".encode()
+        yield from _parts(value.source, kind)
+    elif isinstance(value, Path | ArrayItem):
+        path = value if isinstance(value, Path) else value.path
+        stat = path.stat() if path.is_file() else None
+        yield f"{value} {stat and (stat.st_size, stat.st_mtime_ns)}".encode()
+    elif isinstance(value, Audio):
+        yield f"{value.rate}".encode() + value.samples.numpy().tobytes()
+    elif isinstance(value, Tensor | np.ndarray):
+        yield np.ascontiguousarray(value).tobytes()
+    elif isinstance(value, tuple) or hasattr(value, "getbands"):  # a clip, or a PIL picture
+        yield _decoded_bytes(kind, value)
+    else:
+        yield repr(value).encode()

@@ -18,21 +18,18 @@ from torch import Tensor
 
 from fusionzoo.datasets import Collate, PairedDataset
 from fusionzoo.distributed.process_group import World, gather
-from fusionzoo.encoders import WRAPPED, Encoder, Item, Processor
+from fusionzoo.encoders import WRAPPED, Encoder, Item
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Features
 
 from .cache import feature_cache, load_features
 from .encode import StoredFeatures, describe, encode
+from .same_in_training import NotCacheable, SameInTraining
 
 HEARTBEAT = 10.0  # seconds between two signs of life of a process that the others wait for
 MEMORY_SHARE = (
     4  # features may take up to 1 / MEMORY_SHARE of the memory, and half of the free disk
 )
-
-
-class NotCacheable(Exception):
-    """Why the features of a frozen encoder cannot stand in for its inputs."""
 
 
 class StoredModality:
@@ -181,7 +178,7 @@ class Caching:
                 max_tokens=description["max_tokens"],
                 device=self.world.device,
                 amp=self.amp,
-                processor=_SameInTraining(encoder.processor(False), encoder.loader_processor(True)),
+                processor=SameInTraining(encoder.processor(False), encoder.loader_processor(True)),
                 after_batch=_Watch(self, encoder.dim, len(samples)),
                 progress=self.world.main,
             )
@@ -195,24 +192,6 @@ class Caching:
         except FusionZooError as error:
             return "skip" if self.mode == "auto" else "error", str(error)
         return None
-
-
-class _SameInTraining(Processor):
-    """Prepare as in evaluation; refuse a value that training would prepare in another way."""
-
-    def __init__(self, evaluation: Processor, training: Processor) -> None:
-        self.evaluation, self.training = evaluation, training
-
-    def __call__(self, value: Any, generator: torch.Generator | None = None) -> Item:
-        if self.training.varies(value):
-            raise NotCacheable("training crops or augments it at random")
-        return self.evaluation(value)
-
-    def blank(self) -> Item:
-        return self.evaluation.blank()
-
-    def collate(self, items: Sequence[Item]) -> Item:
-        return self.evaluation.collate(items)
 
 
 class _Watch:

@@ -189,7 +189,7 @@ def test_a_wav_that_was_streamed_without_a_length_is_read(tmp_path: Path) -> Non
     ("kind", "name", "contents", "words"),
     [
         ("audio", "a b.m4a", b"\0\0\0\x20ftypM4A ", ["M4A", "ffmpeg -i ", "a b.flac'"]),
-        ("audio", "a.webm", b"\x1a\x45\xdf\xa3", ["WEBM or MKV", "WAV, FLAC, OGG and MP3"]),
+        ("audio", "a.wma", b"\x30\x26\xb2\x75", ["WMA or ASF", "WAV, FLAC, OGG and MP3"]),
         ("image", "a.heic", b"\0\0\0\x18ftypheic", ["HEIC", "PNG, JPEG", "a.png"]),
         ("image", "a.png", b"%!PS-Adobe-3.0 EPSF-3.0\n", ["PostScript", "a-converted.png"]),
         ("audio", "a.xyz", b"nothing of that kind", ["convert it: ffmpeg -i"]),

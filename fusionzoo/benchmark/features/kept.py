@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fusionzoo.datasets import Collate, PairedDataset
-from fusionzoo.encoders import Item, Processor
+from fusionzoo.encoders import Item, Processor, varies
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Sample
 
@@ -18,7 +18,7 @@ MOST = 1 << 30  # bytes of prepared samples that a process keeps
 class _Prepared(NamedTuple):
     """A value that its processor has prepared already."""
 
-    item: Item
+    items: list[Item]
 
 
 class _Processor(Processor):
@@ -28,7 +28,11 @@ class _Processor(Processor):
         self.processor = processor
 
     def __call__(self, value: Any, generator: torch.Generator | None = None) -> Item:
-        return value.item if isinstance(value, _Prepared) else self.processor(value, generator)
+        return self.processor(value, generator)
+
+    def items(self, value: Any, generator: torch.Generator | None = None) -> list[Item]:
+        is_prepared = isinstance(value, _Prepared)
+        return value.items if is_prepared else self.processor.items(value, generator)
 
     def blank(self) -> Item:
         return self.processor.blank()
@@ -61,15 +65,15 @@ class KeptSamples:
         values: dict[str, Any] = {}
         for name, processor in collate.processors.items():
             value = sample.values.get(name)
-            if value is not None and train and processor.varies(value):
+            if value is not None and train and varies(processor, value):
                 return sample
             values[name] = value
         for name, value in values.items():
             if value is not None:
                 try:
-                    values[name] = _Prepared(collate.processors[name](value))
+                    values[name] = _Prepared(collate.processors[name].items(value))
                 except FusionZooError:  # Collate reports it
                     return sample
-                self.bytes += sum(x.nbytes for x in values[name].item.values())
+                self.bytes += sum(x.nbytes for item in values[name].items for x in item.values())
         self._samples[place] = sample._replace(values=values)
         return self._samples[place]

@@ -1,0 +1,65 @@
+"""Which values of a modality are files, several files or parts of files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from .arrow import is_list_of_text
+from .join import SourceValues
+from .stretch import Stretch, is_video
+from .table import SampleTable
+
+
+def in_files(dataset: SampleTable, name: str) -> bool:
+    """Whether every value of a modality is a file."""
+    values = dataset.memory.get(name)
+    if isinstance(values, SourceValues):
+        return in_files(values.source, values.modality)
+    if values is None:
+        return name in dataset.paths and holds_paths(dataset.table[name].type)
+    return all(
+        isinstance(file, Path) for value in dataset.references(name) for file in files_of(value)
+    )
+
+
+def files_of(value: Any) -> list[Any]:
+    """Return the files of an undecoded value, or the value in a list if it is none."""
+    if isinstance(value, list):
+        return [file for item in value for file in files_of(item)]
+    return [] if value is None else [value.source if isinstance(value, Stretch) else value]
+
+
+def holds_paths(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds paths, or lists of them."""
+    return pa.types.is_string(kind) or is_list_of_text(kind)
+
+
+def has_several(dataset: SampleTable, name: str, *, decoded: bool) -> bool:
+    """Whether a sample has several items; if `decoded`, the pictures of a video count as such."""
+    is_listed = is_list_of_text(dataset.table[name].type)
+    if is_listed or (name not in dataset.memory and not decoded):
+        return is_listed
+    has_pictures = dataset.modalities[name] == "image"
+    return any(
+        isinstance(value, list) or (decoded and has_pictures and is_video(value))
+        for value in dataset.references(name)
+    )
+
+
+def segment_columns(
+    dataset: SampleTable, types: Mapping[str, pa.DataType]
+) -> dict[str, pa.DataType]:
+    """Return the columns of segments, for files of which only a part is used."""
+    columns: dict[str, pa.DataType] = {}
+    for name, kind in types.items():
+        if dataset.modalities[name] in ("image", "audio") and holds_paths(kind):
+            values = (
+                x for v in dataset.references(name) for x in (v if isinstance(v, list) else [v])
+            )
+            if any(isinstance(x, Stretch) and (x.start or x.end is not None) for x in values):
+                columns |= {f"{name}_start": pa.float64(), f"{name}_end": pa.float64()}
+    return columns

@@ -1,0 +1,241 @@
+"""Decode videos by PyAV (FFmpeg's libraries): pictures at uniformly spaced times, and the sound."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.structures import Audio
+
+from .budgets import check_budget, check_picture, file_size
+from .sound import MAX_READ_AT_ONCE, checked_samples
+from .stretch import Stretch, container_of
+
+JUMP = 5.0  # s; what lies nearer is decoded through, what lies farther is sought
+PREROLL = 0.2  # s of sound decoded before the part in use, as lossy codecs overlap
+EARLY = 1e-3  # s by which a picture's time may be rounded up in the file
+MOST_MISSING = 1.0  # s that may be missing at the end: headers are not exact
+
+
+@dataclass(frozen=True)
+class Soundtrack:
+    """The mono sound of a video, or a part of it; `read` decodes a part, `samples` all of it."""
+
+    source: Path | bytes
+    rate: int  # Hz
+    frames: int
+    offset: int = 0  # samples before the part
+
+    def read(self, start: int, count: int) -> Tensor:
+        """Return samples `start` to `start + count`, float32 (count,); fewer at the end."""
+        count = min(count, self.frames - start)
+        with _open(self.source) as container:
+            stream = _stream(container, "audio", _name(self.source))
+            samples = _read_sound(container, stream, self.offset + start, count)
+        _check_end(_name(self.source), count - len(samples), self.rate)
+        return torch.from_numpy(checked_samples(samples, _name(self.source)))
+
+    @property
+    def samples(self) -> Tensor:
+        """All of it, float32 (frames,)."""
+        check_budget("samples", self.frames, _name(self.source))
+        return self.read(0, self.frames)
+
+
+def decode_video(kind: str, value: Any) -> Any:
+    """Return a video's pictures, uint8 (3, H, W), or a single one; of kind `audio` its sound."""
+    part = value if isinstance(value, Stretch) else Stretch(value)
+    if kind == "audio":
+        return read_soundtrack(part)
+    pictures = read_pictures(part)
+    return pictures[0] if len(pictures) == 1 else pictures
+
+
+def read_pictures(part: Stretch) -> list[Tensor]:
+    """Return the pictures in the middles of equal parts of a video; of a short one, all of them."""
+    name = _name(part.source)
+    with _open(part.source) as container:
+        stream = _stream(container, "video", name)
+        width, height = stream.codec_context.width, stream.codec_context.height
+        check_picture(width, height, name)
+        check_budget("items", part.frames, f"{name}: the number of pictures")
+        check_budget("pixels of all pictures", part.frames * width * height, name)
+        start, end = part.bounds(_seconds(container, stream, name), name)
+        times = [start + (i + 0.5) * (end - start) / part.frames for i in range(part.frames)]
+        return [_tensor(frame, name) for frame in _frames_at(container, stream, times, name)]
+
+
+def read_soundtrack(part: Stretch) -> Audio | Soundtrack:
+    """Return a video's sound, its channels averaged; that of a long one is returned unread."""
+    name = _name(part.source)
+    with _open(part.source) as container:
+        stream = _stream(container, "audio", name)
+        rate = int(stream.codec_context.sample_rate)
+        check_budget("rate", rate, name)
+        total = round(_seconds(container, stream, name) * rate)
+        first, count = part.samples(total, rate, name)
+        if count > MAX_READ_AT_ONCE:
+            return Soundtrack(_source(part.source), rate, count, first)
+        is_whole = part.end is None and not first
+        samples = _read_sound(container, stream, first, None if is_whole else count)
+    if not len(samples):
+        raise FusionZooError(f"{name} contains no sound: 0 samples")
+    _check_end(name, count - len(samples), rate)
+    return Audio(torch.from_numpy(checked_samples(samples, name)), rate)
+
+
+def _frames_at(container: Any, stream: Any, times: Sequence[float], name: str) -> list[Any]:
+    """Return the frames that are shown at some times, in ascending order; each once."""
+    origin, base = _origin(container), float(stream.time_base)
+    frames = container.decode(stream)
+    chosen: list[Any] = []
+    shown, following = None, next(frames, None)
+    for time in times:
+        if following is not None and time - _begin(following, origin) > JUMP:
+            container.seek(int((time + origin) / base), stream=stream)
+            frames = container.decode(stream)
+            shown, following = None, next(frames, None)
+        while following is not None and _begin(following, origin) <= time + EARLY:
+            shown, following = following, next(frames, None)
+        frame = following if shown is None else shown
+        if frame is None:
+            raise FusionZooError(f"{name} has no picture that can be decoded")
+        if following is None:
+            length = max((frame.duration or 0) * base, 1 / float(stream.average_rate or 1))
+            _check_end(name, time - _begin(frame, origin) - length, 1)
+        if not chosen or frame.pts != chosen[-1].pts:
+            chosen.append(frame)
+    return chosen
+
+
+def _begin(frame: Any, origin: float) -> float:
+    return float(frame.time or 0.0) - origin
+
+
+def _origin(container: Any) -> float:
+    """Return the time at which the first stream begins, s."""
+    return (container.start_time or 0) / 1e6
+
+
+def _read_sound(container: Any, stream: Any, first: int, count: int | None) -> np.ndarray:
+    """Decode samples `first` to `first + count`, or all, and average their channels."""
+    import av
+
+    rate, origin = int(stream.codec_context.sample_rate), _origin(container)
+    if first > JUMP * rate:
+        start = first / rate - PREROLL + origin
+        container.seek(int(start / float(stream.time_base)), stream=stream)
+    resampler = av.AudioResampler(format="fltp")
+    blocks: list[np.ndarray] = []
+    position: int | None = None  # of the next sample
+    end = None if count is None else first + count
+    for frame in container.decode(stream):
+        if position is None:
+            position = 0 if end is None else max(0, round(_begin(frame, origin) * rate))
+        for part in resampler.resample(frame):
+            mono = _mono(part.to_ndarray())
+            blocks.append(mono[max(0, first - position) : None if end is None else end - position])
+            position += len(mono)
+            check_budget("samples", position - first, "the sound")
+        if end is not None and position >= end:
+            break
+    return np.concatenate([np.zeros(0, np.float32), *blocks])
+
+
+def _mono(channels: np.ndarray) -> np.ndarray:
+    """Average channels, (C, n) -> (n,); in the order in which `sound` adds them up."""
+    mono: np.ndarray = channels[0]
+    for channel in channels[1:]:
+        mono = mono + channel
+    return mono if len(channels) == 1 else mono / len(channels)
+
+
+def _tensor(frame: Any, name: str) -> Tensor:
+    check_picture(frame.width, frame.height, name)
+    pixels = frame.to_ndarray(format="rgb24")
+    pixels = np.rot90(pixels, round((frame.rotation or 0) / 90) % 4)
+    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+
+
+def _check_end(name: str, missing: float, rate: int) -> None:
+    """Raise an error if more than `MOST_MISSING` seconds could not be read; in units of `rate`."""
+    if missing > MOST_MISSING * rate:
+        raise FusionZooError(
+            f"{name} is damaged or cut off: {missing / rate:.3g} s that its header announces cannot"
+            " be read"
+        )
+
+
+def _seconds(container: Any, stream: Any, name: str) -> float:
+    """Return the length of a stream in seconds, from its header."""
+    if stream.duration:
+        return float(stream.duration * stream.time_base)
+    tag = stream.metadata.get("DURATION", "")  # of Matroska: 00:00:02.000000000
+    try:
+        hours, minutes, seconds = (float(part) for part in tag.split(":"))
+        return 3600 * hours + 60 * minutes + seconds
+    except ValueError:
+        if container.duration:
+            return float(container.duration / 1e6)
+    raise FusionZooError(f"{name} has no length in its header: ffmpeg -i {name} -c copy new.mp4")
+
+
+def _stream(container: Any, kind: str, name: str) -> Any:
+    """Return the first stream of pictures or of sound; it is decoded in a single thread."""
+    streams = [x for x in getattr(container.streams, kind) if not _is_cover(x)]
+    if not streams:
+        lacking = "no pictures" if kind == "video" else "no sound"
+        raise FusionZooError(f"{name} has {lacking}: leave its cell empty")
+    streams[0].codec_context.thread_count = 1  # loaders have processes of their own
+    return streams[0]
+
+
+def _is_cover(stream: Any) -> bool:
+    import av
+
+    return bool(stream.disposition & av.stream.Disposition.attached_pic)
+
+
+@contextmanager
+def _open(source: Any) -> Iterator[Any]:
+    """Open a video as the container that its first bytes tell; errors name the file."""
+    name, source = _name(source), _source(source)
+    try:
+        import av
+    except ImportError as error:
+        raise FusionZooError(
+            f"{name} is a video, which needs PyAV: pip install 'fusionzoo[video]'"
+        ) from error
+    if isinstance(source, bytes):
+        check_budget("video file", len(source), name)
+        head = source[:16]
+        file: Any = io.BytesIO(source)
+    else:
+        file_size(source, "video file")
+        with source.open("rb") as opened:
+            head, file = opened.read(16), str(source.absolute())
+    kind = container_of(head)
+    if not kind:
+        raise FusionZooError(f"{name} is no video that is read (MP4, MOV, MKV, WEBM, AVI, MPEG)")
+    try:
+        with av.open(file, format=kind, metadata_errors="replace") as container:
+            yield container
+    except (av.FFmpegError, UnicodeDecodeError, OverflowError) as error:
+        raise FusionZooError(f"{name} cannot be read as a video: {one_line(error)}") from error
+
+
+def _source(source: Any) -> Path | bytes:
+    return source if isinstance(source, bytes) else Path(source)
+
+
+def _name(source: Any) -> str:
+    return "<bytes>" if isinstance(source, bytes) else str(source)

@@ -1,0 +1,349 @@
+"""Several pictures or clips in a sample: lists, patterns, segments, and their batches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import soundfile
+import torch
+from PIL import Image
+
+import fusionzoo as fz
+from fusionzoo.audit.scan import scan_values
+from fusionzoo.datasets import Collate
+from fusionzoo.datasets.media import decode
+from fusionzoo.datasets.refusals import collecting
+from fusionzoo.datasets.summary import data_summary
+from fusionzoo.encoders import create_encoder
+from fusionzoo.encoders._image_processor import ImageProcessor
+from fusionzoo.encoders._wave import WaveProcessor
+from fusionzoo.errors import FusionZooError
+from fusionzoo.evaluation.robustness import corrupt
+from fusionzoo.features.encode import encode, fingerprint
+from fusionzoo.inputs import store_table
+from fusionzoo.present_rows import encode_rows
+from fusionzoo.structures import ITEM_COUNTS, Audio
+
+RATE = 8000
+PICTURES = ImageProcessor((8, 8), 1.0, "bilinear", "crop", "none")
+
+
+def picture(shade: int, size: int = 8) -> torch.Tensor:
+    return torch.full((3, size, size), shade, dtype=torch.uint8)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder with frames/1.png to frames/12.png, whose pixels are their number, and a.wav."""
+    (tmp_path / "frames").mkdir()
+    for number in range(1, 13):
+        Image.new("RGB", (8, 8), (number,) * 3).save(tmp_path / f"frames/{number}.png")
+    samples = np.arange(4 * RATE, dtype=np.int16)
+    soundfile.write(tmp_path / "a.wav", samples, RATE)
+    return tmp_path
+
+
+def shades(value: Any) -> list[int]:
+    pictures = value if isinstance(value, list) else [value]
+    return [int(x[0, 0, 0]) for x in pictures]
+
+
+def write(root: Path, rows: list[dict[str, Any]], name: str = "data.jsonl") -> Path:
+    (root / name).write_text("\n".join(json.dumps({"split": "train", **row}) for row in rows))
+    return root / name
+
+
+def images(data: Any) -> list[list[int]]:
+    return [shades(data[n].values["image"]) for n in range(len(data))]
+
+
+def test_lists_in_cells_are_several_pictures(root: Path) -> None:
+    files = [f"frames/{number}.png" for number in (3, 1, 2)]
+    rows = [{"image": files}, {"image": files[:1]}, {"image": [], "text": "a"}]
+    data = fz.create_dataset(write(root, rows))
+    assert data.present[:, 0].tolist() == [True, True, False]
+    assert shades(data[0].values["image"]) == [3, 1, 2]
+    assert isinstance(data[1].values["image"], torch.Tensor)  # as a cell with a path
+    table = pa.table({"image": [files, files[:1]]})
+    pq.write_table(table, root / "data.parquet")
+    assert images(fz.create_dataset(root / "data.parquet")) == [[3, 1, 2], [3]]
+
+
+def test_bytes_and_objects_in_lists_are_several_pictures(root: Path) -> None:
+    paths = [root / f"frames/{number}.png" for number in (4, 5)]
+    structs = [
+        {"bytes": paths[0].read_bytes(), "path": None},
+        {"bytes": None, "path": str(paths[1])},
+    ]
+    columns = {
+        "bytes": [path.read_bytes() for path in paths],
+        "structs": structs,
+        "pil": [Image.open(path) for path in paths],
+        "paths": [str(path) for path in paths],
+        "arrays": [picture(4).numpy(), picture(5).numpy()],
+    }
+    for name, value in columns.items():
+        data = fz.create_dataset([{"image": value, "text": name, "split": "train"}])
+        assert images(data) == [[4, 5]], name
+    clips = [(np.zeros(80, np.float32), RATE), (np.ones(160, np.float32) / 2, RATE)]
+    sample = fz.create_dataset([{"audio": clips, "split": "train"}])[0]
+    assert [clip.frames for clip in sample.values["audio"]] == [80, 160]
+
+
+def test_a_pattern_gives_its_files_sorted_by_number(root: Path) -> None:
+    rows = [{"id": "x", "image": "frames/*.png"}, {"id": "y", "image": "frames/?.png"}]
+    data = fz.create_dataset(write(root, rows))
+    assert images(data) == [list(range(1, 13)), list(range(1, 10))]
+    assert any("patterns in image" in line for line in data_summary(data))
+    few = fz.create_dataset(write(root, rows), frames=3)
+    assert images(few) == [[3, 7, 11], [2, 5, 8]]
+
+
+def test_a_pattern_without_files_is_an_error_that_names_its_cell(root: Path) -> None:
+    rows = [{"id": "x", "image": "frames/*.png"}, {"id": "y", "image": "lost/*.jpg"}]
+    manifest = write(root, rows)
+    with pytest.raises(
+        FusionZooError, match=r"row 2, sample 'y': image cell 'lost/\*.jpg' matches"
+    ):
+        fz.create_dataset(manifest)
+    data = fz.create_dataset(manifest, on_error="missing", max_errors=1.0)
+    assert data[1].values["image"] is None
+    assert data.failures() == [("y", "image")]
+    with collecting() as refusals:
+        fz.create_dataset(manifest)
+    assert [(x.kind, x.row) for x in refusals if "matches no file" in x.message] == [("path", 1)]
+
+
+@pytest.mark.parametrize("cell", ["../*.png", ["../secret.png"], "/etc/host*"])
+def test_lists_and_patterns_open_nothing_outside_of_the_folder(root: Path, cell: Any) -> None:
+    (root / "data").mkdir()
+    Image.new("RGB", (8, 8)).save(root / "secret.png")
+    manifest = write(root / "data", [{"id": "x", "image": cell}])
+    with pytest.raises(FusionZooError, match="outside of"):
+        fz.create_dataset(manifest)
+
+
+def test_a_missing_file_of_a_list_and_a_wrong_list_are_named(root: Path) -> None:
+    with pytest.raises(FusionZooError, match=r"row 1, sample 'x': image file .*gone\.png does not"):
+        fz.create_dataset(write(root, [{"id": "x", "image": ["frames/1.png", "gone.png"]}]))
+    with pytest.raises(
+        FusionZooError, match="image is of pictures or clips, and its cells are lists"
+    ):
+        fz.create_dataset(write(root, [{"id": "x", "image": [1.0, 2.0]}]))
+    with pytest.raises(FusionZooError, match=r"item 2 of 2: .*a\.wav cannot be read as an image"):
+        decode("image", [root / "frames/1.png", root / "a.wav"])
+
+
+def test_segments_read_their_stretch_of_a_clip(root: Path, monkeypatch: Any) -> None:
+    whole = decode("audio", root / "a.wav").samples
+    rows = [
+        {"audio": "a.wav", "start": 1, "end": 1.5},
+        {"audio": "a.wav", "start": 3.5, "end": None},
+        {"audio": "a.wav", "start": None, "end": None},
+    ]
+    data = fz.create_dataset(write(root, rows))
+    parts = [data[n].values["audio"].samples for n in range(3)]
+    assert [len(part) for part in parts] == [RATE // 2, RATE // 2, 4 * RATE]
+    assert torch.equal(parts[0], whole[RATE : RATE + RATE // 2])
+    assert torch.equal(parts[1], whole[-RATE // 2 :])
+    assert any("segments of audio by 'start' and 'end'" in line for line in data_summary(data))
+    assert data.lengths()[0] < data.lengths()[2]
+    monkeypatch.setattr("fusionzoo.datasets.sound.MAX_READ_AT_ONCE", 100)
+    lazy = data[0].values["audio"]
+    assert lazy.frames == RATE // 2
+    assert torch.equal(lazy.read(10, 50), whole[RATE + 10 : RATE + 60])
+
+
+def test_segments_have_columns_of_other_names_and_for_single_modalities(root: Path) -> None:
+    rows = [{"audio": "a.wav", "noise": "a.wav", "from": 1, "audio_end": 2, "noise_start": 3.0}]
+    data = fz.create_dataset(write(root, rows), columns={"start": "from"}, kinds={"noise": "audio"})
+    values = data[0].values
+    assert values["audio"].frames == RATE
+    assert torch.equal(values["noise"].samples, decode("audio", root / "a.wav").samples[3 * RATE :])
+
+
+@pytest.mark.parametrize(
+    ("row", "settings", "reason"),
+    [
+        ({"start": -1}, {}, r"row 1: the segment of audio from -1 s to nan s"),
+        ({"start": 2, "end": 2}, {}, "an end is after it"),
+        ({"audio_start": "soon"}, {}, "row 1: audio_start is 'soon', no number of seconds"),
+        ({"start": 1}, {"columns": {"end": "stop"}}, "no column 'stop' for --data.columns.end"),
+        ({"x": 1}, {"columns": {"image_start": "x"}}, "neither clips nor videos"),
+    ],
+)
+def test_a_wrong_segment_is_one_clear_error(
+    root: Path, row: dict[str, Any], settings: Any, reason: str
+) -> None:
+    with pytest.raises(FusionZooError, match=reason):
+        fz.create_dataset(write(root, [{"audio": "a.wav", **row}]), **settings)
+
+
+def test_a_segment_beyond_the_file_is_an_error_of_its_sample(root: Path) -> None:
+    for row, reason in (
+        ({"start": 9}, "starts at 9 s, but .* is 4 s"),
+        ({"end": 9}, "ends at 9 s"),
+    ):
+        data = fz.create_dataset(write(root, [{"audio": "a.wav", **row}]))
+        with pytest.raises(FusionZooError, match=reason):
+            data[0]
+
+
+def test_a_column_start_that_holds_no_seconds_stays_unused(root: Path) -> None:
+    data = fz.create_dataset(write(root, [{"audio": "a.wav", "start": "May 2020"}]))
+    assert data[0].values["audio"].frames == 4 * RATE
+    assert data.provenance.unused == ("start",)
+
+
+def test_a_manifest_of_lists_and_segments_is_written_and_read_again(root: Path) -> None:
+    rows = [{"image": ["frames/1.png", "frames/2.png"], "audio": "a.wav", "start": 1, "end": 2}]
+    data = fz.create_dataset(write(root, rows))
+    for name, embed in (("a.jsonl", False), ("b.parquet", False), ("c.parquet", True)):
+        again = fz.create_dataset(data.to_manifest(root / name, embed=embed))
+        assert images(again) == [[1, 2]], name
+        assert torch.equal(again[0].values["audio"].samples, data[0].values["audio"].samples), name
+    with pytest.raises(FusionZooError, match=r"lists, which \.csv cannot store"):
+        data.to_manifest(root / "d.csv")
+    settings = store_table({"root": pa.table({"image": [["frames/1.png"]]})}, root)
+    assert pq.read_table(settings["root"])["image"][0].as_py() == [
+        str(Path("frames/1.png").absolute())
+    ]
+
+
+# ---- batches and encoders
+
+
+def batch_of(values: list[Any], train: bool = False) -> Any:
+    from fusionzoo.structures import Sample
+
+    samples = [Sample(str(n), "", 0, {"image": value}) for n, value in enumerate(values)]
+    return Collate({"image": PICTURES})(samples)
+
+
+def test_samples_with_one_picture_have_the_batches_of_before() -> None:
+    batch = batch_of([picture(1), None, picture(3)])
+    assert batch.inputs["image"].keys() == {"pixels"}
+    assert batch.inputs["image"]["pixels"].shape == (3, 3, 8, 8)
+
+
+def test_several_pictures_are_a_stack_with_their_counts() -> None:
+    batch = batch_of([picture(1), [picture(2), picture(3), picture(4)], None])
+    inputs = batch.inputs["image"]
+    assert inputs["pixels"].shape == (3, 3, 3, 8, 8)
+    assert inputs[ITEM_COUNTS].tolist() == [1, 3, 1]
+    assert batch.present[:, 0].tolist() == [True, True, False]
+    assert batch.take(torch.tensor([1])).inputs["image"][ITEM_COUNTS].tolist() == [3]
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Any:
+    torch.manual_seed(0)
+    return create_encoder("image", "timm/test_vit", pretrained=False, img_size=32).eval()
+
+
+def test_tokens_of_all_pictures_stand_one_after_another(encoder: Any) -> None:
+    processor = encoder.processor(False)
+    noise = torch.Generator().manual_seed(0)
+    a, b, c = (torch.randint(255, (3, 32, 32), generator=noise, dtype=torch.uint8) for _ in "abc")
+    single = encoder(processor.collate([processor(x) for x in (a, b, c)]))
+    from fusionzoo.structures import Sample
+
+    values = [a, [a, b, c], None]
+    samples = [Sample(str(n), "", 0, {"image": value}) for n, value in enumerate(values)]
+    batch = Collate({"image": processor})(samples)
+    count = single.tokens.shape[1]
+    for frozen in (False, True):
+        encoder.frozen, encoder.frozen_rows = frozen, 2
+        features = encode_rows(encoder, batch.inputs["image"], batch.present[:, 0])
+        assert features.mask.sum(1).tolist() == [count, 3 * count, 0]
+        torch.testing.assert_close(features.tokens[1], single.tokens.flatten(0, 1))
+        torch.testing.assert_close(features.tokens[0, :count], single.tokens[0])
+        torch.testing.assert_close(features.pooled[1], single.pooled.mean(0))
+        torch.testing.assert_close(features.pooled[0], single.pooled[0])
+        assert not features.pooled[2].any()
+    encoder.frozen = False
+
+
+def test_every_picture_of_a_sample_gets_a_gradient_and_padding_none(encoder: Any) -> None:
+    noise = torch.Generator().manual_seed(0)
+    pixels = torch.rand(2, 3, 3, 32, 32, generator=noise).requires_grad_()
+    features = encoder({"pixels": pixels, ITEM_COUNTS: torch.tensor([3, 1])})
+    (features.tokens.square().sum() + features.pooled.sum()).backward()
+    assert pixels.grad is not None
+    per_item = pixels.grad.abs().sum((2, 3, 4)) > 0
+    assert per_item.tolist() == [[True, True, True], [True, False, False]]
+    encoder.zero_grad()
+
+
+def test_stored_features_of_lists_are_those_of_the_batch(root: Path, encoder: Any) -> None:
+    rows = [{"image": [f"frames/{n}.png", "frames/1.png"]} for n in (2, 3)]
+    rows += [{"image": "frames/4.png"}]  # type: ignore[dict-item]
+    table = [
+        {"split": "train", "image": [str(root / x) for x in _listed(row["image"])]} for row in rows
+    ]
+    data = fz.create_dataset(table)
+    stored = encode(encoder, data, progress=False)
+    batch = Collate({"image": encoder.processor(False)})([data[n] for n in range(3)])
+    features = encode_rows(encoder, batch.inputs["image"], batch.present[:, 0])
+    taken = stored.take(torch.arange(3))
+    torch.testing.assert_close(taken.pooled, features.pooled, rtol=1e-4, atol=1e-5)
+    assert torch.equal(taken.mask, features.mask)
+    torch.testing.assert_close(taken.tokens[0], features.tokens[0], rtol=1e-4, atol=1e-5)
+    before = fingerprint(data, "image")
+    Image.new("RGB", (9, 9)).save(root / "frames/2.png")
+    assert fingerprint(data, "image") != before
+
+
+def _listed(value: Any) -> list[str]:
+    return value if isinstance(value, list) else [value]
+
+
+def test_damage_changes_each_picture_by_a_draw_of_its_own() -> None:
+    values = [picture(100), picture(100)]
+    damaged = corrupt(values, "image", "noise", 3, seed=5)
+    assert len(damaged) == 2 and not torch.equal(damaged[0], damaged[1])
+    assert torch.equal(damaged[0], corrupt(values[0], "image", "noise", 3, seed=5))
+
+
+def test_the_audit_measures_all_items_of_a_sample(root: Path) -> None:
+    rows = [{"image": ["frames/1.png", "frames/2.png"], "audio": ["a.wav", "a.wav"]}]
+    values = scan_values(fz.create_dataset(write(root, rows)), threads=1, progress=False)
+    assert not values["image"].errors and not values["audio"].errors
+    assert values["audio"].numbers["seconds"].tolist() == [8.0]
+
+
+# ---- windows of long clips
+
+
+def test_evaluation_takes_the_middle_or_several_windows_and_training_one_at_random() -> None:
+    clip = Audio(torch.linspace(-1, 1, 10 * RATE), RATE)
+    middle = WaveProcessor(RATE, 1.0)
+    several = WaveProcessor(RATE, 1.0, num_windows=4)
+    items = several.items(clip)
+    assert [len(item["wave"]) for item in items] == [RATE] * 4
+    starts = [round(float(item["wave"][0]) / 32767 * 5 + 5, 1) for item in items]
+    assert starts == [0.0, 3.0, 6.0, 9.0]
+    assert len(several.items(clip, torch.Generator().manual_seed(1))) == 1
+    assert len(several.items(Audio(clip.samples[:RATE], RATE))) == 1
+    assert torch.equal(middle.items(clip)[0]["wave"], middle(clip)["wave"])
+    with pytest.raises(FusionZooError, match="windows=0"):
+        WaveProcessor(RATE, 1.0, num_windows=0)
+
+
+def test_features_of_windows_are_averaged() -> None:
+    clip = Audio(torch.randn(5 * RATE, generator=torch.Generator().manual_seed(0)) / 9, RATE)
+    settings = {"rate": RATE, "num_mels": 16, "longest": 1.0}
+    encoder = create_encoder("audio", "mel/stats", windows=3, **settings)
+    model = fz.create_model("mean", {"audio": {"name": "mel/stats", "windows": 3, **settings}}, 2)
+    pooled = model.embed([{"audio": (clip.samples.numpy(), RATE)}])["audio"][0]
+    processor = encoder.processor(False)
+    parts = [encoder(processor.collate([item])).pooled[0] for item in processor.items(clip)]
+    assert len(parts) == 3
+    torch.testing.assert_close(pooled, torch.stack(parts).mean(0))
+    assert len(encoder.processor(True).items(clip, torch.Generator())) == 1
