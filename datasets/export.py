@@ -20,6 +20,7 @@ from fusionzoo.structures import KINDS
 
 from .join import SourceValues
 from .media import decode
+from .shards.blocks import StoredCells
 from .stored_kinds import with_kinds
 from .table import SampleTable
 
@@ -38,7 +39,7 @@ def write_manifest(dataset: SampleTable, path: Path, embed: bool) -> dict[str, A
         raise FusionZooError(f"{path}: only .parquet embeds values")
     types = {name: _column_type(dataset, name, embed, suffix) for name in dataset.modalities}
     writer = _Values(dataset, types, path.parent.resolve())
-    names = _table_columns(dataset)
+    names = table_columns(dataset)
     schema = pa.schema([*((name, pa.string()) for name in names), *types.items()])
     schema = with_kinds(schema, dataset.modalities)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +103,7 @@ class _Values:
             if isinstance(value, Path) and pa.types.is_string(self.types[name]):
                 return self._relative(value)
             if kind in ("image", "audio"):
-                return {"bytes": _encoded(kind, value), "path": None}
+                return {"bytes": media_bytes(kind, value), "path": None}
             array = decode(kind, value)
         except FusionZooError as error:
             where = f"{self.dataset.source}, sample {self.dataset.ids[position]!r}, {name}"
@@ -117,7 +118,7 @@ class _Values:
         return Path(relative).as_posix()
 
 
-def _encoded(kind: str, value: Any) -> bytes:
+def media_bytes(kind: str, value: Any) -> bytes:
     """Return a picture or clip as bytes; what is no file yet as PNG, or WAV of 32-bit floats."""
     if isinstance(value, bytes):
         return value
@@ -162,12 +163,14 @@ def _in_files(dataset: SampleTable, name: str) -> bool:
     values = dataset.memory.get(name)
     if isinstance(values, SourceValues):
         return _in_files(values.source, values.modality)
+    if isinstance(values, StoredCells):
+        return False
     if values is None:
         return name in dataset.paths and pa.types.is_string(dataset.table[name].type)
     return all(value is None or isinstance(value, Path) for value in dataset.references(name))
 
 
-def _table_columns(dataset: SampleTable) -> list[str]:
+def table_columns(dataset: SampleTable) -> list[str]:
     """Return the columns besides the modalities; those without any value are left out."""
     names = [name for name in dataset.table.column_names if name not in dataset.modalities]
     return [

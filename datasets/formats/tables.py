@@ -88,6 +88,8 @@ def open_table(
         ) from error
     if loaded and loaded.split_rule:
         provenance = replace(provenance, split_rule=loaded.split_rule)
+    if loaded and not columns:
+        names = {name: names[name] for name in sorted(names, key=[*loaded.order, *names].index)}
     values: dict[str, Any] = {**embedded, **(loaded.memory if loaded else {})}
     rows = rows.drop_columns([x for x in values if x in rows.column_names and x not in names])
     memory = {name: values[known.name(name)] for name in names if known.name(name) in values}
