@@ -16,6 +16,7 @@ from torch.utils.data import Sampler
 from fusionzoo.errors import FusionZooError
 from fusionzoo.rng import seed_of
 
+from .sample_weights import weights_of
 from .shards.order import Blocking, sort_by_window, window_sizes
 
 Key = tuple[int, int]  # index of a sample, and the seed of its augmentation in this epoch
@@ -127,7 +128,7 @@ def make_sampler(
         raise FusionZooError(
             f"{len(indices)} samples for {world} processes: drop_last leaves nothing"
         )
-    sample_weights = None if weights is None else _weights(dataset, weights, indices)
+    sample_weights = None if weights is None else weights_of(dataset, weights, indices)
     pad = (shuffle or weights is not None) if pad is None else pad
     tail: Literal["pad", "drop", "keep"] = "drop" if drop_last else "pad" if pad else "keep"
     return PairedSampler(
@@ -140,25 +141,6 @@ def make_sampler(
         seed=seed,
         blocking=dataset.blocking() if hasattr(dataset, "blocking") else None,
     )
-
-
-def _weights(dataset: Any, weights: str | Sequence[float] | Tensor, indices: Tensor) -> Tensor:
-    """Return the weights of the samples at `indices`."""
-    if isinstance(weights, str):
-        if weights != "class":
-            raise FusionZooError(f"weights={weights!r}; the only named scheme is 'class'")
-        targets = dataset.targets[indices]
-        if targets.ndim > 1:
-            raise FusionZooError("class_weighted needs a target of one class, in column `target`")
-        return (1.0 / torch.bincount(targets).double())[targets]
-    values = torch.as_tensor(weights, dtype=torch.float64)
-    if values.shape != (len(dataset),) or not bool((values.isfinite() & (values >= 0)).all()):
-        raise FusionZooError(
-            f"{values.numel()} weights for {len(dataset)} samples; one each, finite, none negative"
-        )
-    if not values[indices].any():
-        raise FusionZooError("all weights are 0: there is nothing to sample from")
-    return values[indices]
 
 
 class PairedBatchSampler(Sampler[list[Key]]):

@@ -88,14 +88,12 @@ def open_table(
         ) from error
     if loaded and loaded.split_rule:
         provenance = replace(provenance, split_rule=loaded.split_rule)
-    if loaded and not columns:
-        names = {name: names[name] for name in sorted(names, key=[*loaded.order, *names].index)}
     values: dict[str, Any] = {**embedded, **(loaded.memory if loaded else {})}
     rows = rows.drop_columns([x for x in values if x in rows.column_names and x not in names])
     memory = {name: values[known.name(name)] for name in names if known.name(name) in values}
     dataset = PairedDataset(
         rows,
-        names,
+        _in_stored_order(names, loaded, columns),
         memory={**memory, **gathered.memory},
         root=root,
         source=source,
@@ -109,6 +107,14 @@ def open_table(
     dataset.sample_rate = sample_rate
     check_cell_paths(dataset, must_exist=on_error == "raise")
     return dataset
+
+
+def _in_stored_order(
+    names: Mapping[str, str], loaded: Loaded | None, columns: Roles | None
+) -> dict[str, str]:
+    """Return the modalities in the order that the source stores, unless the user names columns."""
+    order = [*(loaded.order if loaded and not columns else ()), *names]
+    return {name: names[name] for name in sorted(names, key=order.index)}
 
 
 def _modalities(table: Columns, kinds: Mapping[str, str], labels: Sequence[str]) -> dict[str, str]:

@@ -107,7 +107,8 @@ class ParquetBlocks(Blocks):
             raise FusionZooError(
                 f"{where}, row group {block}: {part} cannot be read: {one_line(error)}"
             ) from error
-        return table.column(0).combine_chunks() if table.num_rows else table.column(0)
+        column = table.column(0)
+        return column.chunk(0) if column.num_chunks == 1 else column
 
     def _file(self, number: int) -> Any:
         import pyarrow.parquet as pq

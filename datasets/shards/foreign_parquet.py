@@ -162,9 +162,10 @@ def _presence(file: Any, column: str) -> tuple[np.ndarray, np.ndarray, list[tupl
 
 
 def _nulls(chunk: Any) -> int | None:
-    statistics = chunk.statistics if chunk is not None else None
-    has_count = statistics is not None and statistics.has_null_count
-    return int(statistics.null_count) if has_count else None
+    statistics: Any = chunk.statistics if chunk is not None else None
+    if statistics is None or not statistics.has_null_count:
+        return None
+    return int(statistics.null_count)
 
 
 def _values_and_paths(values: pa.ChunkedArray) -> tuple[np.ndarray, list[tuple[int, str]]]:

@@ -164,6 +164,12 @@ class RangeFile(io.RawIOBase):
         self.position = offset + (0, self.position, self.size)[whence]
         return self.position
 
+    def readinto(self, buffer: Any) -> int:
+        """Read the next bytes into a buffer; return how many there were."""
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
     def read(self, size: int = -1) -> bytes:
         """Return the next bytes, fewer at the end."""
         stop = self.size if size < 0 else min(self.size, self.position + size)

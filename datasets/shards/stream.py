@@ -18,7 +18,8 @@ from fusionzoo.files import replacing, write_text
 
 from ..formats.hugging_face import LIBRARY, undecoded_stream
 from .index import DIGESTS
-from .write import MAX_ROWS, PARTIAL, Written, file_digest
+from .pieces import PARTIAL, Written, file_digest
+from .writers import MAX_ROWS
 
 BATCH = 100  # rows that are read from the stream at once
 BLOCK_BYTES = 4_000_000

@@ -6,13 +6,11 @@ finished shard until the last one is written.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,26 +34,22 @@ from .index import (
     ShardIndex,
     read_index,
 )
+from .pieces import (
+    PARTIAL,
+    Written,
+    check_folder,
+    file_digest,
+    has_any,
+    join_pieces,
+    read_arrow,
+    write_arrow,
+)
 from .plan import Part, Settings, fingerprint, light_table, make_plan
 from .storage import Storage
 from .values import stored_value
-from .writers import ParquetShard, TarShard, member_size
+from .writers import MAX_ROWS, ParquetShard, TarShard, member_size
 
-PARTIAL = ".partial"
 CHUNK = 64  # samples whose values are read at once, by several threads
-MAX_ROWS = 1024  # of a block
-
-
-@dataclass(frozen=True, kw_only=True)
-class Written:
-    """What a conversion wrote."""
-
-    folder: Path
-    samples: int
-    files: int
-    bytes: int
-    resumed: int  # shards that were there already
-    failed: int  # values that could not be used, and are missing in the shards
 
 
 def write_shards(
@@ -72,29 +66,12 @@ def write_shards(
     if clash:
         raise FusionZooError(f"{dataset.source} has a column {min(clash)!r}: rename it")
     source = fingerprint(light, dataset.modalities, settings)
-    _check_folder(out, source)
+    check_folder(out, source)
     try:
         (out / PARTIAL).mkdir(parents=True, exist_ok=True)
         return _Conversion(dataset, out, settings, light, source).run(progress)
     except OSError as error:
         raise FusionZooError(f"{out} cannot be written: {error.strerror or error}") from error
-
-
-def _check_folder(out: Path, source: str) -> None:
-    """Raise an error if the folder holds anything but this conversion, finished or not."""
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise FusionZooError(f"{out} is a file: name a folder")
-    storage = Storage(out)
-    done = read_index(storage) or read_index(storage, f"{PARTIAL}/{NAME}")
-    if done is None and any(x.name != PARTIAL for x in out.iterdir()):
-        raise FusionZooError(f"{out} exists and is not an empty folder: name another one")
-    if done is not None and done.source != source:
-        raise FusionZooError(
-            f"{out} holds shards of other samples, or with other settings: name another folder, or"
-            " remove it"
-        )
 
 
 class _Conversion:
@@ -112,9 +89,9 @@ class _Conversion:
     def run(self, progress: bool) -> Written:
         """Write the shards that are not there yet, then the index."""
         if read_index(Storage(self.out)) is not None:
-            files = [self._verified(entry) for entry in self._done(NAME)]
+            done = [entry for entry in self._done(NAME) if self._verified(entry)]
             shutil.rmtree(self.out / PARTIAL, ignore_errors=True)
-            return self._written([file for file in files if file], len(files))
+            return self._written(done, len(done))
         parts = make_plan(self.dataset, self.settings)
         known = {file.name: file for file in self._done(f"{PARTIAL}/{NAME}")}
         files: list[ShardFile] = []
@@ -199,7 +176,7 @@ class _Conversion:
                         ]
                     bar.update(len(positions))
         integers = {name: pa.array(cells, pa.int64()) for name, cells in index.items()}
-        _write_arrow(self._piece(number), pa.table(integers))
+        write_arrow(self._piece(number), pa.table(integers))
         return ShardFile(
             name=part.name,
             size=path.stat().st_size,
@@ -250,26 +227,11 @@ class _Conversion:
 
     def _finish(self, files: Sequence[ShardFile]) -> None:
         """Write the index of the samples, the digests and last `shards.json`."""
-        pieces = pa.concat_tables(
-            [_read_arrow(self._piece(number)) for number in range(len(files))]
-        )
-        order = np.argsort(pieces.column("position").to_numpy(), kind="stable")
-        pieces = pieces.append_column("row", pa.array(np.arange(len(pieces)))).take(pa.array(order))
-        columns: dict[str, Any] = {name: self.light[name] for name in self.light.column_names}
-        rows = pieces.column("row").combine_chunks()
-        structs: Mapping[str, list[Any]] = {BYTES: [], OFFSETS: []}
-        for name in self.stored:
-            sizes = pieces.column(f"{BYTES}{name}").combine_chunks()
-            columns[name] = pa.array(rows.to_numpy(), mask=sizes.is_null().to_numpy(False))
-            for key, cells in structs.items():
-                cells.append(pieces.column(f"{key}{name}").combine_chunks())
-        kept = [BYTES, OFFSETS] if self.settings.format == "webdataset" else [BYTES]
-        for key in kept if self.stored else []:
-            columns[key] = pa.StructArray.from_arrays(structs[key], names=self.stored)
-        table = pa.table(columns)
+        pieces = [read_arrow(self._piece(number)) for number in range(len(files))]
+        table = join_pieces(pieces, self.light, self.stored, self.settings.format)
         if self.failed:
-            table = table.filter(_any_valid(table, list(self.dataset.modalities)))
-        _write_arrow(self.out / SAMPLES, table.combine_chunks())
+            table = table.filter(has_any(table, list(self.dataset.modalities)))
+        write_arrow(self.out / SAMPLES, table.combine_chunks())
         digests = [f"{file.sha256}  {file.name}\n" for file in files]
         digests.append(f"{file_digest(self.out / SAMPLES)}  {SAMPLES}\n")
         write_text(self.out / DIGESTS, "".join(digests))
@@ -285,26 +247,3 @@ class _Conversion:
             resumed=resumed,
             failed=self.failed,
         )
-
-
-def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _any_valid(table: pa.Table, names: Sequence[str]) -> pa.Array:
-    valid = np.zeros(len(table), bool)
-    for name in names:
-        valid |= table.column(name).is_valid().to_numpy()
-    return pa.array(valid)
-
-
-def _write_arrow(path: Path, table: pa.Table) -> None:
-    with replacing(path) as partial, pa.ipc.new_file(str(partial), table.schema) as file:
-        file.write_table(table)
-
-
-def _read_arrow(path: Path) -> pa.Table:
-    with pa.ipc.open_file(str(path)) as file:
-        return file.read_all()

@@ -17,6 +17,7 @@ from ..stored_kinds import with_kinds
 from .index import STORED
 from .values import npy_bytes, suffix_of, value_size
 
+MAX_ROWS = 1024  # of a block
 PADDING = 512  # bytes to which members of a tar are padded
 
 
@@ -29,7 +30,8 @@ class ParquetShard:
             pa.schema([*light.remove_metadata(), *(pa.field(*item) for item in stored.items())]),
             kinds,
         )
-        self.stored, self.blocks = list(stored), []  # type: tuple[list[str], list[int]]
+        self.stored = list(stored)
+        self.blocks: list[int] = []
         media = [name for name in stored if kinds[name] in ("image", "audio")]
         # Files are compressed already, and none is like another.
         columns = [self.schema.field(i).name for i in range(len(self.schema))]
@@ -72,7 +74,7 @@ class TarShard:
 
     def write(self, rows: pa.Table, values: Mapping[str, Sequence[Any]]) -> dict[str, list[int]]:
         """Write a block; return the first byte of each value by modality, -1 without one."""
-        start = self.tar.offset  # type: ignore[attr-defined]
+        start = self.tar.offset
         offsets: dict[str, list[int]] = {name: [] for name in values}
         for position, row in enumerate(rows.to_pylist()):
             key = f"{self.number:08d}"
@@ -90,7 +92,7 @@ class TarShard:
                     ending = ".txt" if name == "text" else f".{name}.txt"
                     self._add(f"{key}{ending}", row[name].encode())
         self.blocks.append(len(rows))
-        self.ranges.append([start, self.tar.offset])  # type: ignore[attr-defined]
+        self.ranges.append([start, self.tar.offset])
         return offsets
 
     def _is_text(self, name: str) -> bool:
@@ -102,7 +104,7 @@ class TarShard:
         member.size = len(data)
         self.tar.addfile(member, io.BytesIO(data))
         padded = -(-len(data) // PADDING) * PADDING
-        return int(self.tar.offset) - padded  # type: ignore[attr-defined]
+        return int(self.tar.offset) - padded
 
     def close(self) -> None:
         """Write the end of the archive."""
@@ -144,7 +146,7 @@ def _arrow_values(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     flat = np.concatenate([array.reshape(-1) for array in arrays])
     numbers = pa.array(flat, pa.float32())
     if not is_vector:
-        widths = [array.shape[1] for array in arrays if array.ndim > 1 for _ in range(len(array))]
+        widths = [array.shape[-1] for array in arrays if array.ndim > 1 for _ in range(len(array))]
         numbers = pa.ListArray.from_arrays(_offsets(widths), numbers)
     lengths = [len(array) for array in arrays]
     return pa.ListArray.from_arrays(_offsets(lengths), numbers, mask=pa.array(missing))

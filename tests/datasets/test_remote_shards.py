@@ -25,7 +25,7 @@ from fusionzoo.datasets.shards.blocks import StoredCells
 from fusionzoo.errors import FusionZooError
 
 ROWS = 200
-SMALL = {"shard_mb": 1, "block_mb": 0.002}
+SMALL = {"shard_mb": 1, "block_mb": 0.0005}
 
 
 class Server(ThreadingHTTPServer):
@@ -82,7 +82,7 @@ def rows() -> list[dict[str, Any]]:
             "image": draw.integers(0, 255, (6, 6, 3), dtype=np.uint8) if n % 5 else None,
             "vector": draw.standard_normal(4).astype(np.float32),
             "text": f"word {n}",
-            "split": "train" if n % 4 else "test",
+            "split": "train" if n % 4 else ("test", "val")[n // 4 % 2],
             "target": "ab"[n % 2],
         }
         for n in range(ROWS)
@@ -166,9 +166,8 @@ def test_opening_reads_the_index_alone(server: Server) -> None:
 def test_training_reads_shards_over_http(server: Server, tmp_path: Path) -> None:
     server.drop = 10
     run = fz.train(
-        url_of(server, "parquet"),
+        {"name": "manifest", "root": url_of(server, "parquet"), "modalities": "vector"},
         fusion="concat",
-        data={"modalities": "vector"},
         train={"epochs": 1, "batch_size": 32},
         out=str(tmp_path / "run"),
     )

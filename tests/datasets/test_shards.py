@@ -411,7 +411,7 @@ def test_prepared_shards_hold_small_pictures_and_flac(tmp_path: Path) -> None:
 def test_values_that_cannot_be_read_are_missing_if_the_policy_says_so(tmp_path: Path) -> None:
     manifest, out = make_rows(tmp_path, 8), tmp_path / "out"
     (tmp_path / "2.jpg").unlink()
-    with pytest.raises(FusionZooError, match="file .* does not exist"):
+    with pytest.raises(FusionZooError, match="does not exist"):
         fz.convert(manifest, out)
     written = fz.convert(manifest, out, on_error="missing")
     assert written.failed == 1
