@@ -153,7 +153,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1500)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", default="results/storage.csv")
+    parser.add_argument("--out", default=str(Path("results") / "storage.csv"))
     parser.add_argument("--folder", help="on the disk to measure; default: the temporary folder")
     parsed = parser.parse_args()
     table: list[dict[str, Any]] = []

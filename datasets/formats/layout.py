@@ -103,10 +103,10 @@ def _hold_out(rows: list[Row]) -> int:
         return 0
     train = [row for row in rows if row["split"] == "train"]
     first = {row.get("target"): row for row in reversed(train)}
-    stays = {row.get("group", row["id"]) for row in first.values()}
+    stays = {str(row.get("group", row["id"])) for row in first.values()}
     moved = 0
     for row in train:
-        key = row.get("group", row["id"])
+        key = str(row.get("group", row["id"]))
         if key not in stays and split_by_hash(key, HOLD_OUT) == "val":
             row["split"], moved = "val", moved + 1
     return moved

@@ -35,13 +35,11 @@ class ParquetShard:
         media = [name for name in stored if kinds[name] in ("image", "audio")]
         # Files are compressed already, and none is like another.
         columns = [self.schema.field(i).name for i in range(len(self.schema))]
-        compression = {name: "none" if name in media else "zstd" for name in columns}
-        self.file = pq.ParquetWriter(
-            path,
-            self.schema,
-            compression=compression if media else "zstd",
-            use_dictionary=[x for x in light.names if pa.types.is_string(light.field(x).type)],
-        )
+        options: dict[str, Any] = {
+            "compression": {name: "none" if name in media else "zstd" for name in columns},
+            "use_dictionary": [x for x in light.names if pa.types.is_string(light.field(x).type)],
+        }
+        self.file = pq.ParquetWriter(path, self.schema, **options)
 
     def write(self, rows: pa.Table, values: Mapping[str, Sequence[Any]]) -> dict[str, list[int]]:
         """Write a block; return nothing of where members are: row groups are read whole."""
