@@ -79,7 +79,7 @@ def vggsound(top: Path) -> None:
 
 
 def av_mnist(top: Path) -> None:
-    for split, count in (("train", 24), ("test", 4)):
+    for split, count in (("train", 12), ("test", 2)):
         (top / "image").mkdir(exist_ok=True)
         (top / "audio").mkdir(exist_ok=True)
         np.save(top / f"image/{split}_data.npy", DRAW.uniform(0, 1, (count, 784)))
@@ -147,10 +147,10 @@ CASES: dict[str, tuple[Callable[[Path], None], dict[str, int], dict[str, str], l
     ),
     "av-mnist": (
         av_mnist,
-        {"train": 22, "val": 2, "test": 4},
+        {"train": 11, "val": 1, "test": 2},
         {"image": "vector", "audio": "sequence"},
         [str(digit) for digit in range(10)],
-        28,
+        14,
     ),
     "flickr8k": (
         flickr8k,

@@ -143,8 +143,7 @@ def assert_same(one: list[Any], other: list[Any]) -> None:
                 assert value == second.values[name]
 
 
-@pytest.mark.parametrize("format", ["parquet", "webdataset"])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("format", "workers"), [("parquet", 0), ("parquet", 2), ("webdataset", 1)])
 def test_no_sample_is_lost_or_doubled_if_one_connection_in_ten_is_dropped(
     format: str, workers: int, server: Server, folder: Path
 ) -> None:

@@ -449,3 +449,47 @@ def test_a_killed_conversion_goes_on(killed: str, tmp_path: Path) -> None:
     assert not (out / "shards.json").exists() and (out / ".partial").is_dir()
     fz.convert(manifest, out, **SMALL)
     assert hashes(out) == hashes(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_run_on_shards_that_was_killed_in_mid_epoch_resumes_bit_for_bit(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fusionzoo.datasets.shards import blocks
+    from fusionzoo.scripts.train import main as train
+    from fusionzoo.training.trainer import Trainer
+
+    monkeypatch.setattr(blocks, "MAX_WINDOW", 3)
+    out = tmp_path / "shards"
+    fz.convert("interactions", out, block_mb=0.001, samples=300)
+    blocking = fz.create_dataset(out).split("train").blocking()
+    assert blocking is not None and len(blocking.blocks.unique()) > 6
+    words = ["--data.name", "manifest", "--data.root", str(out), "--log", "none"]
+    words += ["--train.epochs", "3", "--train.batch_size", "16", "--train.save_every", "5"]
+    assert train([*words, "--out", str(tmp_path / "whole")]) == 0
+    steps, real = iter(range(1000)), Trainer.step
+    batches: list[Any] = []
+
+    def step(trainer: Trainer, chunk: Any, *rest: Any, **more: Any) -> Any:
+        if next(steps) == 19:  # of 36: after the checkpoint of step 15, in the second epoch
+            raise Stop
+        batches.append(chunk[0].ids)
+        return real(trainer, chunk, *rest, **more)
+
+    words += ["--train.num_workers", str(workers)]
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", step)
+        with pytest.raises(Stop):
+            train([*words, "--out", str(tmp_path / "cut")])
+    assert len(batches) == 19 and batches[:3] != batches[12:15]
+    assert train(["--resume", "--out", str(tmp_path / "cut")]) == 0
+    states = [
+        torch.load(tmp_path / name / "checkpoints" / "last.pt", weights_only=True)["objective"]
+        for name in ("whole", "cut")
+    ]
+    assert states[0].keys() == states[1].keys()
+    for name, tensor in states[0].items():
+        assert torch.equal(tensor, states[1][name]), name
+    logs = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "cut")]
+    assert logs[0] == logs[1]
