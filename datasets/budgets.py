@@ -77,13 +77,12 @@ def check_shape(shape: Sequence[int], name: str) -> None:
     check_budget("numbers", count, name, f"shape {tuple(shape)} has {count:,} numbers")
 
 
-def check_expansion(path: Path, needed: int) -> None:
-    """Raise an error for a table that takes far more memory than its file has bytes."""
-    size = path.stat().st_size
+def check_expansion(name: str, size: int, needed: int) -> None:
+    """Raise an error for a table that takes far more memory than its file of `size` bytes."""
     limit = max(BUDGETS["table"].limit, EXPANSION * size)
     if needed > limit:
         raise FusionZooError(
-            f"{path} has {size:,} bytes and would take {needed:,} or more in memory; at"
+            f"{name} has {size:,} bytes and would take {needed:,} or more in memory; at"
             f" most {limit:,}: {BUDGETS['table'].advice}"
         )
 

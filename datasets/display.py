@@ -10,6 +10,7 @@ from typing import Any
 
 from fusionzoo.errors import FusionZooError, one_line
 
+from .arrays import ArrayItem
 from .splits import SPLITS
 from .stretch import Stretch
 from .table import SampleTable
@@ -94,7 +95,7 @@ def _described(value: Any) -> str:
     """Describe an undecoded value in a few words."""
     if value is None:
         return "missing"
-    if isinstance(value, Path):
+    if isinstance(value, Path | ArrayItem):
         return str(value)
     if isinstance(value, str):
         short = value if len(value) <= MAX_TEXT else value[: MAX_TEXT - 3] + "..."

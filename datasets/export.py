@@ -39,7 +39,7 @@ def write_manifest(dataset: SampleTable, path: Path, embed: bool) -> dict[str, A
         raise FusionZooError(f"{path}: only .parquet embeds values")
     types = {name: _column_type(dataset, name, embed, suffix) for name in dataset.modalities}
     writer = _Values(dataset, types, path.parent.resolve())
-    names = _table_columns(dataset)
+    names = table_columns(dataset)
     edges = segment_columns(dataset, types)
     schema = pa.schema([*((name, pa.string()) for name in names), *types.items(), *edges.items()])
     schema = with_kinds(schema, dataset.modalities)
@@ -111,9 +111,9 @@ class _Values:
             if pa.types.is_list(self.types[name]) and kind in ("image", "audio"):
                 items = decode(kind, value)
                 items = items if isinstance(items, list) else [items]
-                return [{"bytes": _encoded(kind, x), "path": None} for x in items]
+                return [{"bytes": media_bytes(kind, x), "path": None} for x in items]
             if kind in ("image", "audio"):
-                return {"bytes": _encoded(kind, value), "path": None}
+                return {"bytes": media_bytes(kind, value), "path": None}
             array = decode(kind, value)
         except FusionZooError as error:
             where = f"{self.dataset.source}, sample {self.dataset.ids[position]!r}, {name}"
@@ -133,7 +133,7 @@ class _Values:
         return Path(relative).as_posix()
 
 
-def _encoded(kind: str, value: Any) -> bytes:
+def media_bytes(kind: str, value: Any) -> bytes:
     """Return a picture or clip as bytes; what is no file yet as PNG, or WAV of 32-bit floats."""
     if isinstance(value, bytes):
         return value
@@ -179,7 +179,7 @@ def _column_type(dataset: SampleTable, name: str, embed: bool, suffix: str) -> p
     return pa.list_(pa.float32()) if kind == "vector" else pa.list_(pa.list_(pa.float32()))
 
 
-def _table_columns(dataset: SampleTable) -> list[str]:
+def table_columns(dataset: SampleTable) -> list[str]:
     """Return the columns besides the modalities; those without any value are left out."""
     names = [name for name in dataset.table.column_names if name not in dataset.modalities]
     return [

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from .arrow import cell_lengths
+from .shards.order import Blocking, sort_by_window
+from .shards.rows import find_blocking, stored_lengths
 from .stretch import cost
 from .table import SampleTable
 
@@ -25,8 +27,15 @@ class Measured(SampleTable):
         return total[self.rows]
 
     def by_length(self) -> list[int]:
-        """Return the samples' positions, the longest first."""
-        return self.lengths().argsort(descending=True, stable=True).tolist()
+        """Return the samples' positions, the longest first; in shards, the longest of a window."""
+        order, blocking = self.lengths().argsort(descending=True, stable=True), self.blocking()
+        if blocking is not None:
+            order = sort_by_window(order, blocking.windows(torch.arange(len(self)), None))
+        return order.tolist()
+
+    def blocking(self) -> Blocking | None:
+        """Return the blocks of shards that the samples are in; None: they are in none."""
+        return find_blocking(self)
 
     def _lengths(self, name: str, kind: str) -> Tensor:
         """Return the size of each value of a modality, float64 (rows of the table,)."""
@@ -36,6 +45,9 @@ class Measured(SampleTable):
         sizes = cell_lengths(self.table[name]) if is_plain and (kind == "text" or is_list) else None
         if sizes is not None:
             return sizes
+        known = stored_lengths(self, name)
+        if known is not None:
+            return known
         rows = range(len(self.table))
         costs = [cost(self.reference(name, row)) for row in rows]
         return torch.tensor(costs, dtype=torch.float64)

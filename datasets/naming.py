@@ -12,8 +12,9 @@ from fusionzoo.errors import FusionZooError, did_you_mean
 from .base import DATASETS, apply_shared_settings
 from .formats.files import READERS, table_suffix
 from .formats.objects import is_table
-from .formats.parquet_folder import is_parquet_folder
 from .paired import PairedDataset
+from .shards.open import is_sharded
+from .shards.storage import is_url
 
 OPEN_SETTINGS = ("modalities", "missing", "targets")  # of a data set that is open
 
@@ -22,8 +23,8 @@ def settings_of(data: Any) -> dict[str, Any]:
     """Return the name and settings with which `create_dataset` opens what `data` is.
 
     - `"digits"`: a data set's name; `{"name": "digits", "missing": 0.3}`: with settings;
-    - the path of a CSV, TSV, JSON lines, Parquet or .xlsx file, of a folder of Parquet files, or of
-      a folder of class folders;
+    - the path of a CSV, TSV, JSON lines, Parquet or .xlsx file, of a folder of shards (Parquet or
+      tar files) or of class folders; the URL of a folder of shards, `s3://bucket/shards`;
     - a table or data set in memory: settings whose `root` is that object.
     """
     if is_table(data):
@@ -38,9 +39,11 @@ def settings_of(data: Any) -> dict[str, Any]:
             " settings such as {'name': 'digits'}, a DataFrame, an Arrow table, a list of dicts, a"
             " dict of columns, a Hugging Face or PyTorch data set, or a PairedDataset"
         )
+    if is_url(data):
+        return {"name": "manifest", "root": data}
     path = Path(data).expanduser()
     if path.is_dir():
-        return {"name": "manifest" if is_parquet_folder(path) else "folders", "root": str(path)}
+        return {"name": "manifest" if is_sharded(path) else "folders", "root": str(path)}
     if path.exists() or table_suffix(path) in READERS or isinstance(data, os.PathLike):
         return {"name": "manifest", "root": str(path)}
     raise FusionZooError(
@@ -51,7 +54,9 @@ def settings_of(data: Any) -> dict[str, Any]:
 
 def is_path(text: str) -> bool:
     """Whether text that may name a data set is the path of a manifest or folder."""
-    return text not in DATASETS and (table_suffix(Path(text)) in READERS or Path(text).exists())
+    if text in DATASETS:
+        return False
+    return is_url(text) or table_suffix(Path(text)) in READERS or Path(text).exists()
 
 
 def view_of(dataset: PairedDataset, settings: Mapping[str, Any]) -> PairedDataset:

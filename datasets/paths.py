@@ -108,6 +108,11 @@ def check_paths(
                 raise FusionZooError(f"{where(row)}, sample {sample!r}: {name} {problem}")
 
 
+def holds_paths(kind: str, column_type: pa.DataType) -> bool:
+    """Whether cells are paths; lists of text are, of pictures and clips, else they are numbers."""
+    return kind in ("image", "audio") or pa.types.is_string(column_type)
+
+
 def paths_in(column: Any) -> Iterator[tuple[int, str]]:
     """Yield row and text of each cell, or of each entry of a list of text; nothing of others."""
     is_text = pa.types.is_string(column.type)

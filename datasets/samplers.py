@@ -16,6 +16,9 @@ from torch.utils.data import Sampler
 from fusionzoo.errors import FusionZooError
 from fusionzoo.rng import seed_of
 
+from .sample_weights import weights_of
+from .shards.order import Blocking, sort_by_window, window_sizes
+
 Key = tuple[int, int]  # index of a sample, and the seed of its augmentation in this epoch
 WINDOW = 50  # batches whose samples are sorted by length together
 
@@ -33,9 +36,11 @@ class PairedSampler(Sampler[int]):
         world: int,
         tail: Literal["pad", "drop", "keep"],
         seed: int,
+        blocking: Blocking | None = None,
     ) -> None:
         self.indices, self.shuffle, self.weights = indices, shuffle, weights
         self.rank, self.world, self.tail, self.seed = rank, world, tail, seed
+        self.blocking = blocking
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -45,6 +50,19 @@ class PairedSampler(Sampler[int]):
     def generator(self) -> torch.Generator:
         """Return this epoch's random generator, the same on all processes."""
         return torch.Generator().manual_seed(seed_of(self.seed, self.epoch, 0))
+
+    @property
+    def is_random(self) -> bool:
+        """Whether each epoch has another order."""
+        return self.shuffle or self.weights is not None
+
+    def windows(self) -> Tensor | None:
+        """Return the window of blocks that each sample is read in; None: they are in no blocks."""
+        if self.blocking is None:
+            return None
+        seed = seed_of(self.seed, self.epoch, 0, "blocks")
+        generator = torch.Generator().manual_seed(seed) if self.is_random else None
+        return self.blocking.windows(self.indices, generator)
 
     def order(self) -> Tensor:
         """Return the epoch's order before it is divided between processes."""
@@ -56,6 +74,9 @@ class PairedSampler(Sampler[int]):
         else:
             chosen = torch.arange(size)
         order = self.indices[chosen]
+        windows = self.windows() if self.is_random else None
+        if windows is not None:
+            order = sort_by_window(order, windows)
         remainder = size % self.world
         if self.tail == "drop":
             return order[: size - remainder]
@@ -89,6 +110,9 @@ def make_sampler(
     dropped (`drop_last`), padded with samples from the start (`pad`, the default when shuffling or
     weighting) or kept. Kept, processes differ by up to one sample and none counts twice, which is
     right for evaluation and the default otherwise.
+
+    Samples in shards are shuffled in windows of some blocks, which are chosen at random: the order
+    is that of one shuffle where a window holds all blocks.
     """
     rank, world = distributed or (0, 1)
     if not 0 <= rank < world:
@@ -104,7 +128,7 @@ def make_sampler(
         raise FusionZooError(
             f"{len(indices)} samples for {world} processes: drop_last leaves nothing"
         )
-    sample_weights = None if weights is None else _weights(dataset, weights, indices)
+    sample_weights = None if weights is None else weights_of(dataset, weights, indices)
     pad = (shuffle or weights is not None) if pad is None else pad
     tail: Literal["pad", "drop", "keep"] = "drop" if drop_last else "pad" if pad else "keep"
     return PairedSampler(
@@ -115,26 +139,8 @@ def make_sampler(
         world=world,
         tail=tail,
         seed=seed,
+        blocking=dataset.blocking() if hasattr(dataset, "blocking") else None,
     )
-
-
-def _weights(dataset: Any, weights: str | Sequence[float] | Tensor, indices: Tensor) -> Tensor:
-    """Return the weights of the samples at `indices`."""
-    if isinstance(weights, str):
-        if weights != "class":
-            raise FusionZooError(f"weights={weights!r}; the only named scheme is 'class'")
-        targets = dataset.targets[indices]
-        if targets.ndim > 1:
-            raise FusionZooError("class_weighted needs a target of one class, in column `target`")
-        return (1.0 / torch.bincount(targets).double())[targets]
-    values = torch.as_tensor(weights, dtype=torch.float64)
-    if values.shape != (len(dataset),) or not bool((values.isfinite() & (values >= 0)).all()):
-        raise FusionZooError(
-            f"{values.numel()} weights for {len(dataset)} samples; one each, finite, none negative"
-        )
-    if not values[indices].any():
-        raise FusionZooError("all weights are 0: there is nothing to sample from")
-    return values[indices]
 
 
 class PairedBatchSampler(Sampler[list[Key]]):
@@ -184,20 +190,27 @@ class PairedBatchSampler(Sampler[list[Key]]):
         batches = list(order.split(global_size))
         if self.drop_last and len(batches[-1]) < global_size:
             batches.pop()
-        if self.lengths is not None and (sampler.shuffle or sampler.weights is not None):
+        if self.lengths is not None and sampler.is_random:
             # A shorter last batch stays last, so that positions mean the same on all processes.
             num_full = len(batches) - (len(batches[-1]) < global_size if batches else 0)
-            shuffled = torch.randperm(num_full, generator=sampler.generator()).tolist()
-            batches = [batches[i] for i in shuffled] + batches[num_full:]
+            shuffled = torch.randperm(num_full, generator=sampler.generator())
+            windows = sampler.windows()
+            if windows is not None and num_full:
+                firsts = torch.stack([batch[0] for batch in batches[:num_full]])
+                shuffled = sort_by_window(shuffled, windows[firsts])
+            batches = [batches[i] for i in shuffled.tolist()] + batches[num_full:]
         shares = (batch[sampler.rank :: sampler.world] for batch in batches)
         return [share for share in shares if len(share)]
 
     def _sort_by_length(self, order: Tensor, global_size: int) -> Tensor:
         assert self.lengths is not None
-        is_shuffled = self.sampler.shuffle or self.sampler.weights is not None
-        size = WINDOW * global_size if is_shuffled else len(order)
-        windows = zip(order.split(size), self.lengths[order].split(size), strict=True)
-        return torch.cat([rows[lengths.argsort(stable=True)] for rows, lengths in windows])
+        sampler, windows = self.sampler, self.sampler.windows()
+        parts: int | list[int] = WINDOW * global_size if sampler.is_random else len(order)
+        if windows is not None:
+            order = sort_by_window(order, windows)
+            parts = window_sizes(order, windows)
+        pairs = zip(order.split(parts), self.lengths[order].split(parts), strict=True)
+        return torch.cat([rows[lengths.argsort(stable=True)] for rows, lengths in pairs])
 
     def __iter__(self) -> Iterator[list[Key]]:
         if self.num_iters is None:

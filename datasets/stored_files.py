@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from .arrow import is_list_of_text
 from .join import SourceValues
+from .shards.blocks import StoredCells
 from .stretch import Stretch, is_video
 from .table import SampleTable
 
@@ -19,6 +20,8 @@ def in_files(dataset: SampleTable, name: str) -> bool:
     values = dataset.memory.get(name)
     if isinstance(values, SourceValues):
         return in_files(values.source, values.modality)
+    if isinstance(values, StoredCells):
+        return False
     if values is None:
         return name in dataset.paths and holds_paths(dataset.table[name].type)
     return all(

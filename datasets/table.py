@@ -18,7 +18,7 @@ from fusionzoo.targets import Target
 from .arrays import check_rows, refer
 from .arrow import count_values, positions_in, repeated_value
 from .labels import find_classes, read_labels
-from .paths import check_paths
+from .paths import check_paths, holds_paths
 from .provenance import Provenance
 from .refusals import is_collecting, repair_rows
 from .stretch import cut, segment_of
@@ -61,7 +61,8 @@ class SampleTable:
         self.provenance = provenance or Provenance()
         self.rows = torch.arange(len(table))
         self.readers: dict[str, Callable[[int], Any]] = {}
-        files = [name for name in modalities if name in self.paths - self.memory.keys()]
+        outside = [name for name in modalities if name in self.paths - self.memory.keys()]
+        files = [name for name in outside if holds_paths(modalities[name], table[name].type)]
         if is_collecting():
             self.table = repair_rows(
                 self.table,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .benchmark.report.report import Report as Report
     from .components import register as register
     from .creating import create_model as create_model
+    from .data_convert import convert as convert
     from .datasets import PairedDataset as PairedDataset
     from .datasets import create_dataset as create_dataset
     from .datasets import list_datasets as list_datasets
@@ -45,6 +46,7 @@ _HOME = {
     "analyse": "api",
     "benchmark": "benchmark",  # the package itself, which can be called
     "Report": "benchmark.report.report",
+    "convert": "data_convert",
     "PairedDataset": "datasets",
     "create_dataset": "datasets",
     "list_datasets": "datasets",

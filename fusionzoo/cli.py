@@ -46,6 +46,10 @@ def main(args: Sequence[str] | None = None) -> int:
         from .audit import command as audit
 
         return (audit.check_command if args[1] == "check" else audit.show_command)(args[2:])
+    if args[:2] == ["data", "convert"]:
+        from .data_convert import convert_command
+
+        return convert_command(args[2:])
     parsed = _parser().parse_args(args)
     try:
         return int(parsed.run(parsed) or 0)

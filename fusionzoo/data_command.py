@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from .console import add_plugins_option, print_table
-from .data_convert import add_convert_action
 from .errors import FusionZooError
 from .plugins import load_plugins
 
@@ -23,8 +22,8 @@ def add_data_command(commands: Any) -> None:
     fetch.add_argument("name", nargs="?", help="the data set; without it, those there are")
     fetch.add_argument("--root", help="folder to put it in; default: the cache")
     fetch.set_defaults(run=fetch_data)
-    add_convert_action(actions)
-    # `cli.main` runs these two, which take settings of data sets as train.py does.
+    # `cli.main` runs these, which take settings of data sets as train.py does.
+    actions.add_parser("convert", help="write shards: `fusionzoo data convert --help`")
     actions.add_parser("check", help="find faults and leaks: `fusionzoo data check --help`")
     actions.add_parser("show", help="write a contact sheet: `fusionzoo data show --help`")
     for action in (every, fetch):

@@ -96,7 +96,7 @@ def test_the_example_of_the_data_page_runs(capsys: pytest.CaptureFixture[str]) -
 
 def test_the_data_page_names_settings_that_exist() -> None:
     text = (DOCS / "data.md").read_text()
-    known = set(DATASETS["manifest"].parameters) | {"name", "augment"}
+    known = {*DATASETS["manifest"].parameters, *DATASETS["layout"].parameters, "name", "augment"}
     named = set(re.findall(r"--data\.([a-z_]+)", text))
     assert len(named) > 15
     assert named <= known

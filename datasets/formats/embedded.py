@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from fusionzoo.errors import FusionZooError
 
 from ..paths import PathChecker
+from ..shards.blocks import StoredCells
 from ..table import SampleTable
 
 BINARY_TYPES = (
@@ -134,7 +135,7 @@ def check_cell_paths(dataset: SampleTable, must_exist: bool) -> None:
         dataset.root or Path(), allow_outside=dataset.allow_outside, must_exist=must_exist
     )
     for name, cells in dataset.memory.items():
-        for row, path in cells.paths() if isinstance(cells, ArrowCells) else ():
+        for row, path in cells.paths() if isinstance(cells, ArrowCells | StoredCells) else ():
             problem = checker.problem(path)
             if problem:
                 raise FusionZooError(f"{dataset.sample_place(row)}: {name} {problem}")

@@ -54,6 +54,12 @@ def is_hugging_face(data: Any) -> bool:
     return LIBRARY in roots and bool(known & names)
 
 
+def is_stream(data: Any) -> bool:
+    """Whether a data set of the library, or one of its splits, is a stream without a length."""
+    parts = data.values() if isinstance(data, Mapping) else [data]
+    return any(not hasattr(part, "__len__") for part in parts)
+
+
 def read_hugging_face(
     data: Any, read_stream: Callable[[Any, str], list[Any]]
 ) -> Loaded | StreamedRows:
@@ -66,11 +72,11 @@ def read_hugging_face(
     if not parts:
         raise FusionZooError(f"{source} has no split")
     rule = SPLIT_RULE if isinstance(data, Mapping) else ""
-    if any(not hasattr(part, "__len__") for part in parts.values()):
+    if is_stream(data):
         rows = []
         for split, part in parts.items():
             extra = {"split": split} if rule else {}
-            rows += [{**row, **extra} for row in read_stream(_undecoded_stream(part), source)]
+            rows += [{**row, **extra} for row in read_stream(undecoded_stream(part), source)]
         return StreamedRows(rows, source, _metadata(next(iter(parts.values()))), rule)
     dataset = next(iter(parts.values()))
     if rule:
@@ -126,7 +132,7 @@ def _present(column: Any, name: str) -> np.ndarray:
     return np.concatenate(valid)
 
 
-def _undecoded_stream(stream: Any) -> Any:
+def undecoded_stream(stream: Any) -> Any:
     """Return a stream whose pictures and clips are not decoded."""
     for name, feature in (stream.features or {}).items():
         if _is_media(feature):

@@ -23,4 +23,5 @@ class Loaded:
     kinds: dict[str, str] = field(default_factory=dict)  # of columns whose values tell their kind
     provenance: Provenance = field(default_factory=Provenance)  # how the table was read
     has_nulls: bool = True  # whether the source marks missing values, rather than by words
+    order: tuple[str, ...] = ()  # of the modalities, if the source stores one
     split_rule: str = ""  # where column `split` comes from, if the source has no such column

@@ -12,6 +12,7 @@ from ..amputation import Mechanism
 from ..base import DATASETS, apply_shared_settings
 from ..failures import MAX_ERRORS, OnError
 from ..paired import PairedDataset
+from ..shards.open import open_shards
 from ..splits import SHARES
 from ..table import word_list
 from .cells import NA, CellRules, Words
@@ -19,7 +20,6 @@ from .files import TextFormat, read_table, table_suffix
 from .joined import join_sources
 from .loaded import Loaded
 from .objects import STREAM_LIMIT, read_objects
-from .parquet_folder import is_parquet_folder, read_parquet_folder
 from .tables import open_table
 
 
@@ -68,7 +68,8 @@ def manifest(
     `audio_start`, `image_end` and so on, are the seconds that are used of it.
 
     Settings:
-        root: path of the file, or of a folder of Parquet files; in Python also a table in memory
+        root: path of the file, or path or URL (`s3://...`) of a folder of shards, Parquet or tar
+            files; in Python also a table in memory
         columns: columns with other names, by modality or role: `{"xray": "file_2", "id": "key"}`;
             those of a tabular modality, `{"tabular": "age,weight,colour"}`
         kinds: kinds of modalities with other names, `{"xray": "image"}`
@@ -140,14 +141,15 @@ def manifest(
 
 
 def _load(root: Any, text_format: TextFormat, fields: Sequence[str], stream_limit: int) -> Loaded:
-    """Read what `root` is: a table in memory, a folder of Parquet files, or a file."""
+    """Read what `root` is: a table in memory, shards in a folder or at a URL, or a file."""
     if isinstance(root, Loaded):
         return root
     if not isinstance(root, str | os.PathLike):
         return read_objects(root, fields, stream_limit)
+    loaded = open_shards(root)
+    if loaded is not None:
+        return loaded
     path = Path(root).expanduser()
-    if is_parquet_folder(path):
-        return read_parquet_folder(path)
     table, provenance = read_table(path, text_format)
     return Loaded(
         table=table,

@@ -134,7 +134,7 @@ def _read_stream(rows: Iterable[Any], limit: int, source: str) -> list[Any]:
         raise FusionZooError(
             f"{source} is a stream of more than {limit:,} samples, which would be read into memory:"
             " raise stream_limit, take fewer (`islice`, `.take(n)`), or store it first"
-            " (`.to_parquet`, or load it without streaming)"
+            " (`fusionzoo.convert(stream, folder)` for one of Hugging Face, then open the folder)"
         )
     return read
 

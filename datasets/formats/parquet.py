@@ -5,6 +5,7 @@ A column that repeats a long text a million times has a file of a few bytes.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,26 @@ def read_parquet(path: Path) -> pa.Table:
 
     # `read_table` would import pandas, and make columns of folder names like `a=b`.
     with pq.ParquetFile(path) as file:
-        check_expansion(path, sum(_column_bytes(path, file, column) for column in _columns(file)))
+        check_parquet(str(path), path.stat().st_size, file, path)
         return file.read()
 
 
-def _columns(file: Any) -> list[int]:
-    return list(range(file.metadata.num_columns))
+def check_parquet(
+    name: str, size: int, file: Any, source: Any, columns: Collection[str] | None = None
+) -> None:
+    """Raise an error if the columns of an open file of `size` bytes would take too much memory.
+
+    `source` is what it was opened from; without `columns` all count.
+    """
+    chosen = [
+        column
+        for column in range(file.metadata.num_columns)
+        if columns is None or file.schema.column(column).path.partition(".")[0] in columns
+    ]
+    check_expansion(name, size, sum(_column_bytes(source, file, column) for column in chosen))
 
 
-def _column_bytes(path: Path, file: Any, column: int) -> int:
+def _column_bytes(path: Any, file: Any, column: int) -> int:
     """Return an upper bound of a column's bytes in memory; an exact sum where that is large."""
     groups = [file.metadata.row_group(i).column(column) for i in range(file.num_row_groups)]
     num_values = sum(group.num_values for group in groups)
@@ -49,14 +61,14 @@ def _column_bytes(path: Path, file: Any, column: int) -> int:
     return int(plain + _text_bytes(path, column))
 
 
-def _longest_entry(path: Path, column: int, group: int) -> int:
+def _longest_entry(path: Any, column: int, group: int) -> int:
     """Return the bytes of the longest entry in a column's dictionary, from its first value."""
     for values in _dictionaries(path, column, 1, [group]):
         return int(pc.max(pc.binary_length(values.dictionary)).as_py() or 0)
     return 0
 
 
-def _text_bytes(path: Path, column: int) -> int:
+def _text_bytes(path: Any, column: int) -> int:
     """Return the bytes of all texts of a column; each distinct one is in memory once."""
     total = 0
     for values in _dictionaries(path, column, 1 << 16, None):
@@ -65,7 +77,7 @@ def _text_bytes(path: Path, column: int) -> int:
     return total
 
 
-def _dictionaries(path: Path, column: int, batch: int, groups: list[int] | None) -> Any:
+def _dictionaries(path: Any, column: int, batch: int, groups: list[int] | None) -> Any:
     """Yield a column's values as dictionary arrays, those in lists one after another."""
     import pyarrow.parquet as pq
 

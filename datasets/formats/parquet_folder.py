@@ -28,9 +28,8 @@ def read_parquet_folder(path: Path) -> Loaded:
     The names of the files, or of their folders, are the splits. Files may lie in the folder, or in
     a folder within it such as `data/`.
     """
-    by_split = _files_by_split(_top(path))
     parts, names = [], []
-    for split, files in by_split.items():
+    for split, files in files_by_split(path).items():
         for file in files:
             try:
                 part = read_parquet(file)
@@ -65,7 +64,9 @@ def _top(path: Path) -> Path:
     return folders[0]
 
 
-def _files_by_split(top: Path) -> Mapping[str, Sequence[Path]]:
+def files_by_split(path: Path) -> Mapping[str, Sequence[Path]]:
+    """Return the Parquet files of each split, in order."""
+    top = _top(path)
     by_split: dict[str, list[Path]] = {}
     for file in _parquet(top):
         shard = SHARD.fullmatch(file.stem)

@@ -50,7 +50,8 @@ def _cells(path: Path, sheet: str, *, values: bool) -> tuple[list[tuple[Any, ...
         ) from error
     try:
         with zipfile.ZipFile(path) as parts:
-            check_expansion(path, XML_EXPANSION * sum(part.file_size for part in parts.infolist()))
+            needed = XML_EXPANSION * sum(part.file_size for part in parts.infolist())
+            check_expansion(str(path), path.stat().st_size, needed)
         book = openpyxl.load_workbook(path, read_only=True, data_only=values)
     except FusionZooError:
         raise

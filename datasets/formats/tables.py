@@ -97,7 +97,7 @@ def open_table(
     )
     dataset = PairedDataset(
         rows,
-        names,
+        _in_stored_order(names, loaded, columns),
         memory={**memory, **gathered.memory},
         root=root,
         source=source,
@@ -130,6 +130,14 @@ def _without_numbers(
     """Drop row numbers of values that no modality has; return the others by modality, too."""
     rows = rows.drop_columns([x for x in values if x in rows.column_names and x not in names])
     return rows, {x: values[table.name(x)] for x in names if table.name(x) in values}
+
+
+def _in_stored_order(
+    names: Mapping[str, str], loaded: Loaded | None, columns: Roles | None
+) -> dict[str, str]:
+    """Return the modalities in the order that the source stores, unless the user names columns."""
+    order = [*(loaded.order if loaded and not columns else ()), *names]
+    return {name: names[name] for name in sorted(names, key=order.index)}
 
 
 def _modalities(table: Columns, kinds: Mapping[str, str], labels: Sequence[str]) -> dict[str, str]:

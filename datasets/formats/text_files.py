@@ -161,7 +161,8 @@ def _chunks(path: Path, *, end: bool = False) -> Iterator[bytes]:
     with gzip.open(path) if is_gzip(path) else path.open("rb") as file:
         while chunk := file.read(CHUNK):
             num_bytes += len(chunk)
-            check_expansion(path, num_bytes if is_gzip(path) else 0)
+            if is_gzip(path):
+                check_expansion(str(path), path.stat().st_size, num_bytes)
             yield chunk
     if end:
         yield b""

@@ -63,6 +63,15 @@ def write_manifest(root: Path) -> None:
     (root / "my.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
 
+def write_layout(root: Path) -> None:
+    """Sixty clips of CREMA-D, by six actors; a third has no frame."""
+    for number in range(60):
+        stem = f"100{number // 10}_DFA_{('ANG', 'HAP', 'SAD')[number % 3]}_{number:02d}"
+        clip(root / "AudioWAV" / f"{stem}.wav")
+        if number % 3:
+            picture(root / "Image-01-FPS" / stem / "1.png")
+
+
 def write_mfeat(root: Path) -> None:
     """Whole numbers in place of the features."""
     root.mkdir()
@@ -86,12 +95,13 @@ def write_stamps(root: Path) -> None:
 
 WRITERS: dict[str, tuple[Callable[[Path], None], str]] = {  # what `root` names below the folder
     "folders": (write_folders, ""),
+    "layout": (write_layout, ""),
     "manifest": (write_manifest, "my.jsonl"),
     "mfeat": (write_mfeat, ""),
     "stamps": (write_stamps, ""),
 }
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
-    *((name, {}) for name in DATASETS),
+    *((name, {"layout": "crema-d"} if name == "layout" else {}) for name in DATASETS),
     ("digits", {"samples": 100, "missing": 0.3}),
     ("interactions", {"task": "copy", "num_modalities": 3, "seed": 3}),
     *(("situations", {"situation": name, "samples": 200}) for name in SITUATIONS),

@@ -393,6 +393,23 @@ def hugging_face_stream(folder: Path, rows: Sequence[Row]) -> PairedDataset:
     return fz.create_dataset(hf.IterableDatasetDict(parts))
 
 
+def hugging_face_stream_as_shards(folder: Path, rows: Sequence[Row]) -> PairedDataset:
+    parts = {s: part.to_iterable_dataset() for s, part in hugging_face_dict(rows).items()}
+    import datasets as hf
+
+    return fz.create_dataset(fz.convert(hf.IterableDatasetDict(parts), folder / "out").folder)
+
+
+def parquet_shards(folder: Path, rows: Sequence[Row]) -> PairedDataset:
+    source = fz.create_dataset([objects(row) for row in rows])
+    return fz.create_dataset(fz.convert(source, folder / "out", shard_mb=1).folder)
+
+
+def webdataset_shards(folder: Path, rows: Sequence[Row]) -> PairedDataset:
+    source = fz.create_dataset([objects(row) for row in rows])
+    return fz.create_dataset(fz.convert(source, folder / "out", format="webdataset").folder)
+
+
 # ---- joins and round trips
 
 
@@ -464,6 +481,9 @@ SOURCES: dict[str, Maker] = {
     "Hugging Face DatasetDict": hugging_face_splits,
     "Hugging Face Parquet files": hugging_face_parquet,
     "Hugging Face streams": hugging_face_stream,
+    "Hugging Face streams as shards": hugging_face_stream_as_shards,
+    "Parquet shards": parquet_shards,
+    "WebDataset shards": webdataset_shards,
     "join of sources": separate_sources,
     "join of manifests": command_line_join,
     "to_manifest csv": round_trip("csv", embed=False),

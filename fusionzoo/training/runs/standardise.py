@@ -120,5 +120,6 @@ def _share(trainer: Trainer, samples: PairedDataset, *, by_length: bool) -> list
         draws = torch.Generator().manual_seed(seed_of("standardise", trainer.cfg.seed))
         rows = rows[torch.randperm(len(rows), generator=draws)[:MAX_SAMPLES].sort().values]
     if by_length:
-        rows = rows[samples.lengths()[rows].argsort(descending=True, stable=True)]
+        order = torch.tensor(samples.by_length())
+        rows = order[torch.isin(order, rows)]
     return [batch[world.rank :: world.size].tolist() for batch in rows.split(size * world.size)]

@@ -1,0 +1,224 @@
+"""Read shards a block of samples at a time: row groups of Parquet, runs of members of a tar.
+
+A process keeps the blocks that it read last, as many as a window of the shuffle has.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from fusionzoo.errors import FusionZooError, one_line
+
+from .index import ShardFile
+from .storage import Storage
+
+WINDOW_BYTES = 64 << 20  # of the blocks whose samples are shuffled together
+MAX_WINDOW = 256  # blocks
+MAX_OPEN = 64  # files
+
+
+class Blocks(ABC):
+    """The rows of shards, numbered through all files, in blocks.
+
+    `starts[i]` is the first row of block i; `reads` counts the blocks of a column that were read in
+    this process.
+    """
+
+    def __init__(self, storage: Storage, files: Sequence[ShardFile]) -> None:
+        self.storage, self.files = storage, list(files)
+        rows = [count for file in files for count in file.blocks]
+        self.starts = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
+        self.places = [(number, i) for number, x in enumerate(files) for i in range(len(x.blocks))]
+        mean = sum(file.size for file in files) // max(1, len(rows))
+        self.window = int(np.clip(WINDOW_BYTES // max(1, mean), 2, MAX_WINDOW))
+        self.reads = 0
+        self._cache: OrderedDict[tuple[int, str], Any] = OrderedDict()
+        self._columns: set[str] = set()
+        self._process = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cache": OrderedDict()}
+
+    def blocks_of(self, rows: np.ndarray) -> np.ndarray:
+        """Return the blocks that rows are in."""
+        return np.searchsorted(self.starts, rows, side="right") - 1
+
+    def read(self, row: int, column: str) -> tuple[Any, int]:
+        """Return the block of a row's column, and the row's number in the block."""
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self._forget_files()
+        block = int(np.searchsorted(self.starts, row, side="right")) - 1
+        key = (block, self._part(column))
+        if key in self._cache:
+            self._cache.move_to_end(key)
+        else:
+            self._columns.add(key[1])
+            file, number = self.places[block]
+            while len(self._cache) >= (self.window + 1) * len(self._columns):
+                self._cache.popitem(last=False)
+            self._cache[key] = self._load(file, number, key[1])
+            self.reads += 1
+        return self._cache[key], row - int(self.starts[block])
+
+    def _part(self, column: str) -> str:
+        """Return the name under which a block of a column is kept."""
+        return column
+
+    def _forget_files(self) -> None:  # noqa: B027
+        """Forget open files: they belong to the process from which this one was forked."""
+
+    @abstractmethod
+    def _load(self, file: int, block: int, part: str) -> Any:
+        """Read a block of a file."""
+
+
+class ParquetBlocks(Blocks):
+    """Row groups of Parquet files; only the columns that are asked for are read."""
+
+    def __init__(self, storage: Storage, files: Sequence[ShardFile]) -> None:
+        super().__init__(storage, files)
+        self._opened: OrderedDict[int, Any] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_opened": OrderedDict()}
+
+    def _forget_files(self) -> None:
+        self._opened = OrderedDict()
+
+    def _load(self, file: int, block: int, part: str) -> Any:
+        name = self.files[file].name
+        try:
+            table = self._file(file).read_row_group(block, columns=[part], use_threads=False)
+        except FusionZooError:
+            raise
+        except (pa.ArrowException, OSError) as error:
+            where = self.storage.where(name)
+            cause = error.__cause__ or error.__context__
+            if isinstance(cause, FusionZooError):
+                raise cause from error
+            raise FusionZooError(
+                f"{where}, row group {block}: {part} cannot be read: {one_line(error)}"
+            ) from error
+        column = table.column(0)
+        return column.chunk(0) if column.num_chunks == 1 else column
+
+    def _file(self, number: int) -> Any:
+        import pyarrow.parquet as pq
+
+        if number in self._opened:
+            self._opened.move_to_end(number)
+        else:
+            if len(self._opened) >= MAX_OPEN:
+                self._opened.popitem(last=False)[1].close()
+            file = self.files[number]
+            self._opened[number] = pq.ParquetFile(self.storage.open(file.name, file.size))
+        return self._opened[number]
+
+
+class TarBlocks(Blocks):
+    """Runs of members of tar files; a run is read at once, whatever is asked for.
+
+    `offsets` and `sizes` have, by column, the bytes of each row's member in its file; -1 if it has
+    none.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        files: Sequence[ShardFile],
+        offsets: Mapping[str, np.ndarray],
+        sizes: Mapping[str, np.ndarray],
+    ) -> None:
+        super().__init__(storage, files)
+        self.offsets, self.sizes = dict(offsets), dict(sizes)
+
+    def member(self, row: int, column: str) -> bytes:
+        """Return the bytes of a row's member."""
+        data, _ = self.read(row, column)
+        file, block = self.places[int(np.searchsorted(self.starts, row, side="right")) - 1]
+        start = int(self.offsets[column][row]) - self.files[file].ranges[block][0]
+        size = int(self.sizes[column][row])
+        if not (size >= 0 and 0 <= start <= start + size <= len(data)):
+            where = self.storage.where(self.files[file].name)
+            raise FusionZooError(f"{where}: the place of a member is outside of its block")
+        return bytes(memoryview(data)[start : start + size])
+
+    def _part(self, column: str) -> str:
+        return ""
+
+    def _load(self, file: int, block: int, part: str) -> bytes:
+        start, stop = self.files[file].ranges[block]
+        try:
+            return self.storage.read_range(self.files[file].name, start, stop)
+        except OSError as error:
+            where = self.storage.where(self.files[file].name)
+            raise FusionZooError(f"{where} cannot be read: {one_line(error)}") from error
+
+
+class StoredCells:
+    """Undecoded values of a modality in shards, by row; `sizes` are their bytes, where known."""
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        column: str,
+        kind: str,
+        sizes: np.ndarray,
+        read_struct: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.blocks, self.column, self.kind = blocks, column, kind
+        self.sizes, self.read_struct = sizes, read_struct
+        self.files: list[tuple[int, str]] = []  # row and path of values that are not in the shards
+
+    def __len__(self) -> int:
+        return int(self.blocks.starts[-1])
+
+    def paths(self) -> list[tuple[int, str]]:
+        """Return row and path of the values that are files."""
+        return self.files
+
+    def __getitem__(self, row: int) -> Any:
+        if isinstance(self.blocks, TarBlocks):
+            data = self.blocks.member(row, self.column)
+            return _array(data) if self.kind in ("vector", "sequence") else data
+        column, position = self.blocks.read(row, self.column)
+        value = _plain(column[position])
+        return value if self.read_struct is None else self.read_struct(value)
+
+
+def _array(data: bytes) -> np.ndarray:
+    """Return the array of a .npy file."""
+    import io
+
+    try:
+        array: np.ndarray = np.load(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise FusionZooError(f"a member is no .npy array: {one_line(error)}") from error
+    return array
+
+
+def _plain(cell: Any) -> Any:
+    """Return a cell as bytes, an array or a mapping."""
+    if not cell.is_valid or not pa.types.is_list(cell.type):
+        return cell.as_py()
+    values = cell.values
+    steps = len(values)
+    if pa.types.is_list(values.type) and steps and not values.null_count:
+        widths = np.diff(values.offsets.to_numpy())
+        values = values.flatten()
+        if (widths != widths[0]).any():
+            return cell.as_py()
+        shape: tuple[int, ...] = (steps, int(widths[0]))
+    else:
+        shape = (steps,)
+    if pa.types.is_list(values.type) or values.null_count:
+        return cell.as_py()
+    return values.to_numpy(zero_copy_only=False).reshape(shape).copy()

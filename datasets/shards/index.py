@@ -1,0 +1,120 @@
+"""The index of a folder of shards: `shards.json` names the files, `samples.arrow` the samples.
+
+`samples.arrow` has all columns besides pictures, clips and arrays, in the order of the source. In
+place of those there are the numbers of their rows in the shards, null where a sample has none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.structures import KINDS
+
+from .storage import Storage
+
+NAME = "shards.json"
+SAMPLES = "samples.arrow"
+DIGESTS = "SHA256SUMS"
+VERSION = 1
+FORMATS = ("parquet", "webdataset")
+STORED = ("image", "audio", "vector", "sequence")  # kinds whose values are in the shards alone
+BYTES, OFFSETS = "_bytes", "_offsets"  # columns of samples.arrow: structs by modality
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardFile:
+    """One shard."""
+
+    name: str
+    size: int  # bytes
+    blocks: Sequence[int]  # rows of each block
+    ranges: Sequence[Sequence[int]] = ()  # of a tar: first byte of each block, and that after it
+    sha256: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardIndex:
+    """What `shards.json` holds."""
+
+    format: str  # of FORMATS
+    kinds: Mapping[str, str]  # of the modalities
+    source: str  # a digest of the samples and settings that the shards were made from
+    files: Sequence[ShardFile] = field(default_factory=tuple)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the contents of `shards.json`."""
+        return {"version": VERSION, **asdict(self)}
+
+
+def read_index(storage: Storage, name: str = NAME) -> ShardIndex | None:
+    """Read `shards.json`; None if there is none."""
+    data = storage.read(name)
+    if data is None:
+        return None
+    where = storage.where(name)
+    try:
+        contents = json.loads(data)
+        if contents.pop("version") != VERSION:
+            raise ValueError(f"its version is not {VERSION}: update fusionzoo")
+        files = tuple(ShardFile(**entry) for entry in contents.pop("files"))
+        index = ShardIndex(**contents, files=files)
+        _check(index)
+        return index
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise FusionZooError(f"{where} cannot be read: {one_line(error)}") from None
+
+
+def read_samples(storage: Storage) -> pa.Table:
+    """Read `samples.arrow`; on this disk it is mapped into memory, and shared by processes."""
+    where = storage.where(SAMPLES)
+    try:
+        if storage.folder is not None:
+            source: Any = pa.memory_map(str(storage.folder / SAMPLES))
+        else:
+            data = storage.read(SAMPLES)
+            if data is None:
+                raise FusionZooError(f"{where} does not exist: copy the whole folder")
+            source = pa.BufferReader(data)
+        table = pa.ipc.open_file(source).read_all()
+        table.validate()
+        return table
+    except (pa.ArrowException, OSError) as error:
+        raise FusionZooError(f"{where} cannot be read: {one_line(error)}") from error
+
+
+def stored_sizes(table: pa.Table, column: str, name: str, num_rows: int) -> np.ndarray:
+    """Return the entries of a struct of `samples.arrow` by row of the shards; -1 without one."""
+    numbers = pc.struct_field(table.column(column), name)
+    rows = table.column(name)
+    known = rows.is_valid()
+    by_row = np.full(num_rows, -1, np.int64)
+    places = rows.filter(known).to_numpy()
+    if len(places) and not 0 <= places.min() <= places.max() < num_rows:
+        raise FusionZooError(f"{SAMPLES}: {name} names rows outside of the shards")
+    by_row[places] = pc.fill_null(numbers.filter(known), -1).to_numpy()
+    return by_row
+
+
+def _check(index: ShardIndex) -> None:
+    """Raise an error unless the index is of files in the folder, and says of which kinds."""
+    if index.format not in FORMATS:
+        raise ValueError(f"format {index.format!r} is none of {', '.join(FORMATS)}")
+    if not index.kinds or any(kind not in KINDS for kind in index.kinds.values()):
+        raise ValueError(f"kinds {dict(index.kinds)!r}; known are {', '.join(KINDS)}")
+    for file in index.files:
+        if "/" in file.name or "\\" in file.name or file.name.startswith("."):
+            raise ValueError(f"{file.name!r} is no file of the folder")
+        if any(not isinstance(x, int) or x < 0 for x in (file.size, *file.blocks)):
+            raise ValueError(f"{file.name}: sizes must be numbers")
+        if index.format == "webdataset" and len(file.ranges) != len(file.blocks):
+            raise ValueError(f"{file.name}: its blocks have no ranges")
+        if any(len(x) != 2 or not 0 <= x[0] <= x[1] <= file.size for x in file.ranges):
+            raise ValueError(f"{file.name}: a block is outside of the file")

@@ -1,0 +1,177 @@
+"""Read parts of files in a folder, on this disk or behind a URL of fsspec; retry where it fails."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fusionzoo.errors import FusionZooError, one_line
+
+T = TypeVar("T")
+TRIES = 6
+FIRST_WAIT = 0.2  # seconds; doubled after every failure
+FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotImplementedError, FusionZooError)
+EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+
+
+def is_url(root: Any) -> bool:
+    """Whether a root is a URL such as `s3://bucket/folder`.
+
+    >>> is_url("s3://bucket/shards"), is_url("data/my.csv")
+    (True, False)
+    """
+    return isinstance(root, str) and "://" in root
+
+
+class Storage:
+    """A folder whose files are read by name and range of bytes.
+
+    Connections belong to the process that made them: after a fork new ones are opened.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self.url = root if isinstance(root, str) and is_url(root) else ""
+        self.folder = None if self.url else Path(root).expanduser()
+        self._connection: tuple[int, Any, str] | None = None
+
+    def __str__(self) -> str:
+        return (self.url or str(self.folder)).rstrip("/")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_connection": None}
+
+    def where(self, name: str) -> str:
+        """Return the path or URL of a file."""
+        return f"{self}/{name}"
+
+    def read(self, name: str) -> bytes | None:
+        """Return a whole file, or None if there is none."""
+        if self.folder is not None:
+            path = self.folder / name
+            return path.read_bytes() if path.is_file() else None
+        try:
+            return self._retry(name, lambda files, path: bytes(files.cat_file(path)))
+        except FileNotFoundError:
+            return None
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        """Return the bytes of a file from `start` until before `stop`, all of them."""
+        if self.folder is not None:
+            with (self.folder / name).open("rb") as file:
+                file.seek(start)
+                data = file.read(stop - start)
+            if len(data) != stop - start:
+                raise FusionZooError(f"{self.where(name)} is cut off: it ends before byte {stop:,}")
+            return data
+
+        def read(files: Any, path: str) -> bytes:
+            data = bytes(files.cat_file(path, start=start, end=stop))
+            if len(data) > stop - start:
+                raise FusionZooError(
+                    f"{path}: the server sends whole files where a range is asked for, which would"
+                    " be slow: use one that supports range requests, or copy the shards"
+                )
+            if len(data) < stop - start:
+                raise OSError(f"{len(data):,} of {stop - start:,} bytes arrived")
+            return data
+
+        try:
+            return self._retry(name, read)
+        except FileNotFoundError as error:
+            raise FusionZooError(f"{self.where(name)} does not exist") from error
+
+    def size(self, name: str) -> int:
+        """Return the bytes of a file."""
+        if self.folder is not None:
+            return (self.folder / name).stat().st_size
+        return self._retry(name, lambda files, path: int(files.info(path)["size"]))
+
+    def names(self, suffix: str) -> list[str]:
+        """Return the names of the folder's files that end so."""
+        if self.folder is not None:
+            return sorted(path.name for path in self.folder.glob(f"*{suffix}"))
+        listed = self._retry("", lambda files, path: files.ls(path.rstrip("/"), detail=False))
+        names = [str(path).rstrip("/").rpartition("/")[2] for path in listed]
+        return sorted(name for name in names if name.endswith(suffix))
+
+    def open(self, name: str, size: int) -> Any:
+        """Return what Arrow reads a file from: a path, or a file object behind a URL."""
+        return str(self.folder / name) if self.folder is not None else RangeFile(self, name, size)
+
+    def _retry(self, name: str, read: Callable[[Any, str], T]) -> T:
+        """Read from the URL's file system; wait and try again after an error of the network."""
+        wait = FIRST_WAIT
+        for attempt in range(TRIES):
+            try:
+                files, root = self._connect()
+                return read(files, f"{root}/{name}" if name else root)
+            except FINAL:
+                raise
+            except Exception as error:  # every library has errors of its own
+                if attempt == TRIES - 1:
+                    raise FusionZooError(
+                        f"{self.where(name)} cannot be reached after {TRIES} attempts:"
+                        f" {one_line(error) or type(error).__name__}"
+                    ) from error
+            time.sleep(wait)
+            wait *= 2
+        raise AssertionError("the last attempt returns or raises")
+
+    def _connect(self) -> tuple[Any, str]:
+        """Return this process's file system, and the folder's path in it."""
+        if self._connection is None or self._connection[0] != os.getpid():
+            scheme = self.url.partition("://")[0]
+            try:
+                import fsspec
+
+                # An instance that another process made must not be used in this one.
+                files, root = fsspec.core.url_to_fs(self.url, skip_instance_cache=True)
+            except ImportError as error:
+                extra = EXTRAS.get(scheme, "remote")
+                raise FusionZooError(
+                    f"{self.url}: {scheme}:// needs an extra: pip install 'fusionzoo[{extra}]'"
+                ) from error
+            except ValueError as error:
+                raise FusionZooError(f"{self.url}: {one_line(error)}") from error
+            self._connection = (os.getpid(), files, root.rstrip("/"))
+        return self._connection[1], self._connection[2]
+
+
+class RangeFile(io.RawIOBase):
+    """A file behind a URL, of which only the ranges that are asked for are read."""
+
+    def __init__(self, storage: Storage, name: str, size: int) -> None:
+        self.storage, self.name, self.size, self.position = storage, name, size, 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position of the next byte."""
+        return self.position
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Move to a position, counted from the start, from here or from the end."""
+        self.position = offset + (0, self.position, self.size)[whence]
+        return self.position
+
+    def readinto(self, buffer: Any) -> int:
+        """Read the next bytes into a buffer; return how many there were."""
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def read(self, size: int = -1) -> bytes:
+        """Return the next bytes, fewer at the end."""
+        stop = self.size if size < 0 else min(self.size, self.position + size)
+        start, self.position = self.position, max(stop, self.position)
+        return self.storage.read_range(self.name, start, stop) if stop > start else b""

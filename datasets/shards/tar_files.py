@@ -1,0 +1,179 @@
+"""Open WebDataset's tar files without an index: their headers are read once.
+
+Members `000017.jpg`, `000017.flac`, `000017.json` of one key are a sample. Of a member's name, what
+follows the first dot says what it is: `jpg`, or `scan.png` for a modality `scan`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tarfile
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.lib import format as npy_format
+
+from fusionzoo.errors import FusionZooError, one_line
+
+from ..budgets import check_budget
+from ..formats.embedded import row_numbers
+from ..formats.loaded import Loaded
+from ..formats.split_names import USUAL_NAMES
+from ..media import SUFFIXES
+from ..npy import check_npy
+from .blocks import StoredCells, TarBlocks
+from .index import ShardFile
+from .storage import Storage
+
+BLOCK_BYTES = 4 << 20
+KIND_OF = {suffix: kind for kind in ("image", "audio", "text") for suffix in SUFFIXES[kind]}
+TEXT = (".txt", ".caption", ".text")
+LABEL = (".cls", ".label")
+NUMBER = re.compile(r"[-_.]?\d+$")
+
+
+class Scan:
+    """The samples of tar files, as their headers tell."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self.rows: list[dict[str, Any]] = []  # light columns of each sample
+        self.members: list[dict[str, tuple[int, int]]] = []  # modality -> first byte, bytes
+        self.kinds: dict[str, str] = {}
+        self.files: list[ShardFile] = []
+
+    def read(self, name: str) -> None:
+        """Read the headers of a file."""
+        size = self.storage.size(name)
+        file: Any = self.storage.open(name, size)
+        opened = open(file, "rb") if isinstance(file, str) else io.BufferedReader(file)  # noqa: SIM115
+        first, key = len(self.rows), None
+        starts: list[int] = []
+        try:
+            with opened, tarfile.open(fileobj=opened, mode="r:") as tar:
+                for member in tar:
+                    if not member.isreg():
+                        continue
+                    folder, _, base = member.name.rpartition("/")
+                    stem, _, ending = base.partition(".")
+                    if not stem or not ending:
+                        continue
+                    if (folder, stem) != key:
+                        key = (folder, stem)
+                        self.rows.append({"id": f"{folder}/{stem}".lstrip("./")})
+                        self.members.append({})
+                        starts.append(member.offset)
+                    self._add(tar, member, ending.lower(), name)
+        except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+            raise FusionZooError(
+                f"{self.storage.where(name)} cannot be read as a tar file: {one_line(error)}"
+            ) from error
+        split = NUMBER.sub("", name.removesuffix(".tar"))
+        if split.lower() in USUAL_NAMES:
+            for row in self.rows[first:]:
+                row.setdefault("split", split)
+        self.files.append(_shard(name, size, starts))
+
+    def _add(self, tar: tarfile.TarFile, member: tarfile.TarInfo, ending: str, file: str) -> None:
+        column, _, last = ending.rpartition(".")
+        suffix = f".{last}"
+        if suffix in (*TEXT, *LABEL, ".json"):
+            check_budget("text file", member.size, f"{file}, {member.name}")
+            data = tar.extractfile(member)
+            text = data.read().decode("utf-8-sig").strip() if data is not None else ""
+            self._add_text(text, column, suffix, f"{self.storage.where(file)}, {member.name}")
+            return
+        kind = KIND_OF.get(suffix)
+        if suffix == ".npy":
+            kind = _array_kind(tar.extractfile(member), member, self.storage.where(file))
+        if kind is not None:
+            name = column or kind
+            self.kinds[name] = kind
+            self.members[-1][name] = (member.offset_data, member.size)
+
+    def _add_text(self, text: str, column: str, suffix: str, where: str) -> None:
+        row = self.rows[-1]
+        if suffix != ".json":
+            name = column or ("target" if suffix in LABEL else "text")
+            row[name] = text
+            if suffix in TEXT:
+                self.kinds[name] = "text"
+            return
+        values = json.loads(text)
+        if not isinstance(values, dict):
+            raise FusionZooError(f"{where} holds no JSON object")
+        row.update({str(name): value for name, value in values.items() if value is not None})
+
+
+def open_tar_files(storage: Storage, names: Sequence[str]) -> Loaded:
+    """Open the tar files of a folder."""
+    scan = Scan(storage)
+    for name in names:
+        scan.read(name)
+    if not scan.rows:
+        raise FusionZooError(f"{storage} has no samples: members such as 000017.jpg, 000017.json")
+    columns = dict.fromkeys(name for row in scan.rows for name in row)
+    media = {name: kind for name, kind in scan.kinds.items() if kind != "text"}
+    table = _table({name: [row.get(name) for row in scan.rows] for name in columns})
+    offsets, sizes = {}, {}
+    for name in media:
+        places = [members.get(name, (-1, -1)) for members in scan.members]
+        offsets[name], sizes[name] = np.array(places, np.int64).T
+    blocks = TarBlocks(storage, scan.files, offsets, sizes)
+    memory: dict[str, Any] = {}
+    for name, kind in media.items():
+        memory[name] = StoredCells(blocks, name, kind, sizes[name])
+        if name in table.column_names:
+            table = table.drop_columns(name)
+        table = table.append_column(name, row_numbers(sizes[name] >= 0))
+    return Loaded(
+        table=table,
+        source=str(storage),
+        root=storage.folder,
+        memory=memory,
+        kinds={name: kind for name, kind in scan.kinds.items() if name != kind},
+    )
+
+
+def _array_kind(data: Any, member: tarfile.TarInfo, where: str) -> str:
+    """Return `vector` or `sequence`, by the dimensions in the header of a .npy member."""
+    check_npy(data, member.size, f"{where}, {member.name}")
+    data.seek(0)
+    version = npy_format.read_magic(data)
+    read = (
+        npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+    )
+    return "vector" if len(read(data)[0]) == 1 else "sequence"
+
+
+def _table(columns: dict[str, list[Any]]) -> pa.Table:
+    """Return columns as Arrow holds them, else as text."""
+    arrays = {}
+    for name, values in columns.items():
+        try:
+            arrays[name] = pa.array(values)
+        except (pa.ArrowException, OverflowError):
+            words = [
+                value if value is None or isinstance(value, str) else json.dumps(value)
+                for value in values
+            ]
+            arrays[name] = pa.array(words, pa.string())
+    return pa.table(arrays)
+
+
+def _shard(name: str, size: int, starts: Sequence[int]) -> ShardFile:
+    """Divide a file's samples, which start at these bytes, into blocks."""
+    blocks: list[int] = []
+    ranges: list[list[int]] = []
+    for start, stop in zip(starts, [*starts[1:], size], strict=True):
+        if blocks and stop - ranges[-1][0] <= BLOCK_BYTES:
+            blocks[-1] += 1
+            ranges[-1][1] = stop
+        else:
+            blocks.append(1)
+            ranges.append([start, stop])
+    return ShardFile(name=name, size=size, blocks=blocks, ranges=ranges)

@@ -1,0 +1,154 @@
+"""Write one shard: Parquet with a row group per block, or a tar file in WebDataset's layout."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..stored_kinds import with_kinds
+from .index import STORED
+from .values import npy_bytes, suffix_of, value_size
+
+MAX_ROWS = 1024  # of a block
+PADDING = 512  # bytes to which members of a tar are padded
+
+
+class ParquetShard:
+    """A Parquet file of light columns and a column of bytes or lists per stored modality."""
+
+    def __init__(self, path: Path, light: pa.Schema, kinds: Mapping[str, str]) -> None:
+        stored = {name: _arrow_type(kind) for name, kind in kinds.items() if kind in STORED}
+        self.schema = with_kinds(
+            pa.schema([*light.remove_metadata(), *(pa.field(*item) for item in stored.items())]),
+            kinds,
+        )
+        self.stored = list(stored)
+        self.blocks: list[int] = []
+        media = [name for name in stored if kinds[name] in ("image", "audio")]
+        # Files are compressed already, and none is like another.
+        columns = [self.schema.field(i).name for i in range(len(self.schema))]
+        options: dict[str, Any] = {
+            "compression": {name: "none" if name in media else "zstd" for name in columns},
+            "use_dictionary": [x for x in light.names if pa.types.is_string(light.field(x).type)],
+        }
+        self.file = pq.ParquetWriter(path, self.schema, **options)
+
+    def write(self, rows: pa.Table, values: Mapping[str, Sequence[Any]]) -> dict[str, list[int]]:
+        """Write a block; return nothing of where members are: row groups are read whole."""
+        columns = {name: rows.column(name) for name in rows.column_names}
+        for name in self.stored:
+            columns[name] = _arrow_values(values[name], self.schema.field(name).type)
+        table = pa.table(columns, schema=self.schema)
+        self.file.write_table(table, row_group_size=max(1, len(table)))
+        self.blocks.append(len(table))
+        return {name: [-1] * len(rows) for name in self.stored}
+
+    def close(self) -> None:
+        """Write the footer."""
+        self.file.close()
+
+    @property
+    def ranges(self) -> list[list[int]]:
+        """No ranges: row groups are found by the footer."""
+        return []
+
+
+class TarShard:
+    """A tar file with members `<key>.jpg`, ..., and `<key>.json` for the light columns."""
+
+    def __init__(self, path: Path, kinds: Mapping[str, str], first: int) -> None:
+        self.kinds, self.number = dict(kinds), first
+        self.blocks: list[int] = []
+        self.ranges: list[list[int]] = []
+        self.tar = tarfile.open(path, "w", format=tarfile.GNU_FORMAT)  # noqa: SIM115
+
+    def write(self, rows: pa.Table, values: Mapping[str, Sequence[Any]]) -> dict[str, list[int]]:
+        """Write a block; return the first byte of each value by modality, -1 without one."""
+        start = self.tar.offset
+        offsets: dict[str, list[int]] = {name: [] for name in values}
+        for position, row in enumerate(rows.to_pylist()):
+            key = f"{self.number:08d}"
+            self.number += 1
+            for name, cells in values.items():
+                value, kind = cells[position], self.kinds[name]
+                if value is None:
+                    offsets[name].append(-1)
+                    continue
+                data = value if isinstance(value, bytes) else npy_bytes(value)
+                offsets[name].append(self._add(f"{key}{_ending(name, kind, value)}", data))
+            self._add(f"{key}.json", _json({x: y for x, y in row.items() if not self._is_text(x)}))
+            for name in rows.column_names:
+                if self._is_text(name) and row[name] is not None:
+                    ending = ".txt" if name == "text" else f".{name}.txt"
+                    self._add(f"{key}{ending}", row[name].encode())
+        self.blocks.append(len(rows))
+        self.ranges.append([start, self.tar.offset])
+        return offsets
+
+    def _is_text(self, name: str) -> bool:
+        return self.kinds.get(name) == "text"
+
+    def _add(self, name: str, data: bytes) -> int:
+        """Add a member; return the first byte of its data."""
+        member = tarfile.TarInfo(name)
+        member.size = len(data)
+        self.tar.addfile(member, io.BytesIO(data))
+        padded = -(-len(data) // PADDING) * PADDING
+        return int(self.tar.offset) - padded
+
+    def close(self) -> None:
+        """Write the end of the archive."""
+        self.tar.close()
+
+
+def member_size(value: Any, format: str) -> int:
+    """Return the bytes of a value as `samples.arrow` lists them."""
+    if format == "webdataset" and isinstance(value, np.ndarray):
+        return len(npy_bytes(value))
+    return value_size(value)
+
+
+def _ending(name: str, kind: str, value: Any) -> str:
+    """Return what follows a sample's key: `.jpg` for `image`, `.scan.jpg` for another name."""
+    suffix = suffix_of(kind, value)
+    is_plain = name == kind and kind in ("image", "audio")
+    return suffix if is_plain else f".{name}{suffix}"
+
+
+def _json(row: Mapping[str, Any]) -> bytes:
+    present = {name: value for name, value in row.items() if value is not None}
+    return json.dumps(present, ensure_ascii=False, default=str).encode()
+
+
+def _arrow_type(kind: str) -> pa.DataType:
+    if kind in ("image", "audio"):
+        return pa.binary()
+    return pa.list_(pa.float32()) if kind == "vector" else pa.list_(pa.list_(pa.float32()))
+
+
+def _arrow_values(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Return bytes or arrays as an Arrow array; arrays are not turned into Python numbers."""
+    if pa.types.is_binary(kind):
+        return pa.array(values, kind)
+    missing = np.array([value is None for value in values])
+    arrays = [np.zeros(0, np.float32) if value is None else value for value in values]
+    is_vector = not pa.types.is_list(kind.value_type)
+    flat = np.concatenate([array.reshape(-1) for array in arrays])
+    numbers = pa.array(flat, pa.float32())
+    if not is_vector:
+        widths = [array.shape[-1] for array in arrays if array.ndim > 1 for _ in range(len(array))]
+        numbers = pa.ListArray.from_arrays(_offsets(widths), numbers)
+    lengths = [len(array) for array in arrays]
+    return pa.ListArray.from_arrays(_offsets(lengths), numbers, mask=pa.array(missing))
+
+
+def _offsets(lengths: Sequence[int]) -> pa.Array:
+    return pa.array(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int32))

@@ -1,0 +1,260 @@
+"""Shards behind URLs: memory://, and an HTTP server that drops connections."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import fusionzoo as fz
+from fusionzoo.datasets import PairedBatchSampler, PairedDataset, make_sampler
+from fusionzoo.datasets.shards import storage
+from fusionzoo.datasets.shards.blocks import StoredCells
+from fusionzoo.errors import FusionZooError
+
+ROWS = 200
+SMALL = {"shard_mb": 1, "block_mb": 0.0005}
+
+
+class Server(ThreadingHTTPServer):
+    """Serves a folder with ranges; every `drop`-th answer is cut or never sent."""
+
+    daemon_threads = True
+    requests = dropped = 0
+    drop = 0
+    has_ranges = True
+    lock = threading.Lock()
+
+
+class Handler(SimpleHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Server
+
+    def log_message(self, *_: Any) -> None:
+        """Print nothing."""
+
+    def do_GET(self) -> None:
+        server = self.server
+        with server.lock:
+            server.requests += 1
+            fails = bool(server.drop) and server.requests % server.drop == 0
+            server.dropped += fails
+            cuts = fails and server.dropped % 2 == 0
+        if fails and not cuts:
+            self.close_connection = True
+            return
+        path = Path(self.translate_path(self.path))
+        if not path.is_file():
+            self.send_error(404)
+            return
+        data = path.read_bytes()
+        chosen = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if chosen and server.has_ranges:
+            start, stop = int(chosen[1]), int(chosen[2] or len(data) - 1) + 1
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
+            data = data[start:stop]
+        else:
+            self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data[: len(data) // 2] if cuts else data)
+        self.close_connection = cuts
+
+
+def rows() -> list[dict[str, Any]]:
+    draw = np.random.default_rng(0)
+    return [
+        {
+            "id": f"r{n}",
+            "image": draw.integers(0, 255, (6, 6, 3), dtype=np.uint8) if n % 5 else None,
+            "vector": draw.standard_normal(4).astype(np.float32),
+            "text": f"word {n}",
+            "split": "train" if n % 4 else ("test", "val")[n // 4 % 2],
+            "target": "ab"[n % 2],
+        }
+        for n in range(ROWS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    top = tmp_path_factory.mktemp("served")
+    for format in ("parquet", "webdataset"):
+        fz.convert(rows(), top / format, format=format, **SMALL)
+    return top
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[Server]:
+    with Server(("127.0.0.1", 0), partial(Handler, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "FIRST_WAIT", 0.001)
+
+
+def url_of(server: Server, name: str) -> str:
+    return f"http://127.0.0.1:{server.server_address[1]}/{name}"
+
+
+def as_list(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+def epoch(dataset: PairedDataset, workers: int) -> list[Any]:
+    sampler = make_sampler(dataset, shuffle=True, seed=1)
+    loader = DataLoader(
+        dataset,  # type: ignore[arg-type]
+        batch_sampler=PairedBatchSampler(sampler, 16),
+        collate_fn=as_list,
+        num_workers=workers,
+        generator=torch.Generator(),
+    )
+    return [sample for batch in loader for sample in batch]
+
+
+def assert_same(one: list[Any], other: list[Any]) -> None:
+    assert [sample.id for sample in one] == [sample.id for sample in other]
+    for first, second in zip(one, other, strict=True):
+        assert first.target == second.target
+        for name, value in first.values.items():
+            if isinstance(value, torch.Tensor):
+                assert torch.equal(value, second.values[name])
+            else:
+                assert value == second.values[name]
+
+
+@pytest.mark.parametrize(("format", "workers"), [("parquet", 2), ("webdataset", 0)])
+def test_no_sample_is_lost_or_doubled_if_one_connection_in_ten_is_dropped(
+    format: str, workers: int, server: Server, folder: Path
+) -> None:
+    local = epoch(fz.create_dataset(folder / format).split("train"), 0)
+    server.drop = 10
+    remote = fz.create_dataset(url_of(server, format)).split("train")
+    loaded = epoch(remote, workers)
+    assert server.dropped >= 5
+    assert len({sample.id for sample in loaded}) == len(loaded) == 150
+    assert_same(local, loaded)
+
+
+def test_opening_reads_the_index_alone(server: Server) -> None:
+    dataset = fz.create_dataset(url_of(server, "parquet"))
+    _ = dataset.lengths(), dataset.targets, dataset.present
+    assert (len(dataset), server.requests) == (ROWS, 2)  # shards.json, samples.arrow
+
+
+@pytest.mark.slow
+def test_training_reads_shards_over_http(server: Server, tmp_path: Path) -> None:
+    server.drop = 10
+    run = fz.train(
+        {"name": "manifest", "root": url_of(server, "parquet"), "modalities": "vector"},
+        fusion="concat",
+        train={"epochs": 1, "batch_size": 32},
+        out=str(tmp_path / "run"),
+    )
+    assert run.metrics["test"]["accuracy"] >= 0
+
+
+@pytest.mark.parametrize("format", ["parquet", "webdataset"])
+def test_shards_in_memory_are_those_on_disk(format: str, folder: Path) -> None:
+    files = fsspec.filesystem("memory")
+    files.put(str(folder / format), f"/shards-{format}", recursive=True)
+    dataset = fz.create_dataset(f"memory://shards-{format}")
+    local = fz.create_dataset(folder / format)
+    assert_same(epoch(local, 0), epoch(dataset, 0))
+    if format == "parquet":
+        assert_same(epoch(local, 0), epoch(dataset, 1))
+    files.rm(f"/shards-{format}", recursive=True)
+
+
+@pytest.mark.parametrize("format", ["parquet", "webdataset"])
+def test_files_without_an_index_are_listed_where_that_is_possible(
+    format: str, folder: Path
+) -> None:
+    files = fsspec.filesystem("memory")
+    for file in (folder / format).iterdir():
+        if file.suffix in (".parquet", ".tar"):
+            files.put(str(file), f"/plain-{format}/{file.name}")
+    local = fz.create_dataset(folder / format)
+    remote = fz.create_dataset(f"memory://plain-{format}")
+    position = {key: row for row, key in enumerate(remote.ids)}
+    order = [position[key] for key in local.ids]
+    assert_same([local[x] for x in range(ROWS)], [remote[x] for x in order])
+    files.rm(f"/plain-{format}", recursive=True)
+
+
+def test_a_cell_behind_a_url_names_no_file_of_this_machine(tmp_path: Path) -> None:
+    media = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    cells = pa.array([{"bytes": None, "path": "/etc/passwd"}], media)
+    pq.write_table(pa.table({"image": cells, "split": ["train"]}), tmp_path / "a.parquet")
+    fsspec.filesystem("memory").put(str(tmp_path / "a.parquet"), "/hostile/a.parquet")
+    with pytest.raises(FusionZooError, match="which are not in the shards"):
+        fz.create_dataset("memory://hostile")
+
+
+def test_a_url_that_cannot_be_reached_is_one_line() -> None:
+    with pytest.raises(FusionZooError, match="cannot be reached after 6 attempts") as error:
+        fz.create_dataset("http://127.0.0.1:9/shards")
+    assert "\n" not in str(error.value) and "http://127.0.0.1:9/shards" in str(error.value)
+
+
+def test_a_folder_without_shards_says_how_they_are_made(server: Server) -> None:
+    fsspec.filesystem("memory").mkdir("/nothing")
+    with pytest.raises(FusionZooError, match="fusionzoo data convert"):
+        fz.create_dataset("memory://nothing")
+
+
+def test_an_unknown_scheme_is_one_line() -> None:
+    with pytest.raises(FusionZooError, match="nonsense"):
+        fz.create_dataset("nonsense://bucket/shards")
+
+
+def test_a_server_without_ranges_is_named(server: Server) -> None:
+    server.has_ranges = False
+    dataset = fz.create_dataset(url_of(server, "parquet"))
+    with pytest.raises(FusionZooError, match="sends whole files"):
+        _ = dataset[1]
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: Any, **__: Any) -> Any:
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
+    with pytest.raises(FusionZooError, match=r"pip install 'fusionzoo\[s3\]'"):
+        fz.create_dataset("s3://bucket/shards")
+
+
+def test_an_index_that_leads_elsewhere_is_refused(folder: Path, tmp_path: Path) -> None:
+    text = (folder / "parquet" / "shards.json").read_text()
+    first = text.index('"name": "') + len('"name": "')
+    (tmp_path / "shards.json").write_text(text[:first] + "../" + text[first:])
+    with pytest.raises(FusionZooError, match="is no file of the folder"):
+        fz.create_dataset(tmp_path)
+
+
+def test_each_process_reads_a_block_once(server: Server) -> None:
+    train = fz.create_dataset(url_of(server, "parquet")).split("train").select("image")
+    epoch(train, 0)
+    cells = next(x for x in train.memory.values() if isinstance(x, StoredCells))
+    blocking = train.blocking()
+    assert blocking is not None and cells.blocks.reads == len(blocking.blocks.unique())
