@@ -169,14 +169,6 @@ class ModelUse:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbedConfig(ModelUse):
-    data: Tree = option({}, "data set and its settings; empty = that of the run")
-    split: str = option("all", "train | val | test | all")
-    out: str = option("embeddings.parquet", "Parquet file; N processes write N numbered files")
-    dist: DistConfig = field(default_factory=DistConfig)
-
-
-@dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(ModelUse):
     data: Tree = option({}, "data set and its settings (required): `fusionzoo data list`")
     split: str = option("test", "train | val | test | all")
