@@ -62,6 +62,7 @@ def embed(
     from fusionzoo.inference.extraction.merge import check_out, merge
     from fusionzoo.inference.extraction.opening import open_model_and_data
     from fusionzoo.inference.extraction.parts import Parts
+    from fusionzoo.inference.extraction.vectors import untrained_prefixes
     from fusionzoo.training.data import num_workers
     from fusionzoo.training.runs.report import report_failures
     from fusionzoo.training.runs.tracker import Tracker
@@ -73,6 +74,8 @@ def embed(
     objects = (model, dataset)
     model, rows, settings = open_model_and_data(cfg, world, *objects)
     job = Extraction.of(cfg, settings, model, rows, num_workers(cfg.num_workers, world))
+    if sizes := untrained_prefixes(job.wanted, model):
+        print(f"warning: the model was not trained with --matryoshka {','.join(map(str, sizes))}")
     parts = Parts(out)
     with claimed(parts, job, cfg, world) as pending:
         with progress(job, parts, pending, world) as (advance, say):

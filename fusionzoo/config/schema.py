@@ -135,6 +135,9 @@ class RunConfig:
     fusion: Tree = option({"name": "gmu"}, "fusion and its settings: `fusionzoo zoo`")
     balance: str | list[str] = option("", "balancing strategies: `ogm_ge,modality_dropout`")
     balance_settings: dict[str, Tree] = option({}, "balancing strategy -> its settings")
+    matryoshka: str | int | list[int] = option(
+        "", "also train the first entries of the vectors, `64,128`, for `embed.py --matryoshka`"
+    )
     objective: Tree = option({"name": "classification"}, "what is learnt: docs/objectives.md")
     targets: dict[str, Tree] = option({}, "column -> objective, for several targets")
     optim: OptimConfig = field(default_factory=OptimConfig)

@@ -133,6 +133,7 @@ def matrix_of(array: pa.FixedSizeListArray) -> np.ndarray[Any, Any]:
         return np.empty((0, width), dtype)
     start = array.offset * width + array.values.offset
     flat = np.frombuffer(array.values.buffers()[1], dtype)
+    flat.flags.writeable = False  # it is Arrow's memory
     matrix = flat[start : start + len(array) * width].reshape(len(array), width)
     if array.null_count:
         matrix = matrix.copy()

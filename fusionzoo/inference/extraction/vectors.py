@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +16,7 @@ from fusionzoo.config import EmbedConfig
 from fusionzoo.errors import FusionZooError
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Batch
+from fusionzoo.training.balance._prefixes import prefix_sizes
 from fusionzoo.training.objective import dummy_batch
 
 PROBABILITIES, WEIGHTS = "probabilities", "weights"
@@ -26,7 +26,7 @@ PROBABILITIES, WEIGHTS = "probabilities", "weights"
 class Wanted:
     """Which vectors to compute, and how."""
 
-    prefixes: tuple[int, ...] = ()  # of the fused vector
+    prefixes: tuple[int, ...] = ()  # of the fused and the aligned vectors
     normalise: bool = False
     probabilities: bool = False
     weights: bool = False
@@ -38,7 +38,7 @@ class Wanted:
         if cfg.probabilities and not model.classes:
             raise FusionZooError("--probabilities: the model was not trained on a class per sample")
         return cls(
-            prefixes=prefix_sizes(cfg.matryoshka, model.fusion.dim, "--matryoshka"),
+            prefixes=_prefixes(cfg, model),
             normalise=cfg.normalise,
             probabilities=cfg.probabilities,
             weights=cfg.weights,
@@ -46,21 +46,18 @@ class Wanted:
         )
 
 
-def prefix_sizes(setting: str | int | list[int], dim: int, flag: str) -> tuple[int, ...]:
-    """Read sizes of prefixes of a vector with `dim` entries.
-
-    >>> prefix_sizes("128, 64", 256, "--matryoshka")
-    (64, 128)
-    """
-    words: list[Any] = setting if isinstance(setting, list) else str(setting).split(",")
-    try:
-        sizes = sorted({int(word) for word in words if str(word).strip()})
-    except ValueError:
-        raise FusionZooError(f"{flag} {setting!r}: expected sizes such as 64,128,256") from None
-    for size in sizes:
-        if not 1 <= size <= dim:
-            raise FusionZooError(f"{flag} {size}: the fused vector has {dim} entries")
+def _prefixes(cfg: EmbedConfig, model: FusionModel) -> tuple[int, ...]:
+    """Check the sizes of prefixes against the widths of the vectors that are cut."""
+    sizes = prefix_sizes(cfg.matryoshka)
+    widest = max([model.fusion.dim, *model.spec.get("align", {}).values()])
+    if sizes and sizes[-1] > widest:
+        raise FusionZooError(f"--matryoshka {sizes[-1]}: the fused vector has {widest} entries")
     return tuple(sizes)
+
+
+def untrained_prefixes(wanted: Wanted, model: FusionModel) -> list[int]:
+    """Return the sizes of prefixes that the model was not trained for."""
+    return sorted({*wanted.prefixes} - {*model.spec.get("matryoshka", [])})
 
 
 def compute(model: FusionModel, batch: Batch, wanted: Wanted) -> dict[str, Tensor]:
@@ -69,8 +66,13 @@ def compute(model: FusionModel, batch: Batch, wanted: Wanted) -> dict[str, Tenso
     with torch.inference_mode(), torch.autocast(device, torch.bfloat16, enabled=wanted.bf16):
         vectors, output = model.embed_and_answer(batch)
     vectors = {name: x.float() for name, x in vectors.items()}
-    fused = vectors["fused"]
-    vectors |= {f"fused_{size}": fused[:, :size] for size in wanted.prefixes}
+    cut = {
+        f"{name}_{size}": _cut(x, size, is_unit=name != "fused")
+        for name, x in vectors.items()
+        for size in wanted.prefixes
+        if name in is_cut(model) and size <= x.shape[1]
+    }
+    vectors |= cut
     if wanted.normalise:
         vectors = {name: F.normalize(x) for name, x in vectors.items()}
     if wanted.probabilities:
@@ -83,6 +85,16 @@ def compute(model: FusionModel, batch: Batch, wanted: Wanted) -> dict[str, Tenso
             )
         vectors[WEIGHTS] = output.weights.float()
     return vectors
+
+
+def is_cut(model: FusionModel) -> set[str]:
+    """Return the columns of which prefixes are written: fused and aligned vectors."""
+    return {"fused", *(f"aligned_{name}" for name in model.align)}
+
+
+def _cut(vectors: Tensor, size: int, *, is_unit: bool) -> Tensor:
+    short = vectors[:, :size]
+    return F.normalize(short) if is_unit else short
 
 
 def widths(model: FusionModel, wanted: Wanted) -> dict[str, int]:

@@ -37,6 +37,7 @@ OFF = {  # a setting that switches a strategy off
     "agm": {"alpha": 0},
     "cca_loss": {"weight": 0},
     "contrastive_align": {"weight": 0},
+    "matryoshka": {"weight": 0},
     "mmpareto": {"weight": 0},
     "modality_dropout": {"rate": 0},
     "ogm_ge": {"alpha": 0, "noise": False},
