@@ -437,6 +437,18 @@ def test_a_composition_whose_weights_would_be_random_is_refused(
         fz.embed(data_b, encoders={"vector": frozen(3), "b": frozen(2)}, fusion="mean")
 
 
+def test_an_encoder_with_weights_from_a_file_is_composed(table: Path, tmp_path: Path) -> None:
+    encoder = fz.create_encoder("text", **CHARS)
+    torch.save(encoder.state_dict(), tmp_path / "w.pt")
+    settings = {**CHARS, "weights": str(tmp_path / "w.pt")}
+    out = fz.embed(str(table), encoders={"text": settings}, out=tmp_path / "e.parquet")
+    wanted = create_model("sum", {"text": settings}, 1).embed([{"text": "one"}])["text"]
+    assert wanted.shape == (1, 8)
+    ids, fused = fz.read_embeddings(out)
+    np.testing.assert_array_equal(fused, fz.read_embeddings(out, "text").vectors)
+    assert len(ids) == 90
+
+
 # ---- mistakes
 
 
