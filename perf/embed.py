@@ -38,7 +38,7 @@ from fusionzoo.inference.extraction.vectors import compute
 from fusionzoo.scripts.embed import main as embed
 
 SMALL, LARGE, ROUNDS = 5_000, 50_000, 3
-CHARS = {"name": "chars", "dim": 64, "num_layers": 2, "num_heads": 4}
+CHARS = {"name": "chars", "dim": 128, "num_layers": 4, "num_heads": 4}
 TINY = {"name": "chars", "dim": 8, "num_layers": 1, "num_heads": 1, "max_length": 16}
 
 
