@@ -66,7 +66,7 @@ def measure_rate(rows: int) -> dict[str, float]:
         write_table(folder / "t.csv", rows)
         dataset = create_dataset(str(folder / "t.csv"))
         model = create_model("gmu", {"text": CHARS}, classes=["a", "b"], dim=64).eval()
-        cfg = EmbedConfig(out=str(folder / "e.parquet"), row_group=1000)
+        cfg = EmbedConfig(out=str(folder / "e.parquet"), row_group=256)
         job = Extraction.of(cfg, {}, model, dataset, num_workers=1)
         numbers = job.plan.longest_first(range(job.plan.num_parts))
         in_process = replace(job, num_workers=0)

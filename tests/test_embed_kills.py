@@ -37,6 +37,6 @@ def test_a_killed_extraction_goes_on_to_the_same_bytes(ranks: str) -> None:
 
 @pytest.mark.slow
 def test_ray_goes_on_with_another_actor_after_a_kill() -> None:
-    figures = kills("--engine", "ray", "--rows", "2000", "--part", "50")
+    figures = kills("--engine", "ray", "--rows", "800", "--part", "20")
     assert figures["kills"] == 1
-    assert figures["parts_after_each"][0] < 2000 / 50
+    assert figures["parts_after_each"][0] < 800 / 20
