@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .encoders import list_encoders as list_encoders
     from .encoders import wrap_encoder as wrap_encoder
     from .errors import FusionZooError as FusionZooError
+    from .evaluation.embeddings import read_embeddings as read_embeddings
     from .fusion import create_fusion as create_fusion
     from .fusion import fusion_info as fusion_info
     from .fusion import list_fusions as list_fusions
@@ -54,6 +55,7 @@ _HOME = {
     "list_encoders": "encoders",
     "wrap_encoder": "encoders",
     "FusionZooError": "errors",
+    "read_embeddings": "evaluation.embeddings",
     "create_fusion": "fusion",
     "fusion_info": "fusion",
     "list_fusions": "fusion",

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .config import EmbedConfig, EvaluateConfig, PredictConfig, RunConfig, from_settings
+from .datasets import PairedDataset
 from .distributed.launch import launched
 from .distributed.malloc import keep_freed_memory
 from .distributed.process_group import World, pick_device, process_group
+from .encoders import Encoder
 from .errors import FusionZooError
 from .inputs import Data, data_settings, in_memory, read_data
 from .model import FusionModel
@@ -80,17 +82,49 @@ def predict(model: Model, data: Data, **settings: Any) -> Any:
     return run(cfg, _loaded(model), in_memory(data, {}))
 
 
-def embed(model: Model, data: Data, **settings: Any) -> Path:
-    """Write fused embeddings to a Parquet file: `embed(run.model, "my.csv", out="emb.parquet")`.
+def embed(model: Model | Data, data: Data = None, **settings: Any) -> Path:
+    """Write embeddings to a file: `embed(run.model, "my.csv", out="emb.parquet")`.
 
-    Settings are those of `embed.py`: `out`, `split`, `batch_size`, `num_workers`, `device`.
+    Without training, of pretrained encoders: `embed("my.csv", encoders={"image": "timm/resnet18"},
+    fusion="mean")`. Settings are those of `embed.py`: `out`, `split`, `batch_size`, `dtype`, ...
+    The same call goes on where a killed one stopped; `read_embeddings` reads the file. In a script
+    under torchrun process 0 embeds alone; the command shares the work.
     """
-    from .scripts.embed import embed as run
-
+    encoders = settings.get("encoders")
+    if data is None and (encoders or "fusion" in settings):
+        return _embed_untrained(model, settings)
+    if data is None:
+        raise FusionZooError("embed(model, data), or embed(data, encoders={...}, fusion='concat')")
     data = read_data(data)
     cfg = from_settings(EmbedConfig, _model_and_data(model, data, settings))
-    world = World(device=pick_device(cfg.device))
-    return run(cfg, world, _loaded(model), in_memory(data, {}))
+    return _embed(cfg, _loaded(model), in_memory(data, {}))
+
+
+def _embed_untrained(data: Data, settings: Mapping[str, Any]) -> Path:
+    """Embed with encoders and a fusion without training; encoders may be built in Python."""
+    data = read_data(data)
+    encoders = dict(settings.get("encoders") or {})
+    built = {name: x for name, x in encoders.items() if isinstance(x, Encoder)}
+    if not built:
+        cfg = from_settings(EmbedConfig, {**settings, "data": data_settings(data)})
+        return _embed(cfg, None, in_memory(data))
+    from .inference.extraction.compose import compose
+    from .training.build import open_dataset
+
+    rest = {name: x for name, x in settings.items() if name not in ("encoders", "fusion")}
+    cfg = from_settings(EmbedConfig, {**rest, "data": data_settings(data)})
+    fusion = settings.get("fusion")
+    dataset = open_dataset(cfg.data, None, in_memory(data))
+    model = compose(dataset, encoders, {"name": fusion} if isinstance(fusion, str) else fusion)
+    return _embed(cfg, model, dataset)
+
+
+def _embed(cfg: EmbedConfig, model: FusionModel | None, dataset: PairedDataset | None) -> Path:
+    from .scripts.embed import embed as run
+
+    if launched() and os.environ.get("RANK", "0") != "0":
+        return Path(cfg.out)
+    return run(cfg, World(device=pick_device(cfg.device)), model, dataset)
 
 
 def analyse(data: Data, model: Model | None = None, **settings: Any) -> Analysis:

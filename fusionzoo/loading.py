@@ -87,6 +87,8 @@ def _build(
             model.set_heads(UnimodalHeads(dims, config.unimodal_dim, prior))
         if config.standardise:
             model.set_standardise({m: Standardise(dims[m]) for m in config.standardise})
+        if config.matryoshka:
+            model.spec["matryoshka"] = config.matryoshka
         if config.align:
             model.set_align({m: nn.Linear(dims[m], n) for m, n in config.align.items()})
     except Exception as error:

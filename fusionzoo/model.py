@@ -104,11 +104,15 @@ class FusionModel(nn.Module):
 
         After contrastive training also `aligned_<modality>`, unit vectors in the common space.
         """
-        batch = self._batch(samples)
+        return self.embed_and_answer(self._batch(samples))[0]
+
+    @torch.no_grad()
+    def embed_and_answer(self, batch: Batch) -> tuple[dict[str, Tensor], FusionOutput]:
+        """Return the vectors of `embed`, and the fusion's output, for a batch on the device."""
         with quiet(self):
             encoded = self._run_encoders(batch)
             features = standardise(encoded, self.standardise)
-            fused = self.fusion(features).embedding
+            output: FusionOutput = self.fusion(features)
         present = dict(zip(encoded, batch.present.unbind(1), strict=True))
         vectors = {name: _zero_absent(x, present[name]) for name, x in encoded.items()}
         aligned = {
@@ -116,7 +120,7 @@ class FusionModel(nn.Module):
             * present[name][:, None]
             for name, project in self.align.items()
         }
-        return {"fused": fused, **vectors, **aligned}
+        return {"fused": output.embedding, **vectors, **aligned}, output
 
     @torch.no_grad()
     def weights(self, samples: Batch | Sequence[Raw | Sample]) -> dict[str, Tensor]:

@@ -37,6 +37,7 @@ class FolderConfig:
     targets: list[dict[str, Any]] | None = None
     standardise: list[str] = field(default_factory=list)  # modalities whose features are
     align: dict[str, Count] = field(default_factory=dict)
+    matryoshka: list[Count] = field(default_factory=list)  # trained prefixes of the fused vector
     unimodal_dim: Count | None = None  # of the modalities' own heads, if stored
     plugins: list[str] = field(default_factory=list)  # shown to people, never imported
     format: int = FORMAT

@@ -1,45 +1,167 @@
-"""Time embed.py on a small and on a large table: the time per row must not grow with the table.
+"""Measure extraction of embeddings: rate against its parts, sorting by length, memory, scaling.
 
-`python perf/embed.py`. CPU time per row of the whole command, data set included;
-both sizes run in one process, after a warm-up. Bar: at most 1.2 times.
+`python perf/embed.py --part rate`: rows per second of embed.py with one worker, against a bare loop
+of the same encoders over batches that are already decoded, and against the loader alone; bar: 0.95
+of the slower of the two. Also against batches in the table's order. `cpu_ratio` compares the CPU
+time of the main process, for machines that do other work at the same time.
+`python perf/embed.py --part memory --rows 1000000`: peak memory of processes that embed 10,000 and
+more text rows, and what the table itself takes.
+`python perf/embed.py --part scaling`: CPU time per row of the whole command on a small and a large
+table; bar: at most 1.2 times.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import json
+import resource
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import torch
+from embed_kills import write_table
 
 from fusionzoo import create_dataset, create_model
+from fusionzoo.config import EmbedConfig
+from fusionzoo.inference.extraction import extract as extraction
+from fusionzoo.inference.extraction.extract import Extraction, extract
+from fusionzoo.inference.extraction.parts import Parts
+from fusionzoo.inference.extraction.vectors import compute
 from fusionzoo.scripts.embed import main as embed
 
-SMALL, LARGE = 5_000, 50_000
+SMALL, LARGE, ROUNDS = 5_000, 50_000, 3
+CHARS = {"name": "chars", "dim": 128, "num_layers": 4, "num_heads": 4}
+TINY = {"name": "chars", "dim": 8, "num_layers": 1, "num_heads": 1, "max_length": 16}
 
 
-def seconds_per_row(model: Path, rows: int) -> float:
-    """Embed `rows` rows in batches of 64; return CPU seconds per row."""
-    data = ["--data.name", "interactions", "--data.samples", str(rows), "--split", "all"]
-    out = ["--model", str(model), "--out", str(model / "e.parquet"), "--batch_size", "64"]
-    start = time.process_time()
+def quietly(args: list[str]) -> None:
+    """Run embed.py without its output."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        assert embed([*data, *out]) == 0
-    return (time.process_time() - start) / rows
+        assert embed(args) == 0
 
 
-def main() -> None:
-    """Print one JSON line."""
+def best(run: Callable[[], Any]) -> tuple[float, float]:
+    """Return the shortest wall time of a few, and the shortest CPU time of this process."""
+    walls, cpus = [], []
+    for _ in range(ROUNDS):
+        wall, cpu = time.perf_counter(), time.process_time()
+        run()
+        walls.append(time.perf_counter() - wall)
+        cpus.append(time.process_time() - cpu)
+    return min(walls), min(cpus)
+
+
+def measure_rate(rows: int) -> dict[str, float]:
+    """Compare rows per second of extraction, of its forward passes and of its loader."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_table(folder / "t.csv", rows)
+        dataset = create_dataset(str(folder / "t.csv"))
+        model = create_model("gmu", {"text": CHARS}, classes=["a", "b"], dim=64).eval()
+        cfg = EmbedConfig(out=str(folder / "e.parquet"), row_group=256)
+        job = Extraction.of(cfg, {}, model, dataset, num_workers=1)
+        numbers = job.plan.longest_first(range(job.plan.num_parts))
+        in_process = replace(job, num_workers=0)
+        batches = [batch for _, batch in extraction._batches(in_process, numbers)]
+
+        def forward() -> None:
+            for batch in batches:
+                compute(model, batch, job.wanted)
+
+        def write(job: Extraction) -> None:
+            parts = Parts(folder / "e.parquet")
+            with parts.claimed(job.key, overwrite=True):
+                extract(job, parts, numbers)
+                parts.remove()
+
+        seconds = {
+            "forward": best(forward),
+            "loader": best(lambda: [0 for _ in extraction._batches(job, numbers)]),
+            "extract": best(lambda: write(job)),
+            "unsorted": best(lambda: write(job.unbucketed())),
+        }
+    rates = {f"{part}_rows_per_s": round(rows / wall) for part, (wall, _) in seconds.items()}
+    wall = {part: times[0] for part, times in seconds.items()}
+    figures = {
+        "ratio": max(wall["forward"], wall["loader"]) / wall["extract"],
+        "cpu_ratio": seconds["forward"][1] / seconds["extract"][1],  # without the worker
+        "sorting": wall["unsorted"] / wall["extract"],
+    }
+    return {**rates, **{name: round(x, 3) for name, x in figures.items()}}
+
+
+def peak_memory(rows: int) -> dict[str, float]:
+    """Embed rows in a new process; return its peak memory and that after opening the table."""
+    command = [sys.executable, __file__, "--part", "peak", "--rows", str(rows)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def embed_and_report(rows: int) -> dict[str, float]:
+    """Embed `rows` short texts in this process; return MiB."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_table(folder / "t.csv", rows)
+        create_model("gmu", {"text": TINY}, classes=["a", "b"], dim=8).save(folder / "model")
+        data = ["--data.name", "manifest", "--data.root", str(folder / "t.csv")]
+        small = [*data, "--model", str(folder / "model"), "--batch_size", "512"]
+        dataset = create_dataset(str(folder / "t.csv"))
+        opened = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        table = dataset.table.nbytes
+        del dataset
+        quietly([*small, "--num_workers", "0", "--out", str(folder / "e.parquet")])
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"opened": round(opened / 1024), "peak": round(peak / 1024), "table": table >> 20}
+
+
+def measure_scaling() -> dict[str, float]:
+    """Compare the CPU time per row on a small and a large table, after a warm-up."""
+
+    def seconds_per_row(rows: int) -> float:
+        data = ["--data.name", "interactions", "--data.samples", str(rows), "--split", "all"]
+        out = ["--model", str(path), "--out", str(path / "e.parquet"), "--batch_size", "64"]
+        start = time.process_time()
+        quietly([*data, *out, "--num_workers", "0"])
+        return (time.process_time() - start) / rows
+
     with tempfile.TemporaryDirectory() as folder:
         data = create_dataset("interactions", samples=60)
         model = create_model("sum", data.default_encoders, classes=data.classes, dim=16)
         path = model.save(folder)
-        seconds_per_row(path, 640)
-        small, large = seconds_per_row(path, SMALL), seconds_per_row(path, LARGE)
+        seconds_per_row(640)
+        small, large = seconds_per_row(SMALL), seconds_per_row(LARGE)
     figures = {"small_us": round(1e6 * small, 1), "large_us": round(1e6 * large, 1)}
-    rows = {"small_rows": SMALL, "large_rows": LARGE}
-    print(json.dumps({"benchmark": "embed", **rows, **figures, "ratio": round(large / small, 2)}))
+    return {"small_rows": SMALL, "large_rows": LARGE, **figures, "ratio": round(large / small, 2)}
+
+
+def main() -> None:
+    """Print one JSON line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--part", choices=("rate", "memory", "scaling", "peak"), default="scaling")
+    parser.add_argument("--rows", type=int, default=20_000)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    figures: dict[str, Any]
+    if options.part == "rate":
+        figures = {"rows": options.rows, **measure_rate(options.rows)}
+    elif options.part == "memory":
+        sizes = (10_000, options.rows)
+        figures = {f"{rows}_rows_mib": peak_memory(rows) for rows in sizes}
+    elif options.part == "peak":
+        figures = embed_and_report(options.rows)
+    else:
+        figures = measure_scaling()
+    print(json.dumps({"benchmark": "embed", "part": options.part, **figures}))
 
 
 if __name__ == "__main__":

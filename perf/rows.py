@@ -34,7 +34,7 @@ from fusionzoo import create_dataset, create_model
 from fusionzoo.config import EmbedConfig, RunConfig, from_tree
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.distributed.process_group import World
-from fusionzoo.evaluation.embeddings import EmbeddingWriter
+from fusionzoo.inference.extraction.vectors import InPieces
 from fusionzoo.scripts.embed import embed
 from fusionzoo.training.data import build_loader, chunks
 
@@ -145,13 +145,13 @@ def measure_embedding(folder: Path, share: int) -> list[Row]:
     paths = {"model": str(model), "out": str(folder / "embeddings.parquet"), "split": "all"}
     sizes = {"batch_size": BATCH, "num_workers": 0}
     times: list[float] = []
-    add = EmbeddingWriter.add
+    compute = InPieces.__call__
 
-    def timed(self: EmbeddingWriter, *arguments: Any) -> None:
-        add(self, *arguments)
+    def timed(self: InPieces, batch: Any) -> Any:
         times.append(time.process_time())
+        return compute(self, batch)
 
-    EmbeddingWriter.add = timed  # type: ignore[method-assign]
+    InPieces.__call__ = timed  # type: ignore[method-assign]
     dataset = create_dataset("manifest", root=settings["root"])
     part = dataset.subset(range(len(dataset) // share))
     embed(from_tree(EmbedConfig, {**paths, **sizes, "data": settings}), World(), dataset=part)

@@ -136,6 +136,9 @@ class RunConfig(SpeedConfig):
     fusion: Tree = option({"name": "gmu"}, "fusion and its settings: `fusionzoo zoo`")
     balance: str | list[str] = option("", "balancing strategies: `ogm_ge,modality_dropout`")
     balance_settings: dict[str, Tree] = option({}, "balancing strategy -> its settings")
+    matryoshka: str | int | list[int] = option(
+        "", "also train the first entries of the vectors, `64,128`, for `embed.py --matryoshka`"
+    )
     objective: Tree = option({"name": "classification"}, "what is learnt: docs/objectives.md")
     targets: dict[str, Tree] = option({}, "column -> objective, for several targets")
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -167,14 +170,6 @@ class ModelUse(SpeedConfig):
         None, "loader processes; null = chosen by cores"
     )
     device: str = option("auto", "auto | cpu | cuda | cuda:1")
-
-
-@dataclass(frozen=True, kw_only=True)
-class EmbedConfig(ModelUse):
-    data: Tree = option({}, "data set and its settings; empty = that of the run")
-    split: str = option("all", "train | val | test | all")
-    out: str = option("embeddings.parquet", "Parquet file; N processes write N numbered files")
-    dist: DistConfig = field(default_factory=DistConfig)
 
 
 @dataclass(frozen=True, kw_only=True)

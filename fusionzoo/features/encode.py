@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
@@ -186,10 +186,10 @@ def key_of(description: Mapping[str, Any] | Sequence[Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-def weights_hash(encoder: Encoder) -> str:
+def weights_hash(module: nn.Module) -> str:
     """Return the hash of all parameters and buffers."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(encoder.state_dict().items()):
+    for name, tensor in sorted(module.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()

@@ -19,6 +19,7 @@ from fusionzoo.fusion import fusion_info
 from fusionzoo.unimodal import UnimodalHeads
 
 from .balance import StrategyInputs, build_balance
+from .balance._prefixes import with_matryoshka
 from .data import num_workers
 from .objective import Objective, freeze_unused
 from .optim.precision import AMP_DTYPES
@@ -89,7 +90,7 @@ def build_objective(
     unused = freeze_unused(objective)
     # After `freeze_unused`, so that no strategy keeps state from its dummy batch.
     inputs = StrategyInputs(model, targets, cfg.seed, world)
-    objective.balance = build_balance(cfg.balance, cfg.balance_settings, inputs)
+    objective.balance = build_balance(*with_matryoshka(cfg, model.targets != []), inputs)
     _check_strategies(cfg, objective, train_set)
     return objective, unused
 

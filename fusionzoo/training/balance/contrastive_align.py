@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Literal
 
@@ -47,6 +47,8 @@ class ContrastiveAlign(Balance):
             the first modality if there is no image
         weight: weight of the loss of each pair, at least 0; 0 switches it off
         dim: dimensions of the common space, at least 1
+        prefixes: lengths of prefixes of e_m that are aligned as well (Kusupati et al. 2022), each
+            from 1 to `dim`, so that vectors may be cut
 
     Shapes: features[name].pooled (B, D) -> embeddings (B, dim), a loss per row and pair (n,)
     """
@@ -63,14 +65,17 @@ class ContrastiveAlign(Balance):
         anchor: str | None = None,
         weight: float = 1.0,
         dim: int = 128,
+        prefixes: Sequence[int] = (),
         start: float = 0.0,
         end: float | None = None,
     ) -> None:
         super().__init__(inputs, start=start, end=end)
         check_choice("mode", mode, ("clip", "siglip", "imagebind"))
         self.require(dim >= 1, f"dim={dim}; it must be at least 1")
+        for size in prefixes:
+            self.require(1 <= size <= dim, f"prefixes: {size}, and dim={dim}")
         self.require(len(self.widths) > 1, "it aligns modalities, and the model has only one")
-        self.weight, self.mode = weight, mode
+        self.weight, self.mode, self.prefixes = weight, mode, sorted({*prefixes})
         if mode == "imagebind" and anchor is None and "image" in self.widths:
             anchor = "image"
         self.pairs = list(combinations(self.widths, 2))
@@ -103,10 +108,16 @@ class ContrastiveAlign(Balance):
         terms = {}
         for a, b in self.pairs:
             both_present = column[a] & column[b]
-            values = self.loss(rows[a][both_present], rows[b][both_present])
-            mask = torch.ones_like(values, dtype=torch.bool)
-            terms[f"{self.name}/{a}-{b}"] = LossTerm(values, mask, self.weight)
+            left, right = rows[a][both_present], rows[b][both_present]
+            terms[f"{self.name}/{a}-{b}"] = self._term(left, right)
+            for size in self.prefixes:
+                short = (F.normalize(x[:, :size], dim=1) for x in (left, right))
+                terms[f"{self.name}/{a}-{b}/{size}"] = self._term(*short)
         return terms
+
+    def _term(self, left: Tensor, right: Tensor) -> LossTerm:
+        values = self.loss(left, right)
+        return LossTerm(values, torch.ones_like(values, dtype=torch.bool), self.weight)
 
     @torch.no_grad()
     def after_step(self) -> None:

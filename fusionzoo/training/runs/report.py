@@ -44,9 +44,13 @@ def show_groups(folder: Path, trainer: Trainer, tracker: Tracker) -> None:
 def save_model(folder: Path, trainer: Trainer) -> None:
     """Write the model folder; called by all processes, for they may share the weights."""
     module, model = trainer.module, trainer.module.model
+    prefixes: set[int] = set()
     for strategy in module.balance.values():
+        prefixes |= {*getattr(strategy, "prefixes", ())}
         if strategy.aligns:
             model.set_align(strategy.project)  # type: ignore[arg-type]
+    if prefixes:
+        model.spec["matryoshka"] = sorted(prefixes)
     if len(module.heads.heads):
         model.set_heads(module.heads)
     weights = full_state_dict(model) if sharded(module) else None

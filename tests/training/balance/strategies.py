@@ -45,6 +45,7 @@ OFF = {  # a setting that switches a strategy off
     "contrastive_align": {"weight": 0},
     "curriculum_dropout": {"rate": 0},
     "gmc": {"weight": 0},
+    "matryoshka": {"weight": 0},
     "mmpareto": {"weight": 0},
     "modality_dropout": {"rate": 0},
     "more_fewer": {"alpha": 0, "subset_loss": 0},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,11 +52,14 @@ def choose_for_inference(
     dataset: PairedDataset,
     out: str,
     world: World | None = None,
+    *,
+    stored: bool = False,
 ) -> Speed:
     """Return how to run a model over a data set, and set its memory format and compilation.
 
     With `--speed auto` the main process measures, and the choice is written to `<out>.speed.json`,
-    if `out` is not empty. A batch size or number of workers that the user set stays.
+    if `out` is not empty; `stored` takes the choice that is written there, where there is one. A
+    batch size or number of workers that the user set stays.
     """
     world = World() if world is None else world
     if cfg.speed == "off":
@@ -67,11 +71,15 @@ def choose_for_inference(
         "compile": False,
         "num_workers": num_workers(cfg.num_workers, world),
     }
-    made = measure(cfg, model, dataset, defaults, world).record if world.main else None
-    choice = Choice.from_record(from_main(made, world))
-    where = f"{Path(out).name}.speed.json" if out else "above"
+    path = Path(f"{out}.speed.json")
+    record = None
+    if world.main and stored and path.is_file():
+        record = json.loads(path.read_text(encoding="utf-8"))
+    elif world.main:
+        record = measure(cfg, model, dataset, defaults, world).record
+    choice = Choice.from_record(from_main(record, world))
+    where = path.name if out else "above"
     if out and world.main:
-        path = Path(f"{out}.speed.json")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, choice.record)
     notes = [describe(choice, defaults, where)]

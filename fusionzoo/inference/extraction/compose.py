@@ -1,0 +1,99 @@
+"""Join pretrained encoders by a fusion without weights, to embed without any training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from fusionzoo.config import split_name
+from fusionzoo.creating import create_model
+from fusionzoo.datasets import PairedDataset
+from fusionzoo.encoders import WRAPPED, Encoder
+from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.model import FusionModel
+from fusionzoo.training.build import choose_encoders
+
+DEFAULT = "concat"
+# Fusions whose only weights are linear maps, which are left out here.
+FUSIONS: dict[str, dict[str, Any]] = {
+    "concat": {"hidden": [], "presence_bits": False},
+    "max": {},
+    "mean": {},
+    "sum": {},
+}
+
+
+def compose(
+    dataset: PairedDataset,
+    encoders: Mapping[str, Any],
+    fusion: Mapping[str, Any] | None = None,
+) -> FusionModel:
+    """Build an untrained model of pretrained encoders: `{"image": {"name": "timm/resnet18"}}`.
+
+    Without `encoders`, those that the data set names. The fused vector is the concatenation, mean,
+    sum or maximum of the encoders' vectors.
+    """
+    name, settings = split_name(fusion or {"name": DEFAULT}, "fusion")
+    if name not in FUSIONS:
+        raise FusionZooError(
+            f"--fusion {name}: without training its weights would be random; a model is composed"
+            f" with {', '.join(FUSIONS)}.{did_you_mean(name, FUSIONS)} `fusionzoo train` trains"
+            " others, and --model names the result"
+        )
+    if refused := sorted(settings.keys() - {"root_scale"}):
+        raise FusionZooError(f"--fusion.{refused[0]}: a composed {name} has no settings")
+    chosen = _encoders(dataset, encoders)
+    parts = dict(create_model("sum", chosen, 1, dim=1, kinds=dataset.modalities).named_encoders())
+    for modality, encoder in parts.items():
+        _check_pretrained(modality, encoder)
+    widths = {modality: encoder.dim for modality, encoder in parts.items()}
+    if name != "concat" and len({*widths.values()}) > 1:
+        shown = ", ".join(f"{modality} {width}" for modality, width in widths.items())
+        raise FusionZooError(
+            f"--fusion {name} needs encoders with vectors of one width, not of several ({shown}):"
+            " --fusion concat takes any"
+        )
+    dim = sum(widths.values()) if name == "concat" else next(iter(widths.values()))
+    model = create_model(
+        {"name": name, "dim": dim, **FUSIONS[name], **settings}, parts, 1, kinds=dataset.modalities
+    )
+    _drop_maps(model.fusion)
+    return model.eval()
+
+
+def _encoders(dataset: PairedDataset, encoders: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the encoder of each modality to embed, with the widths that follow from the data."""
+    for modality in encoders:
+        dataset.check_modality(modality)
+    built = {modality: x for modality, x in encoders.items() if isinstance(x, Encoder)}
+    settings = {
+        m: {"name": x} if isinstance(x, str) else dict(x)
+        for m, x in encoders.items()
+        if m not in built
+    }
+    chosen = {**choose_encoders(dataset, settings), **built}
+    return {m: chosen[m] for m in dataset.modalities if m in (encoders or chosen)}
+
+
+def _check_pretrained(modality: str, encoder: Encoder) -> None:
+    """Refuse an encoder with random weights, as far as its settings tell."""
+    spec = encoder.spec
+    has_weights = any(True for _ in encoder.parameters())
+    if not has_weights or spec.get("pretrained") or spec.get("weights"):
+        return
+    if spec.get("name") == WRAPPED:
+        return  # a module of the user's, who knows its weights
+    raise FusionZooError(
+        f"--encoders.{modality}: the weights of {spec.get('name')} would be random: name a"
+        f" pretrained encoder (timm/..., hf/...) or --encoders.{modality}.weights"
+    )
+
+
+def _drop_maps(fusion: nn.Module) -> None:
+    """Replace every linear map but the idle head by the identity."""
+    for parent in list(fusion.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, nn.Linear) and child is not fusion.head:
+                setattr(parent, name, nn.Identity())

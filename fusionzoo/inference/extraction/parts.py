@@ -1,0 +1,171 @@
+"""Parts of an extraction on disk: complete or absent, and of one model, data and settings."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+
+from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.files import replacing, write_json
+
+ABOUT, LOCK, SUFFIX = "about.json", "lock", ".arrow"
+PATIENCE = 10.0  # seconds to wait for a killed process's lock, or for a shared folder to appear
+WAITING = 2  # tables that may wait for the disk
+
+
+class Parts:
+    """The folder `<out>.parts`: one Arrow file per part, renamed into place when complete."""
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.folder = out, out.with_name(f"{out.name}.parts")
+
+    @contextmanager
+    def claimed(self, key: Mapping[str, str], *, overwrite: bool) -> Iterator[Parts]:
+        """Lock the folder for a block; parts of another model, data or settings are an error.
+
+        With `overwrite` those are discarded.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / LOCK).open("w") as file:
+            self._lock(file)
+            self._check(key, overwrite)
+            write_json(self.folder / ABOUT, {**self._about(), "key": dict(key)})
+            yield self
+
+    def _lock(self, file: Any) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:  # lockf, not flock: loader processes that outlive a killed run do not inherit it
+                return fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise FusionZooError(
+                        f"another extraction is writing {self.out}: wait for it, or take another"
+                        " --out"
+                    ) from None
+            time.sleep(0.2)
+
+    def _check(self, key: Mapping[str, str], overwrite: bool) -> None:
+        other = self._about().get("key", {})
+        differ = [name for name in key if other.get(name) != key[name]]
+        finished = self.finished()
+        if not differ or not finished:
+            if differ:
+                self._clear()
+            return
+        if not overwrite:
+            raise FusionZooError(
+                f"{self.folder} holds {len(finished)} parts of an extraction with other"
+                f" {' and '.join(differ)}: --overwrite discards them, another --out leaves them"
+                " alone"
+            )
+        print(f"discarded {len(finished)} parts with other {' and '.join(differ)}")
+        self._clear()
+
+    def _about(self) -> dict[str, Any]:
+        try:
+            about: dict[str, Any] = json.loads((self.folder / ABOUT).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return about
+
+    def _clear(self) -> None:
+        for path in self.folder.iterdir():
+            if path.name != LOCK:
+                path.unlink(missing_ok=True)
+
+    def wait_until_visible(self) -> None:
+        """Wait for the folder that process 0 made; network file systems are slow to show it."""
+        deadline = time.monotonic() + PATIENCE
+        while not (self.folder / ABOUT).is_file():
+            if time.monotonic() >= deadline:
+                raise FusionZooError(
+                    f"this process does not see {self.folder} of process 0: --out must be in a"
+                    " folder that all nodes share"
+                )
+            time.sleep(0.1)
+
+    @property
+    def most_rows(self) -> int | None:
+        """The rows that may be computed at once, as earlier processes noted; None: all."""
+        noted = [self.folder / name for name in self._names("rows-")]
+        return min((int(path.name.partition("-")[2]) for path in noted), default=None)
+
+    def note_most_rows(self, rows: int) -> None:
+        """Note for those that go on that more rows at once do not fit into memory."""
+        (self.folder / f"rows-{rows}").touch()
+
+    def finished(self) -> list[int]:
+        """Return the parts that are complete, in order."""
+        names = self._names("")
+        return sorted(int(name.removesuffix(SUFFIX)) for name in names if name.endswith(SUFFIX))
+
+    def _names(self, prefix: str) -> list[str]:
+        return [name for name in os.listdir(self.folder) if name.startswith(prefix)]
+
+    def path(self, part: int) -> Path:
+        """Return the file of a part."""
+        return self.folder / f"{part:08d}{SUFFIX}"
+
+    def write(self, part: int, table: pa.Table) -> None:
+        """Write a part; a kill at any moment leaves it complete or absent."""
+        with (
+            replacing(self.path(part), many_writers=True) as partial,
+            pa.OSFile(str(partial), "wb") as file,
+            pa.ipc.new_file(file, table.schema) as writer,
+        ):
+            writer.write_table(table.combine_chunks())
+
+    def read(self, part: int) -> pa.Table:
+        """Map a part into memory."""
+        try:
+            return pa.ipc.open_file(pa.memory_map(str(self.path(part)))).read_all()
+        except (OSError, pa.ArrowException) as error:
+            raise FusionZooError(
+                f"{self.path(part)} is damaged ({one_line(error)}): remove it and start again"
+            ) from error
+
+    def remove(self) -> None:
+        """Remove the folder, once the file is complete."""
+        shutil.rmtree(self.folder)
+
+
+class WritingThread:
+    """Build and write tables in a thread of its own; at most `WAITING` of them wait."""
+
+    def __init__(self, parts: Parts, done: Callable[[int], None] = lambda part: None) -> None:
+        self.parts, self.done = parts, done
+        self._pool = ThreadPoolExecutor(1, "write")
+        self._pending: deque[Future[None]] = deque()
+
+    def __enter__(self) -> WritingThread:
+        return self
+
+    def add(self, part: int, build: Callable[[], pa.Table]) -> None:
+        """Write the table that `build` returns, later; an error of an earlier one is raised."""
+        self._pending.append(self._pool.submit(self._write, part, build))
+        while len(self._pending) > WAITING:
+            self._pending.popleft().result()
+
+    def _write(self, part: int, build: Callable[[], pa.Table]) -> None:
+        self.parts.write(part, build())
+        self.done(part)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._pool.shutdown()
+        for future in self._pending if kind is None else ():
+            future.result()
