@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from .fusion import list_fusions as list_fusions
     from .loading import load as load
     from .training.runs.run import Run as Run
+    from .vectors.search import Searcher as Searcher
+    from .vectors.search import search as search
 
 if not os.path.isdir(os.path.join(os.path.dirname(__file__), "encoders")):
     from . import _unlinked  # noqa: F401, a checkout without symbolic links
@@ -57,6 +59,8 @@ _HOME = {
     "load": "loading",
     "Run": "training.runs.run",
     "register": "components",
+    "search": "vectors.search",
+    "Searcher": "vectors.search",
 }
 __all__ = [*_HOME, "__version__"]  # noqa: PLE0604
 

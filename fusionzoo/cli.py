@@ -38,6 +38,10 @@ def main(args: Sequence[str] | None = None) -> int:
 
         run = commands.evaluate_command if args[0] == "evaluate" else commands.predict_command
         return run(args[1:])
+    if args[:1] == ["search"]:
+        from .vectors.command import search_command
+
+        return search_command(args[1:])
     if args[:2] in (["data", "check"], ["data", "show"]):
         from .audit import command as audit
 
@@ -60,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("evaluate", help="measure a model: `fusionzoo evaluate --help`")
     commands.add_parser("predict", help="write predictions: `fusionzoo predict --help`")
     commands.add_parser("embed", help="write fused embeddings: `fusionzoo embed --help`")
+    commands.add_parser("search", help="search embeddings: `fusionzoo search --help`")
     commands.add_parser("benchmark", help="compare fusions: `fusionzoo benchmark --help`")
 
     zoo = commands.add_parser(
