@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .datasets import PairedDataset as PairedDataset
     from .datasets import create_dataset as create_dataset
     from .datasets import list_datasets as list_datasets
+    from .embedding_report.report import embed_report as embed_report
     from .encoders import create_encoder as create_encoder
     from .encoders import list_encoders as list_encoders
     from .encoders import wrap_encoder as wrap_encoder
@@ -60,6 +61,7 @@ _HOME = {
     "Run": "training.runs.run",
     "register": "components",
     "search": "vectors.search",
+    "embed_report": "embedding_report.report",
     "Searcher": "vectors.search",
 }
 __all__ = [*_HOME, "__version__"]  # noqa: PLE0604

@@ -42,6 +42,10 @@ def main(args: Sequence[str] | None = None) -> int:
         from .vectors.command import search_command
 
         return search_command(args[1:])
+    if args[:1] == ["embed-report"]:
+        from .embedding_report.command import embed_report_command
+
+        return embed_report_command(args[1:])
     if args[:2] in (["data", "check"], ["data", "show"]):
         from .audit import command as audit
 
@@ -65,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("predict", help="write predictions: `fusionzoo predict --help`")
     commands.add_parser("embed", help="write fused embeddings: `fusionzoo embed --help`")
     commands.add_parser("search", help="search embeddings: `fusionzoo search --help`")
+    commands.add_parser("embed-report", help="measure them: `fusionzoo embed-report --help`")
     commands.add_parser("benchmark", help="compare fusions: `fusionzoo benchmark --help`")
 
     zoo = commands.add_parser(

@@ -45,7 +45,7 @@ FLOORS = (  # from the ground up: a module imports from its own floor's room or 
     ("inputs", "inference"),
     ("audit",),
     ("vectors",),
-    ("embed_report",),
+    ("embedding_report",),
     ("benchmark.metric", "benchmark.clock"),
     ("benchmark.folds",),
     ("benchmark.bench",),

@@ -108,7 +108,8 @@ def direction_scores(
         pairs = [(tuple(n for n in embeddings if n != to), to) for to in embeddings]
         if not together:
             pairs = [((first,), second) for first, second in permutations(embeddings, 2)]
-            pairs.sort(key=lambda pair: sorted([*pair[0], pair[1]], key=list(embeddings).index))
+            place = {name: number for number, name in enumerate(embeddings)}
+            pairs.sort(key=lambda pair: sorted(place[name] for name in (*pair[0], pair[1])))
         for names, to in pairs:
             mask = np.logical_and.reduce([columns[name] for name in (*names, to)])
             if not mask.any():

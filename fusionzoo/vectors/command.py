@@ -37,6 +37,7 @@ class SearchConfig:
     audio: str = option("", "file of a sound to search for")
     query: dict[str, Any] = option({}, "modality -> value, by name: --query.speech x.ogg")
     id: str | int | list[str | int] = option("", "sample of the file, or a [list] of them")
+    ids_from: str = option("", "file of embeddings that has --id, if it is another one")
     k: Count = option(10, "number of results")
     by: str = option("", "fused | <modality> | aligned | aligned_<modality>; empty = chosen")
     where: str = option("", "filter on columns, of the file or its data: 'split == \"test\"'")
@@ -79,6 +80,7 @@ def _search(cfg: SearchConfig) -> int:
     found = searcher.search(
         {**media, **cfg.query},
         ids=[str(sample_id) for sample_id in ids],
+        ids_from=cfg.ids_from,
         by=cfg.by,
         k=cfg.k,
         where=cfg.where,

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 
-BLOCK = 1 << 16  # rows read at a time
+BLOCK = 1 << 16  # rows in memory that are compared at a time
+READ = 1 << 14  # rows read at a time
 OTHER_LISTS = ("probabilities", "weights")  # columns of lists that are no embeddings
 ALIGNED = "aligned"  # the mean of a row's `aligned_<modality>` vectors
 
@@ -57,7 +58,7 @@ class VectorFile:
         modality = name.removeprefix(f"{ALIGNED}_")
         return modality if f"present_{modality}" in self.columns else ""
 
-    def blocks(self, name: str, size: int = BLOCK) -> Iterator[Block]:
+    def blocks(self, name: str, size: int = READ) -> Iterator[Block]:
         """Yield the vectors of a column in blocks, so that memory does not grow with the file."""
         self.check_column(name)
         if name == ALIGNED and ALIGNED not in self._parquet().schema_arrow.names:
@@ -84,10 +85,15 @@ class VectorFile:
             vectors[rows], usable[rows] = block.vectors, block.usable
         return vectors, usable
 
-    def batches(self, columns: Sequence[str], size: int = BLOCK) -> Iterator[pa.RecordBatch]:
-        """Yield some columns in batches of rows."""
+    def batches(self, columns: Sequence[str], size: int = READ) -> Iterator[pa.RecordBatch]:
+        """Yield some columns in batches of rows.
+
+        Row groups are opened one by one: Arrow keeps what it has read of all that it was asked for.
+        """
         try:
-            yield from self._parquet().iter_batches(size, columns=list(columns))
+            parquet, names = self._parquet(), list(columns)
+            for group in range(parquet.num_row_groups):
+                yield from parquet.iter_batches(size, row_groups=[group], columns=names)
         except (pa.ArrowException, OSError) as error:
             raise FusionZooError(f"{self.path} cannot be read: {one_line(error)}") from error
 

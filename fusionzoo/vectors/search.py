@@ -19,6 +19,7 @@ from .nearest import nearest
 from .queries import (
     check_fit,
     check_lengths,
+    check_same_space,
     choose_column,
     embed_query,
     name_modalities,
@@ -81,6 +82,7 @@ class Searcher:
         values: Mapping[str, Any] | None = None,
         *,
         ids: Sequence[str] = (),
+        ids_from: str | Path = "",
         vector: Any = None,
         by: str = "",
         k: int = 10,
@@ -90,8 +92,9 @@ class Searcher:
         """Return the k rows nearest to a query of media by modality or kind, of ids, of a vector.
 
         Several parts make one query: media are embedded together, and what they, each id and the
-        vector give is averaged at length 1. Rows of `ids` are no hits. `by` names the vectors to
-        compare: `fused`, a modality, `aligned_<modality>`, or `aligned`, the mean of those.
+        vector give is averaged at length 1. Rows of `ids` are no hits, unless they are those of
+        another file, `ids_from`. `by` names the vectors to compare: `fused`, a modality,
+        `aligned_<modality>`, or `aligned`, the mean of those.
         """
         values = {name: value for name, value in (values or {}).items() if value is not None}
         if not values and not ids and vector is None:
@@ -101,19 +104,22 @@ class Searcher:
         condition = Where(where) if where else None  # its mistakes come before a model is loaded
         column = choose_column(self.file, by, list(values))
         check_lengths(self.file, column)
-        rows = self.file.rows_of(ids)
-        allowed = self._allowed(condition, rows)
-        query = self._query(values, rows, vector, column)
+        other = open_vectors(ids_from or self.file)
+        check_same_space(self.file, other, column)
+        rows = other.rows_of(ids)
+        allowed = self._allowed(condition, [] if ids_from else rows)
+        parts = [query_from_rows(other, column, rows)] if rows else []
+        query = self._query(values, vector, column, parts)
         cosines, found = self._nearest(query, column, k, allowed, visited)
         hits = self._hits(cosines[0].tolist(), found[0].tolist())
-        parts = [f"{name} {value}" for name, value in values.items()]
-        parts += [f"id {sample_id}" for sample_id in ids] + ["a vector"] * (vector is not None)
+        words = [f"{name} {value}" for name, value in values.items()]
+        words += [f"id {sample_id}" for sample_id in ids] + ["a vector"] * (vector is not None)
         notes = [self.samples.problem] if self.samples.problem else []
         if not hits:
             notes.append("no row matches the filter" if where else f"no row has {column}")
         searched = self.file.rows if allowed is None else int(allowed.sum())
         return Found(
-            *(hits, " + ".join(parts), column, self._how(column), searched, notes, self.samples)
+            *(hits, " + ".join(words), column, self._how(column), searched, notes, self.samples)
         )
 
     def nearest(
@@ -125,16 +131,13 @@ class Searcher:
         return self._nearest(queries, column, k, None, visited)
 
     def _query(
-        self, values: Mapping[str, Any], rows: Sequence[int], vector: Any, column: str
+        self, values: Mapping[str, Any], vector: Any, column: str, parts: list[Tensor]
     ) -> Tensor:
-        """Return the query as one unit vector, (1, D)."""
-        parts = []
+        """Return the query as one unit vector, (1, D); `parts` are those of rows, (Q, D)."""
         if values:
             embedded = embed_query(self.model, name_modalities(self.model, values), column)
             check_fit(self.file, column, embedded[None], "the model")
             parts.append(embedded[None])
-        if rows:
-            parts.append(query_from_rows(self.file, column, rows))
         if vector is not None:
             array = torch.as_tensor(vector, dtype=torch.float32).reshape(1, -1)
             check_fit(self.file, column, array, "the query")

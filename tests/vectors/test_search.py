@@ -363,8 +363,15 @@ def test_the_command_prints_a_table_json_and_a_page(
     )
 
 
-def test_reading_in_blocks_keeps_one_block_at_a_time(write: Write) -> None:
+def test_reading_keeps_one_row_group_at_a_time(write: Write) -> None:
+    path = write(fused=drawn(40_000, 64))
+    start = pa.total_allocated_bytes()
+    most = max(pa.total_allocated_bytes() - start for _ in open_vectors(path).blocks("fused"))
+    assert most < 40_000 * 64 * 4 / 10  # of the file's bytes
+
+
+def test_a_block_has_at_most_the_rows_that_were_asked_for(write: Write) -> None:
     path = write(fused=drawn(1000))
     sizes = [len(block.usable) for block in open_vectors(path).blocks("fused", 100)]
     assert max(sizes) <= 100 and sum(sizes) == 1000
-    assert vector_file.BLOCK * 256 * 4 <= 2**26  # bytes of a block of 256 numbers
+    assert vector_file.READ * 256 * 4 <= 2**24  # bytes of a block of 256 numbers
