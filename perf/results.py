@@ -86,6 +86,7 @@ TABLES = (
     script("which", BENCHMARK, "runs/which"),
     script("hostile", ("perf/_hostile_cases.py", "perf/_hostile_files.py", *READING)),
     script("rows", ("fusionzoo/scripts/embed.py", "fusionzoo/training/data.py", *READING)),
+    script("search", ("fusionzoo/vectors",)),
     script("coverage", ("fusionzoo/evaluation/statistics.py",)),
     script("cells", (*BENCHMARK, "configs/benchmarks/mfeat.yaml")),
     benchmark("stamps", "--fusions all "),

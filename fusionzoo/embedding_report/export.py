@@ -39,7 +39,7 @@ def export_tensorboard(sample: EmbeddedSample, folder: Path) -> Path:
     from torch.utils.tensorboard import SummaryWriter
 
     out = folder / "tensorboard"
-    with SummaryWriter(str(out)) as writer:  # type: ignore[no-untyped-call]
+    with SummaryWriter(str(out)) as writer:
         for column, vectors in sample.vectors.items():
             rows = sample.usable[column].nonzero()[:, 0]
             if not len(rows):
@@ -48,7 +48,7 @@ def export_tensorboard(sample: EmbeddedSample, folder: Path) -> Path:
                 [_cell(sample.ids[row]), _cell(sample.targets[row]), _cell(sample.splits[row])]
                 for row in rows.tolist()
             ]
-            writer.add_embedding(  # type: ignore[no-untyped-call]
+            writer.add_embedding(
                 vectors[rows],
                 metadata=lines,
                 metadata_header=["id", "class", "split"],

@@ -24,9 +24,9 @@ from .sample import MIN_ROWS, EmbeddedSample, draw_rows, read_sample
 
 HOW = {
     "vectors": "Linear probe and nearest neighbours (10, cosine): accuracy over 5 grouped folds"
-    " with 95 % intervals, beside the most frequent class of the training folds. Silhouette: -1 to 1,"
-    " higher where classes lie apart. Uniformity (Wang & Isola 2020): lower is more evenly spread,"
-    " 0 is a single point. Effective rank: how many directions are in use, of the width.",
+    " with 95 % intervals, beside the most frequent class of the training folds. Silhouette: -1 to"
+    " 1, higher where classes lie apart. Uniformity (Wang & Isola 2020): lower is more evenly"
+    " spread, 0 is a single point. Effective rank: how many directions are in use, of the width.",
     "pairs": "Alignment (Wang & Isola 2020): mean squared distance of a sample's vectors of two"
     " modalities, 0 is best; beside it that to another sample's. Gap: distance between the means"
     " of the modalities, 0 if they share one region.",
@@ -131,8 +131,8 @@ def embed_report(
     """Measure a file of embeddings: `embed_report("emb.parquet", html="report.html")`.
 
     `other`, a second file, say of another model, is measured on the same ids. At most `samples`
-    rows are drawn at random, of a `split` or of all. `data` is the data set behind the rows, if not the one that the file
-    names: thumbnails, groups and equal content come from there.
+    rows are drawn at random, of a `split` or of all. `data` is the data set behind the rows, if not
+    the one that the file names: thumbnails, groups and equal content come from there.
     """
     file = open_vectors(embeddings)
     if min(samples, file.rows) < MIN_ROWS:

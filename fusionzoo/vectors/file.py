@@ -99,7 +99,8 @@ class VectorFile:
 
     def take(self, rows: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
         """Return some cells of some rows; only their row groups are read."""
-        parquet, cells = self._parquet(), {}
+        parquet = self._parquet()
+        cells: dict[int, dict[str, Any]] = {}
         wanted, first = sorted(set(rows)), 0
         for group in range(parquet.num_row_groups):
             size = parquet.metadata.row_group(group).num_rows
