@@ -109,12 +109,12 @@ def test_only_rows_that_have_the_vector_are_measured(report: Any) -> None:
 
 def test_groups_are_never_split_between_folds() -> None:
     rng = np.random.default_rng(0)
-    centres, groups = rng.standard_normal((40, 16)), np.arange(160) // 4
-    vectors = (centres[groups] + 0.01 * rng.standard_normal((160, 16))).astype(np.float32)
-    targets = np.array([f"c{x}" for x in rng.integers(0, 2, 40)])[groups]  # a class per group
+    centres, groups = rng.standard_normal((20, 16)), np.arange(240) // 12
+    vectors = (centres[groups] + 0.01 * rng.standard_normal((240, 16))).astype(np.float32)
+    targets = np.array(["a", "b"] * 10)[groups]  # a class per group, without any pattern
     apart = probes(vectors, targets, [str(x) for x in groups])
-    leaking = probes(vectors, targets, [str(x) for x in range(160)])
-    assert leaking["knn"].mean > 0.8 > apart["knn"].mean + 0.1
+    leaking = probes(vectors, targets, [str(x) for x in range(240)])
+    assert leaking["knn"].mean > 0.95 > apart["knn"].mean + 0.2
     assert apart["knn"].high - apart["knn"].low > leaking["knn"].high - leaking["knn"].low
 
 
@@ -167,6 +167,7 @@ def test_files_without_the_same_ids_are_refused(folder: Path, tmp_path: Path) ->
         fz.embed_report(folder / "emb.parquet", samples=1)
 
 
+@pytest.mark.slow
 def test_exports_can_be_read_by_their_viewers(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

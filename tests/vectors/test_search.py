@@ -364,10 +364,10 @@ def test_the_command_prints_a_table_json_and_a_page(
 
 
 def test_reading_keeps_one_row_group_at_a_time(write: Write) -> None:
-    path = write(fused=drawn(40_000, 64))
+    path = write(fused=drawn(6_000, 64))
     start = pa.total_allocated_bytes()
     most = max(pa.total_allocated_bytes() - start for _ in open_vectors(path).blocks("fused"))
-    assert most < 40_000 * 64 * 4 / 10  # of the file's bytes
+    assert most < 6_000 * 64 * 4 / 10  # of the file's bytes
 
 
 def test_a_block_has_at_most_the_rows_that_were_asked_for(write: Write) -> None:
