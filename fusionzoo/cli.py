@@ -33,19 +33,10 @@ def main(args: Sequence[str] | None = None) -> int:
         from .scripts.benchmark import main as benchmark
 
         return benchmark(args[1:])
-    if args[:1] in (["evaluate"], ["predict"]):
-        from . import commands
+    if args[:1] in (["evaluate"], ["predict"], ["search"], ["embed-report"]):
+        from .commands import COMMANDS
 
-        run = commands.evaluate_command if args[0] == "evaluate" else commands.predict_command
-        return run(args[1:])
-    if args[:1] == ["search"]:
-        from .vectors.command import search_command
-
-        return search_command(args[1:])
-    if args[:1] == ["embed-report"]:
-        from .embedding_report.command import embed_report_command
-
-        return embed_report_command(args[1:])
+        return COMMANDS[args[0]](args[1:])
     if args[:2] in (["data", "check"], ["data", "show"]):
         from .audit import command as audit
 

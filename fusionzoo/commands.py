@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .config import EvaluateConfig, PredictConfig
 from .config.command import run_command
 from .console import print_table
+from .embedding_report.command import embed_report_command
 from .errors import FusionZooError
+from .vectors.command import search_command
 
 EVALUATE_HELP = """
 Measure a model on a data set: `fusionzoo evaluate runs/a --data.name manifest --data.root my.csv`.
@@ -76,3 +78,11 @@ def metrics_table(metrics: Mapping[str, Any]) -> tuple[list[str], list[list[str]
     lines |= {f"fusion given {name}": line for name, line in metrics.get("subsets", {}).items()}
     rows = [[label, *(f"{line[name]:.3f}" for name in names)] for label, line in lines.items()]
     return ["", *names], rows
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "evaluate": evaluate_command,
+    "predict": predict_command,
+    "search": search_command,
+    "embed-report": embed_report_command,
+}

@@ -7,8 +7,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .page import write_page
+from fusionzoo.files import write_text
+from fusionzoo.version import __version__
+
+from .page import template
 from .samples import Samples
+
+MAX_VALUE = 60  # characters of a column's value on a card
 
 
 @dataclass(frozen=True)
@@ -56,3 +61,27 @@ class Found:
     def to_html(self, path: str | Path) -> Path:
         """Write a page with thumbnails, texts and players."""
         return write_page(self, Path(path))
+
+
+def write_page(found: Found, path: Path) -> Path:
+    """Write the hits as a page."""
+    cards = []
+    for hit in found.hits:
+        pictures = found.samples.pictures(hit.id)
+        players = {x.modality: found.samples.player(hit.id, x.modality) for x in pictures}
+        shown = {name: str(x)[:MAX_VALUE] for name, x in hit.columns.items() if _is_shown(name, x)}
+        texts = {x.modality for x in pictures if x.image is None and x.wave is None and x.text}
+        paths = {name: source for name, source in hit.sources.items() if name not in texts}
+        cards.append({"hit": hit, "pictures": pictures, "players": players})
+        cards[-1] |= {"columns": shown, "paths": paths}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    title = f"{len(found)} of {found.searched:,} samples nearest to {found.query}"
+    page = template("search.html").render(
+        title=title, found=found, cards=cards, version=__version__
+    )
+    write_text(path, page)
+    return path
+
+
+def _is_shown(name: str, value: Any) -> bool:
+    return value is not None and value != "" and not name.startswith("present_")
