@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow as pa
@@ -59,11 +60,39 @@ class AnswerKeys:
 def codes(cells: Any) -> Codes:
     """Number the distinct cells of a column; -1 where it is empty."""
     column = cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
+    if _is_matrix(column):
+        values = pc.list_flatten(column).to_numpy(zero_copy_only=False)
+        rows = np.ascontiguousarray(values.reshape(len(column), -1))
+        whole_rows = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1])))
+        return np.unique(whole_rows, return_inverse=True)[1].reshape(-1).astype(np.int64)
     if not any(is_type(column.type) for is_type in PLAIN):
         text = [None if cell is None else repr(cell) for cell in column.to_pylist()]
         column = pa.array(text, pa.string())
     indices = pc.dictionary_encode(column).indices
     return np.asarray(indices.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
+
+
+def _is_matrix(column: Any) -> bool:
+    """Whether cells are vectors of one length, which need no Python lists to be compared."""
+    kind = column.type
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    is_list = is_list or pa.types.is_fixed_size_list(kind)
+    if not is_list or column.null_count:
+        return False
+    if not (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)):
+        return False
+    widths = pc.unique(pc.list_value_length(column)).to_pylist()
+    return len(widths) == 1 and widths[0] > 0
+
+
+_cache: WeakKeyDictionary[PairedDataset, AnswerKeys] = WeakKeyDictionary()
+
+
+def answer_keys(dataset: PairedDataset) -> AnswerKeys:
+    """Return a data set's keys, computed once: validation asks for them in every epoch."""
+    if dataset not in _cache:
+        _cache[dataset] = AnswerKeys(dataset)
+    return _cache[dataset]
 
 
 @dataclass(frozen=True)

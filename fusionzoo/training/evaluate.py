@@ -13,7 +13,7 @@ from fusionzoo.config import TrainConfig
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed.fsdp import sharded
 from fusionzoo.distributed.process_group import World, gather
-from fusionzoo.evaluation.answers import GROUP, AnswerKeys
+from fusionzoo.evaluation.answers import GROUP, answer_keys
 from fusionzoo.evaluation.retrieval import any_pair, retrieval_figures
 from fusionzoo.structures import Batch
 
@@ -55,7 +55,6 @@ def evaluate_module(
     """Return the metrics of a split; `evaluate` says which. Leaves the module in eval mode."""
     module.eval()
     collected: dict[str, list[Tensor]] = {}
-    keys: AnswerKeys | None = None
     for batch, counts in _equally_many(loader, module, world):
         batch = batch.to(world.device)
         with autocast(cfg, world.device):
@@ -64,8 +63,7 @@ def evaluate_module(
             continue
         tensors = _named_tensors(batch, output)
         if output.aligned and isinstance(loader.dataset, PairedDataset):
-            keys = keys or AnswerKeys(loader.dataset)
-            tensors |= keys.of(batch.ids)
+            tensors |= answer_keys(loader.dataset).of(batch.ids)
         for name, tensor in tensors.items():
             collected.setdefault(name, []).append(tensor)
         after_batch()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from sklearn.metrics import average_precision_score, ndcg_score
@@ -10,7 +11,7 @@ from sklearn.metrics import average_precision_score, ndcg_score
 from fusionzoo import create_dataset
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation import ranking, retrieval
-from fusionzoo.evaluation.answers import AnswerKeys, match, match_others
+from fusionzoo.evaluation.answers import AnswerKeys, codes, match, match_others
 from fusionzoo.evaluation.retrieval import (
     direction_scores,
     intervals,
@@ -142,9 +143,9 @@ def test_without_copies_both_ways_of_ranking_agree() -> None:
     present = torch.ones(40, 2, dtype=torch.bool)
     x[3], y[5] = torch.nan, torch.nan
     y[8] = y[9]
-    codes = {"a": torch.arange(40), "b": torch.arange(40)}
+    distinct = {"a": torch.arange(40), "b": torch.arange(40)}
     fast = retrieval_figures({"a": x, "b": y}, present)
-    general = retrieval_figures({"a": x, "b": y}, present, content=codes)
+    general = retrieval_figures({"a": x, "b": y}, present, content=distinct)
     assert fast.keys() == general.keys()
     assert fast == pytest.approx(general)
     assert fast["map"] == pytest.approx(fast["mrr"])
@@ -167,9 +168,9 @@ def test_intervals_cover_the_mean_and_widen_with_groups() -> None:
     many = present.repeat_interleave(5, 0)
     plain = retrieval_intervals(copies, many)["a_to_b"]["mrr"]
     assert plain.low < plain.mean < plain.high
-    codes = np.arange(60).repeat(5)
+    clusters = np.arange(60).repeat(5)
     scores = direction_scores(copies, many)["a_to_b"]
-    grouped = intervals(scores, codes)["mrr"]
+    grouped = intervals(scores, clusters)["mrr"]
     assert grouped.mean == plain.mean
     assert grouped.high - grouped.low > 1.8 * (plain.high - plain.low)  # sqrt(5) in theory
 
@@ -189,7 +190,15 @@ def test_content_is_compared_by_cells_of_the_table() -> None:
     ]
     dataset = create_dataset(rows)
     keys = AnswerKeys(dataset)
-    codes = keys.of(["2", "0", "1"])["content/text"].tolist()
-    assert codes[1] == codes[2] != codes[0]
+    texts = keys.of(["2", "0", "1"])["content/text"].tolist()
+    assert texts[1] == texts[2] != texts[0]
     assert not keys.all_distinct
     assert AnswerKeys(dataset.subset([1, 2])).of(["1"]) == {}
+
+
+def test_vectors_of_equal_numbers_have_equal_codes() -> None:
+    for kind in (pa.list_(pa.float64()), pa.list_(pa.float64(), 2)):
+        found = codes(pa.array([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]], kind)).tolist()
+        assert found[0] == found[2] != found[1]
+    ragged = codes(pa.array([[1.0], [1.0, 2.0], None, [1.0]])).tolist()
+    assert ragged[0] == ragged[3] != ragged[1] and ragged[2] == -1
