@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .datasets import PairedDataset as PairedDataset
     from .datasets import create_dataset as create_dataset
     from .datasets import list_datasets as list_datasets
+    from .embedding_report.report import embed_report as embed_report
     from .encoders import create_encoder as create_encoder
     from .encoders import list_encoders as list_encoders
     from .encoders import wrap_encoder as wrap_encoder
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from .fusion import list_fusions as list_fusions
     from .loading import load as load
     from .training.runs.run import Run as Run
+    from .vectors.search import Searcher as Searcher
+    from .vectors.search import search as search
 
 if not os.path.isdir(os.path.join(os.path.dirname(__file__), "encoders")):
     from . import _unlinked  # noqa: F401, a checkout without symbolic links
@@ -63,6 +66,9 @@ _HOME = {
     "load": "loading",
     "Run": "training.runs.run",
     "register": "components",
+    "search": "vectors.search",
+    "embed_report": "embedding_report.report",
+    "Searcher": "vectors.search",
 }
 __all__ = [*_HOME, "__version__"]  # noqa: PLE0604
 

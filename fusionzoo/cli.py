@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from .console import add_plugins_option, print_columns, print_table, quiet_pipe
@@ -16,40 +17,28 @@ from .zoo.conformance import command
 if TYPE_CHECKING:
     from .zoo.cards import About, EncoderCard, SettingCard
 
+COMMANDS = {  # first words -> module, and function that takes the words behind them
+    ("train",): (".scripts.train", "main"),
+    ("embed",): (".scripts.embed", "main"),
+    ("benchmark",): (".scripts.benchmark", "main"),
+    ("evaluate",): (".commands", "evaluate_command"),
+    ("predict",): (".commands", "predict_command"),
+    ("search",): (".vectors.command", "search_command"),
+    ("embed-report",): (".embedding_report.command", "embed_report_command"),
+    ("analyse",): (".analysis.command", "analyse_command"),
+    ("data", "check"): (".audit.command", "check_command"),
+    ("data", "show"): (".audit.command", "show_command"),
+    ("data", "convert"): (".data_convert", "convert_command"),
+}
+
 
 @quiet_pipe
 def main(args: Sequence[str] | None = None) -> int:
     """Run one subcommand; an error that the user can mend is one line and exit code 2."""
     args = list(sys.argv[1:] if args is None else args)
-    if args[:1] == ["train"]:
-        from .scripts.train import main as train
-
-        return train(args[1:])
-    if args[:1] == ["embed"]:
-        from .scripts.embed import main as embed
-
-        return embed(args[1:])
-    if args[:1] == ["benchmark"]:
-        from .scripts.benchmark import main as benchmark
-
-        return benchmark(args[1:])
-    if args[:1] in (["evaluate"], ["predict"]):
-        from . import commands
-
-        run = commands.evaluate_command if args[0] == "evaluate" else commands.predict_command
-        return run(args[1:])
-    if args[:1] == ["analyse"]:
-        from .analysis.command import analyse_command
-
-        return analyse_command(args[1:])
-    if args[:2] in (["data", "check"], ["data", "show"]):
-        from .audit import command as audit
-
-        return (audit.check_command if args[1] == "check" else audit.show_command)(args[2:])
-    if args[:2] == ["data", "convert"]:
-        from .data_convert import convert_command
-
-        return convert_command(args[2:])
+    for words, (module, function) in COMMANDS.items():
+        if tuple(args[: len(words)]) == words:
+            return int(getattr(import_module(module, __package__), function)(args[len(words) :]))
     parsed = _parser().parse_args(args)
     try:
         return int(parsed.run(parsed) or 0)
@@ -68,6 +57,8 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("evaluate", help="measure a model: `fusionzoo evaluate --help`")
     commands.add_parser("predict", help="write predictions: `fusionzoo predict --help`")
     commands.add_parser("embed", help="write fused embeddings: `fusionzoo embed --help`")
+    commands.add_parser("search", help="search embeddings: `fusionzoo search --help`")
+    commands.add_parser("embed-report", help="measure them: `fusionzoo embed-report --help`")
     commands.add_parser("benchmark", help="compare fusions: `fusionzoo benchmark --help`")
     commands.add_parser(
         "analyse", help="what a data set needs of a fusion: `fusionzoo analyse --help`"

@@ -27,10 +27,16 @@ def evaluate_command(args: Sequence[str]) -> int:
 
     def start(cfg: EvaluateConfig) -> int:
         from .inference.evaluate import evaluate
+        from .inference.retrieval import RETRIEVAL, retrieval_rows
 
         metrics = evaluate(cfg)
         header, rows = metrics_table(metrics)
-        print_table(f"Split {cfg.split!r}" if cfg.split != "all" else "All samples", header, rows)
+        if header[1:]:
+            title = f"Split {cfg.split!r}" if cfg.split != "all" else "All samples"
+            print_table(title, header, rows)
+        if RETRIEVAL in metrics:
+            header, rows = retrieval_rows(metrics[RETRIEVAL])
+            print_table("Retrieval, with 95 % intervals over queries", header, rows)
         if cfg.out:
             print(f"wrote {cfg.out}")
         return 0

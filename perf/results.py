@@ -88,6 +88,7 @@ TABLES = (
     script("hostile", ("perf/_hostile_cases.py", "perf/_hostile_files.py", *READING)),
     script("rows", ("fusionzoo/scripts/embed.py", "fusionzoo/training/data.py", *READING)),
     script("storage", ("datasets/shards", *READING)),
+    script("search", ("fusionzoo/vectors",)),
     script("coverage", ("fusionzoo/evaluation/statistics.py",)),
     script("cells", (*BENCHMARK, "configs/benchmarks/mfeat.yaml")),
     benchmark("stamps", "--fusions all "),

@@ -44,6 +44,8 @@ FLOORS = (  # from the ground up: a module imports from its own floor's room or 
     ("zoo",),
     ("inputs", "inference"),
     ("audit",),
+    ("vectors",),
+    ("embedding_report",),
     ("benchmark.metric", "benchmark.clock"),
     ("benchmark.folds",),
     ("benchmark.bench",),

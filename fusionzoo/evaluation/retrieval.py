@@ -1,43 +1,60 @@
-"""Cross-modal retrieval: the rank of a sample's own embedding among those of another modality.
+"""Cross-modal retrieval: the rank of the right answers among all answers of another modality.
 
-Shapes: `N` samples, `M` modalities, `D` width.
+Shapes: `N` samples, `M` modalities, `D` width, `Q` queries, `A` answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import combinations
+from itertools import combinations, permutations
+from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError
 
-AT = (1, 5, 10)
-TIE = 1e-6  # cosines this close count as ties, which worsen the partner's rank
+from .answers import Matching, content_of, match
+from .ranking import AT, TIE, figures_of, right_ranks
+from .statistics import LEVEL, Interval
+
 CELLS = 2**24  # similarities computed at a time: 64 MB
+RESAMPLES = 1000
+NAMES = (*(f"recall@{k}" for k in AT), "mrr", "map", "ndcg@10")
 
 
-def retrieval_figures(embeddings: Mapping[str, Tensor], present: Tensor) -> dict[str, float]:
-    """Return recall@1, 5, 10, median rank and MRR of every pair of modalities and direction.
+class Scores(NamedTuple):
+    """Figures of each query (Q,), and the row of the samples at which it stands."""
+
+    rows: NDArray[np.int64]
+    values: dict[str, NDArray[np.float64]]  # of NAMES, and `rank` of the first right answer
+
+
+def retrieval_figures(
+    embeddings: Mapping[str, Tensor],
+    present: Tensor,
+    *,
+    content: Mapping[str, Tensor] | None = None,
+    groups: Tensor | None = None,
+) -> dict[str, float]:
+    """Return recall@1, 5, 10, median rank, MRR, mAP and nDCG@10 of every pair of modalities.
 
     `embeddings` maps each modality to (N, D); `present` (N, M) has its columns in that order, and
     only samples that have both modalities count, as queries and as candidates. Names are
     `image_to_text.recall@1`; those without a direction are means over all directions.
+
+    `content` holds codes (N,) by modality, `groups` codes (N,): samples of equal content are one
+    query and one answer, and an answer is right if its content is paired with the query's in any
+    sample, or in a sample of the same group. recall@k is the share of queries with a right answer
+    among the first k.
     """
-    by_direction: dict[str, dict[str, float]] = {}
-    columns = {name: present[:, column].bool().cpu() for column, name in enumerate(embeddings)}
-    for first, second in combinations(embeddings, 2):
-        has_both = columns[first] & columns[second]
-        if has_both.any():
-            forward_ranks, backward_ranks = ranks(
-                embeddings[first][has_both], embeddings[second][has_both]
-            )
-            by_direction[f"{first}_to_{second}"] = rank_figures(forward_ranks)
-            by_direction[f"{second}_to_{first}"] = rank_figures(backward_ranks)
-    if not by_direction:
-        raise FusionZooError("no sample has two modalities, so there is nothing to retrieve")
+    by_direction = {
+        direction: summary(scores)
+        for direction, scores in direction_scores(embeddings, present, content, groups).items()
+    }
     names = next(iter(by_direction.values()))
     mean = {
         name: sum(figures[name] for figures in by_direction.values()) / len(by_direction)
@@ -47,6 +64,121 @@ def retrieval_figures(embeddings: Mapping[str, Tensor], present: Tensor) -> dict
         f"{direction}.{name}": x
         for direction, figures in by_direction.items()
         for name, x in figures.items()
+    }
+
+
+def retrieval_intervals(
+    embeddings: Mapping[str, Tensor],
+    present: Tensor,
+    *,
+    content: Mapping[str, Tensor] | None = None,
+    groups: Tensor | None = None,
+) -> dict[str, dict[str, Interval]]:
+    """Return each direction's figures with 95 % intervals, see `retrieval_figures`.
+
+    With three modalities or more also queries of all others together, `audio+text_to_image`. The
+    intervals come from a bootstrap over queries, of whole groups where there are some.
+    """
+    clusters = None if groups is None else groups.cpu().numpy()
+    every = direction_scores(embeddings, present, content, groups)
+    if len(embeddings) > 2:
+        every |= direction_scores(embeddings, present, content, groups, together=True)
+    return {direction: intervals(scores, clusters) for direction, scores in every.items()}
+
+
+def direction_scores(
+    embeddings: Mapping[str, Tensor],
+    present: Tensor,
+    content: Mapping[str, Tensor] | None = None,
+    groups: Tensor | None = None,
+    *,
+    together: bool = False,
+) -> dict[str, Scores]:
+    """Return the scores of each direction; with `together` of queries by all other modalities."""
+    columns = {name: present[:, i].bool().cpu().numpy() for i, name in enumerate(embeddings)}
+    scores: dict[str, Scores] = {}
+    if not content and groups is None and not together:
+        for first, second in combinations(embeddings, 2):
+            rows = np.flatnonzero(columns[first] & columns[second])
+            if len(rows):
+                pair = ranks(embeddings[first][rows], embeddings[second][rows])
+                scores[f"{first}_to_{second}"] = _one_answer(rows, pair[0])
+                scores[f"{second}_to_{first}"] = _one_answer(rows, pair[1])
+    else:
+        pairs = [(tuple(n for n in embeddings if n != to), to) for to in embeddings]
+        if not together:
+            pairs = [((first,), second) for first, second in permutations(embeddings, 2)]
+            place = {name: number for number, name in enumerate(embeddings)}
+            pairs.sort(key=lambda pair: sorted(place[name] for name in (*pair[0], pair[1])))
+        for names, to in pairs:
+            mask = np.logical_and.reduce([columns[name] for name in (*names, to)])
+            if not mask.any():
+                continue
+            items = None if groups is None else groups.cpu().numpy()[mask]
+            codes = [content_of(content, name, mask) for name in names]
+            matching = match(codes, [content_of(content, to, mask)], items)
+            query = sum(F.normalize(embeddings[n][mask].float(), dim=-1) for n in names)
+            assert isinstance(query, Tensor)
+            found = ranked(query, embeddings[to][mask], matching)
+            direction = f"{'+'.join(names)}_to_{to}"
+            scores[direction] = found._replace(rows=np.flatnonzero(mask)[found.rows])
+    if not scores and not together:
+        raise FusionZooError("no sample has two modalities, so there is nothing to retrieve")
+    return scores
+
+
+def ranked(queries: Tensor, answers: Tensor, matching: Matching) -> Scores:
+    """Score each distinct query by the ranks of its right answers: (N, D), (N, D).
+
+    Ties and NaN count against the right answers. Runs in blocks of queries.
+    """
+    a = F.normalize(queries.float(), dim=-1)[matching.queries]
+    b = F.normalize(answers.float(), dim=-1)[matching.answers]
+    parts: list[dict[str, Tensor]] = []
+    size = max(1, CELLS // max(1, len(b)))
+    for start in range(0, len(a), size):
+        stop = min(start + size, len(a))
+        cosines = a[start:stop] @ b.T
+        if matching.without_self:
+            cosines[torch.arange(stop - start), torch.arange(start, stop)] = -torch.inf
+        columns, mask = matching.right(start, stop)
+        parts.append(figures_of(right_ranks(cosines, columns.to(a.device), mask.to(a.device))))
+    values = {name: torch.cat([x[name] for x in parts]).cpu().numpy() for name in parts[0]}
+    answered = values["rank"] > 0  # a query without any right answer says nothing
+    return Scores(matching.queries[answered], {n: x[answered] for n, x in values.items()})
+
+
+def _one_answer(rows: NDArray[np.int64], ranks: Tensor) -> Scores:
+    figures = figures_of(ranks.cpu()[:, None])
+    return Scores(rows, {name: x.numpy() for name, x in figures.items()})
+
+
+def summary(scores: Scores) -> dict[str, float]:
+    """Return the means of the figures, and the median rank."""
+    figures = {name: float(scores.values[name].mean()) for name in NAMES}
+    return figures | {"median_rank": float(np.median(scores.values["rank"]))}
+
+
+def intervals(scores: Scores, clusters: NDArray[np.int64] | None = None) -> dict[str, Interval]:
+    """Return the means of the figures with percentile intervals of a bootstrap over queries.
+
+    `clusters` (N,) are codes of the samples; queries of one cluster are drawn together.
+    """
+    values = np.stack([scores.values[name] for name in NAMES], axis=1)
+    keys = scores.rows if clusters is None else clusters[scores.rows]
+    _, place = np.unique(keys, return_inverse=True)
+    count = int(place.max()) + 1
+    sums = np.stack([np.bincount(place, x, count) for x in values.T], axis=1)
+    sizes = np.bincount(place, minlength=count).astype(np.float64)
+    draw, means = np.random.default_rng(0), np.empty((RESAMPLES, len(NAMES)))
+    for resample in range(RESAMPLES):  # one at a time, so memory does not grow with the queries
+        weights = np.bincount(draw.integers(0, count, count), minlength=count)
+        means[resample] = weights @ sums / (weights @ sizes)
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    mean = values.mean(0)
+    return {
+        name: Interval(float(mean[i]), float(low[i]), float(high[i]))
+        for i, name in enumerate(NAMES)
     }
 
 
@@ -74,12 +206,5 @@ def ranks(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rank_figures(ranks: Tensor) -> dict[str, float]:
-    """Return recall@k, median rank and mean reciprocal rank (MRR) of ranks (N,)."""
-    values = ranks.double()
-    return {
-        **{f"recall@{k}": (ranks <= k).double().mean().item() for k in AT},
-        "median_rank": values.quantile(0.5).item()
-        if len(values) < 2**24
-        else values.median().item(),
-        "mrr": values.reciprocal().mean().item(),
-    }
+    """Return recall@k, median rank, MRR, mAP and nDCG@10 of the only right answers' ranks (N,)."""
+    return summary(_one_answer(np.arange(len(ranks)), ranks))

@@ -24,6 +24,7 @@ from fusionzoo.training.tasks.base import OBJECTIVES
 from fusionzoo.training.tasks.multitask import Tasks
 
 from .batches import encode_batches, open_data, open_model
+from .retrieval import RETRIEVAL, aligned_tensors, retrieval_metrics
 
 
 @torch.no_grad()
@@ -31,7 +32,8 @@ def evaluate(
     cfg: EvaluateConfig, model: FusionModel | None = None, dataset: PairedDataset | None = None
 ) -> dict[str, Any]:
     """Return the metrics of a model on a split: of the fusion, and under `unimodal` of each
-    modality's own head.
+    modality's own head; after contrastive training, under `retrieval`, how well each modality finds
+    the others, with 95 % intervals.
 
     With `every_subset` also, under `subsets`, those of the fusion given each subset of the
     modalities. `model` and `dataset` replace those that `cfg` names. Samples without a label are
@@ -39,26 +41,60 @@ def evaluate(
     """
     model = open_model(cfg, model)
     if not (model.classes or model.targets):
-        raise FusionZooError("this model was trained without a target: there is nothing to measure")
+        if not model.align:
+            raise FusionZooError(
+                "this model was trained without a target: there is nothing to measure"
+            )
+        return _written(cfg, _retrieval_only(cfg, model, open_data(cfg, model, dataset)))
     dataset = labelled(model, open_data(cfg, model, dataset))
     labels = encode_labels(model, dataset)
     row_of_id = {sample_id: row for row, sample_id in enumerate(dataset.ids)}
     chosen = subsets(list(model.modalities))[1:-1] if cfg.every_subset else []
     collected: dict[str, list[Tensor]] = {}
+    aligned: list[dict[str, Tensor]] = []
+    ids: list[str] = []
     for batch, features in encode_batches(model, dataset, cfg, "evaluate", by_length=True):
         logits = _every_logits(model, features, chosen)
         rows = torch.tensor([row_of_id[sample_id] for sample_id in batch.ids])
+        aligned.append(aligned_tensors(model, batch, features))
+        ids += batch.ids
         for name, tensor in {**logits, "target": labels[rows]}.items():
             collected.setdefault(name, []).append(tensor.cpu())
     tensors = {name: torch.cat(parts) for name, parts in collected.items()}
     target, tasks = tensors.pop("target"), tasks_of_model(model, labels)
     metrics = {name: tasks.metrics(logits.float(), target) for name, logits in tensors.items()}
     nested = _nested(metrics)
+    retrieval = retrieval_metrics(_joined(aligned), ids, dataset)
+    return _written(cfg, nested | ({RETRIEVAL: retrieval} if retrieval else {}))
+
+
+def _retrieval_only(
+    cfg: EvaluateConfig, model: FusionModel, dataset: PairedDataset
+) -> dict[str, Any]:
+    """Return the figures of a model that was trained without a target."""
+    aligned, ids = [], []
+    for batch, features in encode_batches(model, dataset, cfg, "evaluate", by_length=True):
+        aligned.append(aligned_tensors(model, batch, features))
+        ids += batch.ids
+    retrieval = retrieval_metrics(_joined(aligned), ids, dataset)
+    if not retrieval:
+        raise FusionZooError(
+            f"{dataset.source}: no sample has two modalities, so there is nothing to measure"
+        )
+    return {RETRIEVAL: retrieval}
+
+
+def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _written(cfg: EvaluateConfig, metrics: dict[str, Any]) -> dict[str, Any]:
+    """Write the metrics to `cfg.out`, if any, and return them."""
     if cfg.out:
         path = Path(cfg.out)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, nested)
-    return nested
+        write_json(path, metrics)
+    return metrics
 
 
 def _every_logits(

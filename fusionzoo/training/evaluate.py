@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fusionzoo.config import TrainConfig
+from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed.fsdp import sharded
 from fusionzoo.distributed.process_group import World, gather
+from fusionzoo.evaluation.answers import GROUP, answer_keys
 from fusionzoo.evaluation.retrieval import any_pair, retrieval_figures
 from fusionzoo.structures import Batch
 
@@ -59,7 +61,10 @@ def evaluate_module(
             output: ObjectiveOutput = module(batch, each_alone=each_alone)
         if not counts:
             continue
-        for name, tensor in _named_tensors(batch, output).items():
+        tensors = _named_tensors(batch, output)
+        if output.aligned and isinstance(loader.dataset, PairedDataset):
+            tensors |= answer_keys(loader.dataset).of(batch.ids)
+        for name, tensor in tensors.items():
             collected.setdefault(name, []).append(tensor)
         after_batch()
     shards = gather({name: torch.cat(parts).cpu() for name, parts in collected.items()}, world)
@@ -86,7 +91,9 @@ def _metrics(module: Objective, tensors: dict[str, Tensor]) -> Metrics:
     metrics: Metrics = tasks.metrics(tensors["logits/"], target)
     aligned = {n.partition("/")[2]: x for n, x in tensors.items() if n.startswith("aligned/")}
     if aligned and any_pair(tensors["present"]):
-        metrics |= retrieval_figures(aligned, tensors["present"])
+        content = {n.partition("/")[2]: x for n, x in tensors.items() if n.startswith("content/")}
+        groups = tensors.get(GROUP)
+        metrics |= retrieval_figures(aligned, tensors["present"], content=content, groups=groups)
     unimodal = {n: tasks.metrics(tensors[f"logits/{n}"], target) for n in module.heads.heads}
     given_only = {
         name: tasks.metrics(tensors[f"given_only/{name}"], target)

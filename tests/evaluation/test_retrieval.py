@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from sklearn.metrics import average_precision_score, ndcg_score
 
+from fusionzoo import create_dataset
 from fusionzoo.errors import FusionZooError
-from fusionzoo.evaluation import retrieval
-from fusionzoo.evaluation.retrieval import rank_figures, ranks, retrieval_figures
+from fusionzoo.evaluation import ranking, retrieval
+from fusionzoo.evaluation.answers import AnswerKeys, codes, match, match_others
+from fusionzoo.evaluation.retrieval import (
+    direction_scores,
+    intervals,
+    rank_figures,
+    ranked,
+    ranks,
+    retrieval_figures,
+    retrieval_intervals,
+)
 
 
 def embedded(count: int, dim: int = 8) -> torch.Tensor:
@@ -70,3 +83,122 @@ def test_without_a_pair_there_is_one_clear_error() -> None:
     present = torch.eye(2, dtype=torch.bool)
     with pytest.raises(FusionZooError, match="no sample has two modalities"):
         retrieval_figures({"a": embedded(2), "b": embedded(2)}, present)
+
+
+def brute(queries: torch.Tensor, answers: torch.Tensor, right: torch.Tensor) -> list[list[float]]:
+    """AP, nDCG@10, first rank and its reciprocal by scikit-learn: right (Q, A) bool."""
+    cosines = torch.nn.functional.cosine_similarity(queries[:, None], answers[None], dim=-1)
+    rows = []
+    for scores, relevant in zip(cosines.numpy(), right.numpy(), strict=True):
+        first = 1 + int((scores > scores[relevant].max()).sum())
+        ap = float(average_precision_score(relevant, scores))
+        ndcg = float(ndcg_score([relevant.astype(float)], [scores], k=10))
+        rows.append([ap, ndcg, float(first), 1 / first])
+    return rows
+
+
+@pytest.mark.parametrize("classes", [10, 2])  # few right answers are counted, many are sorted
+@pytest.mark.parametrize("cells", [2**24, 700])
+def test_figures_equal_scikit_learns(
+    classes: int, cells: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retrieval, "CELLS", cells)
+    monkeypatch.setattr(ranking, "TIE", 0.0)
+    count = 120
+    queries, answers = embedded(count), embedded(count) + 2 * embedded(count + 1)[:count]
+    items = np.arange(count) % classes
+    matching = match([np.arange(count)], [np.arange(count)], items)
+    scores = ranked(queries, answers, matching).values
+    right = torch.from_numpy(items[:, None] == items)
+    expected = np.array(brute(queries, answers, right))
+    for column, name in enumerate(("map", "ndcg@10", "rank", "mrr")):
+        np.testing.assert_allclose(scores[name], expected[:, column], rtol=1e-6)
+    assert scores["recall@5"].mean() == (expected[:, 2] <= 5).mean()
+
+
+def test_copies_are_one_query_and_one_answer_and_every_partner_is_right() -> None:
+    pictures = torch.eye(4)[[0, 0, 1, 2]]  # the first two rows show the same picture
+    texts = torch.eye(4)[[0, 3, 1, 2]]  # and have two texts, one of them far away
+    present = torch.ones(4, 2, dtype=torch.bool)
+    plain = retrieval_figures({"image": pictures, "text": texts}, present)
+    assert plain["image_to_text.recall@1"] == 0.75
+    content = {"image": torch.tensor([0, 0, 1, 2]), "text": torch.arange(4)}
+    found = retrieval_figures({"image": pictures, "text": texts}, present, content=content)
+    assert found["image_to_text.recall@1"] == 1  # three pictures, each with a right text first
+    assert found["image_to_text.map"] == pytest.approx((2 + (1 + 2 / 4) / 2) / 3)
+    assert found["text_to_image.recall@1"] == 0.75  # four texts, three pictures
+    assert found["text_to_image.mrr"] == pytest.approx((3 + 1 / 3) / 4)
+
+
+def test_answers_of_the_same_group_are_right() -> None:
+    first, second = torch.eye(4), torch.eye(4)[[1, 0, 3, 2]]  # partners swapped within a group
+    present = torch.ones(4, 2, dtype=torch.bool)
+    assert retrieval_figures({"a": first, "b": second}, present)["recall@1"] == 0
+    groups = torch.tensor([7, 7, 9, 9])
+    assert retrieval_figures({"a": first, "b": second}, present, groups=groups)["recall@1"] == 1
+
+
+def test_without_copies_both_ways_of_ranking_agree() -> None:
+    x, y = embedded(40), embedded(40) + embedded(41)[:40]
+    present = torch.ones(40, 2, dtype=torch.bool)
+    x[3], y[5] = torch.nan, torch.nan
+    y[8] = y[9]
+    distinct = {"a": torch.arange(40), "b": torch.arange(40)}
+    fast = retrieval_figures({"a": x, "b": y}, present)
+    general = retrieval_figures({"a": x, "b": y}, present, content=distinct)
+    assert fast.keys() == general.keys()
+    assert fast == pytest.approx(general)
+    assert fast["map"] == pytest.approx(fast["mrr"])
+
+
+def test_a_query_of_all_other_modalities_is_ranked_too() -> None:
+    target = embedded(30)
+    noise = embedded(31)[:30]
+    both = retrieval_intervals(
+        {"a": target + noise, "b": target - noise, "c": target}, torch.ones(30, 3, dtype=torch.bool)
+    )
+    assert both["a+b_to_c"]["mrr"].mean > both["a_to_c"]["mrr"].mean
+
+
+def test_intervals_cover_the_mean_and_widen_with_groups() -> None:
+    x = embedded(60)
+    y = x + 1.5 * embedded(61)[:60]
+    present = torch.ones(60, 2, dtype=torch.bool)
+    copies = {"a": x.repeat_interleave(5, 0), "b": y.repeat_interleave(5, 0)}
+    many = present.repeat_interleave(5, 0)
+    plain = retrieval_intervals(copies, many)["a_to_b"]["mrr"]
+    assert plain.low < plain.mean < plain.high
+    clusters = np.arange(60).repeat(5)
+    scores = direction_scores(copies, many)["a_to_b"]
+    grouped = intervals(scores, clusters)["mrr"]
+    assert grouped.mean == plain.mean
+    assert grouped.high - grouped.low > 1.8 * (plain.high - plain.low)  # sqrt(5) in theory
+
+
+def test_each_sample_finds_the_others_of_its_class_but_not_itself() -> None:
+    x = torch.tensor([[1.0, 0], [1, 0.1], [0, 1], [0.1, 1], [1, 0.05]])
+    items = np.array([0, 0, 1, 1, 2])
+    found = ranked(x, x, match_others(np.arange(5), items))
+    assert found.rows.tolist() == [0, 1, 2, 3]  # the last is alone in its class
+    assert found.values["rank"].tolist() == [2, 2, 1, 1]
+
+
+def test_content_is_compared_by_cells_of_the_table() -> None:
+    rows = [
+        {"id": str(i), "split": "test", "text": t, "vector": [float(i)]}
+        for i, t in enumerate("aab")
+    ]
+    dataset = create_dataset(rows)
+    keys = AnswerKeys(dataset)
+    texts = keys.of(["2", "0", "1"])["content/text"].tolist()
+    assert texts[1] == texts[2] != texts[0]
+    assert not keys.all_distinct
+    assert AnswerKeys(dataset.subset([1, 2])).of(["1"]) == {}
+
+
+def test_vectors_of_equal_numbers_have_equal_codes() -> None:
+    for kind in (pa.list_(pa.float64()), pa.list_(pa.float64(), 2)):
+        found = codes(pa.array([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]], kind)).tolist()
+        assert found[0] == found[2] != found[1]
+    ragged = codes(pa.array([[1.0], [1.0, 2.0], None, [1.0]])).tolist()
+    assert ragged[0] == ragged[3] != ragged[1] and ragged[2] == -1

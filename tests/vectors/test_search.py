@@ -1,0 +1,378 @@
+"""Search in files of embeddings: what is near is found, and what does not fit is one line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import nn
+
+import fusionzoo as fz
+from fusionzoo import FusionZooError
+from fusionzoo.cli import main
+from fusionzoo.inference.extraction.identity import model_digest
+from fusionzoo.vectors import file as vector_file
+from fusionzoo.vectors import index as vector_index
+from fusionzoo.vectors.file import open_vectors
+from fusionzoo.vectors.nearest import nearest
+from fusionzoo.vectors.queries import check_same_space
+from fusionzoo.vectors.search import Searcher
+from fusionzoo.vectors.where import Where
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Write a file of embeddings: `vectors` by column, (N, D), None for rows without."""
+
+    def write(name: str = "e.parquet", about: Any = None, **columns: Any) -> Path:
+        arrays = {}
+        for key, values in columns.items():
+            is_array = isinstance(values, np.ndarray) and values.ndim == 2
+            if is_array:
+                flat = pa.array(values.astype(np.float32).ravel())
+                values = pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+            arrays[key] = values
+        count = len(next(iter(columns.values())))
+        table = pa.table({"id": [f"s{row}" for row in range(count)], **arrays})
+        path = tmp_path / name
+        table = table.replace_schema_metadata({"fusionzoo": json.dumps(about or {})})
+        pq.write_table(table, path, row_group_size=64)
+        return path
+
+    return write
+
+
+def drawn(rows: int, dim: int = 8, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((rows, dim)).astype(np.float32)
+
+
+def cosines(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
+    return vectors @ query / np.linalg.norm(vectors, axis=1) / np.linalg.norm(query)
+
+
+def test_the_nearest_rows_are_those_of_a_full_comparison(write: Write) -> None:
+    vectors, query = drawn(300), drawn(1, seed=1)[0]
+    found = fz.search(write(fused=vectors), vector=query, k=7)
+    expected = cosines(vectors, query)
+    assert [hit.row for hit in found] == np.argsort(-expected)[:7].tolist()
+    assert [hit.cosine for hit in found] == pytest.approx(sorted(expected)[::-1][:7], abs=1e-5)
+    assert found.ids[0] == f"s{expected.argmax()}"
+    assert found.method == "exact" and found.searched == 300
+
+
+@pytest.mark.parametrize("block", [7, 64, 1000])
+def test_blocks_memory_and_stream_give_the_same_rows(
+    block: int, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, queries = write(fused=drawn(200)), torch.from_numpy(drawn(3, seed=1))
+    in_memory = Searcher(path).nearest(queries, "fused", 5)
+    blocks = open_vectors(path).blocks("fused", block)
+    streamed = nearest(blocks, queries, 5)
+    torch.testing.assert_close(streamed[0], in_memory[0])
+    assert torch.equal(streamed[1], in_memory[1])
+
+
+def test_equal_rows_come_in_the_order_of_the_file_and_few_rows_are_all_found(write: Write) -> None:
+    path = write(fused=np.ones((4, 3)))
+    assert fz.search(path, vector=[1, 1, 1], k=9).ids == ["s0", "s1", "s2", "s3"]
+
+
+def test_rows_without_a_vector_are_no_hits(write: Write) -> None:
+    vectors = drawn(6)
+    vectors[2], vectors[3, 0] = 0, np.nan
+    listed = pa.array([*vectors.tolist()[:4], None, vectors[5].tolist()], pa.list_(pa.float16(), 8))
+    present = [True, False, True, True, True, True]
+    path = write(image=listed, present_image=present)
+    assert {hit.row for hit in fz.search(path, vector=[1] * 8, by="image")} == {0, 5}
+
+
+def test_integers_with_a_scale_are_read_as_what_they_stand_for(write: Write) -> None:
+    vectors = drawn(50)
+    scale = np.abs(vectors).max(1) / 127
+    whole = pa.array(
+        np.round(vectors / scale[:, None]).astype(np.int8).tolist(), pa.list_(pa.int8(), 8)
+    )
+    matrix, usable = open_vectors(write(fused=whole, fused_scale=scale)).matrix("fused")
+    assert usable.all()
+    np.testing.assert_allclose(matrix.numpy(), vectors, atol=scale.max())
+
+
+def test_ids_search_by_their_rows_and_are_no_hits_themselves(write: Write) -> None:
+    vectors = drawn(100)
+    vectors[[70, 71]] = vectors[[10, 11]] + 0.01
+    path = write(fused=vectors)
+    assert fz.search(path, id="s10", k=1).ids == ["s70"]
+    both = fz.search(path, id=["s10", "s11"], k=99)
+    units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    order = np.argsort(-cosines(vectors, units[10] + units[11])).tolist()
+    assert [hit.row for hit in both] == [row for row in order if row not in (10, 11)]
+    with pytest.raises(FusionZooError, match="has no row with the id 'nope'"):
+        fz.search(path, id="nope")
+
+
+FILTERS = {
+    'split == "test"': lambda row: row["split"] == "test",
+    "year > 1950 and year <= 1990": lambda row: 1950 < row["year"] <= 1990,
+    "1950 < year <= 1990": lambda row: 1950 < row["year"] <= 1990,
+    'not (split == "test" or year < 1960)': lambda row: (
+        row["split"] != "test" and row["year"] >= 1960
+    ),
+    'target in ["a", "b"]': lambda row: row["target"] in ("a", "b"),
+    'target not in ("a",) and target is not None': lambda row: row["target"] in ("b", "c"),
+    "target is None": lambda row: row["target"] is None,
+    'contains(id, "9")': lambda row: "9" in row["id"],
+    'starts_with(id, "s1") and column("a name") == -2.5': lambda row: (
+        row["id"].startswith("s1") and row["a name"] == -2.5
+    ),
+    "present_image": lambda row: row["present_image"],
+}
+
+
+@pytest.mark.parametrize("text", FILTERS)
+def test_a_filter_leaves_the_rows_for_which_it_holds(text: str, write: Write) -> None:
+    rows = [
+        {
+            "id": f"s{row}",
+            "split": ("train", "test")[row % 2],
+            "year": 1940 + row,
+            "target": ("a", "b", "c", None)[row % 4],
+            "a name": (-2.5, 1.0)[row % 3 == 0],
+            "present_image": row % 5 > 0,
+        }
+        for row in range(60)
+    ]
+    columns = {name: [row[name] for row in rows] for name in rows[0] if name != "id"}
+    found = fz.search(write(fused=drawn(60), **columns), vector=[1] * 8, k=60, where=text)
+    expected = {str(row["id"]) for row in rows if FILTERS[text](row)}
+    assert set(found.ids) == expected and found.searched == len(expected) > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("split = 2", "cannot be read: invalid syntax"),
+        ("__import__('os').system('true')", "is not understood"),
+        ("split.__class__ == 1", "'split.__class__' is not understood"),
+        ("[x for x in split]", "is not understood"),
+        ("contains(split)", "is not understood"),
+        ("split == 3", "does not fit the columns (split is string)"),
+        ('"a" in split', "'split' is not understood"),
+        ("splt == 1", "neither the file nor its data has a column 'splt'"),
+        ("(" * 500 + "1" + ")" * 500, "cannot be read"),
+        ("x" * 20_000, "at most 10000"),
+        ('split in ["a", 1]', "cannot be read"),
+    ],
+)
+def test_a_filter_that_cannot_be_read_is_one_line(text: str, message: str, write: Write) -> None:
+    path = write(fused=drawn(3), split=["a", "b", "c"])
+    with pytest.raises(FusionZooError, match=re.escape(message)) as error:
+        fz.search(path, vector=[1] * 8, where=text)
+    assert "\n" not in str(error.value)
+
+
+def test_a_filter_evaluates_no_code() -> None:
+    with pytest.raises(FusionZooError, match="is not understood"):
+        Where("contains(open('/tmp/x', 'w'), 'a')")
+
+
+def test_an_index_finds_nearly_what_the_exact_search_finds(
+    write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    centres = drawn(40, 16, seed=3)
+    vectors = centres[np.arange(3000) % 40] + 0.5 * drawn(3000, 16)
+    path = write(fused=vectors, even=[row % 2 == 0 for row in range(3000)])
+    queries = torch.from_numpy(centres[:20] + 0.5 * drawn(20, 16, seed=4))
+    exact = Searcher(path, method="exact").nearest(queries, "fused", 10)[1]
+    indexed = Searcher(path, method="index")
+    found = indexed.nearest(queries, "fused", 10)[1]
+    about = indexed._indexes["fused"].about
+    assert 1 < about.visited < about.cells and about.recall >= 0.95
+    assert (found[:, :, None] == exact[:, None]).any(1).double().mean() >= 0.95
+    # read again rather than built, and by a filter
+    assert "building" in capsys.readouterr().out
+    again = Searcher(path, method="index")
+    monkeypatch.setattr(vector_index, "SCAN", 10)  # filters are left to the index
+    hits = again.search(vector=queries[0], k=5, where="even").hits
+    assert "building" not in capsys.readouterr().out
+    truth = fz.search(path, vector=queries[0], k=5, where="even")
+    assert len({hit.row for hit in hits} & {hit.row for hit in truth}) >= 4
+    assert "recall@10" in again.search(vector=queries[0]).method
+
+
+def test_a_changed_file_gets_a_new_index(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    path, query = write(fused=drawn(500)), drawn(1, seed=5)[0]
+    fz.search(path, vector=query, method="index")
+    write(fused=drawn(400, seed=9))
+    found = fz.search(path, vector=query, method="index", k=3)
+    assert "is of another state" in capsys.readouterr().out
+    assert found.ids == fz.search(path, vector=query, k=3).ids
+
+
+def test_what_does_not_fit_is_one_line(write: Write, tmp_path: Path) -> None:
+    path = write(fused=drawn(3), image=drawn(3, 4))
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"vector": [1.0, 2.0]}, "'fused' has vectors of 8 numbers, and the query gives 2"),
+        ({"vector": [0.0] * 8}, "has no direction"),
+        ({"vector": [1.0] * 8, "by": "imag"}, "has no vectors 'imag'. Did you mean 'image'?"),
+        ({}, "nothing to search for"),
+        ({"text": "a"}, "does not name the model that embedded it: --model"),
+        ({"text": "a", "model": "nowhere"}, "was embedded by nowhere, which is not there"),
+        ({"vector": [1.0] * 8, "method": "fast"}, "none of auto, exact, index"),
+    ]
+    for settings, message in cases:
+        with pytest.raises(FusionZooError, match=re.escape(message)):
+            fz.search(path, **settings)
+    with pytest.raises(FusionZooError, match="there is no such file"):
+        fz.search(tmp_path / "none.parquet", vector=[1])
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(FusionZooError, match="cannot be read as embeddings"):
+        fz.search(tmp_path / "a.parquet", vector=[1])
+    pq.write_table(pa.table({"id": ["a"], "x": [1]}), tmp_path / "b.parquet")
+    with pytest.raises(FusionZooError, match="is no file of embeddings"):
+        fz.search(tmp_path / "b.parquet", vector=[1])
+
+
+def test_a_normalisation_that_the_vectors_contradict_is_refused(write: Write) -> None:
+    about = {"vectors": {"fused": {"width": 8, "normalised": True}}}
+    path = write(about=about, fused=drawn(3))
+    with pytest.raises(FusionZooError, match="says that 'fused' is normalised to length 1"):
+        fz.search(path, vector=[1] * 8)
+    unit = drawn(3) / np.linalg.norm(drawn(3), axis=1, keepdims=True)
+    assert len(fz.search(write(about=about, fused=unit), vector=[1] * 8)) == 3
+
+
+def test_files_of_two_models_are_not_compared(write: Write) -> None:
+    first = open_vectors(write("a.parquet", {"model_digest": "1"}, fused=drawn(3)))
+    second = open_vectors(write("b.parquet", {"model_digest": "2"}, fused=drawn(3)))
+    with pytest.raises(FusionZooError, match="the model digest of 'fused' is '2' there"):
+        check_same_space(first, second, "fused")
+    third = open_vectors(write("c.parquet", {"model_digest": "1"}, fused=drawn(3, 4)))
+    with pytest.raises(FusionZooError, match="the width of 'fused' is 4 there and 8 here"):
+        check_same_space(first, third, "fused")
+
+
+@pytest.fixture(scope="module")
+def stamps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model with a common space, and what it embeds of a table of texts, pictures and sounds."""
+    soundfile, image = pytest.importorskip("soundfile"), pytest.importorskip("PIL.Image")
+    folder = tmp_path_factory.mktemp("media")
+    rows, rng = [], np.random.default_rng(0)
+    for row in range(6):
+        pixels = np.full((24, 24, 3), 40 * row, np.uint8)
+        image.fromarray(pixels).save(folder / f"{row}.png")
+        soundfile.write(folder / f"{row}.wav", 0.1 * rng.standard_normal(1600), 8000)
+        media = {"image": f"{row}.png", "audio": f"{row}.wav", "text": f"thing [{row}]"}
+        rows.append({"id": f"s{row}", "split": "test", "target": "ab"[row % 2], **media})
+    rows[5]["audio"] = None
+    pq.write_table(
+        pa.Table.from_pylist([x | {"year": 2000 + i} for i, x in enumerate(rows)]),
+        folder / "d.parquet",
+    )
+    torch.manual_seed(0)
+    small = {"dim": 16, "num_layers": 1, "num_heads": 2, "max_length": 24}
+    encoders = {
+        "image": {"name": "timm/resnet10t", "pretrained": False},
+        "text": {"name": "chars", **small},
+        "audio": {"name": "mel/resnet10t", "pretrained": False, "duration": 0.2},
+    }
+    model = fz.create_model(
+        "sum", encoders, classes=["a", "b"], kinds={m: m for m in encoders}, dim=8
+    )
+    dims = {name: encoder.dim for name, encoder in model.named_encoders()}
+    model.set_align({name: nn.Linear(width, 5) for name, width in dims.items()})
+    saved = model.save(folder / "model")
+    out = folder / "emb.parquet"
+    data = {"name": "manifest", "root": str(folder / "d.parquet")}
+    fz.embed(saved, data, out=str(out), num_workers=0)
+    return saved, out
+
+
+def test_texts_pictures_and_sounds_find_their_own_rows(stamps: tuple[Path, Path]) -> None:
+    folder, searcher = stamps[1].parent, Searcher(stamps[1])
+    row = searcher.search({"text": "thing [3]"}, by="text", k=1).hits[0]
+    assert (row.id, row.cosine) == ("s3", pytest.approx(1, abs=1e-4))
+    assert searcher.search({"image": str(folder / "2.png")}, by="aligned_image", k=1).ids == ["s2"]
+    assert searcher.search({"audio": str(folder / "4.wav")}, by="audio", k=1).ids == ["s4"]
+    whole = {"image": str(folder / "1.png"), "text": "thing [1]", "audio": str(folder / "1.wav")}
+    assert searcher.search(whole, by="fused", k=1).hits[0].cosine == pytest.approx(1, abs=1e-4)
+    assert searcher.search(whole, k=1).column == "aligned"
+    both = searcher.search({"text": "thing [0]"}, ids=["s1"], k=9, by="fused")
+    assert "s1" not in both.ids and both.query == "text thing [0] + id s1"
+    with pytest.raises(FusionZooError, match="--by image compares vectors of image alone"):
+        searcher.search({"text": "a"}, by="image")
+    with pytest.raises(FusionZooError, match=r"no modality 'txt'\. Did you mean 'text'"):
+        searcher.search({"txt": "a"})
+    assert "s5" not in searcher.search({"audio": str(folder / "0.wav")}, by="audio", k=9).ids
+
+
+def test_hits_have_paths_and_a_filter_reads_columns_of_the_data(stamps: tuple[Path, Path]) -> None:
+    found = fz.search(stamps[1], id="s0", by="text", k=9, where="year >= 2003")
+    assert set(found.ids) == {"s3", "s4", "s5"}
+    hit = next(hit for hit in found if hit.id == "s4")
+    assert hit.sources["image"] == str(stamps[1].parent / "4.png")
+    assert hit.sources["text"] == "thing [4]" and hit.columns["target"] == "a"
+    assert "audio" not in next(hit for hit in found if hit.id == "s5").sources
+
+
+def test_a_model_that_did_not_embed_the_file_is_refused(
+    stamps: tuple[Path, Path], tmp_path: Path
+) -> None:
+    table = pq.read_table(stamps[1])
+    about = {"model": str(stamps[0]), "model_digest": model_digest(fz.load(stamps[0]))}
+    right, wrong = tmp_path / "right.parquet", tmp_path / "wrong.parquet"
+    for path, facts in ((right, about), (wrong, about | {"model_digest": "0" * 64})):
+        metadata = {"fusionzoo": json.dumps(facts)}
+        pq.write_table(table.replace_schema_metadata(metadata), path)
+    assert fz.search(right, text="a").notes == [
+        "the file does not name its data: --data says where it is"
+    ]
+    with pytest.raises(FusionZooError, match="is not the model that embedded"):
+        fz.search(wrong, text="a")
+
+
+def test_the_command_prints_a_table_json_and_a_page(
+    stamps: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, data = tmp_path / "p" / "out.html", tmp_path / "out.json"
+    flags = ["--text", "thing [2]", "--by", "text", "--k", "3"]
+    assert main(["search", str(stamps[1]), *flags, "--html", str(page), "--json", str(data)]) == 0
+    shown = capsys.readouterr().out
+    assert "thing [2]" in shown and "2.png" in shown
+    hits = json.loads(data.read_text())["hits"]
+    assert [hit["rank"] for hit in hits] == [1, 2, 3] and hits[0]["id"] == "s2"
+    text = page.read_text()
+    assert text.count('<article class="sample">') == 3
+    assert text.count("data:image/") == 3 and text.count("<audio controls") == 3
+    assert "data:audio/ogg;base64," in text and "thing [2]" in text
+    outside = [x for x in re.findall(r'(?:src|href)="([^"]+)"', text) if not x.startswith("data:")]
+    assert outside == []
+    assert main(["search", str(stamps[1]), "--id", "[s0, s1]", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["query"] == "id s0 + id s1"
+    assert main(["search", str(stamps[1])]) == 2
+    assert capsys.readouterr().err == (
+        "error: nothing to search for: --text, --image, --audio or --id\n"
+    )
+
+
+def test_reading_keeps_one_row_group_at_a_time(write: Write) -> None:
+    path = write(fused=drawn(6_000, 64))
+    start = pa.total_allocated_bytes()
+    most = max(pa.total_allocated_bytes() - start for _ in open_vectors(path).blocks("fused"))
+    assert most < 6_000 * 64 * 4 / 10  # of the file's bytes
+
+
+def test_a_block_has_at_most_the_rows_that_were_asked_for(write: Write) -> None:
+    path = write(fused=drawn(1000))
+    sizes = [len(block.usable) for block in open_vectors(path).blocks("fused", 100)]
+    assert max(sizes) <= 100 and sum(sizes) == 1000
+    assert vector_file.READ * 256 * 4 <= 2**24  # bytes of a block of 256 numbers
