@@ -403,9 +403,10 @@ def test_a_hub_out_of_reach_is_one_error_with_two_ways_out(modality: str, name: 
 
 
 def test_the_list_shows_every_family() -> None:
-    assert list_encoders("image") == ["timm/*", "torchvision/*"]
-    assert list_encoders("text") == ["chars", "hf/*"]
+    assert list_encoders("image") == ["hf-clip/*", "hf/*", "timm/*", "torchvision/*"]
+    assert list_encoders("text") == ["chars", "hf-clip/*", "hf/*"]
     assert list_encoders("audio") == [
+        "hf-clip/*",
         "hf/*",
         "mel/*",
         "mel/stats",
@@ -413,4 +414,4 @@ def test_the_list_shows_every_family() -> None:
         "torchaudio/conformer",
     ]
     assert list_encoders("tabular") == ["tabular/ft-transformer", "tabular/mlp"]
-    assert len(list_encoders()) == 13
+    assert len(list_encoders()) == 14
