@@ -89,13 +89,14 @@ class CheckpointImage(ImageEncoder):
         return prepare
 
     def measure(self) -> None:
-        """Set `dim` by running two blank images, whose features must be equal."""
+        """Set `dim` by running one image twice; its features must be equal."""
         height, width = self.settings[0]
         self.eval()
         try:
             with torch.no_grad():
-                pixels = self.processor(False).blank()["pixels"]
-                features = self.encode({"pixels": torch.stack([pixels, pixels])})
+                levels = torch.arange(3 * height * width).remainder(251).to(torch.uint8)
+                pixels = levels.reshape(1, 3, height, width)
+                features = self.encode({"pixels": torch.cat([pixels, pixels])})
         except FusionZooError:
             raise
         except Exception as error:
@@ -174,8 +175,9 @@ def _geometry(settings: Mapping[str, Any], side: int | None) -> tuple[Any, str, 
     if crop is not None:
         return square or crop, "crop", crop_pct or min(crop) / edge, None
     if crop_pct is not None:  # ConvNeXt
-        fit = "crop" if edge < LARGE_CONVNEXT else "squash"
-        return square or (edge, edge), fit, crop_pct, None
+        if edge >= LARGE_CONVNEXT:
+            return square or (edge, edge), "squash", 1.0, None
+        return square or (edge, edge), "crop", edge / int(edge / crop_pct), None
     return square, "crop", 1.0, None
 
 

@@ -53,7 +53,7 @@ class Tower(nn.Module):
         super().__init__()
         part, projection, _ = PARTS[kind]
         self.kind, self.family = kind, model.config.model_type
-        self.config = model.config  # of all towers
+        self.joint_config = model.config  # of all towers
         self.model = getattr(model, part)
         self.projection = getattr(model, projection, None) if projects else None
         if not projects and self.family == "siglip" and kind == "text":
@@ -89,7 +89,7 @@ def load_tower(source: str, kind: str, pretrained: bool, projects: bool = True) 
     _check(config, source, kind)
     if not pretrained:
         tower = Tower(build_model(source, _with_one_tower(config, kind)), kind, projects)
-        tower.config = config
+        tower.joint_config = config
         return tower
     models = _models.get()
     models = {} if models is None else models

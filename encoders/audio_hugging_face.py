@@ -92,7 +92,7 @@ class HFAudio(Encoder):
         self.is_clap = hasattr(load_auto("AutoConfig", source), "audio_config")
         if self.is_clap:
             tower = load_tower(source, "audio", pretrained, projects=False)
-            self.net, self.config = tower.model, tower.config
+            self.net, self.config = tower.model, tower.joint_config
         else:
             self.net = load_model(source, pretrained)
             self.config = self.net.config

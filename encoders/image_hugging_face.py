@@ -69,7 +69,7 @@ class HFImage(CheckpointImage):
         config = load_auto("AutoConfig", source)
         if hasattr(config, "vision_config"):
             tower = load_tower(source, "image", pretrained, projects=False)
-            self.net, self.config = tower.model, tower.config
+            self.net, self.config = tower.model, tower.joint_config
         else:
             self.net = aligned(load_model(source, pretrained))
             self.config = self.net.config

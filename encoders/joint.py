@@ -64,7 +64,7 @@ class JointImage(CheckpointImage):
         super().__init__()
         source = find_source(model, assets)
         self.net: Tower = load_tower(source, "image", pretrained, projection)
-        self.config = self.net.config
+        self.config = self.net.joint_config
         self.set_checkpoint_processing(
             source, verify=assets is None, augment=augment, size=size, fit=fit
         )
@@ -148,7 +148,7 @@ class JointText(Encoder):
         return Features(tokens, mask, pooled)
 
     def save_assets(self, folder: Path) -> None:
-        self.net.config.save_pretrained(folder)
+        self.net.joint_config.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
 
@@ -186,7 +186,7 @@ class JointAudio(Encoder):
         self.extractor: Any = load_auto("AutoFeatureExtractor", source)
         self.rate = self.extractor.sampling_rate
         self.longest = longest_clip(self.extractor, longest)
-        config = self.net.config
+        config = self.net.joint_config
         self.dim = config.projection_dim if projection else self.net.model.config.hidden_size
 
     def processor(self, train: bool) -> Processor:
@@ -198,5 +198,5 @@ class JointAudio(Encoder):
         return Features(tokens, mask, pooled)
 
     def save_assets(self, folder: Path) -> None:
-        self.net.config.save_pretrained(folder)
+        self.net.joint_config.save_pretrained(folder)
         self.extractor.save_pretrained(folder)

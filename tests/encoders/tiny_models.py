@@ -108,7 +108,7 @@ def save_dinov2(folder: Path) -> Path:
 
 
 def save_sentences(
-    folder: Path, pooling: Any = "mean", dense: int | None = 10, **settings: Any
+    folder: Path, pooling: str = "mean_tokens", dense: int | None = 10, **settings: Any
 ) -> Path:
     """Save a tiny BERT as sentence-transformers does, with a dense layer and normalisation."""
     from safetensors.torch import save_file
@@ -125,8 +125,8 @@ def save_sentences(
         "modules.json": [{"idx": i, "name": str(i), **x} for i, x in enumerate(listed)],
         "1_Pooling/config.json": {
             "word_embedding_dimension": 16,
-            f"pooling_mode_{pooling}_tokens": True,
-            "pooling_mode_cls_token": pooling == "cls",
+            "pooling_mode_mean_tokens": False,
+            f"pooling_mode_{pooling}": True,
         },
         "sentence_bert_config.json": {"max_seq_length": 12, "do_lower_case": False, **settings},
     }
