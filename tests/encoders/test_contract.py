@@ -47,7 +47,16 @@ TINY = {
     "num_attention_heads": 2,
     "intermediate_size": 16,
 }
-LARGE = ["torchaudio"]  # no bundle is small
+SLOW = [
+    "torchaudio",  # no bundle is small
+    "hf-audio, CLAP",
+    "hf-clip-image",  # prepares pictures as hf-image does, and has the towers of hf-clip-text
+    "hf-clip-text, CLAP",
+    "hf-clip-text, SigLIP",
+    "hf-image, class token",
+    "hf-image, SigLIP",
+    "hf-text, sentence-transformers",
+]
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +85,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize(
-    "variant", [pytest.param(x, marks=[pytest.mark.slow] * (x in LARGE)) for x in VARIANTS]
+    "variant", [pytest.param(x, marks=[pytest.mark.slow] * (x in SLOW)) for x in VARIANTS]
 )
 def test_contract(check: str, variant: str, folders: dict[str, Path]) -> None:
     target, settings = VARIANTS[variant]

@@ -166,7 +166,7 @@ def test_an_exported_model_loads_without_the_checkpoint(
         assert torch.equal(features(encoder, values).pooled, expected.pooled)
 
 
-@pytest.mark.parametrize("name", ["hf", "hf-clip"])
+@pytest.mark.parametrize("name", [pytest.param("hf", marks=pytest.mark.slow), "hf-clip"])
 def test_a_small_tower_of_a_large_model_loads_within_the_budget(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +180,7 @@ def test_a_small_tower_of_a_large_model_loads_within_the_budget(
     fusionzoo.load(saved)
 
 
+@pytest.mark.slow
 def test_frozen_towers_are_cached_trained_on_and_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -210,8 +211,9 @@ def test_frozen_towers_are_cached_trained_on_and_stored(
     assert run.exit_code == 0
 
 
+@pytest.mark.slow
 def test_towers_take_lora_and_partial_freezing(folders: dict[str, Path]) -> None:
-    for family, kind in TOWERS:
+    for family, kind in (("clip", "image"), ("siglip", "text"), ("clap", "audio")):
         name = f"hf-clip/{folders[family]}"
         last = create_encoder(kind, name, freeze="all_but_last_1")
         trained = {key for key, p in last.named_parameters() if p.requires_grad}

@@ -17,14 +17,14 @@ SMALL = {
 }
 TEXT = {**SMALL, "vocab_size": 16, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
 VISION = {**SMALL, "image_size": 32, "patch_size": 16}
-AUDIO = {  # CLAP's Swin transformer, for spectrograms of 64 bands
+AUDIO = {  # CLAP's Swin transformer, for spectrograms of 32 bands
     "patch_embeds_hidden_size": 8,
     "hidden_size": 16,
     "depths": [1, 1],
     "num_attention_heads": [1, 2],
-    "window_size": 8,
-    "spec_size": 64,
-    "num_mel_bins": 64,
+    "window_size": 4,
+    "spec_size": 32,
+    "num_mel_bins": 32,
 }
 
 
@@ -78,9 +78,10 @@ def save_clap(folder: Path, fused: bool = False) -> Path:
         folder
     )
     ClapFeatureExtractor(
+        feature_size=32,
         sampling_rate=16_000,
         max_length_s=1,
-        hop_length=256,
+        hop_length=512,
         frequency_max=8000,
         truncation="fusion" if fused else "rand_trunc",
     ).save_pretrained(folder)
