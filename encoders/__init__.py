@@ -131,6 +131,8 @@ def _find(name: str, kind: str) -> tuple[str, str]:
             f"encoder {name!r} reads {' or '.join(kinds)}: set kind=, found {kind!r}"
         )
     near = suggest_prefix(name, kind)
+    if model and not did_you_mean(prefix, [x.prefix for x in entries]):
+        near = near or suggest_hub(name, kind)  # <owner>/<model>
     near = near or did_you_mean(name, [x.pattern.replace("*", model or "*") for x in entries])
     near = near or suggest_hub(name, kind)
     raise FusionZooError(

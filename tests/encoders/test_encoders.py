@@ -406,7 +406,7 @@ def test_a_wrong_name_or_setting_is_one_clear_error(
 def test_a_hub_out_of_reach_is_one_error_with_two_ways_out(modality: str, name: str) -> None:
     with pytest.raises(FusionZooError) as caught:
         create_encoder(modality, name)
-    for part in (name, "pretrained=false", "a local folder"):
+    for part in (name.removeprefix("hf-clip/"), "pretrained=false", "a local folder"):
         assert part in str(caught.value)
 
 
