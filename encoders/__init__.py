@@ -2,9 +2,9 @@
 
 | kind | names |
 | --- | --- |
-| image | `timm/<model>`, `torchvision/<model>` |
-| text | `hf/<name or folder>`, `chars` |
-| audio | `mel/<timm model>`, `mel/stats`, `torchaudio/<bundle or conformer>`, `hf/<name>` |
+| image | `timm/<model>`, `torchvision/<model>`, `hf/<..>`, `hf-clip/<..>` |
+| text | `hf/<name or folder>`, `hf-clip/<joint model>`, `chars` |
+| audio | `mel/<timm model>`, `mel/stats`, `torchaudio/<..>`, `hf/<..>`, `hf-clip/<..>` |
 | vector | `vector/mlp`, `vector/identity` |
 | sequence | `sequence/transformer` |
 | tabular | `tabular/mlp`, `tabular/ft-transformer` |
@@ -20,6 +20,8 @@ from typing import Any, Literal
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.registry import import_siblings
 
+from ._names import suggest_hub, suggest_prefix
+from ._towers import shared_checkpoints
 from .base import ENCODERS, Encoder, EncoderEntry, Item, Processor, varies
 from .init import initialise
 from .lora import add_lora
@@ -39,6 +41,7 @@ __all__ = [
     "initialise",
     "list_encoders",
     "load_weights",
+    "shared_checkpoints",
     "varies",
     "wrap_encoder",
 ]
@@ -128,14 +131,18 @@ def _find(name: str, kind: str) -> tuple[str, str]:
         raise FusionZooError(
             f"encoder {name!r} reads {' or '.join(kinds)}: set kind=, found {kind!r}"
         )
-    near = did_you_mean(name, [x.pattern.replace("*", model or "*") for x in entries])
+    near = suggest_prefix(name, kind)
+    if model and not did_you_mean(prefix, [x.prefix for x in entries]):
+        near = near or suggest_hub(name, kind)  # <owner>/<model>
+    near = near or did_you_mean(name, [x.pattern.replace("*", model or "*") for x in entries])
+    near = near or suggest_hub(name, kind)
     raise FusionZooError(
         f"unknown encoder {name!r}.{near} There are: {', '.join(list_encoders())}."
     )
 
 
 def _match(name: str, kind: str) -> tuple[str, str] | None:
-    """Find a name among what is registered; `hf/<model>` is `hf-text` or `hf-audio`, by kind."""
+    """Find a name among what is registered; `hf/<model>` is `hf-text`, `hf-audio`, ... by kind."""
     if ENCODERS.registered(name) and not ENCODERS[name].takes_model:
         return name, ""
     prefix, _, model = name.partition("/")

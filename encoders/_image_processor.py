@@ -21,6 +21,8 @@ class ImageProcessor(Processor):
     a random `crop` of 60 to 100 % of the area, or `crop_flip`, which also mirrors half of them.
     """
 
+    squash_to: tuple[int, int] | None = None  # of `squash`: a larger size, whose centre is cropped
+
     def __init__(
         self, size: tuple[int, int], crop_pct: float, interpolation: str, fit: str, augment: str
     ) -> None:
@@ -37,6 +39,8 @@ class ImageProcessor(Processor):
             value = self._crop_long_side(value)
             value = self._resize(value, self._size_before_crop(value.shape[-2:]))
             return {"pixels": _center_crop(value, self.size)}
+        if self.squash_to is not None:
+            return {"pixels": _center_crop(self._resize(value, self.squash_to), self.size)}
         return {"pixels": self._resize(value, self.size)}
 
     def varies(self, value: Tensor) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor
 from fusionzoo.structures import Audio, Clip, Features
 
 from ._hugging_face import find_source, load_auto, load_model
+from ._towers import load_tower
 from ._wave import PEAK, STEP, WaveProcessor, mean_pooled
 from .base import ENCODERS, Encoder, Item, Processor, run_by_length
 
@@ -52,6 +53,19 @@ class FeatureProcessor(Processor):
         return {name: torch.stack([item[name] for item in items]) for name in items[0]}
 
 
+def longest_clip(extractor: Any, longest: float) -> float:
+    """Return the seconds kept of a clip: CLAP's extractor crops longer ones at random."""
+    return min(longest, getattr(extractor, "max_length_s", longest))
+
+
+def clap_inputs(net: Any, features: Tensor) -> dict[str, Tensor]:
+    """Return the arguments of CLAP's audio tower; no clip is longer than its window."""
+    if not net.config.enable_fusion:
+        return {"input_features": features}
+    is_longer = torch.zeros(len(features), 1, dtype=torch.bool, device=features.device)
+    return {"input_features": features, "is_longer": is_longer}
+
+
 @ENCODERS.register("hf-audio", family="audio", takes_model=True)
 class HFAudio(Encoder):
     """Encode audio with a Hugging Face model: wav2vec 2.0, HuBERT, WavLM, AST, Whisper, CLAP.
@@ -84,13 +98,21 @@ class HFAudio(Encoder):
     ) -> None:
         super().__init__()
         source = find_source(model, assets)
-        self.net = load_model(source, pretrained)
+        self.is_clap = hasattr(load_auto("AutoConfig", source), "audio_config")
+        if self.is_clap:
+            tower = load_tower(source, "audio", pretrained, projects=False)
+            self.net, self.config = tower.model, tower.joint_config
+        else:
+            self.net = load_model(source, pretrained)
+            self.config = self.net.config
+            self.net = self.net.get_encoder() if self.config.is_encoder_decoder else self.net
         self.extractor: Any = load_auto("AutoFeatureExtractor", source)
-        self.config = self.net.config
-        self.net = self._encoder_half(self.net)
         config = self.net.config
         self.dim = getattr(config, "hidden_size", None) or config.d_model
-        self.rate, self.longest = self.extractor.sampling_rate, longest
+        self.rate, self.longest = (
+            self.extractor.sampling_rate,
+            longest_clip(self.extractor, longest),
+        )
         self.windows = windows
         # SpecAugment refuses short clips, and features must not depend on chance.
         if hasattr(config, "apply_spec_augment"):
@@ -99,12 +121,6 @@ class HFAudio(Encoder):
             self.net, "feature_extractor"
         )
         self.chunk = getattr(self.extractor, "chunk_length", None)  # s, of Whisper
-
-    @staticmethod
-    def _encoder_half(net: Any) -> Any:
-        if net.config.model_type == "clap":
-            return net.audio_model
-        return net.get_encoder() if net.config.is_encoder_decoder else net
 
     def processor(self, train: bool) -> Processor:
         if self.is_on_waves:
@@ -115,7 +131,11 @@ class HFAudio(Encoder):
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         if self.is_on_waves:
             return mean_pooled(*run_by_length(inputs["lengths"], inputs["wave"], self._run))
-        tokens = self.net(inputs["features"])[0]
+        features = inputs["features"]
+        if self.is_clap:
+            tokens = self.net(**clap_inputs(self.net, features))[0]
+        else:
+            tokens = self.net(features)[0]
         if tokens.ndim == 4:  # CLAP's Swin transformer
             tokens = rearrange(tokens, "b d f t -> b (f t) d")
         mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)

@@ -86,6 +86,7 @@ class Encoder(nn.Module):
     dim: int
     modality: str = ""
     spec: Mapping[str, Any] = {}
+    checkpoint_settings: Mapping[str, Any] = {}  # read from files beside the weights, if any
     frozen: bool = False
     sharded: bool = False  # whether its weights are sharded over processes
     eval_modules: Sequence[nn.Module] = ()  # frozen parts, which stay in evaluation mode

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.structures import Features, masked_mean
+from fusionzoo.structures import Features
 
-from ._hugging_face import find_source, load_model, load_tokenizer
+from ._hugging_face import find_source, join_source, load_model, load_tokenizer, refuse_joint
+from ._sentence import SentenceHead, pool
+from ._sentence_config import MODES, read_sentence_config
 from ._transformer import TokenTransformer
 from .base import ENCODERS, Encoder, Item, Processor
 
@@ -45,12 +47,17 @@ class TokenProcessor(Processor):
 class TokenizerProcessor(TokenProcessor):
     """Tokenise with a Hugging Face tokenizer; longer texts are cut."""
 
-    def __init__(self, tokenizer: Any, max_length: int) -> None:
+    def __init__(
+        self, tokenizer: Any, max_length: int, prompt: str = "", lower_case: bool = False
+    ) -> None:
         self.tokenizer, self.max_length = tokenizer, max_length
+        self.prompt, self.lower_case = prompt, lower_case
         self.pad_id = tokenizer.pad_token_id or 0
 
     def __call__(self, value: str, generator: torch.Generator | None = None) -> Item:
-        ids = self.tokenizer(value, truncation=True, max_length=self.max_length)["input_ids"]
+        text = self.prompt + value
+        text = text.lower() if self.lower_case else text
+        ids = self.tokenizer(text, truncation=True, max_length=self.max_length)["input_ids"]
         return {"input_ids": torch.tensor(ids or [self.pad_id])}
 
     def blank(self) -> Item:
@@ -76,17 +83,19 @@ class BytesProcessor(TokenProcessor):
 class HFText(Encoder):
     """Encode text with any Hugging Face `AutoModel`, by hub name or local folder.
 
-    Of an encoder-decoder such as T5 only the encoder is used.
+    Of an encoder-decoder such as T5 only the encoder is used. A model that sentence-transformers
+    saved (with `modules.json`) is pooled as its files say, dense layers and normalisation included.
 
     Settings:
         pretrained: load the model's weights; otherwise its configuration with random weights
-        pooling: `mean` over the real tokens (as sentence-transformers' MiniLM), or the first token
-            (`cls`)
-        max_length: tokens kept of a text, at most as many as the model can take
+        pooling: `mean`, `max`, `mean_sqrt_len` or `weighted_mean` of the real tokens, the first
+            (`cls`) or the `last`; `auto` is that of a sentence-transformers model, else `mean`
+        max_length: tokens kept of a text, at most as many as the model can take; unless set, those
+            of a sentence-transformers model, else 128
         assets: folder that `save_assets` wrote; set when a saved model is loaded
 
     Shapes: inputs["input_ids"] (B, T), inputs["attention_mask"] bool (B, T) -> Features of
-        (B, T, D), (B, T), (B, D) with D = config.hidden_size
+        (B, T, D), (B, T), (B, D) with D = config.hidden_size, or that of the last dense layer
     """
 
     kind = "text"
@@ -96,38 +105,64 @@ class HFText(Encoder):
         model: str,
         *,
         pretrained: bool = True,
-        pooling: Literal["mean", "cls"] = "mean",
-        max_length: int = 128,
+        pooling: Literal[
+            "auto", "mean", "cls", "max", "last", "mean_sqrt_len", "weighted_mean"
+        ] = "auto",
+        max_length: int | None = None,
         assets: Path | None = None,
     ) -> None:
         super().__init__()
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the data loader forks
-        if pooling not in ("mean", "cls"):
-            raise FusionZooError(f"pooling={pooling!r} is neither 'mean' nor 'cls'")
-        self.pooling = pooling
+        if pooling not in ("auto", *MODES):
+            raise FusionZooError(f"pooling={pooling!r} is none of {', '.join(('auto', *MODES))}")
         source = find_source(model, assets)
-        self.net = load_model(source, pretrained)
-        self.tokenizer: Any = load_tokenizer(source)
+        if not Path(source).is_dir():
+            refuse_joint(source, model)  # also whether the hub has the model at all
+        sentence = read_sentence_config(source) if pooling == "auto" else None
+        inner = source if sentence is None else join_source(source, sentence.transformer)
+        refuse_joint(inner, model)
+        self.net = load_model(inner, pretrained)
+        self.tokenizer: Any = load_tokenizer(inner)
         if self.net.config.is_encoder_decoder:
             self.net = self.net.get_encoder()
         self.dim = self.net.config.hidden_size
-        positions = getattr(self.net.config, "max_position_embeddings", None) or max_length
+        self.pooling = "mean" if pooling == "auto" else pooling
+        self.head: SentenceHead | None = None
+        self.prompt, self.lower_case = "", False
+        if sentence is not None:
+            self.head = SentenceHead(sentence, source, self.dim, pretrained)
+            self.dim, self.checkpoint_settings = self.head.dim, sentence.facts
+            self.prompt, self.lower_case = sentence.prompt, sentence.lower_case
+            max_length = max_length or sentence.max_length
+        self.max_length = self._length(max_length, sentence is not None)
+
+    def _length(self, max_length: int | None, is_sentence: bool) -> int:
+        """Return how many tokens are kept of a text."""
+        config = self.net.config
+        if max_length is None and is_sentence:
+            max_length = min(512, int(self.tokenizer.model_max_length))
+        max_length = max_length or 128
+        positions = getattr(config, "max_position_embeddings", None) or max_length
         # RoBERTa's positions start after its padding id.
-        offset = 2 if "roberta" in self.net.config.model_type else 0
-        self.max_length = min(max_length, positions - offset)
+        offset = 2 if "roberta" in config.model_type else 0
+        return min(max_length, positions - offset)
 
     def processor(self, train: bool) -> Processor:
-        return TokenizerProcessor(self.tokenizer, self.max_length)
+        return TokenizerProcessor(self.tokenizer, self.max_length, self.prompt, self.lower_case)
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         mask = inputs["attention_mask"]
         tokens = self.net(input_ids=inputs["input_ids"], attention_mask=mask.long())[0]
-        pooled = tokens[:, 0] if self.pooling == "cls" else masked_mean(tokens, mask)
+        if self.head is None:
+            return Features(tokens, mask, pool(tokens, mask, self.pooling))
+        tokens, pooled = self.head(tokens, mask)
         return Features(tokens, mask, pooled)
 
     def save_assets(self, folder: Path) -> None:
         self.net.config.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
+        if self.head is not None:
+            self.head.save(folder)
 
 
 @ENCODERS.register("chars", family="text")

@@ -12,14 +12,14 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from fusionzoo.errors import FusionZooError, one_line
 
+from ._checkpoint_files import read_weights
+
 T = TypeVar("T")
 WRAPPERS = ("module.", "_orig_mod.")  # of DataParallel and DDP, and of torch.compile
-CONTAINERS = ("state_dict", "model_state_dict", "model", "weights")
 HUB_TIMEOUT = 5.0  # s
 PYTORCH_HUB = "https://download.pytorch.org"
 
@@ -54,12 +54,13 @@ def load_weights(
 ) -> WeightsReport:
     """Load `file` (.pt, .pth, .bin, .safetensors) into `module` as far as it fits, and report.
 
+    A state dict may be nested under a key such as `net`; of several, `prefix` names one (`ema.`).
     By name, the prefixes `module.`, `_orig_mod.` and `prefix` are stripped from the file's names;
     an encoder also matches the names within its network `net`. By position, tensors are paired in
     order and their shapes must agree, for the same network under other names. It is an error if no
     tensor fits or, with `strict`, if any does not. No pickled code is executed.
     """
-    stored = read_weights(resolve(file))
+    stored, place, prefix = read_weights(resolve(file), prefix)
     state = dict(module.state_dict())
     if match == "position":
         pairs = _match_by_position(stored, state, str(file))
@@ -69,7 +70,7 @@ def load_weights(
         raise FusionZooError(f"match={match!r} is neither 'name' nor 'position'")
     fitting = {name: key for name, key in pairs.items() if stored[key].shape == state[name].shape}
     report = WeightsReport(
-        str(file),
+        f"{file}{place}",
         matched=tuple(fitting),
         missing=tuple(name for name in state if name not in pairs),
         left_over=tuple(key for key in stored if key not in set(pairs.values())),
@@ -83,29 +84,6 @@ def load_weights(
         )
     module.load_state_dict({name: stored[key] for name, key in fitting.items()}, strict=False)
     return report
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a checkpoint, also of a state dict nested under one of `CONTAINERS`."""
-    if not path.is_file():
-        raise FusionZooError(f"no weights file {path}")
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(str(path))
-        contents = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise FusionZooError(f"{path} cannot be read as weights: {error}") from error
-    for key in CONTAINERS:
-        if isinstance(contents, Mapping) and isinstance(contents.get(key), Mapping):
-            contents = contents[key]
-    if not isinstance(contents, Mapping):
-        raise FusionZooError(f"{path} holds a {type(contents).__name__}, not a state dict")
-    tensors = {str(key): x for key, x in contents.items() if isinstance(x, Tensor)}
-    if not tensors:
-        raise FusionZooError(f"{path} holds no tensors")
-    return tensors
 
 
 def _match_by_name(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .config import split_name
-from .encoders import Encoder, adopt, create_encoder
+from .encoders import Encoder, adopt, create_encoder, shared_checkpoints
 from .errors import FusionZooError
 from .fusion import Fusion, create_fusion
 from .model import FusionModel, Raw
@@ -40,10 +40,11 @@ def create_model(
         num_outputs = len(classes) if targets is None else max(1, sum(widths))
     if num_outputs < 1:
         raise FusionZooError("a model needs num_outputs, or the names of its classes")
-    built = {
-        modality: _build_encoder(modality, encoder, (kinds or {}).get(modality), assets)
-        for modality, encoder in encoders.items()
-    }
+    with shared_checkpoints():
+        built = {
+            modality: _build_encoder(modality, encoder, (kinds or {}).get(modality), assets)
+            for modality, encoder in encoders.items()
+        }
     given = {"dim": dim, **_component(fusion)}
     name, settings = split_name(given, "fusion")
     dims = {modality: encoder.dim for modality, encoder in built.items()}

@@ -5,13 +5,17 @@ from __future__ import annotations
 import csv
 import importlib.util
 import re
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tiny_models
 import yaml
 
 import fusionzoo
 from fusionzoo.cli import main
+from fusionzoo.config import RunConfig, from_args
 from fusionzoo.datasets import DATASETS
 from fusionzoo.fusion import list_fusions
 from fusionzoo.training.balance import BALANCE
@@ -92,6 +96,22 @@ def test_the_example_of_the_data_page_runs(capsys: pytest.CaptureFixture[str]) -
     exec(compile(block, "docs/data.md", "exec"), {"__name__": "example"})
     printed = capsys.readouterr().out
     assert "60 samples" in printed and "tabular" in printed
+
+
+def test_the_commands_and_the_example_of_the_encoders_page_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (DOCS / "encoders.md").read_text()
+    commands = "\n".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ")
+    for line in commands.splitlines():
+        from_args(RunConfig, shlex.split(line)[2:])
+    [block] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    tiny_models.save_clip(tmp_path / "models" / "clip")
+    names: dict[str, Any] = {"__name__": "example"}
+    exec(compile(block, "docs/encoders.md", "exec"), names)
+    assert [name for name, _ in names["model"].named_encoders()] == ["image", "text"]
 
 
 def test_the_data_page_names_settings_that_exist() -> None:

@@ -168,6 +168,8 @@ def describe(encoder: Encoder, dataset: PairedDataset, **options: Any) -> dict[s
     code = code_digest(type(encoder))
     if code is not None:
         spec["code"] = code
+    if encoder.checkpoint_settings:
+        spec["checkpoint_settings"] = dict(encoder.checkpoint_settings)
     return {
         "format": FORMAT,
         "data": dataset.source,

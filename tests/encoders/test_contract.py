@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_models as tiny
 
 from fusionzoo.encoders import ENCODERS
 from fusionzoo.zoo.conformance.encoder_inputs import maker
@@ -15,6 +16,10 @@ from fusionzoo.zoo.conformance.encoders import CHECKS
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "chars": ("chars", {"dim": 16, "num_layers": 1, "num_heads": 2}),
     "hf-audio": ("hf/{waves}", {"kind": "audio"}),
+    "hf-clip-audio": ("hf-clip/{clap}", {"kind": "audio"}),
+    "hf-clip-image": ("hf-clip/{clip}", {"kind": "image"}),
+    "hf-clip-text": ("hf-clip/{clip}", {"kind": "text"}),
+    "hf-image": ("hf/{dinov2}", {"kind": "image"}),
     "hf-text": ("hf/{words}", {"kind": "text"}),
     "mel": ("mel/resnet10t", {"pretrained": False, "duration": 0.6}),
     "mel/stats": ("mel/stats", {"rate": 8000, "num_mels": 20}),
@@ -27,7 +32,13 @@ VIT = {"img_size": 32, "patch_size": 16, "embed_dim": 24, "depth": 1, "num_heads
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: SMALL.get(name, (name, {})) for name in sorted(ENCODERS)},
     "hf-audio, spectrograms": ("hf/{spectrograms}", {"kind": "audio"}),
+    "hf-audio, CLAP": ("hf/{clap}", {"kind": "audio"}),
+    "hf-clip-text, CLAP": ("hf-clip/{clap}", {"kind": "text"}),
+    "hf-clip-text, SigLIP": ("hf-clip/{siglip}", {"kind": "text"}),
+    "hf-image, class token": ("hf/{vit}", {"kind": "image", "augment": "crop_flip"}),
+    "hf-image, SigLIP": ("hf/{siglip}", {"kind": "image"}),
     "hf-text, first token": ("hf/{words}", {"kind": "text", "pooling": "cls"}),
+    "hf-text, sentence-transformers": ("hf/{sentences}", {"kind": "text"}),
     "timm, patches": ("timm/vit_tiny_patch16_224", {"pretrained": False, **VIT}),
 }
 TINY = {
@@ -36,7 +47,16 @@ TINY = {
     "num_attention_heads": 2,
     "intermediate_size": 16,
 }
-LARGE = ["torchaudio"]  # no bundle is small
+SLOW = [
+    "torchaudio",  # no bundle is small
+    "hf-audio, CLAP",
+    "hf-clip-image",  # prepares pictures as hf-image does, and has the towers of hf-clip-text
+    "hf-clip-text, CLAP",
+    "hf-clip-text, SigLIP",
+    "hf-image, class token",
+    "hf-image, SigLIP",
+    "hf-text, sentence-transformers",
+]
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +65,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     import transformers
 
     folders = {x: tmp_path_factory.mktemp(x) for x in ("words", "waves", "spectrograms")}
+    for name in ("clap", "clip", "dinov2", "siglip", "vit", "sentences"):
+        folders[name] = getattr(tiny, f"save_{name}")(tmp_path_factory.mktemp(name))
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "cat", "line", "to", "text"]
     vocabulary = folders["words"] / "vocab.txt"
     vocabulary.write_text("\n".join(words))
@@ -63,7 +85,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize(
-    "variant", [pytest.param(x, marks=[pytest.mark.slow] * (x in LARGE)) for x in VARIANTS]
+    "variant", [pytest.param(x, marks=[pytest.mark.slow] * (x in SLOW)) for x in VARIANTS]
 )
 def test_contract(check: str, variant: str, folders: dict[str, Path]) -> None:
     target, settings = VARIANTS[variant]

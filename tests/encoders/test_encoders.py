@@ -357,6 +357,12 @@ def test_hugging_face_audio_models_of_each_kind(family: str, tmp_path: Path) -> 
         ("image", "tim/resnet18", {}, "Did you mean 'timm/resnet18'?"),
         ("image", "timm/resnet18", {**SCRATCH, "depth": 3}, "timm cannot build 'resnet18'"),
         ("image", "timm/crossvit_9_240", SCRATCH, "gives no single feature map"),
+        ("image", "resnet18", {}, "Did you mean 'timm/resnet18'?"),
+        ("image", "alexnet", {}, "Did you mean 'torchvision/alexnet'?"),
+        ("audio", "resnet10t", {}, "Did you mean 'mel/resnet10t'?"),
+        ("audio", "WAV2VEC2_BASE", {}, "Did you mean 'torchaudio/WAV2VEC2_BASE'?"),
+        ("text", "bert-base-uncased", {}, "Did you mean 'hf/bert-base-uncased'?"),
+        ("image", "facebook/dinov2-base", {}, "Did you mean 'hf/facebook/dinov2-base'?"),
         ("image", "torchvision/resnet19", SCRATCH, "no classification model 'resnet19'"),
         ("image", "torchvision/googlenet", SCRATCH, "googlenet is not supported"),
         (
@@ -393,19 +399,22 @@ def test_a_wrong_name_or_setting_is_one_clear_error(
         ("image", "timm/resnet18"),
         ("text", "hf/bert-base-uncased"),
         ("audio", "hf/facebook/hubert-base-ls960"),
+        ("image", "hf/facebook/dinov2-base"),
+        ("image", "hf-clip/openai/clip-vit-base-patch32"),
     ],
 )
 def test_a_hub_out_of_reach_is_one_error_with_two_ways_out(modality: str, name: str) -> None:
     with pytest.raises(FusionZooError) as caught:
         create_encoder(modality, name)
-    for part in (name, "pretrained=false", "a local folder"):
+    for part in (name.removeprefix("hf-clip/"), "pretrained=false", "a local folder"):
         assert part in str(caught.value)
 
 
 def test_the_list_shows_every_family() -> None:
-    assert list_encoders("image") == ["timm/*", "torchvision/*"]
-    assert list_encoders("text") == ["chars", "hf/*"]
+    assert list_encoders("image") == ["hf-clip/*", "hf/*", "timm/*", "torchvision/*"]
+    assert list_encoders("text") == ["chars", "hf-clip/*", "hf/*"]
     assert list_encoders("audio") == [
+        "hf-clip/*",
         "hf/*",
         "mel/*",
         "mel/stats",
@@ -413,4 +422,4 @@ def test_the_list_shows_every_family() -> None:
         "torchaudio/conformer",
     ]
     assert list_encoders("tabular") == ["tabular/ft-transformer", "tabular/mlp"]
-    assert len(list_encoders()) == 13
+    assert len(list_encoders()) == 14

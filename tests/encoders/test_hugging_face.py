@@ -110,6 +110,22 @@ def test_code_beside_files_that_transformers_knows_never_runs_either(
     assert not marker.exists()
 
 
+def test_an_architecture_that_code_of_the_folder_extends_is_refused(tmp_path: Path) -> None:
+    """Transformers would load it without the extension, whose weights would stay random."""
+    from safetensors.torch import load_file, save_file
+
+    folder = text_folder(tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    name = "encoder.layer.0.attention.self.query.weight"
+    save_file({f"{key}_b" if key == name else key: x for key, x in weights.items()},
+              folder / "model.safetensors", {"format": "pt"})  # fmt: skip
+    marker = plant(folder, "config.json", auto_map("AutoModel"))
+    with pytest.raises(FusionZooError, match="custom code") as caught:
+        create_encoder("text", f"hf/{folder}")
+    assert name in str(caught.value) and "\n" not in str(caught.value)
+    assert not marker.exists()
+
+
 @pytest.mark.parametrize("kind", ["text", "audio"])
 def test_loading_a_model_folder_runs_no_code_of_it(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -66,6 +66,42 @@ def test_a_partial_fit_is_reported(tmp_path: Path) -> None:
         load_weights(net(), path, strict=True)
 
 
+@pytest.mark.parametrize("key", ["net", "state_dict", "model", "anything"])
+@pytest.mark.parametrize("name", ["w.pt", "w.pth"])
+def test_a_state_dict_is_found_under_any_key(key: str, name: str, tmp_path: Path) -> None:
+    source, target = net(), net()
+    optimizer = torch.optim.AdamW(source.parameters())
+    source(torch.randn(5, 3)).sum().backward()
+    optimizer.step()
+    contents = {key: source.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}
+    report = load_weights(target, written(tmp_path, contents, name))
+    assert len(report.matched) == 9 and not report.left_over
+    assert f"{name}[{key!r}]" in str(report)
+    assert torch.equal(target[0].weight, source[0].weight)
+
+
+def test_state_dicts_may_be_nested_twice(tmp_path: Path) -> None:
+    path = written(tmp_path, {"run": {"net": net().state_dict()}, "loss": torch.tensor(0.5)})
+    assert len(load_weights(net(), path, strict=True).matched) == 9
+
+
+def test_of_two_state_dicts_the_prefix_names_one(tmp_path: Path) -> None:
+    teacher, student, target = net(), net(), net()
+    both = {"teacher": teacher.state_dict(), "student": renamed(student.state_dict(), "body.")}
+    path = written(tmp_path, both)
+    with pytest.raises(FusionZooError, match=r"several state dicts, 'teacher', 'student': prefix="):
+        load_weights(target, path)
+    load_weights(target, path, prefix="teacher.", strict=True)
+    assert torch.equal(target[0].weight, teacher[0].weight)
+    load_weights(target, path, prefix="student.body.", strict=True)
+    assert torch.equal(target[0].weight, student[0].weight)
+    path = written(tmp_path, {"model": teacher.state_dict(), "ema": student.state_dict()})
+    load_weights(target, path, strict=True)
+    assert torch.equal(target[0].weight, teacher[0].weight)
+    load_weights(target, path, prefix="ema.", strict=True)
+    assert torch.equal(target[0].weight, student[0].weight)
+
+
 def test_by_position_names_do_not_matter_and_shapes_do(tmp_path: Path) -> None:
     source, target = net(), net()
     state = {f"layer{i}": x for i, x in enumerate(source.state_dict().values())}

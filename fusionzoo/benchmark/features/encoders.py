@@ -7,7 +7,7 @@ import torch
 from fusionzoo.config import BenchmarkConfig, split_name
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed.process_group import seed_everything
-from fusionzoo.encoders import Encoder, create_encoder
+from fusionzoo.encoders import Encoder, create_encoder, shared_checkpoints
 from fusionzoo.encoders.augment import set_augmentation
 from fusionzoo.features.cache import feature_cache
 from fusionzoo.features.encode import describe, encode
@@ -27,7 +27,14 @@ def build_encoders(
 
     Each has the same initial weights in both cases.
     """
-    encoders = {}
+    with shared_checkpoints():
+        encoders = _build_each(cfg, dataset, only)
+    return {name: encoders[name] for name in dataset.modalities if name in encoders}
+
+
+def _build_each(cfg: BenchmarkConfig, dataset: PairedDataset, only: str | None) -> Encoders:
+    """Build the encoders in the order of the settings."""
+    encoders: Encoders = {}
     for modality, component in choose_encoders(dataset, cfg.encoders).items():
         if modality not in dataset.modalities:
             dataset.select(modality)  # raises an error that lists the modalities there are
@@ -42,7 +49,7 @@ def build_encoders(
             encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         encoders[modality] = encoder
     set_augmentation(encoders.items(), cfg.data.get("augment"), dataset.modalities)
-    return {name: encoders[name] for name in dataset.modalities if name in encoders}
+    return encoders
 
 
 def freeze_all(

@@ -1,0 +1,277 @@
+"""Towers of CLIP, SigLIP and CLAP: aligned as transformers aligns them, and read from disk once."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_models as tiny
+import torch
+from torch import Tensor
+
+import fusionzoo
+from fusionzoo.creating import create_model
+from fusionzoo.encoders import Encoder, _towers, create_encoder
+from fusionzoo.errors import FusionZooError
+from fusionzoo.structures import Audio, Features
+
+TEXTS = ["a red cat", "a much longer line of text", ""]
+PICTURE = torch.randint(0, 256, (3, 40, 60), generator=torch.Generator().manual_seed(0)).byte()
+CLIP_OF_SOUND = Audio(0.1 * torch.randn(9000, generator=torch.Generator().manual_seed(0)), 16_000)
+TOWERS = [
+    *(("clip", "image"), ("clip", "text"), ("siglip", "image"), ("siglip", "text")),
+    *(("clap", "text"), ("clap", "audio")),
+]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    saved = {name: tmp_path_factory.mktemp(name) for name in ("clip", "siglip", "clap")}
+    return {name: getattr(tiny, f"save_{name}")(folder) for name, folder in saved.items()}
+
+
+@torch.no_grad()
+def features(encoder: Encoder, values: list[Any]) -> Features:
+    prepare = encoder.eval().processor(False)
+    output: Features = encoder(prepare.collate([prepare(value) for value in values]))
+    return output
+
+
+def values_of(kind: str) -> list[Any]:
+    return {"image": [PICTURE], "text": TEXTS, "audio": [CLIP_OF_SOUND]}[kind]
+
+
+@torch.no_grad()
+def transformers_vectors(folder: Path, family: str, kind: str, projected: bool) -> Tensor:
+    """Return what transformers' own model and processors make of the values."""
+    from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoModel
+
+    model = AutoModel.from_pretrained(folder).eval()
+    if kind == "image":
+        processor = AutoImageProcessor.from_pretrained(folder)
+        inputs = {"pixel_values": processor(PICTURE, return_tensors="pt")["pixel_values"]}
+        run = model.get_image_features
+    elif kind == "text":
+        fixed = {"padding": "max_length", "max_length": 24} if family == "siglip" else {}
+        words = tiny.tokenizer()(TEXTS, **{"padding": True, "return_tensors": "pt", **fixed})
+        names = ("input_ids",) if family == "siglip" else ("input_ids", "attention_mask")
+        inputs = {name: words[name] for name in names}
+        run = model.get_text_features
+    else:
+        extractor = AutoFeatureExtractor.from_pretrained(folder)
+        wave = CLIP_OF_SOUND.samples.numpy()
+        extracted = extractor(wave, sampling_rate=16_000, return_tensors="pt")
+        inputs = {"input_features": extracted["input_features"]}
+        run = model.get_audio_features
+    if not projected:
+        run = {"image": "vision_model", "text": "text_model", "audio": "audio_model"}[kind]
+        run = getattr(model, run)
+    vectors: Tensor = run(**inputs).pooler_output
+    return vectors
+
+
+@pytest.mark.parametrize(("family", "kind"), TOWERS)
+def test_a_pooled_vector_is_the_aligned_one_of_transformers(
+    family: str, kind: str, folders: dict[str, Path]
+) -> None:
+    output = features(create_encoder(kind, f"hf-clip/{folders[family]}"), values_of(kind))
+    expected = transformers_vectors(folders[family], family, kind, projected=True)
+    assert expected.std() > 1e-3
+    torch.testing.assert_close(output.pooled, expected, rtol=2e-3, atol=2e-3)
+    assert output.tokens.shape[-1] == output.pooled.shape[-1] == expected.shape[1]
+
+
+@pytest.mark.parametrize(("family", "kind"), [x for x in TOWERS if x[0] != "siglip"])
+def test_without_projection_it_is_the_towers_own(
+    family: str, kind: str, folders: dict[str, Path]
+) -> None:
+    encoder = create_encoder(kind, f"hf-clip/{folders[family]}", projection=False)
+    expected = transformers_vectors(folders[family], family, kind, projected=False)
+    output = features(encoder, values_of(kind))
+    assert encoder.dim == 16
+    torch.testing.assert_close(output.pooled, expected, rtol=2e-3, atol=2e-3)
+
+
+def test_tokens_take_the_path_of_the_pooled_vector(folders: dict[str, Path]) -> None:
+    """CLIP pools the last token of a text and SigLIP what comes last, so they equal that token."""
+    output = features(create_encoder("text", f"hf-clip/{folders['clip']}"), TEXTS)
+    last = output.tokens[torch.arange(3), output.mask.sum(1) - 1]
+    torch.testing.assert_close(last, output.pooled)
+    output = features(create_encoder("text", f"hf-clip/{folders['siglip']}"), ["a " * 40])
+    torch.testing.assert_close(output.tokens[:, -1], output.pooled)
+    clap = features(create_encoder("text", f"hf-clip/{folders['clap']}"), TEXTS)
+    first = torch.nn.functional.normalize(clap.tokens[:, 0], dim=-1)
+    torch.testing.assert_close(first, clap.pooled)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Record each read of a checkpoint's weights."""
+    sources, load = [], _towers.load_model
+
+    def counted(source: str, pretrained: bool) -> Any:
+        sources.append(source)
+        return load(source, pretrained)
+
+    monkeypatch.setattr(_towers, "load_model", counted)
+    return sources
+
+
+def test_a_checkpoint_is_read_once_for_two_towers(
+    folders: dict[str, Path], reads: list[str]
+) -> None:
+    name = f"hf-clip/{folders['clip']}"
+    model = create_model("concat", {"image": name, "text": name}, 2)
+    assert reads == [str(folders["clip"])]
+    together = dict(model.named_encoders())
+    for kind, encoder in together.items():
+        alone = create_encoder(kind, name).state_dict()
+        assert alone.keys() == encoder.state_dict().keys()
+        assert all(torch.equal(x, alone[key]) for key, x in encoder.state_dict().items())
+    assert len(reads) == 3  # nothing is kept between two models
+
+
+def test_two_modalities_with_one_tower_do_not_share_weights(
+    folders: dict[str, Path], reads: list[str]
+) -> None:
+    name = f"hf-clip/{folders['clip']}"
+    model = create_model(
+        "concat", {"front": name, "back": name}, 2, kinds={"front": "image", "back": "image"}
+    )
+    front, back = (list(encoder.parameters()) for _, encoder in model.named_encoders())
+    assert not {id(p) for p in front} & {id(p) for p in back}
+    assert all(torch.equal(x, y) for x, y in zip(front, back, strict=True))
+    assert len(reads) == 2
+
+
+def test_an_exported_model_loads_without_the_checkpoint(
+    tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, sounds = tiny.save_clip(tmp_path / "clip"), tiny.save_clap(tmp_path / "clap")
+    encoders = {"image": f"hf-clip/{source}", "text": f"hf-clip/{source}"}
+    model = create_model("concat", {**encoders, "audio": f"hf-clip/{sounds}"}, 2).eval()
+    saved = model.save(tmp_path / "saved")
+    shutil.rmtree(source), shutil.rmtree(sounds)
+    del reads[:]
+    monkeypatch.setattr("fusionzoo.encoders._hugging_face.from_hub", None)  # no hub is asked
+    loaded = fusionzoo.load(saved)
+    assert not reads
+    encoders_before = dict(model.named_encoders())
+    for kind, encoder in loaded.named_encoders():
+        values = values_of(kind)
+        expected = features(encoders_before[kind], values)
+        assert torch.equal(features(encoder, values).pooled, expected.pooled)
+
+
+@pytest.mark.parametrize("name", [pytest.param("hf", marks=pytest.mark.slow), "hf-clip"])
+def test_a_small_tower_of_a_large_model_loads_within_the_budget(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Towers that were dropped are not built again: CLAP's for text is the largest of a model."""
+    monkeypatch.setattr("fusionzoo.allocation.SPARE", 1 << 22)  # elements
+    monkeypatch.setitem(tiny.TEXT, "vocab_size", 400_000)
+    source = tiny.save_clap(tmp_path / "clap")
+    saved = create_model("concat", {"audio": f"{name}/{source}"}, 2).save(tmp_path / "saved")
+    size = (saved / "model.safetensors").stat().st_size
+    assert size < (source / "model.safetensors").stat().st_size / 8
+    fusionzoo.load(saved)
+
+
+@pytest.mark.slow
+def test_frozen_towers_are_cached_trained_on_and_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FUSIONZOO_CACHE", str(tmp_path / "cache"))
+    source = tiny.save_clip(tmp_path / "clip")
+    draw = np.random.default_rng(0)
+    rows = [
+        {
+            "image": draw.integers(0, 256, (36, 36, 3), dtype=np.uint8),
+            "text": ("a red cat", "a text")[number % 2],
+            "target": ("cat", "text")[number % 2],
+            "split": ("train", "train", "val", "test")[number // 2 % 4],
+        }
+        for number in range(24)
+    ]
+    tower = {"name": f"hf-clip/{source}", "freeze": "all"}
+    run = fusionzoo.train(
+        fusionzoo.create_dataset(rows),
+        encoders={"image": tower, "text": tower},
+        epochs=2,
+        batch_size=8,
+        cache_frozen="on",
+        out=str(tmp_path / "run"),
+    )
+    assert "image, text: frozen, features of 24 samples encoded once" in capsys.readouterr().out
+    shutil.rmtree(source)
+    assert fusionzoo.load(tmp_path / "run").embed is not None
+    assert run.exit_code == 0
+
+
+@pytest.mark.slow
+def test_towers_take_lora_and_partial_freezing(folders: dict[str, Path]) -> None:
+    for family, kind in (("clip", "image"), ("siglip", "text"), ("clap", "audio")):
+        name = f"hf-clip/{folders[family]}"
+        last = create_encoder(kind, name, freeze="all_but_last_1")
+        trained = {key for key, p in last.named_parameters() if p.requires_grad}
+        assert trained and len(trained) < len(list(last.parameters()))
+        pytest.importorskip("peft")
+        adapted = create_encoder(kind, name, lora={"r": 2})
+        trained = {key for key, p in adapted.named_parameters() if p.requires_grad}
+        assert trained and all("lora_" in key for key in trained)
+
+
+def test_clips_longer_than_the_window_are_cropped_without_global_chance(
+    folders: dict[str, Path],
+) -> None:
+    """CLAP's extractor would draw the crop from NumPy's generator."""
+    long = Audio(torch.linspace(-1, 1, 40_000), 16_000)
+    for name in ("hf", "hf-clip"):
+        prepare = create_encoder("audio", f"{name}/{folders['clap']}").processor(False)
+        state = np.random.get_state()[1].copy()  # type: ignore[index,union-attr]
+        first, second = prepare(long)["features"], prepare(long)["features"]
+        assert torch.equal(first, second)
+        assert (np.random.get_state()[1] == state).all()  # type: ignore[index]
+
+
+def test_a_clap_that_fuses_long_clips_runs(tmp_path: Path) -> None:
+    source = tiny.save_clap(tmp_path / "fused", fused=True)
+    for name in ("hf", "hf-clip"):
+        output = features(create_encoder("audio", f"{name}/{source}"), [CLIP_OF_SOUND])
+        assert torch.isfinite(output.pooled).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "says"),
+    [
+        ("audio", "hf-clip/{clip}", "is a clip: it encodes image and text, not audio"),
+        ("image", "hf-clip/{clap}", "is a clap: it encodes text and audio, not image"),
+        ("text", "hf/{clip}", "hf-clip/{clip} takes the tower of one"),
+        ("text", "hf-clip/{words}", "is a bert, not a joint model"),
+        ("vector", "hf-clip/{clip}", "reads audio or image or text: set kind="),
+    ],
+)
+def test_a_tower_that_is_not_there_is_one_clear_error(
+    kind: str, name: str, says: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    words = tiny.save_sentences(tmp_path / "words")
+    with pytest.raises(FusionZooError) as caught:
+        create_encoder(kind, name.format(**folders, words=words))
+    assert says.format(**folders) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_without_the_token_that_clip_pools_is_refused(tmp_path: Path) -> None:
+    from tokenizers import processors
+
+    source = tiny.save_clip(tmp_path / "clip")
+    words = tiny.tokenizer()
+    words.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 2)]
+    )
+    words.save_pretrained(source)
+    with pytest.raises(FusionZooError, match="does not end a text with the token 3"):
+        create_encoder("text", f"hf-clip/{source}")

@@ -1,0 +1,147 @@
+"""Tiny Hugging Face checkpoints with random weights, saved to folders as libraries save them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+WORDS = ["<pad>", "<unk>", "<s>", "</s>", "a", "cat", "line", "longer", "much", "red", "text", "to"]
+SMALL = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+}
+TEXT = {**SMALL, "vocab_size": 16, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+VISION = {**SMALL, "image_size": 32, "patch_size": 16}
+AUDIO = {  # CLAP's Swin transformer, for spectrograms of 32 bands
+    "patch_embeds_hidden_size": 8,
+    "hidden_size": 16,
+    "depths": [1, 1],
+    "num_attention_heads": [1, 2],
+    "window_size": 4,
+    "spec_size": 32,
+    "num_mel_bins": 32,
+}
+
+
+def tokenizer() -> Any:
+    """Build a tokenizer of whole words that starts and ends each text with a token."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="<unk>"))
+    words.normalizer = normalizers.Lowercase()  # type: ignore[assignment]
+    words.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    words.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
+        single="<s> $A </s>", special_tokens=[("<s>", 2), ("</s>", 3)]
+    )
+    special = {"pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    return PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=20, **special)
+
+
+def save_clip(folder: Path) -> Path:
+    from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
+
+    torch.manual_seed(0)
+    size = {"size": {"shortest_edge": 36}, "crop_size": {"height": 32, "width": 32}}
+    text = {**TEXT, "max_position_embeddings": 20}
+    CLIPModel(
+        CLIPConfig(text_config=text, vision_config=VISION, projection_dim=12)
+    ).save_pretrained(folder)
+    CLIPImageProcessor(**size).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+def save_siglip(folder: Path) -> Path:
+    from transformers import SiglipConfig, SiglipImageProcessor, SiglipModel
+
+    torch.manual_seed(0)
+    text = {**TEXT, "max_position_embeddings": 24, "projection_size": 16}
+    SiglipModel(SiglipConfig(text_config=text, vision_config=VISION)).save_pretrained(folder)
+    SiglipImageProcessor(size={"height": 32, "width": 32}).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+def save_clap(folder: Path, fused: bool = False) -> Path:
+    from transformers import ClapConfig, ClapFeatureExtractor, ClapModel
+
+    torch.manual_seed(0)
+    text = {**TEXT, "max_position_embeddings": 22}
+    audio = {**AUDIO, "enable_fusion": fused, "fusion_type": "aff_2d" if fused else None}
+    ClapModel(ClapConfig(text_config=text, audio_config=audio, projection_dim=12)).save_pretrained(
+        folder
+    )
+    ClapFeatureExtractor(
+        feature_size=32,
+        sampling_rate=16_000,
+        max_length_s=1,
+        hop_length=512,
+        frequency_max=8000,
+        truncation="fusion" if fused else "rand_trunc",
+    ).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+def save_vit(folder: Path) -> Path:
+    from transformers import ViTConfig, ViTImageProcessor, ViTModel
+
+    torch.manual_seed(0)
+    ViTModel(ViTConfig(**VISION)).save_pretrained(folder)
+    ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(folder)
+    return folder
+
+
+def save_dinov2(folder: Path) -> Path:
+    from transformers import BitImageProcessor, Dinov2Config, Dinov2Model
+
+    torch.manual_seed(0)
+    Dinov2Model(Dinov2Config(**VISION, mlp_ratio=1)).save_pretrained(folder)
+    size = {"size": {"shortest_edge": 36}, "crop_size": {"height": 32, "width": 32}}
+    BitImageProcessor(**size).save_pretrained(folder)
+    return folder
+
+
+def save_sentences(
+    folder: Path, pooling: str = "mean_tokens", dense: int | None = 10, **settings: Any
+) -> Path:
+    """Save a tiny BERT as sentence-transformers does, with a dense layer and normalisation."""
+    from safetensors.torch import save_file
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    BertModel(BertConfig(**SMALL, vocab_size=16, pad_token_id=0)).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    modules += [("2_Dense", "Dense")] * bool(dense) + [("3_Normalize", "Normalize")]
+    library = "sentence_transformers.models"
+    listed = [{"path": path, "type": f"{library}.{kind}"} for path, kind in modules]
+    files: dict[str, Any] = {
+        "modules.json": [{"idx": i, "name": str(i), **x} for i, x in enumerate(listed)],
+        "1_Pooling/config.json": {
+            "word_embedding_dimension": 16,
+            "pooling_mode_mean_tokens": False,
+            f"pooling_mode_{pooling}": True,
+        },
+        "sentence_bert_config.json": {"max_seq_length": 12, "do_lower_case": False, **settings},
+    }
+    if dense:
+        files["2_Dense/config.json"] = {
+            "in_features": 16,
+            "out_features": dense,
+            "bias": True,
+            "activation_function": "torch.nn.modules.activation.Tanh",
+        }
+    for name, contents in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(contents))
+    if dense:
+        weights = {"linear.weight": torch.randn(dense, 16), "linear.bias": torch.randn(dense)}
+        save_file(weights, folder / "2_Dense" / "model.safetensors")
+    return folder
