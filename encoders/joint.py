@@ -164,7 +164,7 @@ class JointAudio(Encoder):
         projection: project into the space that the towers share
         longest: length in s beyond which a clip is cropped, at most the model's window
         windows: in evaluation, windows of that length taken evenly from a longer clip, whose tokens
-            follow one another; 1 keeps the middle
+            stand one after another and whose pooled vectors are averaged; 1 takes the middle
         assets: folder that `save_assets` wrote; set when a saved model is loaded
 
     Shapes: inputs["features"] float (B, C, frames, bands), inputs["lengths"] (B,) -> (B, T, D),
