@@ -89,7 +89,7 @@ class JointText(Encoder):
     Settings:
         pretrained: load the model's weights; otherwise its configuration with random weights
         projection: project into the space that the towers share
-        max_length: tokens kept of a text, at most as many as the tower can take, the default
+        max_length: tokens kept of a text, at most as many as the tower can take; null: as many
         assets: folder that `save_assets` wrote; set when a saved model is loaded
 
     Shapes: inputs["input_ids"] (B, T), inputs["attention_mask"] bool (B, T) -> Features of

@@ -175,6 +175,10 @@ class StepContext(NamedTuple):
     augmented: tuple[Batch, Batch] | None = None  # two views of the batch, if a strategy makes them
     views: tuple[dict[str, Features], ...] = ()  # the features of `augmented`
 
+    def weighted(self, loss: Tensor) -> Tensor:
+        """Return a loss that reads labels, (B,), times the weights of the rows' classes, if any."""
+        return loss if self.row_weight is None else self.row_weight * loss
+
 
 FIRST_STEP = StepContext()
 

@@ -19,7 +19,7 @@ from ..base import FUSIONS, Fusion, RunningMeans
     family="early", paper="Han et al. 2022, CVPR, pp. 20707-20717", reads="pooled", synergy=False
 )
 class MMDynamics(Fusion):
-    """Gate each modality's features, scale them by its predicted confidence, and concatenate them.
+    """Gate each modality's features, scale them by predicted confidence, concatenate them.
 
     gamma_m = sigmoid(G_m x_m), f_m = ReLU(F_m (gamma_m * x_m)), z_m = K_m f_m, confidence t_m =
     T_m f_m (a number); embedding = W [t_1 f_1; ...; t_M f_M; p], p presence bits. Loss: task loss +
@@ -102,7 +102,9 @@ class MMDynamics(Fusion):
         extra, terms = output.extra, []
         for column, logits in enumerate(output.unimodal.values()):
             probability = logits.detach().float().softmax(-1).gather(1, target[:, None])[:, 0]
-            error = (extra["confidence"][:, column].float() - probability).square()
+            error = context.weighted(
+                (extra["confidence"][:, column].float() - probability).square()
+            )
             openness = self.gate_weight * extra["openness"][:, column].float()
             terms.append(context.criterion(logits, target) + error + openness)
         own = torch.stack(terms, dim=1).masked_fill(~extra["present"], 0).sum(1)

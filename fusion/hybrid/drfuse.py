@@ -21,7 +21,7 @@ from ._disentangle import divergence, pooled_logit, random_part, ranking
 
 @FUSIONS.register(family="hybrid", paper="Yao et al. 2024, arXiv:2403.06197", reads="pooled")
 class DrFuse(Fusion):
-    """Split each modality into a shared and a distinct part; each class attends to them by itself.
+    """Split each modality into a shared and a distinct part; each class attends to them.
 
     u_m = V_m x_m is the distinct part, s_m = G(V'_m x_m) the shared one, with one MLP G for all.
     The shared parts are pooled to s = logit(mean_m sigmoid(s_m)). Tokens [u_1; ...; u_M; s] give
@@ -142,5 +142,6 @@ class DrFuse(Fusion):
         parts = parts + self.disentangle * divergence(shared, present)
         votes = torch.stack([*output.unimodal.values(), extra["shared_logits"]], dim=1)
         order = ranking(extra["attention"].float(), votes.detach().float(), target, present)
+        order = context.weighted(order)
         total = criterion(output.logits, target)
         return total + (parts + self.rank * order).masked_fill(~present.any(1), 0)

@@ -80,9 +80,7 @@ class AveragedEvidence(LateFusion):
         joined_loss = evidential_loss(output.extra["joined"].float(), target, strength)
         fit = (joined_loss + losses.masked_fill(~present, 0).sum(1)) / (count + 1)
         disagreement = conflict_of(views).sum((1, 2)) / (count - 1).clamp(min=1)
-        total = fit + self.conflict * disagreement
-        if context.row_weight is not None:
-            total = context.row_weight * total
+        total = context.weighted(fit + self.conflict * disagreement)
         return torch.where(count > 0, total, context.criterion(output.logits, target))
 
 

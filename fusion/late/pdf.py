@@ -92,7 +92,8 @@ class PDF(LateFusion):
         losses = []
         for logits, t in zip(output.unimodal.values(), confidence.unbind(1), strict=True):
             probability = logits.detach().float().softmax(-1).gather(1, target[:, None])[:, 0]
-            losses.append(context.criterion(logits, target) + (t - probability).abs())
+            error = context.weighted((t - probability).abs())
+            losses.append(context.criterion(logits, target) + error)
         unimodal_loss = torch.stack(losses, dim=1).masked_fill(~present, 0).sum(1)
         return context.criterion(output.logits, target) + unimodal_loss
 

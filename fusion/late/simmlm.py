@@ -21,7 +21,7 @@ from ._base import LateFusion
     family="late", paper="Li et al. 2025, arXiv:2507.19264", reads="pooled", synergy=False
 )
 class SimMLM(LateFusion):
-    """Mix the modalities' logits by a router; train on nested subsets, more never worse than fewer.
+    """Mix the modalities' logits by a router; nested subsets train that more is never worse.
 
     w = softmax over present m of R [a_1; ...; a_M; p], an MLP with a weight for each class, p
     presence bits; logits = sum_m w_m * z_m. Phase "experts" trains each z_m on its own loss, phase

@@ -88,9 +88,7 @@ class TMC(LateFusion):
             present = torch.cat([present, present.any(1, keepdim=True)], dim=1)
         view_losses = evidential_loss(views, target[:, None].expand(-1, views.shape[1]), strength)
         joined_loss = evidential_loss(output.extra["joined"].float(), target, strength)
-        total = joined_loss + view_losses.masked_fill(~present, 0).sum(1)
-        if context.row_weight is not None:
-            total = context.row_weight * total
+        total = context.weighted(joined_loss + view_losses.masked_fill(~present, 0).sum(1))
         return torch.where(present.any(1), total, context.criterion(output.logits, target))
 
 

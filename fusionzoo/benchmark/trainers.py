@@ -198,8 +198,11 @@ def stackable(fusion: Fusion, features: Mapping[str, Features]) -> bool:
     """Whether copies trained together learn the same as copies trained alone.
 
     That needs a forward pass without randomness, no loss, memory or phases of the fusion's own, no
-    buffers but running means, and pooled features only (where stacking is also faster).
+    buffers but running means, no recurrent cells (torch.func cannot map them), and pooled features
+    only (where stacking is also faster).
     """
+    if any(isinstance(part, nn.RNNCellBase | nn.RNNBase) for part in fusion.modules()):
+        return False
     plain = type(fusion).loss is Fusion.loss and type(fusion).prepare is Fusion.prepare
     means = {b for m in fusion.modules() if isinstance(m, RunningMeans) for b in m.buffers()}
     if not plain or len(fusion.phases) > 1 or set(fusion.buffers()) - means:

@@ -42,8 +42,8 @@ def test_a_strategys_name_says_all_of_it(named: Strategy) -> None:
 
 
 def test_an_unknown_training_strategy_is_named() -> None:
-    with pytest.raises(FusionZooError, match=r"unknown training strategy 'ogm'.*ogm_ge"):
-        select_balance("none,ogm")
+    with pytest.raises(FusionZooError, match=r"unknown training strategy 'ogm_g'.*ogm_ge"):
+        select_balance("none,ogm_g")
 
 
 def test_the_full_trainer_without_a_strategy_learns_what_the_short_one_does(

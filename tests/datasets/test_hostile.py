@@ -74,7 +74,7 @@ def test_what_it_must_notice_is_noticed(
         "crash: SIGABRT": os.abort,
         "hang: more than": lambda: time.sleep(60),
         "ZeroDivisionError": lambda: 1 / 0,
-        "MemoryError": lambda: bytearray(400 << 20),
+        "MemoryError": lambda: bytearray(1 << 36),
         "opened outside of the root": (secret / "secret.txt").read_text,
         "read a file outside": lambda: ["a text with " + run_module.SECRET],
         "not one line": lines,

@@ -230,7 +230,7 @@ def test_the_fusions_that_join_probabilities_are_known() -> None:
         except FusionZooError:
             refused.add(name)
     late = {f"late_{name}" for name in ("poe", "max", "confidence", "vote", "stacking")}
-    assert refused == {*late, "tmc", "qmf"}
+    assert refused == {*late, "tmc", "qmf", "dbf", "ecml", "mmdynamics", "pdf", "simmlm"}
     with pytest.raises(FusionZooError, match="probabilities of classes"):
         create_model({"name": "late_mean", "space": "prob"}, encoders, targets=[Number("age")])
 
