@@ -82,6 +82,7 @@ def test_a_missing_modality_does_not_depend_on_what_stands_beside_it(
         )
 
 
+@pytest.mark.slow
 def test_a_saved_model_loads_without_hub_package_or_configuration(
     model: FusionModel, samples: list[dict[str, Any]], tmp_path: Path
 ) -> None:

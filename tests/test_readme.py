@@ -106,6 +106,7 @@ def test_the_leaderboard_is_the_one_in_results() -> None:
         assert row == {column: stored[name][column] for column in row}
 
 
+@pytest.mark.slow
 def test_the_python_example_prints_what_it_says() -> None:
     code = python_block("fz.create_model")
     wanted = re.findall(r"^# (.*)$", code, flags=re.MULTILINE)
@@ -115,6 +116,7 @@ def test_the_python_example_prints_what_it_says() -> None:
     assert done.stdout.strip().splitlines() == wanted
 
 
+@pytest.mark.slow
 def test_the_python_api_does_what_the_example_says(tmp_path: Path) -> None:
     code = python_block("fz.train(")
     subprocess.run([sys.executable, "-P", "-c", code], check=True, cwd=tmp_path)

@@ -66,6 +66,7 @@ def config(tmp_path: Path, kind: str, unlabelled: int = 0, **changes: Any) -> Be
     return from_tree(BenchmarkConfig, {**tree, **changes})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "metric", "baseline"),
     [

@@ -23,13 +23,28 @@ pytestmark = pytest.mark.filterwarnings(
 )  # inside torch.compile and export
 
 
-@pytest.mark.parametrize("check", CHECKS)  # on top: two of them share a trained fusion
+QUICK = ("sum", "late_mean", "attn_pool", "mbt", "mvae_poe")  # the others' long checks are slow
+LONG = (  # seconds each
+    "it_compiles_whole_and_exports",
+    "an_uninformative_modality_can_be_dropped",
+    "one_modality_alone_is_enough_to_learn",
+)
+FUSIONS = [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in list_fusions()]
+
+
+@pytest.mark.parametrize("check", [check for check in CHECKS if check not in LONG])
 @pytest.mark.parametrize("name", list_fusions())
 def test_contract(check: str, name: str) -> None:
     CHECKS[check](fusions.maker(name))
 
 
-@pytest.mark.parametrize("name", list_fusions())
+@pytest.mark.parametrize("check", LONG)  # on top: two of them share a trained fusion
+@pytest.mark.parametrize("name", FUSIONS)
+def test_long_checks_of_the_contract(check: str, name: str) -> None:
+    CHECKS[check](fusions.maker(name))
+
+
+@pytest.mark.parametrize("name", FUSIONS)
 def test_only_what_can_express_synergy_learns_exclusive_or(name: str) -> None:
     """A threshold on a sum of unimodal terms is right on at most three of the four cases."""
     reached = learning.accuracy(fusions.maker(name), "xor")

@@ -196,7 +196,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", BALANCE)
+@pytest.mark.parametrize(
+    "name",
+    [x if x in ("gblend", "pmr") else pytest.param(x, marks=pytest.mark.slow) for x in BALANCE],
+)
 def test_a_run_that_stops_within_an_epoch_resumes_bit_for_bit(
     name: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
