@@ -35,7 +35,7 @@ class EmbedReportConfig:
     html: str = option("embed-report.html", "page to write; empty = none")
     json: str = option("", "file for the figures")
     export: str | list[str] = option("", "also write for other viewers: tensorboard,atlas")
-    out: str = option("embed-export", "folder of the exports")
+    out: str = option("", "folder of the exports; empty = embed-export")
 
 
 def embed_report_command(args: Sequence[str]) -> int:
@@ -57,6 +57,8 @@ def _report(cfg: EmbedReportConfig) -> int:
 
     if not cfg.embeddings:
         raise FusionZooError("no file of embeddings: it comes first, or as --embeddings")
+    if cfg.out and not cfg.export:
+        raise FusionZooError("--out is the folder of --export; --html names the page")
     report = embed_report(
         cfg.embeddings,
         cfg.other or None,
@@ -75,9 +77,8 @@ def _report(cfg: EmbedReportConfig) -> int:
         print(f"wrote {cfg.json}")
     if cfg.html:
         print(f"wrote {report.to_html(cfg.html, cfg.points, cfg.thumbnails)}")
-    for path in (
-        export(report.samples[0], word_list(cfg.export), Path(cfg.out)) if cfg.export else []
-    ):
+    folder = Path(cfg.out or "embed-export")
+    for path in export(report.samples[0], word_list(cfg.export), folder) if cfg.export else ():
         opened = atlas_command(path) if path.suffix else f"tensorboard --logdir {path}"
         print(f"wrote {path}: {opened}")
     return 0

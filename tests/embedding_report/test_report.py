@@ -186,6 +186,8 @@ def test_exports_can_be_read_by_their_viewers(
         main(["embed-report", str(folder / "emb.parquet"), "--html", "", "--export", "umap"]) == 2
     )
     assert "it is one of tensorboard, atlas" in capsys.readouterr().err
+    assert main(["embed-report", str(folder / "emb.parquet"), "--out", "page.html"]) == 2
+    assert "--html names the page" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
