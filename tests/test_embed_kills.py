@@ -1,4 +1,7 @@
-"""Killed extractions go on and write the file of an uninterrupted one: processes, ranks, Ray."""
+"""Killed extractions go on and write the file of an uninterrupted one: processes, ranks.
+
+`perf/embed_kills.py --engine ray` does the same with an actor of Ray, in some minutes.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +36,3 @@ def test_a_killed_extraction_goes_on_to_the_same_bytes(ranks: str) -> None:
     figures = kills("--ranks", ranks, "--kills", "3", "--rows", "3000", "--part", "100")
     assert figures["kills"] > 0
     assert any(figures["parts_after_each"])
-
-
-@pytest.mark.slow
-def test_ray_goes_on_with_another_actor_after_a_kill() -> None:
-    figures = kills("--engine", "ray", "--rows", "800", "--part", "20")
-    assert figures["kills"] == 1
-    assert figures["parts_after_each"][0] < 800 / 20

@@ -95,6 +95,7 @@ def _measure(trainer: Trainer, loader: DataLoader[Batch], defaults: Settings) ->
     assert isinstance(sampler, PairedBatchSampler)
     sampler.set_iters(0, sampler.epoch_length())
     keys = list(islice(iter(sampler), DISTINCT))
+    keys = [batch for batch in keys if len(batch) == len(keys[0])]  # no short one at the end
     dataset: Any = loader.dataset
     options: list[Option] = [
         *format_options(
