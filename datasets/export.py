@@ -19,7 +19,8 @@ from fusionzoo.files import replacing
 from fusionzoo.structures import KINDS
 
 from .media import decode
-from .stored_files import files_of, has_several, holds_paths, in_files, segment_columns
+from .paths import holds_paths
+from .stored_files import files_of, has_several, in_files, segment_columns
 from .stored_kinds import with_kinds
 from .stretch import Stretch
 from .table import SampleTable
@@ -46,7 +47,9 @@ def write_manifest(dataset: SampleTable, path: Path, embed: bool) -> dict[str, A
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial:
         _write(partial, suffix, schema, writer.batches(schema, names))
-    is_cut = dataset.frames is not None and any(map(holds_paths, types.values()))
+    is_cut = dataset.frames is not None and any(
+        holds_paths(dataset.modalities[name], column_type) for name, column_type in types.items()
+    )
     return {
         "name": "manifest",
         "root": str(path),
@@ -105,7 +108,7 @@ class _Values:
                 return None
             if kind == "text":
                 return decode(kind, value)
-            if holds_paths(self.types[name]):
+            if holds_paths(kind, self.types[name]):
                 items = [self._relative(x) for x in files_of(value)]
                 return items if pa.types.is_list(self.types[name]) else items[0]
             if pa.types.is_list(self.types[name]) and kind in ("image", "audio"):

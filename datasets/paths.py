@@ -110,7 +110,8 @@ def check_paths(
 
 def holds_paths(kind: str, column_type: pa.DataType) -> bool:
     """Whether cells are paths; lists of text are, of pictures and clips, else they are numbers."""
-    return kind in ("image", "audio") or pa.types.is_string(column_type)
+    is_several = kind in ("image", "audio") and is_list_of_text(column_type)
+    return is_several or pa.types.is_string(column_type)
 
 
 def paths_in(column: Any) -> Iterator[tuple[int, str]]:

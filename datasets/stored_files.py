@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from .arrow import is_list_of_text
 from .join import SourceValues
+from .paths import holds_paths
 from .shards.blocks import StoredCells
 from .stretch import Stretch, is_video
 from .table import SampleTable
@@ -23,7 +24,9 @@ def in_files(dataset: SampleTable, name: str) -> bool:
     if isinstance(values, StoredCells):
         return False
     if values is None:
-        return name in dataset.paths and holds_paths(dataset.table[name].type)
+        return name in dataset.paths and holds_paths(
+            dataset.modalities[name], dataset.table[name].type
+        )
     return all(
         isinstance(file, Path) for value in dataset.references(name) for file in files_of(value)
     )
@@ -34,11 +37,6 @@ def files_of(value: Any) -> list[Any]:
     if isinstance(value, list):
         return [file for item in value for file in files_of(item)]
     return [] if value is None else [value.source if isinstance(value, Stretch) else value]
-
-
-def holds_paths(kind: pa.DataType) -> bool:
-    """Whether a column of this type holds paths, or lists of them."""
-    return pa.types.is_string(kind) or is_list_of_text(kind)
 
 
 def has_several(dataset: SampleTable, name: str, *, decoded: bool) -> bool:
@@ -59,7 +57,8 @@ def segment_columns(
     """Return the columns of segments, for files of which only a part is used."""
     columns: dict[str, pa.DataType] = {}
     for name, kind in types.items():
-        if dataset.modalities[name] in ("image", "audio") and holds_paths(kind):
+        modality_kind = dataset.modalities[name]
+        if modality_kind in ("image", "audio") and holds_paths(modality_kind, kind):
             values = (
                 x for v in dataset.references(name) for x in (v if isinstance(v, list) else [v])
             )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from uuid import uuid4
 
 from .errors import FusionZooError
@@ -61,6 +62,23 @@ def replacing(path: Path, *, many_writers: bool = False) -> Iterator[Path]:
         with suppress(OSError):
             partial.unlink()
         raise
+
+
+def lock(file: IO[str], patience: float, problem: str) -> None:
+    """Lock an open file until it is closed, or raise `problem` after `patience` seconds.
+
+    The system lets go when the process dies; processes that it forked do not inherit the lock.
+    """
+    import fcntl  # which Windows lacks
+
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise FusionZooError(problem) from None
+        time.sleep(0.2)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,6 +1,6 @@
 """Read a file of embeddings: which vectors it has, and those vectors in blocks of rows.
 
-`open_vectors` is the only place that knows the file's format. Shapes: `N` rows, `D` width.
+`evaluation/embeddings.py` reads one column whole. Shapes: `N` rows, `D` width.
 """
 
 from __future__ import annotations

@@ -437,6 +437,8 @@ def test_a_decimal_comma_in_a_list_is_read_or_pointed_out(tmp_path: Path) -> Non
     assert data[0].values["sequence"].tolist() == [[0.5], [2]]
     assert data[1].values["vector"].tolist() == [1, -25]
     assert data[1].values["sequence"] is None
+    copy = create_dataset(**data.to_manifest(tmp_path / "copy.parquet"))  # numbers, not paths
+    assert copy[0].values["vector"].tolist() == data[0].values["vector"].tolist()
     with pytest.raises(FusionZooError, match=r"row 1, .*'25,06'.*--data\.decimal , reads it as"):
         table(tmp_path, text, "m.jsonl")[0]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -18,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError, one_line
-from fusionzoo.files import replacing, write_json
+from fusionzoo.files import lock, replacing, write_json
 
 ABOUT, LOCK, SUFFIX = "about.json", "lock", ".arrow"
 PATIENCE = 10.0  # seconds to wait for a killed process's lock, or for a shared folder to appear
@@ -39,23 +38,11 @@ class Parts:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / LOCK).open("w") as file:
-            self._lock(file)
+            advice = "wait for it, or take another --out"
+            lock(file, PATIENCE, f"another extraction is writing {self.out}: {advice}")
             self._check(key, overwrite)
             write_json(self.folder / ABOUT, {**self._about(), "key": dict(key)})
             yield self
-
-    def _lock(self, file: Any) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            try:  # lockf, not flock: loader processes that outlive a killed run do not inherit it
-                return fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise FusionZooError(
-                        f"another extraction is writing {self.out}: wait for it, or take another"
-                        " --out"
-                    ) from None
-            time.sleep(0.2)
 
     def _check(self, key: Mapping[str, str], overwrite: bool) -> None:
         other = self._about().get("key", {})

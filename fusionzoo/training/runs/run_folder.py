@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 from fusionzoo.config import RunConfig, write_yaml
 from fusionzoo.distributed.process_group import World, from_main, gather
 from fusionzoo.errors import FusionZooError
+from fusionzoo.files import lock
 
 from .checkpoint_file import read_newest
 
@@ -96,18 +96,9 @@ def store_config(cfg: RunConfig, folder: Path) -> None:
 
 
 def _lock(folder: Path, stack: ExitStack, patience: float) -> None:
-    """Lock a file in the folder until `held` ends; the system lets go when a process dies."""
+    """Lock a file in the folder until `held` ends."""
     file = stack.enter_context((folder / LOCK).open("w"))
-    deadline = time.monotonic() + patience
-    while True:
-        try:  # lockf, not flock: loader processes that outlive the run do not inherit the lock
-            return fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise FusionZooError(
-                    f"another run is writing into {folder}: take another --out"
-                ) from None
-        time.sleep(0.2)
+    lock(file, patience, f"another run is writing into {folder}: take another --out")
 
 
 def _appears(path: Path) -> bool:
