@@ -63,12 +63,13 @@ def start(size: int, meeting: Path, args: list[str]) -> list[multiprocessing.Pro
     return ranks  # type: ignore[return-value]
 
 
-def finish(ranks: list[multiprocessing.Process]) -> None:
-    """Wait for all processes, which must succeed."""
-    for process in ranks:
+def finish(ranks: list[multiprocessing.Process], folder: Path) -> None:
+    """Wait for all processes, which must succeed; one that does not is quoted."""
+    for number, process in enumerate(ranks):
         process.join()
         if process.exitcode:
-            raise SystemExit(f"a process ended with {process.exitcode}")
+            log = (folder / f"log-{number}").read_text(errors="replace")
+            raise SystemExit(f"process {number} ended with {process.exitcode}: {log[-2000:]}")
 
 
 def kill_one(ranks: list[multiprocessing.Process], after: float, draw: random.Random) -> bool:
@@ -141,7 +142,8 @@ def main() -> int:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             assert embed([*args, *whole]) == 0  # here, so that a fork need not import anything
         begin = time.monotonic()
-        finish(start(options.ranks, folder / "meet", [*args, "--out", str(folder / "timed.npy")]))
+        timed = [*args, "--out", str(folder / "timed.npy")]
+        finish(start(options.ranks, folder / "meet", timed), folder)
         seconds = time.monotonic() - begin
         kills, left = 0, []
         if options.engine == "ray":
@@ -153,7 +155,7 @@ def main() -> int:
             kills += kill_one(ranks, draw.uniform(0.1, 0.7) * seconds, draw)
             left.append(len(list((folder / "killed.parquet.parts").glob("*.arrow"))))
         if options.engine == "local":
-            finish(start(options.ranks, folder / "meet-last", [*args, *killed]))
+            finish(start(options.ranks, folder / "meet-last", [*args, *killed]), folder)
         files = [(folder / f"{x}.parquet").read_bytes() for x in ("whole", "killed")]
     same = files[0] == files[1]
     figures = {"kills": kills, "parts_after_each": left, "seconds": round(seconds, 2), "same": same}

@@ -248,6 +248,30 @@ def test_parts_of_another_extraction_are_refused_and_discarded_on_request(
     assert out.read_bytes() == fresh.read_bytes()
 
 
+@pytest.mark.parametrize("survive", range(6))
+def test_a_kill_while_parts_are_removed_leaves_a_folder_that_goes_on(
+    survive: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, key = Parts(tmp_path / "emb.parquet"), {"model": "1", "data": "2"}
+    unlink, removed = Path.unlink, []
+
+    def killed(path: Path, missing_ok: bool = False) -> None:
+        removed.append(path)
+        if len(removed) > survive:
+            raise KeyboardInterrupt
+        unlink(path, missing_ok)
+
+    with parts.claimed(key, overwrite=False):
+        for part in range(5):
+            parts.write(part, pa.table({"id": [str(part)]}))
+        monkeypatch.setattr(Path, "unlink", killed)
+        with pytest.raises(KeyboardInterrupt):
+            parts.remove()
+    monkeypatch.undo()
+    with parts.claimed(key, overwrite=False):
+        assert len(parts.finished()) == max(0, 5 - survive)
+
+
 def test_two_extractions_do_not_write_one_file_at_the_same_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

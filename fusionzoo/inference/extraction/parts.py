@@ -69,7 +69,8 @@ class Parts:
         return about
 
     def _clear(self) -> None:
-        for path in self.folder.iterdir():
+        """Remove all but the lock; last what says whose the parts are, for a kill in between."""
+        for path in sorted(self.folder.iterdir(), key=lambda path: path.name == ABOUT):
             if path.name != LOCK:
                 path.unlink(missing_ok=True)
 
@@ -126,6 +127,7 @@ class Parts:
 
     def remove(self) -> None:
         """Remove the folder, once the file is complete."""
+        self._clear()
         shutil.rmtree(self.folder)
 
 
