@@ -288,10 +288,11 @@ def test_two_processes_train_on_a_data_set_in_memory_as_one_does(tmp_path: Path)
         f"    data = fz.create_dataset('interactions', **{DATA!r})\n"
         "    for jobs in (1, 2):\n"
         f"        settings = {SETTINGS!r} | {{'jobs': jobs, 'mode': sys.argv[1]}}\n"
+        "        settings |= {'folds': int(sys.argv[2]), 'tune': int(sys.argv[3])}\n"
         "        fz.benchmark(data, out=f'{sys.argv[1]}-{jobs}', **settings)\n"
     )
-    for mode in ("probe", "finetune"):
-        command = [sys.executable, "-P", str(script), mode]
+    for mode, folds, trials in (("probe", "3", "2"), ("finetune", "3", "0")):
+        command = [sys.executable, "-P", str(script), mode, folds, trials]
         subprocess.run(command, cwd=tmp_path, check=True, timeout=600)
         tables = [(tmp_path / f"{mode}-{jobs}" / "table.md").read_text() for jobs in (1, 2)]
         assert tables[0] == tables[1]
