@@ -94,11 +94,10 @@ def _open_member(path: Path, key: str) -> np.ndarray:
     with zipfile.ZipFile(path) as archive:
         member = _member(archive, path, key)
         with archive.open(member) as file:
-            shape, fortran_order, dtype = _read_header(file)
+            name = f"{path}::{member.filename.removesuffix('.npy')}"
+            shape, fortran_order, dtype = check_npy(file, member.file_size, name)
             start = file.tell()
             size = math.prod(shape) * dtype.itemsize
-            if dtype.hasobject or start + size > member.file_size:
-                raise ValueError(f"it announces {shape} values of type {dtype}, and has others")
             if member.compress_type != zipfile.ZIP_STORED:
                 if size > MAX_LOADED:
                     raise ValueError(
@@ -123,15 +122,6 @@ def _open_member(path: Path, key: str) -> np.ndarray:
 def _member(archive: zipfile.ZipFile, path: Path, key: str) -> zipfile.ZipInfo:
     members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
     return members[_choose(key, list(members), path)]
-
-
-def _read_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(file)
-    if version == (2, 0):
-        return np.lib.format.read_array_header_2_0(file)
-    raise ValueError(f"format {version} of .npy")
 
 
 def _choose(key: str, names: list[str], path: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ import pyarrow.compute as pc
 from fusionzoo.errors import FusionZooError
 
 from .array_files import open_array
+from .budgets import check_shape
 
-MAX_VALUES = 2**27  # numbers of one sample: 512 MiB as float32
 DIMENSIONS = {"vector": 1, "sequence": 2}
 MAX_OPENED = 200  # arrays whose length is compared with a table's cells when it is opened
 PATTERN = (  # file, name of the array, row or rows
@@ -68,11 +67,7 @@ class ArrayItem:
                 raise FusionZooError(
                     f"{self} is out of range: the array has shape {tuple(array.shape)}"
                 )
-        shape = self.shape
-        if math.prod(shape) > MAX_VALUES:
-            raise FusionZooError(
-                f"{self} has shape {shape}, too large for a sample (at most {MAX_VALUES:,} numbers)"
-            )
+        check_shape(self.shape, str(self))
         part = slice(*self.rows) if isinstance(self.rows, tuple) else self.rows
         value = array[()] if part is None else array[part]
         return np.array(value if self.length is None else value[: self.length])

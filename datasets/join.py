@@ -214,6 +214,10 @@ def join_arguments(
     labels: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Return the arguments of the `PairedDataset` that joins other ones."""
+    if not isinstance(sources, Mapping) or not all(
+        isinstance(source, SampleTable) for source in sources.values()
+    ):
+        raise FusionZooError('join takes data sets by name: {"photos": photos, "clips": clips}')
     policies = {name: source.on_error for name, source in sources.items()}
     if len(set(policies.values())) > 1:
         raise FusionZooError(f"sources to join need the same on_error, found {policies}")

@@ -76,6 +76,9 @@ def _read_column(
     return target, torch.tensor(values, dtype=torch.float32)
 
 
+MOVE = "put some there with a column of splits, or leave the label out"
+
+
 def find_classes(table: pa.Table, where: Callable[[int], str]) -> list[str]:
     """Return the sorted labels of the training split, numbers by value; none without targets.
 
@@ -89,11 +92,11 @@ def find_classes(table: pa.Table, where: Callable[[int], str]) -> list[str]:
     row = first_true(pc.invert(pc.is_in(labels, value_set=known)))
     if row is not None:
         label, split = labels[row].as_py(), table["split"][row].as_py()
-        problem = "no target"
+        problem = "no target: fill it in, or remove the row"
         if label is not None:
             problem = f"the label {label!r}, which no sample of split 'train' has"
         sample = table["id"][row].as_py()
-        hint = "" if label is None else objective_hint(labels)
+        hint = "" if label is None else objective_hint(labels) or MOVE
         raise FusionZooError(
             f"{where(row)}, sample {sample!r} (split {split!r}) has {problem}"
             f"{'; ' if hint else ''}{hint}"

@@ -5,13 +5,19 @@ from __future__ import annotations
 import math
 from typing import Any, BinaryIO
 
+import numpy as np
 from numpy.lib import format as npy_format
 
 from fusionzoo.errors import FusionZooError
 
 
-def check_npy(file: BinaryIO | Any, size: int, name: str) -> None:
-    """Check the header of an array of `size` bytes, at the start of an open file."""
+def check_npy(
+    file: BinaryIO | Any, size: int, name: str
+) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Check the header of an array of `size` bytes, at the start of an open file.
+
+    Return the array's shape, whether its order is Fortran's, and its type.
+    """
     start = file.read(4)
     if start[:2] == b"PK":
         raise FusionZooError(f"{name} holds several arrays (.npz); a .npy file is expected")
@@ -23,7 +29,7 @@ def check_npy(file: BinaryIO | Any, size: int, name: str) -> None:
     read_header = (
         npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
     )
-    shape, _, dtype = read_header(file)
+    shape, fortran_order, dtype = read_header(file)
     if dtype.hasobject:
         raise FusionZooError(
             f"{name} holds values of type {dtype}, which are never loaded: store numbers, such as"
@@ -37,3 +43,4 @@ def check_npy(file: BinaryIO | Any, size: int, name: str) -> None:
             f"{name} is cut off: its header announces shape {shape} of {dtype}, for which"
             f" {missing:,} bytes are missing"
         )
+    return shape, fortran_order, dtype

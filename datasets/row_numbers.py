@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+MAX_LISTED = 3  # rows that a message names
+
 
 @dataclass(frozen=True, eq=False)
 class RowNumbers:
@@ -37,6 +39,15 @@ class RowNumbers:
             numbers[position] if position < len(numbers) else self.first + position
             for position in positions
         ]
+
+    def list_rows(self, rows: Sequence[int]) -> str:
+        """Return the first few of several rows for a message.
+
+        >>> RowNumbers(first=2).list_rows([0, 3])
+        ' (rows 2, 5)'
+        """
+        numbers = ", ".join(map(str, self.numbers(rows[:MAX_LISTED])))
+        return f" (rows {numbers}{', ...' if len(rows) > MAX_LISTED else ''})"
 
     def keep(self, mask: NDArray[np.bool_]) -> RowNumbers:
         """Return the numbers of the rows where `mask` is true."""

@@ -41,8 +41,12 @@ def data_summary(dataset: PairedDataset) -> list[str]:
     lines += [("groups", _groups(dataset))] if origin.group_rule else []
     lines += [*_targets(dataset), ("have", _counts(present))]
     lines += [("inferred", note) for note in origin.inferred]
+    hints = []
     for name, kind in dataset.modalities.items():
-        lines += [("columns", describe_columns(dataset, name))] if kind == "tabular" else []
+        if kind == "tabular":
+            columns, decimal_hints = describe_columns(dataset, name)
+            lines.append(("columns", columns))
+            hints += decimal_hints
     lines += [("arrays", f"{name}: {note}") for name, note in origin.notes]
     if origin.deselected:
         names, remaining = ", ".join(origin.deselected), " or ".join(dataset.modalities)
@@ -50,9 +54,11 @@ def data_summary(dataset: PairedDataset) -> list[str]:
         lines.append(("left out", f"{names} (--data.modalities){dropped}"))
     lines += [("removed", _removed(amputation)) for amputation in origin.amputations]
     if origin.empty_rows:
-        lines.append(("empty", f"{origin.empty_rows:,} rows left out (--data.drop_empty)"))
+        rows = f"{origin.empty_rows:,} row{'' if origin.empty_rows == 1 else 's'}"
+        lines.append(("empty", f"{rows} left out (--data.drop_empty)"))
     lines.append(("unused", _unused(origin.unused)))
-    lines += [("hint", hint) for hint in [*_file_names(dataset), *_target_hints(dataset)]]
+    hints += [*_file_names(dataset), *_target_hints(dataset)]
+    lines += [("hint", hint) for hint in hints]
     return [f"{title:<9} {text}" for title, text in lines]
 
 

@@ -16,7 +16,7 @@ from fusionzoo.structures import KINDS
 from fusionzoo.targets import Target
 
 from .arrays import check_rows, refer
-from .arrow import count_values, positions_in, repeated_value
+from .arrow import count_values, positions_in, repeated_value, rows_equal_to
 from .labels import find_classes, read_labels
 from .paths import check_paths, holds_paths
 from .provenance import Provenance
@@ -214,7 +214,9 @@ class SampleTable:
         repeated = repeated_value(ids)
         if repeated is not None:
             key, count = repeated
-            raise FusionZooError(f"{self.source}: id {key!r} occurs {count} times")
+            numbers, rows = self.provenance.row_numbers, rows_equal_to(ids, key).tolist()
+            where = numbers.list_rows(rows) if numbers else ""
+            raise FusionZooError(f"{self.source}: id {key!r} occurs {count} times{where}")
         empty = (~self.present.any(1)).nonzero()[:, 0].tolist()
         if empty:
             raise FusionZooError(f"{self.sample_place(empty[0])}: every modality is empty")

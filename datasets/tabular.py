@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from fusionzoo.cells import category_of, is_number, read_cell, read_cells
 from fusionzoo.errors import FusionZooError
+from fusionzoo.targets import decimal_hint
 
 from .table import SampleTable
 
@@ -70,13 +71,8 @@ def learn_columns(data: SampleTable, modality: str) -> list[dict[str, Any]]:
     """
     splits = data.table["split"].to_pylist()
     rows = [row for row, split in enumerate(splits) if split == "train"] or list(range(len(splits)))
-    if modality in data.memory:
-        columns = _columns_in_memory(data, modality, rows)
-    else:
-        cells = data.table[modality].combine_chunks().take(pa.array(rows))
-        columns = dict(zip([field.name for field in cells.type], cells.flatten(), strict=True))
     learned = []
-    for name, column in columns.items():
+    for name, column in _columns(data, modality, rows).items():
         try:
             learned.append({"name": name, **_learn(column)})
         except _NotNumber as error:
@@ -86,6 +82,14 @@ def learn_columns(data: SampleTable, modality: str) -> list[dict[str, Any]]:
         except FusionZooError as error:
             raise FusionZooError(f"{data.source}: column {name!r} {error}") from None
     return learned
+
+
+def _columns(data: SampleTable, modality: str, rows: list[int]) -> dict[str, Any]:
+    """Return the cells of each column of a modality in some rows."""
+    if modality in data.memory:
+        return _columns_in_memory(data, modality, rows)
+    cells = data.table[modality].combine_chunks().take(pa.array(rows))
+    return dict(zip([field.name for field in cells.type], cells.flatten(), strict=True))
 
 
 def _columns_in_memory(data: SampleTable, modality: str, rows: list[int]) -> dict[str, Any]:
@@ -147,20 +151,32 @@ def _moments(numbers: Any, counts: Any) -> dict[str, float]:
     return {"mean": mean, "std": std or 1.0}  # a constant is standardised to 0
 
 
-def describe_columns(data: SampleTable, modality: str) -> str:
-    """Say what the columns of a modality hold, for the data summary."""
+def describe_columns(data: SampleTable, modality: str) -> tuple[str, list[str]]:
+    """Return what the columns of a modality hold, and hints, for the data summary."""
     try:
         columns = learn_columns(data, modality)
     except FusionZooError as error:
-        return str(error)
-    shown = [f"{column['name']} {_describe(column)}" for column in columns[:MAX_SHOWN]]
+        return str(error), []
+    cells = _columns(data, modality, data.rows.tolist())
+    missing = {name: column.null_count for name, column in cells.items()}
+    shown = [_describe(column, missing[column["name"]]) for column in columns[:MAX_SHOWN]]
     more = [f"{len(columns) - MAX_SHOWN} more"] * (len(columns) > MAX_SHOWN)
-    return ", ".join([*shown, *more])
+    return ", ".join([*shown, *more]), [hint for x in columns if (hint := _decimal_hint(x))]
 
 
-def _describe(column: Mapping[str, Any]) -> str:
+def _decimal_hint(column: Mapping[str, Any]) -> str:
+    """Return a hint at categories that are numbers with a decimal comma, or nothing."""
+    values = column.get("values", ())
+    if not values or not all(is_number(x) or decimal_hint(x) for x in values):
+        return ""
+    cell = next((x for x in values if not is_number(x)), "")
+    return cell and f"the categories of {column['name']} are numbers: {cell!r}{decimal_hint(cell)}"
+
+
+def _describe(column: Mapping[str, Any], num_missing: int) -> str:
+    missing = f" ({num_missing:,} missing)" if num_missing else ""
     if "mean" in column:
-        return f"{column['mean']:.4g} ± {column['std']:.3g}"
+        return f"{column['name']} {column['mean']:.4g} ± {column['std']:.3g}{missing}"
     count = len(column["values"])
     most = " (the most frequent)" if count == MAX_CATEGORIES else ""
-    return f"{count:,} categor{'y' if count == 1 else 'ies'}{most}"
+    return f"{column['name']} {count:,} categor{'y' if count == 1 else 'ies'}{most}{missing}"

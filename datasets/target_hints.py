@@ -33,7 +33,7 @@ def objective_hint(labels: Any) -> str:
         return _number_hint(distinct, per_class)
     for separator in SEPARATORS:
         several = distinct.filter(pc.match_substring(distinct, separator))
-        if len(several) and _few_words(distinct, separator):
+        if len(several) and _words_recur(distinct, separator):
             option = "" if separator == ";" else f" --data.label_separator {_shell(separator)}"
             return (
                 f"targets such as {several[0].as_py()!r} look like several labels:"
@@ -72,7 +72,7 @@ def separator_hint(name: str, classes: Sequence[str]) -> str:
     labels = pa.array(classes, pa.string())
     for separator in SEPARATORS[1:]:
         several = [label for label in classes if separator in label]
-        if several and _few_words(labels, separator):
+        if several and _words_recur(labels, separator):
             return (
                 f"labels of {name} such as {several[0]!r} look like several:"
                 f" --data.label_separator {_shell(separator)}"
@@ -92,11 +92,15 @@ def _number_hint(distinct: Any, per_class: float) -> str:
     )
 
 
-def _few_words(cells: Any, separator: str) -> bool:
-    """Return whether cells divide into fewer words than there are cells, so that words recur."""
+def _words_recur(cells: Any, separator: str) -> bool:
+    """Return whether cells divide into words of which one is a cell, too, or that are few."""
     parts = pc.list_flatten(pc.split_pattern(cells, separator))
     words = pc.utf8_trim_whitespace(parts)
-    return len(words.unique()) < len(cells) or len(words.unique()) < len(words) / 2
+    distinct = words.unique()
+    several = cells.filter(pc.match_substring(cells, separator))
+    in_several = pc.utf8_trim_whitespace(pc.list_flatten(pc.split_pattern(several, separator)))
+    alone = pc.any(pc.is_in(in_several, value_set=cells)).as_py()
+    return bool(alone) or len(distinct) < len(cells) or len(distinct) < len(words) / 2
 
 
 def _shell(separator: str) -> str:

@@ -71,6 +71,10 @@ class Sample(NamedTuple):
     # Whether to keep the sample without a modality that cannot be used (`on_error`).
     goes_on: Callable[[str, FusionZooError], bool] | None = None
 
+    def __repr__(self) -> str:
+        shown = zip(self._fields[:4], self[:4], strict=True)
+        return f"Sample({', '.join(f'{name}={value!r}' for name, value in shown)})"
+
     def without(self, modality: str, error: FusionZooError) -> Sample | None:
         """Return the sample without an unusable value; None if the sample is to be skipped."""
         if self.goes_on is None:

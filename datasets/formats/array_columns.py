@@ -5,6 +5,7 @@ Shapes: `N` values, `T` steps, `D` width.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,7 @@ class ArrayColumns(NamedTuple):
     kinds: dict[str, str]
     memory: dict[str, Any]
     notes: tuple[tuple[str, str], ...]  # for the data summary
+    missing: Mapping[str, Counter[str]] = {}  # column -> words in cells that were read as missing
 
 
 class _Values(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -27,12 +28,13 @@ def gather_columns(
     targets: Collection[str] = (),
     categorical: str | Sequence[str] = (),
     cells: CellRules | None = None,
-) -> tuple[pa.Table, dict[str, str]]:
+) -> tuple[pa.Table, dict[str, str], dict[str, Counter[str]]]:
     """Replace the columns of each tabular modality by one of structs; return its name as role.
 
     `{"tabular": "age,colour"}` becomes `{"tabular": "tabular"}`, unless a column has that name.
+    Return also the words that were read as missing, counted by column.
     """
-    columns = Columns(source, table, {})
+    columns = Columns(source, table, {}, cells)
     words = word_list(categorical)
     for name in words:
         columns.require(name, "--data.categorical")
@@ -55,8 +57,7 @@ def gather_columns(
         )
     _refuse_labels(gathered, plain, targets, source)
     needed = {fold(name) for name in [*plain.values(), "group", *(set(kinds) - set(gathered))]}
-    rules = cells or CellRules()
-    joined = {name: _join(table, names, forced, source, rules) for name, names in gathered.items()}
+    joined = {name: _join(columns, names, forced) for name, names in gathered.items()}
     for column in {column for names in gathered.values() for column in names}:
         if fold(column) not in needed and column in table.column_names:
             table = table.drop_columns(column)
@@ -65,7 +66,7 @@ def gather_columns(
         while fold(unique) in map(fold, table.column_names):
             unique = f"{unique} (columns)"
         table, plain[name] = table.append_column(unique, values), unique
-    return table, plain
+    return table, plain, columns.missing
 
 
 def cell_columns(
@@ -134,14 +135,12 @@ def _refuse_labels(
                 )
 
 
-def _join(
-    table: pa.Table, names: list[str], forced: Collection[str], source: str, rules: CellRules
-) -> Any:
-    columns = {name: rules.tabular(table[name]) for name in names}
-    if len(names) == 1 and pa.types.is_struct(table[names[0]].type):
-        values = table[names[0]].combine_chunks()
+def _join(table: Columns, names: list[str], forced: Collection[str]) -> Any:
+    columns = {name: table.tabular(name) for name in names}
+    if len(names) == 1 and pa.types.is_struct(columns[names[0]].type):
+        values = columns[names[0]].combine_chunks()
         columns = dict(zip([x.name for x in values.type], values.flatten(), strict=True))
     try:
         return join_cells({name.strip(): column for name, column in columns.items()}, forced)
     except FusionZooError as error:
-        raise FusionZooError(f"{source}: {error}") from None
+        raise FusionZooError(f"{table.source}: {error}") from None

@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 from fusionzoo.errors import FusionZooError
 
 from ..table import word_list
-from ..tabular import TEXT
 
 NA = ("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None")
 COMMA_NUMBER = r"^\s*([+-]?[0-9]*),([0-9]+([eE][+-]?[0-9]+)?)\s*$"
@@ -55,15 +54,6 @@ class CellRules:
         if self.decimal == ".":
             return column
         return pc.replace_substring_regex(column, COMMA_NUMBER, r"\1.\2")
-
-    def tabular(self, column: Any) -> Any:
-        """Return a column of a tabular modality; in text with null for words that mean missing."""
-        if pa.types.is_dictionary(column.type) or not any(is_text(column.type) for is_text in TEXT):
-            return column
-        text = column.cast(pa.string())
-        words = pa.array(self.missing_words, pa.string())
-        is_missing = pc.is_in(pc.utf8_trim_whitespace(text), words)
-        return self.numbers(pc.if_else(is_missing, pa.scalar(None, pa.string()), text))
 
     def lists(self, column: Any) -> Any:
         """Return a column of lists of text with decimal points; others stay as they are."""

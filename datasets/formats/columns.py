@@ -107,6 +107,17 @@ class Columns:
         """Return a column as text with decimal points, null where it is empty."""
         return self.cells.numbers(self.text(role))
 
+    def tabular(self, role: str) -> Any:
+        """Return a column of a tabular modality: text with decimal points, null for missing cells;
+        numbers and categories stay as they are.
+        """
+        column = self.values(role)
+        if not any(is_type(column.type) for is_type in TEXT_TYPES):
+            return column
+        text = column.cast(pa.string())
+        stripped = pc.utf8_trim_whitespace(text)
+        return self.cells.numbers(self._without_missing(role, text, stripped, True))
+
     def references(self, role: str) -> Any:
         """Return a modality's column with null for missing text; lists stay as they are."""
         column = self.values(role)

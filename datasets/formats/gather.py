@@ -37,12 +37,12 @@ def gather(
         raise FusionZooError(
             f"{source}: a group is no modality: --data.group_column names its column"
         )
-    table, roles = gather_columns(
+    table, roles, missing = gather_columns(
         table, source, columns, kinds, targets=labels, categorical=categorical, cells=cells
     )
     if group_column is not None:
         roles["group"] = group_column
-    return gather_arrays(
+    gathered = gather_arrays(
         table,
         source,
         root or Path(),
@@ -52,3 +52,4 @@ def gather(
         allow_outside=allow_outside or root is None,
         sample_rate=sample_rate,
     )
+    return gathered._replace(missing=missing)

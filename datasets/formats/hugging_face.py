@@ -108,7 +108,7 @@ def _read(dataset: Any, source: str) -> Loaded:
     columns: dict[str, Any] = {}
     if others and len(dataset):
         plain = dataset.select_columns(others).with_format("arrow")[:]
-        columns = {name: _storage(plain.column(name)) for name in others}
+        columns = {name: plain_column(plain.column(name)) for name in others}
     memory = {}
     for name in media:
         column = dataset.with_format(None).select_columns([name])
@@ -154,7 +154,7 @@ def _metadata(dataset: Any) -> dict[bytes, bytes] | None:
     return dataset.features.arrow_schema.metadata if dataset.features else None
 
 
-def _storage(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def plain_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return a column of an extension type as the plain type it is stored in."""
     if not isinstance(column.type, pa.BaseExtensionType):
         return column

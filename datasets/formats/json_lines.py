@@ -83,7 +83,8 @@ def _describe(path: Path, encoding: str, error: pa.ArrowInvalid) -> FusionZooErr
             try:
                 row = json.loads(line)
             except ValueError as problem:
-                reason = f"is not JSON: {one_line(problem)}; each line holds one object"
+                problem_in_line = getattr(problem, "msg", one_line(problem))
+                reason = f"is not JSON: {problem_in_line}; each line holds one object"
                 return FusionZooError(f"{path}, row {number} {reason}")
             if not isinstance(row, dict):
                 return FusionZooError(f"{path}, row {number} is no object {{...}}")

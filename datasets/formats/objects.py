@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from torch.utils.data import IterableDataset
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.structures import Audio
 
+from .arrow_columns import arrow_column, column_cells
 from .embedded import ObjectCells, row_numbers
 from .hugging_face import is_hugging_face, read_hugging_face
 from .items import ItemCells, Items, as_row, read_entries
@@ -86,8 +86,8 @@ def read_columns(columns: Mapping[str, Any], source: str) -> Loaded:
     memory: dict[str, Any] = {}
     kinds: dict[str, str] = {}
     for name, values in ((str(name), values) for name, values in columns.items()):
-        cells = _cells(values)
-        array = _arrow_column(cells)
+        cells = column_cells(values)
+        array = arrow_column(cells)
         if array is None:
             memory[name] = ObjectCells(cells)
             kinds |= _kind(name, cells)
@@ -167,53 +167,6 @@ def _arrow_table(data: Any) -> pa.Table:
         return pa.table(data)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise FusionZooError(f"the table cannot be read: {one_line(error)}") from error
-
-
-def _cells(values: Any) -> Any:
-    """Return a column's values with None for what is missing; Arrow columns stay as they are."""
-    if isinstance(values, pa.Array | pa.ChunkedArray):
-        return values
-    if isinstance(values, Tensor):
-        values = values.detach().cpu()
-    if isinstance(values, np.ndarray | Tensor) and values.ndim > 1:
-        return values
-    if isinstance(values, np.ndarray | Tensor):
-        values = values.tolist()
-    return [None if _is_missing(value) else _plain(value) for value in values]
-
-
-def _plain(value: Any) -> Any:
-    """Return a Python number for one of NumPy or PyTorch."""
-    is_number = isinstance(value, np.generic) or (isinstance(value, Tensor) and not value.ndim)
-    return value.item() if is_number else value
-
-
-def _is_missing(value: Any) -> bool:
-    """Whether a value is None, NaN, or one of pandas' markers for missing values."""
-    if isinstance(value, float | np.floating):
-        return bool(np.isnan(value))
-    return value is None or type(value).__name__ in ("NAType", "NaTType")
-
-
-def _arrow_column(cells: Any) -> Any:
-    """Return the values as an Arrow array if it holds them exactly; None: they stay objects."""
-    if isinstance(cells, pa.Array | pa.ChunkedArray):
-        return cells
-    if not isinstance(cells, list):
-        return None
-    types = {type(cell) for cell in cells if cell is not None}
-    if types and all(issubclass(kind, Mapping) for kind in types):
-        is_media = all(set(cell or ()) <= {"bytes", "path"} for cell in cells)
-        media = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-        return pa.array(cells, media) if is_media else None
-    if any(issubclass(kind, np.ndarray | Tensor | tuple | Mapping) for kind in types):
-        return None
-    try:
-        return pa.array(cells) if types else pa.nulls(len(cells), pa.string())
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        if all(issubclass(kind, str | Number) for kind in types):
-            return pa.array([None if cell is None else str(cell) for cell in cells], pa.string())
-        return None
 
 
 def _kind(name: str, cells: Any) -> dict[str, str]:

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fusionzoo.errors import FusionZooError, one_line
-from fusionzoo.structures import KINDS
 
 from ..failures import MAX_ERRORS, OnError
 from ..paired import PairedDataset
@@ -27,7 +26,9 @@ from .columns import Columns
 from .declared import apply_declared
 from .embedded import check_cell_paths, take_out
 from .gather import gather
+from .list_cells import read_list_cells
 from .loaded import Loaded
+from .modalities import find_modalities
 from .others import other_columns
 from .roles import missing_words, read_groups, read_ids, read_labels
 from .segments import read_segments, split_roles
@@ -81,16 +82,15 @@ def open_table(
         group_column=group_column,
         cells=cells,
     )
-    provenance = replace(loaded.provenance if loaded else Provenance(), inferred=inferred)
+    origin = loaded or Loaded(table=table, source=source)
+    provenance = replace(origin.provenance, inferred=inferred, split_rule=origin.split_rule)
     known = Columns(source, gathered.table, gathered.roles, cells, provenance.row_numbers)
+    known.missing.update(gathered.missing)
     with _errors_of_types(source):
         rows, names, provenance = _read_columns(
             known, gathered.kinds, shares, targets, word_list(paths), provenance, segments
         )
-    if loaded and loaded.split_rule:
-        provenance = replace(provenance, split_rule=loaded.split_rule)
-    values = {**embedded, **(loaded.memory if loaded else {})}
-    rows, memory = _without_numbers(rows, known, names, values)
+    rows, memory = _without_numbers(rows, known, names, {**embedded, **origin.memory})
     outside = {name: kind for name, kind in names.items() if name not in memory}
     rows, provenance = expand_patterns(
         rows, outside, provenance, source=source, root=root, frames=frames, on_error=on_error
@@ -140,32 +140,6 @@ def _in_stored_order(
     return {name: names[name] for name in sorted(names, key=order.index)}
 
 
-def _modalities(table: Columns, kinds: Mapping[str, str], labels: Sequence[str]) -> dict[str, str]:
-    """Return the kind of each modality: those that the user names, then those of known names."""
-    for role in table.roles:
-        table.require(role, f"--data.{'group_column' if role == 'group' else f'columns.{role}'}")
-    for name in kinds:
-        table.require(name, f"--data.kinds.{name}")
-    taken = {table.position(name) for name in [*(x for x in ROLES if x in table.roles), *labels]}
-    names = [name for name in table.roles if name not in ROLES]
-    for name in (*kinds, *KINDS):
-        if name in table and name not in names:
-            if name in KINDS and table.position(name) in {table.position(x) for x in names}:
-                continue  # the user gave this column another name
-            names.append(name)
-    order = [*table.roles, *KINDS, *kinds]
-    names = [name for name in sorted(names, key=order.index) if table.position(name) not in taken]
-    if not names:
-        table.require("image", f"a modality ({', '.join(KINDS)})")
-    for name in names:
-        if kinds.get(name, name) not in KINDS:
-            raise FusionZooError(
-                f"{table.source}: the kind of column {name!r} is unknown:"
-                f" --data.kinds.{name} image (or {', '.join(KINDS[1:])})"
-            )
-    return {name: kinds.get(name, name) for name in names}
-
-
 def _label_columns(table: Columns, targets: Mapping[str, str]) -> list[str]:
     """Return the columns of labels besides `target`."""
     for name in targets:
@@ -190,13 +164,9 @@ def _read_columns(
 ) -> tuple[pa.Table, dict[str, str], Provenance]:
     """Return the table of the data set, its modalities with their kinds, and its provenance."""
     labels = _label_columns(table, targets or {})
-    names = _modalities(table, kinds, labels)
+    names = find_modalities(table, kinds, labels)
     num_rows = len(table.table)
-    values = without_empty({name: table.references(name) for name in names}, names)
-    values = _drop_empty(table, values)
-    values, notes = with_slashes(
-        values, [name for name, kind in names.items() if kind != "text" or name in paths]
-    )
+    values, notes = _read_values(table, names, paths)
     columns = {"id": read_ids(table), "target": pa.nulls(len(table.table), pa.string())}
     kinds_of_labels = {"target": "classification"} if targets is None else targets
     if "target" in table:
@@ -216,13 +186,25 @@ def _read_columns(
         reading=(*provenance.reading, *table.cells.notes, *notes, *segment_notes),
         missing=missing_words(table),
         empty_rows=num_rows - len(table.table),
-        split_rule=splits.rule,
+        split_rule=provenance.split_rule or splits.rule,
         split_shares=splits.shares,
         group_rule=group_rule,
         unused=table.unused(),
         row_numbers=table.row_numbers,
     )
     return pa.table({**other_columns(table, columns), **columns}), names, provenance
+
+
+def _read_values(
+    table: Columns, kinds: Mapping[str, str], paths: Sequence[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the columns of the modalities, and notes of how they were read."""
+    values = without_empty({name: table.references(name) for name in kinds}, kinds)
+    values = _drop_empty(table, values)
+    path_columns = [name for name, kind in kinds.items() if kind != "text" or name in paths]
+    values, notes = with_slashes(values, path_columns)
+    values, list_notes = read_list_cells(table, values, kinds)
+    return values, [*notes, *list_notes]
 
 
 def _drop_empty(table: Columns, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from fusionzoo.errors import FusionZooError
 
 from ..formats.loaded import Loaded
 from ..formats.parquet_folder import files_by_split, is_parquet_folder, read_parquet_folder
+from ..formats.saved_arrow import is_saved_folder, read_saved_folder
 from ..stored_kinds import with_kinds
 from .blocks import Blocks, ParquetBlocks, StoredCells, TarBlocks
 from .foreign_parquet import has_bytes, open_parquet_files
@@ -84,12 +85,14 @@ def open_index(storage: Storage, index: ShardIndex) -> Loaded:
 
 
 def open_shards(root: Any) -> Loaded | None:
-    """Open a URL, or a folder of shards or Parquet files; None: it is neither."""
+    """Open a URL, or a folder of shards, Parquet or saved Arrow files; None: it is none of them."""
     if is_url(root):
         return open_url(root)
     path = Path(root).expanduser()
     if is_shard_folder(path):
         return open_folder(path)
+    if is_saved_folder(path):
+        return read_saved_folder(path)
     if not is_parquet_folder(path):
         return None
     by_split = files_by_split(path)
@@ -102,8 +105,8 @@ def open_shards(root: Any) -> Loaded | None:
 
 
 def is_sharded(path: Path) -> bool:
-    """Whether a folder holds shards, or Parquet files."""
-    return is_shard_folder(path) or is_parquet_folder(path)
+    """Whether a folder holds shards, Parquet files or what `save_to_disk` wrote."""
+    return is_shard_folder(path) or is_saved_folder(path) or is_parquet_folder(path)
 
 
 def _check_sizes(storage: Storage, index: ShardIndex) -> None:

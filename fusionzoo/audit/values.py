@@ -223,7 +223,7 @@ def orphan_files(scan: Scan) -> Iterator[Finding]:
         yield Finding(
             check="orphan_files",
             severity="warning",
-            message=f"{len(files):,} media files below {dataset.root} are named by no row:"
+            message=f"no row names {len(files):,} of the media files below {dataset.root}:"
             f" {', '.join(sorted(files)[:3])}{', ...' if len(files) > 3 else ''}",
             advice="add rows for them, or move them elsewhere",
             files=tuple(sorted(files)[:MAX_LISTED]),

@@ -18,8 +18,9 @@ import pytest
 import torch
 
 from fusionzoo import PairedDataset, create_dataset
-from fusionzoo.datasets import array_files, arrays
+from fusionzoo.datasets import array_files
 from fusionzoo.datasets.array_files import open_array
+from fusionzoo.datasets.budgets import BUDGETS, Budget
 from fusionzoo.datasets.media import decode
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.errors import FusionZooError
@@ -330,8 +331,9 @@ def test_a_header_that_announces_more_than_the_file_holds_takes_no_memory(
         with h5py.File(folder / "c.h5", "w") as file:
             file.create_dataset("v", data=VECTORS, compression="gzip", chunks=(6, 5))
         open_array(folder / "c.h5", "v")
-    monkeypatch.setattr(arrays, "MAX_VALUES", 4)
-    with pytest.raises(FusionZooError, match="too large for a sample"):
+    small = Budget(limit=4, unit="numbers", advice="store one array per sample")
+    monkeypatch.setitem(BUDGETS, "numbers", small)
+    with pytest.raises(FusionZooError, match="at most 4 numbers: store one array per sample"):
         decode("vector", str(folder / "v.npy[0]"))
 
 

@@ -180,7 +180,7 @@ def test_the_settings_of_a_manifest_apply() -> None:
         ([{"text": "a"}, "b"], "the list, row 2 is of type str: expected a dict or tuple"),
         ([("a", "b")], "the list, row 1 is a tuple of 2 entries: fields names them"),
         ({"text": ["a"], "target": ["x", "y"]}, "'text' has 1, 'target' has 2"),
-        ([{"words": "a"}], "the list has no column 'image' for a modality"),
+        ([{"words": "a"}], "the list has no column of a modality"),
         ([{"text": "a", "id": None}], "the list, row 1: the id is empty"),
         ([{"image": "nowhere.png"}], "image file nowhere.png does not exist"),
         ("digit", "unknown data set 'digit'. Did you mean 'digits'?"),
@@ -378,6 +378,89 @@ def test_a_stream_is_read_to_its_end_or_refused(hf: Any) -> None:
     says = error_of(stream, stream_limit=5)
     assert says.startswith("the IterableDataset is a stream of more than 5 samples")
     assert "raise stream_limit, take fewer" in says
+
+
+def test_a_data_set_on_disk_is_that_in_memory(hf: Any, tmp_path: Path) -> None:
+    hf.DatasetDict(train=small(hf), valid=small(hf)).save_to_disk(tmp_path / "all")
+    data = fz.create_dataset("manifest", root=str(tmp_path / "all"))
+    memory = fz.create_dataset(hf.DatasetDict(train=small(hf), valid=small(hf)))
+    assert (data.ids, data.labels, data.splits) == (memory.ids, memory.labels, memory.splits)
+    assert data.modalities == memory.modalities
+    for row in range(len(data)):
+        ours, theirs = (x[row].values["img"] for x in (data, memory))
+        assert (ours is None and theirs is None) or torch.equal(ours, theirs)
+    assert len(fz.create_dataset(tmp_path / "all" / "valid")) == 6
+
+
+def saved(folder: Path, rows: pa.Table, **options: Any) -> Path:
+    """Write rows as `save_to_disk` does, without its library."""
+    folder.mkdir(parents=True)
+    features = {"info": {"features": {"photo": {"_type": "Image"}, "y": {"names": ["no", "yes"]}}}}
+    rows = rows.replace_schema_metadata({"huggingface": json.dumps(features)})
+    with pa.ipc.new_stream(folder / "data.arrow", rows.schema, **options) as writer:
+        writer.write_table(rows)
+    (folder / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
+    return folder
+
+
+def arrow_rows() -> pa.Table:
+    photo = pa.array(
+        [{"bytes": png(), "path": None}, None],
+        pa.struct([("bytes", pa.binary()), ("path", pa.string())]),
+    )
+    split = ["train", "train"]
+    return pa.table({"photo": photo, "text": ["a", "b"], "y": [1, 0], "split": split})
+
+
+def test_a_data_set_on_disk_is_opened_without_its_library(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        saved(tmp_path / split, arrow_rows())
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    data = fz.create_dataset(tmp_path)
+    assert (data.splits, data.classes) == ({"train": 2, "test": 2}, ["no", "yes"])
+    assert data.provenance.split_rule == "the keys of the DatasetDict"
+    assert data[2].values["photo"].shape == (3, 3, 4)
+    assert data[3].values["photo"] is None
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("state.json", '{"_data_files": [{"filename": "../data.arrow"}]}', "names no file of data"),
+        ("state.json", '{"_data_files": 3}', "names no file of data"),
+        ("state.json", "[]", "is no object of JSON"),
+        ("state.json", "{", "cannot be read"),
+        ("dataset_dict.json", '{"splits": [".."]}', "does not list the splits"),
+        ("dataset_dict.json", '{"splits": ["train"]}', "train/state.json cannot be read"),
+        ("data.arrow", "no Arrow at all", "cannot be read as a stream of Arrow"),
+        ("data.arrow", None, "data.arrow does not exist"),
+    ],
+)
+def test_a_damaged_data_set_on_disk_is_an_error_in_one_line(
+    tmp_path: Path, file: str, content: str | None, says: str
+) -> None:
+    folder = saved(tmp_path / "a", arrow_rows())
+    (folder / file).unlink(missing_ok=True)
+    if content is not None:
+        (folder / file).write_text(content)
+    assert says in error_of(folder)
+
+
+def test_arrow_files_neither_expand_nor_lead_elsewhere(tmp_path: Path) -> None:
+    packed = pa.ipc.IpcWriteOptions(compression="zstd")
+    assert "is compressed" in error_of(saved(tmp_path / "a", arrow_rows(), options=packed))
+    coded = arrow_rows().set_column(1, "text", pa.array(["a", "b"]).dictionary_encode())
+    assert "is compressed" in error_of(saved(tmp_path / "b", coded, options=packed))
+    assert len(fz.create_dataset(saved(tmp_path / "c", coded))) == 2
+    folder = saved(tmp_path / "d", arrow_rows())
+    (folder / "data.arrow").unlink()
+    (folder / "data.arrow").symlink_to(tmp_path / "c" / "data.arrow")
+    assert "outside of" in error_of(folder)
+    folder = saved(tmp_path / "e", arrow_rows())
+    whole = (folder / "data.arrow").read_bytes()
+    for size in (10, len(whole) // 3, len(whole) - 40):
+        (folder / "data.arrow").write_bytes(whole[:size])
+        assert "cannot be read as a stream of Arrow" in error_of(folder)
 
 
 def test_parquet_files_of_splits_are_one_data_set(hf: Any, tmp_path: Path) -> None:

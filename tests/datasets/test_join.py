@@ -172,6 +172,12 @@ def test_wrong_joins_are_one_line() -> None:
 # ---- splits, targets, columns
 
 
+@pytest.mark.parametrize("sources", [[1, 2], {"a": None}, None])
+def test_sources_that_are_no_data_sets_by_name_are_one_line(sources: Any) -> None:
+    with pytest.raises(FusionZooError, match="join takes data sets by name"):
+        PairedDataset.join(sources)
+
+
 def test_splits_of_a_column_come_before_splits_by_hash() -> None:
     splits = ["train", "test"] * 20
     left = fz.create_dataset(products(40, split=splits))

@@ -386,6 +386,11 @@ def hugging_face_parquet(folder: Path, rows: Sequence[Row]) -> PairedDataset:
     return fz.create_dataset(str(folder))
 
 
+def hugging_face_on_disk(folder: Path, rows: Sequence[Row]) -> PairedDataset:
+    hugging_face_dict(rows).save_to_disk(folder / "saved", num_shards={"train": 2})
+    return fz.create_dataset(str(folder / "saved"))
+
+
 def hugging_face_stream(folder: Path, rows: Sequence[Row]) -> PairedDataset:
     import datasets as hf
 
@@ -480,6 +485,7 @@ SOURCES: dict[str, Maker] = {
     "Hugging Face Dataset": hugging_face_dataset,
     "Hugging Face DatasetDict": hugging_face_splits,
     "Hugging Face Parquet files": hugging_face_parquet,
+    "Hugging Face save_to_disk": hugging_face_on_disk,
     "Hugging Face streams": hugging_face_stream,
     "Hugging Face streams as shards": hugging_face_stream_as_shards,
     "Parquet shards": parquet_shards,

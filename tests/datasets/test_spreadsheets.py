@@ -639,6 +639,7 @@ def test_spaces_around_classes_do_not_count_and_case_is_pointed_out(tmp_path: Pa
         (["sun;sea", "sun", "sea"] * 5, "--objective.name multilabel"),
         (["sun, sea", "sun", "sea"] * 5, "--objective.name multilabel --data.label_separator ,"),
         (["sun|sea", "sun", "sea"], "--objective.name multilabel --data.label_separator '|'"),
+        (["a;b", "b", "c;a"] * 5, "--objective.name multilabel"),
         (["one", "two", "three", "four"], "each of the 4 targets occurs once"),
         ([str(n % 10) for n in range(100)], ""),
         ([str(n % 30) for n in range(1000)], ""),
@@ -651,6 +652,37 @@ def test_a_hint_names_the_objective_that_fits(labels: list[Any], expected: str) 
     hint = objective_hint(pa.array(labels, pa.string()))
     assert expected in hint
     assert bool(expected) == bool(hint)
+
+
+def test_lists_in_cells_of_text_are_vectors_and_sequences(tmp_path: Path) -> None:
+    rows = ['a,"[1, 2.5]","[[1, 2], [3, 4]]"', 'b,"[3,-4e1] ",', "c,,"]
+    data = table(tmp_path, "id,vector,sequence\n" + "\n".join(rows), drop_empty=True)
+    assert [x.values["vector"].tolist() for x in (data[0], data[1])] == [[1, 2.5], [3, -40]]
+    assert data[0].values["sequence"].tolist() == [[1, 2], [3, 4]]
+    assert data[1].values["sequence"] is None
+    assert "text in vector as lists of numbers" in summary(data)["read as"]
+
+
+@pytest.mark.parametrize(
+    "cell",
+    ["[1. 2.]", "[[1, 2]]", "1", "[true]", '[""a""]', f"[1{'0' * 400}]", "[" * 2000 + "]" * 2000],
+)
+def test_a_cell_that_is_no_list_of_numbers_is_named(tmp_path: Path, cell: str) -> None:
+    said = message(tmp_path, f'id,vector\na,"[1, 2]"\nb,"{cell}"\n')
+    assert "m.csv, row 3, column 'vector': " in said
+    assert "is no list of numbers such as [0.5, 1, 2]" in said
+
+
+def test_messages_say_where_and_what_to_do(tmp_path: Path) -> None:
+    rows = "id,target,text\n" + "".join(f"s{n % 4},x,t\n" for n in range(14))
+    assert "id 's0' occurs 4 times (rows 2, 6, 10, ...)" in message(tmp_path, rows)
+    said = message(tmp_path, "caption a,label\nx,y\n")
+    assert "--data.columns.text 'caption a' names one. Its columns: caption a, label" in said
+    assert "--data.delimiter" not in said
+    assert "it has one column: --data.delimiter" in message(tmp_path, "id~text\na~b\n")
+    said = message(tmp_path, "id,split,target,text\na,train,x,t\nb,val,y,t\nc,val,x,t\n")
+    assert "row 3, sample 'b' (split 'val') has the label 'y'" in said
+    assert "put some there with a column of splits" in said
 
 
 def test_the_hint_stands_in_the_error_and_in_the_summary(tmp_path: Path) -> None:

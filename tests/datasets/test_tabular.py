@@ -97,7 +97,42 @@ def test_numbers_that_are_codes_are_categories_if_the_user_says_so(tmp_path: Pat
 
 def test_the_summary_says_what_was_learnt_of_each_column(tmp_path: Path) -> None:
     lines = data_summary(opened(tmp_path, categorical="code"))
-    assert "columns   Age 40 ± 10, colour 2 categories, code 2 categories" in lines
+    described = "Age 40 ± 10 (2 missing), colour 2 categories (1 missing), code 2 categories"
+    assert f"columns   {described} (1 missing)" in lines
+
+
+def test_the_summary_counts_the_words_that_were_read_as_missing_cells(tmp_path: Path) -> None:
+    rows = [(f"s{n}", "train", "x", ("31", "NA", "")[n % 3], "red", "null", "t") for n in range(6)]
+    rows[0] = ("s0", "train", "x", "31", "red", "7", "t")
+    lines = data_summary(opened(tmp_path, rows))
+    assert "missing   'NA' 2 in Age; 'null' 5 in code (--data.na)" in lines
+    described = next(line for line in lines if line.startswith("columns"))
+    assert (
+        described == "columns   Age 31 ± 1 (4 missing), colour 1 category, code 7 ± 1 (5 missing)"
+    )
+
+
+def test_a_hint_names_the_setting_for_categories_that_are_decimal_commas(tmp_path: Path) -> None:
+    rows = [(f"s{n}", "train", "x", f"{n},5", "red", "1", "t") for n in range(4)]
+    hint = "hint      the categories of Age are numbers: '0,5'; --data.decimal , reads it as 0.5"
+    assert hint in data_summary(opened(tmp_path, rows))
+    assert not any("are numbers" in x for x in data_summary(opened(tmp_path, rows, decimal=",")))
+    rows[0] = ("s0", "train", "x", "none", "red", "1", "t")
+    assert not any("are numbers" in x for x in data_summary(opened(tmp_path, rows)))
+
+
+@pytest.mark.parametrize("odd", [3.5, "three"])
+def test_rows_of_dicts_in_memory_are_a_tabular_modality(odd: float | str) -> None:
+    rows = [{"age": 31, "colour": "red"}, {"age": odd}, None, {"age": None, "colour": "blue"}]
+    data = create_dataset([{"text": "x", "tabular": row, "split": "train"} for row in rows])
+    first = str(31) if isinstance(odd, str) else 31.0
+    assert cells(data) == [
+        {"age": first, "colour": "red"},
+        {"age": odd, "colour": None},
+        None,
+        {"age": None, "colour": "blue"},
+    ]
+    assert "colour 2 categories (2 missing)" in "\n".join(data_summary(data))
 
 
 def test_one_odd_cell_among_numbers_is_an_error_that_names_it(tmp_path: Path) -> None:
