@@ -34,7 +34,7 @@ def _reader() -> Any:
     """Return the class of open files."""
     import soundfile
 
-    class Reader(soundfile.SoundFile):
+    class Reader(soundfile.SoundFile):  # type: ignore[misc]  # it has no type hints
         """A file in which soundfile does not seek after each read, which decodes a block again."""
 
         def seekable(self) -> bool:
