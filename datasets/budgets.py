@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +99,7 @@ def file_size(path: str | Path, budget: str) -> int:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise FusionZooError(f"{path} cannot be opened: {reason}") from error
-    if not path.is_file():
+    if not stat.S_ISREG(status.st_mode):
         raise FusionZooError(f"{path} is no file")
     check_budget(budget, status.st_size, str(path))
     return status.st_size

@@ -24,6 +24,7 @@ from .arrays import ArrayItem, find_item
 from .budgets import check_budget, check_picture, file_size
 from .conversion import how_to_convert
 from .drawing import render
+from .picture_size import jpeg_size
 from .several import decode_items
 from .sound import decode_audio
 from .stretch import Stretch, is_video
@@ -100,6 +101,10 @@ def decode_image(source: Any) -> Tensor:
     path, data = _read(source, "image file")
     if _is_svg(path, data):
         data = render(data, path)
+    size = jpeg_size(data)
+    if size is not None:
+        check_picture(*size, path)
+        return _decode_plain(data, path)
     image = _open(data, path)  # reads the header only, and refuses an image that is too large
     return _decode_plain(data, path) if _is_plain(data) else _to_rgb(_load(image, path))
 

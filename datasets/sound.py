@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,12 +17,14 @@ from fusionzoo.structures import Audio
 
 from .budgets import check_budget, file_size
 from .conversion import how_to_convert, is_sound
+from .sound_handles import is_kept, is_seekable, keep_handle, open_handle, take_handle
 from .stretch import Stretch
 from .truncated import missing_bytes
 
-MAX_READ_AT_ONCE = (
-    480_000  # samples, 10 s at 48 kHz; up to here opening twice costs more than reading
-)
+# Samples up to which all of a clip is read at once: 10 s at 48 kHz, as opening twice costs more. A
+# file that stays open, see `sound_handles`, is sought in from 2.5 s at 16 kHz.
+MAX_READ_AT_ONCE = 480_000
+MAX_READ_IF_SEEKABLE = 40_000
 # Values of all channels read at a time, so that only the averaged channel is kept whole.
 BLOCK = 1 << 17
 # Recordings exceed full scale slightly (lossy codecs, resampling), never by 12 dB. Integers stored
@@ -43,7 +44,7 @@ class AudioFile:
     def read(self, start: int, count: int) -> Tensor:
         """Return samples `start` to `start + count`, float32 (count,); fewer at the end."""
         count = min(count, self.frames - start)
-        with _open(self.source) as file:
+        with _open(self.source, take_handle(self.source)) as file:
             file.seek(self.offset + start)
             samples = _read_mono(file, count)
         if len(samples) < count:
@@ -84,11 +85,14 @@ def decode_audio(source: Any) -> Audio | AudioFile:
     with _open(source) as file:
         rate, frames = file.samplerate, file.frames
         check_budget("rate", rate, name)
-        _check_whole(source, name)
+        if file.format != "FLAC":  # libsndfile raises an error for one that was cut off
+            _check_whole(source, name)
         if frames > 2**48:  # libsndfile's value for a stream without a length in its header
             raise FusionZooError(f"{name} has no length in its header: store it as WAV or FLAC")
         first, count = part.samples(frames, rate, name)
-        if count > MAX_READ_AT_ONCE:
+        seekable = MAX_READ_IF_SEEKABLE if is_seekable(file) else MAX_READ_AT_ONCE
+        if count > min(seekable, MAX_READ_AT_ONCE):
+            keep_handle(source, file)
             return AudioFile(source, rate, count, first)
         if first:
             file.seek(first)
@@ -186,20 +190,29 @@ def _read_mono(file: Any, count: int) -> np.ndarray:
 
 
 @contextmanager
-def _open(source: Path | bytes) -> Iterator[Any]:
-    """Open a clip; an error of the audio library becomes one that names the file."""
+def _open(source: Path | bytes, kept: Any = None) -> Iterator[Any]:
+    """Open a clip, if it is not `kept` open; an error of the audio library names the file.
+
+    It is closed after use unless `keep_handle` was called.
+    """
     import soundfile
 
     name = _name(source)
-    if not (len(source) if isinstance(source, bytes) else file_size(source, "sound file")):
+    if kept is None and not (
+        len(source) if isinstance(source, bytes) else file_size(source, "sound file")
+    ):
         raise FusionZooError(f"{name} is empty")
+    file = kept
     try:
-        with soundfile.SoundFile(io.BytesIO(source) if isinstance(source, bytes) else source) as f:
-            yield f
+        file = open_handle(source) if kept is None else kept
+        yield file
     except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
         hint = _conversion_hint(source)
         reason = hint or f": {one_line(error)}"
         raise FusionZooError(f"{name} cannot be read as audio{reason}") from error
+    finally:
+        if file is not None and not is_kept(source, file):
+            file.close()
 
 
 def _name(source: Path | bytes) -> str:

@@ -81,6 +81,7 @@ TABLES = (
     script("fusions", ("fusion", "fusionzoo/evaluation/cost.py")),
     script("gpu", ("perf/_gpu_parts.py", *TRAINING, "fusionzoo/benchmark")),  # needs a CUDA GPU
     script("interactions", (*TRAINING, *SHARED), "runs/interactions.jsonl"),
+    script("loader", ("datasets", "encoders", "fusionzoo/training/data.py")),
     script("mfeat", (*TRAINING, *SHARED), "runs/mfeat.jsonl"),
     script("missing_products", ("fusion/base.py", "fusion/early")),
     script("cache", (*BENCHMARK, "configs/benchmarks/stamps.yaml")),

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 from fusionzoo.datasets.media import decode, decode_audio, decode_image, decode_text
+from fusionzoo.datasets.picture_size import jpeg_size
 from fusionzoo.errors import FusionZooError
 
 RED = (200, 30, 40)
@@ -313,3 +314,16 @@ def test_vectors_and_sequences_come_from_lists_and_files(tmp_path: Path) -> None
 def test_an_object_of_the_wrong_type_is_an_error(kind: str, value: Any) -> None:
     with pytest.raises(FusionZooError):
         decode(kind, value)
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"comment": b"a" * 300}])
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_the_size_of_a_jpeg_is_that_of_pillow(mode: str, options: dict[str, Any]) -> None:
+    buffer = io.BytesIO()
+    Image.new(mode, (37, 21)).save(buffer, "JPEG", **options)
+    data = buffer.getvalue()
+    assert jpeg_size(data) == (37, 21)
+    for end in range(len(data)):  # of a file that was cut: nothing, or the same
+        assert jpeg_size(data[:end]) in (None, (37, 21))
+    frame = data.index(b"\xff\xc2" if "progressive" in options else b"\xff\xc0")
+    assert jpeg_size(data[:frame] + b"\xff\xff" + data[frame + 1 :]) is None  # left to Pillow
