@@ -679,6 +679,7 @@ def test_workers_and_processes_keep_the_order(
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own
 def test_ray_keeps_the_order(tmp_path: Path, small_model: fz.FusionModel) -> None:
     ray = pytest.importorskip("ray")
     ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False)
