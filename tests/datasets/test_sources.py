@@ -684,13 +684,11 @@ def test_ray_keeps_the_order(tmp_path: Path, small_model: fz.FusionModel) -> Non
     ray = pytest.importorskip("ray")
     ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False)
     try:
-        for name in ("parquet of structs", "list of dicts"):
-            (tmp_path / name).mkdir()
-            rows = few_rows(30)
-            dataset = SOURCES[name](tmp_path / name, rows)
-            out, more = tmp_path / name / "e.parquet", {"engine": "ray", "actors": 2}
-            cfg = settings(out, dataset, row_group=10, **more)
-            embed(cfg, World(), small_model, dataset)
-            check_order(out, dataset, rows)
+        rows = few_rows(30)
+        dataset = SOURCES["parquet of structs"](tmp_path, rows)
+        more: dict[str, Any] = {"engine": "ray", "actors": 2, "row_group": 10}
+        cfg = settings(tmp_path / "e.parquet", dataset, **more)
+        embed(cfg, World(), small_model, dataset)
+        check_order(tmp_path / "e.parquet", dataset, rows)
     finally:
         ray.shutdown()
