@@ -144,12 +144,14 @@ class PairedDataset(Displayed, Exchange, Incomplete, Measured, Dataset[Sample | 
         )
         return view
 
-    def only(self, modality: str) -> PairedDataset:
-        """Return the same samples with one modality, those that lack it included."""
-        self.check_modality(modality)
+    def only(self, modalities: str | Sequence[str]) -> PairedDataset:
+        """Return the same samples with some modalities, those that lack them included."""
+        names = [modalities] if isinstance(modalities, str) else list(modalities)
+        for name in names:
+            self.check_modality(name)
         view = copy.copy(self)
-        view.modalities = {modality: self.modalities[modality]}
-        view.failed = Failures(len(self.table), 1)
+        view.modalities = {name: kind for name, kind in self.modalities.items() if name in names}
+        view.failed = Failures(len(self.table), len(view.modalities))
         return view
 
     def with_targets(self, targets: Mapping[str, str]) -> PairedDataset:

@@ -2,8 +2,9 @@
 
 `python perf/embed.py --part rate`: rows per second of embed.py with one worker, against a bare loop
 of the same encoders over batches that are already decoded, and against the loader alone; bar: 0.95
-of the slower of the two. Also against batches in the table's order. `cpu_ratio` compares the CPU
-time of the main process, for machines that do other work at the same time.
+of the slower of the two. Also against batches in the table's order. On machines that do other work
+at the same time only CPU time tells: `cpu_ratio` is what the slower of encoders and decoding takes,
+by the busier process of the extraction: this one, or the worker.
 `python perf/embed.py --part memory --rows 1000000`: peak memory of processes that embed 10,000 and
 more text rows, and what the table itself takes.
 `python perf/embed.py --part scaling`: CPU time per row of the whole command on a small and a large
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import io
 import json
 import resource
@@ -24,7 +26,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from embed_kills import write_table
@@ -48,15 +50,27 @@ def quietly(args: list[str]) -> None:
         assert embed(args) == 0
 
 
-def best(run: Callable[[], Any]) -> tuple[float, float]:
-    """Return the shortest wall time of a few, and the shortest CPU time of this process."""
-    walls, cpus = [], []
-    for _ in range(ROUNDS):
-        wall, cpu = time.perf_counter(), time.process_time()
-        run()
-        walls.append(time.perf_counter() - wall)
-        cpus.append(time.process_time() - cpu)
-    return min(walls), min(cpus)
+class Times(NamedTuple):
+    """Seconds of a run."""
+
+    wall: float
+    main: float  # CPU of this process
+    worker: float  # CPU of the processes that it started
+
+
+def time_once(run: Callable[[], Any]) -> Times:
+    """Measure a run, whose workers have ended when it returns."""
+
+    def now() -> Times:
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return Times(
+            time.perf_counter(), time.process_time(), children.ru_utime + children.ru_stime
+        )
+
+    start = now()
+    run()
+    gc.collect()  # a loader's worker ends with its iterator
+    return Times(*(b - a for a, b in zip(start, now(), strict=True)))
 
 
 def measure_rate(rows: int) -> dict[str, float]:
@@ -82,18 +96,27 @@ def measure_rate(rows: int) -> dict[str, float]:
                 extract(job, parts, numbers)
                 parts.remove()
 
-        seconds = {
-            "forward": best(forward),
-            "loader": best(lambda: [0 for _ in extraction._batches(job, numbers)]),
-            "extract": best(lambda: write(job)),
-            "unsorted": best(lambda: write(job.unbucketed())),
+        runs: dict[str, Callable[[], Any]] = {
+            "forward": forward,
+            "decoding": lambda: [0 for _ in extraction._batches(in_process, numbers)],
+            "loader": lambda: [0 for _ in extraction._batches(job, numbers)],
+            "extract": lambda: write(job),
+            "unsorted": lambda: write(job.unbucketed()),
         }
-    rates = {f"{part}_rows_per_s": round(rows / wall) for part, (wall, _) in seconds.items()}
-    wall = {part: times[0] for part, times in seconds.items()}
+        # In turns, so that a change of the machine's load meets all of them.
+        rounds = [{part: time_once(run) for part, run in runs.items()} for _ in range(ROUNDS)]
+    wall = {part: min(times[part].wall for times in rounds) for part in runs}
+    main = {part: min(times[part].main for times in rounds) for part in runs}
+    worker = min(times["extract"].worker for times in rounds)
+    rates = {f"{part}_rows_per_s": round(rows / wall[part]) for part in runs}
     figures = {
         "ratio": max(wall["forward"], wall["loader"]) / wall["extract"],
-        "cpu_ratio": seconds["forward"][1] / seconds["extract"][1],  # without the worker
-        "sorting": wall["unsorted"] / wall["extract"],
+        "cpu_ratio": max(main["forward"], main["decoding"]) / max(main["extract"], worker),
+        "forward_cpu_s": main["forward"],
+        "decoding_cpu_s": main["decoding"],
+        "extract_cpu_s": main["extract"],
+        "worker_cpu_s": worker,
+        "sorting": main["unsorted"] / main["extract"],
     }
     return {**rates, **{name: round(x, 3) for name, x in figures.items()}}
 

@@ -90,15 +90,13 @@ def test_rows_keep_the_order_of_the_table_and_batches_that_of_lengths(
     assert np.mean(spread) < 0.5 * (max(lengths.values()) - min(lengths.values()))
 
 
-def test_every_source_keeps_its_order(tmp_path: Path, table: Path) -> None:
+def test_paths_and_rows_in_memory_keep_their_order(tmp_path: Path, table: Path) -> None:
     rows = [
         {"id": f"x{n}", "text": "long " * (n * 7 % 5) + "text", "target": "a"} for n in range(9)
     ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
-    for number, data in enumerate(
-        [str(table), str(tmp_path / "t.parquet"), rows, {"name": "digits", "modalities": "text"}]
-    ):
-        dataset = create_dataset(data) if not isinstance(data, dict) else create_dataset(**data)
+    for number, data in enumerate([str(table), str(tmp_path / "t.parquet"), rows]):
+        dataset = create_dataset(data)
         text_model = create_model("sum", {"text": CHARS}, 1, dim=4)
         out = fz.embed(text_model, data, out=tmp_path / f"{number}.parquet", batch_size=4)
         assert fz.read_embeddings(out).ids == dataset.ids
@@ -122,6 +120,16 @@ def test_columns_of_the_table_are_read_once_however_many_batches_there_are(
         counts.append(dict(cells))
     assert counts[0] == counts[1]
     assert max(counts[0].values()) <= 3 * 90  # to open the data, to hash it, to write it
+
+
+def test_what_the_model_does_not_read_is_not_decoded(tmp_path: Path) -> None:
+    rows = [{"id": f"x{n}", "text": f"text {n}", "image": "none.png"} for n in range(6)]
+    dataset = create_dataset(rows, on_error="missing", max_errors=1.0)
+    text_model = create_model("sum", {"text": CHARS}, 1, dim=4)
+    out = fz.embed(text_model, dataset, out=tmp_path / "e.parquet", num_workers=0)
+    assert fz.read_embeddings(out).ids == dataset.ids
+    assert dataset.failures() == []
+    assert len(dataset[0].values) == 2 and len(dataset.failures()) == 1  # it would have failed
 
 
 # ---- memory

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -69,7 +68,7 @@ def read_sample(
     vectors, usable = {}, {}
     columns = [column for column in file.dims if column != ALIGNED or ALIGNED in file.columns]
     for column in columns:
-        vectors[column], usable[column] = _rows_of(file, column, rows)
+        vectors[column], usable[column] = file.some(column, rows.tolist())
     ids = [str(x) for x in _cells(file, "id", rows)]
     splits = [str(x or "") for x in _cells(file, "split", rows)]
     targets = [None if x is None else str(x) for x in _cells(file, "target", rows)]
@@ -90,16 +89,6 @@ def read_sample(
         content,
         codes.get(GROUP),
     )
-
-
-def _rows_of(file: VectorFile, column: str, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    vectors = torch.zeros(len(rows), file.dims[column])
-    usable = torch.zeros(len(rows), dtype=torch.bool)
-    for block in file.blocks(column):
-        first, last = np.searchsorted(rows, [block.start, block.start + len(block.usable)])
-        inside = torch.from_numpy(rows[first:last] - block.start)
-        vectors[first:last], usable[first:last] = block.vectors[inside], block.usable[inside]
-    return vectors, usable
 
 
 def _cells(file: VectorFile, column: str, rows: NDArray[np.int64]) -> list[Any]:

@@ -1,25 +1,26 @@
 """Read a file of embeddings: which vectors it has, and those vectors in blocks of rows.
 
-`evaluation/embeddings.py` reads one column whole. Shapes: `N` rows, `D` width.
+In any format of `evaluation/embedding_files.py`. Shapes: `N` rows, `D` width.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
+from fusionzoo.evaluation.embedding_files import EmbeddingFile, open_embedding_file
+from fusionzoo.evaluation.list_columns import matrix_of, scaled
 
 BLOCK = 1 << 16  # rows in memory that are compared at a time
 READ = 1 << 14  # rows read at a time
@@ -37,12 +38,13 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class VectorFile:
-    """A Parquet file of embeddings: one row per sample, vectors in columns of lists."""
+    """A file of embeddings: one row per sample, vectors in columns of lists."""
 
     path: Path
     rows: int
     dims: dict[str, int]  # column of vectors -> width
     columns: list[str]  # the others, without scales of vectors
+    stored: EmbeddingFile = field(repr=False, compare=False)
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def check_column(self, name: str) -> None:
@@ -61,56 +63,43 @@ class VectorFile:
     def blocks(self, name: str, size: int = READ) -> Iterator[Block]:
         """Yield the vectors of a column in blocks, so that memory does not grow with the file."""
         self.check_column(name)
-        if name == ALIGNED and ALIGNED not in self._parquet().schema_arrow.names:
-            yield from self._mean_blocks(size)
-            return
-        presence = [f"present_{self.modality(name)}"] if self.modality(name) else []
         start = 0
-        for batch in self.batches([name, *presence, *self._scale(name)], size):
-            vectors, usable = self._matrix(batch, name)
-            for column in presence:
-                usable &= torch.from_numpy(
-                    batch.column(column).fill_null(False).to_numpy(zero_copy_only=False)
-                )
-            yield Block(start, vectors, usable & vectors.isfinite().all(1) & (vectors != 0).any(1))
+        for batch in self.batches(self._needed(name), size):
+            yield Block(start, *self._decode(batch, name))
             start += len(batch)
 
     def matrix(self, name: str) -> tuple[Tensor, Tensor]:
         """Return all vectors of a column, (N, D) float32, and which rows have one, (N,) bool."""
         self.check_column(name)
-        vectors = torch.zeros(self.rows, self.dims[name])
+        vectors = torch.empty(self.rows, self.dims[name])
         usable = torch.zeros(self.rows, dtype=torch.bool)
         for block in self.blocks(name):
             rows = slice(block.start, block.start + len(block.usable))
             vectors[rows], usable[rows] = block.vectors, block.usable
         return vectors, usable
 
-    def batches(self, columns: Sequence[str], size: int = READ) -> Iterator[pa.RecordBatch]:
-        """Yield some columns in batches of rows.
+    def some(self, name: str, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return the vectors of some rows, (n, D) float32, and which have one, (n,) bool."""
+        self.check_column(name)
+        wanted, places = np.unique(np.asarray(rows, np.int64), return_inverse=True)
+        with self._one_line_errors():
+            table = self.stored.take(wanted.tolist(), self._needed(name)).combine_chunks()
+        batches = table.to_batches() or [pa.RecordBatch.from_pylist([], table.schema)]
+        vectors, usable = self._decode(batches[0], name)
+        return vectors[places], usable[places]
 
-        Row groups are opened one by one: Arrow keeps what it has read of all that it was asked for.
-        """
-        try:
-            parquet, names = self._parquet(), list(columns)
-            for group in range(parquet.num_row_groups):
-                yield from parquet.iter_batches(size, row_groups=[group], columns=names)
-        except (pa.ArrowException, OSError) as error:
-            raise FusionZooError(f"{self.path} cannot be read: {one_line(error)}") from error
+    def batches(self, columns: Sequence[str], size: int = READ) -> Iterator[pa.RecordBatch]:
+        """Yield some columns in batches of rows."""
+        with self._one_line_errors():
+            yield from self.stored.batches(columns, size)
 
     def take(self, rows: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
         """Return some cells of some rows; only their row groups are read."""
-        parquet = self._parquet()
-        cells: dict[int, dict[str, Any]] = {}
-        wanted, first = sorted(set(rows)), 0
-        for group in range(parquet.num_row_groups):
-            size = parquet.metadata.row_group(group).num_rows
-            inside = [row for row in wanted if first <= row < first + size]
-            if inside:
-                table = parquet.read_row_group(group, columns=list(columns))
-                chosen = table.take(pa.array([row - first for row in inside])).to_pylist()
-                cells.update(zip(inside, chosen, strict=True))
-            first += size
-        return [cells[row] for row in rows]
+        wanted = sorted(set(rows))
+        with self._one_line_errors():
+            cells = self.stored.take(wanted, columns).to_pylist()
+        by_row = dict(zip(wanted, cells, strict=True))
+        return [dict(by_row[row]) for row in rows]
 
     def strings(self, name: str) -> list[str | None]:
         """Return a column as text."""
@@ -137,40 +126,50 @@ class VectorFile:
 
     def state(self) -> dict[str, Any]:
         """Return what changes when the file is written anew."""
-        about = os.stat(self.path)
-        return {"bytes": about.st_size, "modified_ns": about.st_mtime_ns, "rows": self.rows}
+        stats = [path.stat() for path in self.stored.files]
+        modified = max(about.st_mtime_ns for about in stats)
+        size = sum(about.st_size for about in stats)
+        return {"bytes": size, "modified_ns": modified, "rows": self.rows}
 
-    def _parquet(self) -> Any:
-        return pq.ParquetFile(self.path)
+    @contextmanager
+    def _one_line_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            raise FusionZooError(f"{self.path} cannot be read: {one_line(error)}") from error
 
-    def _scale(self, name: str) -> list[str]:
-        """Return the column of an int8 vector's scales, if there is one."""
-        names = self._parquet().schema_arrow.names
-        return [f"{name}_scale"] if f"{name}_scale" in names else []
+    def _parts(self, name: str) -> list[str]:
+        """Return the columns of which a column that is not stored is the mean."""
+        is_stored = name != ALIGNED or ALIGNED in self.stored.schema.names
+        return [] if is_stored else [x for x in self.dims if x.startswith(f"{ALIGNED}_")]
 
-    def _matrix(self, batch: pa.RecordBatch, name: str) -> tuple[Tensor, Tensor]:
-        """Return a column of lists as (B, D) and which rows are not null."""
-        column, dim = batch.column(name), self.dims[name]
-        valid = np.array(column.is_valid())
-        vectors = np.zeros((len(column), dim), np.float32)
-        rows = column.drop_null()
-        widths = pa.compute.unique(pa.compute.list_value_length(rows)).to_pylist()
-        if widths not in ([], [dim]):
-            raise FusionZooError(f"{self.path}: {name!r} has vectors of {sorted(widths)} numbers")
-        vectors[valid] = rows.flatten().to_numpy(zero_copy_only=False).reshape(-1, dim)
-        for scale in self._scale(name):
-            factors = batch.column(scale).fill_null(0).to_numpy(zero_copy_only=False)
-            vectors *= factors.astype(np.float32)[:, None]
-        return torch.from_numpy(vectors), torch.from_numpy(valid)
+    def _needed(self, name: str) -> list[str]:
+        """Return the stored columns from which the vectors of a column are decoded."""
+        if parts := self._parts(name):
+            return list(dict.fromkeys(x for part in parts for x in self._needed(part)))
+        presence = [f"present_{self.modality(name)}"] if self.modality(name) else []
+        scale = [x for x in [f"{name}_scale"] if x in self.stored.schema.names]
+        return [name, *presence, *scale]
 
-    def _mean_blocks(self, size: int) -> Iterator[Block]:
-        """Yield the mean over modalities of the aligned unit vectors."""
-        parts = [name for name in self.dims if name.startswith(f"{ALIGNED}_")]
-        for blocks in zip(*(self.blocks(name, size) for name in parts), strict=True):
-            total = sum(unit(block.vectors) * block.usable[:, None] for block in blocks)
-            assert isinstance(total, Tensor)
-            usable = torch.stack([block.usable for block in blocks]).any(0)
-            yield Block(blocks[0].start, total, usable & (total != 0).any(1))
+    def _decode(self, batch: pa.RecordBatch, name: str) -> tuple[Tensor, Tensor]:
+        """Return a column's vectors (B, D), zero where a row has none, and which rows have one."""
+        if parts := self._parts(name):
+            decoded = [self._decode(batch, part) for part in parts]
+            total = torch.stack([unit(vectors) for vectors, _ in decoded]).sum(0)
+            return total, (total != 0).any(1)
+        try:
+            matrix = matrix_of(batch.column(name), self.dims[name])
+        except FusionZooError as error:
+            raise FusionZooError(f"{self.path}: {name!r}: {error}") from None
+        if f"{name}_scale" in batch.schema.names:
+            matrix = scaled(matrix, batch.column(f"{name}_scale"))
+        matrix = matrix.astype(np.float32, copy=not matrix.flags.writeable)
+        vectors = torch.from_numpy(matrix)
+        usable = _have_directions(vectors)
+        if self.modality(name):
+            present = batch.column(f"present_{self.modality(name)}").fill_null(False)
+            usable &= torch.from_numpy(np.array(present))
+        return (vectors if usable.all() else vectors.masked_fill(~usable[:, None], 0)), usable
 
 
 def open_vectors(path: str | Path | VectorFile) -> VectorFile:
@@ -178,18 +177,16 @@ def open_vectors(path: str | Path | VectorFile) -> VectorFile:
     if isinstance(path, VectorFile):
         return path
     path = Path(path)
-    if not path.is_file():
-        raise FusionZooError(
-            f"{path}: there is no such file of embeddings; `fusionzoo embed` writes one"
-        )
     try:
-        parquet = pq.ParquetFile(path)
-        schema = parquet.schema_arrow
+        stored = open_embedding_file(path)
+        schema, rows = stored.schema, stored.rows
         metadata = json.loads((schema.metadata or {}).get(b"fusionzoo", b"{}"))
     except (pa.ArrowException, ValueError, OSError) as error:
+        if isinstance(error, FusionZooError):
+            raise
         raise FusionZooError(f"{path} cannot be read as embeddings: {one_line(error)}") from None
     lists = [x for x in schema if _holds_vectors(x.type)]
-    dims = {x.name: _width(parquet, x) for x in lists if x.name not in OTHER_LISTS}
+    dims = {x.name: _width(stored, x) for x in lists if x.name not in OTHER_LISTS}
     if "id" not in schema.names or not dims:
         raise FusionZooError(
             f"{path} is no file of embeddings: it needs a column `id` and columns of vectors; it"
@@ -200,7 +197,7 @@ def open_vectors(path: str | Path | VectorFile) -> VectorFile:
     aligned = {dim for name, dim in dims.items() if name.startswith(f"{ALIGNED}_")}
     if len(aligned) == 1 and ALIGNED not in dims:
         dims[ALIGNED] = aligned.pop()
-    return VectorFile(path, parquet.metadata.num_rows, dims, columns, metadata)
+    return VectorFile(path, rows, dims, columns, stored, metadata)
 
 
 def unit(vectors: Tensor) -> Tensor:
@@ -214,11 +211,21 @@ def _holds_vectors(kind: pa.DataType) -> bool:
     return is_list and (pa.types.is_floating(kind.value_type) or pa.types.is_int8(kind.value_type))
 
 
-def _width(parquet: Any, column: pa.Field) -> int:
+def _have_directions(vectors: Tensor) -> Tensor:
+    """Return which rows are finite and not all zero, bool (N,)."""
+    lengths = vectors.norm(dim=1)
+    usable = lengths.isfinite() & (lengths > 0)
+    if not usable.all():  # the length of very large or small numbers overflows
+        doubtful = vectors[~usable]
+        usable[~usable] = doubtful.isfinite().all(1) & (doubtful != 0).any(1)
+    return usable
+
+
+def _width(stored: EmbeddingFile, column: pa.Field) -> int:
     """Return a fixed-size list's width, else that of the first vector."""
     if pa.types.is_fixed_size_list(column.type):
         return int(column.type.list_size)
-    for batch in parquet.iter_batches(1024, columns=[column.name]):
+    for batch in stored.batches([column.name], 1024):
         rows = batch.column(0).drop_null()
         if len(rows):
             return len(rows[0])

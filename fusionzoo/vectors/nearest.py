@@ -14,6 +14,8 @@ from torch import Tensor
 
 from .file import Block, unit
 
+COPIED = 0.25  # of a block: where fewer rows are allowed, comparing all of them would take longer
+
 
 def nearest(
     blocks: Iterable[Block],
@@ -35,14 +37,20 @@ def nearest(
         if allowed is not None:
             usable = usable & allowed[start : start + len(usable)]
         rows = usable.nonzero()[:, 0]
-        if len(rows) < len(usable):
-            vectors = vectors[rows]
         if not len(rows):
             continue
-        cosines = queries @ (vectors if are_units else unit(vectors)).T
+        if len(rows) < COPIED * len(usable):
+            vectors, start_rows = vectors[rows], start + rows
+            usable = usable[rows]
+        else:
+            start_rows = torch.arange(start, start + len(usable))
+        cosines = queries @ vectors.T
+        if not are_units:  # the products are divided: a division of the vectors would copy them
+            cosines = (cosines / vectors.norm(dim=1).clamp_(min=1e-12)).nan_to_num_(nan=0.0)
+        cosines.masked_fill_(~usable, -torch.inf)
         top = cosines.topk(min(k, len(rows)), dim=1)
         best = torch.cat([best, top.values], dim=1)
-        best_rows = torch.cat([best_rows, start + rows[top.indices]], dim=1)
+        best_rows = torch.cat([best_rows, start_rows[top.indices]], dim=1)
         best, best_rows = _keep(best, best_rows, k)
     missing = k - best.shape[1]
     if missing > 0:

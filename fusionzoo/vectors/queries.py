@@ -106,13 +106,7 @@ def embed_query(model: FusionModel, values: Mapping[str, Any], column: str) -> T
 
 def query_from_rows(file: VectorFile, column: str, rows: Sequence[int]) -> Tensor:
     """Return the unit vectors (Q, D) of some rows of the file."""
-    vectors = torch.zeros(len(rows), file.dims[column])
-    has_vector = torch.zeros(len(rows), dtype=torch.bool)
-    places = torch.tensor(rows)
-    for block in file.blocks(column):
-        inside = (places >= block.start) & (places < block.start + len(block.usable))
-        vectors[inside] = block.vectors[places[inside] - block.start]
-        has_vector[inside] = block.usable[places[inside] - block.start]
+    vectors, has_vector = file.some(column, rows)
     if not has_vector.all():
         row = rows[int((~has_vector).nonzero()[0, 0])]
         sample_id = file.take([row], ["id"])[0]["id"]

@@ -181,8 +181,9 @@ class Searcher:
             return nearest(self.file.blocks(column), query, k, allowed)
         if column not in self._vectors:
             vectors, usable = self.file.matrix(column)
-            norms = vectors.norm(dim=1, keepdim=True).clamp_(min=1e-12)
-            self._vectors[column] = vectors.div_(norms), usable
+            for block in vectors.split(BLOCK):
+                block.div_(block.norm(dim=1, keepdim=True).clamp_(min=1e-12))
+            self._vectors[column] = vectors, usable
         blocks = tensor_blocks(*self._vectors[column])
         return nearest(blocks, query, k, allowed, are_units=True)
 

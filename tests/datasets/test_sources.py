@@ -10,6 +10,7 @@ import csv
 import gzip
 import io
 import json
+import multiprocessing
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -25,7 +26,12 @@ from PIL import Image
 
 import fusionzoo as fz
 from fusionzoo import PairedDataset
+from fusionzoo.config import DistConfig, EmbedConfig
 from fusionzoo.datasets import Collate
+from fusionzoo.distributed.process_group import World, process_group
+from fusionzoo.inference.extraction.plan import Plan
+from fusionzoo.inputs import data_settings
+from fusionzoo.scripts.embed import embed
 from fusionzoo.structures import Audio, Batch, Sample
 
 NUM_SAMPLES, WIDTH, RATE = 200, 5, 8000
@@ -581,3 +587,114 @@ def test_the_samples_try_what_sources_may_lose() -> None:
         assert 20 < missing < 60
     assert any(row.text and "猫" in row.text for row in rows)
     assert len({row.image.shape for row in rows if row.image is not None}) > 10
+
+
+# ---- order of embeddings
+
+# Sources whose rows do not stand in the order in which they were written.
+REGROUPED = {
+    "class folders",
+    "folder of parquet files",
+    "join of sources",
+    "join of manifests",
+    "Hugging Face DatasetDict",
+    "Hugging Face Parquet files",
+    "Hugging Face streams",
+    "Hugging Face streams as shards",
+    "Parquet shards",
+    "WebDataset shards",
+}
+
+
+def few_rows(count: int) -> list[Row]:
+    """Return some of the samples, with texts of very different lengths, in no order."""
+    splits = ["train"] * (count - 3) + ["val", "test", "val"]
+    return [
+        row._replace(text=f"{row.id}{' long' * (n * 7 % 11)}", split=split)
+        for n, (row, split) in enumerate(zip(samples()[:count], splits, strict=True))
+    ]
+
+
+def settings(out: Path, dataset: PairedDataset, **more: Any) -> EmbedConfig:
+    sizes: dict[str, Any] = {"batch_size": 2, "row_group": 4, "num_workers": 0, "device": "cpu"}
+    return EmbedConfig(out=str(out), data=data_settings(dataset), **{**sizes, **more})
+
+
+def check_order(out: Path, dataset: PairedDataset, rows: Sequence[Row]) -> None:
+    """Ids are the data set's, in its order, and each row has the vector of its own sample."""
+    ids, vectors = fz.read_embeddings(out, "vector")
+    assert ids == dataset.ids
+    assert any(row.vector is None for row in rows)
+    by_id = {row.id: row.vector for row in rows}
+    expected = [by_id[sample_id.rpartition("/")[2]] for sample_id in ids]
+    assert len(ids) == len(rows)
+    for vector, wanted in zip(vectors, expected, strict=True):
+        assert np.array_equal(vector, np.zeros(WIDTH) if wanted is None else wanted)
+
+
+@pytest.fixture(scope="module")
+def small_model() -> fz.FusionModel:
+    """A model of which the vector of the modality `vector` is the sample's own."""
+    chars = {"name": "chars", "dim": 4, "num_layers": 1, "num_heads": 1}
+    identity = {"name": "vector/identity", "in_dim": WIDTH}
+    return fz.create_model("sum", {"text": chars, "vector": identity}, 1, dim=4).eval()
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_embeddings_have_the_order_of_every_source(
+    name: str, tmp_path: Path, small_model: fz.FusionModel
+) -> None:
+    if name in HUGGING_FACE:
+        pytest.importorskip("datasets", exc_type=ImportError)
+    rows = few_rows(9)
+    dataset = SOURCES[name](tmp_path, rows)
+    if name not in REGROUPED:
+        assert dataset.ids == [row.id for row in rows]
+    batches = Plan(dataset.only(["text", "vector"]).lengths(), 4, 2).batches(range(3))
+    assert [row for batch in batches for row in batch.rows.tolist()] != [*range(9)]
+    out = embed(settings(tmp_path / "e.parquet", dataset), World(), small_model, dataset)
+    check_order(out, dataset, rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "workers", "size"),
+    [("csv", 2, 2), ("Parquet shards", 2, 1), ("WebDataset shards", 0, 2), ("stream", 2, 2)],
+)
+def test_workers_and_processes_keep_the_order(
+    name: str, workers: int, size: int, tmp_path: Path, small_model: fz.FusionModel
+) -> None:
+    rows = few_rows(30)
+    dataset = SOURCES[name](tmp_path, rows)
+    cfg = settings(tmp_path / "e.parquet", dataset, num_workers=workers)
+
+    def work(rank: int) -> None:
+        torch.set_num_threads(1)
+        dist = DistConfig(init_method=f"file://{tmp_path}/meeting", rank=rank, world_size=size)
+        with process_group(dist, "cpu") as world:
+            embed(cfg, world, small_model, dataset)
+
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=work, args=(rank,)) for rank in range(size)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0] * size
+    check_order(tmp_path / "e.parquet", dataset, rows)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own
+def test_ray_keeps_the_order(tmp_path: Path, small_model: fz.FusionModel) -> None:
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False)
+    try:
+        rows = few_rows(30)
+        dataset = SOURCES["parquet of structs"](tmp_path, rows)
+        more: dict[str, Any] = {"engine": "ray", "actors": 2, "row_group": 10}
+        cfg = settings(tmp_path / "e.parquet", dataset, **more)
+        embed(cfg, World(), small_model, dataset)
+        check_order(tmp_path / "e.parquet", dataset, rows)
+    finally:
+        ray.shutdown()

@@ -13,7 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.evaluation.embeddings import ROWS_SUFFIX, array_path, matrix_of, vector_columns
+from fusionzoo.evaluation.embedding_files import ROWS_SUFFIX, import_lance
+from fusionzoo.evaluation.embeddings import array_path, vector_columns
+from fusionzoo.evaluation.list_columns import matrix_of
 from fusionzoo.files import replacing
 
 from .parts import Parts
@@ -30,7 +32,7 @@ def check_out(out: Path) -> None:
             " whose name has no suffix"
         )
     if out.suffix == ".lance":
-        _lance()
+        import_lance()
     is_folder = out.suffix in ("", ".lance")
     if out.exists() and out.is_dir() != is_folder:
         raise FusionZooError(f"--out {out} is a {'folder' if out.is_dir() else 'file'}")
@@ -78,19 +80,9 @@ def _write_lance(tables: Iterator[pa.Table], schema: pa.Schema, out: Path) -> No
     shutil.rmtree(partial, ignore_errors=True)
     batches = (batch for table in tables for batch in table.to_batches())
     reader = pa.RecordBatchReader.from_batches(schema, batches)
-    _lance().write_dataset(reader, str(partial), schema=schema)
+    import_lance().write_dataset(reader, str(partial), schema=schema)
     shutil.rmtree(out, ignore_errors=True)
     partial.replace(out)
-
-
-def _lance() -> Any:
-    try:
-        import lance
-    except ImportError:
-        raise FusionZooError(
-            "a .lance file needs pylance: pip install 'fusionzoo[lance]'"
-        ) from None
-    return lance
 
 
 def _write_arrays(tables: Iterator[pa.Table], schema: pa.Schema, out: Path) -> None:

@@ -43,12 +43,15 @@ def open_model_and_data(
     dataset, settings = _open_data(cfg, targets, dataset)
     if model is None:
         model = compose(dataset, cfg.encoders, cfg.fusion)
-    if not set(model.modalities) & set(dataset.modalities):
+    read = [name for name in dataset.modalities if name in model.modalities]
+    if not read:
         raise FusionZooError(
             f"the model reads {', '.join(model.modalities)};"
             f" the data has {', '.join(dataset.modalities)}"
         )
     rows = dataset if cfg.split == "all" else dataset.split(cfg.split)
+    if len(read) < len(dataset.modalities):
+        rows = rows.only(read)  # the others need not be decoded
     return model.to(world.device), rows, settings
 
 

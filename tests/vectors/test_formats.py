@@ -1,0 +1,164 @@
+"""Every format in which embeddings are written is searched, measured and read the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import fusionzoo as fz
+from fusionzoo import FusionZooError
+from fusionzoo.cli import main
+from fusionzoo.evaluation.embeddings import read_about
+from fusionzoo.vectors.file import open_vectors
+from fusionzoo.vectors.search import Searcher
+
+COUNT = 60
+NAMES = ("e.parquet", "shards", "e.npy", "e.lance")
+OTHERS = NAMES[1:]
+
+
+@pytest.fixture(scope="module")
+def data() -> list[dict[str, Any]]:
+    """Rows of two classes; some lack `b`."""
+    draw = np.random.default_rng(0)
+    rows = []
+    for number in range(COUNT):
+        a = draw.standard_normal(5).astype(np.float32) + 2 * (number % 2)
+        b = None if number % 7 == 3 else draw.standard_normal(3).astype(np.float32)
+        rows.append({"id": f"s{number}", "target": "xy"[number % 2], "a": a, "b": b})
+    return rows
+
+
+def embed(data: Any, folder: Path, name: str, **settings: Any) -> Path:
+    if name == "e.lance":
+        pytest.importorskip("lance")
+    roles = {"a": "a", "b": "b"}
+    dataset = fz.create_dataset(data, columns=roles, kinds=dict.fromkeys(roles, "vector"))
+    encoders = {"a": {"name": "vector/identity"}, "b": {"name": "vector/identity"}}
+    sizes = {"batch_size": 8, "row_group": 16, "num_workers": 0}
+    out = fz.embed(dataset, encoders=encoders, out=folder / name, **sizes, **settings)
+    assert out == folder / name
+    return out
+
+
+@pytest.fixture(scope="module")
+def expected(data: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return embed(data, tmp_path_factory.mktemp("plain"), "e.parquet")
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_search_gives_the_same_hits_in_every_format(
+    name: str, data: Any, expected: Path, tmp_path: Path
+) -> None:
+    out = embed(data, tmp_path, name)
+    queries: list[dict[str, Any]] = [
+        {"vector": data[5]["a"], "by": "a"},
+        {"id": "s8", "where": 'target == "x"'},
+        {"id": ["s40", "s8", "s40"], "by": "b", "k": COUNT},
+    ]
+    for query in queries:
+        found, wanted = fz.search(out, **query), fz.search(expected, **query)
+        assert [hit.row for hit in found] == [hit.row for hit in wanted]
+        assert [hit.columns for hit in found] == [hit.columns for hit in wanted]
+        assert found.ids == [f"s{hit.row}" for hit in found]
+    assert not any(hit.row % 7 == 3 for hit in found)  # of `b`, which these rows lack
+    other = fz.search(expected, id="s8").ids  # ids of another file, of another format
+    found = Searcher(expected).search({}, ids=["s8"], ids_from=out, k=11)
+    assert found.ids == ["s8", *other]
+    assert read_about(out)["model_digest"] == read_about(expected)["model_digest"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+@pytest.mark.slow
+def test_short_numbers_stand_for_the_same_vectors_in_every_format(
+    name: str, dtype: str, data: Any, expected: Path, tmp_path: Path
+) -> None:
+    out = open_vectors(embed(data, tmp_path, name, dtype=dtype))
+    for column in ("fused", "a", "b"):
+        vectors, usable = out.matrix(column)
+        wanted, present = open_vectors(expected).matrix(column)
+        assert usable.equal(present)
+        np.testing.assert_allclose(vectors, wanted, atol=0.05)
+        np.testing.assert_array_equal(out.some(column, [50, 3, 50])[0], vectors[[50, 3, 50]])
+    assert list(out.dims) == ["fused", "a", "b"]
+    assert {*out.columns} >= {"id", "split", "target", "present_b"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_commands_take_every_format(
+    name: str, data: Any, expected: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = embed(data, tmp_path, name)
+    hits = []
+    for path in (expected, out):
+        capsys.readouterr()
+        assert main(["search", str(path), "--id", "s8", "--json", "-"]) == 0
+        hits.append(json.loads(capsys.readouterr().out)["hits"])
+    assert hits[0] == hits[1] and len(hits[0]) == 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_report_has_the_same_figures_in_every_format(
+    name: str, data: Any, expected: Path, tmp_path: Path
+) -> None:
+    report = fz.embed_report(embed(data, tmp_path, name), expected)
+    first, second = report.samples
+    assert first.ids == second.ids and [*first.vectors] == [*second.vectors]
+    for column, vectors in first.vectors.items():
+        np.testing.assert_array_equal(vectors, second.vectors[column])
+    lines = [x for x in report.columns if x["vectors"] == "a"]
+    assert lines[0]["linear_probe"] == lines[1]["linear_probe"]
+
+
+@pytest.mark.slow
+def test_an_index_of_a_folder_is_built_again_when_a_part_changes(
+    data: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("faiss")
+    out = embed(data, tmp_path, "shards")
+    wanted = fz.search(out, id="s8", k=5).ids
+    assert fz.search(out, id="s8", k=5, method="index").ids == wanted
+    embed(data[1:], tmp_path, "shards")
+    fz.search(out, id="s8", method="index")
+    assert "is of another state" in capsys.readouterr().out
+
+
+def test_arrow_memory_is_not_copied(expected: Path, data: Any, tmp_path: Path) -> None:
+    before = pa.total_allocated_bytes()
+    blocks = list(open_vectors(embed(data, tmp_path, "e.npy")).blocks("a"))
+    mapped = np.load(tmp_path / "e.a.npy")
+    np.testing.assert_array_equal(np.concatenate([block.vectors for block in blocks]), mapped)
+    del blocks
+    assert pa.total_allocated_bytes() - before < mapped.nbytes
+
+
+def test_files_that_do_not_belong_together_are_one_line(data: Any, tmp_path: Path) -> None:
+    out = embed(data, tmp_path, "e.npy")
+    np.save(tmp_path / "e.a.npy", np.zeros((3, 5), np.float32))
+    folder = embed(data, tmp_path, "shards")
+    pq.write_table(pa.table({"id": ["x"]}), folder / "z.parquet")
+    (tmp_path / "empty").mkdir()
+    np.save(tmp_path / "alone.npy", np.zeros((3, 5), np.float32))
+    lists = pa.array([[1.0, 2.0], [3.0]], pa.list_(pa.float32()))
+    pq.write_table(pa.table({"id": ["x", "y"], "fused": lists}), tmp_path / "ragged.parquet")
+    cases = {
+        out: "e.a.npy has the shape (3, 5), and e.rows.parquet 60 rows: they are not of one",
+        folder: "z.parquet has other columns than part-00000.parquet",
+        tmp_path / "empty": "empty has no Parquet file",
+        tmp_path / "alone.npy": "alone.npy needs alone.rows.parquet beside it",
+        tmp_path / "ragged.parquet": "ragged.parquet: 'fused': there are vectors of [1, 2] numbers",
+    }
+    for path, message in cases.items():
+        with pytest.raises(FusionZooError, match=re.escape(message)) as error:
+            fz.search(path, vector=[1.0, 2.0], by="fused")
+        assert "\n" not in str(error.value)
