@@ -90,6 +90,7 @@ TABLES = (
     script("rows", ("fusionzoo/scripts/embed.py", "fusionzoo/training/data.py", *READING)),
     script("storage", ("datasets/shards", *READING)),
     script("search", ("fusionzoo/vectors",)),
+    script("retrieval", (*TRAINING, "fusionzoo/evaluation", "configs/stamps_contrastive.yaml")),
     script("coverage", ("fusionzoo/evaluation/statistics.py",)),
     script("cells", (*BENCHMARK, "configs/benchmarks/mfeat.yaml")),
     benchmark("stamps", "--fusions all "),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shlex
@@ -26,6 +27,7 @@ from fusionzoo.config import (
     from_args,
 )
 from fusionzoo.datasets.summary import data_summary
+from fusionzoo.vectors.command import SearchConfig
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -72,6 +74,28 @@ def test_every_command_for_a_finished_model_is_understood(
         assert cfg.model
         assert cfg.data["name"] in list_datasets()
     assert commands(command)
+
+
+@pytest.mark.parametrize("flags", commands("search"), ids=" ".join)
+def test_every_search_command_is_understood(flags: list[str]) -> None:
+    cfg = from_args(SearchConfig, [f"--embeddings={flags[0]}", *flags[1:]])
+    assert cfg.embeddings == "stamps.parquet"
+    assert cfg.text or cfg.image or cfg.audio
+
+
+def test_the_figures_of_the_search_example_are_the_ones_in_results() -> None:
+    with (ROOT / "results" / "retrieval.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["right"] == "pair"]
+    found = {(row["vectors"], row["query"], row["answers"]): row for row in rows}
+    for query in ("text", "audio"):
+        row = found["trained", query, "image"]
+        mean, low, high = (
+            round(100 * float(row[f"recall@10{end}"])) for end in ("", "_low", "_high")
+        )
+        assert f"in {mean} %" in README
+        assert f"({low} to {high})" in README
+    chance = float(found["chance", "text", "image"]["recall@10"])
+    assert f"by chance in {100 * chance:.0f} %" in README
 
 
 @pytest.mark.parametrize("flags", commands("benchmark.py"), ids=" ".join)
