@@ -82,6 +82,7 @@ TABLES = (
     script("gpu", ("perf/_gpu_parts.py", *TRAINING, "fusionzoo/benchmark")),  # needs a CUDA GPU
     script("interactions", (*TRAINING, *SHARED), "runs/interactions.jsonl"),
     script("mfeat", (*TRAINING, *SHARED), "runs/mfeat.jsonl"),
+    script("missing", (*MODEL, "fusionzoo/training/balance", *SHARED), "runs/missing.jsonl"),
     script("missing_products", ("fusion/base.py", "fusion/early")),
     script("cache", (*BENCHMARK, "configs/benchmarks/stamps.yaml")),
     script("which", BENCHMARK, "runs/which"),
