@@ -168,8 +168,8 @@ class DynMM(LateFusion):
         *rows_by_branch, rest = [(choice == k).nonzero()[:, 0] for k in range(count + 1)]
         pairs = zip(self.subsets, rows_by_branch, strict=True)
         answers = [self._branch(names, aligned[rows]) for names, rows in pairs]
-        heads = self.classify(aligned[rest], present[rest])
-        answers.append(tuple(present_mean(x, present[rest]) for x in (aligned[rest], heads)))
+        left, here = aligned[rest], present[rest]
+        answers.append((present_mean(left, here), present_mean(self.classify(left, here), here)))
         place = torch.cat([*rows_by_branch, rest]).argsort()
         embedding, logits = (torch.cat(x)[place] for x in zip(*answers, strict=True))
         chosen = nn.functional.one_hot(choice, count + 1)[:, :-1].to(weights.dtype)
