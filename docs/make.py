@@ -49,7 +49,8 @@ BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 ABSENT = "<!-- missing: begin -->", "<!-- missing: end -->"
 CLEARLY = 0.02  # by how much a figure has to stand above another: more than the spread over seeds
 MISSING = """\
-![accuracy with modalities missing, of all fusions](missing.svg)
+![accuracy with modalities missing, of all fusions](missing.svg) [All figures, subset by
+subset](../results/missing.csv).
 
 Hollow: trained on complete samples; filled: with `--balance modality_dropout`; dashed: `late_mean`
 trained with it. Means over {seeds} seeds and the six subsets of one or two strips.
