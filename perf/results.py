@@ -83,6 +83,7 @@ TABLES = (
     script("interactions", (*TRAINING, *SHARED), "runs/interactions.jsonl"),
     script("loader", ("datasets", "encoders", "fusionzoo/training/data.py")),
     script("mfeat", (*TRAINING, *SHARED), "runs/mfeat.jsonl"),
+    script("missing", (*MODEL, "fusionzoo/training/balance", *SHARED), "runs/missing.jsonl"),
     script("missing_products", ("fusion/base.py", "fusion/early")),
     script("cache", (*BENCHMARK, "configs/benchmarks/stamps.yaml")),
     script("which", BENCHMARK, "runs/which"),

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.filterwarnings(
 QUICK = ("sum", "late_mean", "attn_pool", "mbt", "mvae_poe")  # the others' long checks are slow
 LONG = (  # seconds each
     "it_compiles_whole_and_exports",
+    "missing_modalities_never_cost_more_than_all_knowledge",
     "an_uninformative_modality_can_be_dropped",
     "one_modality_alone_is_enough_to_learn",
 )

@@ -170,6 +170,12 @@ FORMULAS: dict[str, tuple[int, int]] = {
         TOKENS + 2 * (4 * d * d + 6 * d + M * (8 * d * d + 7 * d)) + 2 * TB,
         IN + 4 * block(N) + d * C,
     ),
+    "momke": (
+        ALIGN + M * 4 * (5 * d * d + 5 * d) + M * (d * d + d + d * M + M)
+        + (M * d) ** 2 + M * d + M * d * d + d + M * HEAD + ENDS,
+        IN + M * 4 * (5 * N * d * d + 2 * N * N * d) + N * d * d + N * d * M
+        + (M * d) ** 2 + M * d * d + M * d * C + d * C,
+    ),
     "zorro": (
         TOKENS + 16 * d + 2 * TB + (M + 1) * d + 4 * d * d + 4 * d,
         IN + 2 * block(N + 16) + pooling(M + 1, N + 16) + (M + 1) * d * C,
@@ -189,6 +195,10 @@ FORMULAS: dict[str, tuple[int, int]] = {
     "drfuse": (
         2 * ALIGN + 5 * d * d + 4 * d + (2 + C) * (d * d + d) + (M + 1) * HEAD + ENDS,
         2 * S * d + M * 5 * d * d + (M + 1) * (2 + C) * d * d + C * (M + 1) * d + (M + 1) * d * C,
+    ),
+    "dynmm": (  # of all branches, as in training; a prediction runs a row through one
+        LATE + M * d * d + d + HEAD + (M * d + M) * 128 + 128 + 129 * 4,
+        S * d + M * d * C + M * d * d + d * C + (M * d + M) * 128 + 128 * 4,
     ),
     "multimodn": (
         d + S * 32 + M * 32 + M * ((32 + d) * d + d) + HEAD,
