@@ -237,7 +237,7 @@ class BenchmarkConfig(SpeedConfig):
         "sample", "also test on damaged samples: a third of them at 3 severities, or all at 5"
     )
     analyses: bool | None = option(
-        None, "report what the data needs (pid, emap); null = in probe mode, where it takes seconds"
+        None, "report what the data needs (pid, emap); null = in probe mode, if within a minute"
     )
     jobs: Count | None = option(None, "processes; null = one per core, one thread each")
     engine: Literal["processes", "ray"] = option("processes", "executor of the trials")
