@@ -54,6 +54,7 @@ FLOORS = (  # from the ground up: a module imports from its own floor's room or 
     ("benchmark.features",),
     ("benchmark.inputs",),
     ("benchmark.trials",),
+    ("analysis.codes", "analysis.decompose", "analysis.emap", "analysis.pid", "analysis.advice"),
     ("benchmark.report",),
     ("benchmark.api",),
     ("analysis",),

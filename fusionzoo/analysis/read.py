@@ -6,19 +6,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from fusionzoo.benchmark.bench import Bench, open_bench
 from fusionzoo.benchmark.features.encoders import build_encoders
 from fusionzoo.benchmark.features.prepare import prepare
 from fusionzoo.benchmark.features.pretrain import is_untrained
+from fusionzoo.benchmark.report.needs import fold_of
 from fusionzoo.config import BenchmarkConfig
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError
-from fusionzoo.features.cache import load_features
 from fusionzoo.training.build import open_dataset
 
-from .pid import Fold, Setup
+from .pid import Setup
 
 
 def read_features(
@@ -48,7 +46,7 @@ def read_features(
             " on the labels, which may lose what only a combination tells"
         )
     setup = Setup(
-        folds=[_fold(bench, number) for number in range(len(bench.folds))],
+        folds=[fold_of(bench, number) for number in range(len(bench.folds))],
         classes=len(bench.classes),
         clusters=clusters,
         seed=cfg.seed,
@@ -59,15 +57,3 @@ def read_features(
 
 def _describe(bench: Bench, name: str) -> str:
     return f"{name} ({bench.features[0][name]['encoder'].get('name', '-')})"
-
-
-def _fold(bench: Bench, number: int) -> Fold:
-    stored = {name: load_features(bench.features[number][name]) for name in bench.modalities}
-    rows = bench.folds[number]
-    return Fold(
-        features={name: x.pooled.double().numpy() for name, x in stored.items()},
-        present={name: x.present.numpy() for name, x in stored.items()},
-        target=bench.targets.numpy().astype(np.int64),
-        train=rows.train.numpy(),
-        test=rows.test.numpy(),
-    )

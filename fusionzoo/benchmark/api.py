@@ -23,6 +23,7 @@ from .executors import check_main_module
 from .features.prepare import prepare
 from .inputs import dataset_settings
 from .report import summary, verdict, writers
+from .report.needs import analyse_needs
 from .report.report import Report
 from .trials import schedule, tune
 
@@ -89,6 +90,11 @@ def run(cfg: BenchmarkConfig, dataset: PairedDataset | None = None) -> Report:
     # ---- report
     whole = summary.summarise(bench, results)
     clock.lap("statistics")
+    figures = verdict.figures(whole)
+    needs = analyse_needs(bench, whole, results)
+    if needs is not None:
+        figures["needs"] = needs
+        clock.lap("analyses")
     clock.save(out)
-    writers.write(whole, verdict.figures(whole), clock.laps(), out)
+    writers.write(whole, figures, clock.laps(), out)
     return Report.read(out)

@@ -26,14 +26,15 @@ def shard(objective: nn.Module, device: torch.device, amp: torch.dtype | None) -
     """Shard each encoder as a unit of its own, and fusion, heads and losses as one more unit.
 
     That last unit stays gathered from the forward to the backward pass, because a fusion's loss may
-    read its weights. In mixed precision the encoders' weights are all-gathered in `amp`, and
-    gradients are reduced in float32.
+    read its weights. In mixed precision the encoders' weights are all-gathered in `amp`, and their
+    gradients are reduced in float32; otherwise in the weights' own precision.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
-    policy = MixedPrecisionPolicy(amp, torch.float32, cast_forward_inputs=False)
+    reduced = None if amp is None else torch.float32
+    policy = MixedPrecisionPolicy(amp, reduced, cast_forward_inputs=False)
     for encoder in objective.model.encoders.values():  # type: ignore[union-attr, operator]
         if any(True for _ in encoder.parameters()):
             encoder.sharded = True

@@ -152,6 +152,7 @@ def test_digits_trained_on_damage_differ_and_are_run_once(
     data = {"name": "digits", "samples": 150, "modalities": "image,text"}
     settings = {"fusions": "mbt", "seeds": 1, "epochs": 2, "encoder_epochs": 1, "folds": 0}
     settings |= {"tune": 0, "controls": False, "jobs": 1, "corruptions": False}
+    settings |= {"analyses": False}
     settings |= {"damaged_train": [0, 0.5], "data": data, "out": str(tmp_path)}
     report = api.benchmark(**settings)
     assert report.failed == {}

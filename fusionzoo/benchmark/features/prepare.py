@@ -60,6 +60,7 @@ def prepare(
         bench,
         notes=tuple(notes),
         features=tuple(features),
+        trained_alone=tuple(name for name, x in encoders.items() if is_untrained(x)),
         corrupted=tuple(corrupted),
         damaged_train=tuple(damaged_train),
     )

@@ -41,6 +41,7 @@ def page(summary: Summary, figures: Mapping[str, Any], laps: Sequence[tuple[str,
             rows=[(line["family"], row) for line, row in zip(lines, cells, strict=True)],
             sections=sections(summary, metric),
             heat=heat_map(summary, figures.get("shapley", {})),
+            needs_table=needs_table,
             minutes=minutes(laps),
             minutes_table=(["part", "seconds"], laps),
             ece_note=ECE_NOTE,
@@ -48,6 +49,13 @@ def page(summary: Summary, figures: Mapping[str, Any], laps: Sequence[tuple[str,
         )
     )
     return str(text)
+
+
+def needs_table(needs: Mapping[str, Any]) -> Table:
+    """Return the parts of each pair of sources, with their intervals, for the CSV."""
+    pairs = needs["pid"]
+    header = [key for key in pairs[0] if key != "clusters"]
+    return header, [[pair[key] for key in header] for pair in pairs]
 
 
 def minutes(parts: Sequence[tuple[str, float]]) -> list[tuple[str, str, float]]:

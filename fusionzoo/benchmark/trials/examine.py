@@ -82,6 +82,10 @@ class Examiner:
             lost_scores,
         )
 
+    def test_features(self, model: FusionModel) -> FeaturesByModality:
+        """Return the features of the test samples."""
+        return self._features(model)[0]
+
     def _features(
         self, model: FusionModel
     ) -> tuple[FeaturesByModality, FeaturesByModality, Iterator[tuple[Condition, Features]]]:

@@ -34,7 +34,7 @@ from .tune import remove_models, trained_model, tune
 
 # Settings that do not change a trial: how and where it is run, and which other trials are run.
 IRRELEVANT = {"fusions", "settings", "fusion", "balance", "balance_settings", "missing_train"}
-IRRELEVANT |= {"damaged_train", "seeds", "controls", "tune"}
+IRRELEVANT |= {"damaged_train", "seeds", "controls", "tune", "analyses"}
 IRRELEVANT |= {"jobs", "engine", "num_workers", "out", "combine", "plugins", "speed"}
 
 # Raised when a metric of a trial is redefined: trials of earlier versions are then run again.

@@ -1,10 +1,31 @@
-"""The contrastive loss of pairs of rows that several strategies share."""
+"""What contrastive strategies share: the checks of their settings, and a loss of pairs of rows."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from .base import Balance
+
+
+def check_contrast(
+    strategy: Balance,
+    *,
+    weight: float,
+    dim: int,
+    temperature: float | None = None,
+    between_modalities: bool = True,
+) -> None:
+    """Refuse settings of a contrastive loss that are out of range, and a model of one modality
+    where the loss is between modalities."""
+    strategy.require(weight >= 0, f"weight={weight:g}; it must be at least 0")
+    strategy.require(dim >= 1, f"dim={dim}; it must be at least 1")
+    if temperature is not None:
+        strategy.require(temperature > 0, f"temperature={temperature:g}; it must be positive")
+    if between_modalities:
+        several = len(strategy.widths) > 1
+        strategy.require(several, "it aligns modalities, and the model has only one")
 
 
 def nt_xent(left: Tensor, right: Tensor, temperature: float) -> Tensor:

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from fusionzoo.config import RunConfig
 from fusionzoo.distributed.process_group import World
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Batch, StepContext
+
+from ..optim.ema import EMA
 
 
 class StrategyInputs(NamedTuple):
@@ -46,9 +49,14 @@ class RunningTrainer(Protocol):
     cfg: RunConfig
     world: World
     module: Any  # the Objective
+    optimizer: torch.optim.Optimizer
+    ema: EMA | None
 
     def step(self, batches: Sequence[Batch], context: StepContext) -> Any:
         """Make an optimiser step."""
+
+    def share_statistics(self) -> None:
+        """Give every process the running statistics of the main one, before evaluation mode."""
 
     def copy(self, edit: Callable[[Any], None]) -> RunningTrainer:
         """Return a trainer of copies of module and optimiser, the module changed by `edit`."""

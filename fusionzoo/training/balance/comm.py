@@ -13,7 +13,7 @@ from fusionzoo.encoders import Encoder
 from fusionzoo.rng import seed_of
 from fusionzoo.structures import Batch, Features, Inputs, StepContext, keep_only
 
-from ._contrast import nt_xent
+from ._contrast import check_contrast, nt_xent
 from ._gather import gathered_rows
 from ._subsets import fuse_quietly
 from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, presence
@@ -65,9 +65,9 @@ class CoMM(Balance):
         end: float | None = None,
     ) -> None:
         super().__init__(inputs, start=start, end=end)
-        self.require(weight >= 0, f"weight={weight:g}; it must be at least 0")
-        self.require(temperature > 0, f"temperature={temperature:g}; it must be positive")
-        self.require(dim >= 1, f"dim={dim}; it must be at least 1")
+        check_contrast(
+            self, weight=weight, dim=dim, temperature=temperature, between_modalities=False
+        )
         self.require(0 <= drop < 1, f"drop={drop:g}; it must be in [0, 1)")
         self.weight, self.temperature, self.drop = weight, temperature, drop
         for name, encoder in inputs.model.named_encoders():

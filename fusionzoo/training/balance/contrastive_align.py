@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fusionzoo.checks import check_choice, check_modality
 from fusionzoo.structures import Features, StepContext
 
+from ._contrast import check_contrast
 from ._gather import gathered_rows
 from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, pooled_of, presence
 
@@ -71,10 +72,9 @@ class ContrastiveAlign(Balance):
     ) -> None:
         super().__init__(inputs, start=start, end=end)
         check_choice("mode", mode, ("clip", "siglip", "imagebind"))
-        self.require(dim >= 1, f"dim={dim}; it must be at least 1")
+        check_contrast(self, weight=weight, dim=dim)
         for size in prefixes:
             self.require(1 <= size <= dim, f"prefixes: {size}, and dim={dim}")
-        self.require(len(self.widths) > 1, "it aligns modalities, and the model has only one")
         self.weight, self.mode, self.prefixes = weight, mode, sorted({*prefixes})
         if mode == "imagebind" and anchor is None and "image" in self.widths:
             anchor = "image"

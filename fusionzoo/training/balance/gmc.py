@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fusionzoo.structures import StepContext
 
-from ._contrast import nt_xent
+from ._contrast import check_contrast, nt_xent
 from ._gather import gathered_rows
 from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, pooled_of, presence
 
@@ -47,9 +47,7 @@ class GMC(Balance):
         end: float | None = None,
     ) -> None:
         super().__init__(inputs, start=start, end=end)
-        self.require(weight >= 0, f"weight={weight:g}; it must be at least 0")
-        self.require(temperature > 0, f"temperature={temperature:g}; it must be positive")
-        self.require(dim >= 1, f"dim={dim}; it must be at least 1")
+        check_contrast(self, weight=weight, dim=dim, temperature=temperature)
         self.weight, self.temperature = weight, temperature
         self.fused = nn.Linear(self.fusion.dim, dim)
         self.project = nn.ModuleDict({name: nn.Linear(w, dim) for name, w in self.widths.items()})

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fusionzoo.checks import check_choice
 from fusionzoo.structures import StepContext
 
+from ._contrast import check_contrast
 from ._gather import gathered, gathered_rows
 from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, pooled_of, presence
 
@@ -60,9 +61,7 @@ class Symile(Balance):
     ) -> None:
         super().__init__(inputs, start=start, end=end)
         check_choice("negatives", negatives, ("n", "all"))
-        self.require(weight >= 0, f"weight={weight:g}; it must be at least 0")
-        self.require(dim >= 1, f"dim={dim}; it must be at least 1")
-        self.require(len(self.widths) > 1, "it aligns modalities, and the model has only one")
+        check_contrast(self, weight=weight, dim=dim)
         self.weight, self.negatives = weight, negatives
         self.project = nn.ModuleDict({name: nn.Linear(w, dim) for name, w in self.widths.items()})
         lift = (len(self.widths) / 2 - 1) * math.log(dim)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
+from torch.utils.data import DataLoader
 
 from fusionzoo.config import DistConfig, RunConfig, from_tree
 from fusionzoo.creating import create_model
@@ -37,9 +39,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "symile": {"dim": 3},
     "opm": {"start": 0.0},
     "reconboost": {"epochs": 1, "rectify": 1},
+    "cggm": {"window": 1},
+    "relearn": {"every": 1},
 }
 OFF = {  # a setting that switches a strategy off
     "agm": {"alpha": 0},
+    "relearn": {"times": 0},
     "cca_loss": {"weight": 0},
     "comm": {"weight": 0},
     "contrastive_align": {"weight": 0},
@@ -115,6 +120,20 @@ def make_batch(absent: list[tuple[int, int]] = SOME, names: Mapping[str, int] = 
         for n, width in names.items()
     }
     return Batch([str(row) for row in range(ROWS)], inputs, present, TARGETS.clone())
+
+
+def make_loaders(batch: Batch | None = None) -> dict[str, DataLoader[Batch]]:
+    """Loaders of a batch, of which validation has the second half twice."""
+    batch = make_batch() if batch is None else batch
+    parts = {"train": list(range(ROWS)), "val": [*range(ROWS), *range(ROWS // 2, ROWS)]}
+    return {
+        part: DataLoader(rows, batch_size=5, collate_fn=partial(take_rows, batch))  # type: ignore[arg-type]
+        for part, rows in parts.items()
+    }
+
+
+def take_rows(batch: Batch, rows: list[int]) -> Batch:
+    return batch.take(torch.tensor(rows, dtype=torch.int64))
 
 
 def take(batch: Batch, rows: slice) -> Batch:

@@ -74,6 +74,10 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("cca_loss", {"ridge": -1}, "ridge=-1; it must be at least 0"),
     ("contrastive_align", {"mode": "clap"}, "mode='clap': input should be 'clip'"),
     ("contrastive_align", {"anchor": "imag"}, "Did you mean 'image'?"),
+    ("cggm", {"rho": 0}, "cggm: rho=0; it must be positive"),
+    ("cggm", {"window": 0}, "cggm: window=0; it must be at least 1"),
+    ("relearn", {"every": 0}, "relearn: every=0; it must be at least 1"),
+    ("relearn", {"clusters": 1}, "relearn: clusters=1; it must be at least 2"),
     ("gblend", {"every": -1}, "every=-1"),
     ("gblend", {"floor": 0}, "floor=0; it must be in"),
     ("mla", {"alpha": 0}, "alpha=0; it must be positive"),
@@ -105,7 +109,21 @@ def test_scores_of_classes_need_one_class_for_each_sample(name: str, targets: An
         BALANCE.create(name, setting)
 
 
-@pytest.mark.parametrize("name", ["cca_loss", "contrastive_align"])
+@pytest.mark.parametrize("name", ["comm", "contrastive_align", "gmc", "symile"])
+def test_contrastive_losses_check_the_same_bounds_in_the_same_words(name: str) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"weight": -1}, "weight=-1; it must be at least 0"),
+        ({"dim": 0}, "dim=0; it must be at least 1"),
+    ]
+    if name in ("comm", "gmc"):
+        wrong.append(({"temperature": 0}, "temperature=0; it must be positive"))
+    for settings, message in wrong:
+        with pytest.raises(FusionZooError) as raised:
+            make_objective(name, settings, model=make_model("mean"))
+        assert str(raised.value) == f"{name}: {message}"
+
+
+@pytest.mark.parametrize("name", ["cca_loss", "cggm", "contrastive_align", "gmc", "symile"])
 def test_one_modality_cannot_be_compared(name: str) -> None:
     with pytest.raises(FusionZooError, match="the model has only one"):
         make_objective(name, model=make_model("mean", {"image": 5}))

@@ -28,6 +28,7 @@ SMALL: dict[str, dict[str, Any]] = {  # a dozen rows suffice; the others have th
     "gmc": {"dim": 3},
     "symile": {"dim": 3},
     "reconboost": {"epochs": 1, "rectify": 1},
+    "relearn": {"every": 1, "clusters": 2},
 }
 SLOW = "two_processes_learn_what_one_does"
 QUICK = [check for check in CHECKS if check != SLOW]

@@ -13,6 +13,7 @@ from strategies import (
     OFF,
     ROWS,
     make_batch,
+    make_loaders,
     make_model,
     make_objective,
     make_trainer,
@@ -50,7 +51,7 @@ def learned(objective: Objective, accumulate: int = 1, **tree: Any) -> dict[str,
         now = StepContext(step, step / 2)
         if step % 2 == 0 and "gblend" not in objective.balance:
             for one in objective.strategies(now):
-                one.begin_epoch(trainer, {}, now)
+                one.begin_epoch(trainer, make_loaders(), now)
         parts = [take(make_batch(), slice(i, None, accumulate)) for i in range(accumulate)]
         result = trainer.step(parts, now)
         assert math.isfinite(result.loss)
@@ -105,14 +106,14 @@ def test_a_strategy_trains_any_fusion_in_half_precision_over_several_batches(
     objective = make_objective(name, wanted(name, teachers), model=make_model(fusion)).float()
     torch.set_default_dtype(torch.float32)
     trainer = make_trainer(objective, {"train": {"amp": "bf16"}})
+    batch = make_batch()
+    inputs = {m: {k: x.float() for k, x in own.items()} for m, own in batch.inputs.items()}
+    batch = batch._replace(inputs=inputs)
     for step in range(STEPS):
         now = StepContext(step, step / 2)
         if step % 2 == 0 and name != "gblend":
             for one in objective.strategies(now):
-                one.begin_epoch(trainer, {}, now)
-        batch = make_batch()
-        inputs = {m: {k: x.float() for k, x in own.items()} for m, own in batch.inputs.items()}
-        batch = batch._replace(inputs=inputs)
+                one.begin_epoch(trainer, make_loaders(batch), now)
         trainer.step([take(batch, slice(0, 7)), take(batch, slice(7, None))], now)
     for parameter in objective.parameters():
         assert parameter.isfinite().all()
@@ -136,7 +137,7 @@ def test_what_an_absent_modality_holds_reaches_no_loss_and_no_gradient(
             now = StepContext(step, float(step), turn=turns[0])
             batch = one.edit_batch(make_batch(), torch.arange(ROWS), now)
             if name != "gblend":
-                one.begin_epoch(None, {}, now)  # type: ignore[arg-type]
+                one.begin_epoch(make_trainer(objective), make_loaders(), now)
             features = objective.model.encode(batch)
             for m, own in features.items():
                 gone = ~own.mask
@@ -209,6 +210,8 @@ def test_a_run_that_stops_within_an_epoch_resumes_bit_for_bit(
     if name == "reconboost":
         flags += ["--balance_settings.reconboost.epochs", "1"]
         flags += ["--balance_settings.reconboost.rectify", "1"]
+    if name == "relearn":
+        flags += ["--balance_settings.relearn.every", "1"]
     if name == "gblend":
         flags += ["--balance_settings.gblend.every", "2"]
     assert train([*flags, "--out", str(tmp_path / "whole")]) == 0

@@ -1,0 +1,196 @@
+"""What the data needs: its information by `pid`, and the interactions of the best fusion by `emap`.
+
+Both read cached features. `pid` clusters them; `emap` trains the fusion that validation data
+chooses once more, on the first fold with the first seed, and evaluates recombined samples.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fusionzoo.analysis.advice import advise_fusion, advise_model
+from fusionzoo.analysis.codes import CLUSTERS, MOST_ROWS
+from fusionzoo.analysis.emap import interactions
+from fusionzoo.analysis.pid import Fold, Setup, pid
+from fusionzoo.errors import FusionZooError
+from fusionzoo.features.cache import load_features
+from fusionzoo.features.encode import key_of
+from fusionzoo.files import write_text
+from fusionzoo.structures import Features
+
+from ..bench import Bench, Unit, tasks_of
+from ..strategies import LINEAR
+from ..trials import trial
+from ..trials.examine import Examiner
+from ..trials.schedule import Results, path_of
+from .results import StrategyResults, Summary, chosen_fusion
+
+FILE = "needs.json"
+VERSION = 1  # raised when a figure is redefined: stored figures are then computed again
+NOT_CACHED = "emap would train a fusion with its encoders once more: left out in finetune mode."
+SECONDS = 60.0  # of a core, expected, above which an analysis is left out unless asked for
+# Measured: pid on 2 to 3 modalities of 64 to 768 numbers, 900 to 4,000 rows, 1 to 5 folds.
+SECONDS_PER_PAIR, MULTIPLICATIONS_PER_SECOND = 1.0, 1.2e10
+ROUNDS = 4 * 15  # passes of K-means over the rows: restarts times iterations
+RECOMBINED = 4e11  # multiplications that `emap` may cost, 10 to 20 s of a core
+MOST_SAMPLES, FEWEST_SAMPLES = 300, 50  # of `emap`
+MOST_COMPLETIONS, FEWEST_COMPLETIONS = 256, 16
+Needs = dict[str, Any]
+
+
+def analyse_needs(bench: Bench, summary: Summary, results: Results) -> Needs | None:
+    """Return the figures of the section; None where analyses are off, or features not cached.
+
+    Read from the report's folder where an earlier run of the same benchmark stored them.
+    """
+    wanted, probe = bench.cfg.analyses, bench.cfg.mode == "probe"
+    if wanted is False or (wanted is None and not probe):
+        return None
+    chosen = chosen_fusion(summary) if probe else None
+    unit = None if chosen is None else first_unit(chosen, results)
+    trial_file = "" if unit is None else path_of(bench, unit).name
+    key = key_of([list(bench.features), trial_file, wanted, bench.cfg.seed, VERSION])
+    path = Path(bench.cfg.out) / FILE
+    stored = read_stored(path, key)
+    if stored is None:
+        stored = {"notes": [] if probe else [NOT_CACHED]}
+        for part in (_information(bench), _interactions(bench, chosen, unit)):
+            stored["notes"] += part.pop("notes", [])
+            stored |= part
+        write_text(path, json.dumps({"key": key, **stored}, indent=1) + "\n")
+    return stored
+
+
+def read_stored(path: Path, key: str) -> Needs | None:
+    """Return what an earlier run of the same benchmark stored."""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(stored, dict) or stored.pop("key", None) != key:
+        return None
+    return stored
+
+
+# ---- pid
+
+
+def _information(bench: Bench) -> Needs:
+    """Return redundancy, uniqueness and synergy, and what follows for the choice of a fusion."""
+    untrained = bench.trained_alone
+    if not bench.features:
+        return {"notes": ["Redundancy and synergy are those of cached features: there are none."]}
+    if bench.scheme is not None:
+        return {"notes": ["Redundancy and synergy need one class for each sample: left out."]}
+    seconds = clustering_seconds(bench, fixed=not untrained)
+    if bench.cfg.analyses is None and seconds > SECONDS:
+        said = f"Redundancy and synergy would take about {seconds:.0f} s: `--analyses true`."
+        return {"notes": [said]}
+    notes = []
+    if untrained:
+        notes.append(
+            f"The encoders of {', '.join(untrained)} were trained alone on the labels, which may"
+            " lose what only a combination tells."
+        )
+    setup = Setup(
+        folds=[fold_of(bench, number) for number in range(len(bench.folds))],
+        classes=len(bench.classes),
+        clusters=None,
+        seed=bench.cfg.seed,
+        fixed=not untrained,
+    )
+    try:
+        pairs = pid(setup)
+    except FusionZooError as error:
+        return {"notes": [f"Redundancy and synergy: {error}."]}
+    return {"pid": [x.to_dict() for x in pairs], "advice": advise_fusion(pairs), "notes": notes}
+
+
+def fold_of(bench: Bench, number: int) -> Fold:
+    """Return the cached features and classes of a fold."""
+    stored = {name: load_features(bench.features[number][name]) for name in bench.modalities}
+    rows = bench.folds[number]
+    return Fold(
+        features={name: x.pooled.double().numpy() for name, x in stored.items()},
+        present={name: x.present.numpy() for name, x in stored.items()},
+        target=bench.targets.numpy().astype(np.int64),
+        train=rows.train.numpy(),
+        test=rows.test.numpy(),
+    )
+
+
+def clustering_seconds(bench: Bench, *, fixed: bool) -> float:
+    """Estimate how long `pid` takes on one core: K-means of every pair of sources, for each number
+    of clusters; where labels shaped the features, in every fold."""
+    names = list(bench.modalities)
+    widths = [bench.dims[a] + bench.dims[b] for a, b in combinations(names, 2)]
+    if len(names) > 2:
+        widths += [sum(bench.dims.values())] * len(names)
+    rows = min(len(bench.targets), MOST_ROWS)
+    times = 1 if fixed else len(bench.folds)
+    multiplications = sum(widths) * rows * sum(CLUSTERS) * ROUNDS
+    return times * (len(widths) * SECONDS_PER_PAIR + multiplications / MULTIPLICATIONS_PER_SECOND)
+
+
+# ---- emap
+
+
+def first_unit(chosen: StrategyResults, results: Results) -> Unit | None:
+    """Return the unit of a strategy on the first fold, with its first seed only."""
+    for result in results.reported:
+        unit = result.unit
+        if unit.strategy == chosen.name and unit.fold == 0 and not unit.shuffled:
+            return unit._replace(seeds=unit.seeds[:1])
+    return None
+
+
+def _interactions(bench: Bench, chosen: StrategyResults | None, unit: Unit | None) -> Needs:
+    """Return how much of the score of the fusion chosen on validation data needs interactions."""
+    if chosen is None or unit is None or chosen.name in LINEAR:
+        return {}
+    seconds = chosen.facts.get("seconds", 0.0)
+    if bench.cfg.analyses is None and seconds > SECONDS:
+        said = f"emap would train {chosen.name} again for about {seconds:.0f} s: `--analyses true`."
+        return {"notes": [said]}
+    (model,), feed = trial.build(bench, unit)
+    (best,) = trial.train(bench, unit, [model], feed)
+    model.load_state_dict(best.weights)
+    model.eval()
+    fold = bench.folds[0]
+    features = Examiner(bench, unit, feed).test_features(model)
+    present = torch.stack([x.mask.any(1) for x in features.values()])
+    complete = present.all(0).nonzero()[:, 0]
+    if len(features) < 2 or len(complete) < FEWEST_SAMPLES:
+        return {"notes": [f"emap: {len(complete)} complete test samples, too few."]}
+    samples, completions = affordable(len(features), len(complete), chosen.facts.get("macs", 1.0))
+    order = torch.randperm(len(complete), generator=torch.Generator().manual_seed(bench.cfg.seed))
+    rows = complete[order[:samples]].sort().values
+    labels, tasks = bench.targets[fold.test][rows], tasks_of(bench, fold.train)
+
+    def score(logits: Tensor) -> tuple[str, float]:
+        return tasks.leading, tasks.metrics(logits.float(), labels)[tasks.leading]
+
+    taken = {name: Features(*(part[rows] for part in x)) for name, x in features.items()}
+    found = interactions(
+        model.fusion.cpu(), taken, score, completions=completions, seed=bench.cfg.seed
+    )
+    figures = {"fusion": chosen.name, "advice": advise_model(found), **found.to_dict()}
+    return {"emap": figures}
+
+
+def affordable(modalities: int, complete: int, macs: float) -> tuple[int, int]:
+    """Return samples and completions of `emap` within `RECOMBINED` multiplications."""
+    rows = RECOMBINED / max(macs, 1.0)
+    if modalities == 2:  # all pairs
+        return min(complete, MOST_SAMPLES, max(FEWEST_SAMPLES, math.isqrt(int(rows)))), 1
+    samples = min(complete, MOST_SAMPLES)
+    completions = int(rows / (samples * (modalities + 1)))
+    return samples, min(MOST_COMPLETIONS, max(FEWEST_COMPLETIONS, completions))
