@@ -18,7 +18,7 @@ from ..late._base import LateFusion
     family="hybrid", paper="Xue and Marculescu 2023, arXiv:2204.00102", reads="pooled"
 )
 class DynMM(LateFusion):
-    """Let a gate choose for each sample which branch answers: one modality, or several together.
+    """Let a gate choose which branch answers for a sample: one modality, or several together.
 
     A branch reads the modalities of its subset: head_m(a_m) for one, else an MLP on [a_m; ...]. y =
     softmax(G [a_1; ...; a_M; p] / temperature) over the branches that lack no modality, G an MLP, p

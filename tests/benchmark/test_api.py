@@ -139,6 +139,9 @@ def test_data_sets_in_memory_are_told_apart_by_values_labels_and_splits() -> Non
 
 # ---- settings
 
+SMALL = {"data": {"name": "interactions", "samples": 200}}
+SMALL_FLAGS = ["--data.name", "interactions", "--data.samples", "200"]
+
 
 def test_settings_override_those_of_a_recipe_in_every_form(
     tmp_path: Path, resolved: list[BenchmarkConfig]
@@ -159,10 +162,13 @@ def test_settings_override_those_of_a_recipe_in_every_form(
         ({"optim": {"lrr": 1.0}}, ["--optim.lrr", "1.0"]),
         ({"epochs": 0}, ["--epochs", "0"]),
         ({"seeds": "many"}, ["--seeds", "many"]),
-        ({"fusions": ["gmv"]}, ["--fusions", "gmv"]),
+        ({**SMALL, "fusions": ["gmv"]}, [*SMALL_FLAGS, "--fusions", "gmv"]),
         ({"data": {"name": "digts"}}, ["--data.name", "digts"]),
         ({"data": {"name": "digits", "sead": 1}}, ["--data.name", "digits", "--data.sead", "1"]),
-        ({"settings": {"gmu": {"dropuot": 1}}}, ["--settings.gmu.dropuot", "1"]),
+        (
+            {**SMALL, "settings": {"gmu": {"dropuot": 1}}},
+            [*SMALL_FLAGS, "--settings.gmu.dropuot", "1"],
+        ),
         ({"folds": 2}, ["--folds", "2"]),
     ],
 )
@@ -246,7 +252,8 @@ def test_without_pandas_the_leaderboard_is_one_clear_error(
 BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("number", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 1])
 def test_the_examples_of_the_guide_run(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

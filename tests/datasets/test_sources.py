@@ -598,6 +598,7 @@ REGROUPED = {
     "join of sources",
     "join of manifests",
     "Hugging Face DatasetDict",
+    "Hugging Face save_to_disk",
     "Hugging Face Parquet files",
     "Hugging Face streams",
     "Hugging Face streams as shards",
