@@ -23,7 +23,7 @@ class MoMKE(Fusion):
     attention of x to itself without an output projection. The tokens of modality n run through
     every expert: y_ne; a router, an MLP for each n, weights them: X_n = sum_e softmax(R_n a_n)_e
     y_ne. h = [mean X_1; ...; mean X_M], embedding = V (h + ReLU(W h)) + c. Phase "experts" trains
-    expert n on modality n alone with a head of its own, phase "all" everything. Differs from the
+    expert n on modality n alone with a head of its own, phase "all" all but these. Differs from the
     authors' code, which fuses step by step modalities of equal length and classifies h + ReLU(W h)
     without V, and which shows in training only the subset that is tested: one model for each.
 
@@ -78,8 +78,9 @@ class MoMKE(Fusion):
         if expert_share:
             self.expert_heads = nn.ModuleDict({name: nn.Linear(dim, num_outputs) for name in dims})
             alone = ("project", "experts", "expert_heads")
-            last = Phase("all", 1 - expert_share)
-            self.phases = (Phase("experts", expert_share, trains=alone), last)
+            together = ("project", "experts", "router", "mix", "join", "head", "null")
+            first = Phase("experts", expert_share, trains=alone)
+            self.phases = (first, Phase("all", 1 - expert_share, trains=together))
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         present, tokens = self.present(features), self.tokens(features)

@@ -62,7 +62,7 @@ TWO_PROCESSES = sorted({*OWN_LOSS, *FIRST_OF_FAMILY})
 def train_in_process(rank: int, folder: str) -> None:
     """Train all of them, one after the other, as one of two processes."""
     torch.set_num_threads(1)
-    data = ["--data.name", "interactions", "--data.samples", "200", "--data.num_modalities", "3"]
+    data = ["--data.name", "interactions", "--data.samples", "400", "--data.num_modalities", "3"]
     for name in TWO_PROCESSES:
         meet = ["--dist.init_method", f"file://{folder}/meet-{name}", "--dist.timeout", "60"]
         meet += ["--dist.rank", str(rank), "--dist.world_size", "2"]
