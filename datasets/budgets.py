@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -93,9 +94,8 @@ def file_size(path: str | Path, budget: str) -> int:
 
     A pipe or a device is refused, as reading it might never end.
     """
-    path = Path(path)
     try:
-        status = path.stat()
+        status = os.stat(path)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise FusionZooError(f"{path} cannot be opened: {reason}") from error

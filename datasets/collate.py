@@ -75,9 +75,10 @@ class Collate:
     def _prepare(self, sample: Sample) -> tuple[Sample, dict[str, list[Item]]] | None:
         """Return a sample and its items, without values that a processor refuses; None: skipped."""
         items = {}
+        draws = torch.Generator() if sample.seed else None
         for name in self.processors:
             try:
-                items[name] = self._items(name, sample)
+                items[name] = self._items(name, sample, draws)
             except FusionZooError as error:
                 remaining = sample.without(name, error)
                 if remaining is None:
@@ -85,12 +86,13 @@ class Collate:
                 sample, items[name] = remaining, [self.blanks[name]]
         return sample, items
 
-    def _items(self, name: str, sample: Sample) -> list[Item]:
+    def _items(self, name: str, sample: Sample, draws: torch.Generator | None) -> list[Item]:
         value = sample.values.get(name)
         if value is None:
             return [self.blanks[name]]
-        generator = torch.Generator().manual_seed(sample.seed) if sample.seed else None
-        return prepare(self.processors[name], value, generator)
+        if draws is not None:
+            draws.manual_seed(sample.seed)  # whatever other modalities drew
+        return prepare(self.processors[name], value, draws)
 
 
 def _other_seed(sample: Sample) -> Sample:

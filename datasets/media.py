@@ -123,8 +123,9 @@ def _decode_plain(data: bytes, path: str) -> Tensor:
     from torchvision.io import decode_image as decode_by_torchvision
 
     buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    may_turn = b"Exif" in data or b"eXIf" in data  # of a JPEG, of a PNG
     try:
-        return decode_by_torchvision(buffer, ImageReadMode.RGB, apply_exif_orientation=True)
+        return decode_by_torchvision(buffer, ImageReadMode.RGB, apply_exif_orientation=may_turn)
     except RuntimeError as error:
         raise FusionZooError(f"{path} cannot be read as an image: {error}") from error
 
@@ -241,7 +242,8 @@ def _read(source: str | Path | bytes, budget: str) -> tuple[str, bytes]:
         return "<bytes>", source
     file_size(source, budget)
     try:
-        data = Path(source).read_bytes()
+        with open(source, "rb") as file:
+            data = file.read()
     except OSError as error:
         raise FusionZooError(f"{source} cannot be opened: {error.strerror}") from error
     if not data:

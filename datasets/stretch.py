@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +76,7 @@ def is_video(value: Any) -> bool:
     value = value.source if isinstance(value, Stretch) else value
     if isinstance(value, bytes):
         return not value.startswith(b"OggS") and container_of(value[:16]) != ""
-    return isinstance(value, str | Path) and Path(value).suffix.lower() in VIDEOS
+    return isinstance(value, str | Path) and os.path.splitext(value)[1].lower() in VIDEOS
 
 
 def cut(kind: str, value: Any, start: float | None, end: float | None, frames: int | None) -> Any:
@@ -110,7 +111,7 @@ def segment_of(table: pa.Table, name: str, row: int) -> tuple[float | None, floa
 
     `formats.segments` makes the columns.
     """
-    edges = []
+    edges: list[float | None] = []
     for column in (f"{name}_start", f"{name}_end"):
         position = table.schema.get_field_index(column)
         is_edge = position >= 0 and pa.types.is_float64(table.schema.field(position).type)

@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fusionzoo.registry import Entry, Registry
 from fusionzoo.structures import ITEM_COUNTS, KINDS, Features
+from fusionzoo.worker_memory import reserve
 
 from ._items import encode_items
 from .layers import freeze
@@ -53,7 +54,14 @@ class Processor(ABC):
 
     def collate(self, items: Sequence[Item]) -> Item:
         """Stack items; where their first dimensions differ, pad with zeros at the end."""
-        return {name: pad_sequence([i[name] for i in items], batch_first=True) for name in items[0]}
+        return {name: _batched([item[name] for item in items]) for name in items[0]}
+
+
+def _batched(tensors: list[Tensor]) -> Tensor:
+    first = tensors[0]
+    if any(x.shape != first.shape for x in tensors):
+        return pad_sequence(tensors, batch_first=True)
+    return torch.stack(tensors, out=reserve((len(tensors), *first.shape), first.dtype))
 
 
 def varies(processor: Processor, value: Any) -> bool:

@@ -119,7 +119,10 @@ class ParquetBlocks(Blocks):
             if len(self._opened) >= MAX_OPEN:
                 self._opened.popitem(last=False)[1].close()
             file = self.files[number]
-            self._opened[number] = pq.ParquetFile(self.storage.open(file.name, file.size))
+            # A block is one column of a row group, read at once: a buffer would only copy it.
+            self._opened[number] = pq.ParquetFile(
+                self.storage.open(file.name, file.size), pre_buffer=False
+            )
         return self._opened[number]
 
 

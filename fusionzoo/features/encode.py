@@ -27,6 +27,7 @@ from fusionzoo.encoders import Encoder, Processor
 from fusionzoo.errors import FusionZooError
 from fusionzoo.sources import code_digest
 from fusionzoo.structures import Audio, Batch, Features
+from fusionzoo.worker_memory import ReusedMemory
 
 FORMAT = 3  # of an entry; also raised when an encoder or processor computes something else
 LIBRARIES = ("torch", "torchvision", "torchaudio", "timm", "transformers")
@@ -127,7 +128,7 @@ def _longest_first(
     return DataLoader(
         samples,  # type: ignore[arg-type]
         batch_sampler=[rows[at : at + batch_size] for at in range(0, len(rows), batch_size)],
-        collate_fn=collate,
+        collate_fn=ReusedMemory(collate),
         num_workers=num_workers,
         generator=torch.Generator(),
     )

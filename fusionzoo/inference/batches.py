@@ -21,6 +21,7 @@ from fusionzoo.structures import Batch, Features
 from fusionzoo.training.build import open_dataset
 from fusionzoo.training.data import num_workers
 from fusionzoo.training.runs.speed.inference import as_float32, choose_for_inference
+from fusionzoo.worker_memory import ReusedMemory
 
 Settings = EvaluateConfig | PredictConfig
 
@@ -65,7 +66,7 @@ def encode_batches(
     loader: Any = DataLoader(
         dataset,
         batch_sampler=PairedBatchSampler(sampler, speed.batch_size, lengths=lengths),
-        collate_fn=model.collate(),
+        collate_fn=ReusedMemory(model.collate()),
         num_workers=num_workers(speed.num_workers, World()),
     )
     progress = tqdm(total=len(dataset), desc=label, unit="sample", dynamic_ncols=True)

@@ -15,6 +15,7 @@ from fusionzoo.datasets import PairedBatchSampler, PairedDataset, make_sampler
 from fusionzoo.datasets.grouping import group_values
 from fusionzoo.distributed.process_group import World
 from fusionzoo.structures import Batch
+from fusionzoo.worker_memory import ReusedMemory
 
 
 def num_workers(setting: int | None, world: World) -> int:
@@ -47,7 +48,7 @@ def build_loader(
     return DataLoader(
         dataset,  # type: ignore[arg-type]
         batch_sampler=PairedBatchSampler(sampler, size, lengths=similar),
-        collate_fn=collate,
+        collate_fn=ReusedMemory.of(collate),
         num_workers=workers,
         persistent_workers=workers > 0,
         pin_memory=world.device.type == "cuda",

@@ -19,6 +19,7 @@ from fusionzoo.rng import seed_of
 from fusionzoo.standardise import RAW_KINDS, Standardise
 from fusionzoo.structures import Batch, Features
 from fusionzoo.training.data import num_workers
+from fusionzoo.worker_memory import ReusedMemory
 
 from ..bench import Bench, Unit
 from ..strategies import modalities_of, parse, reads_tokens
@@ -63,7 +64,10 @@ class BatchFeed:
         collate, device = self.model.collate(train), device_of(self.cfg)
         if workers := loader_workers(self.cfg):
             loader: Any = DataLoader(
-                self.dataset, batch_sampler=keys, collate_fn=collate, num_workers=workers
+                self.dataset,
+                batch_sampler=keys,
+                collate_fn=ReusedMemory(collate),
+                num_workers=workers,
             )
             yield from (batch.to(device) for batch in loader)
         else:

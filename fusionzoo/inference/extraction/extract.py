@@ -22,6 +22,7 @@ from fusionzoo.eval_mode import quiet
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Batch
 from fusionzoo.training.optim.memory_and_compile import save_memory_and_compile
+from fusionzoo.worker_memory import ReusedMemory
 
 from .identity import describe, parts_key
 from .parts import Parts, WritingThread
@@ -123,7 +124,7 @@ def _batches(job: Extraction, numbers: Sequence[int]) -> Iterator[tuple[PlannedB
     loader: Any = DataLoader(
         job.dataset,
         batch_sampler=keys,
-        collate_fn=job.model.collate(),
+        collate_fn=ReusedMemory(job.model.collate()),
         num_workers=job.num_workers,
         pin_memory=job.model.device.type == "cuda",
         generator=torch.Generator(),  # so that creating an iterator leaves the global one alone

@@ -24,6 +24,7 @@ from fusionzoo.model import FusionModel
 from fusionzoo.present_rows import encode_rows
 from fusionzoo.rng import seed_of
 from fusionzoo.standardise import RAW_KINDS, Moments, Standardise
+from fusionzoo.worker_memory import ReusedMemory
 
 from ..data import num_workers
 from ..objective import dummy_batch
@@ -87,7 +88,7 @@ def _measure(
     loader = DataLoader(
         samples,
         batch_sampler=_share(trainer, samples, by_length=stored is None),
-        collate_fn=Collate({name: stored or encoder.processor(False)}),
+        collate_fn=ReusedMemory(Collate({name: stored or encoder.processor(False)})),
         num_workers=num_workers(cfg.train.num_workers, world),
         generator=torch.Generator(),  # so that creating an iterator leaves the global one alone
     )

@@ -16,6 +16,7 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed.process_group import World
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Batch
+from fusionzoo.worker_memory import ReusedMemory
 
 from .choose import Option, Timing
 
@@ -43,7 +44,7 @@ def measure_loading(
     batches: Any = DataLoader(
         dataset,
         batch_sampler=list(islice(cycle(keys), warm + MOST_BATCHES)),
-        collate_fn=collate,
+        collate_fn=ReusedMemory.of(collate),
         num_workers=workers,
         pin_memory=device.type == "cuda",
         generator=torch.Generator(),  # so that creating an iterator leaves the global one alone
