@@ -99,8 +99,7 @@ def decode_image(source: Any) -> Tensor:
     if not isinstance(source, str | Path | bytes):
         return _to_rgb(_load(_open(source, "the image"), "the image"))
     path, data = _read(source, "image file")
-    if _is_svg(path, data):
-        data = render(data, path)
+    data = render(data, path) if _is_svg(path, data) else data
     size = jpeg_size(data)
     if size is not None:
         check_picture(*size, path)
@@ -123,9 +122,9 @@ def _decode_plain(data: bytes, path: str) -> Tensor:
     from torchvision.io import decode_image as decode_by_torchvision
 
     buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    may_turn = b"Exif" in data or b"eXIf" in data  # of a JPEG, of a PNG
+    turn = b"Exif" in data or b"eXIf" in data  # of a JPEG, of a PNG
     try:
-        return decode_by_torchvision(buffer, ImageReadMode.RGB, apply_exif_orientation=may_turn)
+        return decode_by_torchvision(buffer, ImageReadMode.RGB, apply_exif_orientation=turn)
     except RuntimeError as error:
         raise FusionZooError(f"{path} cannot be read as an image: {error}") from error
 

@@ -89,7 +89,7 @@ def cut(kind: str, value: Any, start: float | None, end: float | None, frames: i
         is_plain = (start, end, frames) == (None, None, None)
         return (
             Stretch(value, start or 0.0, end, frames or FRAMES)
-            if (is_video(value) and not is_plain)
+            if not is_plain and is_video(value)
             else value
         )
     return value if start is None and end is None else Stretch(value, start or 0.0, end)
