@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import pyarrow as pa
+
 from ..amputation import Mechanism
 from ..base import DATASETS, apply_shared_settings
 from ..failures import MAX_ERRORS, OnError
@@ -137,6 +139,8 @@ def manifest(
             allow_outside=allow_outside,
         )
         dataset = join_sources(dataset, join, open_source, on=on, how=how, targets=targets)
+    del loaded
+    pa.default_memory_pool().release_unused()  # reading takes several times the table's memory
     return apply_shared_settings(dataset, modalities, missing, missing_mechanism)
 
 
