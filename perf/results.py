@@ -90,6 +90,7 @@ TABLES = (
     script("hostile", ("perf/_hostile_cases.py", "perf/_hostile_files.py", *READING)),
     script("rows", ("fusionzoo/scripts/embed.py", "fusionzoo/training/data.py", *READING)),
     script("storage", ("datasets/shards", *READING)),
+    script("pid", ("fusionzoo/analysis", "tests/analysis/gates.py")),
     script("search", ("fusionzoo/vectors",)),
     script("retrieval", (*TRAINING, "fusionzoo/evaluation", "configs/stamps_contrastive.yaml")),
     script("coverage", ("fusionzoo/evaluation/statistics.py",)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ from .advice import advise_fusion, advise_model
 from .config import AnalyseConfig
 from .emap import Interactions, interactions
 from .pid import Pair, pid
+from .probed import pid_by_probes
 from .read import read_features
+from .sample_file import check_suffix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,7 @@ class Analysis:
     emap: Interactions | None = None
     notes: tuple[str, ...] = ()
     advice: str
+    pid_mode: str = "cvx"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -39,14 +43,16 @@ class Analysis:
         found |= {"notes": list(self.notes)}
         if self.emap is not None:
             return {**found, "emap": self.emap.to_dict()}
-        return {**found, "pid": [pair.to_dict() for pair in self.pairs]}
+        return {**found, "pid_mode": self.pid_mode, "pid": [pair.to_dict() for pair in self.pairs]}
 
 
 def analyse(
     cfg: AnalyseConfig, model: FusionModel | None = None, dataset: PairedDataset | None = None
 ) -> Analysis:
     """Analyse the data that `cfg` names, or a model's answers on it if there is a model."""
-    if model is not None or cfg.model:
+    has_model = model is not None or bool(cfg.model)
+    _check(cfg, has_model=has_model)
+    if has_model:
         return _analyse_model(cfg, model, dataset)
     bench = BenchmarkConfig(
         plugins=cfg.plugins,
@@ -61,10 +67,37 @@ def analyse(
         device=cfg.device,
         seed=cfg.seed,
     )
-    setup, notes = read_features(bench, dataset, cfg.clusters)
-    pairs = tuple(pid(setup))
+    setup, notes, ids = read_features(bench, dataset, cfg.clusters)
+    mode = cfg.pid_mode
+    pairs = tuple(pid(setup) if mode == "cvx" else pid_by_probes(setup, mode, ids))
     source = str(cfg.data.get("root", cfg.data.get("name", ""))) or "data in memory"
-    return Analysis(source=source, pairs=pairs, notes=tuple(notes), advice=advise_fusion(pairs))
+    return Analysis(
+        source=source,
+        pairs=pairs,
+        notes=tuple(notes),
+        advice=advise_fusion(pairs),
+        pid_mode=mode,
+    )
+
+
+def _check(cfg: AnalyseConfig, *, has_model: bool) -> None:
+    """Refuse settings that another mode reads."""
+    if has_model and (cfg.pid_mode != "cvx" or cfg.by_sample):
+        raise FusionZooError(
+            "--pid_mode and --by_sample are of data; a model is analysed by emap: leave them out,"
+            " or --model"
+        )
+    if cfg.clusters is not None and cfg.pid_mode != "cvx":
+        raise FusionZooError(
+            f"--clusters {cfg.clusters}: --pid_mode {cfg.pid_mode} needs no clusters; leave one out"
+        )
+    if cfg.by_sample and cfg.pid_mode != "sample":
+        raise FusionZooError(
+            f"--by_sample {cfg.by_sample}: only --pid_mode sample has parts of each sample, not"
+            f" {cfg.pid_mode}"
+        )
+    if cfg.by_sample:
+        check_suffix(Path(cfg.by_sample))
 
 
 def _analyse_model(

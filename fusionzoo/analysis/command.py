@@ -38,6 +38,7 @@ def _start(cfg: AnalyseConfig) -> int:
     from fusionzoo.inputs import data_settings
 
     from .analyse import analyse
+    from .sample_file import write_samples
 
     if not cfg.source:
         raise FusionZooError(f"no source: {SOURCE.removesuffix(' (required)')} comes first")
@@ -47,6 +48,9 @@ def _start(cfg: AnalyseConfig) -> int:
     if cfg.json:
         write_json(Path(cfg.json), found.to_dict())
         print(f"wrote {cfg.json}")
+    if cfg.by_sample:
+        write_samples(Path(cfg.by_sample), found.pairs)
+        print(f"wrote {cfg.by_sample}")
     return 0
 
 
@@ -68,13 +72,14 @@ def print_analysis(found: Analysis) -> None:
                     for bounds in zip(pair.parts, pair.low, pair.high, strict=True)
                 ),
                 f"{pair.parts.total:.3f}",
-                "/".join(map(str, dict.fromkeys(pair.clusters))),
+                *(("/".join(map(str, dict.fromkeys(pair.clusters))),) if pair.clusters else ()),
                 f"{pair.rows:,}",
             )
             for pair in found.pairs
         ]
         title = f"Information about the target in {found.source}, bits and 95 % interval"
-        print_table(title, (*columns, "clusters", "samples"), rows)
+        clusters = ("clusters",) if found.pid_mode == "cvx" else ()
+        print_table(title, (*columns, *clusters, "samples"), rows)
     for note in found.notes:
         print(note)
     print(found.advice)

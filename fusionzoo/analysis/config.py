@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from annotated_types import Ge
 
@@ -28,9 +28,13 @@ class AnalyseConfig:
     folds: Annotated[int, Ge(0)] | None = option(
         None, "cross-validation folds; 0 = the data's split; null = 5 below 5,000 samples, else 0"
     )
-    clusters: Count | None = option(
-        None, "K-means clusters of each source; null = chosen on training rows left out"
+    pid_mode: Literal["cvx", "batch", "sample"] = option(
+        "cvx", "cvx: counts clusters; batch, sample: probes of the class, sample for each sample"
     )
+    clusters: Count | None = option(
+        None, "cvx: K-means clusters of each source; null = chosen on training rows left out"
+    )
+    by_sample: str = option("", "pid_mode sample: file for each sample's parts, .csv or .parquet")
     split: str = option("test", "emap: train | val | test | all")
     samples: Count = option(400, "emap: most samples; two modalities take their square of passes")
     completions: Count = option(256, "emap: random completions with three or more modalities")

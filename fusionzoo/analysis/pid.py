@@ -43,8 +43,11 @@ class Pair:
     parts: Parts  # mean over the folds
     low: Parts  # 95 % interval of the mean; NaN for a single fold
     high: Parts
-    clusters: tuple[int, ...]  # by fold
+    clusters: tuple[int, ...]  # by fold; () in the modes `batch` and `sample`
     rows: int  # held-out samples that have both sources, over all folds
+    by_sample: Mapping[str, Parts] | None = (
+        None  # mode `sample`: id -> parts; their mean is `parts`
+    )
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -74,6 +77,7 @@ class Setup:
     fixed: bool  # whether all folds have the same features, which no label has shaped
 
 
+Sources = tuple[tuple[str, ...], tuple[str, ...]]  # modalities of the first and the second
 Estimate = tuple[NDArray[np.float64], NDArray[np.float64], tuple[int, ...], int]
 
 
@@ -86,23 +90,43 @@ def pid(setup: Setup) -> list[Pair]:
     and its test rows are counted: the mean over folds, with the interval of that mean. Otherwise
     all rows are counted, and the interval is a jackknife over folds.
     """
-    names = list(setup.folds[0].features)
-    pairs: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
-    pairs += [((a,), (b,)) for a, b in combinations(names, 2)]
+    return [
+        _pair(setup, first, second) for first, second in pairs_of(list(setup.folds[0].features))
+    ]
+
+
+def pairs_of(names: Sequence[str]) -> list[Sources]:
+    """Return all pairs of modalities, and with more than two each against all others."""
+    pairs: list[Sources] = [((a,), (b,)) for a, b in combinations(names, 2)]
     if len(names) > 2:
         pairs += [((a,), tuple(b for b in names if b != a)) for a in names]
-    return [_pair(setup, first, second) for first, second in pairs]
+    return pairs
 
 
 def _pair(setup: Setup, first: tuple[str, ...], second: tuple[str, ...]) -> Pair:
     estimate = _count_all if setup.fixed else _count_tests
     parts, error, clusters, rows = estimate(setup, first, second)
     groups = len(_groups(setup)) if setup.fixed else len(setup.folds)
+    return make_pair((first, second), parts, error, groups=groups, rows=rows, clusters=clusters)
+
+
+def make_pair(
+    sources: Sources,
+    parts: NDArray[np.float64],
+    error: NDArray[np.float64],
+    *,
+    groups: int,
+    rows: int,
+    clusters: tuple[int, ...] = (),
+    by_sample: Mapping[str, Parts] | None = None,
+) -> Pair:
+    """Return the result with the 95 % interval of `error`, the standard error over `groups`."""
     margin = np.full(4, np.nan)
     if groups > 1:
         from scipy.stats import t
 
         margin = t.ppf(0.975, groups - 1) * error
+    first, second = sources
     return Pair(
         first="+".join(first),
         second="+".join(second),
@@ -111,6 +135,7 @@ def _pair(setup: Setup, first: tuple[str, ...], second: tuple[str, ...]) -> Pair
         high=Parts(*(parts + margin).tolist()),
         clusters=clusters,
         rows=rows,
+        by_sample=by_sample,
     )
 
 
@@ -118,7 +143,9 @@ def _count_tests(setup: Setup, first: tuple[str, ...], second: tuple[str, ...]) 
     """Count the test rows of each fold: mean and its standard error, clusters, rows."""
     parts, clusters, rows = [], [], 0
     for fold in setup.folds:
-        train, test = (_usable(fold, part, (*first, *second)) for part in (fold.train, fold.test))
+        train, test = (
+            usable_rows(fold, part, (*first, *second)) for part in (fold.train, fold.test)
+        )
         sources = [joined(fold, names) for names in (first, second)]
         number, coders = _coders(setup, [x[train] for x in sources], fold.target[train])
         codes = [coder(x[test]) for coder, x in zip(coders, sources, strict=True)]
@@ -134,7 +161,7 @@ def _count_all(setup: Setup, first: tuple[str, ...], second: tuple[str, ...]) ->
     """Count all rows, and again without each fold's: estimate, jackknife error, clusters, rows."""
     fold = setup.folds[0]
     names = (*first, *second)
-    rows = _usable(fold, np.arange(len(fold.target)), names)
+    rows = usable_rows(fold, np.arange(len(fold.target)), names)
     sources = [joined(fold, chosen)[rows] for chosen in (first, second)]
     target = fold.target[rows]
     number, coders = _coders(setup, sources, target)
@@ -167,7 +194,7 @@ def _coders(
     return setup.clusters, [Coder(x, setup.clusters, setup.seed) for x in sources]
 
 
-def _usable(fold: Fold, rows: NDArray[np.int64], names: Sequence[str]) -> NDArray[np.int64]:
+def usable_rows(fold: Fold, rows: NDArray[np.int64], names: Sequence[str]) -> NDArray[np.int64]:
     """Return the rows that have a label and all these modalities."""
     usable = (fold.target >= 0) & np.all([fold.present[name] for name in names], axis=0)
     chosen: NDArray[np.int64] = rows[usable[rows]]

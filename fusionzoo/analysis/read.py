@@ -21,8 +21,8 @@ from .pid import Setup
 
 def read_features(
     cfg: BenchmarkConfig, dataset: PairedDataset | None, clusters: int | None
-) -> tuple[Setup, list[str]]:
-    """Return what `pid` decomposes, and notes for the reader.
+) -> tuple[Setup, list[str], list[str]]:
+    """Return what `pid` decomposes, notes for the reader, and the ids of all rows.
 
     Vectors are taken as they are. Encoders without weights are trained alone on a fold's training
     rows, as in a benchmark.
@@ -52,7 +52,7 @@ def read_features(
         seed=cfg.seed,
         fixed=not untrained,
     )
-    return setup, notes
+    return setup, notes, list(opened.ids)
 
 
 def _describe(bench: Bench, name: str) -> str:

@@ -93,10 +93,11 @@ class BalancedTrainer:
             self.loaders[name] = build_loader(split, collate, run, world, name)
         self.steps, self.train_rows = 0, train
 
-    def begin_epoch(self, epoch: int, step: int) -> None:
+    def begin_epoch(self, epoch: int, step: int) -> Mapping[str, int]:
         """Let the strategies prepare an epoch."""
         self.steps = step
         self.trainer.begin_epoch(self.loaders, StepContext(step, float(epoch)))
+        return self.trainer.restarts()
 
     def step(
         self, model_input: ModelInput, rows: Tensor, target: Tensor, epoch: float, phase: int

@@ -53,10 +53,10 @@ def fit(
         order = torch.stack([torch.randperm(len(train), generator=g) for g in generators])
         chunks = order.split(cfg.batch_size, dim=1)
         rows = [train[chunk[0] if alone else chunk] for chunk in chunks]
-        trainer.begin_epoch(epoch, epoch * steps)
+        restarts = trainer.begin_epoch(epoch, epoch * steps)
         current_phase = -1
         for number, model_input in enumerate(feed(rows, epoch)):
-            phase, factors = plan(epoch * steps + number)
+            phase, factors = plan(epoch * steps + number, restarts=restarts)
             if phase != current_phase:
                 trainer.train(True, phase)
                 current_phase = phase

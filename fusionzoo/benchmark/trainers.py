@@ -94,8 +94,9 @@ class SingleTrainer:
         """Return logits (1, B, K)."""
         return forward(self.model, model_input).logits[None]
 
-    def begin_epoch(self, epoch: int, step: int) -> None:
+    def begin_epoch(self, epoch: int, step: int) -> Mapping[str, int]:
         """Nothing to prepare."""
+        return {}
 
     def weights(self, index: int) -> Weights:
         """Copy the weights."""
@@ -152,8 +153,9 @@ class StackedTrainer:
 
         return vmap(logits_of_copy)(self.stacked, self.buffers, model_input)
 
-    def begin_epoch(self, epoch: int, step: int) -> None:
+    def begin_epoch(self, epoch: int, step: int) -> Mapping[str, int]:
         """Nothing to prepare."""
+        return {}
 
     def weights(self, index: int) -> Weights:
         """Copy the weights of one seed, under the names of a FusionModel."""
@@ -176,8 +178,8 @@ class Trainer(Protocol):
     phases: tuple[Phase, ...]
     optimizer: torch.optim.Optimizer
 
-    def begin_epoch(self, epoch: int, step: int) -> None:
-        """Prepare an epoch; `step` is the number of steps made before it."""
+    def begin_epoch(self, epoch: int, step: int) -> Mapping[str, int]:
+        """Prepare an epoch after `step` steps; return modality -> epoch its schedule restarted."""
 
     def step(
         self, model_input: ModelInput, rows: Tensor, target: Tensor, epoch: float, phase: int

@@ -99,7 +99,7 @@ def train_epoch(
         loaders["train"], cfg.accumulate, state.evaluated, skip=steps_done, max_chunks=steps_left
     ):
         tracker.lap("data")
-        phase, factors = plan(state.step, state.val_losses)
+        phase, factors = plan(state.step, state.val_losses, trainer.restarts())
         set_rates(trainer.optimizer, factors)
         tracker.phase(trainer.freeze_plan.phases[phase].name)
         log = (state.step + 1) % cfg.log_every == 0

@@ -19,6 +19,7 @@ from fusionzoo.distributed.malloc import Heap
 from fusionzoo.distributed.process_group import World, broadcast_from_main, total, wrap
 from fusionzoo.structures import FIRST_STEP, Batch, StepContext
 
+from .balance._types import RestartsSchedule
 from .balance.two_pass import TwoPassBackward
 from .nonfinite import SavedBuffers, why_not_finite
 from .objective import Objective, ObjectiveOutput
@@ -194,6 +195,12 @@ class Trainer:
         """Let the training strategies prepare an epoch."""
         for strategy in self.module.strategies(context):
             strategy.begin_epoch(self, loaders, context)
+
+    def restarts(self) -> dict[str, int]:
+        """Return the modalities whose schedule a strategy has restarted, and at which epoch."""
+        strategies = self.module.balance.values()
+        epochs = [s.restarts() for s in strategies if isinstance(s, RestartsSchedule)]
+        return {name: epoch for by_name in epochs for name, epoch in by_name.items()}
 
     def copy(self, edit: Callable[[Objective], None]) -> Trainer:
         """Return a trainer of copies of module and optimiser, the module changed by `edit`."""

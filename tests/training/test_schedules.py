@@ -56,6 +56,31 @@ def test_one_cycle_is_that_of_torch(share: float) -> None:
     assert curve(schedule="onecycle", warmup=0.0)[0] == 1.0
 
 
+def test_a_restarted_schedule_is_a_fresh_one_for_the_steps_that_remain() -> None:
+    cfg = OptimConfig(warmup=0.1, modality_schedule={"text": "linear"})
+    plan = phased(cfg, WHOLE, 40, 5)
+    for step in range(40):
+        assert plan(step, (), {}) == plan(step)
+    fresh = schedule(cfg, 20, 5, "text")
+    for step in range(20, 40):
+        factors = plan(step, (), {"text": 4, "image": 6})[1]
+        assert factors["text"] == fresh(step - 20, [])
+        assert factors[""] == plan(step)[1][""]
+    assert plan(31, (), {"image": 6})[1]["image"] == 1.0  # the peak, after a warm-up of a step
+    assert plan(20)[1]["text"] < 0.6 < fresh(2, [])
+
+
+def test_a_restart_counts_losses_anew_and_ends_with_its_phase() -> None:
+    cfg = OptimConfig(warmup=0.0, schedule="plateau", plateau_epochs=2, gamma=0.5)
+    plan = phased(cfg, WHOLE, 12, 2)
+    losses = [1.0, 1.0, 1.0, 1.0]
+    assert plan(8, losses)[1][""] == 0.5
+    assert plan(8, losses, {"text": 3})[1] == {"": 0.5, "text": 1.0}
+    halves = [Phase("a", 0.5), Phase("b", 0.5)]
+    plan = phased(OptimConfig(warmup=0.0), halves, 8, 2)
+    assert plan(6, (), {"text": 1})[1]["text"] == plan(6)[1][""]
+
+
 def test_plateau_drops_as_torchs() -> None:
     losses = [3, 2, 2, 2, 1, 1.5, 1, 1, 1, 1, 0.5, 0.4]
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)

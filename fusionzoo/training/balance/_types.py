@@ -5,8 +5,8 @@ Shapes: `B` batch, `N` samples of the training split.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -41,6 +41,17 @@ class MeanLoss(NamedTuple):
 
     value: Tensor  # this process's share: its mean over processes is the mean over all rows
     rows: Tensor  # number of rows behind it on all processes, float64; 0: the value is 0
+
+
+@runtime_checkable
+class RestartsSchedule(Protocol):
+    """A strategy that may restart the learning-rate schedule of a modality's encoder."""
+
+    def restarts(self) -> Mapping[str, int]:
+        """Return modality -> epoch of the last restart: read in each step, so from plain numbers.
+
+        Part of the strategy's state, and equal on all processes.
+        """
 
 
 class RunningTrainer(Protocol):

@@ -51,6 +51,8 @@ class Relearn(Balance):
         strength: lambda, at least 0; 0 switches it off
         rows: samples of each split that are clustered, at least 1
         clusters: number of clusters, at least 2; None for as many as classes
+        restart: whether the learning-rate schedule of a moved encoder starts anew, with its
+            warm-up, for the steps that remain; those of the others go on
 
     Shapes: features[name].pooled (N, D), classes (N,) -> w (M,)
     """
@@ -68,6 +70,7 @@ class Relearn(Balance):
         strength: float = 3.0,
         rows: int = 20_000,
         clusters: int | None = None,
+        restart: bool = False,
         start: float = 0.0,
         end: float | None = None,
     ) -> None:
@@ -80,6 +83,8 @@ class Relearn(Balance):
         self.require(self.clusters >= 2, f"clusters={self.clusters}; it must be at least 2")
         self.require_classes(inputs.targets)
         self.every, self.times, self.strength, self.rows = every, times, strength, rows
+        self.restart = restart
+        self.restart_epochs: dict[str, int] = {}
         self.register_buffer("resets", torch.tensor(0))
         # No buffers, which every step would copy and DDP broadcast: `get_extra_state`.
         self.initial = torch.cat(
@@ -95,12 +100,25 @@ class Relearn(Balance):
         }
 
     def get_extra_state(self) -> Tensor:
-        """Return the initial weights of all encoders, for checkpoints."""
-        return self.initial
+        """Return what checkpoints keep: the initial weights of all encoders.
+
+        With `restart`, the epochs of the restarts follow, one per modality, 0 for none.
+        """
+        if not self.restart:
+            return self.initial
+        epochs = [float(self.restart_epochs.get(name, 0)) for name in self.widths]
+        return torch.cat([self.initial, self.initial.new_tensor(epochs)])
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take the initial weights from a checkpoint."""
-        self.initial = state.detach().cpu().clone()
+        """Take the initial weights and the epochs of restarts from a checkpoint."""
+        count = len(self.initial)
+        self.initial = state[:count].detach().cpu().clone()
+        epochs = map(int, state[count:].tolist())
+        self.restart_epochs = {n: x for n, x in zip(self.widths, epochs, strict=False) if x}
+
+    def restarts(self) -> Mapping[str, int]:
+        """Return modality -> epoch of the last restart of its schedule."""
+        return self.restart_epochs
 
     def active(self, context: StepContext) -> bool:
         return bool(self.times and self.strength) and super().active(context)
@@ -119,7 +137,10 @@ class Relearn(Balance):
                 self.share(*(split[name] for split in splits), seed=number)
                 for number, name in enumerate(self.widths)
             ]
-        self.move(dict(zip(self.widths, from_main(shares, self.world), strict=True)), trainer)
+        by_modality = dict(zip(self.widths, from_main(shares, self.world), strict=True))
+        self.move(by_modality, trainer)
+        if self.restart:
+            self.restart_epochs |= {n: int(context.epoch) for n, x in by_modality.items() if x}
         self.resets += 1
 
     @torch.no_grad()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Protocol
 
@@ -24,8 +24,14 @@ CYCLE_START, CYCLE_END = 1 / 25, 1 / 250_000  # of the peak, as torch's OneCycle
 class Plan(Protocol):
     """Phase and learning-rate factors at a step."""
 
-    def __call__(self, step: int, losses: Sequence[float] = ()) -> tuple[int, Factors]:
-        """Return the phase of a step, and the factors of the rates; `losses` has one per epoch."""
+    def __call__(
+        self, step: int, losses: Sequence[float] = (), restarts: Mapping[str, int] | None = None
+    ) -> tuple[int, Factors]:
+        """Return the phase of a step, and the factors of the rates; `losses` has one per epoch.
+
+        `restarts`: modality -> epoch at which its schedule starts anew, with its warm-up, for the
+        steps that remain of the phase.
+        """
 
 
 def schedule(
@@ -113,18 +119,25 @@ def phased(cfg: OptimConfig, phases: Sequence[Phase], steps: int, steps_per_epoc
     def factor_function(
         owner: str, start: int, stop: int
     ) -> Callable[[int, Sequence[float]], float]:
-        begin = min(max(start, begins[owner]), stop)
+        begin = min(max(start, begins.get(owner, 0)), stop)
         factor = schedule(cfg, stop - begin, steps_per_epoch, owner)
         epoch = begin // steps_per_epoch
         return lambda step, losses: factor(step - begin, losses[epoch:]) if step >= begin else 0.0
 
+    starts = [0, *stops[:-1]]
     factors = [
         {owner: factor_function(owner, start, stop) for owner in begins}
-        for start, stop in zip([0, *stops[:-1]], stops, strict=True)
+        for start, stop in zip(starts, stops, strict=True)
     ]
 
-    def plan(step: int, losses: Sequence[float] = ()) -> tuple[int, Factors]:
+    def plan(
+        step: int, losses: Sequence[float] = (), restarts: Mapping[str, int] | None = None
+    ) -> tuple[int, Factors]:
         number = bisect_right(stops[:-1], step)
-        return number, {owner: factor(step, losses) for owner, factor in factors[number].items()}
+        functions = dict(factors[number])
+        for owner, epoch in (restarts or {}).items():
+            start = max(starts[number], epoch * steps_per_epoch)
+            functions[owner] = factor_function(owner, start, stops[number])
+        return number, {owner: factor(step, losses) for owner, factor in functions.items()}
 
     return plan

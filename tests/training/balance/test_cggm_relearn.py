@@ -20,10 +20,13 @@ from strategies import (
     see,
 )
 
-from fusionzoo.structures import StepContext
+from fusionzoo.config import OptimConfig
+from fusionzoo.structures import Phase, StepContext
 from fusionzoo.targets import AnyOf, Level, Number, OneOf
 from fusionzoo.training.balance.cggm import misdirection, modulation, points_of
 from fusionzoo.training.balance.relearn import purity
+from fusionzoo.training.optim.optimizers import rates, set_rates
+from fusionzoo.training.optim.schedules import phased
 
 SGD = {"optim": {"name": "sgd", "lr": 0.1, "momentum": 0.9, "clip": None}}
 
@@ -236,3 +239,29 @@ def test_the_initial_weights_are_those_of_the_checkpoint() -> None:
     only(other).initial.add_(1.0)  # type: ignore[operator, union-attr]
     other.load_state_dict(state)
     assert torch.equal(only(other).initial, strategy.initial)  # type: ignore[arg-type]
+
+
+def test_only_the_moved_encoders_schedule_restarts_and_a_checkpoint_keeps_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for restart in (False, True):
+        strategy, trainer = relearner(every=2, restart=restart)
+        assert trainer.restarts() == {}
+        before = {key: x.clone() for key, x in trainer.module.state_dict().items()}
+        monkeypatch.setattr(strategy, "share", lambda *_, seed: [0.0, 0.4, 0.0][seed])
+        strategy.begin_epoch(trainer, make_loaders(), StepContext(epoch=2.0))
+        assert trainer.restarts() == ({"text": 2} if restart else {})
+        plan = phased(OptimConfig(warmup=0.0), [Phase("train", 1.0)], 12, 3)
+        set_rates(trainer.optimizer, plan(6, (), trainer.restarts())[1])
+        found = rates(trainer.optimizer)
+        assert found["image"] == pytest.approx(0.05)
+        assert found["text"] == pytest.approx(0.1 if restart else 0.05)
+        state = {key: x.clone() for key, x in trainer.module.state_dict().items()}
+        key = next(key for key in state if key.endswith("_extra_state"))
+        assert len(state[key]) == len(strategy.initial) + 3 * restart
+        _, other = relearner(every=2, restart=restart)
+        other.module.load_state_dict(state)
+        assert other.restarts() == trainer.restarts()
+        assert torch.equal(only(other.module).initial, strategy.initial)  # type: ignore[arg-type]
+        other.module.load_state_dict(before)
+        assert other.restarts() == {}

@@ -212,6 +212,7 @@ def test_a_run_that_stops_within_an_epoch_resumes_bit_for_bit(
         flags += ["--balance_settings.reconboost.rectify", "1"]
     if name == "relearn":
         flags += ["--balance_settings.relearn.every", "1"]
+        flags += ["--balance_settings.relearn.restart", "true"]
     if name == "gblend":
         flags += ["--balance_settings.gblend.every", "2"]
     assert train([*flags, "--out", str(tmp_path / "whole")]) == 0

@@ -1,0 +1,44 @@
+"""Gates whose parts are known, as tables and as noisy vectors."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fusionzoo.analysis.pid import Fold, Setup
+
+GATES = {
+    "and": (lambda a, b: (a, b, a & b), (0.3113, 0, 0, 0.5)),
+    "xor": (lambda a, b: (a, b, a ^ b), (0, 0, 0, 1)),
+    "copy": (lambda a, b: (a, a, a), (1, 0, 0, 0)),
+    "unique": (lambda a, b: (a, b, a), (0, 1, 0, 0)),
+}
+
+
+def table_of(name: str) -> np.ndarray:
+    table = np.zeros((2, 2, 2))
+    for a in (0, 1):
+        for b in (0, 1):
+            table[GATES[name][0](a, b)] += 0.25
+    return table
+
+
+def planted(name: str, samples: int = 4000, *, fixed: bool = True) -> Setup:
+    """Noisy vectors of the two bits of a gate, in five folds."""
+    draw = np.random.default_rng(0)
+    bits = np.tile([[0, 0, 1, 1], [0, 1, 0, 1]], samples // 4)
+    first, second, target = GATES[name][0](*bits)
+    noise = 0.1 * draw.standard_normal((2, samples, 4))
+    features = {"a": first[:, None] + noise[0], "b": second[:, None] + noise[1]}
+    order = draw.permutation(samples)
+    present = dict.fromkeys(features, np.ones(samples, bool))
+    folds = [
+        Fold(
+            features=features,
+            present=present,
+            target=target.astype(np.int64),
+            train=np.setdiff1d(order, test),
+            test=test,
+        )
+        for test in np.array_split(order, 5)
+    ]
+    return Setup(folds=folds, classes=2, clusters=2, seed=0, fixed=fixed)
