@@ -16,7 +16,9 @@ import pyarrow as pa
 from fusionzoo.errors import FusionZooError
 
 from ..export import table_columns
+from ..stored_files import has_several
 from ..table import SampleTable
+from .blocks import StoredCells
 from .index import STORED
 from .values import stored_value, value_size
 
@@ -43,7 +45,11 @@ class Part:
 
 
 def light_table(dataset: SampleTable) -> pa.Table:
-    """Return the columns that are no pictures, clips or arrays, texts read from their files."""
+    """Return the columns that are no pictures, clips or arrays, texts read from their files.
+
+    Raises an error if a sample has several pictures or clips, which shards do not hold.
+    """
+    _check_no_lists(dataset)
     columns: dict[str, Any] = {name: dataset.chosen(name) for name in table_columns(dataset)}
     for name, kind in dataset.modalities.items():
         if kind == "text":
@@ -94,6 +100,17 @@ def fingerprint(table: pa.Table, kinds: Mapping[str, str], settings: Settings) -
             stream.write_batch(batch)
         digest.update(sink.getvalue())
     return digest.hexdigest()
+
+
+def _check_no_lists(dataset: SampleTable) -> None:
+    for name, kind in dataset.modalities.items():
+        if kind not in ("image", "audio") or isinstance(dataset.memory.get(name), StoredCells):
+            continue
+        if has_several(dataset, name, decoded=False):
+            raise FusionZooError(
+                f"{dataset.source}: the cells of {name} are lists, and shards hold one picture or"
+                " clip per sample: write `data.to_manifest('data.parquet', embed=True)` instead"
+            )
 
 
 def _texts(dataset: SampleTable, name: str) -> list[str | None]:

@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from fusionzoo.errors import FusionZooError
+
 from ..export import media_bytes
 from ..media import decode
+from ..stretch import Stretch, is_video
 
 SIDE = 256  # pixels of the shorter side of a prepared picture
 QUALITY = 95  # of JPEG
@@ -34,6 +37,11 @@ def stored_value(kind: str, value: Any, prepare: bool) -> Any:
     """Return the bytes of a picture or clip, or float32 of a vector (D,) or sequence (T, D)."""
     if kind in ("vector", "sequence"):
         return decode(kind, value).numpy()
+    if kind == "image" and is_video(value) and (prepare or isinstance(value, Stretch)):
+        raise FusionZooError(
+            "frames of a video are several pictures, and shards hold one per sample: convert whole"
+            " videos, without segments, --data.frames and --prepare"
+        )
     data = media_bytes(kind, value)
     if not prepare:
         return data

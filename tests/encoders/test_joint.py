@@ -120,12 +120,16 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return sources
 
 
+@pytest.mark.parametrize(
+    ("family", "kinds"),
+    [("clip", ("image", "text")), ("siglip", ("image", "text")), ("clap", ("text", "audio"))],
+)
 def test_a_checkpoint_is_read_once_for_two_towers(
-    folders: dict[str, Path], reads: list[str]
+    family: str, kinds: tuple[str, str], folders: dict[str, Path], reads: list[str]
 ) -> None:
-    name = f"hf-clip/{folders['clip']}"
-    model = create_model("concat", {"image": name, "text": name}, 2)
-    assert reads == [str(folders["clip"])]
+    name = f"hf-clip/{folders[family]}"
+    model = create_model("concat", dict.fromkeys(kinds, name), 2)
+    assert reads == [str(folders[family])]
     together = dict(model.named_encoders())
     for kind, encoder in together.items():
         alone = create_encoder(kind, name).state_dict()
@@ -147,10 +151,12 @@ def test_two_modalities_with_one_tower_do_not_share_weights(
     assert len(reads) == 2
 
 
+@pytest.mark.parametrize("family", ["clip", "siglip"])
 def test_an_exported_model_loads_without_the_checkpoint(
-    tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+    family: str, tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, sounds = tiny.save_clip(tmp_path / "clip"), tiny.save_clap(tmp_path / "clap")
+    source = getattr(tiny, f"save_{family}")(tmp_path / family)
+    sounds = tiny.save_clap(tmp_path / "clap")
     encoders = {"image": f"hf-clip/{source}", "text": f"hf-clip/{source}"}
     model = create_model("concat", {**encoders, "audio": f"hf-clip/{sounds}"}, 2).eval()
     saved = model.save(tmp_path / "saved")
@@ -181,11 +187,15 @@ def test_a_small_tower_of_a_large_model_loads_within_the_budget(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", ["clip", "siglip"])
 def test_frozen_towers_are_cached_trained_on_and_stored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    family: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("FUSIONZOO_CACHE", str(tmp_path / "cache"))
-    source = tiny.save_clip(tmp_path / "clip")
+    source = getattr(tiny, f"save_{family}")(tmp_path / family)
     draw = np.random.default_rng(0)
     rows = [
         {
@@ -206,9 +216,12 @@ def test_frozen_towers_are_cached_trained_on_and_stored(
         out=str(tmp_path / "run"),
     )
     assert "image, text: frozen, features of 24 samples encoded once" in capsys.readouterr().out
-    shutil.rmtree(source)
-    assert fusionzoo.load(tmp_path / "run").embed is not None
     assert run.exit_code == 0
+    shutil.rmtree(source)
+    loaded = dict(fusionzoo.load(tmp_path / "run").named_encoders())
+    for kind, encoder in run.model.named_encoders():
+        expected = features(encoder.cpu(), values_of(kind)).pooled
+        assert torch.equal(features(loaded[kind], values_of(kind)).pooled, expected)
 
 
 @pytest.mark.slow
