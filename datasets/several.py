@@ -42,7 +42,8 @@ def decode_items(values: Sequence[Any], decode_one: Callable[[Any], Any]) -> Any
 def prepare(processor: Any, value: Any, generator: torch.Generator | None = None) -> list[Item]:
     """Return the items that a processor makes of a sample's value."""
     if hasattr(processor, "items"):
-        return list(processor.items(value, generator))
+        items: list[Item] = processor.items(value, generator)
+        return items
     return [processor(value, generator)]
 
 

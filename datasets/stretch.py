@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError
 
@@ -104,20 +101,6 @@ def spread(values: Sequence[Any], count: int | None) -> list[Any]:
     if count is None or len(values) <= count:
         return list(values)
     return [values[(2 * number + 1) * len(values) // (2 * count)] for number in range(count)]
-
-
-def segment_of(table: pa.Table, name: str, row: int) -> tuple[float | None, float | None]:
-    """Return start and end of a modality's value in seconds, by its columns; None: not limited.
-
-    `formats.segments` makes the columns.
-    """
-    edges: list[float | None] = []
-    for column in (f"{name}_start", f"{name}_end"):
-        position = table.schema.get_field_index(column)
-        is_edge = position >= 0 and pa.types.is_float64(table.schema.field(position).type)
-        seconds = table.column(position)[row].as_py() if is_edge else None
-        edges.append(None if seconds is None or math.isnan(seconds) else seconds)
-    return edges[0], edges[1]
 
 
 def cost(value: Any) -> float:

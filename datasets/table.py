@@ -21,10 +21,10 @@ from .labels import find_classes, read_labels
 from .paths import check_paths, holds_paths
 from .provenance import Provenance
 from .refusals import is_collecting, repair_rows
-from .stretch import cut, segment_of
+from .single_cells import SingleCells
+from .stretch import cut
 
 NOT_FILES = ("text", "tabular")  # kinds whose cells are no paths
-
 ROLES = ("id", "split", "target", "group")  # of columns that are no modality
 
 
@@ -54,6 +54,7 @@ class SampleTable:
     ) -> None:
         _check_modalities(modalities, paths, source)
         self.table, self.modalities = table.combine_chunks(), dict(modalities)
+        self._cells = SingleCells(self.table)
         self.memory, self.root, self.source = dict(memory or {}), root, source
         self.paths = frozenset(name for name, kind in modalities.items() if kind not in NOT_FILES)
         self.paths |= frozenset(paths)
@@ -171,9 +172,9 @@ class SampleTable:
             return (self.root or Path()) / cell if isinstance(cell, str) else cell
         else:
             value = refer(cell, kind, self.root, self.sample_rate)
-        if kind in ("image", "audio"):
-            return cut(kind, value, *segment_of(self.table, name, row), self.frames)
-        return value
+        if kind not in ("image", "audio"):
+            return value
+        return cut(kind, value, *self._cells.segment(name, row), self.frames)
 
     def read_by(self, readers: Mapping[str, Callable[[int], Any]]) -> Self:
         """Return the same samples; values of some modalities are not decoded, but read by row of
@@ -183,7 +184,8 @@ class SampleTable:
         return view
 
     def _cell(self, column: str, row: int) -> Any:
-        return self.table[column][row].as_py()
+        self._cells = self._cells.of(self.table)
+        return self._cells(column, row)
 
     def column(self, name: str) -> list[Any]:
         """Return the samples' cells of a column of the table."""
@@ -224,8 +226,7 @@ class SampleTable:
 
 def presence(table: pa.Table, modalities: Mapping[str, str]) -> Tensor:
     """Return which cells of the modalities' columns are not null, bool (rows, M)."""
-    columns = [torch.tensor(table[name].is_valid().to_numpy()) for name in modalities]
-    return torch.stack(columns, dim=1)
+    return torch.stack([torch.tensor(table[x].is_valid().to_numpy()) for x in modalities], dim=1)
 
 
 def word_list(words: str | Sequence[str]) -> list[str]:

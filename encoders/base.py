@@ -38,8 +38,9 @@ class Processor(ABC):
 
     def items(self, value: Any, generator: torch.Generator | None = None) -> list[Item]:
         """Prepare the items of a sample: a list of values, or one value."""
-        values = value if isinstance(value, list) else [value]
-        return [item for part in values for item in self.windows(part, generator)]
+        if not isinstance(value, list):
+            return self.windows(value, generator)
+        return [item for part in value for item in self.windows(part, generator)]
 
     def varies(self, value: Any) -> bool:
         """Return whether training may prepare `value` in another way than evaluation does.

@@ -184,7 +184,7 @@ def consume(loader: Any) -> None:
 def main() -> None:
     """Write results/loader.csv."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--out", default=str(Path("results") / "loader.csv"))
     parsed = parser.parse_args()

@@ -81,7 +81,7 @@ TABLES = (
     script("fusions", ("fusion", "fusionzoo/evaluation/cost.py")),
     script("gpu", ("perf/_gpu_parts.py", *TRAINING, "fusionzoo/benchmark")),  # needs a CUDA GPU
     script("interactions", (*TRAINING, *SHARED), "runs/interactions.jsonl"),
-    script("loader", ("datasets", "encoders", "fusionzoo/training/data.py")),
+    script("loader", (*READING, "encoders", "fusionzoo/worker_memory.py")),
     script("mfeat", (*TRAINING, *SHARED), "runs/mfeat.jsonl"),
     script("missing", (*MODEL, "fusionzoo/training/balance", *SHARED), "runs/missing.jsonl"),
     script("missing_products", ("fusion/base.py", "fusion/early")),

@@ -32,6 +32,11 @@ from fusionzoo.vectors.command import SearchConfig
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+SHORTER = {  # what tests run instead: other tests train with every strategy
+    "training.ipynb": {
+        "agm cca_loss contrastive_align gblend mla mmpareto modality_dropout ogm_ge pmr": "agm mla"
+    }
+}
 
 
 def blocks(language: str) -> list[str]:
@@ -203,11 +208,17 @@ def test_a_notebook_is_stored_with_its_outputs(path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_a_notebook_runs_from_top_to_bottom(path: Path) -> None:
+def test_a_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
+    text = path.read_text()
+    for long, short in SHORTER.get(path.name, {}).items():
+        assert text.count(long) == 1
+        text = text.replace(long, short)
+    (tmp_path / path.name).write_text(text)
     code = (
         "import sys, nbformat, nbclient\n"
         "book = nbformat.read(sys.argv[1], 4)\n"
         "client = nbclient.NotebookClient(book, timeout=600, kernel_name='python3')\n"
         "client.execute(cwd=sys.argv[2])"
     )
-    subprocess.run([sys.executable, "-P", "-c", code, str(path), str(path.parent)], check=True)
+    run = [sys.executable, "-P", "-c", code, str(tmp_path / path.name), str(path.parent)]
+    subprocess.run(run, check=True)
