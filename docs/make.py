@@ -65,6 +65,7 @@ trained with it. Means over {seeds} seeds and the six subsets of one or two stri
 `modality_dropout` changes the accuracy on incomplete samples by {gain:+.1f} points (median over
 fusions), that on complete ones by {price:+.1f}. So, on this data: {best_complete} if training is to
 stay as it is; else `--balance modality_dropout`, with {best_dropout} first."""
+UNKNOWN = "not measured"
 NAMES = "<!-- names: begin -->", "<!-- names: end -->"
 MODELS = {  # what stands behind the names of encoders that take a model's name
     "timm/*": "timm/<any model>",
@@ -85,20 +86,23 @@ def measured() -> str:
         "| fusion | family | `mfeat` | xor of 2 | xor of 3 | time | parameters |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for one in sorted(cards(), key=lambda one: (FAMILIES.index(one.family), one.name)):
-        own = numerals.get(one.name)
-        if own is None:
-            blank = " | ".join(["not measured"] * 4)
-            lines.append(f"| `{one.name}` | {one.family} | {blank} | {count(one.parameters)} |")
-            continue
-        accuracy = f"{float(own['mean']):.3f} ± {float(own['deviation']):.3f}"
-        accuracy += "" if own["seeds"] == "10" else f" ({own['seeds']} seeds)"
-        ratio = float(times[one.name]["ratio_to_concat_transformer"])
-        lines.append(
-            f"| `{one.name}` | {one.family} | {accuracy} | {float(xor[one.name, '2']):.2f} |"
-            f" {float(xor[one.name, '3']):.2f} | {ratio:.3f} | {count(one.parameters)} |"
+    for card in sorted(cards(), key=lambda card: (FAMILIES.index(card.family), card.name)):
+        cost = times.get(card.name)
+        figures = (
+            _numerals_cell(numerals.get(card.name)),
+            *(f"{float(x):.2f}" if (x := xor.get((card.name, n))) else UNKNOWN for n in "23"),
+            f"{float(cost['ratio_to_concat_transformer']):.3f}" if cost else UNKNOWN,
+            count(card.parameters),
         )
+        lines.append(f"| `{card.name}` | {card.family} | {' | '.join(figures)} |")
     return "\n".join(lines)
+
+
+def _numerals_cell(row: dict[str, str] | None) -> str:
+    if row is None:
+        return UNKNOWN
+    seeds = "" if row["seeds"] == "10" else f" ({row['seeds']} seeds)"
+    return f"{float(row['mean']):.3f} ± {float(row['deviation']):.3f}{seeds}"
 
 
 def balanced() -> str:
