@@ -24,7 +24,7 @@ from fusionzoo.datasets import PairedBatchSampler, PairedDataset, make_sampler
 from fusionzoo.datasets.shards.blocks import StoredCells
 from fusionzoo.errors import FusionZooError
 
-ROWS = 24
+ROWS = 18
 FORMATS = pytest.mark.parametrize("format", ["parquet", "webdataset"])
 SMALL = {"shard_mb": 1, "block_mb": 0.002}  # several blocks
 
@@ -163,25 +163,24 @@ def test_batches_are_those_of_the_source_for_any_workers_also_behind_a_url(
     expected = epoch(open_rows(root).split("train"), 0)
     assert len(expected) > 2
     opened = fz.create_dataset(shards / format).split("train")
-    assert epoch(opened, 0) == expected
     files = fsspec.filesystem("memory")
     files.put(str(shards / format), f"/several-{format}", recursive=True)
     remote = fz.create_dataset(f"memory://several-{format}").split("train")
-    assert epoch(remote, 0) == expected
-    assert epoch(remote if format == "parquet" else opened, 2) == expected
+    for data, workers in ((opened, 2), (remote, 0)):
+        assert epoch(data, workers) == expected
     files.rm(f"/several-{format}", recursive=True)
 
 
 @FORMATS
 def test_prepared_lists_hold_small_pictures_and_flac(format: str, tmp_path: Path) -> None:
     draw = np.random.default_rng(1)
-    pictures = [draw.integers(0, 255, (300, 280 + n, 3), dtype=np.uint8) for n in range(2)]
+    pictures = [draw.integers(0, 255, (260, 270 + n, 3), dtype=np.uint8) for n in range(2)]
     clip = (np.sin(np.arange(4000) / 9).astype(np.float32) / 2, 8000)
     rows = [{"image": pictures, "audio": [clip, clip]}, {"image": pictures[0], "audio": None}]
     fz.convert(rows, tmp_path / "out", format=format, prepare=True)
     small = fz.create_dataset(tmp_path / "out")
     values = small[0].values
-    assert [x.shape for x in values["image"]] == [(3, 274, 256), (3, 273, 256)]
+    assert [x.shape for x in values["image"]] == [(3, 256, 266), (3, 256, 267)]
     assert [(x.rate, len(x.samples)) for x in values["audio"]] == [(16_000, 8000)] * 2
     assert all(x.startswith(b"fLaC") for x in small.reference("audio", 0))
     assert torch.equal(small[1].values["image"], values["image"][0])
@@ -237,7 +236,7 @@ def test_a_conversion_of_lists_that_was_stopped_goes_on(
     calls, real = iter(range(10**6)), write.stored_value
 
     def failing(kind: str, value: Any, prepare: bool) -> Any:
-        if next(calls) == 40:  # in the second of three shards
+        if next(calls) == 28:  # in the second of three shards
             raise KeyboardInterrupt
         return real(kind, value, prepare)
 
