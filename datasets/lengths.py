@@ -20,7 +20,8 @@ class Measured(SampleTable):
         """Return a rough cost per sample, from the sizes of its text, audio and sequences."""
         total = torch.zeros(len(self.table), dtype=torch.float64)
         for name, kind in self.modalities.items():
-            has_lists = pa.types.is_list(self.table[name].type)
+            counts = getattr(self.memory.get(name), "counts", None)  # of items in shards
+            has_lists = counts is not None or pa.types.is_list(self.table[name].type)
             if kind in ("text", "audio", "sequence") or (kind == "image" and has_lists):
                 sizes = self._lengths(name, kind)
                 total += sizes / sizes.mean().clamp(min=1e-9)

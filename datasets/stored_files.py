@@ -41,13 +41,18 @@ def files_of(value: Any) -> list[Any]:
 
 def has_several(dataset: SampleTable, name: str, *, decoded: bool) -> bool:
     """Whether a sample has several items; if `decoded`, the pictures of a video count as such."""
+    values = dataset.memory.get(name)
+    if isinstance(values, SourceValues):
+        return has_several(values.source, values.modality, decoded=decoded)
+    if isinstance(values, StoredCells) and not decoded:
+        return values.has_lists
     is_listed = is_list_of_text(dataset.table[name].type)
     if is_listed or (name not in dataset.memory and not decoded):
         return is_listed
     has_pictures = dataset.modalities[name] == "image"
     return any(
         isinstance(value, list) or (decoded and has_pictures and is_video(value))
-        for value in dataset.references(name)
+        for value in (dataset.reference(name, row) for row in dataset.rows.tolist())
     )
 
 

@@ -173,7 +173,8 @@ def _kind(name: str, cells: Any) -> dict[str, str]:
     """Return the kind of a column of PIL pictures or clips, which the first value tells."""
     first = next((cell for cell in cells if cell is not None), None)
     if isinstance(first, list):
-        return _kind(name, [item for cell in cells for item in cell or ()][:1])
+        lists = [cell if isinstance(cell, list) else [cell] for cell in cells if cell is not None]
+        return _kind(name, [item for items in lists for item in items][:1])
     if isinstance(first, Audio) or hasattr(first, "get_all_samples"):
         return {name: "audio"}
     if isinstance(first, Mapping):

@@ -22,6 +22,7 @@ from .storage import Storage
 WINDOW_BYTES = 64 << 20  # of the blocks whose samples are shuffled together
 MAX_WINDOW = 256  # blocks
 MAX_OPEN = 64  # files
+ARRAYS = ("vector", "sequence")  # kinds whose members are .npy
 
 
 class Blocks(ABC):
@@ -130,29 +131,34 @@ class TarBlocks(Blocks):
     """Runs of members of tar files; a run is read at once, whatever is asked for.
 
     `offsets` and `sizes` have, by column, the bytes of each row's member in its file; -1 if it has
-    none.
+    none. Of a column of lists they are Arrow arrays, with those of each item.
     """
 
     def __init__(
         self,
         storage: Storage,
         files: Sequence[ShardFile],
-        offsets: Mapping[str, np.ndarray],
-        sizes: Mapping[str, np.ndarray],
+        offsets: Mapping[str, Any],
+        sizes: Mapping[str, Any],
     ) -> None:
         super().__init__(storage, files)
         self.offsets, self.sizes = dict(offsets), dict(sizes)
 
-    def member(self, row: int, column: str) -> bytes:
-        """Return the bytes of a row's member."""
+    def member(self, row: int, column: str) -> bytes | list[bytes]:
+        """Return the bytes of a row's member, or of each item of a list."""
         data, _ = self.read(row, column)
         file, block = self.places[int(np.searchsorted(self.starts, row, side="right")) - 1]
-        start = int(self.offsets[column][row]) - self.files[file].ranges[block][0]
-        size = int(self.sizes[column][row])
-        if not (size >= 0 and 0 <= start <= start + size <= len(data)):
-            where = self.storage.where(self.files[file].name)
-            raise FusionZooError(f"{where}: the place of a member is outside of its block")
-        return bytes(memoryview(data)[start : start + size])
+        starts, sizes = self.offsets[column][row], self.sizes[column][row]
+        has_items = isinstance(starts, pa.Scalar)
+        places = (x.as_py() if has_items else [int(x)] for x in (starts, sizes))
+        members = []
+        for offset, size in zip(*places, strict=True):
+            start = offset - self.files[file].ranges[block][0]
+            if not (size >= 0 and 0 <= start <= start + size <= len(data)):
+                where = self.storage.where(self.files[file].name)
+                raise FusionZooError(f"{where}: the place of a member is outside of its block")
+            members.append(bytes(memoryview(data)[start : start + size]))
+        return members if has_items else members[0]
 
     def _part(self, column: str) -> str:
         return ""
@@ -167,7 +173,13 @@ class TarBlocks(Blocks):
 
 
 class StoredCells:
-    """Undecoded values of a modality in shards, by row; `sizes` are their bytes, where known."""
+    """Undecoded values of a modality in shards, by row; `sizes` are their bytes, where known.
+
+    `counts` are the items of lists, where known.
+    """
+
+    has_lists = False
+    counts: np.ndarray | None = None
 
     def __init__(
         self,
@@ -191,7 +203,7 @@ class StoredCells:
     def __getitem__(self, row: int) -> Any:
         if isinstance(self.blocks, TarBlocks):
             data = self.blocks.member(row, self.column)
-            return _array(data) if self.kind in ("vector", "sequence") else data
+            return _array(data) if isinstance(data, bytes) and self.kind in ARRAYS else data
         column, position = self.blocks.read(row, self.column)
         value = _plain(column[position])
         return value if self.read_struct is None else self.read_struct(value)
@@ -209,10 +221,12 @@ def _array(data: bytes) -> np.ndarray:
 
 
 def _plain(cell: Any) -> Any:
-    """Return a cell as bytes, an array or a mapping."""
+    """Return a cell as bytes, an array, a mapping, or a list of bytes or mappings."""
     if not cell.is_valid or not pa.types.is_list(cell.type):
         return cell.as_py()
     values = cell.values
+    if not (pa.types.is_list(values.type) or pa.types.is_primitive(values.type)):
+        return cell.as_py()
     steps = len(values)
     if pa.types.is_list(values.type) and steps and not values.null_count:
         widths = np.diff(values.offsets.to_numpy())

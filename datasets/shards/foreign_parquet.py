@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ class OpenedFile(NamedTuple):
     present: dict[str, np.ndarray]  # column of bytes -> which rows have a value
     sizes: dict[str, np.ndarray]  # and an estimate of their bytes
     paths: dict[str, list[tuple[int, str]]]  # and row and path of values that are files
+    lists: list[str]  # columns of lists of bytes
 
 
 def open_parquet_files(
@@ -54,6 +56,7 @@ def open_parquet_files(
         sizes = [x.sizes.get(column, y) for x, y in zip(files, absent, strict=True)]
         read_struct = partial(media_value, root=storage.folder)
         cells = StoredCells(blocks, column, "", np.concatenate(sizes), read_struct)
+        cells.has_lists = any(column in file.lists for file in files)
         cells.files = [
             (int(start) + row, path)
             for start, file in zip(starts, files, strict=False)
@@ -90,7 +93,7 @@ def _split_of(name: str) -> str:
 
 
 def has_bytes(path: Path) -> bool:
-    """Whether a Parquet file has a column of bytes or of `{bytes, path}`."""
+    """Whether a Parquet file has a column of bytes or of `{bytes, path}`, or of lists of them."""
     import pyarrow.parquet as pq
 
     try:
@@ -100,6 +103,8 @@ def has_bytes(path: Path) -> bool:
 
 
 def _is_stored(kind: pa.DataType) -> bool:
+    if pa.types.is_list(kind):
+        return not pa.types.is_list(kind.value_type) and _is_stored(kind.value_type)
     if pa.types.is_struct(kind):
         return "bytes" in [field.name for field in kind]
     return any(is_type(kind) for is_type in BINARY_TYPES)
@@ -127,7 +132,8 @@ def _open(storage: Storage, name: str) -> OpenedFile:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
         raise FusionZooError(f"{where} cannot be read: {one_line(error)}") from error
-    return OpenedFile(shard, table.select(light), present, sizes, paths)
+    lists = [column for column in stored if pa.types.is_list(schema.field(column).type)]
+    return OpenedFile(shard, table.select(light), present, sizes, paths, lists)
 
 
 def _presence(file: Any, column: str) -> tuple[np.ndarray, np.ndarray, list[tuple[int, str]]]:
@@ -135,16 +141,14 @@ def _presence(file: Any, column: str) -> tuple[np.ndarray, np.ndarray, list[tupl
 
     A row group is read only where its statistics leave open which rows have one.
     """
-    leaves = [
-        i
-        for i in range(len(file.schema))
-        if file.schema.column(i).path in (column, f"{column}.bytes", f"{column}.path")
-    ]
+    leaf = re.compile(rf"{re.escape(column)}(\.\w+\.\w+)?(?P<field>\.bytes|\.path)?")
+    names = [leaf.fullmatch(file.schema.column(i).path) for i in range(len(file.schema))]
+    leaves = {name["field"]: i for i, name in enumerate(names) if name}
     present, sizes, paths, start = [], [], [], 0
     for number in range(file.num_row_groups):
         group = file.metadata.row_group(number)
-        chunks = {group.column(i).path_in_schema: group.column(i) for i in leaves}
-        data = chunks.get(f"{column}.bytes", chunks.get(column))
+        position = leaves.get(".bytes", leaves.get(None))
+        data = None if position is None else group.column(position)
         count = group.num_rows
         num_null = _nulls(data)
         if num_null == 0:
@@ -169,6 +173,11 @@ def _nulls(chunk: Any) -> int | None:
 
 
 def _values_and_paths(values: pa.ChunkedArray) -> tuple[np.ndarray, list[tuple[int, str]]]:
+    if pa.types.is_list(values.type):
+        rows = pc.list_parent_indices(values).to_pylist()
+        _, files = _values_and_paths(pc.list_flatten(values))
+        lengths = pc.fill_null(pc.list_value_length(values), 0)
+        return lengths.to_numpy() > 0, [(rows[item], path) for item, path in files]
     if not pa.types.is_struct(values.type):
         return values.is_valid().to_numpy(zero_copy_only=False), []
     has_bytes = pc.struct_field(values, "bytes").is_valid().to_numpy(zero_copy_only=False)

@@ -2,6 +2,8 @@
 
 `samples.arrow` has all columns besides pictures, clips and arrays, in the order of the source. In
 place of those there are the numbers of their rows in the shards, null where a sample has none.
+Structs by modality hold the bytes and, of a tar, the places of the values; of a modality with
+several pictures or clips they hold lists, with a number of each.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ VERSION = 1
 FORMATS = ("parquet", "webdataset")
 STORED = ("image", "audio", "vector", "sequence")  # kinds whose values are in the shards alone
 BYTES, OFFSETS = "_bytes", "_offsets"  # columns of samples.arrow: structs by modality
+ITEMS = pa.list_(pa.int64())  # type of their fields of a modality with lists
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,15 +95,23 @@ def read_samples(storage: Storage) -> pa.Table:
 
 def stored_sizes(table: pa.Table, column: str, name: str, num_rows: int) -> np.ndarray:
     """Return the entries of a struct of `samples.arrow` by row of the shards; -1 without one."""
+    rows, numbers = struct_entries(table, column, name, num_rows)
+    by_row = np.full(num_rows, -1, np.int64)
+    by_row[rows] = pc.fill_null(numbers, -1).to_numpy()
+    return by_row
+
+
+def struct_entries(
+    table: pa.Table, column: str, name: str, num_rows: int
+) -> tuple[np.ndarray, pa.ChunkedArray]:
+    """Return the rows of the shards that have a value, and its entries in a struct."""
     numbers = pc.struct_field(table.column(column), name)
     rows = table.column(name)
     known = rows.is_valid()
-    by_row = np.full(num_rows, -1, np.int64)
     places = rows.filter(known).to_numpy()
     if len(places) and not 0 <= places.min() <= places.max() < num_rows:
         raise FusionZooError(f"{SAMPLES}: {name} names rows outside of the shards")
-    by_row[places] = pc.fill_null(numbers.filter(known), -1).to_numpy()
-    return by_row
+    return places, numbers.filter(known)
 
 
 def _check(index: ShardIndex) -> None:

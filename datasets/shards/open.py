@@ -13,9 +13,19 @@ from ..formats.loaded import Loaded
 from ..formats.parquet_folder import files_by_split, is_parquet_folder, read_parquet_folder
 from ..formats.saved_arrow import is_saved_folder, read_saved_folder
 from ..stored_kinds import with_kinds
-from .blocks import Blocks, ParquetBlocks, StoredCells, TarBlocks
+from .blocks import Blocks, ParquetBlocks, TarBlocks
 from .foreign_parquet import has_bytes, open_parquet_files
-from .index import BYTES, NAME, OFFSETS, STORED, ShardIndex, read_index, read_samples, stored_sizes
+from .index import (
+    BYTES,
+    NAME,
+    OFFSETS,
+    STORED,
+    ShardIndex,
+    read_index,
+    read_samples,
+    stored_sizes,
+)
+from .items import check_items, has_items, stored_cells, stored_items
 from .storage import Storage, is_url
 from .tar_files import open_tar_files
 
@@ -64,15 +74,17 @@ def open_index(storage: Storage, index: ShardIndex) -> Loaded:
     ]
     if missing:
         raise FusionZooError(f"{storage} has no column {missing[0]!r} in its index")
-    sizes = {name: stored_sizes(table, BYTES, name, num_rows) for name in stored}
+    lists = [name for name in stored if has_items(table, name)]
+    entries = {name: stored_items if name in lists else stored_sizes for name in stored}
+    sizes = {name: read(table, BYTES, name, num_rows) for name, read in entries.items()}
     if index.format == "webdataset":
-        offsets = {name: stored_sizes(table, OFFSETS, name, num_rows) for name in stored}
+        offsets = {name: read(table, OFFSETS, name, num_rows) for name, read in entries.items()}
+        for name in lists:
+            check_items(offsets[name], sizes[name], name)
         blocks: Blocks = TarBlocks(storage, index.files, offsets, sizes)
     else:
         blocks = ParquetBlocks(storage, index.files)
-    memory: dict[str, Any] = {
-        name: StoredCells(blocks, name, index.kinds[name], sizes[name]) for name in stored
-    }
+    memory = {name: stored_cells(blocks, name, index.kinds[name], sizes[name]) for name in stored}
     table = table.drop_columns([x for x in (BYTES, OFFSETS) if x in table.column_names])
     table = table.replace_schema_metadata(with_kinds(pa.schema([]), index.kinds).metadata)
     return Loaded(

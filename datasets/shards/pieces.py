@@ -14,7 +14,7 @@ import pyarrow as pa
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import replacing
 
-from .index import BYTES, NAME, OFFSETS, read_index
+from .index import BYTES, ITEMS, NAME, OFFSETS, read_index
 from .storage import Storage
 
 PARTIAL = ".partial"  # folder of what a conversion under way keeps
@@ -47,6 +47,19 @@ def check_folder(out: Path, source: str) -> None:
             f"{out} holds shards of other samples, or with other settings: name another folder, or"
             " remove it"
         )
+
+
+def index_piece(index: Mapping[str, list[Any]], lists: Sequence[str]) -> pa.Table:
+    """Return a shard's part of the index; modalities in `lists` have a number of each item."""
+    listed = {f"{key}{name}" for key in (BYTES, OFFSETS) for name in lists}
+    return pa.table(
+        {
+            name: pa.array([x if isinstance(x, list) else None for x in cells], ITEMS)
+            if name in listed
+            else pa.array(cells, pa.int64())
+            for name, cells in index.items()
+        }
+    )
 
 
 def join_pieces(

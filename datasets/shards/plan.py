@@ -18,7 +18,6 @@ from fusionzoo.errors import FusionZooError
 from ..export import table_columns
 from ..stored_files import has_several
 from ..table import SampleTable
-from .blocks import StoredCells
 from .index import STORED
 from .values import stored_value, value_size
 
@@ -45,11 +44,7 @@ class Part:
 
 
 def light_table(dataset: SampleTable) -> pa.Table:
-    """Return the columns that are no pictures, clips or arrays, texts read from their files.
-
-    Raises an error if a sample has several pictures or clips, which shards do not hold.
-    """
-    _check_no_lists(dataset)
+    """Return the columns that are no pictures, clips or arrays, texts read from their files."""
     columns: dict[str, Any] = {name: dataset.chosen(name) for name in table_columns(dataset)}
     for name, kind in dataset.modalities.items():
         if kind == "text":
@@ -102,15 +97,10 @@ def fingerprint(table: pa.Table, kinds: Mapping[str, str], settings: Settings) -
     return digest.hexdigest()
 
 
-def _check_no_lists(dataset: SampleTable) -> None:
-    for name, kind in dataset.modalities.items():
-        if kind not in ("image", "audio") or isinstance(dataset.memory.get(name), StoredCells):
-            continue
-        if has_several(dataset, name, decoded=False):
-            raise FusionZooError(
-                f"{dataset.source}: the cells of {name} are lists, and shards hold one picture or"
-                " clip per sample: write `data.to_manifest('data.parquet', embed=True)` instead"
-            )
+def modalities_with_lists(dataset: SampleTable) -> list[str]:
+    """Return the modalities of which a sample may have several pictures or clips."""
+    media = [name for name, kind in dataset.modalities.items() if kind in ("image", "audio")]
+    return [name for name in media if has_several(dataset, name, decoded=False)]
 
 
 def _texts(dataset: SampleTable, name: str) -> list[str | None]:
@@ -141,13 +131,17 @@ def _sizes(dataset: SampleTable) -> np.ndarray:
         if known is not None:
             total += [0.0 if cell is None else max(0, known[cell]) for cell in present]
         elif values is None and name in dataset.paths and kind in ("image", "audio"):
-            references = dataset.references(name)
-            total += [
-                x.stat().st_size if isinstance(x, Path) and x.is_file() else 0 for x in references
-            ]
+            total += [_file_bytes(x) for x in dataset.references(name)]
         else:
             total += _typical_size(dataset, name, kind, present)
     return total
+
+
+def _file_bytes(value: Any) -> int:
+    """Return the bytes of a file, or of the files of a list."""
+    if isinstance(value, list):
+        return sum(map(_file_bytes, value))
+    return value.stat().st_size if isinstance(value, Path) and value.is_file() else 0
 
 
 def _typical_size(dataset: SampleTable, name: str, kind: str, cells: list[Any]) -> float:

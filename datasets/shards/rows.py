@@ -35,12 +35,18 @@ def find_blocking(dataset: SampleTable) -> Blocking | None:
 
 
 def stored_lengths(dataset: SampleTable, name: str) -> Tensor | None:
-    """Return the bytes of a modality's values by row of the table, float64; None: not in shards."""
+    """Return the bytes of a modality's values by row of the table, float64; None: not in shards.
+
+    Of lists of pictures, the number of items.
+    """
     values = dataset.memory.get(name)
     if not isinstance(values, StoredCells):
         return None
+    sizes = values.sizes
+    if values.counts is not None and dataset.modalities[name] == "image":
+        sizes = values.counts
     cells = pc.fill_null(dataset.table[name], -1).to_numpy()
-    return torch.from_numpy(np.where(cells < 0, 0.0, values.sizes[cells]).astype(np.float64))
+    return torch.from_numpy(np.where(cells < 0, 0.0, sizes[cells]).astype(np.float64))
 
 
 def _stored_rows(dataset: SampleTable, name: str) -> tuple[Blocks, np.ndarray] | None:

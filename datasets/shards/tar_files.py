@@ -1,7 +1,8 @@
 """Open WebDataset's tar files without an index: their headers are read once.
 
 Members `000017.jpg`, `000017.flac`, `000017.json` of one key are a sample. Of a member's name, what
-follows the first dot says what it is: `jpg`, or `scan.png` for a modality `scan`.
+follows the first dot says what it is: `jpg`, or `scan.png` for a modality `scan`. Several pictures
+or clips of a sample are numbered: `000017.0.jpg`, or `000017.scan.0.png`.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ from ..formats.loaded import Loaded
 from ..formats.split_names import USUAL_NAMES
 from ..media import SUFFIXES
 from ..npy import check_npy
-from .blocks import StoredCells, TarBlocks
-from .index import ShardFile
+from .blocks import TarBlocks
+from .index import ITEMS, ShardFile
+from .items import stored_cells
 from .storage import Storage
 
 BLOCK_BYTES = 4 << 20
 KIND_OF = {suffix: kind for kind in ("image", "audio", "text") for suffix in SUFFIXES[kind]}
 TEXT = (".txt", ".caption", ".text")
 LABEL = (".cls", ".label")
+NUMBERED = re.compile(r"(?:(?P<name>.+)\.)?(?P<number>\d{1,6})")
 NUMBER = re.compile(r"[-_.]?\d+$")
 
 
@@ -42,7 +45,9 @@ class Scan:
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self.rows: list[dict[str, Any]] = []  # light columns of each sample
-        self.members: list[dict[str, tuple[int, int]]] = []  # modality -> first byte, bytes
+        # modality -> number, -1 without one -> first byte, bytes
+        self.members: list[dict[str, dict[int, tuple[int, int]]]] = []
+        self.lists: set[str] = set()  # modalities with numbered members
         self.kinds: dict[str, str] = {}
         self.files: list[ShardFile] = []
 
@@ -91,9 +96,26 @@ class Scan:
         if suffix == ".npy":
             kind = _array_kind(tar.extractfile(member), member, self.storage.where(file))
         if kind is not None:
-            name = column or kind
+            numbered = NUMBERED.fullmatch(column) if suffix != ".npy" else None
+            name = (numbered["name"] if numbered else column) or kind
+            if numbered:
+                self.lists.add(name)
             self.kinds[name] = kind
-            self.members[-1][name] = (member.offset_data, member.size)
+            items = self.members[-1].setdefault(name, {})
+            items[int(numbered["number"]) if numbered else -1] = (member.offset_data, member.size)
+
+    def places(self, name: str) -> tuple[Any, Any]:
+        """Return first byte and bytes of a modality's members, as `TarBlocks` has them."""
+        items = [members.get(name, {}) for members in self.members]
+        if name not in self.lists:
+            offsets, sizes = np.array([x.get(-1, (-1, -1)) for x in items], np.int64).T
+            return offsets, sizes
+        places = [[x[number] for number in sorted(x)] if x else None for x in items]
+        offsets, sizes = (
+            pa.array([None if x is None else [place[i] for place in x] for x in places], ITEMS)
+            for i in (0, 1)
+        )
+        return offsets, sizes
 
     def _add_text(self, text: str, column: str, suffix: str, where: str) -> None:
         row = self.rows[-1]
@@ -121,15 +143,14 @@ def open_tar_files(storage: Storage, names: Sequence[str]) -> Loaded:
     table = _table({name: [row.get(name) for row in scan.rows] for name in columns})
     offsets, sizes = {}, {}
     for name in media:
-        places = [members.get(name, (-1, -1)) for members in scan.members]
-        offsets[name], sizes[name] = np.array(places, np.int64).T
+        offsets[name], sizes[name] = scan.places(name)
     blocks = TarBlocks(storage, scan.files, offsets, sizes)
     memory: dict[str, Any] = {}
     for name, kind in media.items():
-        memory[name] = StoredCells(blocks, name, kind, sizes[name])
+        memory[name] = stored_cells(blocks, name, kind, sizes[name])
         if name in table.column_names:
             table = table.drop_columns(name)
-        table = table.append_column(name, row_numbers(sizes[name] >= 0))
+        table = table.append_column(name, row_numbers(memory[name].sizes >= 0))
     return Loaded(
         table=table,
         source=str(storage),

@@ -11,6 +11,7 @@ import torch
 
 from fusionzoo.errors import FusionZooError
 
+from ..budgets import check_budget
 from ..export import media_bytes
 from ..media import decode
 from ..stretch import Stretch, is_video
@@ -34,13 +35,18 @@ MAGIC = {
 
 
 def stored_value(kind: str, value: Any, prepare: bool) -> Any:
-    """Return the bytes of a picture or clip, or float32 of a vector (D,) or sequence (T, D)."""
+    """Return the bytes of a picture or clip, or float32 of a vector (D,) or sequence (T, D).
+
+    Of a list, the bytes of each item.
+    """
     if kind in ("vector", "sequence"):
         return decode(kind, value).numpy()
+    if isinstance(value, list):
+        return _stored_items(kind, value, prepare)
     if kind == "image" and is_video(value) and (prepare or isinstance(value, Stretch)):
         raise FusionZooError(
-            "frames of a video are several pictures, and shards hold one per sample: convert whole"
-            " videos, without segments, --data.frames and --prepare"
+            "shards hold whole videos, not parts or frames of them: convert without segments,"
+            " --data.frames and --prepare"
         )
     data = media_bytes(kind, value)
     if not prepare:
@@ -50,8 +56,21 @@ def stored_value(kind: str, value: Any, prepare: bool) -> Any:
     return _smaller_picture(source, data) if kind == "image" else _smaller_clip(data)
 
 
+def _stored_items(kind: str, values: list[Any], prepare: bool) -> list[bytes]:
+    check_budget("items", len(values), "the list")
+    items = []
+    for number, value in enumerate(values, start=1):
+        try:
+            items.append(stored_value(kind, value, prepare))
+        except FusionZooError as error:
+            raise FusionZooError(f"item {number} of {len(values)}: {error}") from error
+    return items
+
+
 def value_size(value: Any) -> int:
-    """Return the bytes that a stored value takes."""
+    """Return the bytes that a stored value takes, or all items of a list."""
+    if isinstance(value, list):
+        return sum(map(value_size, value))
     return len(value) if isinstance(value, bytes) else int(value.nbytes)
 
 

@@ -40,14 +40,15 @@ from .pieces import (
     check_folder,
     file_digest,
     has_any,
+    index_piece,
     join_pieces,
     read_arrow,
     write_arrow,
 )
-from .plan import Part, Settings, fingerprint, light_table, make_plan
+from .plan import Part, Settings, fingerprint, light_table, make_plan, modalities_with_lists
 from .storage import Storage
 from .values import stored_value
-from .writers import MAX_ROWS, ParquetShard, TarShard, member_size
+from .writers import MAX_ROWS, ParquetShard, TarShard, member_size, member_sizes
 
 CHUNK = 64  # samples whose values are read at once, by several threads
 
@@ -65,11 +66,11 @@ def write_shards(
     clash = {BYTES, OFFSETS} & {*light.column_names, *stored}
     if clash:
         raise FusionZooError(f"{dataset.source} has a column {min(clash)!r}: rename it")
-    source = fingerprint(light, dataset.modalities, settings)
-    check_folder(out, source)
+    conversion = _Conversion(dataset, out, settings, light)
+    check_folder(out, conversion.source)
     try:
         (out / PARTIAL).mkdir(parents=True, exist_ok=True)
-        return _Conversion(dataset, out, settings, light, source).run(progress)
+        return conversion.run(progress)
     except OSError as error:
         raise FusionZooError(f"{out} cannot be written: {error.strerror or error}") from error
 
@@ -77,13 +78,13 @@ def write_shards(
 class _Conversion:
     """A conversion that is under way."""
 
-    def __init__(
-        self, dataset: SampleTable, out: Path, settings: Settings, light: pa.Table, source: str
-    ) -> None:
-        self.dataset, self.out, self.settings, self.light = dataset, out, settings, light
-        self.source, self.failed = source, 0
-        self.stored = [name for name, kind in dataset.modalities.items() if kind in STORED]
-        self.on_error = getattr(dataset, "on_error", "raise")
+    def __init__(self, data: SampleTable, out: Path, settings: Settings, light: pa.Table) -> None:
+        self.dataset, self.out, self.settings, self.light = data, out, settings, light
+        self.stored = [name for name, kind in data.modalities.items() if kind in STORED]
+        self.lists = modalities_with_lists(data)
+        kinds = data.modalities | dict.fromkeys(self.lists, "list")
+        self.source, self.failed = fingerprint(light, kinds, settings), 0
+        self.on_error = getattr(data, "on_error", "raise")
         self.pool = ThreadPoolExecutor(min(8, 2 * (os.cpu_count() or 1)))
 
     def run(self, progress: bool) -> Written:
@@ -161,22 +162,19 @@ class _Conversion:
             index[f"{BYTES}{name}"], index[f"{OFFSETS}{name}"] = [], []
         with replacing(path) as partial:
             shard: Any
+            kinds = self.dataset.modalities
             if self.settings.format == "parquet":
-                shard = ParquetShard(partial, self.light.schema, self.dataset.modalities)
+                shard = ParquetShard(partial, self.light.schema, kinds, self.lists)
             else:
-                shard = TarShard(partial, self.dataset.modalities, first)
+                shard = TarShard(partial, kinds, first)
             with closing(shard):
                 for positions, values in self._blocks(part.positions):
                     offsets = shard.write(self.light.take(pa.array(positions)), values)
                     for name in self.stored:
                         index[f"{OFFSETS}{name}"] += offsets[name]
-                        index[f"{BYTES}{name}"] += [
-                            None if x is None else member_size(x, self.settings.format)
-                            for x in values[name]
-                        ]
+                        index[f"{BYTES}{name}"] += member_sizes(values[name], self.settings.format)
                     bar.update(len(positions))
-        integers = {name: pa.array(cells, pa.int64()) for name, cells in index.items()}
-        write_arrow(self._piece(number), pa.table(integers))
+        write_arrow(self._piece(number), index_piece(index, self.lists))
         return ShardFile(
             name=part.name,
             size=path.stat().st_size,
@@ -217,7 +215,9 @@ class _Conversion:
                 value = self.dataset.reference(name, row)
                 if value is not None:
                     kind = self.dataset.modalities[name]
-                    values[name] = stored_value(kind, value, self.settings.prepare)
+                    data = stored_value(kind, value, self.settings.prepare)
+                    is_single = name in self.lists and not isinstance(data, list)
+                    values[name] = [data] if is_single else data
             except FusionZooError as error:
                 if self.on_error == "raise":
                     where = self.dataset.sample_place(row)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,16 @@ PADDING = 512  # bytes to which members of a tar are padded
 
 
 class ParquetShard:
-    """A Parquet file of light columns and a column of bytes or lists per stored modality."""
+    """A Parquet file of light columns and a column of bytes or lists per stored modality.
 
-    def __init__(self, path: Path, light: pa.Schema, kinds: Mapping[str, str]) -> None:
+    Modalities in `lists` have lists of bytes.
+    """
+
+    def __init__(
+        self, path: Path, light: pa.Schema, kinds: Mapping[str, str], lists: Collection[str]
+    ) -> None:
         stored = {name: _arrow_type(kind) for name, kind in kinds.items() if kind in STORED}
+        stored |= {name: pa.list_(pa.binary()) for name in lists}
         self.schema = with_kinds(
             pa.schema([*light.remove_metadata(), *(pa.field(*item) for item in stored.items())]),
             kinds,
@@ -62,7 +68,10 @@ class ParquetShard:
 
 
 class TarShard:
-    """A tar file with members `<key>.jpg`, ..., and `<key>.json` for the light columns."""
+    """A tar file with members `<key>.jpg`, ..., and `<key>.json` for the light columns.
+
+    Items of a list are `<key>.image.0.jpg`, `<key>.image.1.jpg`, ...
+    """
 
     def __init__(self, path: Path, kinds: Mapping[str, str], first: int) -> None:
         self.kinds, self.number = dict(kinds), first
@@ -70,10 +79,13 @@ class TarShard:
         self.ranges: list[list[int]] = []
         self.tar = tarfile.open(path, "w", format=tarfile.GNU_FORMAT)  # noqa: SIM115
 
-    def write(self, rows: pa.Table, values: Mapping[str, Sequence[Any]]) -> dict[str, list[int]]:
-        """Write a block; return the first byte of each value by modality, -1 without one."""
+    def write(self, rows: pa.Table, values: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+        """Write a block; return the first byte of each value by modality, -1 without one.
+
+        Of a list, the first byte of each item.
+        """
         start = self.tar.offset
-        offsets: dict[str, list[int]] = {name: [] for name in values}
+        offsets: dict[str, list[Any]] = {name: [] for name in values}
         for position, row in enumerate(rows.to_pylist()):
             key = f"{self.number:08d}"
             self.number += 1
@@ -81,6 +93,10 @@ class TarShard:
                 value, kind = cells[position], self.kinds[name]
                 if value is None:
                     offsets[name].append(-1)
+                    continue
+                if isinstance(value, list):
+                    names = [f"{key}.{name}.{n}{suffix_of(kind, x)}" for n, x in enumerate(value)]
+                    offsets[name].append(list(map(self._add, names, value)))
                     continue
                 data = value if isinstance(value, bytes) else npy_bytes(value)
                 offsets[name].append(self._add(f"{key}{_ending(name, kind, value)}", data))
@@ -110,10 +126,20 @@ class TarShard:
 
 
 def member_size(value: Any, format: str) -> int:
-    """Return the bytes of a value as `samples.arrow` lists them."""
+    """Return the bytes of a value, or of all items of a list."""
     if format == "webdataset" and isinstance(value, np.ndarray):
         return len(npy_bytes(value))
     return value_size(value)
+
+
+def member_sizes(values: Sequence[Any], format: str) -> list[Any]:
+    """Return the bytes of each value, or of each item of a list, as `samples.arrow` lists them."""
+    return [
+        [len(item) for item in value]
+        if isinstance(value, list)
+        else (None if value is None else member_size(value, format))
+        for value in values
+    ]
 
 
 def _ending(name: str, kind: str, value: Any) -> str:
@@ -136,7 +162,7 @@ def _arrow_type(kind: str) -> pa.DataType:
 
 def _arrow_values(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Return bytes or arrays as an Arrow array; arrays are not turned into Python numbers."""
-    if pa.types.is_binary(kind):
+    if pa.types.is_binary(kind) or pa.types.is_binary(kind.value_type):
         return pa.array(values, kind)
     missing = np.array([value is None for value in values])
     arrays = [np.zeros(0, np.float32) if value is None else value for value in values]
