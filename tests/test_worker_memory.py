@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from fusionzoo import worker_memory
+from fusionzoo import create_dataset, create_model, worker_memory
 from fusionzoo.encoders.base import Processor
 from fusionzoo.structures import Batch
 from fusionzoo.worker_memory import MOST_BLOCKS, SMALL, ReusedMemory
@@ -163,6 +163,12 @@ def test_an_error_in_a_worker_leaves_its_block_free() -> None:
 
 @pytest.mark.slow
 def test_workers_that_are_not_forked_send_to_the_same_place() -> None:
-    memory = ReusedMemory(make_batch)
-    assert_equal(list(load(1, memory, multiprocessing_context="spawn")))
+    data: Any = create_dataset("digits", samples=100)
+    memory = ReusedMemory(create_model("concat", data.default_encoders, 10).collate())
+    options: dict[str, Any] = {"batch_size": 32, "collate_fn": memory}
+    loader = DataLoader(data, num_workers=1, multiprocessing_context="spawn", **options)
+    for arrived, made in zip(loader, DataLoader(data, **options), strict=True):
+        assert arrived.ids == made.ids
+        for a, b in zip(tensors(arrived), tensors(made), strict=True):
+            assert a.equal(b)
     assert memory._blocks
