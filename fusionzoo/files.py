@@ -81,6 +81,17 @@ def lock(file: IO[str], patience: float, problem: str) -> None:
         time.sleep(0.2)
 
 
+def is_running(process: int) -> bool:
+    """Whether a process of this machine, by its number, has not ended."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is another user's
+        return True
+    return True
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically, as UTF-8."""
     with replacing(path) as partial:

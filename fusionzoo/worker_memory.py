@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, UntypedStorage
 from torch.utils.data import get_worker_info
 
+from .files import is_running
 from .structures import Batch, Sample
 
 MOST_BLOCKS = 5  # of a worker: two wait in the queue, two are in use, one is written
@@ -88,22 +89,12 @@ class ReusedMemory:
     def _forget_ended(self) -> None:
         """Forget the blocks of workers that have ended."""
         for key in list(self._blocks):
-            if not _is_running(key[0]):
+            if not is_running(key[0]):
                 del self._blocks[key]
                 self._lent.discard(key)
 
 
 _receivers: WeakValueDictionary[str, ReusedMemory] = WeakValueDictionary()
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 class _Sent:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.files import cache_root, cannot_write
+from fusionzoo.files import cache_root, cannot_write, is_running
 
 from .encode import StoredFeatures, key_of
 
@@ -118,7 +118,7 @@ class FeatureCache:
         """
         freed = 0
         for part in self.root.glob("*.part-*"):
-            if not _is_running(int(part.name.rpartition(".part-")[2].split("-")[0])):
+            if not is_running(int(part.name.rpartition(".part-")[2].split("-")[0])):
                 freed += sum(file.stat().st_size for file in part.iterdir())
                 shutil.rmtree(part)
         kept_bytes = 0
@@ -147,16 +147,6 @@ def _write(path: Path, data: Any) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def feature_cache() -> FeatureCache:
