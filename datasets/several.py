@@ -5,8 +5,8 @@ Shapes: `B` batch, `I` items of the sample with most.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from fusionzoo.structures import ITEM_COUNTS, Inputs
 from .budgets import check_budget
 
 Item = dict[str, Tensor]
+T = TypeVar("T")
 
 
 def decode_items(values: Sequence[Any], decode_one: Callable[[Any], Any]) -> Any:
@@ -24,19 +25,25 @@ def decode_items(values: Sequence[Any], decode_one: Callable[[Any], Any]) -> Any
 
     An item that is a video gives several pictures.
     """
-    check_budget("items", len(values), "the list")
     decoded: list[Any] = []
-    for number, value in enumerate(values, start=1):
-        try:
-            item = decode_one(value)
-        except FusionZooError as error:
-            raise FusionZooError(f"item {number} of {len(values)}: {error}") from error
+    for item in each_item(values, decode_one):
         decoded += item if isinstance(item, list) else [item]
         pixels = sum(x[0].numel() for x in decoded if isinstance(x, Tensor))
         check_budget("pixels of all pictures", pixels, "the list")
     if not decoded:
         raise FusionZooError("the list is empty")
     return decoded[0] if len(decoded) == 1 else decoded
+
+
+def each_item(values: Sequence[Any], read: Callable[[Any], T]) -> Iterator[T]:
+    """Read the items of a list in turn; an error names the item."""
+    check_budget("items", len(values), "the list")
+    for number, value in enumerate(values, start=1):
+        try:
+            item = read(value)
+        except FusionZooError as error:
+            raise FusionZooError(f"item {number} of {len(values)}: {error}") from error
+        yield item
 
 
 def prepare(processor: Any, value: Any, generator: torch.Generator | None = None) -> list[Item]:

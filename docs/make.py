@@ -116,21 +116,21 @@ def balance_table(name: str) -> str:
     for row in rows(name):
         runs.setdefault(row.pop("strategy"), []).append({k: float(x) for k, x in row.items()})
     plain = runs.pop("plain")
-    seconds = sum(one["seconds"] for one in plain)
+    seconds = sum(run["seconds"] for run in plain)
     lines = []
-    for strategy, own in runs.items():
-        gains = [100 * (a["fused"] - b["fused"]) for a, b in zip(own, plain, strict=True)]
+    for strategy, strategy_runs in runs.items():
+        gains = [100 * (a["fused"] - b["fused"]) for a, b in zip(strategy_runs, plain, strict=True)]
         mean, low, high = seed_interval(gains)
         line = (
-            f"| `{strategy}` | {fmean(one['fused'] for one in own):.3f} |"
+            f"| `{strategy}` | {fmean(run['fused'] for run in strategy_runs):.3f} |"
             f" {mean:+.1f} ({low:+.1f} to {high:+.1f}) | {sum(x > 0 for x in gains)} |"
-            f" {sum(one['seconds'] for one in own) / seconds:.1f} |"
+            f" {sum(run['seconds'] for run in strategy_runs) / seconds:.1f} |"
         )
         lines.append((mean, line))
     return BALANCE_TABLE.format(
         seeds=len(plain),
         epochs=int(plain[0]["epochs"]),
-        plain=fmean(one["fused"] for one in plain),
+        plain=fmean(run["fused"] for run in plain),
         lines="\n".join(line for _, line in sorted(lines, reverse=True)),
     )
 

@@ -106,15 +106,15 @@ def _list_zoo(parsed: argparse.Namespace) -> None:
         ("name", "family", "paper", "reads", "parameters", "MACs", "a missing modality"),
         [
             (
-                one.name,
-                one.family,
-                one.paper.partition(";")[0],
-                one.reads,
-                count(one.parameters),
-                count(one.macs),
-                one.missing.partition(".")[0],
+                card.name,
+                card.family,
+                card.paper.partition(";")[0],
+                card.reads,
+                count(card.parameters),
+                count(card.macs),
+                card.missing.partition(".")[0],
             )
-            for one in known.fusions
+            for card in known.fusions
         ],
     )
     print(
@@ -125,8 +125,8 @@ def _list_zoo(parsed: argparse.Namespace) -> None:
         f"{len(known.strategies)} training strategies, for any fusion (`--balance NAME,NAME`)",
         ("name", "changes", "paper", "what it does"),
         [
-            (one.name, BALANCE_FAMILIES[one.family], one.paper.partition(";")[0], one.summary)
-            for one in known.strategies
+            (card.name, BALANCE_FAMILIES[card.family], card.paper.partition(";")[0], card.summary)
+            for card in known.strategies
         ],
     )
     print()
@@ -134,7 +134,7 @@ def _list_zoo(parsed: argparse.Namespace) -> None:
         "Encoders (`fusionzoo zoo info timm/resnet18` shows settings)",
         ("kind", "names"),
         [
-            (kind, ", ".join(sorted({one.name for one in known.encoders if one.kind == kind})))
+            (kind, ", ".join(sorted({card.name for card in known.encoders if card.kind == kind})))
             for kind in ("image", "text", "audio", "vector", "sequence", "tabular")
         ],
     )
@@ -145,13 +145,13 @@ def _info(parsed: argparse.Namespace) -> None:
     from .zoo.facts import facts
 
     known = facts(parsed.plugins)
-    exact = [one for one in known.encoders if one.name == parsed.name]
-    encoders = exact or [one for one in known.encoders if _is_family(one.name, parsed.name)]
-    strategies = {one.name: one for one in known.strategies}
-    fusions = {one.name: one for one in known.fusions}
+    exact = [card for card in known.encoders if card.name == parsed.name]
+    encoders = exact or [card for card in known.encoders if _is_family(card.name, parsed.name)]
+    strategies = {card.name: card for card in known.strategies}
+    fusions = {card.name: card for card in known.fusions}
     if encoders:
-        for one in encoders:
-            _show_encoder(one, parsed.name)
+        for card in encoders:
+            _show_encoder(card, parsed.name)
     elif parsed.name in strategies:
         strategy = strategies[parsed.name]
         rivals = "not with another that decides how fast each encoder learns"
@@ -169,7 +169,7 @@ def _info(parsed: argparse.Namespace) -> None:
         print("\nsettings:" if fusion.settings else "\nno settings")
         _show_settings("--fusion", fusion.settings)
     else:
-        names = [*fusions, *strategies, *sorted({one.name for one in known.encoders})]
+        names = [*fusions, *strategies, *sorted({card.name for card in known.encoders})]
         raise FusionZooError(
             f"unknown fusion, training strategy or encoder {parsed.name!r}."
             f"{did_you_mean(parsed.name, names)} `fusionzoo zoo` lists all {len(names)}."

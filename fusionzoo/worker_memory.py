@@ -126,14 +126,14 @@ class Place(NamedTuple):
     """Where a tensor is in a block."""
 
     start: int  # bytes
-    shape: Sequence[int]
+    shape: tuple[int, ...]
     dtype: torch.dtype
 
     def tensor(self, block: UntypedStorage) -> Tensor:
         """Return the tensor, a view of the block."""
         whole = torch.empty(0, dtype=self.dtype).set_(block)
         first = self.start // self.dtype.itemsize
-        return whole[first : first + math.prod(self.shape)].view(tuple(self.shape))
+        return whole[first : first + math.prod(self.shape)].view(self.shape)
 
 
 class _Space:
@@ -142,17 +142,17 @@ class _Space:
     def __init__(self, block: UntypedStorage) -> None:
         self.block, self.end = block, ALIGNMENT  # up to which the block is in use
 
-    def take(self, shape: Sequence[int], dtype: torch.dtype) -> Place | None:
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Place | None:
         """Take room for a tensor; None: there is not enough, but `end` counts it."""
         start = self.end
         self.end += math.ceil(math.prod(shape) * dtype.itemsize / ALIGNMENT) * ALIGNMENT
-        return Place(start, tuple(shape), dtype) if self.end <= self.block.nbytes() else None
+        return Place(start, shape, dtype) if self.end <= self.block.nbytes() else None
 
     def put(self, tensor: Tensor) -> Any:
         """Return the place of a tensor in the block, where it is copied unless it is there."""
         start = tensor.data_ptr() - self.block.data_ptr()
         if 0 < start < self.block.nbytes() and tensor.is_contiguous():
-            return Place(start, tuple(tensor.shape), tensor.dtype)
+            return Place(start, tensor.shape, tensor.dtype)
         place = self.take(tensor.shape, tensor.dtype)
         if place is not None:
             place.tensor(self.block).copy_(tensor)
@@ -162,7 +162,7 @@ class _Space:
 _space: ContextVar[_Space | None] = ContextVar("space of the batch being collated", default=None)
 
 
-def reserve(shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+def reserve(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
     """Return memory for a tensor of a batch, as `out` of what computes it; None: anywhere."""
     space = _space.get()
     place = None if space is None else space.take(shape, dtype)

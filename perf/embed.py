@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from _memory import forget_peak, memory_kib
 from embed_kills import write_table
 
 import fusionzoo as fz
@@ -141,7 +142,7 @@ def embed_and_report(rows: int) -> dict[str, float]:
             out, silent = folder / f"{table}.parquet", io.StringIO()
             with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent):
                 fz.embed(model, dataset, out=str(out), **options)
-            peak = memory("VmHWM")
+            peak = memory_kib("VmHWM") >> 10
             assert len(fz.read_embeddings(out).ids) == len(dataset)
             return peak
 
@@ -150,16 +151,10 @@ def embed_and_report(rows: int) -> dict[str, float]:
         embed_table("first")  # loads all libraries
         write_table(folder / "t.csv", rows)
         dataset = create_dataset(str(folder / "t.csv"))
-        opened = memory("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
+        opened = memory_kib("VmRSS") >> 10
+        forget_peak()
         peak = embed_table("all")
         return {"opened": opened, "peak": peak, "table": dataset.table.nbytes >> 20}
-
-
-def memory(name: str) -> int:
-    """Return this process's memory, now (`VmRSS`) or at its peak (`VmHWM`), in MiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) >> 10 for line in lines if line.startswith(name))
 
 
 def measure_scaling() -> dict[str, float]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from _memory import forget_peak, memory_kib
 from _timing import seconds
 from tqdm import tqdm
 
@@ -61,16 +62,10 @@ def peak_mebibytes(work: Callable[[], None], device: torch.device) -> float:
         work()
         return (torch.cuda.max_memory_allocated() - before) / 2**20
     ctypes.CDLL(None).malloc_trim(0)
-    before = _status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = memory_kib("VmRSS")
+    forget_peak()
     work()
-    return max(0, _status("VmHWM") - before) / 2**10
-
-
-def _status(key: str) -> int:
-    """Return one of Linux's memory figures of this process, in KiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(key))
+    return max(0, memory_kib("VmHWM") - before) / 2**10
 
 
 def measure(name: str, case: Case, rounds: int, device: torch.device) -> tuple[float, float]:

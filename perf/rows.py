@@ -31,6 +31,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
+from _memory import memory_kib
 
 from fusionzoo import create_dataset, create_model
 from fusionzoo.config import EmbedConfig, RunConfig, from_tree
@@ -72,7 +73,7 @@ def measure_opening(folder: Path, share: int) -> list[Row]:
     create_dataset("manifest", root=str(folder / "small.csv"))
     rows: list[Row] = []
     for name in ("data.parquet", "data.csv"):
-        memory, start = _peak(), time.process_time()
+        memory, start = memory_kib("VmHWM") / 1024, time.process_time()
         dataset = create_dataset("manifest", root=str(folder / name))
         opened = time.process_time() - start
         data_summary(dataset)
@@ -81,15 +82,11 @@ def measure_opening(folder: Path, share: int) -> list[Row]:
             (f"open {name}", "data summary", time.process_time() - start - opened, "s", None)
         )
         if name == "data.parquet":  # the peak of a process can only grow: of the first alone
-            rows.append((f"open {name}", "memory", _peak() - memory, "MiB", 400.0))
+            rows.append(
+                (f"open {name}", "memory", memory_kib("VmHWM") / 1024 - memory, "MiB", 400.0)
+            )
         del dataset
     return rows
-
-
-def _peak() -> float:
-    """Return the process's peak memory in MiB; getrusage's would be that of its parent, too."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
 
 
 def _loader(folder: Path, workers: int, share: int = 1, **train: Any) -> Any:

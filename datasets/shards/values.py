@@ -11,9 +11,9 @@ import torch
 
 from fusionzoo.errors import FusionZooError
 
-from ..budgets import check_budget
 from ..export import media_bytes
 from ..media import decode
+from ..several import each_item
 from ..stretch import Stretch, is_video
 
 SIDE = 256  # pixels of the shorter side of a prepared picture
@@ -42,7 +42,7 @@ def stored_value(kind: str, value: Any, prepare: bool) -> Any:
     if kind in ("vector", "sequence"):
         return decode(kind, value).numpy()
     if isinstance(value, list):
-        return _stored_items(kind, value, prepare)
+        return list(each_item(value, lambda item: stored_value(kind, item, prepare)))
     if kind == "image" and is_video(value) and (prepare or isinstance(value, Stretch)):
         raise FusionZooError(
             "shards hold whole videos, not parts or frames of them: convert without segments,"
@@ -54,17 +54,6 @@ def stored_value(kind: str, value: Any, prepare: bool) -> Any:
     # An SVG is known by the ending of its file.
     source = value if isinstance(value, Path) else data
     return _smaller_picture(source, data) if kind == "image" else _smaller_clip(data)
-
-
-def _stored_items(kind: str, values: list[Any], prepare: bool) -> list[bytes]:
-    check_budget("items", len(values), "the list")
-    items = []
-    for number, value in enumerate(values, start=1):
-        try:
-            items.append(stored_value(kind, value, prepare))
-        except FusionZooError as error:
-            raise FusionZooError(f"item {number} of {len(values)}: {error}") from error
-    return items
 
 
 def value_size(value: Any) -> int:

@@ -10,7 +10,7 @@ from fusionzoo.benchmark.bench import Bench, open_bench
 from fusionzoo.benchmark.features.encoders import build_encoders
 from fusionzoo.benchmark.features.prepare import prepare
 from fusionzoo.benchmark.features.pretrain import is_untrained
-from fusionzoo.benchmark.report.needs import fold_of
+from fusionzoo.benchmark.report.needs import setup_of
 from fusionzoo.config import BenchmarkConfig
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError
@@ -45,13 +45,7 @@ def read_features(
             f"{', '.join(untrained)}: the encoder has no pretrained weights, and was trained alone"
             " on the labels, which may lose what only a combination tells"
         )
-    setup = Setup(
-        folds=[fold_of(bench, number) for number in range(len(bench.folds))],
-        classes=len(bench.classes),
-        clusters=clusters,
-        seed=cfg.seed,
-        fixed=not untrained,
-    )
+    setup = setup_of(bench, fixed=not untrained, clusters=clusters)
     return setup, notes, list(opened.ids)
 
 

@@ -127,11 +127,11 @@ def balance_cards() -> list[BalanceCard]:
     from fusionzoo.training.balance import BALANCE
 
     entries = [BALANCE[name] for name in BALANCE]
-    found = [
-        BalanceCard(**about(one), surgery=bool(getattr(one.cls, "surgery", False)))
-        for one in entries
+    strategies = [
+        BalanceCard(**about(entry), surgery=bool(getattr(entry.cls, "surgery", False)))
+        for entry in entries
     ]
-    return sorted(found, key=lambda one: ([*BALANCE_FAMILIES].index(one.family), one.name))
+    return sorted(strategies, key=lambda x: ([*BALANCE_FAMILIES].index(x.family), x.name))
 
 
 def encoder_cards() -> list[EncoderCard]:
@@ -175,8 +175,8 @@ def cards() -> list[Card]:
     """Read all cards, by family and name."""
     from fusionzoo.fusion import list_fusions
 
-    found = [card(name) for name in list_fusions()]
-    return sorted(found, key=lambda one: (FAMILIES.index(one.family), one.name))
+    fusions = [card(name) for name in list_fusions()]
+    return sorted(fusions, key=lambda x: (FAMILIES.index(x.family), x.name))
 
 
 def count(number: int) -> str:
@@ -194,7 +194,7 @@ def count(number: int) -> str:
 
 def markdown() -> str:
     """Write docs/zoo.md."""
-    found = cards()
+    fusions = cards()
     lines = [
         "# The zoo",
         "",
@@ -205,23 +205,24 @@ def markdown() -> str:
         "modality alone says anything (exclusive or). [which.md](which.md) helps to choose.",
     ]
     for family in FAMILIES:
-        rows = [one for one in found if one.family == family]
+        rows = [fusion for fusion in fusions if fusion.family == family]
         lines += ["", f"## {family.capitalize()}: {len(rows)}", ""]
         lines += ["| id | reads | synergy | parameters | MACs | what it does |"]
         lines += ["| --- | --- | --- | --- | --- | --- |"]
         lines += [
-            f"| [`{one.name}`](#{one.name}) | {one.reads} | {'yes' if one.synergy else 'no'} |"
-            f" {count(one.parameters)} | {count(one.macs)} | {one.summary} |"
-            for one in rows
+            f"| [`{fusion.name}`](#{fusion.name}) | {fusion.reads} |"
+            f" {'yes' if fusion.synergy else 'no'} |"
+            f" {count(fusion.parameters)} | {count(fusion.macs)} | {fusion.summary} |"
+            for fusion in rows
         ]
-    for one in found:
-        lines += ["", f"### {one.name}", *one.lines]
+    for fusion in fusions:
+        lines += ["", f"### {fusion.name}", *fusion.lines]
     return "\n".join(lines) + "\n"
 
 
 def balance_markdown() -> str:
     """Write docs/balance.md."""
-    found = balance_cards()
+    strategies = balance_cards()
     lines = [
         "# Training strategies",
         "",
@@ -240,10 +241,10 @@ def balance_markdown() -> str:
         "| --- | --- | --- | --- |",
     ]
     lines += [
-        f"| [`{one.name}`](#{one.name}) | {BALANCE_FAMILIES[one.family]} |"
-        f" {'yes' if one.surgery else 'no'} | {one.summary} |"
-        for one in found
+        f"| [`{strategy.name}`](#{strategy.name}) | {BALANCE_FAMILIES[strategy.family]} |"
+        f" {'yes' if strategy.surgery else 'no'} | {strategy.summary} |"
+        for strategy in strategies
     ]
-    for one in found:
-        lines += ["", f"## {one.name}", *one.lines]
+    for strategy in strategies:
+        lines += ["", f"## {strategy.name}", *strategy.lines]
     return "\n".join(lines) + "\n"

@@ -60,7 +60,7 @@ def test_a_long_analysis_is_left_out_unless_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool | None
 ) -> None:
     monkeypatch.setattr(needs, "clustering_seconds", lambda *_, **__: 1e3)
-    monkeypatch.setattr(needs, "fold_of", lambda *_: pytest.skip("computed"))
+    monkeypatch.setattr(needs, "setup_of", lambda *_, **__: pytest.skip("computed"))
     if wanted:
         with pytest.raises(pytest.skip.Exception):
             needs._information(bench(tmp_path, analyses=True))

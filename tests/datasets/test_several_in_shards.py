@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import tarfile
@@ -17,6 +16,7 @@ import pytest
 import soundfile
 import torch
 from PIL import Image
+from stopped import hashes, stop_at
 from torch.utils.data import DataLoader
 
 import fusionzoo as fz
@@ -229,29 +229,15 @@ def _raising(data: PairedDataset) -> PairedDataset:
 
 @FORMATS
 def test_a_conversion_of_lists_that_was_stopped_goes_on(
-    format: str, root: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    format: str, root: Path, shards: Path, tmp_path: Path
 ) -> None:
-    from fusionzoo.datasets.shards import write
+    def convert() -> Any:
+        return fz.convert(open_rows(root), tmp_path / "out", format=format, **SMALL)
 
-    calls, real = iter(range(10**6)), write.stored_value
-
-    def failing(kind: str, value: Any, prepare: bool) -> Any:
-        if next(calls) == 28:  # in the second of three shards
-            raise KeyboardInterrupt
-        return real(kind, value, prepare)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(write, "stored_value", failing)
-        with pytest.raises(KeyboardInterrupt):
-            fz.convert(open_rows(root), tmp_path / "out", format=format, **SMALL)
+    stop_at(28, convert)  # in the second of three shards
     assert not (tmp_path / "out/shards.json").exists()
-    resumed = fz.convert(open_rows(root), tmp_path / "out", format=format, **SMALL)
-    assert resumed.resumed == 1
+    assert convert().resumed == 1
     assert hashes(tmp_path / "out") == hashes(shards / format)
-
-
-def hashes(folder: Path) -> dict[str, str]:
-    return {x.name: hashlib.md5(x.read_bytes()).hexdigest() for x in sorted(folder.iterdir())}
 
 
 def test_a_conversion_does_not_go_on_with_lists_where_values_were_single(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 import soundfile
 import torch
 from PIL import Image
+from stopped import hashes, stop_at
 from torch.utils.data import DataLoader
 
 import fusionzoo as fz
@@ -292,34 +293,13 @@ def test_a_resumed_epoch_goes_on_with_the_next_batch(shards: Path) -> None:
 # ---- conversions that stop
 
 
-class Stop(Exception):
-    """Ends a conversion in the middle."""
-
-
-def hashes(folder: Path) -> dict[str, str]:
-    return {x.name: hashlib.md5(x.read_bytes()).hexdigest() for x in sorted(folder.iterdir())}
-
-
 @pytest.mark.parametrize("format", ["parquet", "webdataset"])
 def test_a_conversion_that_was_stopped_goes_on(
-    format: str, source: PairedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    format: str, source: PairedDataset, tmp_path: Path
 ) -> None:
-    from fusionzoo.datasets.shards import write
-
-    settings = Settings(format=format, **SMALL)
+    settings, out = Settings(format=format, **SMALL), tmp_path / "out"
     whole = write_shards(source, tmp_path / "whole", settings)
-    out, calls = tmp_path / "out", iter(range(10**6))
-    real = write.stored_value
-
-    def failing(kind: str, value: Any, prepare: bool) -> Any:
-        if next(calls) == 100:  # in the second of three shards
-            raise Stop
-        return real(kind, value, prepare)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(write, "stored_value", failing)
-        with pytest.raises(Stop):
-            write_shards(source, out, settings)
+    stop_at(100, lambda: write_shards(source, out, settings))  # in the second of three shards
     assert not (out / "shards.json").exists()
     resumed = write_shards(source, out, settings)
     assert (resumed.resumed, resumed.files) == (1, whole.files)

@@ -100,21 +100,25 @@ def _information(bench: Bench) -> Needs:
             f"The encoders of {', '.join(untrained)} were trained alone on the labels, which may"
             " lose what only a combination tells."
         )
-    setup = Setup(
-        folds=[fold_of(bench, number) for number in range(len(bench.folds))],
-        classes=len(bench.classes),
-        clusters=None,
-        seed=bench.cfg.seed,
-        fixed=not untrained,
-    )
     try:
-        pairs = pid(setup)
+        pairs = pid(setup_of(bench, fixed=not untrained))
     except FusionZooError as error:
         return {"notes": [f"Redundancy and synergy: {error}."]}
     return {"pid": [x.to_dict() for x in pairs], "advice": advise_fusion(pairs), "notes": notes}
 
 
-def fold_of(bench: Bench, number: int) -> Fold:
+def setup_of(bench: Bench, *, fixed: bool, clusters: int | None = None) -> Setup:
+    """Return what `pid` decomposes: the cached features and classes of all folds."""
+    return Setup(
+        folds=[_fold(bench, number) for number in range(len(bench.folds))],
+        classes=len(bench.classes),
+        clusters=clusters,
+        seed=bench.cfg.seed,
+        fixed=fixed,
+    )
+
+
+def _fold(bench: Bench, number: int) -> Fold:
     """Return the cached features and classes of a fold."""
     stored = {name: load_features(bench.features[number][name]) for name in bench.modalities}
     rows = bench.folds[number]
