@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 # What grows with the power or the square of the number of views is made smaller for six of them.
 SETTINGS: dict[str, dict[str, object]] = {
     "block": {"width": 320, "chunks": 4, "rank": 5},
+    "i2moe": {"max_modalities": 6},
     "mult": {"num_layers": 1, "memory_layers": 1},
     "multiplicative": {"order": "pairwise"},
     "mutan": {"width": 160},
@@ -44,6 +45,14 @@ def accuracy(cell: Cell) -> float:
     return train(dataset, settings, dataset.split("test"))
 
 
+def known_rows(path: Path) -> dict[str, list[str]]:
+    """Return the rows of an earlier table, by strategy."""
+    if not path.is_file():
+        return {}
+    with path.open(newline="") as file:
+        return {row[0]: row for row in csv.reader(file)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=2, help="processes")
@@ -54,6 +63,7 @@ def main() -> None:
     names = [*(f"alone:{view}" for view in VIEWS), *list_fusions()]
     cells = [{"fusion": n, "seed": s} for s in range(flags.seeds) for n in flags.only or names]
     results = run_all(cells, accuracy, ROOT / "runs" / "mfeat.jsonl", flags.jobs)
+    known = known_rows(Path(flags.out))
     with Path(flags.out).open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["fusion", "family", "seeds", "mean", "deviation", "least", "settings"])
@@ -62,6 +72,7 @@ def main() -> None:
             family = "alone" if name.startswith("alone:") else fusion_info(name).family
             settings = " ".join(f"{k}={v}" for k, v in SETTINGS.get(name, {}).items())
             if not accuracies:
+                writer.writerows([known[name]] if name in known else [])
                 continue
             spread = statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
             figures = [f"{x:.4f}" for x in (statistics.mean(accuracies), spread, min(accuracies))]

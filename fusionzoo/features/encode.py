@@ -45,6 +45,12 @@ class StoredFeatures(NamedTuple):
         """Whether each sample has the modality, bool (N,)."""
         return self.offsets.diff() > 0
 
+    @property
+    def padded_bytes(self) -> int:
+        """The memory of all tokens in single precision, padded to the most of a sample."""
+        longest = int(self.offsets.diff().max()) if len(self.pooled) else 0
+        return 4 * len(self.pooled) * longest * self.tokens.shape[1]
+
     def take(self, rows: Tensor, with_tokens: bool = True) -> Features:
         """Return some samples, padded: rows (..., B) -> Features of (..., B, T, D), ...
 

@@ -26,6 +26,8 @@ from ..strategies import modalities_of, parse, reads_tokens
 from .kept import KeptSamples
 from .lost_parts import DamagedFeatures, damaged_features, damaged_modalities, replace_rows
 
+WHOLE_BYTES = 2**27  # of a modality's padded tokens, up to which all are scaled once
+
 
 class BatchFeed:
     """Batches of prepared samples; a data set of vectors only is collated once, as a whole."""
@@ -99,8 +101,12 @@ class ProbeFeed:
                 }
             self.views.append(stored)
         self.damaged = self._load_damaged(bench, unit)
-        self.whole = [  # of fusions that read pooled vectors, scaled once
-            {} if self.tokens else {name: self._all(number, name, x) for name, x in view.items()}
+        self.whole = [  # padded and scaled once, where memory allows
+            {
+                name: self._with_damaged(number, name, x, torch.arange(len(x.pooled)))
+                for name, x in view.items()
+                if not self.tokens or x.padded_bytes <= WHOLE_BYTES
+            }
             for number, view in enumerate(self.views)
         ]
 
@@ -144,9 +150,6 @@ class ProbeFeed:
             for view in range(len(self.views))
         ]
 
-    def _all(self, view: int, name: str, stored: StoredFeatures) -> Features:
-        return self._with_damaged(view, name, stored, torch.arange(len(stored.pooled)))
-
     def _with_damaged(self, view: int, name: str, stored: StoredFeatures, rows: Tensor) -> Features:
         features = self.take(name, stored, rows)
         if name not in self.damaged[view]:
@@ -158,9 +161,12 @@ class ProbeFeed:
         return replace_rows(features, changed, self.take(name, damaged, places[rows][changed]))
 
     def _rows(self, view: int, name: str, stored: StoredFeatures, rows: Tensor) -> Features:
-        if self.tokens:
+        if name not in self.whole[view]:
             return self._with_damaged(view, name, stored, rows)
-        return Features(*(x[rows] for x in self.whole[view][name]))
+        tokens, mask, pooled = self.whole[view][name]
+        mask = mask[rows]
+        longest = max(1, int(mask.sum(-1).max())) if self.tokens else 1
+        return Features(tokens[:, :longest][rows], mask[..., :longest], pooled[rows])
 
 
 def measure(stored: StoredFeatures, rows: Tensor, kind: str, with_tokens: bool) -> Standardise:

@@ -1,0 +1,44 @@
+"""What training reads of cached features, however they are held."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from setup_benchmark import small
+
+from fusionzoo.benchmark import strategies
+from fusionzoo.benchmark.bench import Unit, open_bench
+from fusionzoo.benchmark.features import feeds
+from fusionzoo.features.encode import StoredFeatures
+
+
+def ragged(rows: int, width: int) -> StoredFeatures:
+    """Features of 0 to 6 tokens per sample."""
+    offsets = torch.nn.functional.pad(torch.randint(0, 7, (rows,)).cumsum(0), (1, 0))
+    return StoredFeatures(torch.randn(rows, width), torch.randn(int(offsets[-1]), width), offsets)
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+@pytest.mark.parametrize("name", ["mbt", "mbt, 40 % missing", "gmu"])
+def test_features_scaled_once_equal_those_scaled_by_batch(
+    name: str, seeds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    bench, dataset = open_bench(small(tmp_path, fusions="mbt,gmu", missing_train=[0, 0.4]))
+    stored = {"a": ragged(len(dataset), 5), "b": ragged(len(dataset), 3)}
+    monkeypatch.setattr(feeds, "load_features", lambda description: stored[description["name"]])
+    bench = replace(bench, features=({x: {"name": x} for x in stored},))
+    unit = Unit(name, 0, (0,), False, strategies.settings_of(bench.cfg, name), {})
+    rows = [torch.randint(0, len(dataset), (seeds, 9)).squeeze(0) for _ in range(8)]
+    rows.append(torch.where(~stored["a"].present)[0])  # all lack a modality
+
+    def batches() -> list[Any]:
+        return [[tuple(x[m]) for m in "ab"] for x in feeds.ProbeFeed(bench, unit)(rows, 0)]
+
+    once = batches()
+    monkeypatch.setattr(feeds, "WHOLE_BYTES", 0)
+    torch.testing.assert_close(once, batches(), rtol=0, atol=0)
