@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,7 +21,7 @@ from fusionzoo.fusion import FUSIONS, Fusion, create_fusion, fusion_info, list_f
 from fusionzoo.training.balance import BALANCE
 from fusionzoo.zoo.cards import FAMILIES
 
-from .bench import Bench, Settings
+from .bench import Bench, Settings, Unit
 
 ALONE = "alone:"  # prefix of the strategies that see one modality
 LOGISTIC = "logistic regression on everything"  # linear baselines on all features
@@ -212,6 +212,20 @@ def reads_tokens(strategy: str) -> bool:
     if parse(strategy).base in LINEAR:
         return False
     return fusion_info(fusion_of(strategy)).reads == "tokens"
+
+
+def features_read(bench: Bench, unit: Unit) -> dict[str, Any]:
+    """Return what identifies the features that a unit reads; nothing where none are cached.
+
+    Pooled vectors are the same however many tokens are kept beside them: a benchmark of fusions
+    that read nothing else goes on when one that reads tokens is added.
+    """
+    descriptions = bench.features[unit.fold] if bench.features else {}
+    left_out = () if reads_tokens(unit.strategy) else ("max_tokens",)
+    return {
+        modality: {key: value for key, value in description.items() if key not in left_out}
+        for modality, description in descriptions.items()
+    }
 
 
 def is_single(strategy: str) -> bool:

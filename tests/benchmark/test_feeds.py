@@ -1,4 +1,4 @@
-"""What training reads of cached features, however they are held."""
+"""What trials read of cached features, however they are held."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from setup_benchmark import small
 from fusionzoo.benchmark import strategies
 from fusionzoo.benchmark.bench import Unit, open_bench
 from fusionzoo.benchmark.features import feeds
+from fusionzoo.benchmark.trials import schedule, tune
 from fusionzoo.features.encode import StoredFeatures
 
 
@@ -42,3 +43,17 @@ def test_features_scaled_once_equal_those_scaled_by_batch(
     once = batches()
     monkeypatch.setattr(feeds, "WHOLE_BYTES", 0)
     torch.testing.assert_close(once, batches(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("name", "same"), [("gmu", True), ("alone:a", True), ("mbt", False)])
+def test_trials_on_pooled_vectors_do_not_depend_on_the_tokens_beside_them(
+    name: str, same: bool, tmp_path: Path
+) -> None:
+    bench, _ = open_bench(small(tmp_path, fusions="mbt,gmu"))
+    unit = Unit(name, 0, (0,), False, strategies.settings_of(bench.cfg, name), {})
+    few, many = (
+        replace(bench, features=({x: {"name": x, "max_tokens": tokens} for x in "ab"},))
+        for tokens in (1, None)
+    )
+    assert (schedule.path_of(few, unit) == schedule.path_of(many, unit)) == same
+    assert (tune._path(few, unit) == tune._path(many, unit)) == same

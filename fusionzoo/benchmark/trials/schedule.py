@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,7 +27,7 @@ from fusionzoo.version import __version__
 from ..bench import Bench, Settings, Unit
 from ..clock import Clock
 from ..executors import map_unordered
-from ..strategies import LINEAR, fusion_of, parse, reads_tokens, settings_of
+from ..strategies import LINEAR, features_read, fusion_of, parse, reads_tokens, settings_of
 from . import store, trial
 from .store import TrialResult
 from .tune import remove_models, trained_model, tune
@@ -86,8 +86,8 @@ def has_control(strategy: str) -> bool:
 def path_of(bench: Bench, unit: Unit) -> Path:
     """Return the file of a unit's results."""
     settings = {k: v for k, v in asdict(bench.cfg).items() if k not in IRRELEVANT}
-    features = bench.features[unit.fold] if bench.features else {}
-    key = [settings, unit._asdict(), features, __version__, str(torch.__version__), DEFINITIONS]
+    key: list[Any] = [settings, unit._asdict(), features_read(bench, unit), __version__]
+    key += [str(torch.__version__), DEFINITIONS]
     if not unit.shuffled and bench.corrupted:
         key += [str(condition) for condition in bench.corrupted[unit.fold]]
     key += [(name, bench.cfg.balance_settings.get(name)) for name in parse(unit.strategy).balance]

@@ -22,7 +22,7 @@ from fusionzoo.training.runs import checkpoint_file
 
 from ..bench import Bench, Settings, Unit
 from ..fit import FitResult
-from ..strategies import fusion_of, parse
+from ..strategies import features_read, fusion_of, parse
 from . import store, trial
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def _path(bench: Bench, unit: Unit, suffix: str = ".jsonl") -> Path:
     """Return the file of the proposals for a unit, or of its trained model."""
     cfg: Any = bench.cfg
     unit = unit._replace(whole=True)  # how a model is tested does not change its training
-    features = bench.features[unit.fold] if bench.features else cfg.encoders
+    features = features_read(bench, unit) or cfg.encoders
     key = [cfg.data, features, unit._asdict(), cfg.optim, cfg.epochs, cfg.patience, cfg.batch_size]
     key += [cfg.objective, cfg.targets, cfg.standardise]
     key += [cfg.balance_settings.get(name) for name in parse(unit.strategy).balance]
