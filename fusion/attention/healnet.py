@@ -30,6 +30,7 @@ class HEALNet(Fusion):
     Pitfall: later modalities see what earlier ones wrote, so their order matters. Complete training
     samples never show a skipped step: train with `modality_dropout` if modalities will be missing.
     Tokens are layer-normed as they are, so what only shifts all features of a token alike is lost.
+    With a few hundred samples a linear classifier of pooled features does better (docs/which.md).
     Use when: modalities differ much in width and number of tokens (whole slides beside a table).
 
     Settings:

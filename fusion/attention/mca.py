@@ -30,7 +30,8 @@ class MCA(Streams):
     Missing: answers the channel of the present modalities, which complete samples train too; with
     `sizes`, the largest channel or modality without missing ones, the first of equal size.
     Pitfall: five modalities have 26 channels and attention over 26 `channel_tokens` further tokens;
-    more than five need `sizes`.
+    more than five need `sizes`. With a few hundred samples a linear classifier of pooled features
+    does better (docs/which.md).
     Use when: any subset may be missing at test time, while the training samples are complete.
 
     Settings:

@@ -30,7 +30,8 @@ class MoMKE(Fusion):
     Missing: its X_n is 0, its tokens are masked.
     Pitfall: a step costs M^2 passes of a modality through an expert. Complete samples never show a
     zero X_n: train with `modality_dropout` if modalities will be missing. There are no norms, so
-    scale the features.
+    scale the features. With a few hundred samples a linear classifier of pooled features does
+    better (docs/which.md).
     Use when: there are few modalities and they share structure, as streams of one conversation.
 
     Settings:

@@ -32,7 +32,8 @@ class Multiway(TokenFusion):
 
     Missing: its tokens are masked as keys, and its MLPs do not run for the sample.
     Pitfall: trained on complete samples it has never seen a modality alone: train with
-    `modality_dropout`.
+    `modality_dropout`. With a few hundred samples a linear classifier of pooled features does
+    better (docs/which.md).
     Use when: the statistics of the modalities differ so much that one MLP fits them badly.
 
     Settings:

@@ -28,7 +28,8 @@ class Zorro(Streams):
 
     Missing: its tokens are masked as keys, and its own logits are 0.
     Pitfall: the fusion tokens of a model trained on complete samples have seen no subset: train
-    with `modality_dropout`, or take `mca`.
+    with `modality_dropout`, or take `mca`. With a few hundred samples a linear classifier of pooled
+    features does better (docs/which.md).
     Use when: one model must answer for all modalities together and for each alone.
 
     Settings:

@@ -36,6 +36,7 @@ class DrFuse(Fusion):
     a share `aug_missing` of the rows loses some modalities.
     Pitfall: without such rows attention extrapolates badly to what is missing (measured: 0.46
     instead of 0.82). The ranking needs classes or labels of 0 and 1; other targets have none.
+    Where no part alone says anything, the ranking keeps all at chance: set `rank` to 0.
     Use when: several labels per sample, of which different ones show in different modalities.
 
     Settings:
