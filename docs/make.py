@@ -24,7 +24,8 @@ BALANCE = """\
 ## Measured
 
 `python perf/balance.py` makes one modality dominant in two ways and trains with every strategy at
-its defaults (`reconboost` with stages of one epoch; `comm`, which needs augmented views, is left out). Below, test accuracy of the fusion, its
+its defaults (`reconboost` with stages of one epoch, `opm` from the second epoch on, `relearn` every
+two; `comm`, which needs augmented views, is left out). Below, test accuracy of the fusion, its
 difference from plain training on the same seed with a 95 % interval (t over seeds, not corrected
 for the number of comparisons), the seeds that gained, and the time of training over plain's,
 teachers and trial epochs included. What helps with one imbalance may hurt with the other: compare

@@ -49,7 +49,11 @@ from fusionzoo.training.optim.schedules import phased
 from fusionzoo.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[1]
-SETTINGS: dict[str, dict[str, Any]] = {"reconboost": {"epochs": 1, "rectify": 1}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "reconboost": {"epochs": 1, "rectify": 1},
+    "opm": {"start": 1},
+    "relearn": {"every": 2},
+}
 NEEDS_VIEWS = "comm"  # two augmented views of a sample: left out, as plain training has one
 
 
