@@ -1,18 +1,21 @@
 """Write what of the docs is generated: `make docs`.
 
 `zoo.md`, `balance.md` and the README's table of names from the registries, and the tables of
-measured figures in `which.md` and `balance.md`, with the plot `missing.svg`, from results/*.csv.
+measured figures in `which.md` and `balance.md`, with the plot `missing.svg`, from results/.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, median
 
 from fusionzoo import list_datasets, list_encoders, list_fusions
+from fusionzoo.benchmark.report.summary import CHOSEN_ALONE, MEAN_ALONE
+from fusionzoo.benchmark.strategies import LINEAR
 from fusionzoo.evaluation.statistics import seed_interval
 from fusionzoo.structures import KINDS
 from fusionzoo.training.balance import BALANCE as STRATEGIES
@@ -67,6 +70,8 @@ trained with it. Means over {seeds} seeds and the six subsets of one or two stri
 fusions), that on complete ones by {price:+.1f}. So, on this data: {best_complete} if training is to
 stay as it is; else `--balance modality_dropout`, with {best_dropout} first."""
 UNKNOWN = "not measured"
+REPORTS = ("stamps", "digits", "mfeat")  # in results/benchmark
+BASELINES = (CHOSEN_ALONE, MEAN_ALONE, LINEAR[0])
 NAMES = "<!-- names: begin -->", "<!-- names: end -->"
 MODELS = {  # what stands behind the names of encoders that take a model's name
     "timm/*": "timm/<any model>",
@@ -79,31 +84,38 @@ MODELS = {  # what stands behind the names of encoders that take a model's name
 
 
 def measured() -> str:
-    """Return the table of figures, one row for each fusion."""
-    numerals = {row["fusion"]: row for row in rows("mfeat")}
+    """Return the table of figures: two baselines, then one row for each fusion."""
+    scores = {data: leaderboard(data) for data in REPORTS}
     xor = {(row["fusion"], row["modalities"]): row["accuracy"] for row in _tasks("xor")}
     times = {row["fusion"]: row for row in rows("fusions") if row["tokens_times"] == "1"}
     lines = [
-        "| fusion | family | `mfeat` | xor of 2 | xor of 3 | time | parameters |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        f"| fusion | family | {' | '.join(f'`{x}`' for x in REPORTS)} |"
+        " xor of 2 | xor of 3 | time | parameters |",
+        f"| --- | --- |{' --- |' * len(REPORTS)} --- | --- | --- | --- |",
     ]
+    for baseline in BASELINES:
+        figures = [_figure(scores[data].get(baseline)) for data in REPORTS]
+        lines.append(f"| {baseline} | baseline | {' | '.join(figures)} | | | | |")
     for card in sorted(cards(), key=lambda card: (FAMILIES.index(card.family), card.name)):
         cost = times.get(card.name)
         figures = (
-            _numerals_cell(numerals.get(card.name)),
+            *(_figure(scores[data].get(card.name)) for data in REPORTS),
             *(f"{float(x):.2f}" if (x := xor.get((card.name, n))) else UNKNOWN for n in "23"),
-            f"{float(cost['ratio_to_concat_transformer']):.3f}" if cost else UNKNOWN,
+            _figure(float(cost["ratio_to_concat_transformer"]) if cost else None),
             count(card.parameters),
         )
         lines.append(f"| `{card.name}` | {card.family} | {' | '.join(figures)} |")
     return "\n".join(lines)
 
 
-def _numerals_cell(row: dict[str, str] | None) -> str:
-    if row is None:
-        return UNKNOWN
-    seeds = "" if row["seeds"] == "10" else f" ({row['seeds']} seeds)"
-    return f"{float(row['mean']):.3f} ± {float(row['deviation']):.3f}{seeds}"
+def leaderboard(data: str) -> dict[str, float]:
+    """Return the score of every strategy and baseline of a benchmark, over its folds."""
+    summary = json.loads((RESULTS / "benchmark" / data / "summary.json").read_text())
+    return {row["strategy"]: row["accuracy"] for row in summary["leaderboard"]}
+
+
+def _figure(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.3f}"
 
 
 def balanced() -> str:

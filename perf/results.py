@@ -77,6 +77,7 @@ TABLES = (
     balance("balance_content", "content"),
     script("augment", (*TRAINING, *SHARED), "runs/augment.jsonl"),
     script("audit", ("fusionzoo/audit", "datasets")),
+    script("branches", ("fusion/hybrid/dynmm.py", "fusionzoo/model.py", "encoders")),
     script("faults", ("train.py", *TRAINING)),
     script("fusions", ("fusion", "fusionzoo/evaluation/cost.py")),
     script("gpu", ("perf/_gpu_parts.py", *TRAINING, "fusionzoo/benchmark")),  # needs a CUDA GPU
@@ -95,8 +96,8 @@ TABLES = (
     script("retrieval", (*TRAINING, "fusionzoo/evaluation", "configs/stamps_contrastive.yaml")),
     script("coverage", ("fusionzoo/evaluation/statistics.py",)),
     script("cells", (*BENCHMARK, "configs/benchmarks/mfeat.yaml")),
-    benchmark("stamps", "--fusions all "),
-    *(benchmark(name) for name in REPORTS[1:]),
+    *(benchmark(name, "--fusions all ") for name in REPORTS[:-1]),
+    benchmark("interactions"),
     script("heads", tuple(f"results/benchmark/{name}/summary.json" for name in REPORTS)),
     Table(
         "benchmark/all",

@@ -25,14 +25,14 @@ class DynMM(LateFusion):
     presence bits; the branch of the largest y answers, its hidden vector is the embedding. Phase
     "branches" trains every branch on its own loss, "soft" the gate by sum_k y_k z_k, "hard" by the
     chosen z_k with the gradient of the sum (straight-through); these two add `cost` max(0, mean
-    sum_k y_k q_k - `budget`), q_k the relative cost of a branch. `model.weights(samples)` returns
-    the branch. Differs from the authors' code: a soft warm-up, costs and branches of any number,
-    and the branches share the encoders, which stay fixed with them while the gate learns.
+    sum_k y_k q_k - `budget`), q_k a branch's relative cost. `model.weights` returns the branch.
+    Differs from the authors' code: a soft warm-up, costs and branches of any number, and the
+    branches share the encoders, which stay fixed with them while the gate learns.
 
-    Missing: branches that need it are not chosen. If none is left, the mean of the present
-    modalities' heads answers.
-    Pitfall: the gate reads all modalities, so all encoders run: what is saved are the branches.
-    Use when: inference cost matters and most samples are easy.
+    Missing: branches that need it are not chosen; without any, the mean of present heads answers.
+    Pitfall: all encoders run, as the gate reads every modality; the branches saved were at most
+    0.2 % of a prediction (docs/which.md).
+    Use when: branches are costly beside encoders, and most samples are easy.
 
     Settings:
         branches: modalities of each branch, [[image], [image, text]]; null for every modality alone

@@ -46,8 +46,7 @@ def advise_fusion(pairs: Sequence[Pair]) -> str:
     if parts.redundancy >= 0.5 * total:
         return (
             f"{parts.redundancy / total:.0%} of the information of {between} is in each of them:"
-            " few parameters suffice (mean, attn_pool, late_mean), and a missing modality costs"
-            " little."
+            " few parameters suffice (mean, attn_pool, late_mean)."
         )
     return (
         "Each modality tells a part that the other lacks, and little is in the combination: late"

@@ -46,15 +46,18 @@ def decompose(table: Table, rounds: int = ROUNDS) -> Parts:
     [0.3113, 0.0, 0.0, 0.5]
     """
     p = table / table.sum()
-    first, second = p.sum(1), p.sum(0)  # (A, C), (B, C)
-    joint = information(p.reshape(-1, p.shape[2]))
-    alone_1, alone_2 = information(first), information(second)
-    least = information(least_informative(first, second, rounds).reshape(-1, p.shape[2]))
+    return split(p, least_informative(p.sum(1), p.sum(0), rounds))
+
+
+def split(p: Table, q: Table) -> Parts:
+    """Split the information of p (A, B, C), given the q of `least_informative` (A, B, C)."""
+    joint, least = (information(x.reshape(-1, x.shape[2])) for x in (p, q))
+    alone_1, alone_2 = information(p.sum(1)), information(p.sum(0))
     redundancy = alone_1 + alone_2 - least
     return Parts(redundancy, alone_1 - redundancy, alone_2 - redundancy, joint - least)
 
 
-def least_informative(first: Table, second: Table, rounds: int) -> Table:
+def least_informative(first: Table, second: Table, rounds: int = ROUNDS) -> Table:
     """Return q* with the marginals (A, C) and (B, C): (A, B, C)."""
     classes = first.sum(0)
     # Independent given the class: it has both marginals.

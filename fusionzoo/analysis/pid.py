@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from fusionzoo.errors import FusionZooError
 
 from .codes import Coder, Features, choose_clusters, count_table
-from .decompose import Parts, decompose
+from .decompose import Parts, decompose, least_informative, split
 
-SHUFFLES = 5  # of the labels, whose information is what chance would show
+DRAWS = 5  # of as many rows without synergy, which show what chance adds
 RANDOM_GROUPS = 5  # of a data set with its own split
 FEWEST = 20  # samples of a fold that have both sources
 
@@ -85,10 +85,10 @@ def pid(setup: Setup) -> list[Pair]:
     """Decompose each pair of modalities, and with more than two each against all others.
 
     Features are clustered by K-means, and the information is counted in the table of clusters and
-    classes. What the same table shows with shuffled labels is subtracted, so parts may be a little
-    below 0. Where labels have shaped the features, clusters are fitted to a fold's training rows
-    and its test rows are counted: the mean over folds, with the interval of that mean. Otherwise
-    all rows are counted, and the interval is a jackknife over folds.
+    classes. What chance adds to a table of so many rows is subtracted (`debiased`), so parts may be
+    a little below 0. Where labels have shaped the features, clusters are fitted to a fold's
+    training rows and its test rows are counted: the mean over folds, with the interval of that
+    mean. Otherwise all rows are counted, and the interval is a jackknife over folds.
     """
     return [
         _pair(setup, first, second) for first, second in pairs_of(list(setup.folds[0].features))
@@ -216,12 +216,18 @@ def joined(fold: Fold, names: Sequence[str]) -> Features:
 def debiased(
     codes: Sequence[NDArray[np.int64]], target: NDArray[np.int64], classes: int, seed: int
 ) -> Parts:
-    """Return the parts minus their mean under shuffled labels: two codes (N,), classes (N,)."""
-    first, second = codes
-    parts = np.array(decompose(count_table(first, second, target, classes)))
+    """Return the parts minus what chance adds to them: two codes (N,), classes (N,).
+
+    Chance is measured on as many rows drawn from the table that has the same marginals and no
+    synergy. Shuffled labels would overdo it: where the sources tell the class, few cells of the
+    table are occupied, and a shuffle fills many more. What stays: with many classes and few rows
+    redundancy is too low, and unique parts are too high.
+    """
+    table = count_table(*codes, target, classes)
+    least = least_informative(table.sum(1), table.sum(0))
+    parts = np.array(split(table, least))
+    expected = np.array(split(least, least))
     generator = np.random.default_rng(seed)
-    by_chance = [
-        decompose(count_table(first, second, generator.permutation(target), classes))
-        for _ in range(SHUFFLES)
-    ]
-    return Parts(*(parts - np.mean(by_chance, axis=0)).tolist())
+    draws = generator.multinomial(len(target), least.ravel() / least.sum(), size=DRAWS)
+    drawn = [decompose(rows.reshape(table.shape)) for rows in draws]
+    return Parts(*(parts - (np.mean(drawn, axis=0) - expected)).tolist())

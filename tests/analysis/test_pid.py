@@ -13,7 +13,7 @@ from gates import GATES, planted, table_of
 import fusionzoo as fz
 from fusionzoo.analysis.advice import advise_fusion
 from fusionzoo.analysis.decompose import Parts, decompose, information, least_informative
-from fusionzoo.analysis.pid import Fold, Pair, Setup, pid
+from fusionzoo.analysis.pid import Fold, Pair, Setup, debiased, pid
 from fusionzoo.cli import main
 from fusionzoo.datasets import create_dataset
 from fusionzoo.errors import FusionZooError
@@ -65,6 +65,18 @@ def test_shuffled_labels_tell_nothing_however_many_clusters() -> None:
     folds = [Fold(**{**vars(one), "target": shuffled}) for one in setup.folds[:1]]
     (pair,) = pid(Setup(folds=folds, classes=2, clusters=12, seed=0, fixed=True))
     assert max(map(abs, pair.parts)) < 0.05
+
+
+def test_ten_classes_and_few_rows_leave_the_synergy_where_it_is() -> None:
+    classes, hits = 10, (0.7, 0.75)  # each source is a noisy copy of the class
+    copies = [np.full((classes, classes), (1 - hit) / (classes - 1)) for hit in hits]
+    for copy, hit in zip(copies, hits, strict=True):
+        np.fill_diagonal(copy, hit)
+    table = np.einsum("ya,yb->aby", *copies) / classes
+    cells = np.random.default_rng(0).choice(table.size, size=(8, 360), p=table.ravel())
+    draws = [np.unravel_index(rows, table.shape) for rows in cells]
+    parts = np.mean([debiased(x[:2], x[2], classes, seed=0) for x in draws], axis=0)
+    assert parts[3] == pytest.approx(decompose(table).synergy, abs=0.12)
 
 
 def test_too_few_samples_are_one_clear_error() -> None:

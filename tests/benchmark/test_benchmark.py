@@ -374,14 +374,19 @@ def test_end_to_end_training_gives_the_same_kind_of_report(tmp_path: Path) -> No
     assert line_of(summary, "sum")["accuracy"] > 0.5
 
 
+@pytest.mark.parametrize(
+    ("folds", "said"),
+    [(0, "; it was trained alone on 240"), (3, "; in each of 3 folds it was trained alone on ")],
+)
 def test_an_encoder_without_weights_is_trained_alone_first_and_the_report_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folds: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoders = {name: {"name": "vector/mlp", "dim": 8, "hidden": 16} for name in "ab"}
     changes = {"encoders": encoders, "seeds": 1, "fusions": "sum", "corruptions": False}
+    changes["folds"] = folds
     summary = run(small(tmp_path, **changes))
     assert [note.split(":")[0] for note in summary["notes"]] == ["a", "b"]
-    assert all("trained alone on 240 training samples" in note for note in summary["notes"])
+    assert all(said in note for note in summary["notes"])
 
     def never(*_: Any) -> None:
         raise AssertionError("trained again")

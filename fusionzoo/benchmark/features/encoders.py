@@ -15,7 +15,7 @@ from fusionzoo.training.build import choose_encoders
 
 from ..bench import Bench, Description
 from .feeds import device_of, loader_workers
-from .pretrain import freeze
+from .pretrain import TrainedAlone, freeze
 
 Encoders = dict[str, Encoder]  # modality -> encoder
 
@@ -54,13 +54,13 @@ def _build_each(cfg: BenchmarkConfig, dataset: PairedDataset, only: str | None) 
 
 def freeze_all(
     bench: Bench, dataset: PairedDataset, fold_number: int, encoders: Encoders
-) -> tuple[Encoders, list[str]]:
-    """Return the frozen encoders of a fold, and notes on those that had to be trained."""
+) -> tuple[Encoders, dict[str, TrainedAlone]]:
+    """Return the frozen encoders of a fold, and how those were trained that had to be."""
     results = {
         name: freeze(bench, dataset, fold_number, encoder) for name, encoder in encoders.items()
     }
-    notes = [note for _, note in results.values() if note is not None]
-    return {name: encoder for name, (encoder, _) in results.items()}, notes
+    trained = {name: how for name, (_, how) in results.items() if how is not None}
+    return {name: encoder for name, (encoder, _) in results.items()}, trained
 
 
 def store_all(

@@ -13,7 +13,14 @@ from ..clock import Clock
 from ..executors import map_unordered
 from .damaged import describe_corrupted, describe_damaged_train, encode_all_damaged
 from .encoders import Encoders, build_encoders, freeze_all, store_all
-from .pretrain import augmentation_notes, freeze, is_cached, is_untrained
+from .pretrain import (
+    TrainedAlone,
+    augmentation_notes,
+    freeze,
+    is_cached,
+    is_untrained,
+    trained_alone_note,
+)
 from .speed import choose_workers
 
 
@@ -47,10 +54,12 @@ def prepare(
     for _ in map_unordered(bench.cfg, bench, pieces, train_alone, "train encoders alone"):
         pass
     clock.lap("encoders without weights")
-    notes, features, corrupted, damaged_train = list(bench.notes), [], [], []
+    trained: dict[str, list[TrainedAlone]] = {}
+    features, corrupted, damaged_train = [], [], []
     for number in range(len(bench.folds)):
-        frozen, fold_notes = freeze_all(bench, dataset, number, encoders)
-        notes += fold_notes
+        frozen, trained_here = freeze_all(bench, dataset, number, encoders)
+        for name, how in trained_here.items():
+            trained.setdefault(name, []).append(how)
         descriptions = store_all(bench, dataset, frozen, tokens)
         features.append({name: {**d, "view": 0} for name, d in descriptions.items()})
         fold_of_encoders = bench, dataset, number, frozen, descriptions
@@ -58,9 +67,12 @@ def prepare(
         damaged_train.append(describe_damaged_train(*fold_of_encoders))
     bench = replace(
         bench,
-        notes=tuple(notes),
+        notes=(
+            *bench.notes,
+            *(trained_alone_note(bench, encoders[name], folds) for name, folds in trained.items()),
+        ),
         features=tuple(features),
-        trained_alone=tuple(name for name, x in encoders.items() if is_untrained(x)),
+        trained_alone=tuple(trained),
         corrupted=tuple(corrupted),
         damaged_train=tuple(damaged_train),
     )

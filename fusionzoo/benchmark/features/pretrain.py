@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,14 +31,21 @@ from ..trainers import ModelInput, SingleTrainer
 from .feeds import BatchFeed, device_of
 
 
+class TrainedAlone(NamedTuple):
+    """How the encoder of one fold was trained."""
+
+    samples: int
+    score: float  # on the fold's validation samples
+
+
 def freeze(
     bench: Bench,
     dataset: PairedDataset,
     fold_number: int,
     encoder: Encoder,
     progress: bool = True,
-) -> tuple[Encoder, str | None]:
-    """Return a frozen copy of an encoder, and a note for the report if it had to be trained.
+) -> tuple[Encoder, TrainedAlone | None]:
+    """Return a frozen copy of an encoder, and how it was trained if it had to be.
 
     An encoder without pretrained weights is trained alone on the fold's training split; its weights
     are cached.
@@ -61,14 +68,25 @@ def freeze(
         bar.close()
         checkpoint_file.write({"weights": frozen.state_dict(), "score": score}, path)
     frozen.freeze()
-    where = f" (fold {fold_number})" if bench.cross_validated else ""
+    return frozen, TrainedAlone(len(train), score)
+
+
+def trained_alone_note(bench: Bench, encoder: Encoder, folds: Sequence[TrainedAlone]) -> str:
+    """Return what the report says of an encoder that was trained on each of the folds."""
     metric = bench.metric
-    note = (
-        f"{name}{where}: {encoder.spec['name']} has no pretrained weights; it was trained alone on"
-        f" {len(train)} training samples ({cfg.encoder_epochs} epochs, the best kept by validation"
-        f" loss, {metric.title} there {metric.shown(score):.3f}), then frozen."
+    where = f"in each of {len(folds)} folds " if bench.cross_validated else ""
+    samples = _extent([f"{fold.samples:,}" for fold in sorted(folds)])
+    scores = _extent([f"{x:.3f}" for x in sorted(metric.shown(fold.score) for fold in folds)])
+    return (
+        f"{encoder.modality}: {encoder.spec['name']} has no pretrained weights; {where}it was"
+        f" trained alone on {samples} training samples ({bench.cfg.encoder_epochs} epochs, the best"
+        f" kept by validation loss, {metric.title} there {scores}), then frozen."
     )
-    return frozen, note
+
+
+def _extent(ordered: Sequence[str]) -> str:
+    first, last = ordered[0], ordered[-1]
+    return first if first == last else f"{first} to {last}"
 
 
 def is_cached(bench: Bench, dataset: PairedDataset, fold_number: int, encoder: Encoder) -> bool:

@@ -34,7 +34,7 @@ from ..trials.schedule import Results, path_of
 from .results import StrategyResults, Summary, chosen_fusion
 
 FILE = "needs.json"
-VERSION = 1  # raised when a figure is redefined: stored figures are then computed again
+VERSION = 2  # raised when a figure is redefined: stored figures are then computed again
 NOT_CACHED = "emap would train a fusion with its encoders once more: left out in finetune mode."
 SECONDS = 60.0  # of a core, expected, above which an analysis is left out unless asked for
 # Measured: pid on 2 to 3 modalities of 64 to 768 numbers, 900 to 4,000 rows, 1 to 5 folds.

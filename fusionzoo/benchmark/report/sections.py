@@ -23,7 +23,15 @@ from .curves import (
     severities,
 )
 from .incomplete import incomplete
-from .results import StrategyResults, Summary, best_single, chosen_fusion, row_label
+from .results import (
+    MAJORITY,
+    PRIOR,
+    StrategyResults,
+    Summary,
+    best_single,
+    chosen_fusion,
+    row_label,
+)
 from .verdict import pairwise
 
 HIGHLIGHTED = 4  # fusions drawn in colour where all are drawn
@@ -87,7 +95,8 @@ def _leaderboard(summary: Summary) -> dict[str, Any]:
 
 
 def _intervals(summary: Summary, metric: str) -> dict[str, Any]:
-    lines = summary.leaderboard
+    # The baselines without any input stand far below: the dots of the rest would touch.
+    lines = [line for line in summary.leaderboard if line["strategy"] not in (MAJORITY, PRIOR)]
     single = best_single(summary)
     best = summary.line(single.name)[metric] if single else None
     svg = plots.intervals(lines, best, metric)
