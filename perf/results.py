@@ -76,6 +76,7 @@ TABLES = (
     balance("balance", "rate"),
     balance("balance_content", "content"),
     script("augment", (*TRAINING, *SHARED), "runs/augment.jsonl"),
+    script("autogluon", ("perf/_autogluon_fit.py", "configs/stamps_finetune.yaml", *TRAINING)),
     script("audit", ("fusionzoo/audit", "datasets")),
     script("branches", ("fusion/hybrid/dynmm.py", "fusionzoo/model.py", "encoders")),
     script("faults", ("train.py", *TRAINING)),
