@@ -26,7 +26,8 @@ class HEALNet(Fusion):
     the output; FF gates by SELU. embedding = LN(mean of z). The encoders' tokens contain positions;
     none are added.
 
-    Missing: its steps are skipped, for each sample.
+    Missing: its steps are skipped, for each sample (in the public code only those of CA, unless it
+    is verbose).
     Pitfall: later modalities see what earlier ones wrote, so their order matters. Complete training
     samples never show a skipped step: train with `modality_dropout` if modalities will be missing.
     Tokens are layer-normed as they are, so what only shifts all features of a token alike is lost.

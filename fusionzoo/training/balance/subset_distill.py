@@ -31,10 +31,10 @@ class SubsetDistill(Balance):
     z_T is the teacher's answer from all the row has, without a gradient. L = L_fusion + mu CE(z_S,
     y) + lambda tau^2 KL(softmax(z_T / tau) | softmax(z_S / tau)); several yes-or-no labels: the KL
     of each label's probability, summed; numbers: (z_T - z_S)^2, averaged. relation "mad": lambda
-    sum_i w_i sum_j (G^S_ij - G^T_ij)^2 instead, G = X X' of the embeddings of all rows of a batch
-    with rows of length 1, w_i the teacher's entropy over the sum of all. Subset passes are without
-    dropout and cost the fusion, not the encoders. Differs from MMANet: the student is the same
-    model; no regulariser of weak combinations.
+    sum_i w_i sum_j (G^S_ij - G^T_ij)^2 instead, G = X X' of the embeddings X of a batch, each row
+    of G divided by its length, w_i the teacher's entropy over the sum of all. Subset passes are
+    without dropout and cost the fusion, not the encoders. Differs from MMANet: the student is the
+    same model; w_i weighs row i of G, in its code column i; no regulariser of weak combinations.
 
     Missing: the teacher has what the row has; a row with a single modality is left out.
     Pitfall: a bad teacher teaches its errors (`right_only`); "mad" sums over pairs of rows, so its
@@ -198,8 +198,7 @@ def divergence(kind: str, z: Tensor, goal: Tensor, temperature: float) -> Tensor
 
 def margin_aware(student: Tensor, teacher: Tensor, logits: Tensor) -> Tensor:
     """Return w_i sum_j (G^S_ij - G^T_ij)^2: (n, D), (n, D), the teacher's logits (n, K) -> (n,)."""
-    cosines = (x @ x.T for x in (F.normalize(student, dim=1), F.normalize(teacher, dim=1)))
-    left, right = cosines
+    left, right = (F.normalize(x @ x.T, dim=1) for x in (student, teacher))
     log_p = logits.log_softmax(-1)
     entropy = -(log_p.exp() * log_p).sum(1)
     total = entropy.sum()

@@ -151,8 +151,8 @@ def test_similarities_do_not_know_rotation_or_scale() -> None:
     other = draws(4, 6).T
     values = margin_aware(x, other, torch.zeros(6, 3).double())
     close(values, margin_aware(2 * x @ rotation, other, torch.zeros(6, 3).double()))
-    grams = [(v / v.norm(dim=1, keepdim=True)) for v in (x, other)]
-    left, right = (v @ v.T for v in grams)
+    grams = [v @ v.T for v in (x, other)]
+    left, right = (v / v.norm(dim=1, keepdim=True) for v in grams)
     close(values, (left - right).square().sum(1) / 6)  # all rows weigh the same
     certain = torch.full((6, 3), -1e4).double()
     certain[:, 0] = 1e4
