@@ -94,7 +94,9 @@ def main() -> None:
     torch.set_num_threads(flags.threads)
     keep_freed_memory()
     recipe = read_yaml(ROOT / "configs" / "benchmarks" / "mfeat.yaml")
-    bench, dataset = setup.open_bench(from_tree(BenchmarkConfig, {**recipe, "folds": 0}))
+    bench, dataset = setup.open_bench(
+        from_tree(BenchmarkConfig, {**recipe, "mode": "finetune", "patience": None, "folds": 0})
+    )
     bench = prepare.prepare(bench, dataset, tokens=True)
     with (ROOT / "results" / "cells.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
