@@ -223,7 +223,8 @@ def debiased(
     table are occupied, and a shuffle fills many more. What stays: with many classes and few rows
     redundancy is too low, and unique parts are too high.
     """
-    table = count_table(*codes, target, classes)
+    first, second = codes
+    table = count_table(first, second, target, classes)
     least = least_informative(table.sum(1), table.sum(0))
     parts = np.array(split(table, least))
     expected = np.array(split(least, least))
