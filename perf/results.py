@@ -98,7 +98,7 @@ TABLES = (
     script("coverage", ("fusionzoo/evaluation/statistics.py",)),
     script("cells", (*BENCHMARK, "configs/benchmarks/mfeat.yaml")),
     *(benchmark(name, "--fusions all ") for name in REPORTS[:-1]),
-    benchmark("interactions"),
+    benchmark("interactions", "--folds 0 "),
     script("heads", tuple(f"results/benchmark/{name}/summary.json" for name in REPORTS)),
     Table(
         "benchmark/all",
