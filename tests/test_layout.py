@@ -64,7 +64,6 @@ FLOORS = (  # from the ground up: a module imports from its own floor's room or 
     ("cli",),
     ("__main__",),
 )
-MOST_LINES = 250  # of a library file
 MOST_FUNCTION_LINES = 50
 
 
@@ -154,9 +153,8 @@ def test_no_room_of_training_is_crowded() -> None:
 
 
 @pytest.mark.parametrize("module", modules())
-def test_files_and_functions_are_short(module: str) -> None:
+def test_functions_are_short(module: str) -> None:
     text = source(module).read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= MOST_LINES
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             has_docstring = ast.get_docstring(node) is not None and len(node.body) > 1
