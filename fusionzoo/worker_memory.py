@@ -130,7 +130,12 @@ def _received(name: str, key: Key | None, batch: Batch, block: Tensor | None) ->
     if key is None:
         return batch
     lease = _receivers[name].receive(key, block)
-    return batch.map(lambda place: place.leased(lease))
+
+    def tensor_at(place: Any) -> Tensor:
+        tensor: Tensor = place.leased(lease)
+        return tensor
+
+    return batch.map(tensor_at)
 
 
 class Place(NamedTuple):

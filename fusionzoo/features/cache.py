@@ -173,7 +173,7 @@ def _write_entry(
     arrays = dict(zip(FILES, stored, strict=True))
     digests = {}
     for name, array in arrays.items():
-        data = array.contiguous().flatten().view(torch.uint8).numpy()
+        data = array.contiguous().flatten().view(torch.uint8).numpy().data
         digests[name] = hashlib.sha256(data).hexdigest()
         _write(folder / f"{name}.bin", data)
     about = {
@@ -194,7 +194,7 @@ def _read(folder: Path) -> StoredFeatures:
         return known[1]
     stored = _map_files(folder, about)
     for name, array in zip(FILES, stored, strict=True):
-        data = array.flatten().view(torch.uint8).numpy()
+        data = array.flatten().view(torch.uint8).numpy().data
         if hashlib.sha256(data).hexdigest() != about["files"][name]:
             raise _Damaged(f"{folder / name}.bin is damaged: its sha256 is another one")
     _mapped[folder] = signature, stored
