@@ -27,9 +27,21 @@ class DatasetEntry(Entry[PairedDataset]):
     fetch: Callable[[Path | None], Path] | None = None
 
 
-DATASETS: Registry[PairedDataset, DatasetEntry] = Registry(
-    "data set", "fusionzoo data list", DatasetEntry, ("built-in", "format")
-)
+class DatasetRegistry(Registry[PairedDataset, DatasetEntry]):
+    """The registry of data sets, which all have the setting `reuse_memory`."""
+
+    def create(
+        self, name: str, *args: Any, reuse_memory: bool | str = True, **settings: Any
+    ) -> PairedDataset:
+        switch = {"on": True, "off": False}.get(str(reuse_memory), reuse_memory)
+        if not isinstance(switch, bool):
+            raise FusionZooError(f"--data.reuse_memory: {reuse_memory=} is neither on nor off")
+        dataset = super().create(name, *args, **settings)
+        dataset.reuse_memory = switch
+        return dataset
+
+
+DATASETS = DatasetRegistry("data set", "fusionzoo data list", DatasetEntry, ("built-in", "format"))
 
 
 def apply_shared_settings(

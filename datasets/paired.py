@@ -49,6 +49,8 @@ class PairedDataset(Displayed, Exchange, Incomplete, Measured, Dataset[Sample | 
     an error ends the run, see `Failures.too_many`.
     """
 
+    reuse_memory = True  # whether batches of loader processes go through `worker_memory`
+
     def __init__(
         self,
         table: pa.Table,

@@ -218,14 +218,16 @@ def _list_cache(_: argparse.Namespace) -> None:
 
     cache, rows, total = feature_cache(), [], 0
     for entry in cache.entries():
-        about = entry.metadata["description"]
-        how = " ".join(map(str, about.get("corruption", []))) or f"view {about.get('view', 0)}"
-        size, used = f"{entry.size / 1e6:.1f} MB", datetime.fromtimestamp(entry.used)
-        shape = " x ".join(map(str, entry.metadata["arrays"]["pooled"][1]))
-        what = (about["data"], about["modality"], about["encoder"].get("name", "-"), how)
-        name = entry.key[:10]
-        rows.append((name, *what, shape, size, f"{used:%Y-%m-%d %H:%M}"))
         total += entry.size
+        size, used = f"{entry.size / 1e6:.1f} MB", datetime.fromtimestamp(entry.used)
+        what: tuple[str, ...] = ("damaged, or of another version", "-", "-", "-", "-")
+        if entry.metadata is not None:
+            about = entry.metadata["description"]
+            how = " ".join(map(str, about.get("corruption", []))) or f"view {about.get('view', 0)}"
+            shape = " x ".join(map(str, entry.metadata["arrays"]["pooled"][1]))
+            encoder = about["encoder"].get("name", "-")
+            what = (about["data"], about["modality"], encoder, how, shape)
+        rows.append((entry.key[:10], *what, size, f"{used:%Y-%m-%d %H:%M}"))
     header = ("entry", "data", "modality", "encoder", "how", "pooled", "size", "last used")
     print_table(f"{len(rows)} entries, {total / 1e6:.0f} MB, in {cache.root}", header, rows)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, Any
 from uuid import uuid4
 
@@ -49,8 +51,15 @@ def replacing(path: Path, *, many_writers: bool = False) -> Iterator[Path]:
 
     A kill at any moment leaves the old file or the new one, never half of one: the new file is
     flushed to disk before it is renamed. After an error the temporary file is removed. Give
-    `many_writers` where several processes may write the same path at once.
+    `many_writers` where several processes may write the same path at once. Of a symbolic link the
+    target is replaced. A device or named pipe is not replaced: what is written is copied to it.
     """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with TemporaryDirectory() as folder:
+            yield Path(folder) / path.name
+            _copy_into(Path(folder) / path.name, path)
+        return
+    path = Path(os.path.realpath(path))
     unique = f".{uuid4().hex[:8]}" if many_writers else ""
     partial = path.with_name(f"{path.stem}{unique}.partial")
     try:
@@ -62,6 +71,15 @@ def replacing(path: Path, *, many_writers: bool = False) -> Iterator[Path]:
         with suppress(OSError):
             partial.unlink()
         raise
+
+
+def _copy_into(source: Path, device: Path) -> None:
+    """Copy a file's bytes to a device or named pipe; an error names it."""
+    try:
+        with source.open("rb") as data, device.open("wb") as file:
+            shutil.copyfileobj(data, file)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(device)) from None
 
 
 def lock(file: IO[str], patience: float, problem: str) -> None:

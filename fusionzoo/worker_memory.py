@@ -14,8 +14,9 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
+import numpy as np
 import torch
 from torch import Tensor, UntypedStorage
 from torch.utils.data import get_worker_info
@@ -26,29 +27,32 @@ from .structures import Batch, Sample
 MOST_BLOCKS = 5  # of a worker: two wait in the queue, two are in use, one is written
 ALIGNMENT = 64  # bytes; the first ones of a block hold its state
 SMALL = 1 << 16  # bytes of a tensor that is copied, so that keeping it does not keep a block
-FREE, BUSY = 0, 1  # states of a block
+FREE, BUSY, RETIRED = 0, 1, 2  # states of a block; a worker replaces one that is retired
 SHARED_FOLDER = "/dev/shm"
-# PyTorch's count of the tensors that use a storage, and of the Python object that holds it.
-_use_count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
 
 Collate = Callable[[Sequence[Sample | None]], Batch]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Key = tuple[int, str, int]  # of a block: process, a name of it that is unique, number
 
 
 class ReusedMemory:
     """A collate function whose batches come from workers in memory that is used again.
 
-    Without workers it is `collate` itself. A block is written again once no tensor of its batch is
-    left in the receiving process. Where all are in use, or shared memory is short, a batch is sent
-    as PyTorch does.
+    Without workers it is `collate` itself. A block is written again once nothing that was made of
+    its batch is left in the receiving process. Where all are in use, shared memory is short, or the
+    data set says `reuse_memory = False`, a batch is sent as PyTorch does.
+
+    The tensors of a batch read a lease, a view of the block in the buffer protocol, so that all
+    that may still be read keeps it alive: tensors, storages, arrays, a thread that builds the
+    batch. As their memory is not PyTorch's shared memory, a queue to another process copies it.
     """
 
     def __init__(self, collate: Collate, name: str = "") -> None:
         self.collate = collate
         self._name = name or uuid.uuid4().hex
         self._lock = threading.Lock()  # a thread that pins memory may receive, too
-        self._blocks: dict[Key, UntypedStorage] = {}  # received from workers
-        self._lent: set[Key] = set()  # those with a batch that this process has received
+        self._blocks: dict[Key, Bytes] = {}  # received from workers
+        self._leases: WeakValueDictionary[Key, Bytes] = WeakValueDictionary()
         self._sender: _Sender | None = None  # in a worker
         _receivers[self._name] = self
 
@@ -62,39 +66,53 @@ class ReusedMemory:
 
     def __call__(self, samples: Sequence[Sample | None]) -> Any:
         """Collate samples; in a worker, return what becomes a `Batch` where it is received."""
-        if get_worker_info() is None or _use_count is None:
+        worker = get_worker_info()
+        if worker is None or not getattr(worker.dataset, "reuse_memory", True):
             return self.collate(samples)
         if self._sender is None or self._sender.process != os.getpid():
             self._sender = _Sender(self._name)
         return self._sender.collate(self.collate, samples)
 
-    def release(self) -> None:
-        """Let the workers write into the blocks of which no tensor is left."""
-        assert _use_count is not None
-        with self._lock:
-            for key in list(self._lent):  # none of those under way, which this process has not
-                if _use_count(self._blocks[key]._cdata) == 1:
-                    self._lent.discard(key)
-                    self._blocks[key][0] = FREE
-
-    def receive(self, key: Key, block: Tensor | None) -> UntypedStorage:
-        """Return a worker's block, whose handle comes with its first batch."""
+    def receive(self, key: Key, block: Tensor | None) -> Bytes:
+        """Return a lease of a worker's block, whose handle comes with its first batch."""
         with self._lock:
             if block is not None:
                 self._forget_ended()
-                self._blocks[key] = block.untyped_storage()
-            self._lent.add(key)
-            return self._blocks[key]
+                self._blocks[key] = block.numpy()
+            lease = self._blocks[key][:]
+            self._leases[key] = lease
+        finalize(lease, _free, self._blocks[key], os.getpid()).atexit = False
+        return lease
+
+    def retire_leases(self) -> None:
+        """Have no worker write again into the blocks that are in use."""
+        for lease in list(self._leases.values()):
+            lease[0] = RETIRED
 
     def _forget_ended(self) -> None:
         """Forget the blocks of workers that have ended."""
         for key in list(self._blocks):
             if not is_running(key[0]):
                 del self._blocks[key]
-                self._lent.discard(key)
+
+
+def _free(block: Bytes, process: int) -> None:
+    """Let the worker write into a block again, unless this is a fork of the lease's process."""
+    if process == os.getpid() and block[0] == BUSY:
+        block[0] = FREE
 
 
 _receivers: WeakValueDictionary[str, ReusedMemory] = WeakValueDictionary()
+
+
+def _retire_all() -> None:
+    """Before a fork: the new process keeps what is in use, and nothing tells until when."""
+    for receiver in list(_receivers.values()):
+        receiver.retire_leases()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(before=_retire_all)
 
 
 class _Sent:
@@ -109,15 +127,13 @@ class _Sent:
 
 def _received(name: str, key: Key | None, batch: Batch, block: Tensor | None) -> Batch:
     """Return what a sent batch becomes in the receiving process."""
-    receiver = _receivers[name]
-    receiver.release()
     if key is None:
         return batch
-    storage = receiver.receive(key, block)
+    lease = _receivers[name].receive(key, block)
 
     def tensor_at(place: Any) -> Tensor:
-        tensor: Tensor = place.tensor(storage)
-        return tensor.clone() if tensor.nbytes <= SMALL else tensor
+        tensor: Tensor = place.leased(lease)
+        return tensor
 
     return batch.map(tensor_at)
 
@@ -134,6 +150,14 @@ class Place(NamedTuple):
         whole = torch.empty(0, dtype=self.dtype).set_(block)
         first = self.start // self.dtype.itemsize
         return whole[first : first + math.prod(self.shape)].view(self.shape)
+
+    def leased(self, lease: Bytes) -> Tensor:
+        """Return the tensor, which keeps the lease of a block; a copy where it is small."""
+        size = math.prod(self.shape)
+        if not size:
+            return torch.empty(self.shape, dtype=self.dtype)
+        flat = torch.frombuffer(lease, dtype=self.dtype, count=size, offset=self.start)
+        return (flat.clone() if flat.nbytes <= SMALL else flat).view(self.shape)
 
 
 class _Space:
@@ -178,10 +202,11 @@ class _Sender:
 
     def collate(self, collate: Collate, samples: Sequence[Sample | None]) -> _Sent:
         """Collate samples in a block, if one is free; return what to send."""
-        free = [number for number, block in enumerate(self.blocks) if block[0] == FREE]
-        if not free and len(self.blocks) == MOST_BLOCKS:
+        states = [int(block[0]) for block in self.blocks]
+        free, retired = ([n for n, s in enumerate(states) if s == x] for x in (FREE, RETIRED))
+        if not free and not retired and len(self.blocks) == MOST_BLOCKS:
             return _Sent(self.name, None, collate(samples), None)
-        number = free[0] if free else len(self.blocks)
+        number = [*free, *retired, len(self.blocks)][0]
         space = _Space(self.blocks[number] if free else UntypedStorage(0))
         token = _space.set(space)
         try:

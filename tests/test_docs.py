@@ -116,7 +116,13 @@ def test_the_commands_and_the_example_of_the_encoders_page_work(
 
 def test_the_data_page_names_settings_that_exist() -> None:
     text = (DOCS / "data.md").read_text()
-    known = {*DATASETS["manifest"].parameters, *DATASETS["layout"].parameters, "name", "augment"}
+    known = {
+        *DATASETS["manifest"].parameters,
+        *DATASETS["layout"].parameters,
+        "name",
+        "augment",
+        "reuse_memory",
+    }
     named = set(re.findall(r"--data\.([a-z_]+)", text))
     assert len(named) > 15
     assert named <= known

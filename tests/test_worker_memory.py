@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 from typing import Any
 
 import pytest
@@ -10,9 +13,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from fusionzoo import create_dataset, create_model, worker_memory
+from fusionzoo.config import RunConfig, from_args
 from fusionzoo.encoders.base import Processor
+from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Batch
-from fusionzoo.worker_memory import MOST_BLOCKS, SMALL, ReusedMemory
+from fusionzoo.worker_memory import BUSY, MOST_BLOCKS, SMALL, ReusedMemory
 
 WIDTH = SMALL // 4  # of a row: a batch of two is more than what is copied
 ROWS = 24
@@ -20,6 +25,8 @@ ROWS = 24
 
 class Rows(Dataset[int]):
     """Row n is n."""
+
+    reuse_memory = True
 
     def __len__(self) -> int:
         return ROWS
@@ -92,6 +99,118 @@ def test_what_is_kept_of_a_batch_is_not_overwritten(keep: str) -> None:
     assert values == [*range(1, ROWS, 2)] * 2
 
 
+def test_a_kept_storage_is_not_overwritten() -> None:
+    loader = load(1, ReusedMemory(make_batch), persistent_workers=True)
+    kept = [
+        (batch.ids, batch.inputs["a"]["row"].untyped_storage())
+        for _ in range(2)
+        for batch in loader
+    ]
+    for ids, storage in kept:
+        values = torch.empty(0).set_(storage)[-1 - WIDTH :: WIDTH].tolist()
+        assert values == [float(x) for x in ids]
+
+
+def test_a_tensor_put_into_a_queue_is_not_overwritten() -> None:
+    context = torch.multiprocessing.get_context("fork")
+    queue, answers, seen = context.Queue(), context.Queue(), context.Event()
+    reader = context.Process(target=_read_when_told, args=(queue, answers, seen))
+    reader.start()
+    loader = load(1, ReusedMemory(make_batch), persistent_workers=True)
+    for _ in range(2):
+        for batch in loader:
+            queue.put(batch.inputs["a"]["row"])
+            del batch
+    queue.put(None)
+    seen.set()
+    values = answers.get(timeout=60)
+    reader.join(60)
+    assert values == [*range(1, ROWS, 2)] * 2
+
+
+def _read_when_told(queue: Any, answers: Any, seen: Any) -> None:
+    """Receive tensors until None; once told, answer with the last value of each."""
+    tensors = list(iter(queue.get, None))
+    seen.wait(60)
+    answers.put([int(x[-1, -1]) for x in tensors])
+
+
+def test_a_forked_process_keeps_the_batches_that_it_inherits() -> None:
+    """A loader's workers, say, whose data set refers to a batch; the parent forgets it."""
+    loader = load(1, ReusedMemory(make_batch), persistent_workers=True)
+    batches = iter(loader)
+    row = next(batches).inputs["a"]["row"]
+    end, other = os.pipe()
+    child = os.fork()
+    if not child:
+        os.read(end, 1)  # until the parent has received all others
+        os._exit(int(row[-1, -1]) != 1)
+    del row
+    assert len(list(batches)) == ROWS // 2 - 1
+    os.write(other, b"x")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_fork_that_ends_frees_no_block_of_its_parent() -> None:
+    loader = load(1, ReusedMemory(make_batch), persistent_workers=True)
+    kept: list[Any] = []
+    for batch in loader:
+        kept.append(batch)
+        child = os.fork()
+        if not child:
+            kept.clear()
+            del batch
+            os._exit(0)
+        os.waitpid(child, 0)
+    assert_equal(kept)
+
+
+def test_threads_with_one_object_receive_what_was_sent() -> None:
+    memory = ReusedMemory(make_batch)
+    wrong: list[list[float]] = []
+
+    def read(loader: Any) -> None:
+        for _ in range(8):
+            for batch in loader:
+                values = batch.inputs["a"]["row"][:, -1].tolist()
+                if values != [float(x) for x in batch.ids]:
+                    wrong.append(values)
+
+    threads = [
+        threading.Thread(target=read, args=[load(2, memory, persistent_workers=True)])
+        for _ in range(4)
+    ]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong
+
+
+def test_memory_is_in_use_while_a_batch_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread that receives a batch at that moment frees nothing of this one."""
+    memory = ReusedMemory(make_batch)
+    states: list[int] = []
+    receive = ReusedMemory.receive
+
+    def receive_slowly(self: Any, *parts: Any) -> Any:
+        block = receive(self, *parts)
+        if hasattr(self, "release"):  # what another thread would do now
+            self.release()
+        states.append(int(block[0]))
+        return block
+
+    monkeypatch.setattr(ReusedMemory, "receive", receive_slowly)
+    for batch in load(1, memory):
+        assert batch.inputs["a"]["row"][:, -1].tolist() == [float(x) for x in batch.ids]
+    assert states == [BUSY] * (ROWS // 2)
+
+
 def test_a_worker_writes_into_the_same_few_blocks() -> None:
     memory = ReusedMemory(make_batch)
     loader = load(1, memory, persistent_workers=True)
@@ -111,8 +230,7 @@ def test_small_tensors_do_not_keep_a_block() -> None:
     memory = ReusedMemory(make_batch)
     targets = [batch.target for batch in load(1, memory, persistent_workers=True)]
     assert torch.cat(targets).tolist() == [*range(ROWS)]
-    memory.release()
-    assert not memory._lent
+    assert not memory._leases
 
 
 def test_blocks_of_workers_that_ended_are_forgotten() -> None:
@@ -125,17 +243,27 @@ def test_blocks_of_workers_that_ended_are_forgotten() -> None:
     assert int(last.inputs["a"]["row"][0, 0]) == ROWS - 2
 
 
-@pytest.mark.parametrize("reason", ["no memory", "another PyTorch"])
+@pytest.mark.parametrize("reason", ["no memory", "switched off"])
 def test_without_memory_to_use_again_batches_arrive_as_pytorch_sends_them(
     reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if reason == "no memory":
         monkeypatch.setattr(worker_memory, "_has_shared_memory", lambda size: False)
     else:
-        monkeypatch.setattr(worker_memory, "_use_count", None)
+        monkeypatch.setattr(Rows, "reuse_memory", False)
     memory = ReusedMemory(make_batch)
     assert_equal(list(load(1, memory)))
     assert not memory._blocks
+
+
+def test_the_setting_of_a_data_set_switches_it_off() -> None:
+    settings = from_args(RunConfig, ["--data.name", "digits", "--data.reuse_memory", "off"]).data
+    memory = ReusedMemory(lambda samples: make_batch(range(len(samples))))
+    data: Any = create_dataset(**settings, samples=60).split("train")
+    list(DataLoader(data, 8, collate_fn=memory, num_workers=1))
+    assert not memory._blocks
+    with pytest.raises(FusionZooError, match="reuse_memory='maybe' is neither on nor off"):
+        create_dataset("digits", reuse_memory="maybe")
 
 
 def test_a_larger_batch_gets_a_larger_block() -> None:
@@ -147,7 +275,7 @@ def test_a_larger_batch_gets_a_larger_block() -> None:
     batches = [batch.map(Tensor.clone) for batch in loader]
     assert [batch.target.tolist() for batch in batches] == rows
     assert [batch.inputs["a"]["row"][:, -1].tolist() for batch in batches] == rows
-    assert max(block.nbytes() for block in memory._blocks.values()) > 6 * 2 * 4 * WIDTH
+    assert max(block.nbytes for block in memory._blocks.values()) > 6 * 2 * 4 * WIDTH
 
 
 def test_an_error_in_a_worker_leaves_its_block_free() -> None:

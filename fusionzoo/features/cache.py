@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,12 +20,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.files import cache_root, cannot_write, is_running
 
 from .encode import StoredFeatures, key_of
 
 FILES = StoredFeatures._fields
+ABOUT = "about.json"  # describes an entry
+DIGEST = "sha256"  # of a file, and of the rest of `about.json`
+KEY = "[0-9a-f]{24}"  # what `key_of` returns
+PART = ".part-"  # in the name of what is being written or removed
+
+Signature = tuple[tuple[int, int, int], ...]  # of an entry's files: inode, size, time of change
 
 
 @dataclass(frozen=True)
@@ -30,16 +39,25 @@ class CacheEntry:
     """An entry as `fusionzoo cache` lists it."""
 
     key: str
-    metadata: dict[str, Any]
+    metadata: dict[str, Any] | None  # None: damaged, or of another version
     size: int  # bytes
     used: float  # time of the last use, in seconds since 1970
+
+
+class _Damaged(Exception):
+    """A file of an entry, and what is wrong with it."""
+
+
+# What this process has verified and mapped. A mapping outlives the removal of its entry.
+_mapped: dict[Path, tuple[Signature, StoredFeatures]] = {}
 
 
 class FeatureCache:
     """A folder of entries that are complete or absent, whatever other processes do meanwhile.
 
     An entry is written under a temporary name and renamed once complete; the first of several
-    writers wins, and the others read its entry. `prune` removes what killed writers left.
+    writers wins, and the others read its entry. One that is removed is renamed first. `prune`
+    removes what killed processes left. Digests are checked when a process first maps an entry.
     """
 
     def __init__(self, root: Path) -> None:
@@ -48,49 +66,45 @@ class FeatureCache:
     def load(self, description: Mapping[str, Any]) -> StoredFeatures | None:
         """Map an entry into memory; None if there is none. A damaged one is removed."""
         folder = self.root / key_of(description)
-        if not (folder / "about.json").is_file():
+        if not os.path.lexists(folder):
             return None
-        metadata = json.loads((folder / "about.json").read_text())
-        for name in FILES:
-            path = folder / f"{name}.bin"
-            if not path.is_file() or path.stat().st_size != metadata["bytes"][name]:
-                print(f"warning: {path} is damaged; its entry is removed and computed again")
-                shutil.rmtree(folder)
-                return None
+        try:
+            stored = _read(folder)
+        except PermissionError as error:
+            raise FusionZooError(
+                f"cannot read {error.filename}: permission denied; the environment variable"
+                " FUSIONZOO_CACHE names another folder for the cache"
+            ) from None
+        except (_Damaged, OSError) as error:
+            _mapped.pop(folder, None)
+            if os.path.lexists(folder):  # else another process removed it
+                reason = f"{folder} is damaged: {error}" if isinstance(error, OSError) else error
+                print(f"warning: {reason}; the entry is removed and computed again")
+                self._remove(folder)
+            return None
         with suppress(OSError):  # a cache that may only be read
-            os.utime(folder / "about.json")
-        arrays = (_map(folder / f"{name}.bin", *metadata["arrays"][name]) for name in FILES)
-        return StoredFeatures(*arrays)
+            os.utime(folder / ABOUT)
+        return stored
 
     def save(self, description: Mapping[str, Any], stored: StoredFeatures) -> StoredFeatures:
         """Write an entry and return it mapped; one that exists already is kept."""
         folder = self.root / key_of(description)
-        part = self.root / f"{folder.name}.part-{os.getpid()}-{uuid4().hex[:8]}"
+        part = self._temporary(folder.name)
         try:
             part.mkdir(parents=True)
-            arrays = dict(zip(FILES, stored, strict=True))
-            for name, array in arrays.items():
-                _write(part / f"{name}.bin", array.contiguous().flatten().view(torch.uint8).numpy())
-            metadata = {
-                "description": description,
-                "arrays": {n: [str(a.dtype)[6:], list(a.shape)] for n, a in arrays.items()},
-                "bytes": {name: (part / f"{name}.bin").stat().st_size for name in FILES},
-            }
-            _write(part / "about.json", json.dumps(metadata, indent=1, default=str).encode())
+            _write_entry(part, folder.name, description, stored)
+            own = _signature(part), _map_files(part, _read_about(part, folder.name))
         except OSError as error:
             shutil.rmtree(part, ignore_errors=True)
             raise cannot_write(self.root, error) from error
         try:
             part.rename(folder)
         except OSError:  # another writer was first
-            shutil.rmtree(part)
-        mapped = self.load(description)
-        assert mapped is not None
-        return mapped
-
-    def has(self, description: Mapping[str, Any]) -> bool:
-        """Whether there is such an entry."""
-        return (self.root / key_of(description) / "about.json").is_file()
+            shutil.rmtree(part, ignore_errors=True)
+            if (other := self.load(description)) is not None:
+                return other
+        _mapped[folder] = own
+        return own[1]
 
     def get(
         self, description: Mapping[str, Any], compute: Callable[[], StoredFeatures]
@@ -100,46 +114,136 @@ class FeatureCache:
         return self.save(description, compute()) if stored is None else stored
 
     def entries(self) -> Iterator[CacheEntry]:
-        """Yield all complete entries, the most recently used first."""
+        """Yield all entries, the most recently used first."""
         entries = []
-        for path in self.root.glob("*/about.json"):
-            if ".part-" in path.parent.name:
+        for path in self.root.glob("*"):
+            if not re.fullmatch(KEY, path.name):
                 continue
-            size = sum(file.stat().st_size for file in path.parent.iterdir())
-            metadata = json.loads(path.read_text())
-            entries.append(CacheEntry(path.parent.name, metadata, size, path.stat().st_mtime))
+            metadata: dict[str, Any] | None = None
+            with suppress(_Damaged, OSError):
+                metadata = _read_about(path, path.name)
+            about = path / ABOUT if metadata else path
+            with suppress(OSError):  # another process removed it
+                entries.append(CacheEntry(path.name, metadata, _size(path), about.stat().st_mtime))
         yield from sorted(entries, key=lambda entry: -entry.used)
 
     def prune(self, keep_days: float | None = None, keep_bytes: int | None = None) -> int:
-        """Remove what killed writers left and entries that are too old; return the bytes freed.
+        """Remove what killed processes left, damaged and old entries; return the bytes freed.
 
-        Too old are those unused for `keep_days`, and the least recently used ones beyond
-        `keep_bytes` in total.
+        Old are those unused for `keep_days`, and the least recently used ones beyond `keep_bytes`
+        in total. A process that has mapped an entry keeps its memory.
         """
         freed = 0
-        for part in self.root.glob("*.part-*"):
-            if not is_running(int(part.name.rpartition(".part-")[2].split("-")[0])):
-                freed += sum(file.stat().st_size for file in part.iterdir())
-                shutil.rmtree(part)
+        for part in self.root.glob(f"*{PART}*"):
+            process = part.name.rpartition(PART)[2].partition("-")[0]
+            if process.isdecimal() and not is_running(int(process)):
+                freed += self._remove(part)
         kept_bytes = 0
         for entry in self.entries():
             old = keep_days is not None and time.time() - entry.used >= keep_days * 86400
             large = keep_bytes is not None and kept_bytes + entry.size > keep_bytes
-            if old or large:
-                shutil.rmtree(self.root / entry.key)
-                freed += entry.size
+            if old or large or entry.metadata is None:
+                freed += self._remove(self.root / entry.key)
             else:
                 kept_bytes += entry.size
         return freed
 
+    def _remove(self, path: Path) -> int:
+        """Remove an entry, whatever it is, at once; return its bytes if this process did."""
+        removed = self._temporary(path.name.partition(PART)[0])
+        try:
+            path.rename(removed)
+        except OSError:  # another process removed it, or the cache may only be read
+            return 0
+        size = _size(removed)
+        if removed.is_dir() and not removed.is_symlink():
+            shutil.rmtree(removed, ignore_errors=True)
+        else:
+            removed.unlink(missing_ok=True)
+        return size
+
+    def _temporary(self, key: str) -> Path:
+        """Return a path of this process."""
+        return self.root / f"{key}{PART}{os.getpid()}-{uuid4().hex[:8]}"
+
+
+def _write_entry(
+    folder: Path, key: str, description: Mapping[str, Any], stored: StoredFeatures
+) -> None:
+    arrays = dict(zip(FILES, stored, strict=True))
+    digests = {}
+    for name, array in arrays.items():
+        data = array.contiguous().flatten().view(torch.uint8).numpy().data
+        digests[name] = hashlib.sha256(data).hexdigest()
+        _write(folder / f"{name}.bin", data)
+    about = {
+        "key": key,
+        "description": description,
+        "arrays": {name: [str(x.dtype)[6:], list(x.shape)] for name, x in arrays.items()},
+        "files": digests,
+    }
+    about = json.loads(json.dumps(about, default=str))
+    _write(folder / ABOUT, json.dumps({**about, DIGEST: key_of(about)}, indent=1).encode())
+
+
+def _read(folder: Path) -> StoredFeatures:
+    """Map an entry, whose files are verified unless this process did so before."""
+    about, signature = _read_about(folder, folder.name), _signature(folder)
+    known = _mapped.get(folder)
+    if known is not None and known[0] == signature:
+        return known[1]
+    stored = _map_files(folder, about)
+    for name, array in zip(FILES, stored, strict=True):
+        data = array.flatten().view(torch.uint8).numpy().data
+        if hashlib.sha256(data).hexdigest() != about["files"][name]:
+            raise _Damaged(f"{folder / name}.bin is damaged: its sha256 is another one")
+    _mapped[folder] = signature, stored
+    return stored
+
+
+def _read_about(folder: Path, key: str) -> dict[str, Any]:
+    """Return what describes an entry, as it was written."""
+    path = folder / ABOUT
+    try:
+        about = json.loads(path.read_bytes())
+        digest = about.pop(DIGEST)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _Damaged(f"{path} is damaged: {one_line(error)}") from None
+    if digest != key_of(about):
+        raise _Damaged(f"{path} is damaged: its sha256 is another one")
+    if about.get("key") != key:
+        raise _Damaged(f"{path} is of another entry, {about.get('key')}")
+    return dict(about)
+
+
+def _signature(folder: Path) -> Signature:
+    states = [(folder / f"{name}.bin").stat() for name in FILES]
+    return tuple((state.st_ino, state.st_size, state.st_mtime_ns) for state in states)
+
+
+def _map_files(folder: Path, about: Mapping[str, Any]) -> StoredFeatures:
+    return StoredFeatures(*(_map(folder / f"{n}.bin", *about["arrays"][n]) for n in FILES))
+
 
 def _map(path: Path, dtype: str, shape: list[int]) -> Tensor:
     torch_dtype = getattr(torch, dtype)
-    if not path.stat().st_size:
+    size, expected = path.stat().st_size, math.prod(shape) * torch_dtype.itemsize
+    if size != expected:
+        raise _Damaged(f"{path} is damaged: it has {size:,} bytes instead of {expected:,}")
+    if not size:
         return torch.zeros(shape, dtype=torch_dtype)
     # Copy on write: torch has no read-only tensors, and the file must never change.
     mapped = np.memmap(path, dtype=np.uint8, mode="c")
     return torch.from_numpy(mapped).view(torch_dtype).reshape(shape)
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a file, or of those in a folder that are there."""
+    total = 0
+    for file in path.iterdir() if path.is_dir() else [path]:
+        with suppress(OSError):
+            total += file.lstat().st_size
+    return total
 
 
 def _write(path: Path, data: Any) -> None:
@@ -155,11 +259,12 @@ def feature_cache() -> FeatureCache:
 
 
 def load_features(description: Mapping[str, Any]) -> StoredFeatures:
-    """Map cached features into memory."""
-    stored = feature_cache().load(description)
-    if stored is None:
-        raise FusionZooError(
-            f"features {key_of(description)} are gone from {feature_cache().root}:"
-            " run again to compute them"
-        )
-    return stored
+    """Map cached features into memory; what this process has mapped outlives its entry."""
+    cache = feature_cache()
+    if (stored := cache.load(description)) is not None:
+        return stored
+    if (known := _mapped.get(cache.root / key_of(description))) is not None:
+        return known[1]
+    raise FusionZooError(
+        f"features {key_of(description)} are gone from {cache.root}: run again to compute them"
+    )

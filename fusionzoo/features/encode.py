@@ -29,7 +29,7 @@ from fusionzoo.sources import code_digest
 from fusionzoo.structures import Audio, Batch, Features
 from fusionzoo.worker_memory import ReusedMemory
 
-FORMAT = 3  # of an entry; also raised when an encoder or processor computes something else
+FORMAT = 4  # of an entry; also raised when an encoder or processor computes something else
 LIBRARIES = ("torch", "torchvision", "torchaudio", "timm", "transformers")
 
 

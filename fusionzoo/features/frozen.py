@@ -156,7 +156,7 @@ class Caching:
             pass  # others still encode: their signs of life are answered
         for kind, text in filter(None, gather(status, self.world)):
             raise FusionZooError(text) if kind == "error" else NotCacheable(text)
-        if not feature_cache().has(description):
+        if not has_entry and feature_cache().load(description) is None:
             raise FusionZooError(
                 f"process {self.world.rank} does not see the features that process 0 of its machine"
                 f" stored in {feature_cache().root}: --train.cache_frozen off, or the same"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +20,11 @@ import torch
 from fusionzoo import create_dataset, create_encoder
 from fusionzoo.benchmark.features.feeds import measure
 from fusionzoo.benchmark.features.kept import KeptSamples
+from fusionzoo.cli import main
 from fusionzoo.datasets import Collate
 from fusionzoo.encoders import Encoder
-from fusionzoo.features.cache import FeatureCache
+from fusionzoo.errors import FusionZooError
+from fusionzoo.features.cache import FeatureCache, feature_cache, load_features
 from fusionzoo.features.encode import StoredFeatures, describe, encode, key_of
 from fusionzoo.present_rows import encode_rows
 from fusionzoo.standardise import LENGTH, Standardise
@@ -117,6 +123,157 @@ def test_a_damaged_entry_is_computed_again(
     assert torch.equal(again.tokens, encode(encoder, dataset).tokens)
 
 
+ENTRY = {"data": "some", "modality": "text", "encoder": {"name": "chars"}}
+
+
+def numbers() -> StoredFeatures:
+    return StoredFeatures(torch.rand(10, 4), torch.rand(10, 4), torch.arange(11))
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def flip(path: Path) -> None:
+    """Change a bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def replace_by_a_file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("not a folder")
+
+
+def replace_by_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "truncated array": lambda x: (x / "tokens.bin").write_bytes(b"1234"),
+    "emptied array": lambda x: (x / "pooled.bin").write_bytes(b""),
+    "missing array": lambda x: (x / "offsets.bin").unlink(),
+    "array is a folder": lambda x: replace_by_a_folder(x / "tokens.bin"),
+    "flip in pooled": lambda x: flip(x / "pooled.bin"),
+    "flip in tokens": lambda x: flip(x / "tokens.bin"),
+    "flip in offsets": lambda x: flip(x / "offsets.bin"),
+    "flip in about": lambda x: flip(x / "about.json"),
+    "truncated about": lambda x: (x / "about.json").write_text('{"key": '),
+    "garbage in about": lambda x: (x / "about.json").write_bytes(b"\xff\x00\xfe"),
+    "nested about": lambda x: (x / "about.json").write_text("[" * 100_000),
+    "about is a list": lambda x: (x / "about.json").write_text("[]"),
+    "about is empty": lambda x: (x / "about.json").write_text("{}"),
+    "about is a folder": lambda x: replace_by_a_folder(x / "about.json"),
+    "missing about": lambda x: (x / "about.json").unlink(),
+    "another shape": lambda x: edit(x / "about.json", "10", "40"),
+    "another dtype": lambda x: edit(x / "about.json", "float32", "int32"),
+    "unknown dtype": lambda x: edit(x / "about.json", "float32", "load"),
+    "another entry": lambda x: edit(x / "about.json", x.name, "0" * 24),
+    "a file": replace_by_a_file,
+    "an empty folder": lambda x: [file.unlink() for file in x.iterdir()],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_of_any_kind_is_said_in_a_line_and_computed_again(
+    damage: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("FUSIONZOO_CACHE", str(tmp_path))
+    cache, stored = feature_cache(), numbers()
+    cache.save(ENTRY, stored)
+    folder = cache.root / key_of(ENTRY)
+    DAMAGES[damage](folder)
+    monkeypatch.setattr("fusionzoo.features.cache._mapped", {})  # as in another process
+    main(["cache", "list"])
+    assert "1 entries" in capsys.readouterr().out
+    again = cache.get(ENTRY, lambda: stored)
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith(f"warning: {folder}")
+    assert said[0].endswith("; the entry is removed and computed again")
+    for array, expected in zip(again, stored, strict=True):
+        assert array.equal(expected)
+    assert cache.load(ENTRY) is not None
+    assert not capsys.readouterr().out
+    DAMAGES[damage](folder)
+    main(["cache", "prune", "--all"])
+    assert not list(cache.root.iterdir())
+
+
+def test_files_of_others_in_the_cache_are_left_alone(tmp_path: Path) -> None:
+    cache = FeatureCache(tmp_path)
+    cache.save(ENTRY, numbers())
+    for name in ("notes.txt", "mine.part-x", "mine.part-"):
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "folder").mkdir()
+    assert [entry.key for entry in cache.entries()] == [key_of(ENTRY)]
+    cache.prune(keep_days=0.0)
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_digests_are_checked_once_in_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, sha256 = FeatureCache(tmp_path), hashlib.sha256
+    hashed: list[int] = []
+
+    def counted(data: Any) -> Any:
+        hashed.append(len(data))
+        return sha256(data)
+
+    cache.save(ENTRY, numbers())
+    monkeypatch.setattr("fusionzoo.features.cache._mapped", {})  # as in another process
+    monkeypatch.setattr(hashlib, "sha256", counted)
+    for _ in range(3):
+        cache.load(ENTRY)
+    assert sum(length == 160 for length in hashed) == 2  # pooled and tokens
+
+
+def test_mapped_features_outlive_their_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FUSIONZOO_CACHE", str(tmp_path))
+    cache, stored = feature_cache(), numbers()
+    cache.save(ENTRY, stored)
+    FeatureCache(cache.root).prune(keep_days=0.0)
+    assert cache.load(ENTRY) is None
+    assert load_features(ENTRY).tokens.equal(stored.tokens)
+    with pytest.raises(FusionZooError, match="are gone from"):
+        load_features({**ENTRY, "data": "others"})
+
+
+def test_processes_go_on_while_another_one_prunes(tmp_path: Path) -> None:
+    cache, stored = FeatureCache(tmp_path), numbers()
+    children = []
+    for _ in range(3):
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                for number in range(150):
+                    found = cache.get({**ENTRY, "view": number % 2}, lambda: stored)
+                    assert found.tokens.equal(stored.tokens)
+                status = 0
+            finally:
+                os._exit(status)
+        children.append(child)
+    states: list[int | None] = [None] * len(children)
+    while None in states:
+        cache.prune(keep_days=0.0)
+        for number, child in enumerate(children):
+            if states[number] is None:
+                ended, status = os.waitpid(child, os.WNOHANG)
+                states[number] = status if ended else None
+    assert states == [0, 0, 0]
+
+
 WRITER = """
 import sys, torch
 from pathlib import Path
@@ -192,7 +349,8 @@ def test_half_precision_is_stored_in_half_precision(tmp_path: Path) -> None:
     assert stored.tokens.dtype == torch.bfloat16
     assert stored.take(torch.arange(3)).tokens.dtype == torch.float32
     metadata = json.loads((tmp_path / key_of({"entry": 0}) / "about.json").read_text())
-    assert metadata["bytes"]["tokens"] == 2 * features.tokens.numel()
+    assert metadata["arrays"]["tokens"] == ["bfloat16", list(features.tokens.shape)]
+    assert stored.tokens.nbytes == 2 * features.tokens.numel()
 
 
 def test_longer_sequences_are_averaged_down_and_shorter_ones_are_kept() -> None:

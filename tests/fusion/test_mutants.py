@@ -15,7 +15,7 @@ from fusionzoo.fusion.base import masked_softmax
 from fusionzoo.fusion.early.mlb import MLB
 from fusionzoo.fusion.late.tmc import TMC
 from fusionzoo.structures import Features, FusionOutput, masked_mean
-from fusionzoo.zoo.conformance import absence, fusions
+from fusionzoo.zoo.conformance import absence, fusions, gradients
 from fusionzoo.zoo.conformance.runner import SUITES, main_check
 
 
@@ -214,6 +214,17 @@ def test_a_factor_of_one_for_an_absent_modality_is_caught(
 ) -> None:
     with pytest.raises(AssertionError, match="accuracy"):
         check(FactorOfOne)
+
+
+class NullUnused(Sound):
+    def or_null(self, embedding: Tensor, present: Tensor) -> Tensor:
+        return embedding
+
+
+def test_a_fusion_that_leaves_its_null_out_is_told_what_to_do() -> None:
+    expected = r"null gets no gradient: pass the embedding through self\.or_null\(\.\.\.\)"
+    with pytest.raises(AssertionError, match=expected):
+        gradients.every_parameter_is_registered_and_gets_a_gradient(NullUnused)
 
 
 def test_the_report_names_what_failed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,7 +102,7 @@ def encode_all_damaged(bench: Bench) -> None:
 
 def _add_missing(missing: dict[str, Piece], piece: Piece) -> None:
     description = piece[2].description
-    if not feature_cache().has(description):
+    if feature_cache().load(description) is None:
         missing.setdefault(key_of(description), piece)
 
 

@@ -204,7 +204,7 @@ def every_parameter_is_registered_and_gets_a_gradient(make: Maker) -> None:
         gradient = parameter.grad
         if gradient is None:
             spare = name.startswith(borrowed) or not parameter.requires_grad
-            assert spare, f"{name} gets no gradient"
+            assert spare, f"{name} gets no gradient: use or remove it"
         else:
             assert torch.isfinite(gradient).all(), f"the gradient of {name} is not finite"
             assert gradient.any(), f"the gradient of {name} is zero"

@@ -43,7 +43,10 @@ def every_parameter_is_registered_and_gets_a_gradient(make: Maker) -> None:
         (loss_of(output) + own_loss(fusion, output, phase).sum()).backward()
     for name, parameter in fusion.named_parameters():
         learns = parameter.grad is not None and bool((parameter.grad != 0).any())
-        assert learns, f"{name} gets no gradient"
+        use = (
+            "pass the embedding through self.or_null(...)" if name == "null" else "use or remove it"
+        )
+        assert learns, f"{name} gets no gradient: {use}"
 
 
 @CHECKS.add
