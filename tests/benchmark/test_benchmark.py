@@ -85,6 +85,14 @@ def test_shapley_values_sum_to_the_gain_of_all_modalities(report: Path) -> None:
         assert sum(values.values()) == pytest.approx(gain)
 
 
+def test_every_strategy_answers_the_same_where_nothing_is_present(report: Path) -> None:
+    rows = pq.read_table(report / "results.parquet").to_pylist()
+    wanted = {row["nll"] for row in rows if row["strategy"] == "majority class"}
+    answers = [row["nll"] for row in rows if row["subset"] == "none"]
+    assert len(answers) == 3 * 5 and len(wanted) == 1
+    assert answers == pytest.approx([*wanted] * len(answers))
+
+
 def test_the_accuracy_is_the_mean_over_the_rows_of_the_seeds(report: Path) -> None:
     summary = json.loads((report / "summary.json").read_text())
     rows = pq.read_table(report / "results.parquet").to_pylist()
