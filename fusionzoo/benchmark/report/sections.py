@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,10 +74,22 @@ def heat_map(summary: Summary, shapley: Mapping[str, Mapping[str, float]]) -> di
         "names": names,
         "modalities": modalities,
         "rows": rows,
-        "low": min(cells, default=0.0),
-        "high": max(cells, default=1.0),
+        "shade": _shade(cells, higher=summary.bench.metric.higher),
         "table": table,
     }
+
+
+def _shade(cells: Sequence[float], *, higher: bool) -> Callable[[float], str]:
+    """Return what gives a cell's class, `h0` the worst to `h9` the best; none without a figure."""
+    low, high = min(cells, default=0.0), max(cells, default=1.0)
+
+    def shade(figure: float) -> str:
+        if math.isnan(figure):
+            return ""
+        goodness = figure - low if higher else high - figure
+        return f"h{min(9, int(10 * goodness / ((high - low) or 1)))}"
+
+    return shade
 
 
 def _scores_where_present(
