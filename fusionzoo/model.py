@@ -118,8 +118,9 @@ class FusionModel(nn.Module):
             return output
         has_any = torch.stack([x.mask.any(1) for x in features.values()]).any(0)[:, None]  # (B, 1)
         prior = self.prior_logits.to(output.logits)  # the benchmark moves the fusion alone
-        embedding, logits, *others = output
-        return FusionOutput(embedding, torch.where(has_any, logits, prior), *others)
+        logits = torch.where(has_any, output.logits, prior)
+        # Not `_replace`, which torch.compile cannot trace here.
+        return FusionOutput(output.embedding, logits, output.unimodal, output.weights, output.extra)
 
     @torch.no_grad()
     def embed(self, samples: Batch | Sequence[Raw | Sample]) -> dict[str, Tensor]:

@@ -125,7 +125,8 @@ def limits_of(setup: Setup, first: tuple[str, ...], second: tuple[str, ...]) -> 
     inequality at most h(e) + e log2(C - 1), e the share of its errors there.
     """
     names = (*first, *second)
-    targets, chosen = [], ([], [])
+    targets: list[NDArray[np.int64]] = []
+    chosen: tuple[list[Probabilities], list[Probabilities]] = ([], [])
     for fold in setup.folds:
         train, test = (part[is_usable(fold, part, names)] for part in (fold.train, fold.test))
         if len(train) < FEWEST or not len(test):

@@ -68,11 +68,12 @@ def evaluate(
         f"subsets/{subset_label(names)}": torch.stack([present[name] for name in names]).any(0)
         for names in chosen
     }
+    every = torch.ones(len(target), dtype=torch.bool)
     metrics = {}
-    for name, logits in tensors.items():
-        rows = subset_rows.get(name, torch.ones(len(target), dtype=torch.bool))
-        if name not in subset_rows or measurable(tasks, target, rows):
-            metrics[name] = tasks.metrics(logits[rows].float(), target[rows])
+    for name, values in tensors.items():
+        measured = subset_rows.get(name, every)
+        if name not in subset_rows or measurable(tasks, target, measured):
+            metrics[name] = tasks.metrics(values[measured].float(), target[measured])
     nested = _nested(metrics)
     retrieval = retrieval_metrics(_joined(aligned), ids, dataset)
     return _written(cfg, nested | ({RETRIEVAL: retrieval} if retrieval else {}))
