@@ -85,6 +85,8 @@ def _build(
         if config.unimodal_dim is not None:
             prior = torch.ones(config.num_outputs)
             model.set_heads(UnimodalHeads(dims, config.unimodal_dim, prior))
+        if config.prior is not None:
+            model.set_prior(torch.tensor(config.prior))
         if config.standardise:
             model.set_standardise({m: Standardise(dims[m]) for m in config.standardise})
         if config.matryoshka:

@@ -39,6 +39,8 @@ class FusionModel(nn.Module):
     Shapes: `forward(batch)` returns embedding (B, dim), logits (B, K).
     """
 
+    prior_logits: Tensor | None
+
     def __init__(
         self, encoders: Mapping[str, Encoder], fusion: Fusion, spec: Raw, classes: Sequence[str]
     ) -> None:
@@ -52,6 +54,14 @@ class FusionModel(nn.Module):
         self.standardise = nn.ModuleDict()  # modality -> Standardise, of encoders that stay frozen
         self.align = nn.ModuleDict()  # modality -> map to a space where partners are near
         self.heads: UnimodalHeads | None = None  # a classifier of each modality alone
+        # Logits (K,) of a sample without any modality; not stored, for they follow from `spec`.
+        self.register_buffer("prior_logits", None, persistent=False)
+
+    def set_prior(self, prior: Tensor) -> None:
+        """Answer samples without any modality by `prior`, exp(logits) (K,) of the training split:
+        class frequencies, odds of labels, 1 for a standardised number."""
+        self.spec["prior"] = prior.tolist()
+        self.prior_logits = prior.float().clamp(min=1e-9).log().to(self.device)
 
     def set_heads(self, heads: UnimodalHeads) -> None:
         """Take the modalities' own heads: `predict` may then fall back to them."""
@@ -95,8 +105,22 @@ class FusionModel(nn.Module):
         }
 
     def forward(self, batch: Batch) -> FusionOutput:
-        output: FusionOutput = self.fusion(self.encode(batch))
-        return output
+        return self.fuse(self.encode(batch))
+
+    def fuse(self, features: Mapping[str, Features]) -> FusionOutput:
+        """Fuse what `encode` returned; a sample without any modality gets the logits of the prior.
+
+        A fusion's own answer to such a sample is that of parameters which complete training data
+        never reach. Training steps run `self.fusion`, for some data does reach them.
+        """
+        output: FusionOutput = self.fusion(features)
+        if self.prior_logits is None:
+            return output
+        has_any = torch.stack([x.mask.any(1) for x in features.values()]).any(0)[:, None]  # (B, 1)
+        prior = self.prior_logits.to(output.logits)  # the benchmark moves the fusion alone
+        logits = torch.where(has_any, output.logits, prior)
+        # Not `_replace`, which torch.compile cannot trace here.
+        return FusionOutput(output.embedding, logits, output.unimodal, output.weights, output.extra)
 
     @torch.no_grad()
     def embed(self, samples: Batch | Sequence[Raw | Sample]) -> dict[str, Tensor]:
@@ -112,7 +136,7 @@ class FusionModel(nn.Module):
         with quiet(self):
             encoded = self._run_encoders(batch)
             features = standardise(encoded, self.standardise)
-            output: FusionOutput = self.fusion(features)
+            output = self.fuse(features)
         present = dict(zip(encoded, batch.present.unbind(1), strict=True))
         vectors = {name: _zero_absent(x, present[name]) for name, x in encoded.items()}
         aligned = {
@@ -163,14 +187,14 @@ class FusionModel(nn.Module):
         batch = self._batch(samples)
         with quiet(self):
             features = self.encode(batch)
-            logits = self.fusion(features).logits.float()
+            logits = self.fuse(features).logits.float()
             if fallback and self.heads is not None:
                 logits = fall_back(logits, self.heads(features), batch.present)
         return self._decode(logits)
 
     def answer(self, features: Mapping[str, Features]) -> list[Any]:
         """Answer samples that `encode` has encoded, see `predict`."""
-        return self._decode(self.fusion(features).logits.float())
+        return self._decode(self.fuse(features).logits.float())
 
     def _decode(self, logits: Tensor) -> list[Any]:
         if self.targets is not None:

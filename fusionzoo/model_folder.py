@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ class FolderConfig:
     standardise: list[str] = field(default_factory=list)  # modalities whose features are
     align: dict[str, Count] = field(default_factory=dict)
     matryoshka: list[Count] = field(default_factory=list)  # trained prefixes of the fused vector
+    prior: list[float] | None = None  # exp(logits) of a sample without any modality
     unimodal_dim: Count | None = None  # of the modalities' own heads, if stored
     plugins: list[str] = field(default_factory=list)  # shown to people, never imported
     format: int = FORMAT
@@ -132,6 +134,14 @@ def _check_sizes(config: FolderConfig, targets: Sequence[Target] | None, path: P
         unknown = sorted({*modalities} - config.encoders.keys())
         if unknown:
             raise FusionZooError(f"{path}: {key} names {unknown[0]!r}, which has no encoder")
+    if config.prior is not None:
+        if len(config.prior) != config.num_outputs:
+            raise FusionZooError(
+                f"{path}: prior has {len(config.prior)} numbers, and num_outputs is"
+                f" {config.num_outputs}"
+            )
+        if not all(0 <= x < math.inf for x in config.prior):
+            raise FusionZooError(f"{path}: prior has a number below 0, or one that is not finite")
     if targets is not None:
         outputs = max(1, sum(one.width for one in targets))
     elif config.classes:

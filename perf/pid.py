@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fusionzoo.analysis.pid import pid
-from fusionzoo.analysis.probed import pid_by_probes
+from fusionzoo.analysis.probed import decompose_data
 
 ROOT = Path(__file__).parents[1]
 MODES = ("cvx", "batch", "sample")
@@ -28,10 +27,7 @@ def measure(gate: str, mode: str, samples: int) -> dict[str, str]:
 
     setup = planted(gate, samples)
     start = time.process_time()
-    if mode == "cvx":
-        (pair,) = pid(setup)
-    else:
-        (pair,) = pid_by_probes(setup, mode, [str(row) for row in range(samples)])
+    (pair,) = decompose_data(setup, mode, [str(row) for row in range(samples)])
     seconds = time.process_time() - start
     error = np.abs(np.subtract(pair.parts, GATES[gate][1])).max()
     parts = {name: f"{round(value, 3) + 0.0:.3f}" for name, value in pair.parts._asdict().items()}

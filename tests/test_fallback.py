@@ -12,7 +12,11 @@ import torch
 import fusionzoo
 from fusionzoo.encoders.base import Encoder
 from fusionzoo.errors import FusionZooError
+from fusionzoo.evaluation.cost import random_features
+from fusionzoo.fusion import create_fusion, list_fusions
+from fusionzoo.model import FusionModel
 from fusionzoo.scripts.train import main as train
+from fusionzoo.structures import Features
 from fusionzoo.training.runs.report import falls_short, result_rows
 from fusionzoo.training.tasks.multitask import plain_tasks
 
@@ -31,18 +35,66 @@ def accuracy(answers: list[Any], wanted: list[str | None]) -> float:
     return sum(a.label == b for a, b in zip(answers, wanted, strict=True)) / len(wanted)
 
 
-def test_the_results_hold_what_the_fusion_says_given_each_modality_only(run: Path) -> None:
+def test_the_fusion_given_one_modality_is_measured_among_samples_that_have_it(run: Path) -> None:
     model = fusionzoo.load(run)
     results = json.loads((run / "metrics.json").read_text())
     test = fusionzoo.create_dataset("interactions", samples=300, missing=0.3).split("test")
-    samples = [test[row] for row in range(len(test))]
-    for name in ("a", "b"):
+    data = {"name": "interactions", "samples": 300, "missing": 0.3}
+    subsets = fusionzoo.evaluate(run, data, every_subset=True, num_workers=0)["subsets"]
+    for column, name in enumerate("ab"):
+        rows = test.present[:, column].nonzero()[:, 0].tolist()
+        samples = [test[row] for row in rows]
         only = [x._replace(values={name: x.values[name]}) for x in samples if x is not None]
-        assert results["given_only"][name].keys() == results["unimodal"][name].keys()
-        answers = model.predict(only)
-        assert results["given_only"][name]["accuracy"] == pytest.approx(
-            accuracy(answers, test.labels)
-        )
+        given_only, where = results["given_only"][name], results["where_present"][name]
+        assert given_only.keys() == results["unimodal"][name].keys() == where["unimodal"].keys()
+        assert (where["samples"], where["of"]) == (len(rows), len(test))
+        assert len(rows) < len(test)
+        wanted = accuracy(model.predict(only), [test.labels[row] for row in rows])
+        assert given_only["accuracy"] == subsets[name]["accuracy"] == pytest.approx(wanted)
+        head = accuracy(model.predict(only, fallback="unimodal"), [test.labels[r] for r in rows])
+        assert where["unimodal"]["accuracy"] == pytest.approx(head)
+    lines = [row[0] for row in results["table"]["rows"]]
+    count = results["where_present"]["a"]["samples"]
+    assert f"a alone, {count} with it" in lines and f"fusion given a only, {count} with it" in lines
+
+
+@pytest.mark.parametrize("name", list_fusions())
+def test_every_fusion_answers_the_prior_where_nothing_is_present_and_no_other_row_changes(
+    name: str,
+) -> None:
+    torch.manual_seed(0)
+    widths = {"a": (3, 6), "b": (2, 5)}
+    model = FusionModel({}, create_fusion(name, {"a": 6, "b": 5}, 8, 3), {}, ["x", "y", "z"]).eval()
+    features = {
+        m: Features(x.tokens, x.mask.index_fill(0, torch.tensor(rows), False), x.pooled)
+        for (m, x), rows in zip(random_features(widths, 4).items(), ([1, 2], [1, 3]), strict=True)
+    }
+    with torch.no_grad():
+        before = model.fuse(features)
+        model.set_prior(torch.tensor([0.5, 0.3, 0.2]))
+        after = model.fuse(features)
+        compiled = torch.compile(model.fuse, backend="eager") if name == "gmu" else model.fuse
+        assert torch.equal(compiled(features).logits, after.logits)
+    assert after.logits[1].softmax(0).tolist() == pytest.approx([0.5, 0.3, 0.2])
+    assert torch.equal(after.logits[[0, 2, 3]], before.logits[[0, 2, 3]])
+    assert torch.equal(after.embedding, before.embedding)
+    assert "prior_logits" not in model.state_dict()
+
+
+def test_a_sample_without_any_modality_is_answered_with_the_training_classes_shares(
+    run: Path, tmp_path: Path
+) -> None:
+    model = fusionzoo.load(run)
+    labels = (
+        fusionzoo.create_dataset("interactions", samples=300, missing=0.3).split("train").labels
+    )
+    shares = {c: labels.count(c) / len(labels) for c in model.classes}
+    again = fusionzoo.load(model.save(tmp_path / "again"))
+    for loaded in (model, again):
+        (answer,) = loaded.predict([{}])
+        assert answer.probabilities == pytest.approx(shares)
+    config = json.loads((run / "model" / "config.json").read_text())
+    assert list(shares.values()) == pytest.approx(config["prior"])
 
 
 def test_each_test_sample_is_encoded_once_however_many_modalities_it_has(
@@ -93,7 +145,8 @@ def test_the_final_table_shows_it_and_names_what_falls_short() -> None:
     alone = {"image": {**figures, "accuracy": 0.62}, "text": {**figures, "accuracy": 0.5}}
     given_only = {"image": {**figures, "accuracy": 0.26}, "text": {**figures, "accuracy": 0.45}}
     tasks = plain_tasks()
-    results = {"test": figures, "unimodal": alone, "given_only": given_only}
+    where = {name: {"samples": 9, "of": 9, "unimodal": x} for name, x in alone.items()}
+    results = {"test": figures, "unimodal": alone, "given_only": given_only, "where_present": where}
     _, rows = result_rows(tasks, "gmu", results)
     assert [row[:2] for row in rows] == [
         ("image alone", "0.620"),

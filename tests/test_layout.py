@@ -55,6 +55,7 @@ FLOORS = (  # from the ground up: a module imports from its own floor's room or 
     ("benchmark.inputs",),
     ("benchmark.trials",),
     ("analysis.codes", "analysis.decompose", "analysis.emap", "analysis.pid", "analysis.advice"),
+    ("analysis.by_batch", "analysis.by_sample", "analysis.probes", "analysis.probed"),
     ("benchmark.report",),
     ("benchmark.api",),
     ("analysis",),

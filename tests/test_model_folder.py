@@ -180,6 +180,8 @@ def test_a_config_that_is_no_configuration_is_one_line(
         ("stats", {"classes": ["cat", "cat"]}, "num_outputs is 2, and the classes make 1"),
         ("stats", {"fusion": {"name": "gmu", "dim": 10**9}}, "far larger tensors than"),
         ("stats", {"fusion": {"name": "gmu", "dim": 16}}, "size mismatch"),
+        ("stats", {"prior": [1.0]}, "prior has 1 numbers, and num_outputs is 2"),
+        ("stats", {"prior": [-1.0, 2.0]}, "prior has a number below 0"),
         ("words", {"num_outputs": 7}, "num_outputs is 7, and the targets make 5"),
         ("words", {"kinds": {"pose": "vector"}}, "kinds names 'pose', which has no encoder"),
         ("words", {"kinds": {"text": "smell"}}, "kinds.text is 'smell', none of image, text"),

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from math import isnan
 
 from .emap import Interactions
-from .pid import Pair
+from .pid import LITTLE, Pair
 
-LITTLE = 0.05  # bits of information that are hardly any
 SYNERGY = 0.2  # share of the information from which on synergy decides
 DOMINANT = 0.8  # share of the information from which on a single part decides
 
@@ -18,6 +17,15 @@ def advise_fusion(pairs: Sequence[Pair]) -> str:
     whole = [pair for pair in pairs if "+" in pair.second] or list(pairs)
     pair = max(whole, key=lambda one: one.parts.synergy)
     total, parts = pair.parts.total, pair.parts
+    for other in whole:
+        number = None if other.limits is None else other.limits.lost(other.parts)
+        if other.limits is not None and number is not None:
+            told = other.parts.redundancy + other.parts[1 + number]
+            known = other.limits.entropy - other.limits[1 + number]
+            return (
+                f"No advice: the parts of {(other.first, other.second)[number]} tell {told:.2f}"
+                f" bits, and a probe of it {known:.2f}; compare with --pid_mode batch."
+            )
     between = f"{pair.first} and {pair.second}"
     if total < LITTLE:
         return (

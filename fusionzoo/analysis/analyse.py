@@ -20,8 +20,8 @@ from fusionzoo.structures import Features
 from .advice import advise_fusion, advise_model
 from .config import AnalyseConfig
 from .emap import Interactions, interactions
-from .pid import Pair, pid
-from .probed import pid_by_probes
+from .pid import Pair
+from .probed import decompose_data
 from .read import read_features
 from .sample_file import check_suffix
 
@@ -69,12 +69,12 @@ def analyse(
     )
     setup, notes, ids = read_features(bench, dataset, cfg.clusters)
     mode = cfg.pid_mode
-    pairs = tuple(pid(setup) if mode == "cvx" else pid_by_probes(setup, mode, ids))
+    pairs = tuple(decompose_data(setup, mode, ids))
     source = str(cfg.data.get("root", cfg.data.get("name", ""))) or "data in memory"
     return Analysis(
         source=source,
         pairs=pairs,
-        notes=tuple(notes),
+        notes=(*notes, *(note for pair in pairs for note in pair.notes)),
         advice=advise_fusion(pairs),
         pid_mode=mode,
     )

@@ -50,17 +50,18 @@ def choose_clusters(
 ) -> tuple[int, list[Coder]]:
     """Choose how many clusters tell most about the class on training rows left out.
 
-    The fewest whose held-out log loss, of the class given both codes, is within one standard error
-    of the least. Returns the number and the coder of each source.
+    At least as many as there are classes, if an eighth of the rows is no less: fewer cannot tell
+    the classes apart. The fewest whose held-out log loss, of the class given both codes, is within
+    one standard error of the least. Returns the number and the coder of each source.
     """
     order = np.random.default_rng(seed).permutation(len(target))
     third = len(order) // 3
     left_out, used = order[:third], order[third:]
     best: tuple[float, float] | None = None
     tried: list[tuple[int, list[Coder], NDArray[np.float64]]] = []
-    for clusters in CLUSTERS:
-        if clusters > max(2, len(used) // 8):
-            break
+    most = max(2, len(used) // 8)
+    fewest = min(classes, most)
+    for clusters in sorted({fewest, *(k for k in CLUSTERS if fewest < k <= most)}):
         coders = [Coder(x[used], clusters, seed) for x in sources]
         codes = [coder(x) for coder, x in zip(coders, sources, strict=True)]
         losses = _log_losses(codes, target, classes, used, left_out)

@@ -20,6 +20,7 @@ from .config import SOURCE, AnalyseConfig
 
 if TYPE_CHECKING:
     from .analyse import Analysis
+    from .pid import Pair
 
 HELP = """
 Analyse what a data set needs of a fusion: `fusionzoo analyse my.csv --json needs.json`.
@@ -72,7 +73,7 @@ def print_analysis(found: Analysis) -> None:
                     for bounds in zip(pair.parts, pair.low, pair.high, strict=True)
                 ),
                 f"{pair.parts.total:.3f}",
-                *(("/".join(map(str, dict.fromkeys(pair.clusters))),) if pair.clusters else ()),
+                *_clusters_of(pair, found.pid_mode),
                 f"{pair.rows:,}",
             )
             for pair in found.pairs
@@ -87,3 +88,10 @@ def print_analysis(found: Analysis) -> None:
 
 def _with_interval(value: float, low: float, high: float) -> str:
     return f"{value:.3f}" if isnan(low) else f"{value:.3f} ({low:.3f} to {high:.3f})"
+
+
+def _clusters_of(pair: Pair, mode: str) -> tuple[str, ...]:
+    """Return the cell of the clusters, of the mode that has some."""
+    if mode != "cvx":
+        return ()
+    return ("/".join(map(str, dict.fromkeys(pair.clusters))) or "probes",)

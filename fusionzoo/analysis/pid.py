@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from .decompose import Parts, decompose, least_informative, split
 
 DRAWS = 5  # of as many rows without synergy, which show what chance adds
 RANDOM_GROUPS = 5  # of a data set with its own split
+LITTLE = 0.05  # bits of information that are hardly any
+MORE = 0.1  # share by which a probe knows more than a source's parts, from which on they lost it
 FEWEST = 20  # samples of a fold that have both sources
 
 
@@ -34,6 +36,33 @@ class Fold:
     test: NDArray[np.int64]  # rows
 
 
+class Limits(NamedTuple):
+    """What probes, read out of fold, allow the parts to be, in bits."""
+
+    entropy: float  # H(Y)
+    left_1: float  # at least H(Y | X1): what the first source leaves open
+    left_2: float
+
+    def lost(self, parts: Parts) -> int | None:
+        """Return the number, 0 or 1, of a source of which a probe knows clearly more than its parts
+        tell."""
+        for number, left in enumerate((self.left_1, self.left_2)):
+            known, told = self.entropy - left, parts.redundancy + parts[1 + number]
+            if known - told > max(LITTLE, MORE * known):
+                return number
+        return None
+
+    def clip(self, parts: Parts) -> Parts:
+        """Clip parts: U2 + S = I(X2; Y | X1) <= H(Y | X1), so neither is above it; U1 likewise; and
+        R = I(X1; Y) - U1 >= H(Y) - H(Y | X1) - H(Y | X2)."""
+        return Parts(
+            max(parts.redundancy, self.entropy - self.left_1 - self.left_2),
+            min(parts.unique_1, self.left_2),
+            min(parts.unique_2, self.left_1),
+            min(parts.synergy, self.left_1, self.left_2),
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pair:
     """The decomposition of two sources over the folds, in bits."""
@@ -44,6 +73,8 @@ class Pair:
     low: Parts  # 95 % interval of the mean; NaN for a single fold
     high: Parts
     clusters: tuple[int, ...]  # by fold; () in the modes `batch` and `sample`
+    limits: Limits | None = None  # what probes allow; None: not asked, or too few rows
+    notes: tuple[str, ...] = ()  # where clusters and probes disagree
     rows: int  # held-out samples that have both sources, over all folds
     by_sample: Mapping[str, Parts] | None = (
         None  # mode `sample`: id -> parts; their mean is `parts`
@@ -62,6 +93,7 @@ class Pair:
             "total": self.parts.total,
             **named,
             "clusters": self.clusters,
+            "limits": None if self.limits is None else self.limits._asdict(),
             "rows": self.rows,
         }
 
@@ -196,14 +228,19 @@ def _coders(
 
 def usable_rows(fold: Fold, rows: NDArray[np.int64], names: Sequence[str]) -> NDArray[np.int64]:
     """Return the rows that have a label and all these modalities."""
-    usable = (fold.target >= 0) & np.all([fold.present[name] for name in names], axis=0)
-    chosen: NDArray[np.int64] = rows[usable[rows]]
+    chosen: NDArray[np.int64] = rows[is_usable(fold, rows, names)]
     if len(chosen) < FEWEST:
         raise FusionZooError(
             f"{len(chosen)} samples of a fold have {', '.join(names)} and a label; pid needs"
             f" {FEWEST}: fewer --folds, or more complete samples"
         )
     return chosen
+
+
+def is_usable(fold: Fold, rows: NDArray[np.int64], names: Sequence[str]) -> NDArray[np.bool_]:
+    """Return which rows have a label and all these modalities."""
+    usable = (fold.target >= 0) & np.all([fold.present[name] for name in names], axis=0)
+    return np.asarray(usable[rows])
 
 
 def joined(fold: Fold, names: Sequence[str]) -> Features:

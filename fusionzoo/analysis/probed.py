@@ -1,4 +1,4 @@
-"""The modes of `pid` that need no clusters: `batch` and `sample`, from probes of the features.
+"""Decompose with probes of the features: the modes `batch` and `sample`, and limits to all parts.
 
 Shapes: `N` samples, `C` classes.
 """
@@ -6,6 +6,7 @@ Shapes: `N` samples, `C` classes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +16,144 @@ from .by_batch import decompose_batches
 from .by_sample import shift, split_samples, surprises
 from .codes import Features
 from .decompose import Parts
-from .pid import Fold, Pair, Setup, joined, make_pair, pairs_of, usable_rows
+from .pid import (
+    FEWEST,
+    Fold,
+    Limits,
+    Pair,
+    Setup,
+    Sources,
+    is_usable,
+    joined,
+    make_pair,
+    pairs_of,
+    pid,
+    usable_rows,
+)
 from .probes import Probabilities, Probe
+
+CLEARLY = 0.005  # bits by which a part was clipped, from which on it is said
+
+
+def decompose_data(
+    setup: Setup, mode: str, ids: Sequence[str], *, may_take_minutes: bool = True
+) -> list[Pair]:
+    """Decompose each pair of modalities by a mode (`cvx`: clusters), within what probes allow.
+
+    Probes of each source, read out of fold, bound what the other can add (`Limits`): parts and
+    intervals are clipped to that, and `notes` say so. Where a probe knows more than the chosen
+    clusters (`clusters` None) tell of its source, the pair is decomposed by the mode `batch`
+    instead, if that may take minutes. The mode `sample` is not clipped: its table is the mean of
+    its samples.
+    """
+    if mode == "sample":
+        return pid_by_probes(setup, mode, ids)
+    found = pid(setup) if mode == "cvx" else pid_by_probes(setup, mode, ids)
+    pairs = []
+    for sources, pair in zip(pairs_of(list(setup.folds[0].features)), found, strict=True):
+        limits = limits_of(setup, *sources)
+        if limits is not None and mode == "cvx" and setup.clusters is None:
+            pair = _without_clusters(
+                setup, ids, sources, pair, limits, may_take_minutes=may_take_minutes
+            )
+        pairs.append(pair if limits is None else _clipped(pair, limits))
+    return pairs
+
+
+def _without_clusters(
+    setup: Setup,
+    ids: Sequence[str],
+    sources: Sources,
+    pair: Pair,
+    limits: Limits,
+    *,
+    may_take_minutes: bool,
+) -> Pair:
+    """Decompose a pair by the mode `batch` if clusters tell less of a source than a probe."""
+    number = limits.lost(pair.parts)
+    if number is None:
+        return pair
+    told, known = (
+        pair.parts.redundancy + pair.parts[1 + number],
+        limits.entropy - limits[1 + number],
+    )
+    name = (pair.first, pair.second)[number]
+    said = f"Clusters tell {told:.2f} bits of {name}, a probe {known:.2f}"
+    names = (*sources[0], *sources[1])
+    counts = [
+        is_usable(fold, part, names).sum()
+        for fold in setup.folds
+        for part in (fold.train, fold.test)
+    ]
+    if min(counts) < FEWEST:
+        note = f"{said}; a fold has too few rows for --pid_mode batch."
+        return replace(pair, notes=(note,))
+    if not may_take_minutes:
+        note = f"{said}: `fusionzoo analyse` decomposes them by probes instead, in minutes."
+        return replace(pair, notes=(note,))
+    by_probes = _pair(setup, "batch", ids, *sources)
+    note = f"{said}: {pair.first} and {pair.second} are decomposed by probes (--pid_mode batch)."
+    return replace(by_probes, notes=(note,))
+
+
+def _clipped(pair: Pair, limits: Limits) -> Pair:
+    """Clip parts and intervals, and note what a part was before."""
+    clipped = limits.clip(pair.parts)
+    names = (f"only {pair.first}", f"only {pair.second}")
+    others = ((pair.second, limits.left_2), (pair.first, limits.left_1))
+    changes = zip(names, others, pair.parts[1:3], clipped[1:3], strict=True)
+    notes = [
+        f"{name} is at most {left:.3f} bits, all that {other} alone leaves open (a probe on rows"
+        f" left out); it was {before:.3f} before that limit."
+        for name, (other, left), before, after in changes
+        if before - after > CLEARLY
+    ]
+    return replace(
+        pair,
+        parts=clipped,
+        low=limits.clip(pair.low),
+        high=limits.clip(pair.high),
+        limits=limits,
+        notes=(*pair.notes, *notes),
+    )
+
+
+def limits_of(setup: Setup, first: tuple[str, ...], second: tuple[str, ...]) -> Limits | None:
+    """Return what probes of both sources allow; None with fewer than `FEWEST` held-out rows.
+
+    H(Y | X) is at most a probe's cross-entropy on rows that it was not fitted to, and by Fano's
+    inequality at most h(e) + e log2(C - 1), e the share of its errors there.
+    """
+    names = (*first, *second)
+    targets: list[NDArray[np.int64]] = []
+    chosen: tuple[list[Probabilities], list[Probabilities]] = ([], [])
+    for fold in setup.folds:
+        train, test = (part[is_usable(fold, part, names)] for part in (fold.train, fold.test))
+        if len(train) < FEWEST or not len(test):
+            continue
+        targets.append(fold.target[test])
+        for answers, source in zip(chosen, (first, second), strict=True):
+            x = joined(fold, source)
+            answers.append(Probe(x[train], fold.target[train], setup.classes, setup.seed)(x[test]))
+    target = np.concatenate([np.zeros(0, np.int64), *targets])
+    if len(target) < FEWEST:
+        return None
+    shares = np.bincount(target) / len(target)
+    return Limits(_entropy(shares), *(_left(np.concatenate(p), target) for p in chosen))
+
+
+def _left(probabilities: Probabilities, target: NDArray[np.int64]) -> float:
+    """Return the most that H(Y | X) may be: (N, C), (N,) -> bits."""
+    crossed = -np.log2(probabilities[np.arange(len(target)), target]).mean()
+    wrong = float((probabilities.argmax(1) != target).mean())
+    others = max(1, probabilities.shape[1] - 1)
+    return min(float(crossed), _entropy(np.array([wrong, 1 - wrong])) + wrong * np.log2(others))
+
+
+def _entropy(shares: NDArray[np.float64]) -> float:
+    """Return the entropy of shares in bits."""
+    positive = shares[shares > 0]
+    return float(-(positive * np.log2(positive)).sum()) + 0.0
 
 
 class FoldEstimate(NamedTuple):

@@ -20,6 +20,7 @@ from fusionzoo.files import write_json
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Features, keep_only
 from fusionzoo.targets import OneOf
+from fusionzoo.training.evaluate import measurable
 from fusionzoo.training.tasks.base import OBJECTIVES
 from fusionzoo.training.tasks.multitask import Tasks
 
@@ -36,8 +37,8 @@ def evaluate(
     the others, with 95 % intervals.
 
     With `every_subset` also, under `subsets`, those of the fusion given each subset of the
-    modalities. `model` and `dataset` replace those that `cfg` names. Samples without a label are
-    left out. `cfg.out` names a JSON file to write.
+    modalities, among the samples that have one of them. `model` and `dataset` replace those that
+    `cfg` names. Samples without a label are left out. `cfg.out` names a JSON file to write.
     """
     model = open_model(cfg, model)
     if not (model.classes or model.targets):
@@ -50,7 +51,7 @@ def evaluate(
     labels = encode_labels(model, dataset)
     row_of_id = {sample_id: row for row, sample_id in enumerate(dataset.ids)}
     chosen = subsets(list(model.modalities))[1:-1] if cfg.every_subset else []
-    collected: dict[str, list[Tensor]] = {}
+    collected: dict[str, list[Tensor]] = {"present": []}
     aligned: list[dict[str, Tensor]] = []
     ids: list[str] = []
     for batch, features in encode_batches(model, dataset, cfg, "evaluate", by_length=True):
@@ -58,11 +59,21 @@ def evaluate(
         rows = torch.tensor([row_of_id[sample_id] for sample_id in batch.ids])
         aligned.append(aligned_tensors(model, batch, features))
         ids += batch.ids
-        for name, tensor in {**logits, "target": labels[rows]}.items():
+        for name, tensor in {**logits, "target": labels[rows], "present": batch.present}.items():
             collected.setdefault(name, []).append(tensor.cpu())
     tensors = {name: torch.cat(parts) for name, parts in collected.items()}
     target, tasks = tensors.pop("target"), tasks_of_model(model, labels)
-    metrics = {name: tasks.metrics(logits.float(), target) for name, logits in tensors.items()}
+    present = dict(zip(model.modalities, tensors.pop("present").unbind(1), strict=True))
+    subset_rows = {
+        f"subsets/{subset_label(names)}": torch.stack([present[name] for name in names]).any(0)
+        for names in chosen
+    }
+    every = torch.ones(len(target), dtype=torch.bool)
+    metrics = {}
+    for name, values in tensors.items():
+        measured = subset_rows.get(name, every)
+        if name not in subset_rows or measurable(tasks, target, measured):
+            metrics[name] = tasks.metrics(values[measured].float(), target[measured])
     nested = _nested(metrics)
     retrieval = retrieval_metrics(_joined(aligned), ids, dataset)
     return _written(cfg, nested | ({RETRIEVAL: retrieval} if retrieval else {}))
@@ -101,11 +112,11 @@ def _every_logits(
     model: FusionModel, features: Mapping[str, Features], chosen: Sequence[frozenset[str]]
 ) -> dict[str, Tensor]:
     """Return logits (B, K): of the fusion (`""`), `unimodal/<modality>`, `subsets/<names>`."""
-    logits = {"": model.fusion(features).logits}
+    logits = {"": model.fuse(features).logits}
     if model.heads is not None:
         logits |= {f"unimodal/{name}": x for name, x in model.heads(features).items()}
     for names in chosen:
-        logits[f"subsets/{subset_label(names)}"] = model.fusion(keep_only(features, *names)).logits
+        logits[f"subsets/{subset_label(names)}"] = model.fuse(keep_only(features, *names)).logits
     return logits
 
 

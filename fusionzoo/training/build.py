@@ -82,9 +82,10 @@ def build_objective(
     dims = {name: encoder.dim for name, encoder in model.named_encoders()}
     with_heads = cfg.train.unimodal and train_set.scheme != ()
     ids, targets = train_set.ids, train_set.targets
-    heads = UnimodalHeads(
-        dims if with_heads else {}, model.spec["fusion"]["dim"], tasks.prior(targets)
-    )
+    prior = tasks.prior(targets)
+    heads = UnimodalHeads(dims if with_heads else {}, model.spec["fusion"]["dim"], prior)
+    if train_set.scheme != ():
+        model.set_prior(prior)
     objective = Objective(model, heads, tasks, ids, targets, train_set.groups, cfg.seed)
     objective.notes = notes
     unused = freeze_unused(objective)

@@ -19,6 +19,7 @@ from fusionzoo.structures import Batch
 
 from .objective import Objective, ObjectiveOutput, dummy_batch
 from .optim.precision import autocast
+from .tasks.multitask import Tasks
 from .trainer import Trainer
 
 Metrics = dict[str, Any]
@@ -27,7 +28,8 @@ Metrics = dict[str, Any]
 def evaluate(trainer: Trainer, loader: DataLoader[Batch], each_alone: bool = False) -> Metrics:
     """Return the metrics of the fusion, and under `unimodal` those of each modality's own head.
 
-    With `each_alone` also, under `given_only`, those of the fusion given each modality only.
+    With `each_alone` also, under `given_only`, those of the fusion given each modality only, among
+    the samples that have it; of the same samples, under `where_present`, those of its own head.
     Each process evaluates its own share, and no sample counts twice.
     """
     trainer.share_statistics()
@@ -95,12 +97,25 @@ def _metrics(module: Objective, tensors: dict[str, Tensor]) -> Metrics:
         groups = tensors.get(GROUP)
         metrics |= retrieval_figures(aligned, tensors["present"], content=content, groups=groups)
     unimodal = {n: tasks.metrics(tensors[f"logits/{n}"], target) for n in module.heads.heads}
-    given_only = {
-        name: tasks.metrics(tensors[f"given_only/{name}"], target)
-        for name in module.model.encoders
-        if f"given_only/{name}" in tensors
-    }
-    return metrics | {"unimodal": unimodal} | ({"given_only": given_only} if given_only else {})
+    metrics["unimodal"] = unimodal
+    given_only: Metrics = {}
+    where_present: Metrics = {}
+    for name, rows in zip(module.model.encoders, tensors["present"].unbind(1), strict=True):
+        if f"given_only/{name}" not in tensors or not measurable(tasks, target, rows):
+            continue
+        given_only[name] = tasks.metrics(tensors[f"given_only/{name}"][rows], target[rows])
+        head = {}
+        if name in unimodal:
+            head = tasks.metrics(tensors[f"logits/{name}"][rows], target[rows])
+        where_present[name] = {"samples": int(rows.sum()), "of": len(rows), "unimodal": head}
+    if given_only:
+        metrics |= {"given_only": given_only, "where_present": where_present}
+    return metrics
+
+
+def measurable(tasks: Tasks, target: Tensor, rows: Tensor) -> bool:
+    """Whether each target has a label among these samples: targets of a split, (N,) bool."""
+    return bool(rows.any()) and not tasks.unlabelled(target[rows])
 
 
 def _equally_many(

@@ -88,7 +88,9 @@ class Objective(nn.Module):
         if context is not None:
             context = self._in_batch(context, batch, features)
             fused = context.features
-        output: FusionOutput = self.model.fusion(fused)
+        # A training step learns from the fusion's own answer, also where nothing is present.
+        fuse = self.model.fuse if context is None else self.model.fusion
+        output: FusionOutput = fuse(fused)
         unimodal_logits = self.heads(features)
         unimodal_loss = {
             name: self.criterion(logits, batch.target) * features[name].mask.any(1)
@@ -132,7 +134,7 @@ class Objective(nn.Module):
 
     def _given_only(self, features: Mapping[str, Features]) -> dict[str, Tensor]:
         """Return the fusion's logits given each modality only; nothing is encoded again."""
-        return {n: self.model.fusion(keep_only(features, n)).logits for n in features}
+        return {n: self.model.fuse(keep_only(features, n)).logits for n in features}
 
     def _encode_views(self, context: StepContext) -> tuple[dict[str, Features], ...]:
         """Encode the views of a strategy, drawing from generators of their own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,15 +10,16 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 import torch
-from gates import GATES, planted, table_of
+from gates import GATES, planted, planted_letters, table_of
 
 import fusionzoo as fz
 from fusionzoo.analysis import by_batch, probes
+from fusionzoo.analysis.advice import advise_fusion
 from fusionzoo.analysis.by_batch import Coupling, coupled_information, decompose_batches, marginals
 from fusionzoo.analysis.by_sample import shift, split_samples, surprises
 from fusionzoo.analysis.decompose import decompose, information, least_informative
-from fusionzoo.analysis.pid import Setup
-from fusionzoo.analysis.probed import pid_by_probes
+from fusionzoo.analysis.pid import Limits, Setup, pid
+from fusionzoo.analysis.probed import decompose_data, pid_by_probes
 from fusionzoo.analysis.probes import Probe
 from fusionzoo.cli import main
 from fusionzoo.errors import FusionZooError
@@ -199,3 +201,38 @@ def test_settings_of_another_mode_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(FusionZooError, match=message):
             fz.analyse(data, **settings)
+
+
+def test_no_part_is_above_what_a_probe_of_the_other_source_leaves_open() -> None:
+    setup = planted_letters()
+    (raw,) = pid(setup)
+    (pair,) = decompose_data(setup, "cvx", (), may_take_minutes=False)
+    assert raw.parts.unique_2 > 1.5  # half of the audio's clusters are those of the speaker
+    fold = setup.folds[0]
+    probe = Probe(fold.features["audio"][fold.train], fold.target[fold.train], 10, 0)
+    wrong = (probe(fold.features["audio"][fold.test]).argmax(1) != fold.target[fold.test]).mean()
+    assert wrong < 0.04 and pair.limits is not None
+    fano = -np.log2([wrong, 1 - wrong]) @ [wrong, 1 - wrong] + wrong * np.log2(9)
+    assert pair.parts.unique_2 <= pair.limits.left_1 < fano + 0.1
+    assert pair.high.unique_2 <= pair.limits.left_1 and pair.high.synergy <= pair.limits.left_1
+    assert pair.parts.redundancy > 3 and min(pair.clusters) >= 10
+    assert any("only text is at most" in note for note in pair.notes)
+    assert any(note.startswith("Clusters tell 1.1") and "of audio" in note for note in pair.notes)
+    assert "each of them" in advise_fusion([pair])
+    limits = Limits(3.3, 0.05, 0.18)
+    assert "No advice" in advise_fusion([replace(pair, parts=raw.parts, limits=limits)])
+
+
+@pytest.mark.slow
+def test_a_pair_of_which_a_probe_knows_more_than_clusters_is_decomposed_by_probes() -> None:
+    (pair,) = decompose_data(planted_letters(400), "cvx", ())
+    assert not pair.clusters and "decomposed by probes" in pair.notes[0]
+    assert pair.parts.unique_2 < 0.1 and pair.parts.redundancy > 2.8
+
+
+def test_a_limit_leaves_the_parts_of_gates_where_they_are() -> None:
+    for name, (_, parts) in GATES.items():
+        setup = planted(name, 800)
+        (raw,), (pair,) = pid(setup), decompose_data(setup, "cvx", ())
+        np.testing.assert_allclose(pair.parts, raw.parts, atol=0.01)
+        assert np.abs(np.subtract(pair.parts, parts)).max() < 0.05

@@ -85,6 +85,14 @@ def test_shapley_values_sum_to_the_gain_of_all_modalities(report: Path) -> None:
         assert sum(values.values()) == pytest.approx(gain)
 
 
+def test_every_strategy_answers_the_same_where_nothing_is_present(report: Path) -> None:
+    rows = pq.read_table(report / "results.parquet").to_pylist()
+    wanted = {row["nll"] for row in rows if row["strategy"] == "majority class"}
+    answers = [row["nll"] for row in rows if row["subset"] == "none"]
+    assert len(answers) == 3 * 5 and len(wanted) == 1
+    assert answers == pytest.approx([*wanted] * len(answers))
+
+
 def test_the_accuracy_is_the_mean_over_the_rows_of_the_seeds(report: Path) -> None:
     summary = json.loads((report / "summary.json").read_text())
     rows = pq.read_table(report / "results.parquet").to_pylist()
@@ -434,7 +442,34 @@ def test_reports_combine_into_ranks_over_data_sets(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "all" / "summary.json").read_text())
     assert set(summary["ranks"]) == {"sum", "gmu", "max"}
     assert "Over 2 data sets" in summary["verdict"]
+    assert summary["friedman_p"] is None and "needs 5 data sets or more" in summary["verdict"]
     assert (tmp_path / "all" / "index.html").read_text().count("<svg") == 2  # wide, narrow
+
+
+def stored_report(folder: Path, metric: str, scores: dict[str, float]) -> str:
+    lines = [{"strategy": n, "kind": "fusion", "score": x} for n, x in scores.items()]
+    figures = {"metric": metric, "data": {"name": folder.name}, "leaderboard": lines}
+    folder.mkdir()
+    (folder / "summary.json").write_text(json.dumps(figures))
+    return str(folder)
+
+
+def test_each_column_of_combined_reports_shows_its_own_metric_in_its_own_sign(
+    tmp_path: Path,
+) -> None:
+    folders = [
+        stored_report(tmp_path / "ages", "mae", {"sum": -6.672, "gmu": -5.5, "max": -7.0}),
+        stored_report(tmp_path / "cats", "accuracy", {"sum": 0.8, "gmu": 0.9, "max": 0.7}),
+    ]
+    assert main(["--combine", json.dumps(folders), "--out", str(tmp_path / "all")]) == 0
+    table = (tmp_path / "all" / "table.md").read_text()
+    assert "| strategy | average rank | ages (MAE) | cats (accuracy) |" in table
+    assert "| gmu | 1.00 | 5.500 | 0.900 |" in table and "-6.672" not in table
+    page = (tmp_path / "all" / "index.html").read_text()
+    assert "Accuracy on each" not in page and "Nemenyi" not in page
+    more = [stored_report(tmp_path / f"{n}", "mae", {"sum": 1, "gmu": 2, "max": 0}) for n in "abc"]
+    assert main(["--combine", json.dumps([*folders, *more]), "--out", str(tmp_path / "five")]) == 0
+    assert json.loads((tmp_path / "five" / "summary.json").read_text())["friedman_p"] < 0.05
 
 
 def command(out: Path, cache: Path, **flags: str) -> list[str]:

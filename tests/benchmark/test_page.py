@@ -17,9 +17,11 @@ from planted import strategy, summary
 from setup_benchmark import small
 
 from fusionzoo.benchmark.api import run
+from fusionzoo.benchmark.metric import METRICS
 from fusionzoo.benchmark.report import html as report_html
 from fusionzoo.benchmark.report.leaderboard_columns import table
 from fusionzoo.benchmark.report.results import StrategyResults, Summary
+from fusionzoo.benchmark.report.sections import heat_map
 from fusionzoo.benchmark.report.title import data_title
 from fusionzoo.benchmark.report.verdict import figures
 from fusionzoo.fusion import FUSIONS, list_fusions
@@ -388,3 +390,17 @@ def test_pictures_of_the_page_are_kept(long_page: Path, width: int) -> None:
 def parse_readable(text: str) -> float:
     number, _, prefix = text.partition(" ")
     return float(number) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[prefix]
+
+
+def test_the_strongest_colour_is_the_best_figure_of_an_error_too() -> None:
+    whole = summary([strategy("gmu", [0.6]), strategy("alone:image", [0.5])])
+    damaged(whole.strategies[0], 0.6)
+    regression = replace(whole, bench=replace(whole.bench, metric=METRICS["regression"]))
+    shares = {"gmu": {"image": 0.1, "audio": 0.1}}
+    for planted, best in ((whole, max), (regression, min)):
+        heat = heat_map(planted, shares)
+        ((_, figures_of_gmu, _),) = heat["rows"]
+        known = [x for x in figures_of_gmu if x == x]
+        assert heat["shade"](best(known)) == "h9"
+        assert heat["shade"]((min if best is max else max)(known)) == "h0"
+        assert heat["shade"](float("nan")) == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,20 @@ from fusionzoo.evaluation.statistics import LEVEL, Ranking, rank
 from fusionzoo.files import write_text
 from fusionzoo.version import __version__
 
+from ..metric import Metric, metric_named
 from . import plots
 from .report import Report
 from .writers import require_packages
+
+FEWEST = 5  # data sets from which on Friedman's chi-squared is near its distribution
 
 
 def combine(folders: Sequence[str], out: Path) -> int:
     """Write index.html, summary.json and table.md: average ranks, Friedman's and Nemenyi's tests.
 
-    Each data set is a block, with the mean accuracy over seeds as the score. Strategies that are
-    missing from a report are left out and named.
+    Each data set is a block, ranked by the mean over seeds of its report's own metric, which its
+    column names. Below `FEWEST` data sets there are ranks, and no tests. Strategies that a report
+    lacks are left out and named.
     """
     require_packages()
     if len(folders) < 2:
@@ -32,27 +37,37 @@ def combine(folders: Sequence[str], out: Path) -> int:
             "--combine needs two reports or more: --combine '[report_a, report_b]'"
         )
     reports = [_read(folder) for folder in folders]
-    every = dict.fromkeys(name for _, accuracy in reports for name in accuracy)
-    common = [name for name in every if all(name in accuracy for _, accuracy in reports)]
+    every = dict.fromkeys(name for _, _, scores in reports for name in scores)
+    common = [name for name in every if all(name in scores for _, _, scores in reports)]
     left_out = [name for name in every if name not in common]
     if len(common) < 3:
         raise FusionZooError(
             f"ranks need three strategies or more that all reports have; there are {common}"
         )
-    scores = np.array([[accuracy[name] for name in common] for _, accuracy in reports])
+    scores = np.array([[by_name[name] for name in common] for _, _, by_name in reports])
     ranking = rank(scores)
-    data_sets = [data_set for data_set, _ in reports]
+    if len(reports) < FEWEST:
+        ranking = Ranking(ranking.ranks, math.nan, math.nan)
+    data_sets = [data_set for data_set, _, _ in reports]
+    metrics = [metric for _, metric, _ in reports]
     order = np.argsort(ranking.ranks, kind="stable")
     rows = [
-        (common[i], f"{ranking.ranks[i]:.2f}", *(f"{x:.3f}" for x in scores[:, i])) for i in order
+        (
+            common[i],
+            f"{ranking.ranks[i]:.2f}",
+            *(f"{metric.shown(x):.3f}" for metric, x in zip(metrics, scores[:, i], strict=True)),
+        )
+        for i in order
     ]
-    header = ("strategy", "average rank", *data_sets)
+    columns = [f"{data} ({x.title})" for data, x in zip(data_sets, metrics, strict=True)]
+    header = ("strategy", "average rank", *columns)
     words = verdict(common, ranking, data_sets)
     figures: dict[str, Any] = {
         "verdict": words,
         "data_sets": data_sets,
-        "friedman_p": ranking.p,
-        "critical_difference": ranking.critical_difference,
+        "metrics": [metric.name for metric in metrics],
+        "friedman_p": None if math.isnan(ranking.p) else ranking.p,
+        "critical_difference": None if math.isnan(ranking.p) else ranking.critical_difference,
         "ranks": {common[i]: float(ranking.ranks[i]) for i in order},
         "left_out": left_out,
     }
@@ -73,6 +88,8 @@ def verdict(names: Sequence[str], ranking: Ranking, data_sets: Sequence[str]) ->
         f"Over {len(data_sets)} data sets ({', '.join(data_sets)}) `{best}` has the best average"
         f" rank, {ranking.ranks[order[0]]:.2f} of {len(names)}."
     )
+    if math.isnan(ranking.p):
+        return words + f" Friedman's test needs {FEWEST} data sets or more: no test was made."
     if ranking.p >= 1 - LEVEL:
         return words + f" Friedman's test shows no difference between them (p = {ranking.p:.2f})."
     near = ranking.ranks <= ranking.ranks.min() + ranking.critical_difference
@@ -83,16 +100,16 @@ def verdict(names: Sequence[str], ranking: Ranking, data_sets: Sequence[str]) ->
     )
 
 
-def _read(folder: str) -> tuple[str, dict[str, float]]:
-    """Return the data set's name and the accuracy of each fusion."""
+def _read(folder: str) -> tuple[str, Metric, dict[str, float]]:
+    """Return the data set's name, its metric, and the score of each fusion, higher is better."""
     figures = Report.read(folder).figures
-    accuracy = {
+    scores = {
         line["strategy"]: line["score"]
         for line in figures["leaderboard"]
         if line["kind"] == "fusion"
     }
     data = figures["data"]
-    return data.get("title", data["name"]), accuracy
+    return data.get("title", data["name"]), metric_named(figures["metric"]), scores
 
 
 def _markdown(words: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -54,7 +54,7 @@ def page(summary: Summary, figures: Mapping[str, Any], laps: Sequence[tuple[str,
 def needs_table(needs: Mapping[str, Any]) -> Table:
     """Return the parts of each pair of sources, with their intervals, for the CSV."""
     pairs = needs["pid"]
-    header = [key for key in pairs[0] if key != "clusters"]
+    header = [key for key in pairs[0] if key not in ("clusters", "limits")]
     return header, [[pair[key] for key in header] for pair in pairs]
 
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from fusionzoo.analysis.advice import advise_fusion, advise_model
 from fusionzoo.analysis.codes import CLUSTERS, MOST_ROWS
 from fusionzoo.analysis.emap import interactions
-from fusionzoo.analysis.pid import Fold, Setup, pid
+from fusionzoo.analysis.pid import Fold, Setup
+from fusionzoo.analysis.probed import decompose_data
 from fusionzoo.errors import FusionZooError
 from fusionzoo.features.cache import load_features
 from fusionzoo.features.encode import key_of
@@ -34,7 +35,7 @@ from ..trials.schedule import Results, path_of
 from .results import StrategyResults, Summary, chosen_fusion
 
 FILE = "needs.json"
-VERSION = 2  # raised when a figure is redefined: stored figures are then computed again
+VERSION = 3  # raised when a figure is redefined: stored figures are then computed again
 NOT_CACHED = "emap would train a fusion with its encoders once more: left out in finetune mode."
 SECONDS = 60.0  # of a core, expected, above which an analysis is left out unless asked for
 # Measured: pid on 2 to 3 modalities of 64 to 768 numbers, 900 to 4,000 rows, 1 to 5 folds.
@@ -101,9 +102,11 @@ def _information(bench: Bench) -> Needs:
             " lose what only a combination tells."
         )
     try:
-        pairs = pid(setup_of(bench, fixed=not untrained))
+        setup = setup_of(bench, fixed=not untrained)
+        pairs = decompose_data(setup, "cvx", (), may_take_minutes=bool(bench.cfg.analyses))
     except FusionZooError as error:
         return {"notes": [f"Redundancy and synergy: {error}."]}
+    notes += [note for pair in pairs for note in pair.notes]
     return {"pid": [x.to_dict() for x in pairs], "advice": advise_fusion(pairs), "notes": notes}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,10 +61,10 @@ def heat_map(summary: Summary, shapley: Mapping[str, Mapping[str, float]]) -> di
         columns = [s for s in columns if len(s) <= 1 or len(s) >= len(modalities) - 1]
     rows = []
     for name, values in shapley.items():
-        score = summary.strategy(name).score_by_subset(modalities)
+        score = _scores_where_present(summary, summary.strategy(name))
         figures = [summary.bench.metric.shown(score[s]) for s in columns]
         rows.append((name, figures, [values[m] for m in modalities]))
-    cells = [figure for _, figures, _ in rows for figure in figures]
+    cells = [figure for _, figures, _ in rows for figure in figures if not math.isnan(figure)]
     names = [row_label(subset, modalities) for subset in columns]
     table = (
         ["strategy", *names, *(f"shapley {m}" for m in modalities)],
@@ -74,10 +74,41 @@ def heat_map(summary: Summary, shapley: Mapping[str, Mapping[str, float]]) -> di
         "names": names,
         "modalities": modalities,
         "rows": rows,
-        "low": min(cells, default=0.0),
-        "high": max(cells, default=1.0),
+        "shade": _shade(cells, higher=summary.bench.metric.higher),
         "table": table,
     }
+
+
+def _shade(cells: Sequence[float], *, higher: bool) -> Callable[[float], str]:
+    """Return what gives a cell's class, `h0` the worst to `h9` the best; none without a figure."""
+    low, high = min(cells, default=0.0), max(cells, default=1.0)
+
+    def shade(figure: float) -> str:
+        if math.isnan(figure):
+            return ""
+        goodness = figure - low if higher else high - figure
+        return f"h{min(9, int(10 * goodness / ((high - low) or 1)))}"
+
+    return shade
+
+
+def _scores_where_present(
+    summary: Summary, strategy: StrategyResults
+) -> dict[frozenset[str], float]:
+    """Return the score given each subset of the modalities, among the test samples with one of
+    them; given all or none, among all samples."""
+    modalities = list(summary.bench.modalities)
+    scores = strategy.score_by_subset(modalities)
+    order = subsets(modalities)[::-1]
+    if strategy.subset_scores is None or strategy.subset_scores.shape[1] != len(order):
+        return scores
+    present = summary.bench.present[summary.rows].numpy()
+    for number, subset in enumerate(order[1:-1], 1):
+        rows = present[:, [name in subset for name in modalities]].any(1)
+        if not rows.all():
+            known = strategy.subset_scores[:, number, rows]
+            scores[subset] = float(known.mean()) if known.size else math.nan
+    return scores
 
 
 def highlighted(summary: Summary) -> list[str]:

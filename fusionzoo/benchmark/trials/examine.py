@@ -18,7 +18,6 @@ from fusionzoo.evaluation.modalities import subset_label, subsets
 from fusionzoo.evaluation.robustness import LOST_PART, Corrupted
 from fusionzoo.features.cache import load_features
 from fusionzoo.features.encode import StoredFeatures, encode
-from fusionzoo.fusion import Fusion
 from fusionzoo.model import FusionModel
 from fusionzoo.rng import seed_of
 from fusionzoo.structures import Features, keep_only
@@ -52,24 +51,24 @@ class Examiner:
         """Return all metrics of one trained model; a control gets those of the test split only."""
         model.eval()
         test, val, corrupted = self._features(model)
-        fusion = model.fusion.cpu()
-        logits = predict(fusion, test)
+        model.fusion.cpu()
+        logits = predict(model, test)
         scores = [self._scores(logits)]
         rows, lost_scores = [self._row(logits, "full")], None
         if self.unit.whole and not self.unit.shuffled:
             for subset in subsets(self.modalities)[-2::-1]:  # the full one first, as in `scores`
-                masked = predict(fusion, keep_only(test, *subset))
+                masked = predict(model, keep_only(test, *subset))
                 scores.append(self._scores(masked))
                 rows.append(self._row(masked, subset_label(subset)))
-            rows += self._broken_pairings(fusion, test, seed)
-            damaged, lost_scores = self._damaged(fusion, test, corrupted)
+            rows += self._broken_pairings(model, test, seed)
+            damaged, lost_scores = self._damaged(model, test, corrupted)
             rows += damaged
         facts = {
             "best_epoch": fit_result.best_epoch,
             "epochs": fit_result.epochs,
             "val_loss": fit_result.loss,
             "seconds": seconds,
-            **head_cost(fusion, test),
+            **head_cost(model.fusion, test),
             "stacked": len(self.unit.seeds) > 1,
         }
         return TrialResult(
@@ -77,7 +76,7 @@ class Examiner:
             rows,
             facts,
             logits.numpy(),
-            predict(fusion, val).numpy(),
+            predict(model, val).numpy(),
             torch.stack(scores).float().numpy(),
             lost_scores,
         )
@@ -134,7 +133,7 @@ class Examiner:
 
     def _damaged(
         self,
-        fusion: Fusion,
+        model: FusionModel,
         test: FeaturesByModality,
         corrupted: Iterator[tuple[Condition, Features]],
     ) -> tuple[list[Row], NDArray[np.float32] | None]:
@@ -151,7 +150,7 @@ class Examiner:
         target = self.target[numbers]
         for condition, features in itertools.chain([(UNDAMAGED, None)], corrupted):
             changed = clean if features is None else {**clean, condition[0]: features}
-            logits = predict(fusion, changed)
+            logits = predict(model, changed)
             scores = sample_scores(self.tasks, logits, target)
             rows.append(score_row(self.tasks, logits, target, scores, "full", condition))
             if takes_part(self.bench, condition):
@@ -160,7 +159,9 @@ class Examiner:
             return [], None
         return rows, torch.stack(lost_scores).float().numpy()
 
-    def _broken_pairings(self, fusion: Fusion, test: FeaturesByModality, seed: int) -> list[Row]:
+    def _broken_pairings(
+        self, model: FusionModel, test: FeaturesByModality, seed: int
+    ) -> list[Row]:
         """Evaluate with one modality, each in turn, taken from another sample."""
         rows = []
         for number, (name, features) in enumerate(test.items()):
@@ -171,7 +172,7 @@ class Examiner:
             order = torch.arange(len(features.mask))
             order[cycle] = cycle.roll(1)
             changed = {**test, name: Features(*(x[order] for x in features))}
-            rows.append(self._row(predict(fusion, changed), "full", (name, "pairing", 0)))
+            rows.append(self._row(predict(model, changed), "full", (name, "pairing", 0)))
         return rows
 
 
@@ -200,13 +201,13 @@ def score_row(
 
 
 @torch.no_grad()
-def predict(fusion: Fusion, features: Mapping[str, Features]) -> Tensor:
+def predict(model: FusionModel, features: Mapping[str, Features]) -> Tensor:
     """Return the logits of all samples, (N, K)."""
     count = len(next(iter(features.values())).mask)
     parts = []
     for rows in torch.arange(count).split(256):
         part = {name: Features(*(x[rows] for x in tensors)) for name, tensors in features.items()}
-        parts.append(fusion(part).logits.float())
+        parts.append(model.fuse(part).logits.float())
     logits = torch.cat(parts)
     if not logits.isfinite().all():
         raise FusionZooError("the logits of the test split are not finite")

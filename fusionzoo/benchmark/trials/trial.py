@@ -55,9 +55,12 @@ def run(bench: Bench, unit: Unit, trained: Trained | None = None) -> list[TrialR
         fits = train(bench, unit, models, feed)
         trained = Trained(fits, (time.perf_counter() - start) / len(models))
     examiner = Examiner(bench, unit, feed)
+    train_rows = bench.folds[unit.fold].train
+    prior = tasks_of(bench, train_rows).prior(bench.targets[train_rows])
     results = []
     for seed, model, fit_result in zip(unit.seeds, models, trained.fits, strict=True):
         model.load_state_dict(fit_result.weights)
+        model.set_prior(prior)
         results.append(examiner.examine(model, seed, fit_result, trained.seconds))
     return results
 

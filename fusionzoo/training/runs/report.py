@@ -89,13 +89,15 @@ def write_results(
 ) -> dict[str, Any]:
     """Write metrics.json (on the main process), and return what it holds."""
     tasks = trainer.module.tasks
-    shared = {name: x for name, x in test.items() if name not in ("unimodal", "given_only")}
+    groups = ("unimodal", "given_only", "where_present")
+    shared = {name: x for name, x in test.items() if name not in groups}
     results = {
         "train": {"loss": state.best["train_loss"]},
         "val": {name: state.best[name] for name in shared if name in state.best},
         "test": shared,
         "unimodal": test["unimodal"],
         "given_only": test.get("given_only", {}),
+        "where_present": test.get("where_present", {}),
         "best_epoch": state.best["epoch"],
         **({"soup": state.best["soup"]} if "soup" in state.best else {}),
         "throughput": {
@@ -122,7 +124,8 @@ def show_results(
         results["table"]["header"],
         results["table"]["rows"],
     )
-    short = falls_short(tasks, results["unimodal"], results["given_only"])
+    heads = {name: x["unimodal"] for name, x in results["where_present"].items() if x["unimodal"]}
+    short = falls_short(tasks, heads, results["given_only"])
     if short and "modality_dropout" not in cfg.balance:
         tracker.say(
             f"Given {' or '.join(short)} only, the fusion falls far short of that modality's own"
@@ -150,11 +153,20 @@ def result_rows(
     tasks: Tasks, fusion: str, results: Mapping[str, Any]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return header and rows of the final table: each modality's own head, the fusion given each
-    modality only, the fusion given all, its gain."""
+    modality only, the fusion given all, its gain.
+
+    What some samples lack is measured among those that have it, and the line says how many."""
     test, unimodal = results["test"], results["unimodal"]
     shown = [(name, title) for name, title in tasks.shown if name in test]
     lines = {f"{name} alone": metrics for name, metrics in unimodal.items()}
-    lines |= {f"fusion given {name} only": m for name, m in results["given_only"].items()}
+    for name, metrics in results["given_only"].items():
+        present = results["where_present"][name]
+        among = ""
+        if present["samples"] < present["of"]:
+            among = f", {present['samples']:,} with it"
+            if present["unimodal"]:
+                lines[f"{name} alone{among}"] = present["unimodal"]
+        lines[f"fusion given {name} only{among}"] = metrics
     lines |= {f"fusion: {fusion}": test}
     rows = [
         (line, *(f"{metrics[name]:.3f}" for name, _ in shown)) for line, metrics in lines.items()
@@ -170,7 +182,7 @@ def falls_short(
     tasks: Tasks, unimodal: Mapping[str, Any], given_only: Mapping[str, Any]
 ) -> list[str]:
     """Name the modalities given which alone the fusion is more than 10 points worse than that
-    modality's own head; of an error, more than a tenth worse."""
+    modality's own head on the same samples; of an error, more than a tenth worse."""
     short = []
     for name in unimodal:
         if name not in given_only:
