@@ -89,7 +89,7 @@ def manifest(
         group_column: groups that splits and folds keep together, instead of `group`; `id` for none
         delimiter: character between cells, or `tab`; found from the first rows
         encoding: of a text file; found from its bytes
-        sheet: name of a spreadsheet's sheet; the first
+        sheet: name of a spreadsheet's sheet; the first, which is refused if it is hidden
         decimal: `,` where regression and ordinal targets are written as 25,06
         na: words in cells that mean a missing value, comma-separated or a list;
             null: `NA`, `nan`, `null` and the like in text files and spreadsheets, none elsewhere
