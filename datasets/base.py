@@ -17,6 +17,8 @@ from fusionzoo.registry import Entry, Registry
 
 from .amputation import Mechanism
 from .paired import PairedDataset
+from .refusals import labels_of_join
+from .table import word_list
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,8 @@ def apply_shared_settings(
 ) -> PairedDataset:
     """Apply the settings that all data sets have: keep some modalities, remove some values."""
     if modalities is not None:
-        dataset = dataset.select(modalities)
+        in_join = labels_of_join() is not None  # rows without them may have another source's
+        dataset = dataset.only(word_list(modalities)) if in_join else dataset.select(modalities)
     if mechanism != "mcar":
         if not missing:
             raise FusionZooError(f"--data.missing_mechanism {mechanism} needs --data.missing RATE")

@@ -43,6 +43,10 @@ BUDGETS = {
     "numbers": Budget(limit=100_000_000, unit="numbers", advice="store one array per sample"),
     "array file": Budget(limit=1 << 30, unit="bytes", advice="store one array per sample"),
     "cells": Budget(limit=50_000_000, unit="cells", advice="save the sheet as CSV"),
+    # Excel allows 65,490 cell formats; as many elements take about 4 s.
+    "styles": Budget(
+        limit=250_000, unit="XML elements", advice="save the sheet as CSV, or without formats"
+    ),
     # A table may be far larger than its file, but not a thousand times: see `check_expansion`.
     "table": Budget(limit=1 << 30, unit="bytes", advice="store repeated values once, as files"),
 }

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from .export import write_manifest
 from .join import join_arguments
+from .join_rows import How
 from .table import SampleTable
 
 
@@ -19,14 +20,15 @@ class Exchange(SampleTable):
     def join(
         cls,
         sources: Mapping[str, Self],
-        how: Literal["inner", "outer"] = "inner",
+        how: How = "inner",
         on: str | Mapping[str, str] = "id",
     ) -> Self:
         """Pair separate sources by id: `join({"image": photos, "audio": clips}, how="outer")`.
 
         A source gives the modality it is named after, or its only one under its own name, else all.
-        `inner` keeps the ids that all have; `outer` keeps all, with modalities missing. Splits and
-        targets must agree; splits of a column come before those made by a hash.
+        `inner` keeps the ids that all have, `left` those of the first source, `outer` all, with
+        modalities missing. Splits and targets must agree; splits of a column come before those made
+        by a hash.
 
         `on` is another column to join on, or one for each source, and then one source may have
         several samples for each sample of the others: `join({"photo": a, "review": b},

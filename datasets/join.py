@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError
 
 from .join_names import key_columns, modality_names
-from .join_rows import JoinedRows, match_rows
+from .join_rows import How, JoinedRows, match_rows
 from .joined_splits import SplitRule, join_splits
 from .provenance import Provenance
+from .refusals import is_collecting
 from .table import ROLES, SampleTable
 
 Sources = Mapping[str, SampleTable]
@@ -32,24 +34,25 @@ class JoinedTable(NamedTuple):
 
 def join_tables(
     sources: Sources,
-    how: str = "inner",
+    how: How = "inner",
     on: str | Mapping[str, str] = "id",
     names: Names | None = None,
     labels: Iterable[str] = (),
+    drop_empty: bool = False,
 ) -> JoinedTable:
     """Pair `sources`, see `PairedDataset.join`.
 
     `names` renames modalities; `labels` are columns that sources must agree on, besides those that
-    they read as labels.
+    they read as labels. A sample without any modality is an error, unless `drop_empty`.
     """
-    if how not in ("inner", "outer"):
-        raise FusionZooError(f"how={how!r} is neither 'inner' nor 'outer'")
     if not sources:
         raise FusionZooError("there are no sources to join")
     columns = key_columns(sources, on)
     joined = match_rows(sources, columns, how)
     names = names or modality_names(sources)
     origins = {x: (name, names[name][x]) for name in sources for x in names[name]}
+    num_rows = len(joined.ids)
+    joined = _without_empty(sources, joined, origins, drop_empty)
     table = _shared_columns(sources, joined, columns, [*origins, *labels])
     readers = {name: [*_label_names(source), *labels] for name, source in sources.items()}
     for label in dict.fromkeys(label for names in readers.values() for label in names):
@@ -58,11 +61,7 @@ def join_tables(
     kinds, values = {}, {}
     for modality, (name, original) in origins.items():
         source = sources[name]
-        present = source.present[:, list(source.modalities).index(original)].tolist()
-        rows = joined.rows[name]
-        table[modality] = pa.array(
-            [row if row is not None and present[row] else None for row in rows], pa.int64()
-        )
+        table[modality] = pa.array(_positions(source, original, joined.rows[name]), pa.int64())
         kinds[modality] = source.modalities[original]
         values[modality] = SourceValues(source, original)
     targets = _target_kinds(sources)
@@ -73,8 +72,39 @@ def join_tables(
         values=values,
         origins=origins,
         targets=targets,
-        provenance=_provenance(sources, origins, rule, joined, columns),
+        provenance=_provenance(sources, origins, rule, joined, columns, num_rows - len(joined.ids)),
     )
+
+
+def _positions(source: SampleTable, modality: str, rows: Sequence[int | None]) -> list[int | None]:
+    """Return `rows`, None where the source's row lacks the modality."""
+    present = source.present[:, list(source.modalities).index(modality)].tolist()
+    return [row if row is not None and present[row] else None for row in rows]
+
+
+def _without_empty(
+    sources: Sources,
+    joined: JoinedRows,
+    origins: Mapping[str, tuple[str, str]],
+    drop_empty: bool,
+) -> JoinedRows:
+    """Drop the samples that lack every modality, or raise if the user does not allow that."""
+    has_any = np.zeros(len(joined.ids), dtype=bool)
+    for name, original in origins.values():
+        cells = _positions(sources[name], original, joined.rows[name])
+        has_any |= np.array([cell is not None for cell in cells])
+    if has_any.all() or (is_collecting() and not drop_empty):
+        return joined
+    all_of_them = " and ".join(source.source for source in sources.values())
+    if not has_any.any():
+        raise FusionZooError(f"{all_of_them}: every modality is empty in all joined samples")
+    if not drop_empty:
+        raise FusionZooError(
+            f"sample {joined.ids[int(has_any.argmin())]!r} of {all_of_them}: every modality is"
+            f" empty, as in {(~has_any).sum():,} of {len(has_any):,} joined samples:"
+            " --data.drop_empty true leaves them out"
+        )
+    return joined.keep(has_any.tolist())
 
 
 def _shared_columns(
@@ -165,6 +195,7 @@ def _provenance(
     split_rule: SplitRule,
     joined: JoinedRows,
     keys: Mapping[str, str],
+    num_empty: int,
 ) -> Provenance:
     """Gather where the sources' samples come from, and what of them is not used."""
     unused, inferred = [], []
@@ -183,7 +214,8 @@ def _provenance(
         missing="; ".join(
             f"{name}: {s.provenance.missing}" for name, s in sources.items() if s.provenance.missing
         ),
-        empty_rows=sum(source.provenance.empty_rows for source in sources.values()),
+        joined=joined.overlap,
+        empty_rows=num_empty + sum(source.provenance.empty_rows for source in sources.values()),
         split_rule=split_rule.text,
         split_shares=split_rule.shares,
         row_numbers=None,
@@ -208,10 +240,11 @@ class SourceValues:
 
 def join_arguments(
     sources: Mapping[str, Any],
-    how: str = "inner",
+    how: How = "inner",
     on: str | Mapping[str, str] = "id",
     names: Names | None = None,
     labels: Iterable[str] = (),
+    drop_empty: bool = False,
 ) -> dict[str, Any]:
     """Return the arguments of the `PairedDataset` that joins other ones."""
     if not isinstance(sources, Mapping) or not all(
@@ -221,7 +254,7 @@ def join_arguments(
     policies = {name: source.on_error for name, source in sources.items()}
     if len(set(policies.values())) > 1:
         raise FusionZooError(f"sources to join need the same on_error, found {policies}")
-    joined = join_tables(sources, how, on, names, labels)
+    joined = join_tables(sources, how, on, names, labels, drop_empty)
     encoders = {name: source.default_encoders for name, source in sources.items()}
     return {
         "table": joined.table,

@@ -2,6 +2,9 @@
 
 `fusionzoo data check` opens a data set within `collecting`, so that one duplicate id does not hide
 the other faults of a file. Everywhere else `refuse` raises.
+
+Within `part_of_join`, rows without any modality are no fault: another source may have what they
+lack, so `join` looks for such rows afterwards.
 """
 
 from __future__ import annotations
@@ -51,6 +54,25 @@ def is_collecting() -> bool:
     return _collected.get() is not None
 
 
+_labels_of_join: ContextVar[Mapping[str, str] | None] = ContextVar("labels", default=None)
+
+
+@contextmanager
+def part_of_join(targets: Mapping[str, str] | None) -> Iterator[None]:
+    """Open sources that are joined afterwards; `targets` are the label columns of the join."""
+    labels = {"target": "classification"} if targets is None else targets
+    token = _labels_of_join.set(labels)
+    try:
+        yield
+    finally:
+        _labels_of_join.reset(token)
+
+
+def labels_of_join() -> Mapping[str, str] | None:
+    """Return the label columns of the join whose sources are opened; None outside of a join."""
+    return _labels_of_join.get()
+
+
 def refuse(
     message: str, kind: str, *, where: str = "", row: int | None = None, column: str = ""
 ) -> None:
@@ -80,6 +102,8 @@ def repair_rows(
         if pa.types.is_string(table[name].type) or is_list_of_text(table[name].type):
             column = _safe_paths(table[name], name, folder, allow_outside)
             table = table.set_column(table.column_names.index(name), name, column)
+    if labels_of_join() is not None:
+        return table
     empty = sum(table[name].is_valid().to_numpy().astype(int) for name in modalities) == 0
     for row in empty.nonzero()[0].tolist():
         refuse("every modality is empty", "empty_sample", row=row)

@@ -35,6 +35,7 @@ def data_summary(dataset: PairedDataset) -> list[str]:
     counts = dataset.splits
     known = [name for name in SPLITS if name in counts]
     splits = {name: counts[name] for name in [*known, *counts]}
+    lines += [("joined", origin.joined)] if origin.joined else []
     lines += [("read as", ", ".join(origin.reading))] if origin.reading else []
     lines += [("missing", f"{origin.missing} (--data.na)")] if origin.missing else []
     lines += [("splits", _counts(splits) + rule)]

@@ -20,7 +20,7 @@ from .arrow import count_values, positions_in, repeated_value, rows_equal_to
 from .labels import find_classes, read_labels
 from .paths import check_paths, holds_paths
 from .provenance import Provenance
-from .refusals import is_collecting, repair_rows
+from .refusals import is_collecting, labels_of_join, repair_rows
 from .single_cells import SingleCells
 from .stretch import cut
 
@@ -220,13 +220,16 @@ class SampleTable:
             where = numbers.list_rows(rows) if numbers else ""
             raise FusionZooError(f"{self.source}: id {key!r} occurs {count} times{where}")
         empty = (~self.present.any(1)).nonzero()[:, 0].tolist()
-        if empty:
+        if empty and labels_of_join() is None:
             raise FusionZooError(f"{self.sample_place(empty[0])}: every modality is empty")
 
 
 def presence(table: pa.Table, modalities: Mapping[str, str]) -> Tensor:
     """Return which cells of the modalities' columns are not null, bool (rows, M)."""
-    return torch.stack([torch.tensor(table[x].is_valid().to_numpy()) for x in modalities], dim=1)
+    present = torch.zeros(len(table), len(modalities), dtype=torch.bool)
+    for column, name in enumerate(modalities):
+        present[:, column] = torch.tensor(table[name].is_valid().to_numpy())
+    return present
 
 
 def word_list(words: str | Sequence[str]) -> list[str]:

@@ -12,6 +12,7 @@ from .errors import FusionZooError
 
 Cell = float | str | None  # None: empty
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of cells that run as formulas
 _number, _whole = re.compile(NUMBER), re.compile(r"(-?[0-9]+)\.0+")
 
 
@@ -75,6 +76,15 @@ def category_of(cell: float | str) -> str:
     if whole:
         return whole[1]
     return cell.lower() if cell.lower() in ("true", "false") else cell
+
+
+def without_formulas(cell: str) -> str:
+    """Return a cell that spreadsheet programs take for text: `'=1` for `=1`.
+
+    >>> [without_formulas(x) for x in ("=1+1", "-2+A1", "-2.5", "a=b", "")]
+    ["'=1+1", "'-2+A1", '-2.5', 'a=b', '']
+    """
+    return f"'{cell}" if cell.startswith(FORMULA) and not is_number(cell) else cell
 
 
 def fold(name: str) -> str:

@@ -67,9 +67,12 @@ def replacing(path: Path, *, many_writers: bool = False) -> Iterator[Path]:
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         partial.replace(path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             partial.unlink()
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            # A full disk is found by a write, whose error names no file.
+            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
         raise
 
 

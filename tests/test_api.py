@@ -377,6 +377,20 @@ def test_predict_writes_csv_and_parquet(text_run: fz.Run, tmp_path: Path) -> Non
     assert ".parquet or .csv" in error_of(lambda: fz.predict(text_run, data, out="p.txt"))
 
 
+def test_predict_writes_no_formulas_if_asked(text_run: fz.Run, tmp_path: Path) -> None:
+    ids = ["=cmd|' /C calc'!A0", "-1.5", "+x", "@a", "plain"]
+    data = pa.Table.from_pylist([{"id": name, "text": "red one"} for name in ids])
+    path = fz.predict(text_run, data, num_workers=0, out=tmp_path / "p.csv")
+    read = pa.csv.read_csv(path)["id"].to_pylist()
+    assert read == ids
+    path = fz.predict(text_run, data, num_workers=0, out=tmp_path / "p.csv", csv_safe=True)
+    read = pa.csv.read_csv(path)["id"].to_pylist()
+    assert read == ["'=cmd|' /C calc'!A0", "-1.5", "'+x", "'@a", "plain"]
+    assert "--csv_safe is for .csv" in error_of(
+        lambda: fz.predict(text_run, data, out=tmp_path / "p.parquet", csv_safe=True)
+    )
+
+
 def test_predict_says_which_modalities_a_sample_has(run: fz.Run) -> None:
     data = {**VECTORS, "missing": 0.3}
     table = fz.predict(run, data, num_workers=0)

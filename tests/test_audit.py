@@ -177,6 +177,25 @@ def test_the_same_sentence_about_two_things_is_a_warning_and_a_short_text_is_not
     )
 
 
+@pytest.mark.parametrize("words", ["two words", "w"])
+def test_whole_samples_that_recur_in_another_split_are_found_however_short(words: str) -> None:
+    clean = table()
+    clean["text"] = [f"{words} {row}" for row in range(len(clean["text"]))]
+    del clean["vector"]
+    train = [row for row, split in enumerate(clean["split"]) if split == "train"]
+    test = [row for row, split in enumerate(clean["split"]) if split == "test"]
+    assert not any(x.check == "same_sample" for x in audited(clean).findings)
+    clean["text"][test[0]] = clean["text"][train[0]]
+    [finding] = [x for x in audited(clean).findings if x.check == "same_sample"]
+    assert (finding.severity, finding.groups) == ("warning", (tuple(sorted((train[0], test[0]))),))
+    for copied, row in zip(test, train, strict=False):
+        clean["text"][copied] = clean["text"][row]
+    report = audited(clean)
+    [finding] = [x for x in report.findings if x.check == "same_sample"]
+    assert finding.severity == "error" and not report.fit
+    assert f"{2 * len(test)} samples in {len(test)} groups are the same" in finding.message
+
+
 def test_a_table_describes_classes_missing_values_and_lengths() -> None:
     clean = table()
     clean["vector"][0] = None
@@ -336,7 +355,14 @@ def test_the_page_is_one_escaped_file_that_shows_suspicious_samples(
 
 
 def test_every_finding_has_a_title() -> None:
-    named = {*faulty_tables(), *REFUSALS, "same_content", "similar_content", "unlabelled"}
+    named = {
+        *faulty_tables(),
+        *REFUSALS,
+        "same_content",
+        "same_sample",
+        "similar_content",
+        "unlabelled",
+    }
     named |= {"unreadable", "silent", "blank", "near_empty_text", "encoding_damage", "orphan_files"}
     assert {*NAMES} == named
 

@@ -8,36 +8,42 @@ from typing import Any
 from fusionzoo.errors import FusionZooError
 
 from ..join import join_arguments
+from ..join_rows import How
 from ..paired import PairedDataset
+from ..refusals import part_of_join
 
 MAIN = "root"  # the name of the manifest itself among the sources
 
 
 def join_sources(
-    main: PairedDataset,
+    open_root: Callable[[], PairedDataset],
     join: Mapping[str, Any],
     open_source: Callable[..., PairedDataset],
     *,
     on: str | Mapping[str, str],
-    how: str,
+    how: How,
     targets: Mapping[str, str] | None,
+    drop_empty: bool,
 ) -> PairedDataset:
-    """Join `main` with the sources in `join`: paths, settings of a manifest, tables or data sets.
+    """Join the root with the sources in `join`: paths, settings of a manifest, tables or data sets.
 
-    The modalities of `main` keep their names; a source's only modality gets the source's name.
+    The modalities of the root keep their names; a source's only modality gets the source's name.
     """
-    sources = {MAIN: main}
+    with part_of_join(targets):
+        main = open_root()
+        sources = {MAIN: main}
+        for name, source in join.items():
+            if name == MAIN or name in main.modalities:
+                raise FusionZooError(
+                    f"--data.join.{name}: the manifest itself has {name!r}: give the source another"
+                    " name, or leave that column out with --data.modalities of its own"
+                )
+            sources[name] = _open(name, source, open_source)
     names: dict[str, Mapping[str, str]] = {MAIN: {x: x for x in main.modalities}}
-    for name, source in join.items():
-        if name == MAIN or name in main.modalities:
-            raise FusionZooError(
-                f"--data.join.{name}: the manifest itself has {name!r}: give the source another"
-                " name, or leave that column out with --data.modalities of its own"
-            )
-        sources[name] = _open(name, source, open_source)
+    for name in join:
         names[name] = _names(name, sources[name], {x for by in names.values() for x in by})
     labels = [name for name in targets or () if name != "target"]
-    joined = join_arguments(sources, how, on, names, labels)
+    joined = join_arguments(sources, how, on, names, labels, drop_empty)
     return PairedDataset(**{**joined, "targets": targets})
 
 

@@ -6,13 +6,14 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 
 from ..amputation import Mechanism
 from ..base import DATASETS, apply_shared_settings
 from ..failures import MAX_ERRORS, OnError
+from ..join_rows import How
 from ..paired import PairedDataset
 from ..shards.open import open_shards
 from ..splits import SHARES
@@ -52,7 +53,7 @@ def manifest(
     stream_limit: int = STREAM_LIMIT,
     join: Mapping[str, Any] | None = None,
     on: str | Mapping[str, str] = "id",
-    how: Literal["inner", "outer"] = "inner",
+    how: How = "inner",
     categorical: str | Sequence[str] = (),
     arrays: Mapping[str, str | Sequence[str]] | None = None,
     sample_rate: int | None = None,
@@ -88,17 +89,19 @@ def manifest(
         group_column: groups that splits and folds keep together, instead of `group`; `id` for none
         delimiter: character between cells, or `tab`; found from the first rows
         encoding: of a text file; found from its bytes
-        sheet: name of a spreadsheet's sheet; the first
+        sheet: name of a spreadsheet's sheet; the first, which is refused if it is hidden
         decimal: `,` where regression and ordinal targets are written as 25,06
         na: words in cells that mean a missing value, comma-separated or a list;
             null: `NA`, `nan`, `null` and the like in text files and spreadsheets, none elsewhere
-        drop_empty: whether rows without any modality are left out; else they are an error
+        drop_empty: whether rows without any modality are left out, with `join` samples without any
+            of all sources; else they are an error
         label_separator: between the labels of a multilabel target
         fields: names of the entries of rows that are tuples, in memory; `_` for one to leave out
         stream_limit: samples of a stream in memory that may be read
         join: further sources, by modality: the path of a manifest, or its settings
         on: column by which joined samples belong together, or a mapping with that of each source
-        how: `inner` keeps samples that all joined sources have, `outer` keeps all
+        how: samples that a join keeps: `inner` those of which all sources have a row, `left` those
+            of `root`, `outer` all
         categorical: columns of a tabular modality that hold categories though they are numbers
         arrays: files of modalities that are no columns, `{"audio": "feats.npy"}`: a row per sample,
             or by id, `"feats.npy,ids.npy"`, `.npz` or HDF5 with `features` and `ids`, or named ids
@@ -109,7 +112,8 @@ def manifest(
     names = word_list(fields) if fields else []
     loaded = _load(root, TextFormat(delimiter, encoding, sheet), names, stream_limit)
     words = (() if loaded.has_nulls else NA) if na is None else na
-    dataset = open_table(
+    open_root = partial(
+        open_table,
         loaded.table,
         source=loaded.source,
         root=loaded.root,
@@ -127,7 +131,7 @@ def manifest(
         arrays=arrays,
         sample_rate=sample_rate,
         frames=frames,
-        cells=CellRules(words, decimal, label_separator, drop_empty),
+        cells=CellRules(words, decimal, label_separator, drop_empty and not join),
     )
     if join:
         open_source = partial(
@@ -138,7 +142,11 @@ def manifest(
             targets={},
             allow_outside=allow_outside,
         )
-        dataset = join_sources(dataset, join, open_source, on=on, how=how, targets=targets)
+        dataset = join_sources(
+            open_root, join, open_source, on=on, how=how, targets=targets, drop_empty=drop_empty
+        )
+    else:
+        dataset = open_root()
     del loaded
     pa.default_memory_pool().release_unused()  # reading takes several times the table's memory
     return apply_shared_settings(dataset, modalities, missing, missing_mechanism)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import KINDS
 
+from ..refusals import labels_of_join
 from ..table import ROLES
 from .checked import list_names
 from .columns import Columns
@@ -30,7 +31,7 @@ def find_modalities(
             names.append(name)
     order = [*table.roles, *KINDS, *kinds]
     names = [name for name in sorted(names, key=order.index) if table.position(name) not in taken]
-    if not names:
+    if not names and not any(label in table for label in labels_of_join() or ()):
         raise FusionZooError(_no_modality(table, taken))
     for name in names:
         if kinds.get(name, name) not in KINDS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import zipfile
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,8 @@ def _cells(path: Path, sheet: str, *, values: bool) -> tuple[list[tuple[Any, ...
         with zipfile.ZipFile(path) as parts:
             needed = XML_EXPANSION * sum(part.file_size for part in parts.infolist())
             check_expansion(str(path), path.stat().st_size, needed)
-        book = openpyxl.load_workbook(path, read_only=True, data_only=values)
+            _check_styles(path, parts)
+        book = openpyxl.load_workbook(path, read_only=True, data_only=values, keep_links=False)
     except FusionZooError:
         raise
     except Exception as error:  # a bad zip, XML, or parts that are missing
@@ -66,18 +68,51 @@ def _cells(path: Path, sheet: str, *, values: bool) -> tuple[list[tuple[Any, ...
                 f"{path} has no sheet {sheet!r} (--data.sheet); it has: {', '.join(sheets)}"
             )
         worksheet = book.worksheets[sheets.index(sheet) if sheet else 0]
-        rows = list(islice(worksheet.iter_rows(values_only=True), MAX_ROWS + 1))
-        if len(rows) > MAX_ROWS:
+        if not sheet and worksheet.sheet_state != "visible":
             raise FusionZooError(
-                f"{path}: a row has a number above {MAX_ROWS:,}, the format's limit"
+                f"{path}: its first sheet {worksheet.title!r} is hidden: --data.sheet names the one"
+                f" to read; it has: {', '.join(sheets)}"
             )
-        return rows, sheets
+        return _rows(path, worksheet), sheets
     except FusionZooError:
         raise
     except Exception as error:
         raise FusionZooError(f"{path} cannot be read as .xlsx: {one_line(error)}") from error
     finally:
         book.close()
+
+
+def _check_styles(path: Path, parts: zipfile.ZipFile) -> None:
+    """Raise an error for too many elements in the parts that openpyxl turns into objects.
+
+    These are styles, properties and lists of parts. Sheets and shared strings are read as streams.
+    """
+    for part in parts.infolist():
+        folder = part.filename.rpartition("/")[0]
+        is_read_whole = folder in ("", "xl", "docProps") or part.filename.endswith(".rels")
+        if not is_read_whole or part.filename == "xl/sharedStrings.xml":
+            continue
+        with parts.open(part) as file:
+            chunks = iter(partial(file.read, 1 << 20), b"")
+            count = sum(chunk.count(b"<") - chunk.count(b"</") for chunk in chunks)
+        check_budget("styles", count, f"{path}: {part.filename}")
+
+
+def _rows(path: Path, worksheet: Any) -> list[tuple[Any, ...]]:
+    """Return a sheet's rows without the empty cells at their ends; count the cells on the way."""
+    worksheet.reset_dimensions()  # the file's claim: cells outside of it would be lost
+    rows: list[tuple[Any, ...]] = []
+    num_cells = 0
+    for row in islice(worksheet.iter_rows(values_only=True), MAX_ROWS + 1):
+        width = len(row)
+        while width and row[width - 1] is None:
+            width -= 1
+        num_cells += width
+        check_budget("cells", num_cells, str(path))  # empty cells before others included
+        rows.append(row[:width])
+    if len(rows) > MAX_ROWS:
+        raise FusionZooError(f"{path}: a row has a number above {MAX_ROWS:,}, the format's limit")
+    return rows
 
 
 def _check_formulas(path: Path, sheet: str, rows: list[list[Any]], header_row: int) -> None:

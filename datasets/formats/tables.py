@@ -17,7 +17,7 @@ from fusionzoo.errors import FusionZooError, one_line
 from ..failures import MAX_ERRORS, OnError
 from ..paired import PairedDataset
 from ..provenance import Provenance
-from ..refusals import is_collecting
+from ..refusals import is_collecting, labels_of_join
 from ..splits import SHARES
 from ..table import ROLES, word_list
 from .cell_columns import Roles, cell_columns
@@ -179,8 +179,11 @@ def _read_columns(
     taken = {table.position(name) for name in ("id", "target", *names, *labels) if name in table}
     edges, segment_notes = read_segments(table, names, values, segments, taken)
     columns |= {"split": splits.column, **edges, **values}
-    if targets is not None and "target" not in targets and "target" in table:
+    in_join = labels_of_join()
+    read = targets if in_join is None else in_join
+    if read is not None and "target" not in read and "target" in table:
         table.used.discard(table.position("target"))
+    joined_labels = {table.name(name) for name in in_join or () if name in table}
     provenance = replace(
         provenance,
         reading=(*provenance.reading, *table.cells.notes, *notes, *segment_notes),
@@ -189,7 +192,7 @@ def _read_columns(
         split_rule=provenance.split_rule or splits.rule,
         split_shares=splits.shares,
         group_rule=group_rule,
-        unused=table.unused(),
+        unused=tuple(name for name in table.unused() if name not in joined_labels),
         row_numbers=table.row_numbers,
     )
     return pa.table({**other_columns(table, columns), **columns}), names, provenance
@@ -214,7 +217,8 @@ def _drop_empty(table: Columns, values: Mapping[str, Any]) -> dict[str, Any]:
         raise FusionZooError(f"{table.source} has no rows")
     for column in values.values():
         has_any |= np.asarray(column.is_valid())
-    if has_any.all() or (is_collecting() and not table.cells.drop_empty):
+    refused_later = is_collecting() or labels_of_join() is not None
+    if has_any.all() or (refused_later and not table.cells.drop_empty):
         return dict(values)
     if not table.cells.drop_empty:
         row, num_empty = int(np.argmin(has_any)), int((~has_any).sum())

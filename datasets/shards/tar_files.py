@@ -73,6 +73,8 @@ class Scan:
                         self.members.append({})
                         starts.append(member.offset)
                     self._add(tar, member, ending.lower(), name)
+        except FusionZooError:
+            raise
         except (tarfile.TarError, OSError, EOFError, ValueError) as error:
             raise FusionZooError(
                 f"{self.storage.where(name)} cannot be read as a tar file: {one_line(error)}"
@@ -89,8 +91,15 @@ class Scan:
         if suffix in (*TEXT, *LABEL, ".json"):
             check_budget("text file", member.size, f"{file}, {member.name}")
             data = tar.extractfile(member)
-            text = data.read().decode("utf-8-sig").strip() if data is not None else ""
-            self._add_text(text, column, suffix, f"{self.storage.where(file)}, {member.name}")
+            where = f"{self.storage.where(file)}, {member.name}"
+            try:
+                text = data.read().decode("utf-8-sig").strip() if data is not None else ""
+                values = json.loads(text) if suffix == ".json" else text
+            except RecursionError:
+                raise FusionZooError(f"{where} cannot be read: it is nested too deep") from None
+            except ValueError as error:  # no UTF-8, or no JSON
+                raise FusionZooError(f"{where} cannot be read: {one_line(error)}") from error
+            self._add_text(values, column, suffix, where)
             return
         kind = KIND_OF.get(suffix)
         if suffix == ".npy":
@@ -117,15 +126,14 @@ class Scan:
         )
         return offsets, sizes
 
-    def _add_text(self, text: str, column: str, suffix: str, where: str) -> None:
+    def _add_text(self, values: Any, column: str, suffix: str, where: str) -> None:
         row = self.rows[-1]
         if suffix != ".json":
             name = column or ("target" if suffix in LABEL else "text")
-            row[name] = text
+            row[name] = values
             if suffix in TEXT:
                 self.kinds[name] = "text"
             return
-        values = json.loads(text)
         if not isinstance(values, dict):
             raise FusionZooError(f"{where} holds no JSON object")
         row.update({str(name): value for name, value in values.items() if value is not None})

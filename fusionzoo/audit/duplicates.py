@@ -32,9 +32,11 @@ def duplicates(scan: Scan) -> Iterator[Finding]:
     An error where a picture or a whole sample is copied, or where more than 5 % of val and test
     have a copy elsewhere; else a warning: people write the same sentence twice.
     """
+    reported: list[tuple[int, ...]] = []
     exact = {name: _groups(values, _exact_pairs(values)) for name, values in scan.values.items()}
     for name, values in scan.values.items():
         groups = _across(scan, exact[name])
+        reported += groups
         if groups:
             severe = values.kind == "image" or _whole(scan, exact, groups) or _many(scan, groups)
             yield _finding(values, groups, "same_content", "error" if severe else "warning")
@@ -45,6 +47,42 @@ def duplicates(scan: Scan) -> Iterator[Finding]:
         if groups:
             severity: Severity = "error" if _many(scan, groups) else "warning"
             yield _finding(values, groups, "similar_content", severity)
+    yield from _whole_samples(scan, reported)
+
+
+def _whole_samples(scan: Scan, reported: list[tuple[int, ...]]) -> Iterator[Finding]:
+    """Samples that recur in another split with all their modalities, however little these say.
+
+    A short text alone is expected to recur; `reported` are copies that are known already.
+    """
+    codes = np.full((len(scan.ids), len(scan.values)), -1)
+    for column, values in enumerate(scan.values.values()):
+        codes[values.rows, column] = np.unique(values.digests, return_inverse=True)[1].ravel()
+    damaged = {row for values in scan.values.values() for row in values.errors}
+    rows = np.flatnonzero((codes >= 0).any(1))
+    members: dict[bytes, list[int]] = {}
+    for row in rows.tolist():
+        if row not in damaged:
+            members.setdefault(codes[row].tobytes(), []).append(row)
+    known: dict[int, set[int]] = {}  # row -> reported groups with it
+    for number, group in enumerate(reported):
+        for row in group:
+            known.setdefault(row, set()).add(number)
+    groups = [
+        group
+        for group in _across(scan, [tuple(rows) for rows in members.values()])
+        if not set.intersection(*(known.get(row, set()) for row in group))
+    ]
+    if groups:
+        number = sum(map(len, groups))
+        yield Finding(
+            check="same_sample",
+            severity="error" if _many(scan, groups) else "warning",
+            message=f"{counted(number, 'sample')} in {counted(len(groups), 'group')} are the same"
+            " in all their modalities in several splits",
+            advice=ADVICE,
+            groups=tuple(groups),
+        )
 
 
 def _many(scan: Scan, groups: list[tuple[int, ...]]) -> bool:

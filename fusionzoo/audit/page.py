@@ -32,6 +32,7 @@ NAMES = {  # of findings, as titles of the page and the table
     "encoding_damage": "encoding damage",
     "orphan_files": "orphan files",
     "same_content": "copies across splits",
+    "same_sample": "whole samples in several splits",
     "similar_content": "near copies across splits",
     "unlabelled": "no label",
     "split_of_one": "splits of one sample",

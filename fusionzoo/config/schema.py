@@ -185,6 +185,9 @@ class PredictConfig(ModelUse):
     data: Tree = option({}, "data set and its settings (required): `fusionzoo data list`")
     split: str = option("all", "train | val | test | all")
     out: str = option("", "file for the predictions, .csv or .parquet")
+    csv_safe: bool = option(
+        False, "an apostrophe before cells of a .csv that a spreadsheet program runs as formulas"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import torch
 
+from fusionzoo.cells import without_formulas
 from fusionzoo.config import PredictConfig
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError
@@ -36,17 +37,33 @@ def predict(
         return pa.concat_tables(_prediction_tables(model, dataset, cfg))
     path = Path(cfg.out)
     writer_of = _writer_for(path)
+    if cfg.csv_safe and path.suffix != ".csv":
+        raise FusionZooError(f"--csv_safe is for .csv, --out is {path}: leave one of them out")
     path.parent.mkdir(parents=True, exist_ok=True)
     writer: Any = None
     with replacing(path) as partial:
         try:
             for table in _prediction_tables(model, dataset, cfg):
+                if cfg.csv_safe:
+                    table = _without_formulas(table)
                 writer = writer or writer_of(str(partial), table.schema)
                 writer.write_table(table)
         finally:
             if writer is not None:
                 writer.close()
     return path
+
+
+def _without_formulas(table: pa.Table) -> pa.Table:
+    """Return a table whose names and text no spreadsheet program runs as formulas."""
+    names = [without_formulas(name) for name in table.column_names]
+    columns = [
+        pa.array([cell and without_formulas(cell) for cell in column.to_pylist()], pa.string())
+        if pa.types.is_string(column.type)
+        else column
+        for column in table.columns
+    ]
+    return pa.table(columns, names=names)
 
 
 def _writer_for(path: Path) -> Callable[[str, pa.Schema], Any]:

@@ -90,6 +90,10 @@ class Malicious:
 
 
 ARRAY = pickle.dumps(np.arange(3.0), protocol=2)
+# ((((), ()), ((), ())), ...) with 2^99 leaves in 400 bytes; the last is number 99 of the memo.
+TUPLES = b"\x80\x04)\x94" + b"".join(
+    b"h" + bytes([n]) + b"h" + bytes([n]) + b"\x86\x94" for n in range(99)
+)
 HOSTILE = {
     "a function": (b"cos\nsystem\n(S'touch {path}'\ntR.", "asks for os.system"),
     "a built-in function": (b"c__builtin__\neval\n(S'1'\ntR.", "__builtin__.eval"),
@@ -106,6 +110,47 @@ HOSTILE = {
     "a buffer of 2 GB": (b"\x80\x02c__builtin__\nbytearray\nJ\xff\xff\xff\x7f\x85R.", "bytearray"),
     "text of 1 PB": (b"\x80\x04\x8d" + (2**50).to_bytes(8, "little") + b"a.", "no pickle"),
     "a memo of 2 billion": (b"\x80\x02Nr\xff\xff\xff\x7fK\x01a.", "no pickle"),
+    "a bytearray of 3.6 GB": (b"\x96" + (3_600_000_000).to_bytes(8, "little") + b"a.", "bytearray"),
+    "a bytearray beyond memory": (b"\x96" + b"\xff" * 8 + b".", "bytearray"),
+    "tuples as a key": (TUPLES + b"}h\x63Ns.", "a key or an element"),
+    "tuples as keys": (TUPLES + b"}(h\x63Nu.", "a key or an element"),
+    "tuples in a dict": (TUPLES + b"(h\x63Nd.", "a key or an element"),
+    "tuples in a set": (TUPLES + b"\x8f(h\x63\x90.", "a key or an element"),
+    "tuples in a frozenset": (TUPLES + b"(h\x63\x91.", "a key or an element"),
+    "tuples in a set of a call": (
+        TUPLES + b"cbuiltins\nset\n](h\x63e\x85R.",
+        "a key or an element",
+    ),
+    "an OrderedDict of tuples": (
+        TUPLES + b"ccollections\nOrderedDict\n]](h\x63Nea\x85R.",
+        "a key or an element",
+    ),
+    "tuples as a dtype": (TUPLES + b"cnumpy\ndtype\nh\x63\x85R.", "an array of type"),
+    "copies of copies": (
+        b"\x80\x04cbuiltins\nlist\n\x94]("
+        + b"N" * 20_000
+        + b"e\x94]("
+        + b"h\0h\1\x85R" * 9999
+        + b"e.",
+        "by copying what it holds",
+    ),
+    "copies of text": (
+        b"\x80\x04c_codecs\nencode\n\x94X\xff\xff\0\0"
+        + b"a" * 65_535
+        + b"\x94]("
+        + b"h\0h\1\x85R" * 9999
+        + b"e.",
+        "by copying what it holds",
+    ),
+    "an integer of 4,000 digits": (pickle.dumps(10**4000), "an integer of 13,288 bits"),
+    "an integer of 4,000 digits, as text": (b"L1" + b"0" * 4000 + b"L\n.", "an integer of 13,288"),
+    "an integer of 5,000 digits, as text": (b"I1" + b"0" * 5000 + b"\n.", "no pickle"),
+    "an integer of 600 digits": (pickle.dumps(10**600), "an integer of 1,994 bits"),
+    "too many dimensions": (
+        ARRAY.replace(b"K\x03\x85", b"(" + b"K\x03" * 65 + b"t"),
+        "unknown format",
+    ),
+    "a name of two lines": (b"\x80\x04X\x03\0\0\0a\nbX\x01\0\0\0c\x93.", "asks for a b.c"),
     "a cut file": (ARRAY[:-20], "no pickle that can be read"),
     "an empty file": (b"", "no pickle that can be read"),
     "a larger shape": (ARRAY.replace(b"K\x03\x85", b"K\xff\x85"), "with other data"),
@@ -123,8 +168,13 @@ def test_a_hostile_pickle_is_refused_in_one_line_and_runs_nothing(
     assert data != ARRAY, "the replaced bytes are in the pickle"
     victim = tmp_path / "touched"
     path = store(tmp_path, data.replace(b"{path}", str(victim).encode()))
-    with pytest.raises(FusionZooError) as caught:
-        read_pickle(path)
+    tracemalloc.start()
+    try:
+        with pytest.raises(FusionZooError) as caught:
+            read_pickle(path)
+        assert tracemalloc.get_traced_memory()[1] < 100_000_000
+    finally:
+        tracemalloc.stop()
     assert message in str(caught.value)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
     assert not victim.exists()
@@ -272,6 +322,16 @@ def test_the_command_prints_what_to_do_next(
     printed = capsys.readouterr().out
     assert f"--data.root {tmp_path / 'out' / 'manifest.parquet'}" in printed
     assert "sequence: audio, 16 samples, width 5" in printed
+
+
+@pytest.mark.parametrize("value", [10**4000, [10**4000], {"labels": [10**400]}])
+def test_a_huge_integer_is_one_line_of_the_command(
+    value: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = store(tmp_path, {"id": ["a"], "labels": value})
+    assert console(["data", "convert", str(path), str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err.strip()
+    assert "data.pkl asks for an integer of" in error and "\n" not in error
 
 
 def test_a_small_pickle_cannot_take_the_machines_memory(tmp_path: Path) -> None:

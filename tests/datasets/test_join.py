@@ -14,6 +14,7 @@ from PIL import Image
 
 import fusionzoo as fz
 from fusionzoo import PairedDataset
+from fusionzoo.datasets.refusals import collecting
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.errors import FusionZooError
 
@@ -157,7 +158,7 @@ def test_wrong_joins_are_one_line() -> None:
     assert "no id is in all sources; they have, for instance, {'item': 'p0', 'review': 'r0'}" in (
         error_of(sources)
     )
-    assert "how='left' is neither" in error_of(sources, how="left")
+    assert "how='right' is neither" in error_of(sources, how="right")
     assert "there are no sources" in error_of({})
     twice = {"a": review, "b": review}
     says = error_of(twice, on="product")
@@ -294,6 +295,82 @@ def test_flags_of_the_command_line_join(tmp_path: Path) -> None:
     data = open_dataset(from_args(RunConfig, flags).data)
     assert data.modalities == {"text": "text", "title": "text"}
     assert data[2].values["title"] == "o2"
+
+
+@pytest.fixture
+def letters(tmp_path: Path) -> dict[str, Any]:
+    """Ten labelled rows, four without text; ids 2 to 11 have a vector, 5 and 11 none."""
+    np.save(tmp_path / "v.npy", np.ones(2, np.float32))
+    rows = [{"id": n, "text": "" if n % 3 == 0 else f"t{n}", "target": n % 2} for n in range(10)]
+    clips = [{"id": n, "vector": "" if n in (5, 11) else "v.npy"} for n in range(2, 12)]
+    return {
+        "root": write(tmp_path / "main.csv", rows),
+        "join": {"clip": write(tmp_path / "clips.csv", clips)},
+    }
+
+
+def test_a_row_that_is_empty_in_one_source_only_is_kept_by_a_join(letters: dict[str, Any]) -> None:
+    data = fz.create_dataset("manifest", **letters)
+    assert data.ids == [str(n) for n in range(2, 10)]
+    assert data.present.sum(0).tolist() == [5, 7]
+    assert data.labels[1] == "1" and data.present[1].tolist() == [False, True]
+    summary = "\n".join(data_summary(data))
+    assert (
+        "joined    in both 8, only in root 2 (left out), only in clip 2 (left out)"
+        " (--data.how inner)"
+    ) in summary
+    assert "'target'" not in summary.split("unused")[1]
+
+
+@pytest.mark.parametrize(("how", "num", "empty"), [("left", 10, ["0"]), ("outer", 12, ["0", "11"])])
+def test_samples_that_are_empty_in_all_sources_are_refused_or_dropped_after_a_join(
+    letters: dict[str, Any], how: str, num: int, empty: list[str]
+) -> None:
+    with pytest.raises(FusionZooError, match=f"empty, as in {len(empty)} of {num} joined samples"):
+        fz.create_dataset("manifest", **letters, how=how, targets={})
+    data = fz.create_dataset("manifest", **letters, how=how, targets={}, drop_empty=True)
+    assert data.ids == [str(n) for n in range(num) if str(n) not in empty]
+    assert f"{len(empty)} row{'s' * (len(empty) > 1)} left out" in "\n".join(data_summary(data))
+
+
+@pytest.mark.parametrize("targets", [None, {"age": "regression"}])
+def test_a_root_table_of_labels_alone_is_joined_with_the_modalities(
+    letters: dict[str, Any], tmp_path: Path, targets: dict[str, str] | None
+) -> None:
+    rows = [{"id": n, "age": n, "split": "train", "target": "ab"[n % 2]} for n in range(4)]
+    labels = write(tmp_path / "labels.csv", rows)
+    data = fz.create_dataset("manifest", root=labels, join=letters["join"], targets=targets)
+    assert (data.ids, data.modalities) == (["2", "3"], {"clip": "vector"})
+    assert data.provenance.unused == (("root: age",) if targets is None else ("root: target",))
+    with pytest.raises(FusionZooError, match=r"clips\.csv has no column of a modality"):
+        bare = write(tmp_path / "clips.csv", [{"id": n, "sound": "x"} for n in range(4)])
+        fz.create_dataset("manifest", root=letters["root"], join={"clip": bare})
+    with pytest.raises(FusionZooError, match=r"labels\.csv has no column of a modality"):
+        fz.create_dataset("manifest", root=labels)
+
+
+def test_a_check_of_joined_tables_finds_the_samples_without_any_modality(
+    letters: dict[str, Any],
+) -> None:
+    with collecting() as refusals:
+        fz.create_dataset("manifest", **letters, how="outer")
+    assert [(refusal.kind, refusal.row) for refusal in refusals] == [
+        ("empty_sample", 0),
+        ("empty_sample", 11),
+    ]
+
+
+def test_a_left_join_keeps_the_first_source_and_three_sources_are_counted() -> None:
+    sources = {
+        name: fz.create_dataset([{"id": str(n), "vector": [n]} for n in numbers])
+        for name, numbers in {"a": range(4), "b": range(2, 6), "c": range(3, 9)}.items()
+    }
+    data = PairedDataset.join(sources, how="left")
+    assert data.ids == ["0", "1", "2", "3"]
+    assert data.provenance.joined == (
+        "in all 1, only in a 2, only in b 0, only in c 3 (left out), only in a and b 1,"
+        " only in b and c 2 (left out) (--data.how left)"
+    )
 
 
 # ---- to_manifest

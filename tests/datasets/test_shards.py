@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from fusionzoo.datasets.shards.blocks import Blocks, StoredCells
 from fusionzoo.datasets.shards.plan import Settings
 from fusionzoo.datasets.shards.write import write_shards
 from fusionzoo.errors import FusionZooError
+from fusionzoo.files import replacing
 
 ROWS = 60
 SMALL = {"shard_mb": 1, "block_mb": 0.002}  # several blocks
@@ -434,3 +437,33 @@ def test_a_killed_conversion_goes_on(killed: str, tmp_path: Path) -> None:
     assert not (out / "shards.json").exists() and (out / ".partial").is_dir()
     fz.convert(manifest, out, **SMALL)
     assert hashes(out) == hashes(whole)
+
+
+@pytest.mark.parametrize(
+    ("contents", "says"),
+    [
+        (b"[" * 100_000 + b"]" * 100_000, "it is nested too deep"),
+        (b"no json", "Expecting value"),
+        (b"\xff\xfe\xff", "can't decode"),
+        (b"[1]", "holds no JSON object"),
+    ],
+)
+def test_a_json_member_that_cannot_be_read_is_named(
+    contents: bytes, says: str, tmp_path: Path
+) -> None:
+    with tarfile.open(tmp_path / "train-000000.tar", "w") as tar:
+        for name, data in (("a.txt", b"x"), ("a.json", contents)):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    with pytest.raises(FusionZooError) as caught:
+        fz.create_dataset("manifest", root=str(tmp_path))
+    assert "train-000000.tar, a.json" in str(caught.value)
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_message_of_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"No space left on device.*table\.csv"):  # noqa: SIM117
+        with replacing(tmp_path / "table.csv"), Path("/dev/full").open("wb", 0) as full:
+            full.write(b"x")
+    assert not list(tmp_path.iterdir())

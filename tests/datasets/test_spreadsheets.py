@@ -5,7 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+import tracemalloc
+import zipfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ import pytest
 from fusionzoo import PairedDataset, create_dataset
 from fusionzoo.config.flags import parse_flags
 from fusionzoo.datasets import split_by_hash
+from fusionzoo.datasets.budgets import BUDGETS
 from fusionzoo.datasets.formats.delimited import find_delimiter
 from fusionzoo.datasets.splits import make_splits
 from fusionzoo.datasets.summary import data_summary
@@ -361,6 +365,55 @@ def write_as(folder: Path, suffix: str, rows: list[dict[str, Any]]) -> Path:
     else:
         pq.write_table(pa.Table.from_pylist(rows), path)
     return path
+
+
+def with_part(path: Path, name: str, before: bytes, inserted: bytes) -> Path:
+    """Insert bytes into a part of a workbook."""
+    workbook(path, [["id", "text"], ["a", "x"]])
+    with zipfile.ZipFile(path) as book:
+        parts = {part: book.read(part) for part in book.namelist()}
+    assert before in parts[name]
+    parts[name] = parts[name].replace(before, inserted + before)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as book:
+        for part, contents in parts.items():
+            book.writestr(part, contents)
+    return path
+
+
+def test_cells_of_a_sheet_are_counted_while_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = replace(BUDGETS["cells"], limit=20 * 16_384)
+    monkeypatch.setitem(BUDGETS, "cells", limit)
+    cells = b"".join(
+        b'<row r="%d"><c r="XFD%d"><v>1</v></c></row>' % (n, n) for n in range(3, 2000)
+    )
+    path = with_part(tmp_path / "m.xlsx", "xl/worksheets/sheet1.xml", b"</sheetData>", cells)
+    tracemalloc.start()
+    try:
+        with pytest.raises(FusionZooError, match=r"m\.xlsx is too large: 327,684 cells; at most"):
+            opened(path)
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000  # 2,000 rows take 260 MB
+    finally:
+        tracemalloc.stop()
+
+
+def test_too_many_styles_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    path = with_part(tmp_path / "m.xlsx", "xl/styles.xml", b"</cellXfs>", b"<xf/>" * 300_000)
+    with pytest.raises(FusionZooError, match=r"xl/styles\.xml is too large: 300,\d+ XML elements"):
+        opened(path)
+
+
+def test_a_hidden_first_sheet_is_not_read_in_silence(tmp_path: Path) -> None:
+    path = workbook(tmp_path / "m.xlsx", [["id", "text"], ["a", "x"]], sheets=["Two"])
+    book = openpyxl.load_workbook(path)
+    name = book.worksheets[0].title
+    book.worksheets[0].sheet_state = "hidden"
+    book.active = 1
+    book.save(path)
+    with pytest.raises(FusionZooError, match=f"{name!r} is hidden: --data.sheet .*: {name}, Two"):
+        opened(path)
+    assert opened(path, sheet=name).ids == ["a"]
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "xlsx"])
