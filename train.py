@@ -68,7 +68,7 @@ def train(cfg: RunConfig, world: World, dataset: PairedDataset | None = None) ->
 
     # ---- epochs from the start or from the last checkpoint; then the test split, once
     with claim_folder(trainer.cfg, world) as (folder, resume):
-        state, notes = checkpoint.start_or_resume(folder, resume, trainer)
+        state, notes = checkpoint.start_or_resume(folder, resume, trainer, dataset)
         report.show_groups(folder, trainer, tracker)
         tracker.start(folder, state, cfg.log)
         tracker.say(*(f"no loss reads {name}: frozen" for name in unused), *notes)

@@ -155,6 +155,7 @@ class RunConfig(SpeedConfig):
         False,
         "continue the run in `out` from its last checkpoint; auto: start if there is none",
     )
+    resume_anyway: bool = option(False, "resume even if the data are no longer those trained on")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,6 +52,8 @@ def claim_folder(cfg: RunConfig, world: World) -> Iterator[tuple[Path, bool]]:
 
 
 def _claim(cfg: RunConfig, stack: ExitStack) -> tuple[Path, bool]:
+    if cfg.resume_anyway and not cfg.resume:
+        raise FusionZooError("--resume_anyway goes on with a run: give --resume, too")
     folder = Path(cfg.out or f"runs/{cfg.data['name']}")
     if cfg.out is None:
         base, number = folder, 2
@@ -92,7 +94,8 @@ def _has_step(folder: Path) -> bool:
 
 def store_config(cfg: RunConfig, folder: Path) -> None:
     """Write config.yaml; when resuming, only after the checkpoint was restored."""
-    write_yaml(replace(cfg, out=str(folder), resume=False, overwrite=False), folder / "config.yaml")
+    unset = replace(cfg, out=str(folder), resume=False, resume_anyway=False, overwrite=False)
+    write_yaml(unset, folder / "config.yaml")
 
 
 def _lock(folder: Path, stack: ExitStack, patience: float) -> None:
