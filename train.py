@@ -83,7 +83,7 @@ def train(cfg: RunConfig, world: World, dataset: PairedDataset | None = None) ->
             tracker.say(*checkpoint.restore_best(folder, trainer, state))
             with trainer.ema_weights():
                 test = evaluate(trainer, loaders["test"], report.reports_each_alone(trainer))
-                report.save_model(folder, trainer)
+                report.save_model(folder, trainer, splits)
         except torch.OutOfMemoryError as error:
             raise report.out_of_memory(trainer) from error
         finally:

@@ -16,6 +16,8 @@ from .files import write_json
 
 NAME = "digests.json"
 ALGORITHM = "sha256"
+REQUIRED = ("config.json", "model.safetensors")  # files of every model folder
+OPTIONAL = ("trained_on.safetensors",)
 _log = logging.getLogger("fusionzoo")
 
 
@@ -68,11 +70,8 @@ def _files_below(folder: Path, modalities: list[str]) -> list[Path]:
 
 def files_of_model(folder: Path, modalities: list[str]) -> list[Path]:
     """Return the files of a model folder of which digests are written."""
-    return [
-        folder / "config.json",
-        folder / "model.safetensors",
-        *_files_below(folder, modalities),
-    ]
+    optional = [path for path in (folder / name for name in OPTIONAL) if path.is_file()]
+    return [*(folder / name for name in REQUIRED), *optional, *_files_below(folder, modalities)]
 
 
 def _read(path: Path) -> dict[str, str]:

@@ -25,6 +25,7 @@ from .plugins import imports_forbidden, load_plugins
 from .standardise import Standardise
 from .structures import Batch, Sample
 from .targets import Target
+from .trained_on import TrainedOn
 from .unimodal import UnimodalHeads
 
 
@@ -58,6 +59,7 @@ def load(
         load_model(model, str(weights), strict=True)
     except Exception as error:
         raise FusionZooError(f"{weights}: {one_line(error)}") from error
+    model.trained_on = TrainedOn.load(folder)
     model.to(device).eval()
     with bounded_allocation(weights):
         _answer_blank(model, folder)

@@ -22,6 +22,7 @@ from .present_rows import encode_rows
 from .standardise import Standardise, standardise
 from .structures import Batch, Features, FusionOutput, Sample
 from .targets import decode, from_spec
+from .trained_on import TrainedOn
 from .unimodal import UnimodalHeads, fall_back
 from .version import __version__
 
@@ -52,6 +53,7 @@ class FusionModel(nn.Module):
         self.standardise = nn.ModuleDict()  # modality -> Standardise, of encoders that stay frozen
         self.align = nn.ModuleDict()  # modality -> map to a space where partners are near
         self.heads: UnimodalHeads | None = None  # a classifier of each modality alone
+        self.trained_on: TrainedOn | None = None  # None: not known
 
     def set_heads(self, heads: UnimodalHeads) -> None:
         """Take the modalities' own heads: `predict` may then fall back to them."""
@@ -210,6 +212,8 @@ class FusionModel(nn.Module):
         recorded = {"plugins": sources(self)} if sources(self) else {}
         config = {**about, **recorded, "classes": self.classes, **self.spec}
         write_json(folder / "config.json", config)
+        if self.trained_on is not None:
+            self.trained_on.save(folder)
         write_digests(folder, files_of_model(folder, list(self.encoders)))
         return folder
 

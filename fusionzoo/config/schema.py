@@ -175,7 +175,7 @@ class ModelUse(SpeedConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(ModelUse):
-    data: Tree = option({}, "data set and its settings (required): `fusionzoo data list`")
+    data: Tree = option({}, "data set and its settings; empty = those of the training")
     split: str = option("test", "train | val | test | all")
     every_subset: bool = option(False, "also measure the fusion given each subset of modalities")
     out: str = option("", "JSON file for the metrics; empty = print them only")

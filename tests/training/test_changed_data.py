@@ -11,15 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fusionzoo as fz
 from fusionzoo.benchmark.bench import open_bench
 from fusionzoo.benchmark.features import pretrain
 from fusionzoo.benchmark.features.encoders import build_encoders
 from fusionzoo.benchmark.trials.schedule import path_of, units
+from fusionzoo.commands import evaluate_command
 from fusionzoo.config import BenchmarkConfig, from_args
 from fusionzoo.datasets import create_dataset
 from fusionzoo.datasets.shards.blocks import ParquetBlocks
 from fusionzoo.datasets.shards.plan import Settings
 from fusionzoo.datasets.shards.write import write_shards
+from fusionzoo.errors import FusionZooError
 from fusionzoo.features.identity import changes, data_identity
 from fusionzoo.scripts.train import main as train
 from fusionzoo.training.runs import checkpoint_file
@@ -193,3 +196,68 @@ def test_what_identifies_shards_is_known_without_reading_them(
     shard = next((tmp_path / "shards").glob("*.parquet"))
     os.utime(shard, ns=(1, 1))
     assert changes(before, data_identity(opened)) == "values of vector and values of sequence"
+
+
+def test_a_model_is_evaluated_on_its_own_data_unless_others_are_named(
+    run: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = json.loads((run[1] / "metrics.json").read_text())["test"]
+    (run[1] / "config.yaml").unlink()  # the model folder is enough
+    metrics = fz.evaluate(run[1])
+    assert {name: metrics[name] for name in measured} == pytest.approx(measured)
+    assert metrics["seen_in_training"] == {"train": 0, "val": 0}
+    assert "warning" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("with_ids", [True, False], ids=["ids", "row numbers"])
+def test_samples_that_a_model_was_trained_on_are_counted_when_it_is_evaluated(
+    with_ids: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    samples = [{name: row[name] for name in row if with_ids or name != "id"} for row in rows()]
+    data, out = write(tmp_path, samples), tmp_path / "run"
+    assert train(flags(data, out)) == 0
+    swap(samples, tmp_path)
+    write(tmp_path, samples)
+    words = ["--data.name", "manifest", "--data.root", str(data), "--out", str(tmp_path / "m.json")]
+    assert evaluate_command([str(out), *words, "--split", "all"]) == 0
+    warning = "of the 24 samples, 12 have ids that the model was trained on and 6 ids"
+    assert capsys.readouterr().out.count(warning) == 1
+    metrics = json.loads((tmp_path / "m.json").read_text())
+    assert metrics["seen_in_training"] == {"train": 12, "val": 6}
+    (tmp_path / "other").mkdir()
+    other = write(tmp_path / "other", samples)  # its row numbers are those of other samples
+    seen = fz.evaluate(out, str(other), split="all")["seen_in_training"]
+    assert seen == ({"train": 12, "val": 6} if with_ids else {"train": 0, "val": 0})
+
+
+def test_of_a_folder_that_does_not_say_what_it_was_trained_on_nothing_is_known(
+    run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = fz.load(run[1])
+    model.trained_on = None
+    model.save(tmp_path / "model")
+    capsys.readouterr()
+    metrics = fz.evaluate(tmp_path / "model", str(run[0]))
+    assert metrics["seen_in_training"] == {"train": None, "val": None}
+    assert "whether the model was trained on some of these samples is not known" in (
+        capsys.readouterr().out
+    )
+    with pytest.raises(FusionZooError, match="model does not say what it was trained on"):
+        fz.evaluate(tmp_path / "model")
+
+
+def test_what_a_model_was_trained_on_is_kept_when_it_is_saved_again(
+    run: tuple[Path, Path], tmp_path: Path
+) -> None:
+    model = fz.load(run[1])
+    again = fz.load(model.save(tmp_path / "again"))
+    assert again.trained_on is not None
+    assert again.trained_on.settings["root"] == str(run[0])
+    assert {name: len(x) for name, x in again.trained_on.ids.items()} == {"train": 12, "val": 6}
+    file = tmp_path / "again" / "trained_on.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(FusionZooError, match=r"trained_on.safetensors was changed"):
+        fz.load(tmp_path / "again")
+    (tmp_path / "again" / "digests.json").unlink()
+    with pytest.raises(FusionZooError, match=r"trained_on.safetensors cannot be read"):
+        fz.load(tmp_path / "again")
