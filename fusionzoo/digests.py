@@ -42,6 +42,12 @@ def check_digests(folder: Path, modalities: list[str]) -> None:
         )
         return
     digests = _read(path)
+    for name in REQUIRED:
+        if name not in digests:
+            raise FusionZooError(
+                f"{path} has no digest of {name}: copy the folder again, or remove {path} if you"
+                " changed it yourself"
+            )
     for name, digest in digests.items():
         file = folder / name
         if not file.is_file():
