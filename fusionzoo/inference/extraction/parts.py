@@ -38,9 +38,9 @@ class Parts:
         With `overwrite` those are discarded.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / LOCK).open("w") as file:
-            advice = "wait for it, or take another --out"
-            lock(file, PATIENCE, f"another extraction is writing {self.out}: {advice}")
+        with (self.folder / LOCK).open("a+") as file:
+            problem = f"another extraction is writing {self.out}"
+            lock(file, PATIENCE, problem, "take another --out")
             self._check(key, overwrite)
             write_json(self.folder / ABOUT, {**self._about(), "key": dict(key)})
             yield self
