@@ -149,7 +149,7 @@ def build_loaders(
     if not resume:
         tracker.say(*standardise_frozen(trainer, frozen.view(splits["train"]), frozen.modalities))
     tracker.lap("encode")
-    collates = {name: frozen.collate(model.collate(name == "train")) for name in splits}
+    collates = {name: frozen.collate(model.collate(train=name == "train")) for name in splits}
     collates["train"].second_view = trainer.module.makes_views
     return {
         name: build_loader(frozen.view(split), collates[name], cfg, world, name)

@@ -179,10 +179,15 @@ class FusionModel(nn.Module):
             return decode(self.targets, logits)
         return predictions(self.classes, logits.softmax(-1))
 
-    def collate(self, train: bool = False) -> Any:
+    def collate(self, *samples: Any, train: bool = False) -> Any:
         """Return the picklable function that turns a list of samples into this model's batch."""
         from .datasets import Collate
 
+        if samples:
+            raise FusionZooError(
+                "model.collate returns the function that makes batches: call it, as in"
+                " DataLoader(..., collate_fn=model.collate()), or with train=True for training"
+            )
         processors = {
             name: encoder.loader_processor(train) for name, encoder in self.named_encoders()
         }

@@ -89,7 +89,7 @@ def _add_values(digest: Any, rows: Any, name: str) -> None:
         _add_column(digest, column)
         return
     digest.update(bytes(column.is_valid().to_pylist()))
-    cells = [] if values is None else pc.drop_null(column).to_numpy().copy()  # writable
+    cells: Any = [] if values is None else pc.drop_null(column).to_numpy().copy()  # writable
     if isinstance(values, SourceValues):
         _add_values(digest, values.source.subset(cells), values.modality)  # type: ignore[attr-defined]
     elif isinstance(values, StoredCells):  # reading them would be a pass over the shards
