@@ -68,7 +68,7 @@ def train(cfg: RunConfig, world: World, dataset: PairedDataset | None = None) ->
 
     # ---- epochs from the start or from the last checkpoint; then the test split, once
     with claim_folder(trainer.cfg, world) as (folder, resume):
-        state, notes = checkpoint.start_or_resume(folder, resume, trainer)
+        state, notes = checkpoint.start_or_resume(folder, resume, trainer, dataset)
         report.show_groups(folder, trainer, tracker)
         tracker.start(folder, state, cfg.log)
         tracker.say(*(f"no loss reads {name}: frozen" for name in unused), *notes)
@@ -83,7 +83,7 @@ def train(cfg: RunConfig, world: World, dataset: PairedDataset | None = None) ->
             tracker.say(*checkpoint.restore_best(folder, trainer, state))
             with trainer.ema_weights():
                 test = evaluate(trainer, loaders["test"], report.reports_each_alone(trainer))
-                report.save_model(folder, trainer)
+                report.save_model(folder, trainer, splits)
         except torch.OutOfMemoryError as error:
             raise report.out_of_memory(trainer) from error
         finally:
@@ -149,7 +149,7 @@ def build_loaders(
     if not resume:
         tracker.say(*standardise_frozen(trainer, frozen.view(splits["train"]), frozen.modalities))
     tracker.lap("encode")
-    collates = {name: frozen.collate(model.collate(name == "train")) for name in splits}
+    collates = {name: frozen.collate(model.collate(train=name == "train")) for name in splits}
     collates["train"].second_view = trainer.module.makes_views
     return {
         name: build_loader(frozen.view(split), collates[name], cfg, world, name)

@@ -16,6 +16,7 @@ from .paired import PairedDataset
 from .shards.open import is_sharded
 from .shards.storage import is_url
 
+IN_MEMORY = "in_memory"  # what config.yaml records of a PairedDataset, which cannot be opened again
 OPEN_SETTINGS = ("modalities", "missing", "targets")  # of a data set that is open
 
 

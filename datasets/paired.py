@@ -127,6 +127,10 @@ class PairedDataset(Displayed, Exchange, Incomplete, Measured, Dataset[Sample | 
 
     def subset(self, indices: Sequence[int] | Tensor) -> PairedDataset:
         """Return some of the samples; the table is shared, not copied."""
+        if isinstance(indices, str):
+            raise FusionZooError(
+                f"subset({indices!r}) takes numbers of samples: split({indices!r}) returns a split"
+            )
         view = copy.copy(self)
         view.rows = self.rows[torch.as_tensor(indices)]
         return view

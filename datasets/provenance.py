@@ -28,6 +28,7 @@ class Provenance:
     reading: tuple[str, ...] = ()  # how the file was read, where that is not what it usually is
     missing: str = ""  # words in cells that were read as missing, with their counts
     joined: str = ""  # which of the joined sources have how many rows
+    numbered: bool = False  # whether ids are the rows' numbers, for want of a column
     empty_rows: int = 0  # rows without any modality that were left out
     split_rule: str = ""  # how samples are assigned to splits
     split_shares: tuple[float, ...] | None = None  # of splits made by hash; None: the data's own

@@ -54,12 +54,14 @@ def train(data: Data = None, *, config: Config = None, **settings: Any) -> Run:
         return run(cfg, world, in_memory(data, targets_of(cfg)))
 
 
-def evaluate(model: Model, data: Data, **settings: Any) -> dict[str, Any]:
+def evaluate(model: Model, data: Data = None, **settings: Any) -> dict[str, Any]:
     """Return a model's metrics on data: `evaluate(run.model, "my.csv", every_subset=True)`.
 
-    Metrics of the fusion, and under `unimodal` of each modality's own head; with `every_subset`
-    under `subsets` those given each subset of the modalities. Further settings: `split` ("test" by
-    default; "all"), `batch_size`, `num_workers`, `device`.
+    Without `data`, on those that it was trained on, whose settings its folder holds. Metrics of the
+    fusion, and under `unimodal` of each modality's own head; with `every_subset` under `subsets`
+    those given each subset of the modalities; `seen_in_training` counts the samples whose ids
+    training or validation read. Further settings: `split` ("test" by default; "all"),
+    `batch_size`, `num_workers`, `device`.
     """
     from .inference.evaluate import evaluate as run
 
@@ -149,7 +151,7 @@ def analyse(data: Data, model: Model | None = None, **settings: Any) -> Analysis
 def _model_and_data(model: Model, data: Data, settings: Mapping[str, Any]) -> dict[str, Any]:
     folder = model.folder if isinstance(model, Run) else model
     path = "" if isinstance(folder, FusionModel) else os.fspath(folder)
-    return {**settings, "model": path, "data": data_settings(data)}
+    return {**settings, "model": path, "data": {} if data is None else data_settings(data)}
 
 
 def _loaded(model: Model) -> FusionModel | None:

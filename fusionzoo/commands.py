@@ -14,6 +14,7 @@ EVALUATE_HELP = """
 Measure a model on a data set: `fusionzoo evaluate runs/a --data.name manifest --data.root my.csv`.
 
 Prints the metrics of the fusion and of each modality's own head; --out writes them as JSON.
+Without --data, of the data that it was trained on. Samples that training read are counted.
 """
 PREDICT_HELP = """
 Predict every sample: `fusionzoo predict runs/a --data.name digits --out p.csv`.

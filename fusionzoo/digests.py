@@ -16,6 +16,8 @@ from .files import write_json
 
 NAME = "digests.json"
 ALGORITHM = "sha256"
+REQUIRED = ("config.json", "model.safetensors")  # files of every model folder
+OPTIONAL = ("trained_on.safetensors",)
 _log = logging.getLogger("fusionzoo")
 
 
@@ -40,6 +42,12 @@ def check_digests(folder: Path, modalities: list[str]) -> None:
         )
         return
     digests = _read(path)
+    for name in REQUIRED:
+        if name not in digests:
+            raise FusionZooError(
+                f"{path} has no digest of {name}: copy the folder again, or remove {path} if you"
+                " changed it yourself"
+            )
     for name, digest in digests.items():
         file = folder / name
         if not file.is_file():
@@ -68,11 +76,8 @@ def _files_below(folder: Path, modalities: list[str]) -> list[Path]:
 
 def files_of_model(folder: Path, modalities: list[str]) -> list[Path]:
     """Return the files of a model folder of which digests are written."""
-    return [
-        folder / "config.json",
-        folder / "model.safetensors",
-        *_files_below(folder, modalities),
-    ]
+    optional = [path for path in (folder / name for name in OPTIONAL) if path.is_file()]
+    return [*(folder / name for name in REQUIRED), *optional, *_files_below(folder, modalities)]
 
 
 def _read(path: Path) -> dict[str, str]:

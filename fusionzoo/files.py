@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -85,21 +86,54 @@ def _copy_into(source: Path, device: Path) -> None:
         raise OSError(error.errno, error.strerror, str(device)) from None
 
 
-def lock(file: IO[str], patience: float, problem: str) -> None:
-    """Lock an open file until it is closed, or raise `problem` after `patience` seconds.
+Process = tuple[str, int]  # host and number
 
-    The system lets go when the process dies; processes that it forked do not inherit the lock.
+
+def this_process() -> Process:
+    """Return the name of this host and the number of this process."""
+    return socket.gethostname(), os.getpid()
+
+
+def lock(
+    file: IO[str], patience: float, problem: str, advice: str, processes: Sequence[Process] = ()
+) -> None:
+    """Lock an open file until it is closed, and note there who holds it: this process, or several.
+
+    After `patience` seconds raise an error: `problem`, who holds it, and `advice`. The file is
+    opened with `a+`, which leaves the note of others. The system lets go when the process dies;
+    processes that it forked do not inherit the lock.
     """
     import fcntl  # which Windows lacks
 
     deadline = time.monotonic() + patience
     while True:
         try:
-            return fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
         except BlockingIOError:
             if time.monotonic() >= deadline:
-                raise FusionZooError(problem) from None
+                raise FusionZooError(f"{problem}{_holders(file)}, or {advice}") from None
         time.sleep(0.2)
+    file.truncate(0)
+    since = time.strftime("%Y-%m-%d %H:%M:%S")
+    json.dump({"since": since, "processes": [*(processes or [this_process()])]}, file)
+    file.flush()
+
+
+def _holders(file: IO[str]) -> str:
+    """Say who holds a lock, since when, and what ends them; or that it is not known."""
+    file.seek(0)
+    try:
+        note = json.loads(file.read())
+        by_host: dict[str, list[str]] = {}
+        for host, number in note["processes"]:
+            by_host.setdefault(str(host), []).append(str(int(number)))
+        since = str(note["since"])
+    except (ValueError, TypeError, KeyError):
+        return " (it does not say who it is): wait for it"
+    who = "; ".join(f"on {host} {', '.join(x)}" for host, x in by_host.items())
+    commands = "; ".join(f"`kill {' '.join(x)}` on {host}" for host, x in by_host.items())
+    return f" since {since} (processes {who}): wait for it, end it by {commands}"
 
 
 def is_running(process: int) -> bool:

@@ -20,7 +20,7 @@ from .datasets.formats.columns import TEXT_TYPES
 from .datasets.formats.declared import HUGGING_FACE
 from .datasets.formats.loaded import Loaded
 from .datasets.formats.objects import STREAM_LIMIT, is_table, read_objects
-from .datasets.naming import settings_of
+from .datasets.naming import IN_MEMORY, settings_of
 from .datasets.stored_kinds import FUSIONZOO
 from .datasets.table import NOT_FILES, word_list
 from .errors import FusionZooError
@@ -28,7 +28,6 @@ from .files import cache_root, make_cache_folder, replacing
 from .structures import KINDS
 
 Data = Any  # str | PathLike | Mapping | PairedDataset | a table or data set in memory
-IN_MEMORY = "in_memory"  # what config.yaml records of a PairedDataset, which cannot be opened again
 
 
 def read_data(data: Data) -> Data:

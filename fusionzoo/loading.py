@@ -25,6 +25,7 @@ from .plugins import imports_forbidden, load_plugins
 from .standardise import Standardise
 from .structures import Batch, Sample
 from .targets import Target
+from .trained_on import TrainedOn
 from .unimodal import UnimodalHeads
 
 
@@ -58,6 +59,8 @@ def load(
         load_model(model, str(weights), strict=True)
     except Exception as error:
         raise FusionZooError(f"{weights}: {one_line(error)}") from error
+    _check_finite(model, weights)
+    model.trained_on = TrainedOn.load(folder)
     model.to(device).eval()
     with bounded_allocation(weights):
         _answer_blank(model, folder)
@@ -97,6 +100,23 @@ def _build(
         reason = why_not_built(config, error)
         raise FusionZooError(f"{folder / 'config.json'}: {reason}") from error
     return model
+
+
+def _check_finite(model: FusionModel, weights: Path) -> None:
+    """Raise an error that names a parameter with a value that is not finite, or a NaN in a buffer.
+
+    A sum costs a tenth of the file's digest; infinite buffers, such as masks, are in order.
+    """
+    parameters = {name for name, _ in model.named_parameters()}
+    for name, tensor in model.state_dict().items():
+        if not tensor.is_floating_point() or bool(tensor.sum().isfinite()):
+            continue
+        bad = ~tensor.isfinite() if name in parameters else tensor.isnan()
+        if count := int(bad.sum()):  # else the sum overflows
+            raise FusionZooError(
+                f"{weights}: {name} has {count:,} of {tensor.numel():,} values that are not finite"
+                " (NaN or infinity): train again, or copy the folder again"
+            )
 
 
 def _answer_blank(model: FusionModel, folder: Path) -> None:

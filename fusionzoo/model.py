@@ -22,6 +22,7 @@ from .present_rows import encode_rows
 from .standardise import Standardise, standardise
 from .structures import Batch, Features, FusionOutput, Sample
 from .targets import decode, from_spec
+from .trained_on import TrainedOn
 from .unimodal import UnimodalHeads, fall_back
 from .version import __version__
 
@@ -54,6 +55,7 @@ class FusionModel(nn.Module):
         self.standardise = nn.ModuleDict()  # modality -> Standardise, of encoders that stay frozen
         self.align = nn.ModuleDict()  # modality -> map to a space where partners are near
         self.heads: UnimodalHeads | None = None  # a classifier of each modality alone
+        self.trained_on: TrainedOn | None = None  # None: not known
         # Logits (K,) of a sample without any modality; not stored, for they follow from `spec`.
         self.register_buffer("prior_logits", None, persistent=False)
 
@@ -201,10 +203,15 @@ class FusionModel(nn.Module):
             return decode(self.targets, logits)
         return predictions(self.classes, logits.softmax(-1))
 
-    def collate(self, train: bool = False) -> Any:
+    def collate(self, *samples: Any, train: bool = False) -> Any:
         """Return the picklable function that turns a list of samples into this model's batch."""
         from .datasets import Collate
 
+        if samples:
+            raise FusionZooError(
+                "model.collate returns the function that makes batches: call it, as in"
+                " DataLoader(..., collate_fn=model.collate()), or with train=True for training"
+            )
         processors = {
             name: encoder.loader_processor(train) for name, encoder in self.named_encoders()
         }
@@ -234,6 +241,8 @@ class FusionModel(nn.Module):
         recorded = {"plugins": sources(self)} if sources(self) else {}
         config = {**about, **recorded, "classes": self.classes, **self.spec}
         write_json(folder / "config.json", config)
+        if self.trained_on is not None:
+            self.trained_on.save(folder)
         write_digests(folder, files_of_model(folder, list(self.encoders)))
         return folder
 

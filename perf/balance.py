@@ -124,7 +124,7 @@ def fit(dataset: PairedDataset, cell: Cell, balance: str, settings: dict[str, An
     groups = param_groups(objective.model, objective.heads, cfg.optim, objective.balance)
     trainer = Trainer(objective, build_optimizer(groups, cfg.optim), cfg, ALONE)
     loaders = {
-        name: build_loader(part, objective.model.collate(name == "train"), cfg, ALONE, name)
+        name: build_loader(part, objective.model.collate(train=name == "train"), cfg, ALONE, name)
         for name, part in splits.items()
     }
     steps = len(loaders["train"])

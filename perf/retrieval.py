@@ -80,7 +80,7 @@ def fit(dataset: PairedDataset, fold: Fold, cfg: RunConfig) -> Tested:
     standardise_frozen(trainer, parts["train"], frozen.modalities)
     loaders = {
         name: build_loader(
-            part, frozen.collate(objective.model.collate(name == "train")), cfg, ALONE, name
+            part, frozen.collate(objective.model.collate(train=name == "train")), cfg, ALONE, name
         )
         for name, part in parts.items()
     }

@@ -291,7 +291,7 @@ def test_starting_processes_is_left_to_torchrun() -> None:
 def test_evaluate_finds_the_metrics_of_the_run(run: fz.Run) -> None:
     for model in (run, run.folder, str(run.folder), run.model):
         metrics = fz.evaluate(model, VECTORS, num_workers=0, batch_size=17)
-        assert set(metrics) == {*run.metrics["test"], "unimodal"}
+        assert set(metrics) == {*run.metrics["test"], "unimodal", "seen_in_training"}
         for name, value in run.metrics["test"].items():
             assert metrics[name] == pytest.approx(value, abs=1e-5)
         for name, values in run.metrics["unimodal"].items():

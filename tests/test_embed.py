@@ -247,6 +247,7 @@ def test_parts_of_another_extraction_are_refused_and_discarded_on_request(
     else:
         more = ["--normalise"]
     capsys.readouterr()
+    differs = "values of text" if differs == "data" else differs
     assert embed(flags(model, table, out, *more)) == 2
     error = capsys.readouterr().err
     assert f"holds 3 parts of an extraction with other {differs}: --overwrite discards" in error

@@ -26,7 +26,7 @@ FLOORS = (  # from the ground up: a module imports from its own floor's room or 
     ("distributed",),
     ("encoders", "fusion", "datasets"),
     ("features",),
-    ("model_folder",),
+    ("model_folder", "trained_on"),
     ("eval_mode",),
     ("present_rows",),
     ("model",),

@@ -15,6 +15,7 @@ import pytest
 import soundfile
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader
 
 import fusionzoo
 from fusionzoo.creating import create_model
@@ -176,3 +177,13 @@ def test_a_folder_that_is_no_model_is_one_clear_error(model: FusionModel, tmp_pa
 def test_a_model_that_cannot_be_built_is_one_clear_error(arguments: Any, says: str) -> None:
     with pytest.raises(FusionZooError, match=says):
         create_model("gmu", **arguments)
+
+
+def test_a_loader_that_is_given_collate_itself_is_told_to_call_it() -> None:
+    model = create_model("concat", {"text": {"name": "chars"}}, 2)
+    data = fusionzoo.create_dataset("digits", modalities="text").split("test")
+    loader: Any = DataLoader(data, collate_fn=model.collate)  # type: ignore[arg-type]
+    with pytest.raises(FusionZooError, match=r"DataLoader\(..., collate_fn=model.collate\(\)\)"):
+        next(iter(loader))
+    called: Any = DataLoader(data, collate_fn=model.collate())  # type: ignore[arg-type]
+    assert len(next(iter(called)).ids) == 1

@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import fusionzoo
 from fusionzoo.creating import create_model
+from fusionzoo.digests import files_of_model, write_digests
 from fusionzoo.errors import FusionZooError
+from fusionzoo.loading import _check_finite
 from fusionzoo.model import FusionModel
 from fusionzoo.targets import Level, Number, OneOf
 
@@ -295,6 +298,37 @@ def test_digests_that_cannot_be_read_are_one_line(contents: str, saved: Path) ->
     with pytest.raises(FusionZooError, match=r"digests\.json cannot be read: ") as caught:
         fusionzoo.load(saved)
     assert "\n" not in str(caught.value)
+
+
+def test_digests_cover_the_config_and_the_weights(saved: Path) -> None:
+    tensors = load_file(saved / "model.safetensors")
+    tensors["fusion.head.bias"] = tensors["fusion.head.bias"].flip(0)
+    save_file(tensors, saved / "model.safetensors")
+    digests = json.loads((saved / "digests.json").read_text())
+    for missing in ("model.safetensors", "config.json"):
+        del digests["files"][missing]
+        (saved / "digests.json").write_text(json.dumps(digests))
+        with pytest.raises(FusionZooError, match=r"digests.json has no digest of .*: copy"):
+            fusionzoo.load(saved)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_not_finite_are_refused_by_name(value: float, saved: Path) -> None:
+    tensors = load_file(saved / "model.safetensors")
+    tensors["fusion.head.weight"][0, 1] = value
+    save_file(tensors, saved / "model.safetensors")
+    write_digests(saved, files_of_model(saved, []))
+    message = r"model.safetensors: fusion.head.weight has 1 of [\d,]+ values that are not finite"
+    with pytest.raises(FusionZooError, match=message):
+        fusionzoo.load(saved)
+
+
+def test_large_weights_and_infinite_masks_load(saved: Path) -> None:
+    model = fusionzoo.load(saved)
+    with torch.no_grad():
+        model.fusion.head.weight.fill_(3e38)  # type: ignore[union-attr]
+    model.fusion.register_buffer("mask", torch.tensor([float("-inf")]))
+    _check_finite(model, saved)
 
 
 def test_a_folder_of_an_earlier_version_loads_and_says_that_it_is_unchecked(

@@ -188,6 +188,7 @@ def _read_columns(
         provenance,
         reading=(*provenance.reading, *table.cells.notes, *notes, *segment_notes),
         missing=missing_words(table),
+        numbered="id" not in table,
         empty_rows=num_rows - len(table.table),
         split_rule=provenance.split_rule or splits.rule,
         split_shares=splits.shares,

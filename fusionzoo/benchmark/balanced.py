@@ -89,7 +89,7 @@ class BalancedTrainer:
         self.trainer = FullTrainer(objective, self.optimizer, run, world)
         self.loaders: dict[str, Any] = {}
         for name, split in (dataset or {}).items():
-            collate = model.collate(name == "train")
+            collate = model.collate(train=name == "train")
             self.loaders[name] = build_loader(split, collate, run, world, name)
         self.steps, self.train_rows = 0, train
 

@@ -14,6 +14,7 @@ from fusionzoo.config.deselected import drop_deselected
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.robustness import CORRUPTIONS, SEVERITIES
+from fusionzoo.features.identity import data_identity
 from fusionzoo.rng import seed_of
 from fusionzoo.targets import Target
 from fusionzoo.training.build import open_dataset
@@ -52,6 +53,7 @@ class Bench:
     notes: tuple[str, ...] = ()  # shown in the report
     scheme: tuple[Target, ...] | None = None  # the targets; None: one class of `classes`
     metric: Metric = METRICS["classification"]  # the figure by which strategies are compared
+    identity: Mapping[str, str] = field(default_factory=dict)  # of the data, by part
     dataset: PairedDataset | None = None  # if it was passed as an object; None: cfg.data opens it
     dims: Mapping[str, int] = field(default_factory=dict)  # modality -> width of its features
     features: tuple[Mapping[str, Description], ...] = ()  # by fold: modality -> cache entry
@@ -112,6 +114,7 @@ def open_bench(
         (*(notes if dropped_flags else ()), *untrained_labels(opened, folds)),
         None if opened.scheme is None else tuple(opened.scheme),
         metric_of(tasks),
+        data_identity(opened),
         None if dataset is None else opened,
     )
     return bench, opened

@@ -155,6 +155,7 @@ class RunConfig(SpeedConfig):
         False,
         "continue the run in `out` from its last checkpoint; auto: start if there is none",
     )
+    resume_anyway: bool = option(False, "resume even if the data are no longer those trained on")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +175,7 @@ class ModelUse(SpeedConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(ModelUse):
-    data: Tree = option({}, "data set and its settings (required): `fusionzoo data list`")
+    data: Tree = option({}, "data set and its settings; empty = those of the training")
     split: str = option("test", "train | val | test | all")
     every_subset: bool = option(False, "also measure the fusion given each subset of modalities")
     out: str = option("", "JSON file for the metrics; empty = print them only")

@@ -18,6 +18,8 @@ from torch import distributed as dist
 from fusionzoo.config import DistConfig
 from fusionzoo.errors import FusionZooError
 
+from .signals import end_with_launcher
+
 # Buffers of an Objective that are constant, or that only evaluation reads (running statistics): DDP
 # need not broadcast them in every step.
 RARELY_SHARED = ("model.encoders.", "heads.", "tasks.")
@@ -44,6 +46,7 @@ def process_group(cfg: DistConfig, device: str = "auto") -> Iterator[World]:
     Reads RANK, WORLD_SIZE and LOCAL_RANK (torchrun, SLURM wrappers), else `cfg.rank` and
     `cfg.world_size`. `backend="auto"` is NCCL where each process has a GPU, else gloo.
     """
+    end_with_launcher()
     rank = int(os.environ.get("RANK", cfg.rank or 0))
     size = int(os.environ.get("WORLD_SIZE", cfg.world_size or 1))
     local_rank = int(os.environ.get("LOCAL_RANK", rank))

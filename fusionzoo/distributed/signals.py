@@ -1,10 +1,17 @@
-"""Catch signals, so that a run stops after the current step."""
+"""Catch signals, so that a run stops after the current step; end with a launcher that is gone."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+PERIOD = 1.0  # seconds between two looks at the launcher
+GRACE = 30.0  # seconds to save after SIGTERM, as torchrun gives
 
 
 def exit_code(signals: list[int]) -> int:
@@ -25,3 +32,25 @@ def catch_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def end_with_launcher() -> None:
+    """Under torchrun or `--dist.nproc`: end this process once its launcher has ended.
+
+    Processes have sessions of their own, so a launcher that is killed leaves them running. They
+    then get the SIGTERM that it would have sent, and SIGKILL if they do not end in time.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:  # a shell that is logged out of ends no run
+        return
+    launcher = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(PERIOD)
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            print(f"the launcher (process {launcher}) is gone: stopping", file=sys.stderr)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GRACE)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="end_with_launcher", daemon=True).start()

@@ -221,24 +221,28 @@ def fingerprint(dataset: PairedDataset, modality: str) -> str:
     kind = dataset.modalities[modality]
     for sample_id, value in zip(dataset.ids, dataset.references(modality), strict=True):
         digest.update(f"\0{sample_id}\0".encode())
-        for part in _parts(value, kind):
+        for part in value_bytes(value, kind):
             digest.update(part)
     return digest.hexdigest()
 
 
-def _parts(value: Any, kind: str) -> Iterator[bytes]:
-    """Yield what identifies an undecoded value; of several pictures or clips, that of each."""
+def value_bytes(value: Any, kind: str, root: Path | None = None) -> Iterator[bytes]:
+    """Yield what identifies an undecoded value; of several pictures or clips, that of each.
+
+    Of a file its size and time, and its path, from `root` on if that is given.
+    """
     if isinstance(value, list) and kind in ("image", "audio"):
         for number, item in enumerate(value):
             yield f"\0{number}\0".encode()
-            yield from _parts(item, kind)
+            yield from value_bytes(item, kind, root)
     elif isinstance(value, Stretch):
         yield f"{value.start} {value.end} {value.frames} ".encode()
-        yield from _parts(value.source, kind)
+        yield from value_bytes(value.source, kind, root)
     elif isinstance(value, Path | ArrayItem):
         path = value if isinstance(value, Path) else value.path
         stat = path.stat() if path.is_file() else None
-        yield f"{value} {stat and (stat.st_size, stat.st_mtime_ns)}".encode()
+        place = str(value) if root is None else str(value).removeprefix(f"{root}/")
+        yield f"{place} {stat and (stat.st_size, stat.st_mtime_ns)}".encode()
     elif isinstance(value, Audio):
         yield f"{value.rate}".encode() + value.samples.numpy().tobytes()
     elif isinstance(value, Tensor | np.ndarray):

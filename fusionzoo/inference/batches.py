@@ -23,6 +23,8 @@ from fusionzoo.training.data import num_workers
 from fusionzoo.training.runs.speed.inference import as_float32, choose_for_inference
 from fusionzoo.worker_memory import ReusedMemory
 
+from .stored_data import data_settings_of
+
 Settings = EvaluateConfig | PredictConfig
 
 
@@ -37,11 +39,12 @@ def open_model(cfg: Settings, model: FusionModel | None) -> FusionModel:
 
 def open_data(cfg: Settings, model: FusionModel, dataset: PairedDataset | None) -> PairedDataset:
     """Open the data, to evaluate with the columns of labels that the model was trained on."""
-    if dataset is None and not cfg.data.get("name"):
-        raise FusionZooError("--data.name is missing: a data set, or manifest for a file")
     refuse_augmentation(cfg.data)
+    settings = cfg.data
+    if dataset is None:
+        settings = data_settings_of(cfg.data, cfg.model, model.trained_on)
     measured = (model.targets or ()) if isinstance(cfg, EvaluateConfig) else ()
-    dataset = open_dataset(cfg.data, {target.name: target.kind for target in measured}, dataset)
+    dataset = open_dataset(settings, {target.name: target.kind for target in measured}, dataset)
     if not set(model.modalities) & set(dataset.modalities):
         raise FusionZooError(
             f"the model reads {', '.join(model.modalities)};"

@@ -21,11 +21,14 @@ from fusionzoo.model import FusionModel
 from fusionzoo.structures import Features, keep_only
 from fusionzoo.targets import OneOf
 from fusionzoo.training.evaluate import measurable
+from fusionzoo.trained_on import count_seen
 from fusionzoo.training.tasks.base import OBJECTIVES
 from fusionzoo.training.tasks.multitask import Tasks
 
 from .batches import encode_batches, open_data, open_model
 from .retrieval import RETRIEVAL, aligned_tensors, retrieval_metrics
+
+SEEN = "seen_in_training"  # key of the numbers of samples whose ids training read, by split
 
 
 @torch.no_grad()
@@ -36,9 +39,11 @@ def evaluate(
     modality's own head; after contrastive training, under `retrieval`, how well each modality finds
     the others, with 95 % intervals.
 
-    With `every_subset` also, under `subsets`, those of the fusion given each subset of the
-    modalities, among the samples that have one of them. `model` and `dataset` replace those that
-    `cfg` names. Samples without a label are left out. `cfg.out` names a JSON file to write.
+    Under `seen_in_training`: how many of the samples the model was trained and validated on, by
+    their ids; None if its folder does not say. With `every_subset` also, under `subsets`, those of
+    the fusion given each subset of the modalities, among the samples that have one of them. `model`
+    and `dataset` replace those that `cfg` names. Samples without a label are left out. `cfg.out`
+    names a JSON file to write.
     """
     model = open_model(cfg, model)
     if not (model.classes or model.targets):
@@ -48,6 +53,7 @@ def evaluate(
             )
         return _written(cfg, _retrieval_only(cfg, model, open_data(cfg, model, dataset)))
     dataset = labelled(model, open_data(cfg, model, dataset))
+    seen = report_seen(model, dataset)
     labels = encode_labels(model, dataset)
     row_of_id = {sample_id: row for row, sample_id in enumerate(dataset.ids)}
     chosen = subsets(list(model.modalities))[1:-1] if cfg.every_subset else []
@@ -74,7 +80,7 @@ def evaluate(
         measured = subset_rows.get(name, every)
         if name not in subset_rows or measurable(tasks, target, measured):
             metrics[name] = tasks.metrics(values[measured].float(), target[measured])
-    nested = _nested(metrics)
+    nested = _nested(metrics) | {SEEN: seen}
     retrieval = retrieval_metrics(_joined(aligned), ids, dataset)
     return _written(cfg, nested | ({RETRIEVAL: retrieval} if retrieval else {}))
 
@@ -83,7 +89,7 @@ def _retrieval_only(
     cfg: EvaluateConfig, model: FusionModel, dataset: PairedDataset
 ) -> dict[str, Any]:
     """Return the figures of a model that was trained without a target."""
-    aligned, ids = [], []
+    aligned, ids, seen = [], [], report_seen(model, dataset)
     for batch, features in encode_batches(model, dataset, cfg, "evaluate", by_length=True):
         aligned.append(aligned_tensors(model, batch, features))
         ids += batch.ids
@@ -92,7 +98,21 @@ def _retrieval_only(
         raise FusionZooError(
             f"{dataset.source}: no sample has two modalities, so there is nothing to measure"
         )
-    return {RETRIEVAL: retrieval}
+    return {RETRIEVAL: retrieval, SEEN: seen}
+
+
+def report_seen(model: FusionModel, dataset: PairedDataset) -> dict[str, int | None]:
+    """Count the samples that training read, and say so; None where that is not known."""
+    seen = count_seen(model.trained_on, dataset)
+    if None in seen.values():
+        print("whether the model was trained on some of these samples is not known")
+    elif any(seen.values()):
+        print(
+            f"warning: of the {len(dataset):,} samples, {seen['train']:,} have ids that the model"
+            f" was trained on and {seen['val']:,} ids that it was validated on: these figures are"
+            " not those of new data"
+        )
+    return seen
 
 
 def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -16,8 +16,9 @@ from fusionzoo.config import merge
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.arrays import ArrayItem
 from fusionzoo.datasets.media import decode
+from fusionzoo.datasets.naming import IN_MEMORY
 from fusionzoo.errors import FusionZooError, one_line
-from fusionzoo.inputs import IN_MEMORY, data_settings, in_memory, read_data
+from fusionzoo.inputs import data_settings, in_memory, read_data
 from fusionzoo.plugins import load_plugins
 from fusionzoo.training.build import open_dataset
 

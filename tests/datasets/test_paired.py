@@ -378,3 +378,8 @@ def test_a_sample_looks_its_class_up_without_walking_through_all_classes() -> No
     data.classes = Unsearchable(data.classes)
     samples = [data[row] for row in range(60)]
     assert [sample.target for sample in samples if sample is not None] == wanted
+
+
+def test_the_name_of_a_split_is_not_taken_for_rows() -> None:
+    with pytest.raises(FusionZooError, match=r"split\('train'\) returns a split"):
+        create_dataset("digits").subset("train")  # type: ignore[arg-type]

@@ -59,7 +59,7 @@ def loaded(model: FusionModel, dataset: Any, workers: int = 0, **shard: Any) -> 
     batches = PairedBatchSampler(sampler, 8)
     batches.set_epoch(1)
     loader: Any = DataLoader(
-        dataset, batch_sampler=batches, collate_fn=model.collate(True), num_workers=workers
+        dataset, batch_sampler=batches, collate_fn=model.collate(train=True), num_workers=workers
     )
     rows = {}
     for batch in loader:
@@ -101,7 +101,7 @@ def test_workers_and_ranks_change_no_draw(model: FusionModel, digits: Any) -> No
 
 def test_epochs_and_seeds_draw_anew_and_modalities_apart(model: FusionModel, digits: Any) -> None:
     set_augmentation(model.named_encoders(), 1.0)
-    collate = model.collate(True)
+    collate = model.collate(train=True)
     one, again, other = (collate([digits[(5, seed)]]) for seed in (7, 7, 8))
     for key, name in (("image", "pixels"), ("audio", "wave"), ("audio", "masks")):
         assert torch.equal(one.inputs[key][name], again.inputs[key][name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -133,8 +134,8 @@ def test_a_disk_that_refuses_keeps_the_checkpoint_before(
 
 def test_two_runs_do_not_share_a_folder(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (run / "metrics.json").read_text()
-    hold = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX);"
-    hold += " print('held', flush=True); sys.stdin.read()"
+    hold = "import sys; from fusionzoo.files import lock; f = open(sys.argv[1], 'a+');"
+    hold += " lock(f, 0, '', ''); print('held', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", hold, str(run / "lock")]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
@@ -142,7 +143,11 @@ def test_two_runs_do_not_share_a_folder(run: Path, capsys: pytest.CaptureFixture
         assert other.stdout.readline() == "held\n"
         assert train([*QUICK, "--out", str(run), "--overwrite"]) == 2
         assert train(["--resume", "--out", str(run)]) == 2
-    assert capsys.readouterr().err.count(f"another run is writing into {run}") == 2
+    said = capsys.readouterr().err
+    assert said.count(f"error: another run is writing into {run} since 20") == 2
+    who = f"(processes on {socket.gethostname()} {other.pid})"
+    what_to_do = f"wait for it, end it by `kill {other.pid}` on {socket.gethostname()}, or take"
+    assert said.count(f"{who}: {what_to_do} another --out\n") == 2
     assert (run / "metrics.json").read_text() == before
     assert train(["--resume", "--out", str(run)]) == 0
 

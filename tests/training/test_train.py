@@ -273,6 +273,33 @@ def test_what_asks_the_launcher_to_stop_reaches_its_processes(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "start",
     [
+        ["train.py", "--dist.nproc", "2"],
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--", "train.py"],
+    ],
+    ids=["nproc", "torchrun"],
+)
+def test_processes_save_and_end_when_their_launcher_is_killed(
+    start: list[str], tmp_path: Path
+) -> None:
+    split = start.index("train.py") + 1
+    run = [*start[:split], *flags(tmp_path, "--train.epochs", "4000"), *start[split:]]
+    running = script(*run, stdout=subprocess.DEVNULL)
+    log = tmp_path / "metrics.jsonl"
+    while running.poll() is None and not (log.is_file() and log.read_text()):
+        time.sleep(0.01)
+    note = json.loads((tmp_path / "lock").read_text())["processes"]
+    assert len(note) == 2
+    running.kill()
+    _, said = running.communicate(timeout=100)  # until the last process has ended
+    assert f"the launcher (process {running.pid}) is gone: stopping" in said
+    last = torch.load(tmp_path / "checkpoints" / "last.pt", weights_only=True)
+    assert last["state"]["step"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "start",
+    [
         ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--", "train.py"],
         ["-m", "fusionzoo.cli", "train", "--dist.nproc", "2"],
     ],

@@ -63,7 +63,7 @@ class BatchFeed:
         keys = [  # seed 0 in evaluation: no augmentation
             [(row, 1 + base + row if train else 0) for row in rows.tolist()] for rows in chunks
         ]
-        collate, device = self.model.collate(train), device_of(self.cfg)
+        collate, device = self.model.collate(train=train), device_of(self.cfg)
         if workers := loader_workers(self.cfg):
             loader: Any = DataLoader(
                 self.dataset,

@@ -100,6 +100,7 @@ def _path(bench: Bench, dataset: PairedDataset, fold_number: int, encoder: Encod
     key = describe(encoder, dataset, trained_on=train.tolist(), judged_on=val.tolist())
     key |= {"epochs": cfg.encoder_epochs, "batch_size": cfg.batch_size, "seed": pretrain_seed(cfg)}
     key |= {"optim": asdict(cfg.optim), "objective": [cfg.objective, cfg.targets]}
+    key |= {part: bench.identity.get(part) for part in ("targets", "classes")}
     return make_cache_folder(cache_root() / "weights") / f"{key_of(key)}.pt"
 
 

@@ -58,7 +58,8 @@ def analyse_needs(bench: Bench, summary: Summary, results: Results) -> Needs | N
     chosen = chosen_fusion(summary) if probe else None
     unit = None if chosen is None else first_unit(chosen, results)
     trial_file = "" if unit is None else path_of(bench, unit).name
-    key = key_of([list(bench.features), trial_file, wanted, bench.cfg.seed, VERSION])
+    data = [list(bench.features), dict(bench.identity)]
+    key = key_of([*data, trial_file, wanted, bench.cfg.seed, VERSION])
     path = Path(bench.cfg.out) / FILE
     stored = read_stored(path, key)
     if stored is None:

@@ -87,7 +87,7 @@ def path_of(bench: Bench, unit: Unit) -> Path:
     """Return the file of a unit's results."""
     settings = {k: v for k, v in asdict(bench.cfg).items() if k not in IRRELEVANT}
     key: list[Any] = [settings, unit._asdict(), features_read(bench, unit), __version__]
-    key += [str(torch.__version__), DEFINITIONS]
+    key += [str(torch.__version__), DEFINITIONS, dict(bench.identity)]
     if not unit.shuffled and bench.corrupted:
         key += [str(condition) for condition in bench.corrupted[unit.fold]]
     key += [(name, bench.cfg.balance_settings.get(name)) for name in parse(unit.strategy).balance]

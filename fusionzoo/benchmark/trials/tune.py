@@ -201,7 +201,7 @@ def _path(bench: Bench, unit: Unit, suffix: str = ".jsonl") -> Path:
     unit = unit._replace(whole=True)  # how a model is tested does not change its training
     features = features_read(bench, unit) or cfg.encoders
     key = [cfg.data, features, unit._asdict(), cfg.optim, cfg.epochs, cfg.patience, cfg.batch_size]
-    key += [cfg.objective, cfg.targets, cfg.standardise]
+    key += [cfg.objective, cfg.targets, cfg.standardise, dict(bench.identity)]
     key += [cfg.balance_settings.get(name) for name in parse(unit.strategy).balance]
     name = re.sub(r"[^\w.-]+", "-", unit.strategy)
     return store.folder_of(cfg.out) / f"tune-{name}-f{unit.fold}-{key_of(key)[:12]}{suffix}"

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from fusionzoo.config import EmbedConfig, TrainConfig
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.eval_mode import quiet
+from fusionzoo.features.identity import data_identity
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Batch
 from fusionzoo.training.optim.memory_and_compile import save_memory_and_compile
@@ -55,9 +56,10 @@ class Extraction:
         """Resolve the settings of a model on its device and an open data set."""
         wanted = Wanted.of(cfg, model)
         columns = widths(model, wanted)
-        about = describe(cfg, settings, model, dataset, columns)
+        data = data_identity(dataset)
+        about = describe(cfg, settings, model, dataset, data, columns)
         schema = schema_of(columns, list(model.modalities), cfg.dtype, about)
-        key = parts_key(about, cfg, model.device)
+        key = parts_key(about, data, cfg, model.device)
         return cls.resolved(cfg, model, dataset, num_workers, schema, key)
 
     @classmethod

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from fusionzoo.config import EmbedConfig, merge, read_yaml
-from fusionzoo.datasets import DATASETS, PairedDataset
+from fusionzoo.config import EmbedConfig
+from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed.process_group import World
 from fusionzoo.encoders.augment import refuse_augmentation
 from fusionzoo.errors import FusionZooError
@@ -15,6 +14,7 @@ from fusionzoo.model import FusionModel
 from fusionzoo.plugins import load_plugins
 from fusionzoo.training.build import open_dataset
 
+from ..stored_data import data_settings_of
 from .compose import compose
 
 
@@ -40,7 +40,10 @@ def open_model_and_data(
         model = load(cfg.model, world.device)
     # Labels are written as they stand, so only plain classes are read.
     targets: dict[str, str] | None = None if model is None or model.targets is None else {}
-    dataset, settings = _open_data(cfg, targets, dataset)
+    refuse_augmentation(cfg.data)
+    trained_on = None if model is None else model.trained_on
+    settings = data_settings_of(cfg.data, cfg.model, trained_on)
+    dataset = open_dataset(settings, targets, dataset)
     if model is None:
         model = compose(dataset, cfg.encoders, cfg.fusion)
     read = [name for name in dataset.modalities if name in model.modalities]
@@ -53,24 +56,3 @@ def open_model_and_data(
     if len(read) < len(dataset.modalities):
         rows = rows.only(read)  # the others need not be decoded
     return model.to(world.device), rows, settings
-
-
-def _open_data(
-    cfg: EmbedConfig, targets: dict[str, str] | None, dataset: PairedDataset | None
-) -> tuple[PairedDataset, dict[str, Any]]:
-    """Open the data set of the command line, else that of the run."""
-    refuse_augmentation(cfg.data)
-    recipe = Path(cfg.model) / "config.yaml"
-    settings = dict(cfg.data)
-    if not settings.get("name"):
-        if not cfg.model or not recipe.is_file():
-            subject = f"{cfg.model} is no run folder" if cfg.model else "there is no run folder"
-            raise FusionZooError(f"{subject}, so --data.name must say what to embed")
-        run = read_yaml(recipe)
-        settings = merge(run["data"], settings)
-        if run.get("plugins") and settings["name"] not in DATASETS:
-            raise FusionZooError(
-                f"unknown data set {settings['name']!r}: the run was trained with --plugins"
-                f" {run['plugins']}, which is not imported unless it is given here too"
-            )
-    return open_dataset(settings, targets, dataset), settings

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.features.identity import changes
 from fusionzoo.files import lock, replacing, write_json
 
 ABOUT, LOCK, SUFFIX = "about.json", "lock", ".arrow"
@@ -37,16 +38,15 @@ class Parts:
         With `overwrite` those are discarded.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / LOCK).open("w") as file:
-            advice = "wait for it, or take another --out"
-            lock(file, PATIENCE, f"another extraction is writing {self.out}: {advice}")
+        with (self.folder / LOCK).open("a+") as file:
+            problem = f"another extraction is writing {self.out}"
+            lock(file, PATIENCE, problem, "take another --out")
             self._check(key, overwrite)
             write_json(self.folder / ABOUT, {**self._about(), "key": dict(key)})
             yield self
 
     def _check(self, key: Mapping[str, str], overwrite: bool) -> None:
-        other = self._about().get("key", {})
-        differ = [name for name in key if other.get(name) != key[name]]
+        differ = changes(self._about().get("key", {}), key)
         finished = self.finished()
         if not differ or not finished:
             if differ:
@@ -55,10 +55,10 @@ class Parts:
         if not overwrite:
             raise FusionZooError(
                 f"{self.folder} holds {len(finished)} parts of an extraction with other"
-                f" {' and '.join(differ)}: --overwrite discards them, another --out leaves them"
+                f" {differ}: --overwrite discards them, another --out leaves them"
                 " alone"
             )
-        print(f"discarded {len(finished)} parts with other {' and '.join(differ)}")
+        print(f"discarded {len(finished)} parts with other {differ}")
         self._clear()
 
     def _about(self) -> dict[str, Any]:

@@ -16,11 +16,11 @@ import pyarrow.compute as pc
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError
 
-from .identity import LABELS
 from .vectors import PROBABILITIES, WEIGHTS
 
 Dtype = Literal["float32", "float16", "int8"]
 TYPES = {"float32": pa.float32(), "float16": pa.float16(), "int8": pa.int8()}
+LABELS = ("id", "split", "target")  # text columns that are copied from the data set
 READABLE = "readable"  # False: nothing of the row could be read, and its vectors are null
 
 

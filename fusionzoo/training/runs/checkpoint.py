@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed.fsdp import (
     full_optimizer_state,
     full_state_dict,
@@ -17,6 +18,7 @@ from fusionzoo.distributed.fsdp import (
 )
 from fusionzoo.distributed.process_group import World, from_main, gather, seed_everything
 from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.features.identity import changes, data_identity
 from fusionzoo.rng import seed_of
 
 from ..tasks.multitask import Tasks
@@ -41,6 +43,7 @@ class State:
     epoch_steps: int = 0  # steps of an epoch, with the number of processes of this run
     val_losses: list[float] = field(default_factory=list)  # of each epoch, for plateau
     soup: list[Contents] = field(default_factory=list)  # metrics of the epochs that soup may use
+    data: dict[str, str] = field(default_factory=dict)  # identity of the data trained on, by part
 
     def is_best(self, metrics: Contents, tasks: Tasks) -> bool:
         """Whether validation `metrics` are better than the best so far, as ranked by the tasks."""
@@ -105,9 +108,16 @@ def write_from_main(contents: Contents, path: Path, world: World, keep: int = 1)
         raise FusionZooError(problem)
 
 
-def restore(path: Path, trainer: Trainer) -> tuple[State, list[str]]:
-    """Restore from `path`, or from the newest undamaged older file; also return warnings."""
+def restore(
+    path: Path, trainer: Trainer, data: dict[str, str] | None = None
+) -> tuple[State, list[str]]:
+    """Restore from `path`, or from the newest undamaged older file; also return warnings.
+
+    `data` identifies the data to go on with; None: whether they are the same is not checked.
+    """
     contents, notes = read_newest(path)
+    if data is not None:
+        notes += check_data(path, contents["state"], data, trainer.cfg.resume_anyway)
     restore_standardise(trainer.module.model, contents["objective"])
     try:
         load_full_state_dict(trainer.module, contents["objective"])
@@ -131,11 +141,30 @@ def restore(path: Path, trainer: Trainer) -> tuple[State, list[str]]:
     return state, notes
 
 
-def start_or_resume(folder: Path, resume: bool, trainer: Trainer) -> tuple[State, list[str]]:
+def check_data(path: Path, state: Contents, data: dict[str, str], anyway: bool) -> list[str]:
+    """Compare the data that a checkpoint was trained on with `data`, and store those in its state;
+    raise an error if they differ, unless `anyway`; return warnings."""
+    before, state["data"] = state.get("data"), data
+    if not before:
+        return [f"warning: {path} is of an earlier version: whether its data changed is not known"]
+    differ = changes(before, data)
+    if differ and not anyway:
+        raise FusionZooError(
+            f"{path} was trained on data with other {differ}: bring those back, take another --out"
+            " to train anew, or go on with these data by --resume_anyway"
+        )
+    return [f"warning: going on with data with other {differ}: --resume_anyway"] if differ else []
+
+
+def start_or_resume(
+    folder: Path, resume: bool, trainer: Trainer, dataset: PairedDataset
+) -> tuple[State, list[str]]:
     """Return a new run's state, or that of the run in `folder`, restored; also return warnings."""
+    # One process: each node may have a copy of the files, with times of its own.
+    data = from_main(data_identity(dataset) if trainer.world.main else {}, trainer.world)
     if not resume:
-        return State(), []
-    state, notes = restore(folder / "checkpoints" / "last.pt", trainer)
+        return State(data=data), []
+    state, notes = restore(folder / "checkpoints" / "last.pt", trainer, data)
     if trainer.world.main:
         store_config(trainer.cfg, folder)
     return state, notes

@@ -14,6 +14,7 @@ from fusionzoo.distributed.process_group import gather
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import write_json
 from fusionzoo.plugins import plugin_list
+from fusionzoo.trained_on import TrainedOn
 
 from ..optim.param_groups import describe, group_rows
 from ..tasks.multitask import Tasks
@@ -41,7 +42,7 @@ def show_groups(folder: Path, trainer: Trainer, tracker: Tracker) -> None:
         write_json(folder / "groups.json", described)
 
 
-def save_model(folder: Path, trainer: Trainer) -> None:
+def save_model(folder: Path, trainer: Trainer, splits: Mapping[str, PairedDataset]) -> None:
     """Write the model folder; called by all processes, for they may share the weights."""
     module, model = trainer.module, trainer.module.model
     prefixes: set[int] = set()
@@ -55,6 +56,7 @@ def save_model(folder: Path, trainer: Trainer) -> None:
         model.set_heads(module.heads)
     weights = full_state_dict(model) if sharded(module) else None
     if trainer.world.main:
+        model.trained_on = TrainedOn.of(trainer.cfg.data, splits)
         model.save(folder / "model", weights)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from pathlib import Path
 from fusionzoo.config import RunConfig, write_yaml
 from fusionzoo.distributed.process_group import World, from_main, gather
 from fusionzoo.errors import FusionZooError
-from fusionzoo.files import lock
+from fusionzoo.files import Process, lock, this_process
 
 from .checkpoint_file import read_newest
 
@@ -33,10 +33,11 @@ def claim_folder(cfg: RunConfig, world: World) -> Iterator[tuple[Path, bool]]:
     write into one folder at the same time.
     """
     claimed = problem = None
+    processes = gather(this_process(), world)
     with ExitStack() as stack:
         if world.main:
             try:
-                claimed = _claim(cfg, stack)
+                claimed = _claim(cfg, stack, processes)
             except (FusionZooError, OSError) as error:
                 problem = str(error)
         claimed, problem = from_main((claimed, problem), world)
@@ -51,7 +52,9 @@ def claim_folder(cfg: RunConfig, world: World) -> Iterator[tuple[Path, bool]]:
         yield claimed
 
 
-def _claim(cfg: RunConfig, stack: ExitStack) -> tuple[Path, bool]:
+def _claim(cfg: RunConfig, stack: ExitStack, processes: Sequence[Process]) -> tuple[Path, bool]:
+    if cfg.resume_anyway and not cfg.resume:
+        raise FusionZooError("--resume_anyway goes on with a run: give --resume, too")
     folder = Path(cfg.out or f"runs/{cfg.data['name']}")
     if cfg.out is None:
         base, number = folder, 2
@@ -60,7 +63,7 @@ def _claim(cfg: RunConfig, stack: ExitStack) -> tuple[Path, bool]:
     folder.mkdir(parents=True, exist_ok=True)
     auto = cfg.resume == "auto"
     # A rank that lost the network exits after its own timeout; wait that long for the lock.
-    _lock(folder, stack, min(PATIENCE, cfg.dist.timeout / 2) if auto else 0)
+    _lock(folder, stack, min(PATIENCE, cfg.dist.timeout / 2) if auto else 0, processes)
     exists = (folder / "config.yaml").exists()
     if exists and not (cfg.resume or cfg.overwrite) and _has_step(folder):
         raise FusionZooError(
@@ -92,13 +95,15 @@ def _has_step(folder: Path) -> bool:
 
 def store_config(cfg: RunConfig, folder: Path) -> None:
     """Write config.yaml; when resuming, only after the checkpoint was restored."""
-    write_yaml(replace(cfg, out=str(folder), resume=False, overwrite=False), folder / "config.yaml")
+    unset = replace(cfg, out=str(folder), resume=False, resume_anyway=False, overwrite=False)
+    write_yaml(unset, folder / "config.yaml")
 
 
-def _lock(folder: Path, stack: ExitStack, patience: float) -> None:
-    """Lock a file in the folder until `held` ends."""
-    file = stack.enter_context((folder / LOCK).open("w"))
-    lock(file, patience, f"another run is writing into {folder}: take another --out")
+def _lock(folder: Path, stack: ExitStack, patience: float, processes: Sequence[Process]) -> None:
+    """Lock a file in the folder until `stack` is closed, for these processes of a run."""
+    file = stack.enter_context((folder / LOCK).open("a+"))
+    problem = f"another run is writing into {folder}"
+    lock(file, patience, problem, "take another --out", processes)
 
 
 def _appears(path: Path) -> bool:

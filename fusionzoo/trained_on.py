@@ -1,0 +1,94 @@
+"""What a model was trained on, stored with it: the data's settings, and short hashes of the ids.
+
+`trained_on.safetensors` in the model folder is optional: without it, whether a model has seen a
+sample is not known.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .datasets import PairedDataset
+from .errors import FusionZooError, one_line
+from .files import replacing
+
+NAME = "trained_on.safetensors"
+SPLITS = ("train", "val")  # validation chooses the epoch, so its samples are no longer new either
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedOn:
+    """The data of a training run."""
+
+    settings: Mapping[str, Any]  # of the data set, as `--data` has them
+    ids: Mapping[str, Tensor] = field(default_factory=dict)  # split -> hashes, int64 (N,)
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], splits: Mapping[str, PairedDataset]) -> TrainedOn:
+        """Hash the ids of the splits that training and validation read."""
+        hashes = {name: hash_ids(splits[name]) for name in SPLITS}
+        known = {name: x.sort().values for name, x in hashes.items() if x is not None}
+        return cls(settings=settings, ids=known)
+
+    def save(self, folder: Path) -> None:
+        """Write the file into a model folder."""
+        from safetensors.torch import save_file
+
+        with replacing(folder / NAME) as partial:
+            metadata = {"data": json.dumps(dict(self.settings), default=str)}
+            save_file(dict(self.ids), str(partial), metadata)
+
+    @classmethod
+    def load(cls, folder: Path) -> TrainedOn | None:
+        """Read the file of a model folder; None if there is none."""
+        from safetensors import safe_open
+
+        if not (folder / NAME).is_file():
+            return None
+        try:
+            with safe_open(str(folder / NAME), "pt") as file:
+                settings = json.loads(file.metadata()["data"])
+                ids = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if not isinstance(settings, dict) or not {*ids} <= {*SPLITS}:
+                raise ValueError("it must hold settings of data, and ids of train and val")
+            if any(x.ndim != 1 or x.dtype != torch.int64 for x in ids.values()):
+                raise ValueError("ids must be int64, of one dimension")
+        except Exception as error:
+            raise FusionZooError(f"{folder / NAME} cannot be read: {one_line(error)}") from error
+        return cls(settings=settings, ids=ids)
+
+
+def count_seen(trained_on: TrainedOn | None, dataset: PairedDataset) -> dict[str, int | None]:
+    """Return how many samples have ids of those trained and validated on; None: not known."""
+    hashes = hash_ids(dataset)
+    known = {} if trained_on is None or hashes is None else trained_on.ids
+    return {
+        name: int(torch.isin(hashes, known[name]).sum())
+        if name in known and hashes is not None
+        else None
+        for name in SPLITS
+    }
+
+
+def hash_ids(dataset: PairedDataset) -> Tensor | None:
+    """Return 64 bits of each id's hash; of ids that are but the rows' numbers, that of file and id.
+
+    None if those are numbers in a table in memory, which say nothing of another one.
+    """
+    source = ""
+    if dataset.provenance.numbered:
+        path = Path(dataset.source)
+        if not path.exists():
+            return None
+        source = f"{path.resolve()}\0"
+    hashes = [hashlib.blake2b(f"{source}{x}".encode(), digest_size=8) for x in dataset.ids]
+    values = [int.from_bytes(x.digest(), "little", signed=True) for x in hashes]
+    return torch.tensor(values, dtype=torch.int64)

@@ -1,0 +1,263 @@
+"""A run that goes on, and a model that is evaluated, on data that are not what they were."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fusionzoo as fz
+from fusionzoo.benchmark.bench import open_bench
+from fusionzoo.benchmark.features import pretrain
+from fusionzoo.benchmark.features.encoders import build_encoders
+from fusionzoo.benchmark.trials.schedule import path_of, units
+from fusionzoo.commands import evaluate_command
+from fusionzoo.config import BenchmarkConfig, from_args
+from fusionzoo.datasets import create_dataset
+from fusionzoo.datasets.shards.blocks import ParquetBlocks
+from fusionzoo.datasets.shards.plan import Settings
+from fusionzoo.datasets.shards.write import write_shards
+from fusionzoo.errors import FusionZooError
+from fusionzoo.features.identity import changes, data_identity
+from fusionzoo.scripts.train import main as train
+from fusionzoo.training.runs import checkpoint_file
+
+Rows = list[dict[str, Any]]
+LABELS = ("a", "b", "c")
+
+
+def rows() -> Rows:
+    splits = ("train", "train", "val", "test")
+    return [
+        {
+            "id": f"s{row}",
+            "split": splits[row % 4],
+            "target": LABELS[row % 3],
+            "text": f"{LABELS[row % 3]} thing {row}",
+            "vector": [float(row % 3), 1.0 + row],
+            "sequence": f"{row}.npy",
+        }
+        for row in range(24)
+    ]
+
+
+def write(folder: Path, samples: Rows) -> Path:
+    for row in range(24):
+        if not (folder / f"{row}.npy").exists():
+            np.save(folder / f"{row}.npy", np.full((2, 2), row, np.float32))
+    path = folder / "data.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in samples))
+    return path
+
+
+def flags(data: Path, out: Path) -> list[str]:
+    named = ["--data.name", "manifest", "--data.root", str(data), "--out", str(out)]
+    named += ["--encoders.text.name", "chars"]
+    return [*named, "--train.epochs", "1", "--train.unimodal", "false", "--log", "none"]
+
+
+def rename(samples: Rows, folder: Path) -> None:
+    for row in samples:
+        row["target"] = "xyz"[LABELS.index(row["target"])]
+
+
+def rotate(samples: Rows, folder: Path) -> None:
+    for row in samples:
+        row["target"] = LABELS[LABELS.index(row["target"]) - 1]
+
+
+def swap(samples: Rows, folder: Path) -> None:
+    for row in samples:
+        row["split"] = {"train": "test", "test": "train"}.get(row["split"], "val")
+
+
+def negate(samples: Rows, folder: Path) -> None:
+    for row in samples:
+        row["vector"] = [-x for x in row["vector"]]
+
+
+def reword(samples: Rows, folder: Path) -> None:
+    samples[3]["text"] = "another thing"
+
+
+def replace_file(samples: Rows, folder: Path) -> None:
+    np.save(folder / "5.npy", np.full((2, 2), -5, np.float32))
+    before = (folder / "4.npy").stat()
+    os.utime(folder / "5.npy", ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+
+
+CHANGES: dict[str, Callable[[Rows, Path], None]] = {
+    "targets and classes (a, b, c; now x, y, z)": rename,
+    "targets": rotate,
+    "splits": swap,
+    "values of vector": negate,
+    "values of text": reword,
+    "values of sequence": replace_file,
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> tuple[Path, Path]:
+    """A small run that ended, and its data."""
+    data = write(tmp_path, rows())
+    assert train(flags(data, tmp_path / "run")) == 0
+    return data, tmp_path / "run"
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_run_goes_on_with_the_data_that_it_was_trained_on_alone(
+    what: str, run: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = run
+    changed = rows()
+    CHANGES[what](changed, data.parent)
+    write(data.parent, changed)
+    before = (out / "checkpoints" / "last.pt").read_bytes()
+    assert train(["--resume", "--out", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert f"was trained on data with other {what}: bring those back" in said
+    assert said.count("\n") == 1
+    assert (out / "checkpoints" / "last.pt").read_bytes() == before
+    assert train(["--resume", "--resume_anyway", "--out", str(out), "--train.epochs", "2"]) == 0
+    assert f"going on with data with other {what}: --resume_anyway" in capsys.readouterr().out
+    assert train(["--resume", "--out", str(out)]) == 0  # the data are now the run's
+
+
+def test_the_same_data_in_another_folder_are_the_same(run: tuple[Path, Path]) -> None:
+    data = run[0]
+    moved = data.parent.rename(data.parent.with_name("moved"))
+    named = ["--data.root", str(moved / "data.jsonl")]
+    assert train(["--resume", "--out", str(moved / "run"), *named]) == 0
+
+
+def test_a_checkpoint_that_does_not_name_its_data_goes_on_and_says_so(
+    run: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    last = run[1] / "checkpoints" / "last.pt"
+    contents = checkpoint_file.read(last)
+    del contents["state"]["data"]
+    checkpoint_file.write(contents, last)
+    assert train(["--resume", "--out", str(run[1])]) == 0
+    assert "whether its data changed is not known" in capsys.readouterr().out
+
+
+def test_going_on_anyway_needs_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train([*flags(write(tmp_path, rows()), tmp_path / "run"), "--resume_anyway"]) == 2
+    assert "give --resume, too" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_trials_of_a_benchmark_are_those_of_their_data(what: str, tmp_path: Path) -> None:
+    data = write(tmp_path, rows())
+    words = ["--data.name", "manifest", "--data.root", str(data), "--folds", "0"]
+    cfg = from_args(BenchmarkConfig, [*words, "--tune", "0", "--mode", "finetune"])
+
+    def path() -> Path:
+        bench, _ = open_bench(cfg)
+        return path_of(bench, units(bench, ["concat"])[0])
+
+    before = path()
+    assert path() == before
+    changed = rows()
+    CHANGES[what](changed, tmp_path)
+    write(tmp_path, changed)
+    assert path() != before
+
+
+def test_an_encoder_that_was_trained_alone_is_that_of_its_labels(tmp_path: Path) -> None:
+    data = write(tmp_path, rows())
+    words = ["--data.name", "manifest", "--data.root", str(data), "--folds", "0"]
+    cfg = from_args(BenchmarkConfig, [*words, "--encoders.text.name", "chars"])
+
+    def path() -> Path:
+        bench, dataset = open_bench(cfg)
+        return pretrain._path(bench, dataset, 0, build_encoders(cfg, dataset, "text")["text"])
+
+    before, changed = path(), rows()
+    rotate(changed, tmp_path)
+    write(tmp_path, changed)
+    assert path() != before
+
+
+def test_what_identifies_shards_is_known_without_reading_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = create_dataset("manifest", root=str(write(tmp_path, rows())))
+    write_shards(data, tmp_path / "shards", Settings())
+    monkeypatch.setattr(ParquetBlocks, "_load", None)
+    opened = create_dataset("manifest", root=str(tmp_path / "shards"))
+    before = data_identity(opened)
+    assert data_identity(create_dataset("manifest", root=str(tmp_path / "shards"))) == before
+    shard = next((tmp_path / "shards").glob("*.parquet"))
+    os.utime(shard, ns=(1, 1))
+    assert changes(before, data_identity(opened)) == "values of vector and values of sequence"
+
+
+def test_a_model_is_evaluated_on_its_own_data_unless_others_are_named(
+    run: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = json.loads((run[1] / "metrics.json").read_text())["test"]
+    (run[1] / "config.yaml").unlink()  # the model folder is enough
+    metrics = fz.evaluate(run[1])
+    assert {name: metrics[name] for name in measured} == pytest.approx(measured)
+    assert metrics["seen_in_training"] == {"train": 0, "val": 0}
+    assert "warning" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("with_ids", [True, False], ids=["ids", "row numbers"])
+def test_samples_that_a_model_was_trained_on_are_counted_when_it_is_evaluated(
+    with_ids: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    samples = [{name: row[name] for name in row if with_ids or name != "id"} for row in rows()]
+    data, out = write(tmp_path, samples), tmp_path / "run"
+    assert train(flags(data, out)) == 0
+    swap(samples, tmp_path)
+    write(tmp_path, samples)
+    words = ["--data.name", "manifest", "--data.root", str(data), "--out", str(tmp_path / "m.json")]
+    assert evaluate_command([str(out), *words, "--split", "all"]) == 0
+    warning = "of the 24 samples, 12 have ids that the model was trained on and 6 ids"
+    assert capsys.readouterr().out.count(warning) == 1
+    metrics = json.loads((tmp_path / "m.json").read_text())
+    assert metrics["seen_in_training"] == {"train": 12, "val": 6}
+    (tmp_path / "other").mkdir()
+    other = write(tmp_path / "other", samples)  # its row numbers are those of other samples
+    seen = fz.evaluate(out, str(other), split="all")["seen_in_training"]
+    assert seen == ({"train": 12, "val": 6} if with_ids else {"train": 0, "val": 0})
+
+
+def test_of_a_folder_that_does_not_say_what_it_was_trained_on_nothing_is_known(
+    run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = fz.load(run[1])
+    model.trained_on = None
+    model.save(tmp_path / "model")
+    capsys.readouterr()
+    metrics = fz.evaluate(tmp_path / "model", str(run[0]))
+    assert metrics["seen_in_training"] == {"train": None, "val": None}
+    assert "whether the model was trained on some of these samples is not known" in (
+        capsys.readouterr().out
+    )
+    with pytest.raises(FusionZooError, match="model does not say what it was trained on"):
+        fz.evaluate(tmp_path / "model")
+
+
+def test_what_a_model_was_trained_on_is_kept_when_it_is_saved_again(
+    run: tuple[Path, Path], tmp_path: Path
+) -> None:
+    model = fz.load(run[1])
+    again = fz.load(model.save(tmp_path / "again"))
+    assert again.trained_on is not None
+    assert again.trained_on.settings["root"] == str(run[0])
+    assert {name: len(x) for name, x in again.trained_on.ids.items()} == {"train": 12, "val": 6}
+    file = tmp_path / "again" / "trained_on.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(FusionZooError, match=r"trained_on.safetensors was changed"):
+        fz.load(tmp_path / "again")
+    (tmp_path / "again" / "digests.json").unlink()
+    with pytest.raises(FusionZooError, match=r"trained_on.safetensors cannot be read"):
+        fz.load(tmp_path / "again")
