@@ -20,8 +20,8 @@ from fusionzoo.files import write_json
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Features, keep_only
 from fusionzoo.targets import OneOf
-from fusionzoo.training.evaluate import measurable
 from fusionzoo.trained_on import count_seen
+from fusionzoo.training.evaluate import measurable
 from fusionzoo.training.tasks.base import OBJECTIVES
 from fusionzoo.training.tasks.multitask import Tasks
 
