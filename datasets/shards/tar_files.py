@@ -63,6 +63,7 @@ class Scan:
                 for member in tar:
                     if not member.isreg():
                         continue
+                    _check_stored_whole(member, self.storage.where(name))
                     folder, _, base = member.name.rpartition("/")
                     stem, _, ending = base.partition(".")
                     if not stem or not ending:
@@ -158,6 +159,17 @@ def open_tar_files(storage: Storage, names: Sequence[str]) -> Loaded:
         memory=memory,
         kinds={name: kind for name, kind in scan.kinds.items() if name != kind},
     )
+
+
+def _check_stored_whole(member: tarfile.TarInfo, where: str) -> None:
+    """Raise an error for a sparse member: its bytes in the tar are not those of the file."""
+    marks = [x for x in member.pax_headers if x.startswith(("GNU.sparse.", "SCHILY.realsize"))]
+    if member.issparse() or marks:
+        raise FusionZooError(
+            f"{where}, {member.name} is stored without its runs of zeros (a sparse file), and only"
+            " whole ones are read: write the tar again without --sparse, by bsdtar with"
+            " --no-read-sparse"
+        )
 
 
 def _array_kind(data: Any, member: tarfile.TarInfo, where: str) -> str:
