@@ -84,3 +84,53 @@ def test_a_sparse_member_of_a_tar_is_refused_by_name(form: str, tmp_path: Path) 
     write(tmp_path, vectors(0), SPARSE[form], vectors(2), bytes(1024))
     with pytest.raises(FusionZooError, match=r"train-000000\.tar, 0001\.vector\.npy is stored wi"):
         fz.create_dataset(tmp_path)
+
+
+# ---- the end of a tar: 40 of 119 cuts opened silently
+
+
+def test_a_tar_that_was_cut_anywhere_is_refused_unless_only_padding_is_gone(
+    tmp_path: Path,
+) -> None:
+    whole = vectors(0, 1, 2, 3) + bytes(10240)
+    end = len(whole) - 10240
+    for cut in [*range(512, end + 2048, 512), 1, 700, end + 1, end + 1023]:
+        write(tmp_path, whole[:cut])
+        if cut < end + 1024:
+            with pytest.raises(FusionZooError, match=r"train-000000\.tar"):
+                fz.create_dataset(tmp_path)
+        else:
+            assert len(fz.create_dataset(tmp_path)) == 4
+
+
+def test_a_damaged_header_does_not_end_a_tar(tmp_path: Path) -> None:
+    data = bytearray(vectors(0, 1, 2, 3) + bytes(1024))
+    data[len(vectors(0, 1)) + 3] ^= 4
+    write(tmp_path, data)
+    with pytest.raises(FusionZooError, match=r"neither a member nor the end mark .* byte 2,048 of"):
+        fz.create_dataset(tmp_path)
+
+
+@pytest.mark.parametrize("padding", [1024, 10240])
+def test_a_joined_tar_warns_of_its_second_archive(
+    padding: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = vectors(0, 1) + bytes(padding)
+    assert len(fz.create_dataset(write(tmp_path, one))) == 2
+    assert not caplog.records
+    assert len(fz.create_dataset(write(tmp_path, one, vectors(2), bytes(1024)))) == 2
+    assert "bytes behind its end mark, which are not read" in caplog.text
+    assert "train-000000.tar" in caplog.text
+
+
+def test_a_member_that_is_there_twice_is_refused_by_name(tmp_path: Path) -> None:
+    for again in (vectors(1), member("./0001.vector.npy", npy(5))):
+        write(tmp_path, vectors(0, 1, 2), again, bytes(1024))
+        with pytest.raises(FusionZooError, match=r"tar has two members 0001\.vector\.npy: write"):
+            fz.create_dataset(tmp_path)
+
+
+def test_two_members_for_one_modality_of_a_sample_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, member("1.jpg", b"\xff\xd8\xff"), member("1.png", b"\x89PNG"), bytes(1024))
+    with pytest.raises(FusionZooError, match=r"1\.png: its sample has another member for image"):
+        fz.create_dataset(tmp_path)
