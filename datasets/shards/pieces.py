@@ -100,6 +100,16 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def range_digests(path: Path, ranges: Sequence[Sequence[int]]) -> list[str]:
+    """Return the SHA-256 of each range of a file."""
+    digests = []
+    with path.open("rb") as file:
+        for start, stop in ranges:
+            file.seek(start)
+            digests.append(hashlib.sha256(file.read(stop - start)).hexdigest())
+    return digests
+
+
 def write_arrow(path: Path, table: pa.Table) -> None:
     """Write a table as an Arrow file, atomically."""
     with replacing(path) as partial, pa.ipc.new_file(str(partial), table.schema) as file:
