@@ -66,7 +66,11 @@ class Blocks(ABC):
             file, number = self.places[block]
             while len(self._cache) >= (self.window + 1) * len(self._columns):
                 self._cache.popitem(last=False)
-            self._cache[key] = self._load(file, number, key[1])
+            shard = self.files[file]
+            self.storage.pin(shard.name)
+            value = self._load(file, number, key[1])
+            self.storage.check_unchanged(shard.name)
+            self._cache[key] = value
             self.reads += 1
         return self._cache[key], row - int(self.starts[block])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -29,7 +30,12 @@ SMALL = {"shard_mb": 1, "block_mb": 0.0005}
 
 
 class Server(ThreadingHTTPServer):
-    """Serves a folder with ranges; every `drop`-th answer is cut or never sent."""
+    """Serves a folder with ranges; every `drop`-th answer is cut or never sent.
+
+    `tags` are sent as ETag, by the end of the path.
+    """
+
+    tags: dict[str, str] = {}  # noqa: RUF012
 
     daemon_threads = True
     requests = dropped = 0
@@ -44,6 +50,12 @@ class Handler(SimpleHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         """Print nothing."""
+
+    def end_headers(self) -> None:
+        for name, tag in self.server.tags.items():
+            if self.path.endswith(name):
+                self.send_header("ETag", tag)
+        super().end_headers()
 
     def do_GET(self) -> None:
         server = self.server
@@ -233,6 +245,46 @@ def test_a_server_without_ranges_is_named(server: Server) -> None:
     dataset = fz.create_dataset(url_of(server, "parquet"))
     with pytest.raises(FusionZooError, match="sends whole files"):
         _ = dataset[1]
+
+
+@pytest.mark.parametrize("tagged", [True, False])
+@pytest.mark.parametrize(("format", "has_index"), [("parquet", True), ("parquet", False)])
+def test_a_shard_that_is_replaced_while_it_is_read_is_an_error_that_names_its_url(
+    format: str, has_index: bool, tagged: bool, tmp_path: Path
+) -> None:
+    """The new shard has the same rows, with other values, and bytes in the same places."""
+    draw = np.random.default_rng(0)
+    for folder in ("old", "new"):
+        values = [{"id": f"{n}", "image": draw.bytes(999), "split": "train"} for n in range(40)]
+        fz.convert(values, tmp_path / folder, format=format, shard_mb=1, block_mb=0.004)
+    name = "train-00000-of-00001.parquet"
+    served = tmp_path / "served"
+    served.mkdir()
+    for file in (tmp_path / "old").iterdir():
+        if has_index or file.name == name:
+            (served / file.name).write_bytes(file.read_bytes())
+    old = (served / name).stat()
+    files = fsspec.filesystem("file")
+    assert files.exists(str(served))
+    with Server(("127.0.0.1", 0), partial(Handler, directory=str(tmp_path))) as server:
+        server.tags = {name: '"1"'} if tagged else {}
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            root = url_of(server, "served") if has_index else f"file://{served}"
+            data = fz.create_dataset(root)
+            assert data.references("image")[:1]
+            again = fz.create_dataset(root)
+            assert again.reference("image", 0)
+            (served / name).write_bytes((tmp_path / "new" / name).read_bytes())
+            server.tags = {name: '"2"'} if tagged else {}
+            if not tagged:
+                os.utime(served / name, (old.st_atime + 5, old.st_mtime + 5))
+            with pytest.raises(FusionZooError, match=rf"{name} was replaced while it was read"):
+                again.reference("image", 39)
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
