@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import logging
+import math
 import os
 import time
 from collections.abc import Callable
@@ -14,10 +16,13 @@ from fusionzoo.errors import FusionZooError, one_line
 T = TypeVar("T")
 TRIES = 6
 FIRST_WAIT = 0.2  # seconds; doubled after every failure
+PATIENCE = 30.0  # seconds to wait for a connection, the first byte and each next one
+PATIENCE_VARIABLE = "FUSIONZOO_PATIENCE"
 FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotImplementedError, FusionZooError)
 # What file systems call the version of a file; the first of these that one tells is compared.
 VERSIONS = ("ETag", "etag", "generation", "md5Hash", "content_md5", "Last-Modified", "LastModified")
 VERSIONS += ("last_modified", "updated", "mtime", "created")
+_log = logging.getLogger("fusionzoo")
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 
 
@@ -140,11 +145,15 @@ class Storage:
             except FINAL:
                 raise
             except Exception as error:  # every library has errors of its own
+                reason = one_line(error) or type(error).__name__
                 if attempt == TRIES - 1:
                     raise FusionZooError(
-                        f"{self.where(name)} cannot be reached after {TRIES} attempts:"
-                        f" {one_line(error) or type(error).__name__}"
+                        f"{self.where(name)} cannot be reached after {TRIES} attempts: {reason}"
                     ) from error
+                _log.warning(
+                    "%s: attempt %d of %d failed, another follows: %s",
+                    *(self.where(name), attempt + 1, TRIES, reason),
+                )
             time.sleep(wait)
             wait *= 2
         raise AssertionError("the last attempt returns or raises")
@@ -158,7 +167,10 @@ class Storage:
 
                 # An instance that another process made must not be used in this one.
                 files, root = fsspec.core.url_to_fs(
-                    self.url, skip_instance_cache=True, use_listings_cache=False
+                    self.url,
+                    skip_instance_cache=True,
+                    use_listings_cache=False,
+                    **_timeouts(scheme),
                 )
             except ImportError as error:
                 extra = EXTRAS.get(scheme, "remote")
@@ -169,6 +181,32 @@ class Storage:
                 raise FusionZooError(f"{self.url}: {one_line(error)}") from error
             self._connection = (os.getpid(), files, root.rstrip("/"))
         return self._connection[1], self._connection[2]
+
+
+def _timeouts(scheme: str) -> dict[str, Any]:
+    """Return the settings that bound how long a file system waits for a server.
+
+    Those of fsspec's configuration come first. Where none is set here, its library has bounds.
+    """
+    text = os.environ.get(PATIENCE_VARIABLE, str(PATIENCE))
+    try:
+        patience = float(text)
+    except ValueError:
+        patience = 0.0
+    if not 0 < patience < math.inf:
+        raise FusionZooError(f"{PATIENCE_VARIABLE} is {text!r}; it must be seconds above 0")
+    from fsspec.config import conf
+
+    if scheme in ("http", "https"):
+        from aiohttp import ClientTimeout
+
+        timeout = ClientTimeout(total=None, connect=patience, sock_read=patience)
+        key, bounds = "client_kwargs", {"timeout": timeout}
+    elif scheme in ("s3", "s3a"):
+        key, bounds = "config_kwargs", {"connect_timeout": patience, "read_timeout": patience}
+    else:
+        return {}
+    return {key: {**bounds, **conf.get(scheme, {}).get(key, {})}}
 
 
 def _info(files: Any, path: str) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -23,6 +25,7 @@ import fusionzoo as fz
 from fusionzoo.datasets import PairedBatchSampler, PairedDataset, make_sampler
 from fusionzoo.datasets.shards import storage
 from fusionzoo.datasets.shards.blocks import StoredCells
+from fusionzoo.datasets.shards.storage import Storage
 from fusionzoo.errors import FusionZooError
 
 ROWS = 200
@@ -36,6 +39,7 @@ class Server(ThreadingHTTPServer):
     """
 
     tags: dict[str, str] = {}  # noqa: RUF012
+    pause = 0.0  # seconds between four parts of an answer
 
     daemon_threads = True
     requests = dropped = 0
@@ -82,7 +86,13 @@ class Handler(SimpleHTTPRequestHandler):
             self.send_response(200)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(data[: len(data) // 2] if cuts else data)
+        data = data[: len(data) // 2] if cuts else data
+        if server.pause:
+            for start in range(0, len(data), part := -(-len(data) // 5)):
+                self.wfile.write(data[start : start + part])
+                time.sleep(server.pause)
+        else:
+            self.wfile.write(data)
         self.close_connection = cuts
 
 
@@ -227,6 +237,43 @@ def test_a_url_that_cannot_be_reached_is_one_line() -> None:
     with pytest.raises(FusionZooError, match="cannot be reached after 6 attempts") as error:
         fz.create_dataset("http://127.0.0.1:9/shards")
     assert "\n" not in str(error.value) and "http://127.0.0.1:9/shards" in str(error.value)
+
+
+def test_a_server_that_never_answers_is_given_up_with_a_line_per_attempt(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("FUSIONZOO_PATIENCE", "0.05")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/shards"
+        start = time.monotonic()
+        with pytest.raises(FusionZooError, match=f"{url}/shards.json cannot be reached after 6"):
+            fz.create_dataset(url)
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.partition(" failed")[0] for line in lines] == [
+        f"{url}/shards.json: attempt {n} of 6" for n in range(1, 6)
+    ]
+    assert all("imeout" in line and "\n" not in line for line in lines)
+    assert time.monotonic() - start < 20
+
+
+def test_a_slow_server_that_keeps_sending_is_waited_for(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bound is on silence, not on the whole answer."""
+    monkeypatch.setenv("FUSIONZOO_PATIENCE", "1")
+    server.pause = 0.3
+    start = time.monotonic()
+    assert Storage(url_of(server, "parquet")).read("SHA256SUMS")
+    assert time.monotonic() - start > 1.1
+
+
+@pytest.mark.parametrize("value", ["0", "-3", "soon", "nan", "inf"])
+def test_a_patience_that_is_no_number_of_seconds_is_refused(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FUSIONZOO_PATIENCE", value)
+    with pytest.raises(FusionZooError, match=r"FUSIONZOO_PATIENCE is .* seconds above 0"):
+        fz.create_dataset("http://127.0.0.1:9/shards")
 
 
 def test_a_folder_without_shards_says_how_they_are_made(server: Server) -> None:
