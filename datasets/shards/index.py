@@ -5,8 +5,8 @@ place of those there are the numbers of their rows in the shards, null where a s
 Structs by modality hold the bytes and, of a tar, the places of the values; of a modality with
 several pictures or clips they hold lists, with a number of each.
 
-Everything that is read is compared with a digest: `shards.json` has its own, that of
-`samples.arrow`, that of each block of a tar and of each Parquet file's footer; Parquet's pages have
+Everything that is read is verified: `shards.json` has digests of itself and of `samples.arrow`,
+and checksums of each block of a tar and of each Parquet file's footer; Parquet's pages have
 checksums in the file.
 """
 
@@ -32,7 +32,7 @@ NAME = "shards.json"
 SAMPLES = "samples.arrow"
 DIGESTS = "SHA256SUMS"
 VERSION = 2
-KNOWN_VERSIONS = (1, 2)  # the first has no digests but those of whole files
+KNOWN_VERSIONS = (1, 2)  # the first has no checksums but digests of whole files
 FORMATS = ("parquet", "webdataset")
 STORED = ("image", "audio", "vector", "sequence")  # kinds whose values are in the shards alone
 BYTES, OFFSETS = "_bytes", "_offsets"  # columns of samples.arrow: structs by modality
@@ -50,7 +50,7 @@ class ShardFile:
     # First byte, and that after the last: of each block of a tar, of the footer of a Parquet file.
     ranges: Sequence[Sequence[int]] = ()
     sha256: str = ""
-    digests: Sequence[str] = ()  # SHA-256 of each range
+    checksums: Sequence[int] = ()  # CRC-32 of each range: read often, and SHA-256 costs thrice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +91,12 @@ def read_index(storage: Storage, name: str = NAME) -> ShardIndex | None:
         raise FusionZooError(f"{where} cannot be read: {one_line(error)}") from None
 
 
-def warn_of_missing_digests(storage: Storage, index: ShardIndex) -> None:
-    """Warn of shards that were written without digests of what is read."""
-    if not all(file.digests for file in index.files):
+def warn_of_missing_checksums(storage: Storage, index: ShardIndex) -> None:
+    """Warn of shards that were written without checksums of what is read."""
+    if not all(file.checksums for file in index.files):
         _log.warning(
-            "%s was written by an earlier version, without digests: whether its bytes were changed"
-            " is not checked; `fusionzoo data convert` into another folder adds them",
+            "%s was written by an earlier version, without checksums: whether its bytes were"
+            " changed is not checked; `fusionzoo data convert` into another folder adds them",
             storage,
         )
 
@@ -164,10 +164,8 @@ def _check(index: ShardIndex) -> None:
             raise ValueError(f"{file.name}: its blocks have no ranges")
         if any(len(x) != 2 or not 0 <= x[0] <= x[1] <= file.size for x in file.ranges):
             raise ValueError(f"{file.name}: a block is outside of the file")
-        if file.digests and len(file.digests) != len(file.ranges):
-            raise ValueError(
-                f"{file.name}: {len(file.digests)} digests for {len(file.ranges)} ranges"
-            )
+        if file.checksums and len(file.checksums) != len(file.ranges):
+            raise ValueError(f"{file.name}: its ranges and checksums differ in number")
 
 
 def _digest(contents: Mapping[str, Any]) -> str:

@@ -20,8 +20,10 @@ PATIENCE = 30.0  # seconds to wait for a connection, the first byte and each nex
 PATIENCE_VARIABLE = "FUSIONZOO_PATIENCE"
 FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotImplementedError, FusionZooError)
 # What file systems call the version of a file; the first of these that one tells is compared.
-VERSIONS = ("ETag", "etag", "generation", "md5Hash", "content_md5", "Last-Modified", "LastModified")
-VERSIONS += ("last_modified", "updated", "mtime", "created")
+VERSIONS = (
+    *("ETag", "etag", "generation", "md5Hash", "content_md5"),
+    *("Last-Modified", "LastModified", "last_modified", "updated", "mtime", "created"),
+)
 _log = logging.getLogger("fusionzoo")
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 
@@ -197,6 +199,7 @@ def _timeouts(scheme: str) -> dict[str, Any]:
         raise FusionZooError(f"{PATIENCE_VARIABLE} is {text!r}; it must be seconds above 0")
     from fsspec.config import conf
 
+    bounds: dict[str, Any]
     if scheme in ("http", "https"):
         from aiohttp import ClientTimeout
 

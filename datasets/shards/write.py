@@ -43,7 +43,7 @@ from .pieces import (
     has_any,
     index_piece,
     join_pieces,
-    range_digests,
+    range_checksums,
     read_arrow,
     write_arrow,
 )
@@ -183,7 +183,7 @@ class _Conversion:
             blocks=shard.blocks,
             ranges=shard.ranges,
             sha256=file_digest(path),
-            digests=range_digests(path, shard.ranges),
+            checksums=range_checksums(path, shard.ranges),
         )
 
     def _blocks(self, positions: np.ndarray) -> Iterator[tuple[list[int], dict[str, list[Any]]]]:

@@ -36,13 +36,13 @@ def hashes(folder: Path) -> dict[str, str]:
     return {x.name: hashlib.md5(x.read_bytes()).hexdigest() for x in sorted(folder.iterdir())}
 
 
-def without_digests(folder: Path) -> Path:
-    """Make shards what the first version of the index was: without digests of what is read."""
+def without_checksums(folder: Path) -> Path:
+    """Make shards what the first version of the index was: without checksums of what is read."""
     index = json.loads((folder / "shards.json").read_text())
     for name in ("sha256", "samples_sha256"):
         del index[name]
     for file in index["files"]:
-        del file["digests"]
+        del file["checksums"]
         file["ranges"] = file["ranges"] if index["format"] == "webdataset" else []
     (folder / "shards.json").write_text(json.dumps({**index, "version": 1}))
     return folder

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from stopped import without_digests
+from stopped import without_checksums
 
 import fusionzoo as fz
 from fusionzoo.errors import FusionZooError
@@ -233,8 +233,8 @@ def test_shards_of_an_earlier_version_are_read_and_said_not_to_be_checked(
         (tmp_path / file.name).write_bytes(file.read_bytes())
     before = contents(tmp_path)
     assert not caplog.records
-    assert contents(without_digests(tmp_path)) == before
-    assert "without digests: whether its bytes were changed is not checked" in caplog.text
+    assert contents(without_checksums(tmp_path)) == before
+    assert "without checksums: whether its bytes were changed is not checked" in caplog.text
 
 
 def columns_end(path: Path) -> int:
