@@ -82,7 +82,7 @@ def _write(source: Path, folder: Path, nonfinite: NonFinite) -> list[str]:
     notes.append(_about_columns(columns, kinds, labels))
     table = pa.table(columns)
     table = table.replace_schema_metadata(with_kinds(table.schema, kinds).metadata)
-    pq.write_table(table, folder / "manifest.parquet")
+    pq.write_table(table, folder / "manifest.parquet", write_page_checksum=True)
     return notes
 
 

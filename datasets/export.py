@@ -195,7 +195,7 @@ def table_columns(dataset: SampleTable) -> list[str]:
 
 def _write(path: Path, suffix: str, schema: pa.Schema, batches: Iterator[pa.Table]) -> None:
     if suffix == ".parquet":
-        with pq.ParquetWriter(path, schema) as parquet:
+        with pq.ParquetWriter(path, schema, write_page_checksum=True) as parquet:
             for batch in batches:
                 parquet.write_table(batch)
     elif suffix in (".csv", ".tsv"):

@@ -100,7 +100,7 @@ def store_table(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         column = pa.array(cells, table[name].type)
         table = table.set_column(table.column_names.index(name), name, column)
     buffer = io.BytesIO()
-    pq.write_table(table, buffer)
+    pq.write_table(table, buffer, write_page_checksum=True)
     contents = buffer.getvalue()
     path = folder / f"data-{hashlib.sha256(contents).hexdigest()[:12]}.parquet"
     if not path.is_file():

@@ -23,7 +23,7 @@ def read_parquet(path: Path) -> pa.Table:
     import pyarrow.parquet as pq
 
     # `read_table` would import pandas, and make columns of folder names like `a=b`.
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
         check_parquet(str(path), path.stat().st_size, file, path)
         return file.read()
 
@@ -81,9 +81,10 @@ def _dictionaries(path: Any, column: int, batch: int, groups: list[int] | None) 
     """Yield a column's values as dictionary arrays, those in lists one after another."""
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
         name = file.schema.column(column).path
-    with pq.ParquetFile(path, read_dictionary=[name]) as file:
+    options: Any = {"read_dictionary": [name], "page_checksum_verification": True}
+    with pq.ParquetFile(path, **options) as file:
         for rows in file.iter_batches(batch, row_groups=groups, columns=[name]):
             values = rows.column(0)
             while not pa.types.is_dictionary(values.type):

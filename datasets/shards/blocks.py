@@ -6,6 +6,7 @@ A process keeps the blocks that it read last, as many as a window of the shuffle
 from __future__ import annotations
 
 import os
+import zlib
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -72,7 +73,11 @@ class Blocks(ABC):
             file, number = self.places[block]
             while len(self._cache) >= (self.window + 1) * len(self._columns):
                 self._cache.popitem(last=False)
-            self._cache[key] = self._load(file, number, key[1])
+            shard = self.files[file]
+            self.storage.pin(shard.name)
+            value = self._load(file, number, key[1])
+            self.storage.check_unchanged(shard.name)
+            self._cache[key] = value
             self.reads += 1
         return self._cache[key], row - int(self.starts[block])
 
@@ -82,6 +87,22 @@ class Blocks(ABC):
 
     def _forget_files(self) -> None:  # noqa: B027
         """Forget open files: they belong to the process from which this one was forked."""
+
+    def _range(self, file: int, number: int) -> bytes:
+        """Read a range of a file; its checksum must be that of the index, if it has one."""
+        shard = self.files[file]
+        start, stop = shard.ranges[number]
+        where = self.storage.where(shard.name)
+        try:
+            data = self.storage.read_range(shard.name, start, stop)
+        except OSError as error:
+            raise FusionZooError(f"{where} cannot be read: {one_line(error)}") from error
+        if shard.checksums and zlib.crc32(data) != shard.checksums[number]:
+            raise FusionZooError(
+                f"{where}: bytes {start:,} to {stop:,} were changed since they were written: copy"
+                " it again, or convert again"
+            )
+        return data
 
     @abstractmethod
     def _load(self, file: int, block: int, part: str) -> Any:
@@ -127,9 +148,13 @@ class ParquetBlocks(Blocks):
             if len(self._opened) >= MAX_OPEN:
                 self._opened.popitem(last=False)[1].close()
             file = self.files[number]
+            footer = pa.BufferReader(self._range(number, 0)) if file.ranges else None
             # A block is one column of a row group, read at once: a buffer would only copy it.
             self._opened[number] = pq.ParquetFile(
-                self.storage.open(file.name, file.size), pre_buffer=False
+                self.storage.open(file.name, file.size),
+                metadata=footer and pq.read_metadata(footer),
+                pre_buffer=False,
+                page_checksum_verification=True,
             )
         return self._opened[number]
 
@@ -171,12 +196,7 @@ class TarBlocks(Blocks):
         return ""
 
     def _load(self, file: int, block: int, part: str) -> bytes:
-        start, stop = self.files[file].ranges[block]
-        try:
-            return self.storage.read_range(self.files[file].name, start, stop)
-        except OSError as error:
-            where = self.storage.where(self.files[file].name)
-            raise FusionZooError(f"{where} cannot be read: {one_line(error)}") from error
+        return self._range(file, block)
 
 
 class StoredCells:

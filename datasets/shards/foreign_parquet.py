@@ -117,7 +117,7 @@ def _open(storage: Storage, name: str) -> OpenedFile:
     try:
         size = storage.size(name)
         source = storage.open(name, size)
-        with pq.ParquetFile(source) as file:
+        with pq.ParquetFile(source, page_checksum_verification=True) as file:
             schema = file.schema_arrow
             stored = [field.name for field in schema if _is_stored(field.type)]
             light = [column for column in schema.names if column not in stored]

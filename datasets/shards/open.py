@@ -24,6 +24,7 @@ from .index import (
     read_index,
     read_samples,
     stored_sizes,
+    warn_of_missing_checksums,
 )
 from .items import check_items, has_items, stored_cells, stored_items
 from .storage import Storage, is_url
@@ -66,7 +67,8 @@ def open_index(storage: Storage, index: ShardIndex) -> Loaded:
     """Open shards by their index; only that is read."""
     if storage.folder is not None:
         _check_sizes(storage, index)
-    table = read_samples(storage)
+    warn_of_missing_checksums(storage, index)
+    table = read_samples(storage, index.samples_sha256)
     num_rows = sum(sum(file.blocks) for file in index.files)
     stored = [name for name, kind in index.kinds.items() if kind in STORED]
     missing = [

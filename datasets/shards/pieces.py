@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,16 @@ def file_digest(path: Path) -> str:
     """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def range_checksums(path: Path, ranges: Sequence[Sequence[int]]) -> list[int]:
+    """Return the CRC-32 of each range of a file."""
+    checksums = []
+    with path.open("rb") as file:
+        for start, stop in ranges:
+            file.seek(start)
+            checksums.append(zlib.crc32(file.read(stop - start)))
+    return checksums
 
 
 def write_arrow(path: Path, table: pa.Table) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import logging
+import math
 import os
 import time
 from collections.abc import Callable
@@ -14,7 +16,15 @@ from fusionzoo.errors import FusionZooError, one_line
 T = TypeVar("T")
 TRIES = 6
 FIRST_WAIT = 0.2  # seconds; doubled after every failure
+PATIENCE = 30.0  # seconds to wait for a connection, the first byte and each next one
+PATIENCE_VARIABLE = "FUSIONZOO_PATIENCE"
 FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotImplementedError, FusionZooError)
+# What file systems call the version of a file; the first of these that one tells is compared.
+VERSIONS = (
+    *("ETag", "etag", "generation", "md5Hash", "content_md5"),
+    *("Last-Modified", "LastModified", "last_modified", "updated", "mtime", "created"),
+)
+_log = logging.getLogger("fusionzoo")
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 
 
@@ -37,6 +47,7 @@ class Storage:
         self.url = root if isinstance(root, str) and is_url(root) else ""
         self.folder = None if self.url else Path(root).expanduser()
         self._connection: tuple[int, Any, str] | None = None
+        self._versions: dict[str, tuple[Any, ...]] = {}  # size, and what else tells a version
 
     def __str__(self) -> str:
         return (self.url or str(self.folder)).rstrip("/")
@@ -85,10 +96,34 @@ class Storage:
             raise FusionZooError(f"{self.where(name)} does not exist") from error
 
     def size(self, name: str) -> int:
-        """Return the bytes of a file."""
+        """Return the bytes of a file, whose version must stay what it is now."""
+        return int(self.pin(name)[0])
+
+    def pin(self, name: str) -> tuple[Any, ...]:
+        """Return a file's size and what else tells its version, as they were at the first call."""
+        if name not in self._versions:
+            self._versions[name] = self._version(name)
+        return self._versions[name]
+
+    def check_unchanged(self, name: str) -> None:
+        """Raise an error if a file is no longer the version that was pinned."""
+        pinned, now = self.pin(name), self._version(name)
+        if now != pinned:
+            raise FusionZooError(
+                f"{self.where(name)} was replaced while it was read: its size and version were"
+                f" {_words(pinned)} and are {_words(now)}: start again, with new shards elsewhere"
+            )
+
+    def _version(self, name: str) -> tuple[Any, ...]:
         if self.folder is not None:
-            return (self.folder / name).stat().st_size
-        return self._retry(name, lambda files, path: int(files.info(path)["size"]))
+            status = (self.folder / name).stat()
+            return status.st_size, status.st_mtime_ns
+        try:
+            info = self._retry(name, _info)
+        except FileNotFoundError as error:
+            raise FusionZooError(f"{self.where(name)} does not exist") from error
+        marks = (str(info[key]) for key in VERSIONS if info.get(key) is not None)
+        return info["size"], next(marks, "")
 
     def names(self, suffix: str) -> list[str]:
         """Return the names of the folder's files that end so."""
@@ -112,11 +147,15 @@ class Storage:
             except FINAL:
                 raise
             except Exception as error:  # every library has errors of its own
+                reason = one_line(error) or type(error).__name__
                 if attempt == TRIES - 1:
                     raise FusionZooError(
-                        f"{self.where(name)} cannot be reached after {TRIES} attempts:"
-                        f" {one_line(error) or type(error).__name__}"
+                        f"{self.where(name)} cannot be reached after {TRIES} attempts: {reason}"
                     ) from error
+                _log.warning(
+                    "%s: attempt %d of %d failed, another follows: %s",
+                    *(self.where(name), attempt + 1, TRIES, reason),
+                )
             time.sleep(wait)
             wait *= 2
         raise AssertionError("the last attempt returns or raises")
@@ -129,7 +168,12 @@ class Storage:
                 import fsspec
 
                 # An instance that another process made must not be used in this one.
-                files, root = fsspec.core.url_to_fs(self.url, skip_instance_cache=True)
+                files, root = fsspec.core.url_to_fs(
+                    self.url,
+                    skip_instance_cache=True,
+                    use_listings_cache=False,
+                    **_timeouts(scheme),
+                )
             except ImportError as error:
                 extra = EXTRAS.get(scheme, "remote")
                 raise FusionZooError(
@@ -139,6 +183,52 @@ class Storage:
                 raise FusionZooError(f"{self.url}: {one_line(error)}") from error
             self._connection = (os.getpid(), files, root.rstrip("/"))
         return self._connection[1], self._connection[2]
+
+
+def _timeouts(scheme: str) -> dict[str, Any]:
+    """Return the settings that bound how long a file system waits for a server.
+
+    Those of fsspec's configuration come first. Where none is set here, its library has bounds.
+    """
+    text = os.environ.get(PATIENCE_VARIABLE, str(PATIENCE))
+    try:
+        patience = float(text)
+    except ValueError:
+        patience = 0.0
+    if not 0 < patience < math.inf:
+        raise FusionZooError(f"{PATIENCE_VARIABLE} is {text!r}; it must be seconds above 0")
+    from fsspec.config import conf
+
+    bounds: dict[str, Any]
+    if scheme in ("http", "https"):
+        from aiohttp import ClientTimeout
+
+        timeout = ClientTimeout(total=None, connect=patience, sock_read=patience)
+        key, bounds = "client_kwargs", {"timeout": timeout}
+    elif scheme in ("s3", "s3a"):
+        key, bounds = "config_kwargs", {"connect_timeout": patience, "read_timeout": patience}
+    else:
+        return {}
+    return {key: {**bounds, **conf.get(scheme, {}).get(key, {})}}
+
+
+def _info(files: Any, path: str) -> dict[str, Any]:
+    """Return what a file system says of a file.
+
+    That of HTTP says of every failure that there is no such file; the cause tells them apart.
+    """
+    try:
+        return dict(files.info(path))
+    except FileNotFoundError as error:
+        cause = error.__cause__
+        if cause is None or getattr(cause, "status", 0) in (404, 410):
+            raise
+        raise OSError(one_line(cause) or type(cause).__name__) from cause
+
+
+def _words(version: tuple[Any, ...]) -> str:
+    """Return a version as a message has it."""
+    return ", ".join(str(x) for x in version if x != "")
 
 
 class RangeFile(io.RawIOBase):

@@ -75,7 +75,10 @@ def _write_split(stream: Any, folder: Path, stem: str, shard_mb: int, bar: Any) 
         path = folder / f"{stem}-{number:05d}.parquet"
         schema = block.schema.with_metadata(metadata)
         size = 0
-        with replacing(path) as partial, pq.ParquetWriter(partial, schema) as file:
+        with (
+            replacing(path) as partial,
+            pq.ParquetWriter(partial, schema, write_page_checksum=True) as file,
+        ):
             while block is not None and (not size or size + block.nbytes <= shard_mb * 1_000_000):
                 file.write_table(block.cast(schema), row_group_size=len(block))
                 size += block.nbytes

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import re
 import tarfile
 from collections.abc import Sequence
@@ -32,11 +33,14 @@ from .items import stored_cells
 from .storage import Storage
 
 BLOCK_BYTES = 4 << 20
+END_MARK = bytes(1024)
+MAX_PADDING = 1 << 20  # bytes of zeros behind the end mark; tar fills records of 10 kB
 KIND_OF = {suffix: kind for kind in ("image", "audio", "text") for suffix in SUFFIXES[kind]}
 TEXT = (".txt", ".caption", ".text")
 LABEL = (".cls", ".label")
 NUMBERED = re.compile(r"(?:(?P<name>.+)\.)?(?P<number>\d{1,6})")
 NUMBER = re.compile(r"[-_.]?\d+$")
+_log = logging.getLogger("fusionzoo")
 
 
 class Scan:
@@ -56,13 +60,15 @@ class Scan:
         size = self.storage.size(name)
         file: Any = self.storage.open(name, size)
         opened = open(file, "rb") if isinstance(file, str) else io.BufferedReader(file)  # noqa: SIM115
-        first, key = len(self.rows), None
+        first, key, where = len(self.rows), None, self.storage.where(name)
         starts: list[int] = []
+        names: set[str] = set()
         try:
             with opened, tarfile.open(fileobj=opened, mode="r:") as tar:
                 for member in tar:
                     if not member.isreg():
                         continue
+                    _check_member(member, names, where)
                     folder, _, base = member.name.rpartition("/")
                     stem, _, ending = base.partition(".")
                     if not stem or not ending:
@@ -73,11 +79,12 @@ class Scan:
                         self.members.append({})
                         starts.append(member.offset)
                     self._add(tar, member, ending.lower(), name)
+                _check_end(opened, tar.offset, size, where)
         except FusionZooError:
             raise
         except (tarfile.TarError, OSError, EOFError, ValueError) as error:
             raise FusionZooError(
-                f"{self.storage.where(name)} cannot be read as a tar file: {one_line(error)}"
+                f"{where} cannot be read as a tar file: {one_line(error)}"
             ) from error
         split = NUMBER.sub("", name.removesuffix(".tar"))
         if split.lower() in USUAL_NAMES:
@@ -111,7 +118,13 @@ class Scan:
                 self.lists.add(name)
             self.kinds[name] = kind
             items = self.members[-1].setdefault(name, {})
-            items[int(numbered["number"]) if numbered else -1] = (member.offset_data, member.size)
+            number = int(numbered["number"]) if numbered else -1
+            if number in items:
+                raise FusionZooError(
+                    f"{self.storage.where(file)}, {member.name}: its sample has another member for"
+                    f" {name}: name each after its modality, as in 000017.{name}2{suffix}"
+                )
+            items[number] = (member.offset_data, member.size)
 
     def places(self, name: str) -> tuple[Any, Any]:
         """Return first byte and bytes of a modality's members, as `TarBlocks` has them."""
@@ -166,6 +179,42 @@ def open_tar_files(storage: Storage, names: Sequence[str]) -> Loaded:
         memory=memory,
         kinds={name: kind for name, kind in scan.kinds.items() if name != kind},
     )
+
+
+def _check_member(member: tarfile.TarInfo, names: set[str], where: str) -> None:
+    """Raise an error for a sparse member, whose bytes in the tar are not those of the file, and
+    for one whose name was there before; add its name.
+    """
+    marks = [x for x in member.pax_headers if x.startswith(("GNU.sparse.", "SCHILY.realsize"))]
+    if member.issparse() or marks:
+        raise FusionZooError(
+            f"{where}, {member.name} is stored without its runs of zeros (a sparse file), and only"
+            " whole ones are read: write the tar again without --sparse, by bsdtar with"
+            " --no-read-sparse"
+        )
+    name = member.name.removeprefix("./")
+    if name in names:
+        raise FusionZooError(
+            f"{where} has two members {name}: write the tar again with one of them"
+        )
+    names.add(name)
+
+
+def _check_end(file: Any, end: int, size: int, where: str) -> None:
+    """Raise an error unless the end mark follows the last member; warn of what is behind it."""
+    file.seek(end)
+    if file.read(len(END_MARK)) != END_MARK:
+        raise FusionZooError(
+            f"{where} has neither a member nor the end mark of a tar file (1,024 zeros) at byte"
+            f" {end:,} of {size:,}: it was cut off or damaged; copy it again"
+        )
+    behind = size - end - len(END_MARK)
+    if behind > MAX_PADDING or any(file.read(behind)):
+        _log.warning(
+            "%s has %s bytes behind its end mark, which are not read: if it was joined from"
+            " several, keep them as files of their own",
+            *(where, f"{behind:,}"),
+        )
 
 
 def _array_kind(data: Any, member: tarfile.TarInfo, where: str) -> str:

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from .pieces import (
     has_any,
     index_piece,
     join_pieces,
+    range_checksums,
     read_arrow,
     write_arrow,
 )
@@ -181,6 +183,7 @@ class _Conversion:
             blocks=shard.blocks,
             ranges=shard.ranges,
             sha256=file_digest(path),
+            checksums=range_checksums(path, shard.ranges),
         )
 
     def _blocks(self, positions: np.ndarray) -> Iterator[tuple[list[int], dict[str, list[Any]]]]:
@@ -233,9 +236,11 @@ class _Conversion:
             table = table.filter(has_any(table, list(self.dataset.modalities)))
         write_arrow(self.out / SAMPLES, table.combine_chunks())
         digests = [f"{file.sha256}  {file.name}\n" for file in files]
-        digests.append(f"{file_digest(self.out / SAMPLES)}  {SAMPLES}\n")
+        samples_sha256 = file_digest(self.out / SAMPLES)
+        digests.append(f"{samples_sha256}  {SAMPLES}\n")
         write_text(self.out / DIGESTS, "".join(digests))
-        write_json(self.out / NAME, self._index(files).to_json())
+        index = replace(self._index(files), samples_sha256=samples_sha256)
+        write_json(self.out / NAME, index.to_json())
         shutil.rmtree(self.out / PARTIAL, ignore_errors=True)
 
     def _written(self, files: Sequence[ShardFile], resumed: int) -> Written:

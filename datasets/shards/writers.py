@@ -18,6 +18,7 @@ from .index import STORED
 from .values import npy_bytes, suffix_of, value_size
 
 MAX_ROWS = 1024  # of a block
+FOOTER_END = 8  # bytes of a Parquet file behind its metadata: their length, and a magic word
 PADDING = 512  # bytes to which members of a tar are padded
 
 
@@ -43,8 +44,10 @@ class ParquetShard:
         columns = [self.schema.field(i).name for i in range(len(self.schema))]
         options: dict[str, Any] = {
             "compression": {name: "none" if name in media else "zstd" for name in columns},
+            "write_page_checksum": True,
             "use_dictionary": [x for x in light.names if pa.types.is_string(light.field(x).type)],
         }
+        self.path, self.ranges = path, [[0, 0]]
         self.file = pq.ParquetWriter(path, self.schema, **options)
 
     def write(self, rows: pa.Table, values: Mapping[str, Sequence[Any]]) -> dict[str, list[int]]:
@@ -58,13 +61,10 @@ class ParquetShard:
         return {name: [-1] * len(rows) for name in self.stored}
 
     def close(self) -> None:
-        """Write the footer."""
+        """Write the footer; `ranges` has its bytes, row groups are found by it."""
         self.file.close()
-
-    @property
-    def ranges(self) -> list[list[int]]:
-        """No ranges: row groups are found by the footer."""
-        return []
+        size = self.path.stat().st_size
+        self.ranges = [[size - FOOTER_END - pq.read_metadata(self.path).serialized_size, size]]
 
 
 class TarShard:

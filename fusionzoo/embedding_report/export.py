@@ -78,7 +78,7 @@ def export_atlas(sample: EmbeddedSample, folder: Path) -> Path:
     if any(texts):
         columns["text"] = texts
     path = folder / "atlas.parquet"
-    pq.write_table(pa.table(columns), path)
+    pq.write_table(pa.table(columns), path, write_page_checksum=True)
     return path
 
 

@@ -52,7 +52,7 @@ class EmbeddingFile:
     def _opened(self) -> list[Any]:
         import pyarrow.parquet as pq
 
-        return [pq.ParquetFile(path) for path in self.parquets]
+        return [pq.ParquetFile(path, page_checksum_verification=True) for path in self.parquets]
 
     def batches(self, columns: Sequence[str], size: int) -> Iterator[pa.RecordBatch]:
         """Yield some columns in batches of at most `size` rows.
@@ -82,7 +82,10 @@ class EmbeddingFile:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        mapped = [pq.ParquetFile(path, memory_map=True) for path in self.parquets]
+        mapped = [
+            pq.ParquetFile(path, memory_map=True, page_checksum_verification=True)
+            for path in self.parquets
+        ]
         return pa.concat_tables([parquet.read(columns=list(columns)) for parquet in mapped])
 
     def matrix(self, column: str) -> Matrix:

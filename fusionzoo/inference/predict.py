@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial as bind
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def _writer_for(path: Path) -> Callable[[str, pa.Schema], Any]:
     if path.suffix == ".parquet":
         from pyarrow.parquet import ParquetWriter
 
-        return ParquetWriter
+        return bind(ParquetWriter, write_page_checksum=True)
     if path.suffix == ".csv":
         from pyarrow.csv import CSVWriter
 

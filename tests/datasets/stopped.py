@@ -1,8 +1,9 @@
-"""Conversions to shards that stop in the middle, and what they leave."""
+"""Conversions to shards that stop in the middle, what they leave, and those of earlier versions."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,3 +34,15 @@ def stop_at(value: int, convert: Callable[[], Any]) -> None:
 
 def hashes(folder: Path) -> dict[str, str]:
     return {x.name: hashlib.md5(x.read_bytes()).hexdigest() for x in sorted(folder.iterdir())}
+
+
+def without_checksums(folder: Path) -> Path:
+    """Make shards what the first version of the index was: without checksums of what is read."""
+    index = json.loads((folder / "shards.json").read_text())
+    for name in ("sha256", "samples_sha256"):
+        del index[name]
+    for file in index["files"]:
+        del file["checksums"]
+        file["ranges"] = file["ranges"] if index["format"] == "webdataset" else []
+    (folder / "shards.json").write_text(json.dumps({**index, "version": 1}))
+    return folder

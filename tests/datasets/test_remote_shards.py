@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +25,7 @@ import fusionzoo as fz
 from fusionzoo.datasets import PairedBatchSampler, PairedDataset, make_sampler
 from fusionzoo.datasets.shards import storage
 from fusionzoo.datasets.shards.blocks import StoredCells
+from fusionzoo.datasets.shards.storage import Storage
 from fusionzoo.errors import FusionZooError
 
 ROWS = 200
@@ -29,7 +33,13 @@ SMALL = {"shard_mb": 1, "block_mb": 0.0005}
 
 
 class Server(ThreadingHTTPServer):
-    """Serves a folder with ranges; every `drop`-th answer is cut or never sent."""
+    """Serves a folder with ranges; every `drop`-th answer is cut or never sent.
+
+    `tags` are sent as ETag, by the end of the path.
+    """
+
+    tags: dict[str, str] = {}  # noqa: RUF012
+    pause = 0.0  # seconds between four parts of an answer
 
     daemon_threads = True
     requests = dropped = 0
@@ -44,6 +54,12 @@ class Handler(SimpleHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         """Print nothing."""
+
+    def end_headers(self) -> None:
+        for name, tag in self.server.tags.items():
+            if self.path.endswith(name):
+                self.send_header("ETag", tag)
+        super().end_headers()
 
     def do_GET(self) -> None:
         server = self.server
@@ -70,7 +86,13 @@ class Handler(SimpleHTTPRequestHandler):
             self.send_response(200)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(data[: len(data) // 2] if cuts else data)
+        data = data[: len(data) // 2] if cuts else data
+        if server.pause:
+            for start in range(0, len(data), part := -(-len(data) // 5)):
+                self.wfile.write(data[start : start + part])
+                time.sleep(server.pause)
+        else:
+            self.wfile.write(data)
         self.close_connection = cuts
 
 
@@ -217,6 +239,43 @@ def test_a_url_that_cannot_be_reached_is_one_line() -> None:
     assert "\n" not in str(error.value) and "http://127.0.0.1:9/shards" in str(error.value)
 
 
+def test_a_server_that_never_answers_is_given_up_with_a_line_per_attempt(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("FUSIONZOO_PATIENCE", "0.05")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/shards"
+        start = time.monotonic()
+        with pytest.raises(FusionZooError, match=f"{url}/shards.json cannot be reached after 6"):
+            fz.create_dataset(url)
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.partition(" failed")[0] for line in lines] == [
+        f"{url}/shards.json: attempt {n} of 6" for n in range(1, 6)
+    ]
+    assert all("imeout" in line and "\n" not in line for line in lines)
+    assert time.monotonic() - start < 20
+
+
+def test_a_slow_server_that_keeps_sending_is_waited_for(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bound is on silence, not on the whole answer."""
+    monkeypatch.setenv("FUSIONZOO_PATIENCE", "1")
+    server.pause = 0.3
+    start = time.monotonic()
+    assert Storage(url_of(server, "parquet")).read("SHA256SUMS")
+    assert time.monotonic() - start > 1.1
+
+
+@pytest.mark.parametrize("value", ["0", "-3", "soon", "nan", "inf"])
+def test_a_patience_that_is_no_number_of_seconds_is_refused(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FUSIONZOO_PATIENCE", value)
+    with pytest.raises(FusionZooError, match=r"FUSIONZOO_PATIENCE is .* seconds above 0"):
+        fz.create_dataset("http://127.0.0.1:9/shards")
+
+
 def test_a_folder_without_shards_says_how_they_are_made(server: Server) -> None:
     fsspec.filesystem("memory").mkdir("/nothing")
     with pytest.raises(FusionZooError, match="fusionzoo data convert"):
@@ -233,6 +292,46 @@ def test_a_server_without_ranges_is_named(server: Server) -> None:
     dataset = fz.create_dataset(url_of(server, "parquet"))
     with pytest.raises(FusionZooError, match="sends whole files"):
         _ = dataset[1]
+
+
+@pytest.mark.parametrize("tagged", [True, False])
+@pytest.mark.parametrize(("format", "has_index"), [("parquet", True), ("parquet", False)])
+def test_a_shard_that_is_replaced_while_it_is_read_is_an_error_that_names_its_url(
+    format: str, has_index: bool, tagged: bool, tmp_path: Path
+) -> None:
+    """The new shard has the same rows, with other values, and bytes in the same places."""
+    draw = np.random.default_rng(0)
+    for folder in ("old", "new"):
+        values = [{"id": f"{n}", "image": draw.bytes(999), "split": "train"} for n in range(40)]
+        fz.convert(values, tmp_path / folder, format=format, shard_mb=1, block_mb=0.004)
+    name = "train-00000-of-00001.parquet"
+    served = tmp_path / "served"
+    served.mkdir()
+    for file in (tmp_path / "old").iterdir():
+        if has_index or file.name == name:
+            (served / file.name).write_bytes(file.read_bytes())
+    old = (served / name).stat()
+    files = fsspec.filesystem("file")
+    assert files.exists(str(served))
+    with Server(("127.0.0.1", 0), partial(Handler, directory=str(tmp_path))) as server:
+        server.tags = {name: '"1"'} if tagged else {}
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            root = url_of(server, "served") if has_index else f"file://{served}"
+            data = fz.create_dataset(root)
+            assert data.references("image")[:1]
+            again = fz.create_dataset(root)
+            assert again.reference("image", 0)
+            (served / name).write_bytes((tmp_path / "new" / name).read_bytes())
+            server.tags = {name: '"2"'} if tagged else {}
+            if not tagged:
+                os.utime(served / name, (old.st_atime + 5, old.st_mtime + 5))
+            with pytest.raises(FusionZooError, match=rf"{name} was replaced while it was read"):
+                again.reference("image", 39)
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

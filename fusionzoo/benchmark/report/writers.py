@@ -177,7 +177,7 @@ def _parquet(summary: Summary, path: Path) -> None:
 
     table = pa.Table.from_pylist(parquet_rows(summary))
     with replacing(path) as partial:
-        pq.write_table(table, partial)
+        pq.write_table(table, partial, write_page_checksum=True)
 
 
 def _without_nan(tree: Any) -> Any:

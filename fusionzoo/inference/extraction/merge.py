@@ -54,8 +54,13 @@ def merge(parts: Parts, schema: pa.Schema, num_parts: int) -> None:
 
 def _parquet_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
     # Numbers that hardly repeat: neither a dictionary nor compression makes them smaller.
-    compression = {name: "snappy" for name in PLAIN}
-    return pq.ParquetWriter(path, schema, use_dictionary=list(PLAIN), compression=compression)
+    return pq.ParquetWriter(
+        path,
+        schema,
+        use_dictionary=list(PLAIN),
+        compression={name: "snappy" for name in PLAIN},
+        write_page_checksum=True,
+    )
 
 
 def _write_parquet(tables: Iterator[pa.Table], schema: pa.Schema, out: Path) -> None:
