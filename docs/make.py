@@ -1,7 +1,8 @@
 """Write what of the docs is generated: `make docs`.
 
 The pages of `zoo.md` and `balance.md`, one a family, from the registries; the tables of measured
-figures in `which.md` and `balance.md`, with the plot `missing.svg`, from results/.
+figures in `which.md` and `balance.md`, with the plot `missing.svg`, from results/. With `--photo`
+the README's picture of a report, `report.webp`, instead.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import csv
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import fmean, median
+from tempfile import TemporaryDirectory
 
 from fusionzoo import fusion_info, list_datasets, list_encoders, list_fusions
 from fusionzoo.benchmark.report.summary import CHOSEN_ALONE, MEAN_ALONE
@@ -402,7 +406,23 @@ PAGES: dict[str, Callable[[str], str]] = {
 }
 
 
+def photograph() -> None:
+    """Take the README's picture of a report with Chromium."""
+    from PIL import Image
+
+    page, out = RESULTS / "benchmark" / "stamps" / "index.html", DOCS / "report.webp"
+    with TemporaryDirectory() as folder:
+        shot = Path(folder) / "page.png"
+        options = ["--headless=new", "--no-sandbox", "--hide-scrollbars", "--window-size=900,1080"]
+        command = ["chromium", *options, f"--screenshot={shot}", page.as_uri()]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        Image.open(shot).convert("RGB").save(out, quality=80, method=6)
+
+
 def main() -> None:
+    if sys.argv[1:] == ["--photo"]:
+        photograph()
+        return
     for name, make in PAGES.items():
         if name == "missing.svg" and not (RESULTS / "missing.csv").is_file():
             continue
