@@ -31,6 +31,7 @@ from fusionzoo.config import (
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.training.balance import BALANCE
 from fusionzoo.vectors.command import SearchConfig
+from fusionzoo.zoo.cards import FAMILIES
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -73,6 +74,11 @@ def test_the_readme_is_short() -> None:
 def test_the_numbers_of_components_are_right() -> None:
     assert f"{len(list_fusions())} early, late, attention and hybrid fusions" in README
     assert f"{len(BALANCE)}\ntraining strategies" in README
+    changes = (ROOT / "CHANGELOG.md").read_text().replace("\n", " ")
+    assert f"{len(list_fusions())} fusions" in changes
+    assert f"{len(BALANCE)} strategies" in changes
+    for family in FAMILIES:
+        assert f"{family} ({len(list_fusions(family))})" in changes
     assert f"one of {len(list_fusions())}<" in (ROOT / "docs" / "model.svg").read_text()
 
 
