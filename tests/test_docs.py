@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import importlib.util
 import re
@@ -101,6 +102,40 @@ def test_a_guide_begins_with_what_its_reader_can_do_afterwards(name: str) -> Non
     assert head == ""
     assert title
     assert first.strip().startswith("After reading this page you ")
+
+
+def test_the_walk_through_five_files_names_what_is_in_them() -> None:
+    walk = (DOCS / "architecture.md").read_text().partition("## One sample, five files")[2]
+    sections = re.split(r"^### \d\. `(.*)`$", walk.partition("\n## ")[0], flags=re.MULTILINE)[1:]
+    for path, text in zip(sections[::2], sections[1::2], strict=True):
+        words = set(re.findall(r"`([^`]+)`", text))
+        paths = {word for word in words if word.endswith(".py")}
+        assert all((DOCS.parent / other).is_file() for other in {path, *paths})
+        known = defined(DOCS.parent / path)
+        for other in paths:
+            known |= defined(DOCS.parent / other)
+        assert words - paths <= known, path
+        assert words & defined(DOCS.parent / path), path
+    assert len(sections) == 10
+
+
+def test_every_file_that_the_page_on_architecture_names_exists() -> None:
+    text = (DOCS / "architecture.md").read_text()
+    named = {word for word in re.findall(r"[\w/]+/\w+\.(?:py|md)", text) if "<" not in word}
+    roots = (DOCS.parent, DOCS.parent / "fusionzoo")
+    assert len(named) > 30
+    assert [x for x in sorted(named) if not any((root / x).is_file() for root in roots)] == []
+
+
+def defined(path: Path) -> set[str]:
+    """Return the classes, functions and methods (`Class.method`) that a file defines."""
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{x.name}" for x in node.body if isinstance(x, ast.FunctionDef)}
+    return names
 
 
 def test_every_page_of_the_docs_that_the_code_names_exists() -> None:
