@@ -9,7 +9,7 @@ test:  ## the fast suite
 slow:  ## minutes rather than seconds
 	pytest -m slow
 
-docs:  ## write docs/zoo.md and docs/balance.md from the registries, and the figures in docs/which.md from results/
+docs:  ## write docs/zoo.md, docs/balance.md and their pages from the registries, and the figures in docs/which.md from results/
 	python docs/make.py
 
 golden:  ## write the golden numbers of one fusion: make golden NAME=gmu

@@ -1,7 +1,7 @@
 """Print the import graph of a revision as a table: python perf/import_graph.py [REVISION].
 
 Counts files and imports per room, and lists import cycles. Lazy and TYPE_CHECKING imports count; an
-`__init__` that only gathers names is no part of a cycle. docs/architecture.md shows the result.
+`__init__` that only gathers names is no part of a cycle.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""What the README says is so."""
+"""What the README and the pages of the docs say is so: commands, examples and figures."""
 
 from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 import soundfile
 from PIL import Image
 
-from fusionzoo import create_dataset, list_datasets
+from fusionzoo import create_dataset, list_datasets, list_fusions
 from fusionzoo.cli import main
 from fusionzoo.commands import model_first
 from fusionzoo.config import (
@@ -27,10 +29,17 @@ from fusionzoo.config import (
     from_args,
 )
 from fusionzoo.datasets.summary import data_summary
+from fusionzoo.training.balance import BALANCE
 from fusionzoo.vectors.command import SearchConfig
+from fusionzoo.zoo.cards import FAMILIES
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+PAGES = {  # distributed.md has a test of its own
+    path.name: path.read_text().replace("\\\n", " ")
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    if path.name != "distributed.md"
+}
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SHORTER = {  # what tests run instead: other tests train with every strategy
     "training.ipynb": {
@@ -39,19 +48,43 @@ SHORTER = {  # what tests run instead: other tests train with every strategy
 }
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+def blocks(language: str, page: str = "README.md") -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGES[page], flags=re.DOTALL)
 
 
-def python_block(text: str) -> str:
-    """Return the Python block that contains a text."""
-    return next(block for block in blocks("python") if text in block)
+def python_block(text: str, page: str) -> str:
+    """Return the Python block of a page that contains a text."""
+    return next(block for block in blocks("python", page) if text in block)
 
 
 def commands(script: str) -> list[list[str]]:
-    lines = "\n".join(blocks("bash")).splitlines() + re.findall(r"`([^`\n]*\.py [^`\n]*)`", README)
+    """Return the flags of each command in the README and the docs."""
+    lines = [line for page in PAGES for x in blocks("bash", page) for line in x.splitlines()]
+    lines += re.findall(r"`([^`\n]*\.py [^`\n]*)`", "".join(PAGES.values()))
     found = [shlex.split(line, comments=True) for line in lines]
-    return [words[words.index(script) + 1 :] for words in found if script in words]
+    flags = [words[words.index(script) + 1 :] for words in found if script in words]
+    return [words for words in flags if "..." not in words]
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 130
+    assert len(README.split()) <= 1000
+
+
+def test_the_numbers_of_components_are_right() -> None:
+    assert f"{len(list_fusions())} early, late, attention and hybrid fusions" in README
+    assert f"{len(BALANCE)}\ntraining strategies" in README
+    changes = (ROOT / "CHANGELOG.md").read_text().replace("\n", " ")
+    assert f"{len(list_fusions())} fusions" in changes
+    assert f"{len(BALANCE)} strategies" in changes
+    for family in FAMILIES:
+        assert f"{family} ({len(list_fusions(family))})" in changes
+    assert f"one of {len(list_fusions())}<" in (ROOT / "docs" / "model.svg").read_text()
+
+
+def test_the_pictures_are_small() -> None:
+    assert (ROOT / "docs" / "model.svg").stat().st_size < 60_000
+    assert (ROOT / "docs" / "report.webp").stat().st_size < 150_000
 
 
 @pytest.mark.parametrize("flags", commands("train.py"), ids=" ".join)
@@ -65,7 +98,7 @@ def test_every_training_command_is_understood(
 
 @pytest.mark.parametrize("flags", commands("embed.py"), ids=" ".join)
 def test_every_embedding_command_is_understood(flags: list[str]) -> None:
-    assert from_args(EmbedConfig, flags).model
+    assert bool(from_args(EmbedConfig, flags).model) == ("--model" in flags)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +117,7 @@ def test_every_command_for_a_finished_model_is_understood(
 @pytest.mark.parametrize("flags", commands("search"), ids=" ".join)
 def test_every_search_command_is_understood(flags: list[str]) -> None:
     cfg = from_args(SearchConfig, [f"--embeddings={flags[0]}", *flags[1:]])
-    assert cfg.embeddings == "stamps.parquet"
+    assert cfg.embeddings == flags[0]
     assert cfg.text or cfg.image or cfg.audio
 
 
@@ -97,10 +130,10 @@ def test_the_figures_of_the_search_example_are_the_ones_in_results() -> None:
         mean, low, high = (
             round(100 * float(row[f"recall@10{end}"])) for end in ("", "_low", "_high")
         )
-        assert f"in {mean} %" in README
-        assert f"({low} to {high})" in README
+        assert f"in {mean} %" in PAGES["search.md"]
+        assert f"({low} to {high})" in PAGES["search.md"]
     chance = float(found["chance", "text", "image"]["recall@10"])
-    assert f"by chance in {100 * chance:.0f} %" in README
+    assert f"by chance in {100 * chance:.0f} %" in PAGES["search.md"]
 
 
 @pytest.mark.parametrize("flags", commands("benchmark.py"), ids=" ".join)
@@ -126,18 +159,19 @@ def table_rows(text: str) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(header, row, strict=True)) for row in rows}
 
 
-def test_the_leaderboard_is_the_one_in_results() -> None:
+@pytest.mark.parametrize(("page", "rows"), [("README.md", 5), ("benchmark.md", 15)])
+def test_the_leaderboard_is_the_one_in_results(page: str, rows: int) -> None:
     measured = (ROOT / "results" / "benchmark" / "stamps" / "table.md").read_text()
-    assert f"> {measured.splitlines()[0]}\n" in README
-    shown, stored = table_rows(README), table_rows(measured)
-    assert len(shown) > 10
+    assert f"> {measured.splitlines()[0]}\n" in PAGES["benchmark.md"]
+    shown, stored = table_rows(PAGES[page]), table_rows(measured)
+    assert len(shown) == rows
     for name, row in shown.items():
         assert row == {column: stored[name][column] for column in row}
 
 
 @pytest.mark.slow
 def test_the_python_example_prints_what_it_says() -> None:
-    code = python_block("fz.create_model")
+    code = python_block("fz.create_model", "train.md")
     wanted = re.findall(r"^# (.*)$", code, flags=re.MULTILINE)
     done = subprocess.run(
         [sys.executable, "-P", "-c", code], check=True, capture_output=True, text=True
@@ -146,8 +180,9 @@ def test_the_python_example_prints_what_it_says() -> None:
 
 
 @pytest.mark.slow
-def test_the_python_api_does_what_the_example_says(tmp_path: Path) -> None:
-    code = python_block("fz.train(")
+@pytest.mark.parametrize("page", ["README.md", "train.md"])
+def test_the_python_api_does_what_the_example_says(page: str, tmp_path: Path) -> None:
+    code = python_block("fz.train(", page)
     subprocess.run([sys.executable, "-P", "-c", code], check=True, cwd=tmp_path)
     header = (tmp_path / "predictions.csv").read_text().splitlines()[0]
     assert header.startswith('"id","label","p_')
@@ -156,8 +191,54 @@ def test_the_python_api_does_what_the_example_says(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "a" / "metrics.json").is_file()
 
 
+@pytest.mark.slow
+def test_the_first_ten_minutes_go_as_the_start_page_says(tmp_path: Path) -> None:
+    """Every command of start.md in a fresh folder, then the program of deploy.md on its model."""
+    for script in ("train.py", "embed.py"):
+        shutil.copy(ROOT / script, tmp_path)
+    [code] = blocks("python", "start.md")
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, cwd=tmp_path)
+    lines = [line for block in blocks("bash", "start.md") for line in block.splitlines()]
+    assert [line.split()[0] for line in lines] == [*("python", "fusionzoo") * 2, "python"]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    tables = []
+    for line in lines:
+        done = subprocess.run(
+            shlex.split(line),
+            check=True,
+            cwd=tmp_path,
+            env={**os.environ, "PATH": path},
+            capture_output=True,
+            text=True,
+        )
+        tables += re.findall(r"Test split.*?┘", done.stdout, flags=re.DOTALL)
+    assert [without_figures(x) for x in tables] == [
+        without_figures(x.strip()) for x in blocks("text", "start.md") if "Test split" in x
+    ]
+    assert (tmp_path / "predictions.csv").is_file()
+    assert (tmp_path / "mine.parquet").is_file()
+    program = python_block("fz.load(", "deploy.md")
+    answers = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        check=True,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert len(answers.stdout.splitlines()) == 2
+
+
+def without_figures(table: str) -> list[str]:
+    """Return the first column of a table, the name of the best modality left out."""
+    cells = [line.split("│")[1].strip() for line in table.splitlines() if line.startswith("│")]
+    return [re.sub(r"^gain over .*", "gain", cell) for cell in cells]
+
+
 def test_the_example_of_data_in_memory_runs(tmp_path: Path) -> None:
-    code = python_block("dataset.to_manifest(") + "\nprint(fz.create_dataset('rows.parquet'))"
+    code = (
+        python_block("dataset.to_manifest(", "data.md")
+        + "\nprint(fz.create_dataset('rows.parquet'))"
+    )
     done = subprocess.run(
         [sys.executable, "-P", "-c", code],
         check=True,
@@ -171,7 +252,7 @@ def test_the_example_of_data_in_memory_runs(tmp_path: Path) -> None:
 
 
 def test_the_manifest_example_is_read(tmp_path: Path) -> None:
-    text = blocks("csv")[0]
+    text = blocks("csv", "data.md")[0]
     (tmp_path / "my.csv").write_text(text)
     for name in re.findall(r"photos/[^,\n]+|clips/[^,\n]+", text):
         path = tmp_path / name
@@ -185,7 +266,7 @@ def test_the_manifest_example_is_read(tmp_path: Path) -> None:
     wanted = [[True] * 3, [True, False, True], [False, True, False], [True] * 3]
     assert data.present.tolist() == wanted
     assert all(data[i] is not None for i in range(4))
-    shown = next(text for text in blocks("text") if text.startswith("data "))
+    shown = next(text for text in blocks("text", "data.md") if text.startswith("data "))
     assert data_summary(data)[1:] == shown.splitlines()[1:]
 
 
@@ -194,7 +275,7 @@ def test_the_fusion_that_it_adds_keeps_the_contract(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "product.py"
-    path.write_text(python_block("class Product"))
+    path.write_text(python_block("class Product", "plugins.md"))
     assert main(["zoo", "check", "product", "--plugins", str(path)]) == 0, capsys.readouterr().out
 
 
