@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from _timing import ratio, seconds
+from _timing import Clock, cpu_seconds, ratio, seconds
 from torch import distributed as dist
 from torch.amp.grad_scaler import GradScaler
 from torch.utils.flop_counter import FlopCounterMode
@@ -82,6 +82,11 @@ class Machine:
     def on_gpu(self) -> bool:
         """Whether the device is a GPU."""
         return self.device.type == "cuda"
+
+    @property
+    def clock(self) -> Clock:
+        """What measures a step: on a GPU the time that passes while it works."""
+        return time.perf_counter if self.on_gpu else cpu_seconds
 
     def synchronize(self) -> None:
         """Wait until the device has done all its work."""
@@ -240,7 +245,7 @@ def _steps(
     began = time.perf_counter()
     ours()
     yield case, "first_steps_s", time.perf_counter() - began  # compilation included
-    figures = ratio(ours, bare, rounds=size.rounds)
+    figures = ratio(ours, bare, size.rounds, machine.clock)
     rows = size.steps * size.batch
     yield case, "samples_per_s", rows / figures["ours_s"]
     yield case, "bare_samples_per_s", rows / figures["bare_s"]
@@ -341,7 +346,11 @@ def _fusion(name: str, machine: Machine) -> Figures:
 
     work()
     rounds = 1 if machine.tiny else 9
-    yield name, "milliseconds", 1000 * statistics.median(seconds(work) for _ in range(rounds))
+    yield (
+        name,
+        "milliseconds",
+        1000 * statistics.median(seconds(work, machine.clock) for _ in range(rounds)),
+    )
     grads = [p.grad for p in fusion.parameters() if p.grad is not None]
     finite = all(bool(grad.isfinite().all()) for grad in grads)
     yield name, "finite_gradients", "yes" if finite and grads else "no"

@@ -1,28 +1,83 @@
-"""Paired timing: A and B alternate, so that drift of the machine affects both."""
+"""Ratios of CPU time, measured in interleaved rounds, with their median and quartiles.
+
+Other programs on the machine make a wall-clock ratio meaningless (one step was 0.59 to 7.1 times
+its bare loop on a busy machine); CPU time they disturb little.
+"""
 
 from __future__ import annotations
 
+import resource
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+
+Clock = Callable[[], float]
+WIDEST = 0.1  # of the median: the distance of the quartiles beyond which a ratio says little
 
 
-def ratio(a: Callable[[], object], b: Callable[[], object], rounds: int = 9) -> dict[str, float]:
-    """Time `a` and `b` alternately; return median seconds and median, least, largest a / b."""
-    a(), b()  # warm up
-    pairs = [(seconds(a), seconds(b)) for _ in range(rounds)]
-    ratios = [x / y for x, y in pairs]
+def cpu_seconds() -> float:
+    """Return the CPU seconds, user and system, of this process with its threads, and of its
+    children that have ended."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + ended.ru_utime + ended.ru_stime
+
+
+def cpu_seconds_of(process: int) -> float:
+    """Return those of a running process: its clock, see clock_gettime(2)."""
+    return time.clock_gettime(~process << 3 | 2)
+
+
+def seconds(work: Callable[[], object], clock: Clock = cpu_seconds) -> float:
+    """Run `work` once and return how long it took."""
+    start = clock()
+    work()
+    return clock() - start
+
+
+def interleaved(
+    works: Mapping[str, Callable[[], object]], rounds: int, clock: Clock = cpu_seconds
+) -> dict[str, list[float]]:
+    """Time each of `works` once a round, in turns that change direction, so that drift of the
+    machine affects all alike; a first round warms up and does not count."""
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for number in range(rounds + 1):
+        for name in list(works)[:: -1 if number % 2 else 1]:
+            spent = seconds(works[name], clock)
+            if number:
+                times[name].append(spent)
+    return times
+
+
+def compare(ours: Sequence[float], bare: Sequence[float], digits: int = 3) -> dict[str, float]:
+    """Return the median of ours / bare over rounds, its quartiles, and the median times.
+
+    A run whose quartiles are too far apart says so on the error stream.
+    """
+    low, ratio, high = statistics.quantiles(
+        [x / y for x, y in zip(ours, bare, strict=True)], n=4, method="inclusive"
+    )
+    if high - low > WIDEST * ratio:
+        print(
+            f"too noisy: half of the {len(ours)} rounds lie outside of {low:.3f} to {high:.3f};"
+            " measure again on an idle machine, or with more rounds",
+            file=sys.stderr,
+        )
     return {
-        "ours_s": statistics.median(x for x, _ in pairs),
-        "bare_s": statistics.median(y for _, y in pairs),
-        "ratio": statistics.median(ratios),
-        "least": min(ratios),
-        "largest": max(ratios),
+        "ours_s": statistics.median(ours),
+        "bare_s": statistics.median(bare),
+        "ratio": round(ratio, digits),
+        "quartile_low": round(low, digits),
+        "quartile_high": round(high, digits),
     }
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """Run `work` once and return how long it took."""
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+def ratio(
+    ours: Callable[[], object],
+    bare: Callable[[], object],
+    rounds: int = 15,
+    clock: Clock = cpu_seconds,
+) -> dict[str, float]:
+    """Time `ours` and `bare` in turns, and compare them."""
+    times = interleaved({"ours": ours, "bare": bare}, rounds, clock)
+    return compare(times["ours"], times["bare"])

@@ -2,7 +2,7 @@
 
 The same model (vector/mlp encoders, one fusion), batches of 128, 20 epochs, on tensors in memory,
 with AdamW, cosine schedule, clipping and a look at the validation split after each epoch in both.
-Rounds alternate; each figure is a median of ratios. Writes results/cells.csv.
+CPU time, in interleaved rounds: median and quartiles of the ratio. Writes results/cells.csv.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from __future__ import annotations
 import argparse
 import csv
 import math
-import statistics
-import time
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from _timing import compare, cpu_seconds
 
 from fusionzoo.benchmark import bench as setup
 from fusionzoo.benchmark import fit, strategies, trainers
@@ -30,12 +29,12 @@ FUSIONS = ("concat", "gmu", "late_mean", "lmf")
 
 
 def bare(bench: setup.Bench, unit: setup.Unit) -> float:
-    """Train as one writes it by hand; return the seconds."""
+    """Train as one writes it by hand; return the CPU seconds."""
     cfg, fold = bench.cfg, bench.folds[0]
     (model,), feed = trial.build(bench, unit)
     data = {name: feed.whole.inputs[name]["values"] for name in bench.modalities}
     y = bench.targets
-    began = time.perf_counter()
+    began = cpu_seconds()
     seed_everything(unit.seeds[0])
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
@@ -73,17 +72,17 @@ def bare(bench: setup.Bench, unit: setup.Unit) -> float:
         if loss < best:
             best, kept = loss, {k: v.clone() for k, v in model.state_dict().items()}
     assert kept
-    return time.perf_counter() - began
+    return cpu_seconds() - began
 
 
 def ours(bench: setup.Bench, unit: setup.Unit) -> float:
-    """Train as benchmark.py does; return the seconds."""
+    """Train as benchmark.py does; return the CPU seconds."""
     fold = bench.folds[0]
     (model,), feed = trial.build(bench, unit)
-    began = time.perf_counter()
+    began = cpu_seconds()
     trainer = trainers.SingleTrainer(model, bench.cfg, bench.targets[fold.train])
     fit.fit(trainer, feed, bench.targets, fold.train, fold.val, unit.seeds)
-    return time.perf_counter() - began
+    return cpu_seconds() - began
 
 
 def main() -> None:
@@ -100,16 +99,14 @@ def main() -> None:
     bench = prepare.prepare(bench, dataset, tokens=True)
     with (ROOT / "results" / "cells.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["fusion", "bare_seconds", "ours_seconds", "ratio", "least", "most"])
+        writer.writerow(["fusion", "ours_s", "bare_s", "ratio", "quartile_low", "quartile_high"])
         for name in FUSIONS:
             unit = setup.Unit(name, 0, (0,), False, strategies.settings_of(bench.cfg, name), {})
             bare(bench, unit)
-            pairs = [(bare(bench, unit), ours(bench, unit)) for _ in range(flags.rounds)]
-            ratios = [mine / theirs for theirs, mine in pairs]
-            medians = [statistics.median(column) for column in zip(*pairs, strict=True)]
-            figures = [*medians, statistics.median(ratios), min(ratios), max(ratios)]
-            writer.writerow([name, *(f"{x:.3f}" for x in figures)])
-            print(name, *(f"{x:.3f}" for x in figures), flush=True)
+            pairs = [(ours(bench, unit), bare(bench, unit)) for _ in range(flags.rounds)]
+            figures = compare(*zip(*pairs, strict=True))
+            writer.writerow([name, *(f"{x:.3f}" for x in figures.values())])
+            print(name, *(f"{x:.3f}" for x in figures.values()), flush=True)
 
 
 if __name__ == "__main__":

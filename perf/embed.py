@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 import torch
 from _memory import forget_peak, memory_kib
+from _timing import compare
 from embed_kills import write_table
 
 import fusionzoo as fz
@@ -41,7 +42,7 @@ from fusionzoo.inference.extraction.parts import Parts
 from fusionzoo.inference.extraction.vectors import compute
 from fusionzoo.scripts.embed import main as embed
 
-SMALL, LARGE, ROUNDS = 5_000, 50_000, 3
+SMALL, LARGE, ROUNDS = 5_000, 50_000, 5
 CHARS = {"name": "chars", "dim": 128, "num_layers": 4, "num_heads": 4}
 TINY = {"name": "chars", "dim": 8, "num_layers": 1, "num_heads": 1, "max_length": 16}
 
@@ -110,10 +111,16 @@ def measure_rate(rows: int) -> dict[str, float]:
     wall = {part: min(times[part].wall for times in rounds) for part in runs}
     main = {part: min(times[part].main for times in rounds) for part in runs}
     worker = min(times["extract"].worker for times in rounds)
+    busier = compare(
+        [max(times["forward"].main, times["decoding"].main) for times in rounds],
+        [max(times["extract"].main, times["extract"].worker) for times in rounds],
+    )
     rates = {f"{part}_rows_per_s": round(rows / wall[part]) for part in runs}
     figures = {
         "ratio": max(wall["forward"], wall["loader"]) / wall["extract"],
-        "cpu_ratio": max(main["forward"], main["decoding"]) / max(main["extract"], worker),
+        "cpu_ratio": busier["ratio"],
+        "cpu_ratio_quartile_low": busier["quartile_low"],
+        "cpu_ratio_quartile_high": busier["quartile_high"],
         "forward_cpu_s": main["forward"],
         "decoding_cpu_s": main["decoding"],
         "extract_cpu_s": main["extract"],

@@ -1,11 +1,13 @@
 """Open mutated and hand-made hostile files: `python perf/hostile.py` writes results/hostile.csv.
 
-More than 2,000 seeded mutations and 200 hand-made files over all formats, parsers and the files of
+More than 2,000 seeded mutations and 250 hand-made files over all formats, parsers and the files of
 a model folder. Each is opened in a process of its own, with a limit on memory and time, the way a
 user's file is: a manifest of it is opened, decoded and made a batch, or a recipe is read, or a
-model folder loaded and asked. It must end well or as one line (`FusionZooError`); a crash, a hang,
-another exception, memory beyond the budget, or a file opened outside of the root is a fault, which
-is named, and makes the script fail. Takes about eight minutes on two cores.
+model folder loaded and asked. What is read from tars, the feature cache, and by runs whose data
+changed (`_hostile_families.py`) is also compared with what was written. Each must end well or as
+one line (`FusionZooError`); a crash, a hang, another exception, wrong values, memory beyond the
+budget, or a file opened outside of the root is a fault, which is named, and makes the script fail.
+Takes about nine minutes on two cores.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ import numpy as np
 import soundfile
 import torch
 from _hostile_cases import Case, hand_made
+from _hostile_families import families
 from _hostile_files import FORMATS, MEDIA, MODEL_FILES, TABLES, model_folder, mutate, originals
 from _hostile_run import (
     COLOUR,
@@ -107,6 +110,13 @@ def make_jobs(folder: Path, per_format: int, seed: int) -> Iterator[Job]:
             yield Job(format, "mutated", f"{how} {count}", _opener(format, index, data, model))
     for case in hand_made(secret):
         yield Job(case.format, "hand-made", case.name, lambda root, x=case: _open(x, root, model))
+    for family in families():
+        yield Job(
+            family.format,
+            "hand-made",
+            family.name,
+            lambda root, x=family: lambda: x.open(root),  # type: ignore[misc]
+        )
 
 
 def write_secrets(folder: Path) -> Path:

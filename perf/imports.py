@@ -9,18 +9,16 @@ cache of facts, does not count).
 from __future__ import annotations
 
 import json
-import resource
 import statistics
 import subprocess
 import sys
 
+from _timing import compare, interleaved
 
-def cpu_seconds(*command: str) -> float:
-    """Run a command and return the CPU time, user and system, that it took."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+
+def run(command: tuple[str, ...]) -> None:
+    """Run a command without its output."""
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def main() -> None:
@@ -40,15 +38,16 @@ def main() -> None:
         ),
         "train_help": (sys.executable, "-m", "fusionzoo.cli", "train", "--help"),
     }
-    rounds = [{name: cpu_seconds(*command) for name, command in commands.items()} for _ in range(6)]
-    median = {name: statistics.median(r[name] for r in rounds[1:]) for name in commands}
+    works = {name: lambda command=command: run(command) for name, command in commands.items()}
+    times = interleaved(works, rounds=5)
+    median = {name: statistics.median(spent) for name, spent in times.items()}
     print(
         json.dumps(
             {
                 "benchmark": "imports",
                 **{f"{name}_cpu_s": round(x, 3) for name, x in median.items()},
-                "import_over_torch": round(median["fusionzoo"] / median["torch"], 3),
-                "api_over_torch": round(median["api"] / median["torch"], 3),
+                "import_over_torch": compare(times["fusionzoo"], times["torch"]),
+                "api_over_torch": compare(times["api"], times["torch"]),
                 "help_beyond_start_s": round(median["help"] - median["start"], 3),
                 "train_help_beyond_start_s": round(median["train_help"] - median["start"], 3),
             }

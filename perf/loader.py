@@ -7,8 +7,9 @@ decodes only what is used, checks nothing, prepares it with the encoders' proces
 (it pads clips of unequal length). Rounds alternate, and figures are medians over them.
 
 `of_bare` is the ratio of rows per second; `of_bare_cpu` that of rows per second of CPU, which other
-work on the machine disturbs less. These are CPU seconds of the busiest process, which is a worker
-if there are any (of two their mean, over the half that each loads), as it limits the rate;
+work on the machine disturbs less, with its quartiles. These are CPU seconds of the busiest process,
+which is a worker if there are any (of two their mean, over the half that each loads), as it limits
+the rate;
 `of_bare_cpu_all` counts all processes: sending batches to another one has a price. Bar:
 `of_bare_cpu` at least 0.95 with 0 and 1 worker. Of stamps, the first `--rows` are used.
 """
@@ -28,6 +29,7 @@ from typing import Any
 import numpy as np
 import soundfile
 import torch
+from _timing import compare, cpu_seconds_of
 from PIL import Image
 from torch.nn.utils.rnn import pad_sequence
 from torchvision.io import ImageReadMode, decode_image, read_file
@@ -112,18 +114,13 @@ def bare_loop(dataset: PairedDataset, processors: dict[str, Any], seconds: float
                 torch.stack(tensors) if same else pad_sequence(tensors, batch_first=True)
 
 
-def cpu_seconds(process: int) -> float:
-    """Return the CPU time of a process with all its threads: its clock, see clock_gettime(2)."""
-    return time.clock_gettime(~process << 3 | 2)
-
-
 def timed(work: Callable[[], object], workers: list[int]) -> tuple[float, float, float]:
     """Return wall seconds, CPU seconds of the busiest kind of process, and of all processes."""
     processes = [os.getpid(), *workers]
-    before, start = [cpu_seconds(x) for x in processes], time.perf_counter()
+    before, start = [cpu_seconds_of(x) for x in processes], time.perf_counter()
     work()
     wall = time.perf_counter() - start
-    spent = [cpu_seconds(x) - y for x, y in zip(processes, before, strict=True)]
+    spent = [cpu_seconds_of(x) - y for x, y in zip(processes, before, strict=True)]
     busiest = max(spent[0], statistics.mean(spent[1:])) if workers else spent[0]
     return wall, busiest, sum(spent)
 
@@ -157,16 +154,17 @@ def measure(
         ratios = np.array(times["bare"]) / np.array(times[workers])
         share = max(1, workers)  # of the rows, which each worker loads
         of_bare, _, of_bare_all = np.median(ratios, axis=0).tolist()
-        per_core = ratios[:, 1] / share
+        bare_cpu, cpu = ([x[1] for x in times[key]] for key in ("bare", workers))
+        per_core = compare(bare_cpu, [share * x for x in cpu])
         row = {
             "data": name,
             "workers": workers,
             "rows_per_s": round(len(dataset) / statistics.median(x[0] for x in times[workers]), 1),
             "of_bare": round(of_bare, 3),
-            "of_bare_cpu": round(float(np.median(per_core)), 3),
+            "of_bare_cpu": per_core["ratio"],
             "of_bare_cpu_all": round(of_bare_all, 3),
-            "least": round(float(per_core.min()), 3),
-            "largest": round(float(per_core.max()), 3),
+            "quartile_low": per_core["quartile_low"],
+            "quartile_high": per_core["quartile_high"],
             "bar": BAR if workers < 2 else "",
         }
         row["met"] = "" if workers == 2 else "yes" if row["of_bare_cpu"] >= BAR else "no"

@@ -1,4 +1,4 @@
-"""Time a training step against a bare PyTorch loop over the same model and the same tensors.
+"""CPU time of a training step against a bare PyTorch loop over the same model and tensors.
 
 `python perf/train_step.py`. Bar: at most 1.03 times the bare loop. Both run the same forward
 pass, loss, backward pass, clipping and fused AdamW; the unimodal heads, which a bare loop does not

@@ -1,9 +1,10 @@
 """CPU time of a training step on two processes of 16 samples against one process of 32.
 
-`python perf/two_processes.py`. One thread each; CPU time, so that other work on the machine
-does not count. `efficiency` is the time of one process over the sum of the two. `--parts` prints
-what the first of the two processes spends its time on. The figure needs an otherwise idle machine:
-with other work on its cores the CPU time of a step varied by a third from run to run.
+`python perf/two_processes.py`. One thread each; CPU time, in interleaved rounds. `efficiency` is
+the time of one process over the sum of the two; `of_half_batches` that over twice a step of 16
+samples in one process without a group: what is lost because a step has a fixed cost, whatever its
+batch. The rest is the price of DDP and gloo. `--parts` prints what the first of the two processes
+spends its time on.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import sys
 import tempfile
 import time
 
-STEPS = 12
+from _timing import compare
+
+STEPS, ROUNDS = 12, 5
 
 
-def work(rank: int, size: int, meet: str, parts: bool) -> None:
+def work(rank: int, size: int, meet: str, parts: bool, rows: int) -> None:
     """Train some steps as process `rank` of `size`; print the CPU seconds of a step."""
     import torch
 
@@ -36,7 +39,6 @@ def work(rank: int, size: int, meet: str, parts: bool) -> None:
     dataset = open_dataset(cfg.data).split("train")
     encoders = json.dumps(choose_encoders(dataset, cfg.encoders))
     cfg = from_args(RunConfig, [*flags, "--encoders", encoders])
-    rows = 32 // size
     with process_group(cfg.dist, "cpu") as world:
         torch.manual_seed(0)
         objective, _ = build_objective(cfg, dataset, world)
@@ -60,11 +62,12 @@ def work(rank: int, size: int, meet: str, parts: bool) -> None:
     print(seconds)
 
 
-def total(size: int, parts: bool) -> float:
-    """Return the CPU seconds of a step, summed over the processes."""
+def total(size: int, rows: int, parts: bool = False) -> float:
+    """Return the CPU seconds of a step with `rows` samples each, summed over the processes."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, "work", str(size), f"{folder}/meet", str(int(parts))]
+        settings = [str(size), f"{folder}/meet", str(int(parts)), str(rows)]
+        command = [sys.executable, __file__, "work", *settings]
         running = [
             subprocess.Popen([*command, str(rank)], env=env, stdout=subprocess.PIPE, text=True)
             for rank in range(size)
@@ -74,15 +77,20 @@ def total(size: int, parts: bool) -> float:
 
 def main() -> None:
     """Print one JSON line."""
-    parts = sys.argv[1:] == ["--parts"]
-    one, two = total(1, parts), total(2, parts)
-    figures = {"one_ms": round(1e3 * one, 1), "two_ms": round(1e3 * two, 1)}
-    print(json.dumps({"benchmark": "two_processes", **figures, "efficiency": round(one / two, 3)}))
+    if sys.argv[1:] == ["--parts"]:
+        total(2, 16, parts=True)
+        return
+    rounds = [
+        {"one": total(1, 32), "half": 2 * total(1, 16), "two": total(2, 16)} for _ in range(ROUNDS)
+    ]
+    one, half, two = ([times[name] for times in rounds] for name in ("one", "half", "two"))
+    figures = {"efficiency": compare(one, two), "of_half_batches": compare(one, half)}
+    print(json.dumps({"benchmark": "two_processes", **figures}))
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["work"]:
-        _, _, size, meet, parts, rank = sys.argv
-        work(int(rank), int(size), meet, parts == "1")
+        _, _, size, meet, parts, rows, rank = sys.argv
+        work(int(rank), int(size), meet, parts == "1", int(rows))
     else:
         main()

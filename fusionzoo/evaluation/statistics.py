@@ -87,7 +87,7 @@ def crossed(scores: Array, folds: int = 1) -> tuple[Interval, float]:
 
     Where the items were tested in `folds` folds of cross-validation, whose training splits overlap,
     the variance is 1 / (1 - rho) times as large, with Nadeau and Bengio's (2003) rho = 1 / folds.
-    In simulations (perf/coverage.py, results/coverage.csv) this interval covers the truth in 95 to
+    In simulations (results/coverage.csv) this interval covers the truth in 95 to
     98 % of data sets; the one that ignores the overlap in 92 to 96 %; Nadeau and Bengio's own, from
     the folds' means, in 98 to 99 %, at 1.7 times the width.
     """

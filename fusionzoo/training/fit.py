@@ -50,8 +50,9 @@ def fit(trainer: Trainer, loaders: Loaders, state: State, folder: Path, tracker:
             late = stopped == OUT_OF_TIME and state.step < steps
             if late:
                 break
-            evaluate_epoch(trainer, loaders, state, plan, best, tracker)
-            checkpoint.save(last, trainer, state, keep=cfg.last_k)
+            is_best = evaluate_epoch(trainer, loaders, state, plan, best, tracker)
+            same_as = best if is_best else None
+            checkpoint.save(last, trainer, state, keep=cfg.last_k, same_as=same_as)
             soup.remove_rejected(trainer, state, best.parent)
             tracker.lap("evaluate and save")
     if late:
@@ -130,9 +131,9 @@ def evaluate_epoch(
     tracker: Tracker,
     *,
     any_phase: bool = False,
-) -> None:
+) -> bool:
     """Evaluate on the validation split; keep a checkpoint of the best epoch of the last phase, or
-    of any."""
+    of any. Return whether this epoch is the best."""
     in_last_phase = plan(state.step - 1)[0] == len(trainer.freeze_plan.phases) - 1
     with trainer.ema_weights():
         val = evaluate(trainer, loaders["val"])
@@ -142,11 +143,13 @@ def evaluate_epoch(
     state.val_losses.append(val["loss"])
     train_loss = trainer.mean_loss(state.loss) / state.made if state.made else float("nan")
     tracker.log_epoch(state, train_loss, val, trainer.module.tasks, trainer.rows)
-    if (in_last_phase or any_phase) and state.is_best(val, trainer.module.tasks):
-        state.best = {**val, "epoch": state.evaluated, "train_loss": train_loss}
-        checkpoint.save(best, trainer, state, keep=2)
     state.loss.zero_()
     state.made = 0
+    is_best = (in_last_phase or any_phase) and state.is_best(val, trainer.module.tasks)
+    if is_best:
+        state.best = {**val, "epoch": state.evaluated, "train_loss": train_loss}
+        checkpoint.save(best, trainer, state, keep=2)
+    return is_best
 
 
 def stop_in_time(

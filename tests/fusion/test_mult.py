@@ -195,7 +195,7 @@ def test_biases_and_norms_of_stacks_are_vectors_so_weight_decay_leaves_them() ->
 
 
 def test_stacks_of_equal_lengths_share_their_products() -> None:
-    """Counted, not timed: perf/mult.py measures the time."""
+    """Counted, not timed."""
     assert group_by_size([5, 3, 5]) == [[0, 2], [1]]
     from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -86,8 +85,26 @@ def test_memory_that_grows_is_given_back_and_what_a_batch_needs_is_kept() -> Non
     assert counts == [1, 1, 1, 1, 2, 2, 2]
 
 
+def test_before_an_evaluation_only_much_free_memory_is_given_back() -> None:
+    mib = 2**20
+    heap, trims = Heap(), []
+    heap.release = lambda: trims.append(True)  # type: ignore[method-assign]
+    for resident, count in ((1000, 1), (1030, 1), (1033, 2), (1040, 2)):
+        heap.resident = lambda resident=resident: resident * mib  # type: ignore[method-assign, misc]
+        heap.trim()
+        assert len(trims) == count
+
+
 @pytest.mark.slow
-def test_the_recipe_of_the_stamps_trains_in_2_gb() -> None:
-    command = [sys.executable, "perf/memory.py", "--stamps"]
+def test_the_recipe_of_the_stamps_trains_in_2_gb(tmp_path: Path) -> None:
+    """It was 1.87 GB when measured, and 4.0 GB before freed memory was given back."""
+    code = (
+        "import resource, subprocess, sys\n"
+        "subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)\n"
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)"  # from KiB
+    )
+    training = [sys.executable, "-m", "fusionzoo.cli", "train", "--config", "configs/stamps.yaml"]
+    training += ["--train.epochs", "1", "--log", "none", "--out", str(tmp_path / "run")]
+    command = [sys.executable, "-c", code, *training]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-    assert json.loads(done.stdout.splitlines()[-1])["peak_gb"] < 2.0
+    assert int(done.stdout) < 2.0e9

@@ -91,6 +91,24 @@ def test_a_run_leaves_what_the_design_promises(
         assert part in shown
 
 
+def test_the_checkpoint_of_a_best_epoch_is_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(State, "is_best", lambda *_: True)
+    saved, save = [], torch.save
+
+    def count(contents: Any, file: Any) -> None:
+        saved.append(contents["state"]["evaluated"])
+        save(contents, file)
+
+    monkeypatch.setattr(torch, "save", count)
+    assert train(flags(tmp_path / "a", "--train.epochs", "2")) == 0
+    assert saved == [0, 1, 2]
+    last, best = (tmp_path / "a" / "checkpoints" / f"{name}.pt" for name in ("last", "best"))
+    assert last.read_bytes() == best.read_bytes()
+    assert not last.samefile(best)  # damage to one leaves the other
+
+
 def test_the_data_summary_is_printed_first_and_by_one_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -77,12 +77,17 @@ class State:
         return [f"{sizes}: going on at {self.step}"]
 
 
-def save(path: Path, trainer: Trainer, state: State, keep: int = 1) -> None:
+def save(
+    path: Path, trainer: Trainer, state: State, keep: int = 1, same_as: Path | None = None
+) -> None:
     """Write everything needed to continue bit for bit; called by all processes.
 
-    The `keep - 1` previous files are kept, as `last-1.pt`, `last-2.pt`, ...
+    The `keep - 1` previous files are kept, as `last-1.pt`, `last-2.pt`, ... A checkpoint of the
+    same state that was just written, `same_as`, is copied: cheaper than writing it anew.
     """
     world = trainer.world
+    if same_as is not None:
+        return write_from_main(same_as, path, world, keep)
     contents = {
         "state": asdict(state),
         "objective": full_state_dict(trainer.module),
@@ -95,7 +100,7 @@ def save(path: Path, trainer: Trainer, state: State, keep: int = 1) -> None:
     write_from_main(contents, path, world, keep)
 
 
-def write_from_main(contents: Contents, path: Path, world: World, keep: int = 1) -> None:
+def write_from_main(contents: Contents | Path, path: Path, world: World, keep: int = 1) -> None:
     """Write a file on the main process; every process raises where that fails."""
     problem = None
     if world.main:

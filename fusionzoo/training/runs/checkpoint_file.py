@@ -24,14 +24,18 @@ COMMENT = len(MARK) + 64
 BLOCK = 1 << 22  # bytes hashed at once
 
 
-def write(contents: Contents, path: Path, keep: int = 1) -> None:
-    """Write a checkpoint atomically; the `keep - 1` previous files are kept, numbered."""
+def write(contents: Contents | Path, path: Path, keep: int = 1) -> None:
+    """Write a checkpoint atomically, or copy one; the `keep - 1` previous files are kept,
+    numbered."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as partial:
-            with partial.open("wb+") as file:
-                torch.save(contents, file)
-                _seal(file)
+            if isinstance(contents, Path):
+                shutil.copyfile(contents, partial)
+            else:
+                with partial.open("wb+") as file:
+                    torch.save(contents, file)
+                    _seal(file)
             _rotate(path, keep)
     except (OSError, RuntimeError) as error:
         previous = "the one before is kept" if path.is_file() else "there was none before"
