@@ -2,13 +2,15 @@
 
 fusionzoo/ links to encoders/, fusion/, datasets/ and the three scripts. Git for Windows and some
 zip tools write text files in place of links, and an sdist has none, so the build never follows
-them: pyproject.toml maps the three packages to the folders, and the scripts are listed here.
+them: pyproject.toml maps the three packages to the folders and `fusionzoo.recipes` to configs/, and
+the scripts are listed here.
 """
 
 from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 LINKED = ("encoders", "fusion", "datasets")
+RECIPES = ("fusionzoo.recipes", "fusionzoo.recipes.benchmarks")  # folders of YAML files
 SCRIPTS = ("train", "embed", "benchmark")
 
 
@@ -26,4 +28,4 @@ class BuildPy(build_py):
 
 packages = find_packages(include=["fusionzoo", "fusionzoo.*"])
 packages += [f"fusionzoo.{name}" for name in find_packages() if name.split(".")[0] in LINKED]
-setup(packages=sorted({*packages}), cmdclass={"build_py": BuildPy})
+setup(packages=sorted({*packages, *RECIPES}), cmdclass={"build_py": BuildPy})

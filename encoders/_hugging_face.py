@@ -11,6 +11,7 @@ from torch import nn
 
 from fusionzoo.errors import FusionZooError, one_line
 
+from ._torchaudio import torchaudio_or_none
 from .weights import from_hub, resolve
 
 M = TypeVar("M", bound=nn.Module)
@@ -100,6 +101,7 @@ def load_auto(loader: str, source: str, **options: Any) -> Any:
     `trust_remote_code` is always False: by default transformers asks on the terminal, and a "y" on
     standard input would run code from the folder.
     """
+    torchaudio_or_none()  # if it cannot be imported, transformers shall not try
     import transformers
 
     load = getattr(transformers, loader).from_pretrained

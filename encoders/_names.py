@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from ._timm import without
+from ._torchaudio import torchaudio_or_none
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
@@ -55,6 +56,5 @@ def _in_timm(name: str) -> bool:
 
 
 def _is_bundle(name: str) -> bool:
-    import torchaudio.pipelines
-
-    return hasattr(torchaudio.pipelines, name) and name.isupper()
+    torchaudio = torchaudio_or_none()
+    return torchaudio is not None and hasattr(torchaudio.pipelines, name) and name.isupper()

@@ -7,7 +7,7 @@ durations in s.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fusionzoo.errors import FusionZooError
+from fusionzoo.resampling import resampler
 from fusionzoo.structures import Clip, Features, masked_mean
 
 from .base import Item, Processor
@@ -22,7 +23,6 @@ from .base import Item, Processor
 STEP = 0.1  # s; clip lengths are rounded up to a multiple of it, for encoders that group by length
 SILENCE = 1e-5  # added to mel power before the logarithm
 PEAK = 32767  # full scale of int16
-MAX_FILTER = 1 << 25  # coefficients of a resampling filter, 270 MB while it is computed
 
 
 class WaveProcessor(Processor):
@@ -84,21 +84,6 @@ class WaveProcessor(Processor):
         return {**super().collate([{"wave": item["wave"]} for item in items]), "lengths": lengths}
 
 
-@lru_cache(maxsize=16)
-def _resampler(source_rate: int, rate: int) -> Any:
-    from torchaudio.transforms import Resample
-
-    # One filter for each sample of a period: odd rates such as 44101 Hz have periods of a second.
-    divisor = math.gcd(source_rate, rate)
-    if source_rate // divisor * (rate // divisor) > MAX_FILTER:
-        raise FusionZooError(
-            f"a clip of {source_rate} Hz cannot be resampled to {rate} Hz: the ratio needs a filter"
-            f" of more than {MAX_FILTER:,} coefficients; is the rate right? Convert it: ffmpeg -i"
-            f" input -ar {rate} output.flac"
-        )
-    return Resample(source_rate, rate)
-
-
 def read_at_rate(clip: Clip, rate: int, start: int, count: int) -> Tensor:
     """Return samples `start` to `start + count` of a clip at `rate` Hz; fewer at its end.
 
@@ -107,10 +92,9 @@ def read_at_rate(clip: Clip, rate: int, start: int, count: int) -> Tensor:
     """
     if clip.rate == rate or not clip.frames:
         return clip.read(start, count)
-    resample = _resampler(clip.rate, rate)
-    # The filter turns every `before` samples into `after`, and reads `width` more on both sides.
-    before, after = clip.rate // resample.gcd, rate // resample.gcd
-    margin = -(-resample.width // before)
+    resample = resampler(clip.rate, rate)
+    before, after = resample.before, resample.after
+    margin = -(-resample.margin // before)  # in periods
     first = max(0, start // after - margin)
     last = -(-(start + count) // after) + margin
     wave: Tensor = resample(clip.read(first * before, (last - first) * before))
@@ -120,26 +104,66 @@ def read_at_rate(clip: Clip, rate: int, start: int, count: int) -> Tensor:
 class LogMel(nn.Module):
     """Compute log-mel power, scaled to about unit range: (B, N) in [-1, 1] -> (B, F, frames).
 
-    `window` and `hop` are in seconds.
+    `window` and `hop` are in seconds. The bands are triangles between equal steps of mel =
+    2595 log10(1 + f / 700), from 0 to rate / 2, as in torchaudio. Windows and bands stay in single
+    precision, and so does the computation, whatever the model is cast to; the output is cast.
     """
+
+    window: Tensor
+    filters: Tensor
+    like: Tensor
 
     def __init__(self, rate: int, num_mels: int, window: float, hop: float) -> None:
         super().__init__()
-        from torchaudio.transforms import MelSpectrogram
-
-        self.hop = round(hop * rate)
-        samples = round(window * rate)
-        n_fft = 2 ** math.ceil(math.log2(samples))
-        if n_fft // 2 + 1 < 2 * num_mels:
-            n_fft = 2 ** math.ceil(math.log2(4 * num_mels))  # every mel band needs a frequency bin
-        self.mel = MelSpectrogram(rate, n_fft, samples, self.hop, n_mels=num_mels)
-        # torch's window is a view of a longer tensor, which safetensors refuses to store.
-        spectrogram: Any = self.mel.spectrogram
-        spectrogram.window = spectrogram.window.clone()
+        self.hop, self.win_length = round(hop * rate), round(window * rate)
+        self.n_fft = 2 ** math.ceil(math.log2(self.win_length))
+        if self.n_fft // 2 + 1 < 2 * num_mels:
+            self.n_fft = 2 ** math.ceil(math.log2(4 * num_mels))  # every band needs a frequency bin
+        hann = torch.hann_window(self.win_length).clone()  # else a view of a longer tensor
+        self.register_buffer("window", hann, persistent=False)
+        self.register_buffer("filters", mel_filters(rate, num_mels, self.n_fft), persistent=False)
+        self.register_buffer("like", torch.empty(0), persistent=False)  # has the output's dtype
 
     def forward(self, wave: Tensor) -> Tensor:
-        with torch.autocast(wave.device.type, enabled=False):  # power overflows in half precision
-            return (self.mel(wave.float()) + SILENCE).log() / 5 + 1
+        return self.in_single_precision(wave).to(self.like.dtype)
+
+    def in_single_precision(self, wave: Tensor) -> Tensor:
+        """Compute the bands in float32, also under autocast: power overflows in half precision."""
+        with torch.autocast(wave.device.type, enabled=False):
+            spectrum = torch.stft(
+                wave.float(),
+                self.n_fft,
+                self.hop,
+                self.win_length,
+                self.window,
+                return_complex=True,
+            )
+            power = (spectrum.abs().pow(2).mT @ self.filters).mT
+            return (power + SILENCE).log() / 5 + 1
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LogMel:
+        """Move with the model, but keep the constants' precision."""
+        exact = {name: getattr(self, name) for name in ("window", "filters")}
+        super()._apply(fn, recurse)
+        for name, tensor in exact.items():
+            setattr(self, name, tensor.to(getattr(self, name).device))
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
+        """Skip the constants that earlier versions stored."""
+        for name in ("mel.spectrogram.window", "mel.mel_scale.fb"):
+            state_dict.pop(prefix + name, None)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def mel_filters(rate: int, num_mels: int, n_fft: int) -> Tensor:
+    """Return the weight of each frequency bin in each mel band, (n_fft / 2 + 1, F)."""
+    bins = torch.linspace(0, rate // 2, n_fft // 2 + 1)[:, None]
+    highest = 2595 * math.log10(1 + (rate // 2) / 700)
+    corners = 700 * (10 ** (torch.linspace(0, highest, num_mels + 2) / 2595) - 1)
+    rising = (bins - corners[:-2]) / (corners[1:-1] - corners[:-2])
+    falling = (corners[2:] - bins) / (corners[2:] - corners[1:-1])
+    return torch.minimum(rising, falling).clamp(min=0)
 
 
 def mean_pooled(tokens: Tensor, mask: Tensor) -> Features:

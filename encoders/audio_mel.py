@@ -139,18 +139,19 @@ class MelStats(Encoder):
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         # The transform reflects the wave at its ends, so it refuses a very short one.
-        padding = max(0, 2 * self.mel.mel.n_fft - inputs["wave"].shape[1])
+        padding = max(0, 2 * self.mel.n_fft - inputs["wave"].shape[1])
         wave = F.pad(inputs["wave"], (0, padding)) / PEAK
-        bands = self.mel(wave)  # (B, F, frames)
+        bands = self.mel.in_single_precision(wave)  # (B, F, frames)
         if "masks" in inputs:
             bands = mask_spectrogram(bands, inputs["masks"], inputs["lengths"] / wave.shape[1])
         frames = torch.arange(bands.shape[-1], device=bands.device)
         # A frame is real if its window ends before the clip does; the first one always is.
-        last = (inputs["lengths"] - self.mel.mel.win_length // 2).clamp(min=0) // self.mel.hop
+        last = (inputs["lengths"] - self.mel.win_length // 2).clamp(min=0) // self.mel.hop
         is_real = (frames <= last[:, None])[:, None]  # (B, 1, frames)
         count = is_real.sum(-1)
         mean = bands.masked_fill(~is_real, 0).sum(-1) / count
         variance = (bands - mean[..., None]).square().masked_fill(~is_real, 0).sum(-1) / count
         pooled = torch.cat([mean, (variance + 1e-12).sqrt()], dim=-1)
+        pooled = pooled.to(self.mel.like.dtype)
         mask = torch.ones(len(pooled), 1, dtype=torch.bool, device=pooled.device)
         return Features(pooled[:, None], mask, pooled)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.structures import Features
 
+from ._torchaudio import require_torchaudio
 from ._wave import PEAK, STEP, LogMel, WaveProcessor, mean_pooled
 from .base import ENCODERS, Encoder, Processor, run_by_length
 from .weights import PYTORCH_HUB, from_hub
@@ -46,8 +47,7 @@ class TorchaudioBundle(Encoder):
     ) -> None:
         super().__init__()
         self.windows = windows
-        import torchaudio
-
+        torchaudio = require_torchaudio()
         bundles = [
             name
             for name in dir(torchaudio.pipelines)
@@ -83,9 +83,7 @@ class TorchaudioBundle(Encoder):
 
 
 def _bundle(name: str) -> Any:
-    import torchaudio
-
-    return getattr(torchaudio.pipelines, name)
+    return getattr(require_torchaudio().pipelines, name)
 
 
 @ENCODERS.register("torchaudio/conformer", family="audio")
@@ -128,8 +126,7 @@ class Conformer(Encoder):
     ) -> None:
         super().__init__()
         self.windows = windows
-        import torchaudio
-
+        torchaudio = require_torchaudio()
         if dim % num_heads:
             raise FusionZooError(f"num_heads={num_heads} does not divide dim={dim}")
         self.rate, self.dim, self.longest = rate, dim, longest

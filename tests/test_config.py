@@ -12,6 +12,7 @@ from fusionzoo.config import (
     OptimConfig,
     RunConfig,
     from_args,
+    from_settings,
     from_tree,
     merge,
     parse_flags,
@@ -85,6 +86,8 @@ def test_a_written_configuration_reads_back_the_same(tmp_path: Path) -> None:
         (["--optim", "adam"], "--optim is a group of settings"),
         (["epochs=3"], "expected a flag such as --train.epochs 5, found 'epochs=3'"),
         (["--config", "none.yaml"], "no configuration file none.yaml"),
+        (["--config", "stampz"], "no recipe of that name. Did you mean 'stamps'?"),
+        (["--config", "configs/benchmarks/mfet.yaml"], "Did you mean 'benchmarks/mfeat'?"),
         (["--resume"], "--resume needs --out"),
         (["--data.name", "a", "--data.name.b", "c"], "an earlier flag sets 'name' itself"),
         (["--data.languages", "[fr"], "cannot read the value '[fr'"),
@@ -168,3 +171,15 @@ def test_a_component_without_settings_is_given_by_its_name(tmp_path: Path) -> No
     assert from_args(EmbedConfig, ["--data", "digits"]).data == {"name": "digits"}
     with pytest.raises(FusionZooError, match="--fusion holds settings"):
         from_args(BenchmarkConfig, ["--fusion", "gmu"])  # there it holds settings of all fusions
+
+
+def test_a_recipe_is_found_by_its_name_and_a_file_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert from_args(RunConfig, ["--config", "stamps"]).data["name"] == "stamps"
+    recipe = from_args(BenchmarkConfig, ["--config", "benchmarks/mfeat"])
+    assert recipe.data["name"] == "mfeat"
+    assert from_settings(BenchmarkConfig, {}, "benchmarks/mfeat") == recipe
+    (tmp_path / "stamps").write_text("seed: 7")
+    assert from_args(RunConfig, ["--config", "stamps"]).seed == 7

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 FLOORS = (  # from the ground up: a module imports from its own floor's room or from below
     ("errors", "version", "sources", "_unlinked"),
     ("console", "checks", "files", "rng", "cells", "predictions", "plugins", "structures"),
-    ("allocation", "digests", "worker_memory"),
+    ("allocation", "digests", "resampling", "worker_memory"),
     ("registry", "targets", "unimodal", "standardise"),
     ("config",),
     ("distributed",),

@@ -69,6 +69,8 @@ def package_files() -> set[str]:
             files.add(f"fusionzoo/scripts/{name}")
         elif name.split("/")[0] in LINKED:
             files.add(f"fusionzoo/{name}")
+        elif name.startswith("configs/"):
+            files.add(f"fusionzoo/recipes/{name.removeprefix('configs/')}")
         elif name.startswith("fusionzoo/") and not (ROOT / name).is_symlink():
             files.add(name)
     return files
@@ -121,6 +123,24 @@ def test_a_wheel_is_whole_and_brings_no_generic_package(
     assert "mbt" in run(python, "-P", "-m", "fusionzoo", "zoo", cwd=tmp_path)
     where = run(python, "-P", "-c", "import fusionzoo; print(fusionzoo.__file__)", cwd=tmp_path)
     assert where.startswith(str(tmp_path / "venv"))
+
+
+def test_an_installed_wheel_finds_the_recipes_and_trains(
+    build_env: DefaultIsolatedEnv, tmp_path: Path
+) -> None:
+    checkout = copy_checkout(tmp_path / "checkout", links=True)
+    wheel = build("wheel", checkout, build_env, tmp_path / "dist")
+    shutil.rmtree(checkout)
+    python = install(wheel, tmp_path / "venv")
+    small = ["--data.samples", "200", "--train.epochs", "1", "--log", "none", "--out", "run"]
+    assert "fusion: gmu" in run(python, "-P", "-m", "fusionzoo", "train", *small, cwd=tmp_path)
+    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+    code = (
+        "from fusionzoo.config import BenchmarkConfig, RunConfig, from_args\n"
+        "print(from_args(RunConfig, ['--config', 'stamps']).out)\n"
+        "print(from_args(BenchmarkConfig, ['--config', 'benchmarks/mfeat']).data['name'])"
+    )
+    assert run(python, "-P", "-c", code, cwd=tmp_path).split() == ["runs/stamps", "mfeat"]
 
 
 @pytest.mark.filterwarnings("ignore:Editable installation")  # from the build backend

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fusionzoo.errors import FusionZooError
+from fusionzoo.resampling import resampler
 
 from ..export import media_bytes
 from ..media import decode
@@ -108,7 +109,6 @@ def _smaller_picture(source: Path | bytes, data: bytes) -> bytes:
 def _smaller_clip(data: bytes) -> bytes:
     """Return a clip as FLAC, mono, 16 bits, 16 kHz; what exceeds full scale is clipped."""
     import soundfile
-    from torchaudio.functional import resample
 
     clip = decode("audio", data)
     samples, rate = clip.samples, clip.rate
@@ -117,7 +117,7 @@ def _smaller_clip(data: bytes) -> bytes:
     if is_prepared and rate == RATE:
         return data
     if rate != RATE:
-        samples = resample(torch.as_tensor(samples), rate, RATE)
+        samples = resampler(rate, RATE)(torch.as_tensor(samples))
     buffer = io.BytesIO()
     soundfile.write(buffer, samples.clamp(-1, 1).numpy(), RATE, format="FLAC", subtype="PCM_16")
     return buffer.getvalue()

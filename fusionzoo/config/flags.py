@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 
 from .yaml_tree import check_tree
 
@@ -92,6 +93,29 @@ def parse_value(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):  # a number of more than 4300 digits is a ValueError, too
         return text
+
+
+def recipes() -> dict[str, Path]:
+    """Return the YAML files that come with fusionzoo, by name: `stamps`, `benchmarks/stamps`."""
+    package = Path(__file__).parents[1]
+    installed = package / "recipes"
+    folder = installed if installed.is_dir() else package.parent / "configs"  # of a checkout
+    files = sorted(folder.rglob("*.yaml"))
+    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
+
+
+def config_file(name: str | PathLike[str]) -> Path:
+    """Return the file that `--config` names: a path, or else a recipe."""
+    path, known = Path(name), recipes()
+    if path.is_file():
+        return path
+    if path.as_posix() in known:
+        return known[path.as_posix()]
+    near = did_you_mean(path.with_suffix("").as_posix().removeprefix("configs/"), known)
+    raise FusionZooError(
+        f"no configuration file {path}, and no recipe of that name.{near} Recipes:"
+        f" {', '.join(known)}."
+    )
 
 
 def read_yaml(path: Path) -> Tree:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, get_type_hints
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.files import write_text
 
-from .flags import Tree, is_component, named, parse_flags, read_yaml
+from .flags import Tree, config_file, is_component, named, parse_flags, read_yaml
 from .numbers import check_numbers, switches_as_words
 
 C = TypeVar("C")
@@ -28,10 +28,10 @@ C = TypeVar("C")
 def from_args(cls: type[C], args: Sequence[str]) -> C:
     """Build a configuration of type `cls` from command-line flags and the files they name."""
     flags = _named(cls, parse_flags(args))
-    config_file = flags.pop("config", None)
-    tree = {} if config_file is None else _named(cls, read_yaml(Path(str(config_file))))
+    config = flags.pop("config", None)
+    tree = {} if config is None else _named(cls, read_yaml(config_file(str(config))))
     if flags.get("resume"):
-        tree = _resumed(flags, tree, config_file is not None)
+        tree = _resumed(flags, tree, config is not None)
     return _overlay(cls, tree, flags)
 
 
@@ -54,14 +54,14 @@ def from_settings(
 
     The section may be omitted where the setting's name is unique: `epochs=3` is short for
     `train={"epochs": 3}`, that is `--train.epochs 3`. Settings override those of `config`: a
-    configuration, a nested mapping or the path of a YAML file.
+    configuration, a nested mapping, the path of a YAML file or a recipe's name.
     """
     if isinstance(config, cls):
         tree: Mapping[str, Any] = asdict(config)  # type: ignore[call-overload]
     elif isinstance(config, Mapping):
         tree = config
     else:
-        tree = {} if config is None else read_yaml(Path(config))  # type: ignore[arg-type]
+        tree = {} if config is None else read_yaml(config_file(config))  # type: ignore[arg-type]
     tree, settings = _paths_as_text(tree), _in_sections(cls, _paths_as_text(settings))
     if settings.get("resume"):
         tree = _resumed(settings, tree, config is not None)

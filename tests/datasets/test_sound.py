@@ -21,6 +21,7 @@ from fusionzoo.datasets.media import decode_audio
 from fusionzoo.encoders._wave import WaveProcessor
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.robustness import corrupt
+from fusionzoo.resampling import resampler
 from fusionzoo.structures import Audio
 
 RATE = 44_100
@@ -108,10 +109,10 @@ def whole_then_cut(
     path: Path, rate: int, duration: float, generator: torch.Generator | None
 ) -> Tensor:
     """The window as it would be cut from the clip decoded and resampled whole."""
-    from torchaudio.functional import resample
-
     samples = soundfile.read(path, dtype="float32", always_2d=True)[0].mean(1)
-    wave = resample(torch.from_numpy(samples), RATE, rate)
+    wave = torch.from_numpy(samples)
+    if rate != RATE:
+        wave = resampler(RATE, rate)(wave)
     room = round(duration * rate)
     spare = max(0, len(wave) - room)
     start = spare // 2

@@ -9,6 +9,7 @@ import pytest
 import tiny_models as tiny
 
 from fusionzoo.encoders import ENCODERS
+from fusionzoo.encoders._torchaudio import torchaudio_or_none
 from fusionzoo.zoo.conformance.encoder_inputs import maker
 from fusionzoo.zoo.conformance.encoders import CHECKS
 
@@ -59,6 +60,11 @@ SLOW = [
 ]
 
 
+needs_torchaudio = pytest.mark.skipif(
+    torchaudio_or_none() is None, reason="torchaudio cannot be imported beside this torch"
+)
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders of tiny Hugging Face models."""
@@ -85,7 +91,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize(
-    "variant", [pytest.param(x, marks=[pytest.mark.slow] * (x in SLOW)) for x in VARIANTS]
+    "variant",
+    [
+        pytest.param(
+            x, marks=[pytest.mark.slow] * (x in SLOW) + [needs_torchaudio] * ("torchaudio" in x)
+        )
+        for x in VARIANTS
+    ],
 )
 def test_contract(check: str, variant: str, folders: dict[str, Path]) -> None:
     target, settings = VARIANTS[variant]

@@ -1,0 +1,165 @@
+"""Log-mel and resampling equal torchaudio's without it; only torchaudio/* encoders need it."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusionzoo.encoders import create_encoder
+from fusionzoo.encoders._torchaudio import torchaudio_or_none
+from fusionzoo.encoders._wave import SILENCE, LogMel
+from fusionzoo.resampling import resampler
+
+# Of torchaudio 2.11.0 with torch 2.11.0 on `chirp`: every 997th sample at the new rate of
+# `transforms.Resample`, and every 499th power of `transforms.MelSpectrogram`.
+RECORDED = Path(__file__).parents[1] / "golden" / "torchaudio.json"
+RATES = [
+    *(4000, 8000, 11025, 12000, 22050, 24000, 32000, 37800, 44056, 44100),
+    *(47250, 48000, 50000, 50400, 64000, 88200, 96000, 176400, 192000, 384000),
+]
+MELS = [  # rate, mel bands, window and hop in s
+    (16_000, 64, 0.025, 0.010),
+    (8_000, 20, 0.025, 0.010),
+    (22_050, 80, 0.030, 0.010),
+    (44_100, 128, 0.025, 0.010),
+]
+NEAR = {"rtol": 0.0, "atol": 1e-6}
+needs_torchaudio = pytest.mark.skipif(
+    torchaudio_or_none() is None, reason="torchaudio cannot be imported beside this torch"
+)
+
+
+def chirp(rate: int) -> Tensor:
+    """Half a second of a tone that rises to the highest frequency, (N,)."""
+    time = torch.arange(rate // 2, dtype=torch.float64) / rate
+    return (0.9 * torch.sin(2 * math.pi * rate / 2 * time.square())).float()
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_resampling_equals_what_torchaudio_computed(rate: int) -> None:
+    recorded = torch.tensor(json.loads(RECORDED.read_text())["resampled"][str(rate)])
+    torch.testing.assert_close(resampler(rate, 16_000)(chirp(rate))[::997], recorded, **NEAR)
+
+
+@pytest.mark.parametrize("setting", MELS, ids=str)
+def test_log_mel_equals_what_torchaudio_computed(setting: tuple[int, int, float, float]) -> None:
+    power = torch.tensor(json.loads(RECORDED.read_text())["mel"][str(setting[0])])
+    bands = LogMel(*setting)(chirp(setting[0])[None]).flatten()[::499]
+    torch.testing.assert_close(bands, (power + SILENCE).log() / 5 + 1, **NEAR)
+
+
+@needs_torchaudio
+@pytest.mark.parametrize("rate", RATES)
+def test_resampling_has_the_bits_of_torchaudio(rate: int) -> None:
+    resample = torchaudio_or_none().transforms.Resample(rate, 16_000)
+    assert torch.equal(resampler(rate, 16_000)(chirp(rate)), resample(chirp(rate)))
+
+
+@needs_torchaudio
+@pytest.mark.parametrize("setting", MELS, ids=str)
+def test_log_mel_has_the_bits_of_torchaudio(setting: tuple[int, int, float, float]) -> None:
+    rate, num_mels = setting[:2]
+    ours = LogMel(*setting)
+    theirs = torchaudio_or_none().transforms.MelSpectrogram(
+        rate, ours.n_fft, ours.win_length, ours.hop, n_mels=num_mels
+    )
+    wave = chirp(rate)[None]
+    assert torch.equal(ours(wave), (theirs(wave) + SILENCE).log() / 5 + 1)
+
+
+# ---- half precision
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_log_mel_keeps_single_precision_in_a_model_cast_to_another(dtype: torch.dtype) -> None:
+    wave = chirp(16_000)[None]
+    exact = LogMel(16_000, 64, 0.025, 0.010)
+    cast = LogMel(16_000, 64, 0.025, 0.010).to(dtype)
+    assert cast.window.dtype == cast.filters.dtype == torch.float32
+    assert torch.equal(cast.filters, exact.filters)
+    assert cast(wave).dtype == dtype
+    assert torch.equal(cast(wave), exact(wave).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["mel/stats", "mel/resnet10t"])
+def test_an_encoder_cast_to_half_precision_answers_nearly_the_same(
+    name: str, dtype: torch.dtype
+) -> None:
+    settings = {} if name == "mel/stats" else {"pretrained": False, "duration": 0.5}
+    encoder = create_encoder("audio", name, **settings).eval()
+    wave = (chirp(16_000) * 32767).round().to(torch.int16)[None]
+    inputs = {"wave": wave, "lengths": torch.tensor([wave.shape[1]])}
+    with torch.no_grad():
+        expected = encoder(inputs).pooled
+        found = encoder.to(dtype)(inputs).pooled
+    assert found.dtype == dtype
+    assert (found.float() - expected).abs().max() < 0.03 * expected.abs().max()
+
+
+def test_weights_stored_with_torchaudio_s_constants_are_read(tmp_path: Path) -> None:
+    encoder = create_encoder("audio", "mel/resnet10t", pretrained=False)
+    assert not [name for name in encoder.state_dict() if name.startswith("mel.")]
+    stored = {
+        **encoder.state_dict(),
+        "mel.mel.spectrogram.window": torch.zeros(400),
+        "mel.mel.mel_scale.fb": torch.zeros(257, 64),
+    }
+    encoder.load_state_dict(stored)
+    assert encoder.mel.window.any()
+
+
+# ---- an environment in which torchaudio cannot be imported
+
+BROKEN = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Broken(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == "torchaudio":
+            raise RuntimeError("compiled with different CUDA versions")
+
+sys.meta_path.insert(0, Broken())
+"""
+SCRIPT = """
+import numpy as np
+import fusionzoo as fz
+from fusionzoo.errors import FusionZooError
+from fusionzoo.datasets.shards.values import _smaller_clip
+
+wave = (0.1 * np.sin(np.arange(9000) / 7)).astype(np.float32)
+for audio in ("mel/stats", {"name": "mel/resnet10t", "pretrained": False}):
+    model = fz.create_model("concat", {"audio": audio}, num_outputs=2).eval()
+    print(tuple(model.embed([{"audio": (wave, 22050)}])["audio"].shape))
+for name in ("torchaudio/conformer", "torchaudio/WAV2VEC2_BASE", "WAV2VEC2_BASE"):
+    try:
+        fz.create_encoder("audio", name)
+    except FusionZooError as error:
+        print(error)
+import transformers
+extract = transformers.ASTFeatureExtractor(max_length=64)
+print(extract(wave, sampling_rate=16000)["input_values"][0].shape)
+"""
+
+
+def test_without_torchaudio_only_its_encoders_stop_and_say_why() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BROKEN + SCRIPT], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    stats, net, conformer, bundle, unknown, spectrogram = done.stdout.splitlines()
+    assert (stats, net) == ("(1, 128)", "(1, 512)")
+    for said in (conformer, bundle):
+        assert "torchaudio/* encoders need torchaudio" in said
+        assert "compiled with different CUDA versions" in said
+        assert "mel/resnet18" in said
+    assert "WAV2VEC2_BASE" in unknown
+    assert spectrogram == "(64, 128)"
