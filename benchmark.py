@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fusionzoo.config import BenchmarkConfig
-from fusionzoo.config.command import run_command
+from fusionzoo.config.load import run_command
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -29,7 +29,7 @@ def main(args: Sequence[str] | None = None) -> int:
 def start(cfg: BenchmarkConfig) -> int:
     """Compare strategies, or combine finished reports; return the exit code."""
     if cfg.combine:
-        from fusionzoo.benchmark.report.combine import combine
+        from fusionzoo.benchmark.report.page import combine
 
         return combine(cfg.combine, Path(cfg.out))
     from fusionzoo.benchmark.api import run

@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusionzoo.config import EmbedConfig
-from fusionzoo.config.command import run_command
+from fusionzoo.config.load import run_command
 from fusionzoo.errors import FusionZooError
 
 if TYPE_CHECKING:
     from fusionzoo.datasets import PairedDataset
-    from fusionzoo.distributed.process_group import World
-    from fusionzoo.inference.extraction.extract import Extraction
-    from fusionzoo.inference.extraction.parts import Parts
+    from fusionzoo.distributed import World
+    from fusionzoo.embeddings.extract import Extraction
+    from fusionzoo.embeddings.parts import Parts
     from fusionzoo.model import FusionModel
 
 
@@ -36,7 +36,7 @@ def main(args: Sequence[str] | None = None) -> int:
     args = sys.argv[1:] if args is None else args
 
     def start(cfg: EmbedConfig) -> int:
-        from fusionzoo.distributed.launch import launch_or_join
+        from fusionzoo.distributed import launch_or_join
 
         def work(world: World) -> int:
             embed(cfg, world)
@@ -58,16 +58,14 @@ def embed(
 
     `model` and `dataset` replace those that `cfg` names.
     """
-    from fusionzoo.distributed.process_group import gather
-    from fusionzoo.inference.extraction.extract import Extraction
-    from fusionzoo.inference.extraction.merge import check_out, merge
-    from fusionzoo.inference.extraction.opening import open_model_and_data
-    from fusionzoo.inference.extraction.parts import Parts
-    from fusionzoo.inference.extraction.vectors import untrained_prefixes
-    from fusionzoo.training.data import num_workers
-    from fusionzoo.training.runs.report import report_failures
-    from fusionzoo.training.runs.speed.inference import choose_for_inference
-    from fusionzoo.training.runs.tracker import Tracker
+    from fusionzoo.distributed import gather
+    from fusionzoo.embeddings.extract import Extraction, untrained_prefixes
+    from fusionzoo.embeddings.open import open_model_and_data
+    from fusionzoo.embeddings.parts import Parts, check_out, merge
+    from fusionzoo.training.loaders import num_workers
+    from fusionzoo.training.report import report_failures
+    from fusionzoo.training.speed import choose_for_inference
+    from fusionzoo.training.tracker import Tracker
 
     out = Path(cfg.out)
     check_out(out)
@@ -89,7 +87,7 @@ def embed(
     with claimed(parts, job, cfg, world) as pending:
         with progress(job, parts, pending, world) as (advance, say):
             if cfg.engine == "ray":
-                from fusionzoo.inference.extraction.on_ray import extract_on_ray
+                from fusionzoo.embeddings.on_ray import extract_on_ray
 
                 extract_on_ray(cfg, job, pending, objects, advance)
             else:
@@ -105,7 +103,7 @@ def embed(
 @contextmanager
 def claimed(parts: Parts, job: Extraction, cfg: EmbedConfig, world: World) -> Iterator[list[int]]:
     """Lock the folder of parts for a block; yield the parts to compute, the same on all ranks."""
-    from fusionzoo.distributed.process_group import from_main
+    from fusionzoo.distributed import from_main
 
     problem, pending = None, []
     with ExitStack() as stack:
@@ -131,8 +129,7 @@ def compute_share(
     say: Callable[[str], None],
 ) -> None:
     """Compute this process's share of the parts."""
-    from fusionzoo.inference.extraction.extract import extract
-    from fusionzoo.inference.extraction.plan import share_of
+    from fusionzoo.embeddings.extract import extract, share_of
 
     extract(job, parts, share_of(pending, world.rank, world.size), advance=advance, say=say)
 

@@ -15,16 +15,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fusionzoo.config import RunConfig
-from fusionzoo.config.command import run_command
+from fusionzoo.config.load import run_command
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from fusionzoo.datasets import PairedDataset
-    from fusionzoo.distributed.process_group import World
+    from fusionzoo.distributed import World
     from fusionzoo.structures import Batch
-    from fusionzoo.training.runs.run import Run
-    from fusionzoo.training.runs.tracker import Tracker
+    from fusionzoo.training.report import Run
+    from fusionzoo.training.tracker import Tracker
     from fusionzoo.training.trainer import Trainer
 
     Loaders = dict[str, DataLoader[Batch]]
@@ -35,7 +35,7 @@ def main(args: Sequence[str] | None = None) -> int:
     args = sys.argv[1:] if args is None else args
 
     def start(cfg: RunConfig) -> int:
-        from fusionzoo.distributed.launch import launch_or_join
+        from fusionzoo.distributed import launch_or_join
 
         def work(world: World) -> int:
             return train(cfg, world).exit_code
@@ -50,15 +50,14 @@ def train(cfg: RunConfig, world: World, dataset: PairedDataset | None = None) ->
     import torch
 
     from fusionzoo.plugins import load_plugins
+    from fusionzoo.training import checkpoint, report
     from fusionzoo.training.build import open_dataset
-    from fusionzoo.training.evaluate import evaluate
-    from fusionzoo.training.fit import fit
-    from fusionzoo.training.runs import checkpoint, report
-    from fusionzoo.training.runs.run import Run
-    from fusionzoo.training.runs.run_folder import claim_folder
-    from fusionzoo.training.runs.speed.training import choose_for_training
-    from fusionzoo.training.runs.tracker import Tracker
-    from fusionzoo.training.tasks.multitask import targets_of
+    from fusionzoo.training.fit import evaluate, fit
+    from fusionzoo.training.multitask import targets_of
+    from fusionzoo.training.report import Run
+    from fusionzoo.training.run_folder import claim_folder
+    from fusionzoo.training.speed import choose_for_training
+    from fusionzoo.training.tracker import Tracker
 
     load_plugins(cfg.plugins)
     tracker = Tracker(world)
@@ -98,14 +97,12 @@ def build_trainer(
 ) -> tuple[Trainer, dict[str, PairedDataset], list[str]]:
     """Build model and optimiser; return them with the data's splits and the names of the
     parameters that no loss reads."""
-    from fusionzoo.config.deselected import drop_deselected
-    from fusionzoo.distributed.process_group import seed_everything, wrap
+    from fusionzoo.config.schema import drop_deselected
+    from fusionzoo.distributed import seed_everything, wrap
     from fusionzoo.training import build
-    from fusionzoo.training.optim.memory_and_compile import save_memory_and_compile
-    from fusionzoo.training.optim.optimizers import build_optimizer
-    from fusionzoo.training.optim.param_groups import param_groups
-    from fusionzoo.training.optim.precision import AMP_DTYPES
-    from fusionzoo.training.runs.report import show_data
+    from fusionzoo.training.freezing import save_memory_and_compile
+    from fusionzoo.training.optim import AMP_DTYPES, build_optimizer, param_groups
+    from fusionzoo.training.report import show_data
     from fusionzoo.training.trainer import Trainer
 
     # ---- data: one table, three splits
@@ -139,8 +136,8 @@ def build_loaders(
     """Build the loader of each split, with cached features of encoders that stay frozen; measure
     how to standardise those of a new run."""
     from fusionzoo.training.build import frozen_features
-    from fusionzoo.training.data import build_loader
-    from fusionzoo.training.runs.standardise import standardise_frozen
+    from fusionzoo.training.checkpoint import standardise_frozen
+    from fusionzoo.training.loaders import build_loader
 
     cfg, world, model = trainer.cfg, trainer.world, trainer.module.model
     tracker.lap("set up")
@@ -158,6 +155,6 @@ def build_loaders(
 
 
 if __name__ == "__main__":
-    from fusionzoo.distributed.exit import exit_process
+    from fusionzoo.distributed import exit_process
 
     exit_process(main())

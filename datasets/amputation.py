@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.rng import seed_of
+from fusionzoo.structures import seed_of
 
 from .media import decode
 from .provenance import Amputation

@@ -17,7 +17,7 @@ from fusionzoo.registry import Entry, Registry
 
 from .amputation import Mechanism
 from .paired import PairedDataset
-from .refusals import labels_of_join
+from .paths import labels_of_join
 from .table import word_list
 
 

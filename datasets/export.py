@@ -18,12 +18,71 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.files import replacing
 from fusionzoo.structures import KINDS
 
+from .arrow import is_list_of_text
+from .join import SourceValues
 from .media import decode
 from .paths import holds_paths
-from .stored_files import files_of, has_several, in_files, segment_columns
-from .stored_kinds import with_kinds
-from .stretch import Stretch
+from .provenance import with_kinds
+from .shards.blocks import StoredCells
+from .sound import Stretch, is_video
 from .table import SampleTable
+
+
+def in_files(dataset: SampleTable, name: str) -> bool:
+    """Whether every value of a modality is a file."""
+    values = dataset.memory.get(name)
+    if isinstance(values, SourceValues):
+        return in_files(values.source, values.modality)
+    if isinstance(values, StoredCells):
+        return False
+    if values is None:
+        return name in dataset.paths and holds_paths(
+            dataset.modalities[name], dataset.table[name].type
+        )
+    return all(
+        isinstance(file, Path) for value in dataset.references(name) for file in files_of(value)
+    )
+
+
+def files_of(value: Any) -> list[Any]:
+    """Return the files of an undecoded value, or the value in a list if it is none."""
+    if isinstance(value, list):
+        return [file for item in value for file in files_of(item)]
+    return [] if value is None else [value.source if isinstance(value, Stretch) else value]
+
+
+def has_several(dataset: SampleTable, name: str, *, decoded: bool) -> bool:
+    """Whether a sample has several items; if `decoded`, the pictures of a video count as such."""
+    values = dataset.memory.get(name)
+    if isinstance(values, SourceValues):
+        return has_several(values.source, values.modality, decoded=decoded)
+    if isinstance(values, StoredCells) and not decoded:
+        return values.has_lists
+    is_listed = is_list_of_text(dataset.table[name].type)
+    if is_listed or (name not in dataset.memory and not decoded):
+        return is_listed
+    has_pictures = dataset.modalities[name] == "image"
+    return any(
+        isinstance(value, list) or (decoded and has_pictures and is_video(value))
+        for value in (dataset.reference(name, row) for row in dataset.rows.tolist())
+    )
+
+
+def segment_columns(
+    dataset: SampleTable, types: Mapping[str, pa.DataType]
+) -> dict[str, pa.DataType]:
+    """Return the columns of segments, for files of which only a part is used."""
+    columns: dict[str, pa.DataType] = {}
+    for name, kind in types.items():
+        modality_kind = dataset.modalities[name]
+        if modality_kind in ("image", "audio") and holds_paths(modality_kind, kind):
+            values = (
+                x for v in dataset.references(name) for x in (v if isinstance(v, list) else [v])
+            )
+            if any(isinstance(x, Stretch) and (x.start or x.end is not None) for x in values):
+                columns |= {f"{name}_start": pa.float64(), f"{name}_end": pa.float64()}
+    return columns
+
 
 SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".csv", ".tsv")
 BATCH = 500  # samples written together

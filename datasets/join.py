@@ -2,22 +2,263 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from itertools import chain, combinations, compress
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import pyarrow as pa
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, did_you_mean
 
-from .join_names import key_columns, modality_names
-from .join_rows import How, JoinedRows, match_rows
-from .joined_splits import SplitRule, join_splits
+from .paths import is_collecting
 from .provenance import Provenance
-from .refusals import is_collecting
+from .splits import class_columns, make_splits
 from .table import ROLES, SampleTable
 
+How = Literal["inner", "left", "outer"]  # keys that all sources have, those of the first, or all
+RowsByKey = Mapping[str, Mapping[str, list[int | None]]]  # source -> key -> positions in it
+
+
+class JoinedRows(NamedTuple):
+    """The samples of joined sources."""
+
+    ids: list[str]
+    keys: list[str]  # of the column on which the sources are joined
+    rows: dict[str, list[int | None]]  # source -> position in it of each sample, None: has none
+    repeated: str  # the source with several samples per key; empty if there is none
+    overlap: str = ""  # how many rows are in which sources, for the data summary
+
+    def keep(self, mask: Sequence[bool]) -> JoinedRows:
+        """Return the samples where `mask` is true."""
+        return self._replace(
+            ids=list(compress(self.ids, mask)),
+            keys=list(compress(self.keys, mask)),
+            rows={name: list(compress(rows, mask)) for name, rows in self.rows.items()},
+        )
+
+
+def match_rows(
+    sources: Mapping[str, SampleTable], columns: Mapping[str, str], how: How
+) -> JoinedRows:
+    """Match rows by the key in `columns`; at most one source may have several rows of one key.
+
+    Ids are those of the source with several rows per key, else of the first source. A sample that
+    this source lacks has the id `<source>/<id>` of the first one that has it.
+    """
+    if how not in get_args(How):
+        raise FusionZooError(f"how={how!r} is neither 'inner' nor 'left' nor 'outer'")
+    by_key = {name: _rows_by_key(name, sources[name], columns[name]) for name in sources}
+    repeated = _repeated(by_key, columns)
+    keys = _common_keys(by_key, how, columns)
+    overlap = _overlap(by_key, repeated, how)
+    rows: dict[str, list[int | None]] = {name: [] for name in sources}
+    sample_keys = []
+    for key in keys:
+        for row in by_key[repeated].get(key, [None]) if repeated else [None]:
+            sample_keys.append(key)
+            for name in sources:
+                rows[name].append(row if name == repeated else by_key[name].get(key, [None])[0])
+    if set(columns.values()) == {"id"}:
+        return JoinedRows(sample_keys, sample_keys, rows, repeated, overlap)
+    order = sorted(sources, key=lambda name: name != (repeated or next(iter(sources))))
+    ids = {name: sources[name].ids for name in sources}
+    sample_ids = []
+    for position in range(len(sample_keys)):
+        name = next(name for name in order if rows[name][position] is not None)
+        sample_id = ids[name][rows[name][position] or 0]
+        sample_ids.append(sample_id if name == order[0] else f"{name}/{sample_id}")
+    return JoinedRows(sample_ids, sample_keys, rows, repeated, overlap)
+
+
+def _rows_by_key(name: str, source: SampleTable, column: str) -> dict[str, list[int | None]]:
+    by_key: dict[str, list[int | None]] = {}
+    for row, key in enumerate(source.column(column)):
+        if key is None:
+            raise FusionZooError(
+                f"{source.source}, sample {source.ids[row]!r}: its {column!r}, on which source"
+                f" {name!r} is joined, is empty: fill it in, or remove the row"
+            )
+        by_key.setdefault(str(key), []).append(row)
+    return by_key
+
+
+def _repeated(by_key: RowsByKey, columns: Mapping[str, str]) -> str:
+    """Return the source with several rows of one key."""
+    examples = {}
+    for name, rows_of in by_key.items():
+        for key, rows in rows_of.items():
+            if len(rows) > 1:
+                examples[name] = f"{name} has {len(rows)} with {columns[name]} {key!r}"
+                break
+    if len(examples) > 1:
+        raise FusionZooError(
+            f"only one source may have several samples per key: {'; '.join(examples.values())};"
+            " join on another column, or keep one sample of each key in the others"
+        )
+    return next(iter(examples), "")
+
+
+def _common_keys(by_key: RowsByKey, how: How, columns: Mapping[str, str]) -> list[str]:
+    """Return the keys of the joined samples, in the order in which the sources list them."""
+    sets = [set(rows_of) for rows_of in by_key.values()]
+    in_all = set.intersection(*sets)
+    if not in_all and how != "outer":
+        examples = {name: next(iter(rows_of)) for name, rows_of in by_key.items()}
+        column = " or ".join(dict.fromkeys(columns.values()))
+        raise FusionZooError(f"no {column} is in all sources; they have, for instance, {examples}")
+    common = {"inner": in_all, "left": sets[0], "outer": set.union(*sets)}[how]
+    return [
+        key
+        for key in dict.fromkeys(k for rows_of in by_key.values() for k in rows_of)
+        if key in common
+    ]
+
+
+def _overlap(by_key: RowsByKey, repeated: str, how: How) -> str:
+    """Count the rows that all sources have, and those that only some have: `in both 3, ...`."""
+    counts = Counter[tuple[str, ...]]()
+    for key in dict.fromkeys(key for rows_of in by_key.values() for key in rows_of):
+        having = tuple(name for name, rows_of in by_key.items() if key in rows_of)
+        counts[having] += len(by_key[repeated].get(key, [None])) if repeated else 1
+    first, *others = by_key
+    parts = [f"in {'both' if len(others) == 1 else 'all'} {counts.pop(tuple(by_key), 0):,}"]
+    sizes = range(1, len(by_key))
+    for having in chain.from_iterable(combinations(by_key, size) for size in sizes):
+        if not counts[having] and len(having) > 1:
+            continue
+        is_left_out = how == "inner" or (how == "left" and first not in having)
+        note = " (left out)" if is_left_out and counts[having] else ""
+        parts.append(f"only in {' and '.join(having)} {counts[having]:,}{note}")
+    return f"{', '.join(parts)} (--data.how {how})"
+
+
+def key_columns(sources: Mapping[str, SampleTable], on: str | Mapping[str, str]) -> dict[str, str]:
+    """Return the column of each source on which it is joined."""
+    if not isinstance(on, str):
+        for name in on:
+            if name not in sources:
+                hint = did_you_mean(name, sources)
+                raise FusionZooError(f"on: there is no source {name!r} to join.{hint}")
+    columns = {name: on if isinstance(on, str) else on.get(name, "id") for name in sources}
+    for name, source in sources.items():
+        known = [x for x in source.table.column_names if x not in source.modalities]
+        if columns[name] not in known:
+            raise FusionZooError(
+                f"source {name!r} ({source.source}) has no column {columns[name]!r} to join on."
+                f"{did_you_mean(columns[name], known)} It has: {', '.join(known)};"
+                " on={'source': 'column'} names a column for each source"
+            )
+    return columns
+
+
+def modality_names(sources: Mapping[str, SampleTable]) -> dict[str, dict[str, str]]:
+    """Return the modalities of each source, by their names in the joined data set.
+
+    A source gives the modality it is named after, or its only one under its own name, else all. If
+    several sources have a modality of one name, each gets its source's name before it.
+    """
+    names: dict[str, dict[str, str]] = {}
+    for name, source in sources.items():
+        if name in source.modalities or len(source.modalities) == 1:
+            only = name if name in source.modalities else next(iter(source.modalities))
+            names[name] = {name: only}
+        else:
+            names[name] = {modality: modality for modality in source.modalities}
+    count = [modality for by_name in names.values() for modality in by_name]
+    return {
+        name: {
+            modality
+            if count.count(modality) == 1 or modality == name
+            else f"{name}_{modality}": original
+            for modality, original in by_name.items()
+        }
+        for name, by_name in names.items()
+    }
+
+
 Sources = Mapping[str, SampleTable]
+
+
+class SplitRule(NamedTuple):
+    """Where the splits of joined samples come from."""
+
+    text: str
+    shares: tuple[float, ...] | None  # of splits made by hash; None: the sources' own
+
+
+def join_splits(
+    sources: Sources,
+    joined: JoinedRows,
+    columns: Mapping[str, Any],
+    kinds: Mapping[str, str] | None,
+) -> tuple[Any, SplitRule]:
+    """Return the split of each sample, and the rule behind the splits.
+
+    If no source has splits, they are made for the joined samples; parts of sources, such as a
+    training split, keep theirs. Otherwise the splits of sources that have them must agree, and a
+    sample without one gets the split that a hash made in the first of the others; samples of one
+    key get the same. `kinds` says what the label columns hold.
+    """
+    made = [name for name in sources if is_made(sources[name])]
+    is_part = any(len(source) < len(source.table) for source in sources.values())
+    if len(made) == len(sources) and not is_part:
+        return _make_splits(sources, columns, kinds)
+    return _collect_splits(sources, joined, made)
+
+
+def is_made(source: SampleTable) -> bool:
+    """Whether a source's splits were made by a hash."""
+    return source.provenance.split_shares is not None
+
+
+def _make_splits(
+    sources: Sources, columns: Mapping[str, Any], kinds: Mapping[str, str] | None
+) -> tuple[Any, SplitRule]:
+    shares = {name: source.provenance.split_shares for name, source in sources.items()}
+    if len(set(shares.values())) > 1:
+        raise FusionZooError(f"sources to join need the same shares of splits, found {shares}")
+    labels = class_columns(columns, {"target": "classification"} if kinds is None else kinds)
+    key = "group" if "group" in columns else "id"
+    share = next(iter(shares.values()))
+    splits = make_splits(columns[key], labels, share or (), unique=key == "id")
+    return splits.splits, SplitRule(f"by a hash of the joined {key}s{splits.exceptions}", share)
+
+
+def _collect_splits(sources: Sources, joined: JoinedRows, made: list[str]) -> tuple[Any, SplitRule]:
+    """Take each sample's split from the sources that have it."""
+    rules = {name: source.provenance.split_rule for name, source in sources.items()}
+    cells = {name: source.split_names for name, source in sources.items()}
+    real = [name for name in sources if name not in made]
+    # Hashes of groups keep the groups together; then those of sources with one sample per key.
+    made = sorted(made, key=lambda x: (not sources[x].provenance.group_rule, x == joined.repeated))
+    splits: list[str] = []
+    by_key: dict[str, str] = {}
+    num_made = 0
+    for position, key in enumerate(joined.keys):
+        rows = {name: joined.rows[name][position] for name in sources}
+        values = {name: cells[name][row] for name in real if (row := rows[name]) is not None}
+        if len(set(values.values())) > 1:
+            raise FusionZooError(
+                f"id {joined.ids[position]!r}: the sources disagree on its split: {values}"
+            )
+        if not values:
+            num_made += 1
+            split = next(cells[name][row] for name in made if (row := rows[name]) is not None)
+            splits.append(by_key.setdefault(key, split))
+        else:
+            splits.append(next(iter(values.values())))
+    rule = ", ".join(dict.fromkeys(rules[name] for name in real if rules[name]))
+    shares = None
+    if made and num_made == len(splits):
+        rule, shares = rules[made[0]], sources[made[0]].provenance.split_shares
+    elif num_made:
+        how = rules[made[0]].split(";")[0]
+        rule = f"{rule or 'fixed'}; {num_made:,} samples without one {how}"
+    return pa.array(splits, pa.string()), SplitRule(rule, shares)
+
+
 Names = Mapping[str, Mapping[str, str]]  # source -> modality -> its name in the source
 
 

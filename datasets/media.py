@@ -1,14 +1,16 @@
-"""Decode images, audio, text and vectors from paths, bytes or objects.
-
-No system packages are needed. A value that cannot be read raises a `FusionZooError` with its file.
-"""
+"""Decode images, drawings, text and vectors from paths, bytes or objects."""
 
 from __future__ import annotations
 
 import io
+import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,19 +18,142 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusionzoo.cells import read_cells
 from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.files import read_cells
+from fusionzoo.targets import decimal_hint
 
-from .array_values import decode_array
-from .arrays import ArrayItem, find_item
-from .budgets import check_budget, check_picture, file_size
-from .conversion import how_to_convert
-from .drawing import render
-from .picture_size import jpeg_size
-from .several import decode_items
-from .sound import decode_audio
-from .stretch import Stretch, is_video
+from .arrays import HDF5, ZIP, ArrayItem, find_item
+from .budgets import check_budget, check_picture, check_shape, file_size, how_to_convert
+from .collate import decode_items
+from .sound import Stretch, decode_audio, is_video
 from .video import decode_video
+
+SVG_SIDE = 512  # pixels of the rendered drawing's longer side
+MAX_MEMORY = 2 << 30  # bytes
+MAX_SECONDS = 10  # of CPU time
+
+# The library opens files that a drawing refers to, wherever they are: such drawings are refused.
+# Patterns, masks and filter regions may be huge, whatever the drawing's size: the Rust library then
+# fails to allocate memory and aborts its process. The limits make that happen early.
+RENDER = """
+import sys
+side, memory, seconds = map(int, sys.argv[1:])
+try:
+    import resource
+except ImportError:  # Windows has no such limits
+    pass
+else:
+    for kind, limit in (("AS", memory), ("CPU", seconds), ("CORE", 0)):
+        kind = getattr(resource, "RLIMIT_" + kind)
+        hard = resource.getrlimit(kind)[1]
+        if hard == resource.RLIM_INFINITY or limit < hard:
+            resource.setrlimit(kind, (limit, hard))
+import re
+import resvg_py
+from xml.etree import ElementTree
+try:
+    text = sys.stdin.buffer.read().decode()
+    for element in ElementTree.fromstring(text).iter():
+        for name, value in element.attrib.items():
+            link = value.strip()
+            if name.rpartition("}")[2] == "href" and not re.match("#|data:|$", link):
+                if element.tag.rpartition("}")[2] != "a":  # where a click would lead
+                    raise ValueError(f"it refers to the file {link[:80]!r}: embed it instead")
+    image = bytes(resvg_py.svg_to_bytes(svg_string=text, width=side, height=side))
+except BaseException as error:  # a panic in Rust is not an Exception
+    sys.exit(" ".join(str(error).split()))
+sys.stdout.buffer.write(image)
+"""
+
+
+def render(data: bytes, path: str) -> bytes:
+    """Render an SVG as a PNG whose longer side is `SVG_SIDE`."""
+    if find_spec("resvg_py") is None:
+        raise FusionZooError(f"{path}: drawings need an extra: pip install 'fusionzoo[svg]'")
+    limits = [str(x) for x in (SVG_SIDE, MAX_MEMORY, MAX_SECONDS)]
+    command = [sys.executable, "-P", "-c", RENDER, *limits]
+    try:
+        done = subprocess.run(
+            command, input=data, capture_output=True, timeout=30 * MAX_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise _too_costly(path, f"{30 * MAX_SECONDS} s") from None
+    if done.returncode == 0:
+        return done.stdout
+    if done.returncode == -signal.SIGXCPU:
+        raise _too_costly(path, f"{MAX_SECONDS} s of CPU time")
+    if done.returncode < 0:
+        raise _too_costly(path, f"{MAX_MEMORY >> 30} GiB of memory")
+    reason = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+    raise FusionZooError(f"{path} cannot be read as a drawing: {' '.join(reason)}")
+
+
+def _too_costly(path: str, limit: str) -> FusionZooError:
+    return FusionZooError(
+        f"{path} takes more than {limit} to render: simplify it (huge patterns, masks or filter"
+        " regions), or store it as a PNG"
+    )
+
+
+FRAMES = (0xC0, 0xC1, 0xC2)  # markers of baseline, extended and progressive frames
+BEFORE_FRAME = (*range(0xE0, 0xF0), 0xFE, 0xDB, 0xC4, 0xDD)  # APPn, COM, DQT, DHT, DRI
+
+
+def jpeg_size(data: bytes) -> tuple[int, int] | None:
+    """Return width and height of a plain JPEG; None where only a full reader can tell.
+
+    Follows the segments from the start to the frame, as libjpeg does; at anything else than a
+    segment of known kind it gives up.
+
+    >>> jpeg_size(b"\\xff\\xd8\\xff\\xc0\\x00\\x0b\\x08\\x00\\x10\\x00\\x20\\x01")
+    (32, 16)
+    >>> jpeg_size(b"\\xff\\xd8junk")
+    """
+    if not data.startswith(b"\xff\xd8"):
+        return None
+    position = 2
+    while position + 9 <= len(data) and data[position] == 0xFF:
+        marker = data[position + 1]
+        if marker in FRAMES:
+            height = int.from_bytes(data[position + 5 : position + 7])
+            width = int.from_bytes(data[position + 7 : position + 9])
+            return (width, height) if width and height else None
+        length = int.from_bytes(data[position + 2 : position + 4])
+        if marker not in BEFORE_FRAME or length < 2:
+            return None
+        position += 2 + length
+    return None
+
+
+ARRAY_FILES = (".npy", *ZIP, *HDF5)
+
+
+def decode_array(source: Any, ndim: int, name: str = "") -> Tensor:
+    """Return float32 of `ndim` dimensions, from a list, an array or a tensor.
+
+    `name` stands for it in messages.
+    """
+    name = name or (str(source) if isinstance(source, str | Path) else f"a {type(source).__name__}")
+    if isinstance(source, str | Path):
+        raise FusionZooError(
+            f"{name} is no file of arrays: {', '.join(ARRAY_FILES)} such as feats.npy[17]"
+        )
+    if isinstance(source, np.ndarray | Tensor):
+        check_shape(source.shape, name)
+    try:
+        array = np.asarray(source, dtype=np.float32)
+    except (OverflowError, ValueError, TypeError) as error:
+        number = re.search(r"to float: '(.*)'", str(error))  # text in a list
+        hint = decimal_hint(number[1]) if number else ""
+        raise FusionZooError(
+            f"{name} cannot be read as an array: {one_line(error)}{hint}"
+        ) from error
+    if array.ndim != ndim:
+        raise FusionZooError(f"{name} has shape {array.shape}; expected {ndim} dimensions")
+    if not np.isfinite(array).all():
+        raise FusionZooError(f"{name} contains values that are not finite")
+    return torch.as_tensor(array)
+
 
 T = TypeVar("T")
 IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".svg"}

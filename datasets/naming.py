@@ -10,11 +10,11 @@ from typing import Any
 from fusionzoo.errors import FusionZooError, did_you_mean
 
 from .base import DATASETS, apply_shared_settings
-from .formats.files import READERS, table_suffix
-from .formats.objects import is_table
 from .paired import PairedDataset
-from .shards.open import is_sharded
+from .shards.read import is_sharded
 from .shards.storage import is_url
+from .sources.files import READERS, table_suffix
+from .sources.in_memory import is_table
 
 IN_MEMORY = "in_memory"  # what config.yaml records of a PairedDataset, which cannot be opened again
 OPEN_SETTINGS = ("modalities", "missing", "targets")  # of a data set that is open

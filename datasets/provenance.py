@@ -1,13 +1,65 @@
-"""Where the samples of a data set come from."""
+"""Where samples come from: source, row number, and the kinds that a file stores."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from .row_numbers import RowNumbers
+MAX_LISTED = 3  # rows that a message names
+
+
+@dataclass(frozen=True, eq=False)
+class RowNumbers:
+    """The numbers by which messages name a table's rows.
+
+    In a CSV file the header is row 1, and a row whose cells have several lines has the number of
+    its first line. As these are needed in messages alone, the file is then read again.
+
+    >>> RowNumbers(first=2).number(0)
+    2
+    """
+
+    first: int = 1  # number of the table's first row
+    read: Callable[[], Sequence[int]] | None = None  # numbers of all rows; None: they just count up
+    positions: NDArray[np.int64] | None = None  # rows of the file that are in the table; None: all
+
+    def number(self, row: int) -> int:
+        """Return the number of a row of the table."""
+        return self.numbers([row])[0]
+
+    def numbers(self, rows: Sequence[int]) -> list[int]:
+        """Return the numbers of several rows of the table."""
+        positions = [row if self.positions is None else int(self.positions[row]) for row in rows]
+        numbers = self.read() if self.read is not None and rows else ()
+        return [
+            numbers[position] if position < len(numbers) else self.first + position
+            for position in positions
+        ]
+
+    def list_rows(self, rows: Sequence[int]) -> str:
+        """Return the first few of several rows for a message.
+
+        >>> RowNumbers(first=2).list_rows([0, 3])
+        ' (rows 2, 5)'
+        """
+        numbers = ", ".join(map(str, self.numbers(rows[:MAX_LISTED])))
+        return f" (rows {numbers}{', ...' if len(rows) > MAX_LISTED else ''})"
+
+    def keep(self, mask: NDArray[np.bool_]) -> RowNumbers:
+        """Return the numbers of the rows where `mask` is true."""
+        if mask.all():
+            return self
+        positions: Any = np.flatnonzero(mask)
+        return replace(
+            self, positions=positions if self.positions is None else self.positions[positions]
+        )
 
 
 @dataclass(frozen=True)
@@ -44,3 +96,28 @@ class Provenance:
     def keep_rows(self, mask: NDArray[np.bool_]) -> Provenance:
         """Return the provenance of the rows of a table where `mask` is true."""
         return replace(self, row_numbers=self.row_numbers and self.row_numbers.keep(mask))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """What `open_table` turns into a data set."""
+
+    table: pa.Table
+    source: str  # the table's name in messages
+    root: Path | None = None  # the folder of its paths; None: the working directory
+    # Column -> values; the table holds their row numbers, null where there is no value.
+    memory: dict[str, Any] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)  # of columns whose values tell their kind
+    provenance: Provenance = field(default_factory=Provenance)  # how the table was read
+    has_nulls: bool = True  # whether the source marks missing values, rather than by words
+    order: tuple[str, ...] = ()  # of the modalities, if the source stores one
+    split_rule: str = ""  # where column `split` comes from, if the source has no such column
+
+
+FUSIONZOO = b"fusionzoo"  # key of a schema's metadata
+
+
+def with_kinds(schema: pa.Schema, kinds: Mapping[str, str]) -> pa.Schema:
+    """Return a schema whose metadata says of which kind the modalities are."""
+    kinds_stored = json.dumps({"kinds": dict(kinds)}).encode()
+    return schema.with_metadata({**(schema.metadata or {}), FUSIONZOO: kinds_stored})

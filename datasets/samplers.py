@@ -1,23 +1,42 @@
-"""Samplers whose order depends only on seed, epoch and position.
-
-So a run resumes exactly where it stopped, whatever the number of workers, and N processes with
-batches of B see the same rows as one process with batches of N x B.
-"""
+"""Samplers whose order depends only on seed, epoch and position."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from fusionzoo.errors import FusionZooError
-from fusionzoo.rng import seed_of
+from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.structures import seed_of
 
-from .sample_weights import weights_of
+from .paired import PairedDataset
 from .shards.order import Blocking, sort_by_window, window_sizes
+from .sound import is_video
+
+
+def weights_of(dataset: Any, weights: str | Sequence[float] | Tensor, indices: Tensor) -> Tensor:
+    """Return the weights of the samples at `indices`."""
+    if isinstance(weights, str):
+        if weights != "class":
+            raise FusionZooError(f"weights={weights!r}; the only named scheme is 'class'")
+        targets = dataset.targets[indices]
+        if targets.ndim > 1:
+            raise FusionZooError("class_weighted needs a target of one class, in column `target`")
+        return (1.0 / torch.bincount(targets).double())[targets]
+    values = torch.as_tensor(weights, dtype=torch.float64)
+    if values.shape != (len(dataset),) or not bool((values.isfinite() & (values >= 0)).all()):
+        raise FusionZooError(
+            f"{values.numel()} weights for {len(dataset)} samples; one each, finite, none negative"
+        )
+    if not values[indices].any():
+        raise FusionZooError("all weights are 0: there is nothing to sample from")
+    return values[indices]
+
 
 Key = tuple[int, int]  # index of a sample, and the seed of its augmentation in this epoch
 WINDOW = 50  # batches whose samples are sorted by length together
@@ -244,3 +263,69 @@ class PairedBatchSampler(Sampler[list[Key]]):
 
     def __len__(self) -> int:
         return self.epoch_length() if self.num_iters is None else self.num_iters - self.start
+
+
+def group_values(dataset: PairedDataset, by: str) -> Tensor:
+    """Return what similar samples share, float64 (N,): for `PairedBatchSampler(lengths=...)`.
+
+    `length`: the sizes of texts, clips and sequences, so that batches need little padding;
+    `aspect_ratio`: width / height of the first modality of pictures, 1 where one is missing; else
+    the name of a column of the data, numbers as they are and text in alphabetical order.
+    """
+    if by == "length":
+        return dataset.lengths()
+    if by == "aspect_ratio":
+        return _aspect_ratios(dataset)
+    return _column_values(dataset, by)
+
+
+def _aspect_ratios(dataset: PairedDataset) -> Tensor:
+    images = [name for name, kind in dataset.modalities.items() if kind == "image"]
+    if not images:
+        raise FusionZooError(
+            f"--train.group_by aspect_ratio: {dataset.source} has no modality of pictures"
+        )
+    ratios = [_aspect_ratio(value) for value in dataset.references(images[0])]
+    return torch.tensor(ratios, dtype=torch.float64)
+
+
+def _aspect_ratio(value: Any) -> float:
+    """Return width / height; of a file from its header, without decoding it.
+
+    Of several pictures that of the first; a video counts as square.
+    """
+    if isinstance(value, list):
+        return _aspect_ratio(value[0]) if value else 1.0
+    if is_video(value):
+        return 1.0
+    if value is None:
+        return 1.0
+    if isinstance(value, Path | bytes):
+        from PIL import Image, UnidentifiedImageError
+
+        try:
+            with Image.open(io.BytesIO(value) if isinstance(value, bytes) else value) as image:
+                width, height = image.size
+        except (OSError, UnidentifiedImageError):
+            return 1.0  # a drawing, or a file whose decoding reports the error
+        return width / height
+    if hasattr(value, "width"):  # a PIL picture
+        return float(value.width / value.height)
+    shape = value.shape[:2] if value.shape[-1] in (1, 3, 4) else value.shape[-2:]
+    return float(shape[1] / shape[0])
+
+
+def _column_values(dataset: PairedDataset, name: str) -> Tensor:
+    columns = [c for c in dataset.table.column_names if c not in dataset.modalities]
+    if name not in columns:
+        known = ["length", "aspect_ratio", *columns]
+        raise FusionZooError(
+            f"--train.group_by {name}: {dataset.source} has no such column."
+            f"{did_you_mean(name, known)} There are: {', '.join(known)}"
+        )
+    cells = dataset.column(name)
+    try:
+        return torch.tensor([float(c) if c is not None else 0.0 for c in cells]).double()
+    except ValueError:
+        order = {value: rank for rank, value in enumerate(sorted({str(c or "") for c in cells}))}
+        return torch.tensor([order[str(c or "")] for c in cells], dtype=torch.float64)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+import os
+import struct
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -15,11 +20,229 @@ from torch import Tensor
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.structures import Audio
 
-from .budgets import check_budget, file_size
-from .conversion import how_to_convert, is_sound
-from .sound_handles import is_kept, is_seekable, keep_handle, open_handle, take_handle
-from .stretch import Stretch
-from .truncated import missing_bytes
+from .arrays import ArrayItem
+from .budgets import BRANDS, check_budget, file_size, how_to_convert, is_sound
+
+MOST_KEPT = 64  # files that a thread keeps open: loaders decode a batch, then prepare it
+
+
+class _Kept(threading.local):
+    """The files that a thread keeps open, by the identity of their source, oldest first."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self.files: dict[int, tuple[Any, Any]] = {}
+
+    def here(self) -> dict[int, tuple[Any, Any]]:
+        """Return the files; those opened before a fork belong to the other process."""
+        if self.process != os.getpid():
+            self.process, self.files = os.getpid(), {}
+        return self.files
+
+
+_kept = _Kept()
+
+
+@cache
+def _reader() -> Any:
+    """Return the class of open files."""
+    import soundfile
+
+    class Reader(soundfile.SoundFile):  # type: ignore[misc]  # it has no type hints
+        """A file in which soundfile does not seek after each read, which decodes a block again."""
+
+        def seekable(self) -> bool:
+            return not is_seekable(self) and super().seekable()  # asked by `read`, not by `seek`
+
+    return Reader
+
+
+def open_handle(source: Path | bytes) -> Any:
+    """Open a file, as a `soundfile.SoundFile`."""
+    return _reader()(io.BytesIO(source) if isinstance(source, bytes) else source)
+
+
+def is_seekable(file: Any) -> bool:
+    """Return whether a part read after `seek` is exact, whatever was read before.
+
+    Lossy formats carry state from one block to the next.
+    """
+    return file.format in ("FLAC", "WAV", "WAVEX") and file.subtype.startswith(("PCM_", "FLOAT"))
+
+
+def is_kept(source: Path | bytes, file: Any) -> bool:
+    """Return whether the file of a source stays open after use."""
+    return _kept.here().get(id(source), (None, None))[1] is file
+
+
+def keep_handle(source: Path | bytes, file: Any) -> None:
+    """Keep a seekable file open until `take_handle`, or until too many are kept after it."""
+    files = _kept.here()
+    if not is_seekable(file):
+        return
+    while len(files) >= MOST_KEPT:
+        files.pop(next(iter(files)))[1].close()
+    files[id(source)] = (source, file)
+
+
+def take_handle(source: Path | bytes) -> Any:
+    """Return the open file of a source, the very object, and forget it; None: not kept."""
+    return _kept.here().pop(id(source), (None, None))[1]
+
+
+UNKNOWN = (0, 0xFFFFFFFF)  # sizes that programs write into a pipe, not knowing the length
+PAGE = 65_307  # bytes of the longest OGG page
+
+
+def missing_bytes(source: Path | bytes) -> int:
+    """Return how many bytes a WAV or OGG file announces beyond its end; 0 for whole ones."""
+    with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
+        head = file.read(12)
+        size = file.seek(0, io.SEEK_END)
+        if head[:4] in (b"RIFF", b"RIFX") and head[8:12] == b"WAVE":
+            return _missing_in_wav(file, size, "<" if head[:4] == b"RIFF" else ">")
+        if head[:4] == b"OggS":
+            return _missing_in_ogg(file, size)
+    return 0
+
+
+def _missing_in_wav(file: BinaryIO, size: int, order: str) -> int:
+    """Walk over the chunks until that of the samples."""
+    position = 12
+    while position + 8 <= size:
+        file.seek(position)
+        name, length = struct.unpack(f"{order}4sI", file.read(8))
+        if name == b"data":
+            end = position + 8 + length
+            return 0 if length in UNKNOWN else max(0, end - size)
+        position += 8 + length + length % 2
+    return 0  # no samples: libsndfile raises an error
+
+
+def _missing_in_ogg(file: BinaryIO, size: int) -> int:
+    """Compare the length of the last page with the end of the file.
+
+    The flag of the last page is no test: some programs never set it.
+    """
+    start = max(0, size - 2 * PAGE)
+    file.seek(start)
+    tail = file.read()
+    page = tail.rfind(b"OggS\0")
+    if page < 0:
+        return 0
+    header = tail[page : page + 27]
+    if len(header) < 27:
+        return 27 - len(header)
+    table = tail[page + 27 : page + 27 + header[26]]
+    missing = header[26] - len(table)
+    return missing or max(0, 27 + len(table) + sum(table) - (len(tail) - page))
+
+
+FRAMES = 8  # pictures taken of a video
+SLACK = 0.5  # s by which a segment may exceed its file, as lengths are often rounded
+VIDEOS = {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ogv"}
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A recording from `start` to `end`, in seconds; `frames` is how many pictures are taken."""
+
+    source: Any  # a path, bytes or, of sound, what `decode_audio` reads
+    start: float = 0.0
+    end: float | None = None  # None: the recording's end
+    frames: int = FRAMES
+
+    def __str__(self) -> str:
+        name = "<bytes>" if isinstance(self.source, bytes) else str(self.source)
+        if not self.start and self.end is None:
+            return name
+        return f"{name} from {self.start:g} s to {'its end' if self.end is None else self.end}"
+
+    def bounds(self, seconds: float, name: str) -> tuple[float, float]:
+        """Return start and end of the part, in a recording of that length."""
+        if self.start >= seconds > 0 or (self.end or 0) > seconds + SLACK:
+            edge, time = ("starts", self.start) if self.start >= seconds else ("ends", self.end)
+            raise FusionZooError(
+                f"the segment {edge} at {time:g} s, but {name} is {seconds:.6g} s long (segments"
+                " are in seconds)"
+            )
+        return self.start, seconds if self.end is None else min(self.end, seconds)
+
+    def samples(self, total: int, rate: int, name: str) -> tuple[int, int]:
+        """Return the first sample of the part and the number of its samples."""
+        start, end = self.bounds(total / rate, name)
+        first = min(round(start * rate), max(0, total - 1))
+        stop = total if self.end is None else min(total, round(end * rate))
+        return first, max(min(1, total), stop - first)
+
+
+def container_of(head: bytes) -> str:
+    """Return FFmpeg's name for the container of a video, from a file's first bytes, or nothing.
+
+    FFmpeg is given this name rather than left to guess, as some formats (playlists) open other
+    files.
+
+    >>> container_of(b"\\0\\0\\0\\x18ftypisom"), container_of(b"#EXTM3U")
+    ('mov', '')
+    """
+    if head[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"):
+        return "" if head[4:12] in BRANDS else "mov"
+    if head[:4] == b"RIFF":
+        return "avi" if head[8:12] == b"AVI " else ""
+    names = {b"\x1a\x45\xdf\xa3": "matroska", b"\x00\x00\x01\xba": "mpeg", b"OggS": "ogg"}
+    return names.get(head[:4], "")
+
+
+def is_video(value: Any) -> bool:
+    """Whether a value is a video: a path by its ending, bytes by their beginning."""
+    value = value.source if isinstance(value, Stretch) else value
+    if isinstance(value, bytes):
+        return not value.startswith(b"OggS") and container_of(value[:16]) != ""
+    return isinstance(value, str | Path) and os.path.splitext(value)[1].lower() in VIDEOS
+
+
+def cut(kind: str, value: Any, start: float | None, end: float | None, frames: int | None) -> Any:
+    """Return the part of an undecoded value, or of each in a list, that a sample uses."""
+    if isinstance(value, list):
+        return [cut(kind, item, start, end, frames) for item in value]
+    if value is None or isinstance(value, Stretch):
+        return value
+    if kind == "image":
+        is_plain = (start, end, frames) == (None, None, None)
+        return (
+            Stretch(value, start or 0.0, end, frames or FRAMES)
+            if not is_plain and is_video(value)
+            else value
+        )
+    return value if start is None and end is None else Stretch(value, start or 0.0, end)
+
+
+def spread(values: Sequence[Any], count: int | None) -> list[Any]:
+    """Return `count` of the values, uniformly spaced; all of them if there are no more.
+
+    >>> spread(range(10), 3)
+    [1, 5, 8]
+    """
+    if count is None or len(values) <= count:
+        return list(values)
+    return [values[(2 * number + 1) * len(values) // (2 * count)] for number in range(count)]
+
+
+def cost(value: Any) -> float:
+    """Return a rough size of an undecoded value: bytes of a file, or of its part, or samples."""
+    if value is None:
+        return 0.0
+    if isinstance(value, list):
+        return sum(cost(item) for item in value)
+    if isinstance(value, Stretch):
+        # 16 bits at 16 kHz
+        return cost(value.source) if value.end is None else 32_000 * (value.end - value.start)
+    if isinstance(value, ArrayItem):
+        return value.cost
+    if isinstance(value, Path):
+        return float(value.stat().st_size) if value.is_file() else 0.0
+    return float(len(value[0] if isinstance(value, tuple) else value))
+
 
 # Samples up to which all of a clip is read at once: 10 s at 48 kHz, as opening twice costs more. A
 # file that stays open, see `sound_handles`, is sought in from 2.5 s at 16 kHz.

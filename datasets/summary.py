@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 from .paired import PairedDataset
 from .provenance import Amputation
 from .splits import SPLITS
+from .table import case_hint, objective_hint, separator_hint
 from .tabular import describe_columns
-from .target_hints import case_hint, objective_hint, separator_hint
 
 MAX_CLASSES = 12  # shown with their counts
 MAX_COLUMNS = 20  # unused ones that are named

@@ -3,26 +3,254 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.structures import KINDS
-from fusionzoo.targets import Target
+from fusionzoo.targets import Target, kind_of, sorted_words
 
 from .arrays import check_rows, refer
-from .arrow import count_values, positions_in, repeated_value, rows_equal_to
-from .labels import find_classes, read_labels
-from .paths import check_paths, holds_paths
+from .arrow import count_values, first_true, positions_in, repeated_value, rows_equal_to
+from .paths import NUMBER, check_paths, holds_paths, is_collecting, labels_of_join, repair_rows
 from .provenance import Provenance
-from .refusals import is_collecting, labels_of_join, repair_rows
-from .single_cells import SingleCells
-from .stretch import cut
+from .sound import cut
+
+FRACTION = r"[.,]"
+MANY = 20  # distinct integers, from which on they may be quantities
+FEW_EACH = 10  # samples per integer on average, below which they may be quantities
+SEPARATORS = (";", ",", "|", "/")
+
+
+def objective_hint(labels: Any) -> str:
+    """Return which objective would fit a column of targets better than classes, or nothing.
+
+    `labels` is an Arrow array of text, where null is no label.
+
+    >>> objective_hint(pa.array(["sun, sea", "sun", "sea"]))[:36]
+    "targets such as 'sun, sea' look like"
+    """
+    counts = pc.value_counts(labels.drop_null())
+    distinct, num_labels = counts.field("values"), len(labels) - labels.null_count
+    if not num_labels:
+        return ""
+    per_class = num_labels / len(distinct)
+    if pc.all(pc.match_substring_regex(distinct, f"^{NUMBER}$")).as_py():
+        return _number_hint(distinct, per_class)
+    for separator in SEPARATORS:
+        several = distinct.filter(pc.match_substring(distinct, separator))
+        if len(several) and _words_recur(distinct, separator):
+            option = "" if separator == ";" else f" --data.label_separator {_shell(separator)}"
+            return (
+                f"targets such as {several[0].as_py()!r} look like several labels:"
+                f" --objective.name multilabel{option}"
+            )
+    if len(distinct) == num_labels > 2:
+        return (
+            f"each of the {num_labels:,} targets occurs once, so there are no classes to learn:"
+            " --data.columns.target names another column, --objective.name regression learns"
+            " numbers, multilabel several labels in a cell"
+        )
+    return ""
+
+
+def case_hint(classes: Sequence[str]) -> str:
+    """Return a hint at classes that differ by case or spaces alone, or nothing.
+
+    >>> case_hint(["Cat", "cat", "dog"])
+    "the classes 'Cat', 'cat' differ by case alone: write them in the same way, if they are one"
+    """
+    spellings: dict[str, list[str]] = {}
+    for name in classes:
+        spellings.setdefault(" ".join(name.split()).casefold(), []).append(name)
+    groups = [", ".join(map(repr, names)) for names in spellings.values() if len(names) > 1]
+    if not groups:
+        return ""
+    more = f" (and {len(groups) - 3} more)" if len(groups) > 3 else ""
+    return (
+        f"the classes {'; '.join(groups[:3])}{more} differ by case alone: write them in the same"
+        " way, if they are one"
+    )
+
+
+def separator_hint(name: str, classes: Sequence[str]) -> str:
+    """Return a hint at labels of a multilabel target that look like several, or nothing."""
+    labels = pa.array(classes, pa.string())
+    for separator in SEPARATORS[1:]:
+        several = [label for label in classes if separator in label]
+        if several and _words_recur(labels, separator):
+            return (
+                f"labels of {name} such as {several[0]!r} look like several:"
+                f" --data.label_separator {_shell(separator)}"
+            )
+    return ""
+
+
+def _number_hint(distinct: Any, per_class: float) -> str:
+    fractions = pc.any(pc.match_substring_regex(distinct, FRACTION)).as_py()
+    if len(distinct) <= 2 or not (fractions or (len(distinct) > MANY and per_class < FEW_EACH)):
+        return ""
+    comma = pc.any(pc.match_substring(distinct, ",")).as_py()
+    decimal = " --data.decimal ," if comma else ""
+    return (
+        f"the {len(distinct):,} different targets are numbers: --objective.name regression"
+        f"{decimal} learns them as such"
+    )
+
+
+def _words_recur(cells: Any, separator: str) -> bool:
+    """Return whether cells divide into words of which one is a cell, too, or that are few."""
+    parts = pc.list_flatten(pc.split_pattern(cells, separator))
+    words = pc.utf8_trim_whitespace(parts)
+    distinct = words.unique()
+    several = cells.filter(pc.match_substring(cells, separator))
+    in_several = pc.utf8_trim_whitespace(pc.list_flatten(pc.split_pattern(several, separator)))
+    alone = pc.any(pc.is_in(in_several, value_set=cells)).as_py()
+    return bool(alone) or len(distinct) < len(cells) or len(distinct) < len(words) / 2
+
+
+def _shell(separator: str) -> str:
+    return f"'{separator}'" if separator in ";|" else separator
+
+
+NO_LABELS = ("id", "split", "group")
+
+
+def read_labels(
+    table: pa.Table,
+    kinds: Mapping[str, str],
+    source: str,
+    modalities: Sequence[str] = (),
+    *,
+    where: Callable[[int], str],
+) -> tuple[tuple[Target, ...], Tensor]:
+    """Read the label columns in `kinds`: return their targets and the labels, float32 (N, W).
+
+    An empty cell is a missing label, NaN. Labels in val and test must occur in train, and each
+    split needs at least one label in each column. `where` names a row for messages.
+    """
+    targets, values = [], [torch.zeros(len(table), 0)]
+    for name, kind in kinds.items():
+        others = [x for x in table.column_names if x not in (*NO_LABELS, *modalities)]
+        if name not in others:
+            raise FusionZooError(
+                f"{source} has no column {name!r} of labels.{did_you_mean(name, others)}"
+                f" It has: {', '.join(others)}"
+            )
+        target, column = _read_column(table, name, kind, source, where)
+        targets.append(target)
+        values.append(column)
+    return tuple(targets), torch.cat(values, dim=1)
+
+
+def _read_column(
+    table: pa.Table, name: str, kind: str, source: str, where: Callable[[int], str]
+) -> tuple[Target, Tensor]:
+    cells = [cell or None for cell in table[name].to_pylist()]
+    splits, ids = table["split"].to_pylist(), table["id"].to_pylist()
+    train = [cell for cell, split in zip(cells, splits, strict=True) if split == "train"]
+    labelled = {split for split, cell in zip(splits, cells, strict=True) if cell is not None}
+    for split in dict.fromkeys(splits):
+        if split not in labelled:
+            raise FusionZooError(f"{source}: no sample of split {split!r} has a label {name!r}")
+
+    def apply(read: Callable[[str], Any], default: Any) -> list[Any]:
+        values = []
+        for row, cell in enumerate(cells):
+            try:
+                values.append(default if cell is None else read(cell))
+            except FusionZooError as error:
+                place = f"{where(row)}, sample {ids[row]!r}, column {name!r}"
+                raise FusionZooError(f"{place}: {error}") from None
+        return values
+
+    apply(kind_of(kind).check, None)
+    try:
+        target = kind_of(kind).learn(name, [cell for cell in train or cells if cell is not None])
+    except FusionZooError as error:
+        raise FusionZooError(f"{source}, column {name!r}: {error}") from None
+    values = apply(target.encode, [float("nan")] * target.columns)
+    return target, torch.tensor(values, dtype=torch.float32)
+
+
+MOVE = "put some there with a column of splits, or leave the label out"
+
+
+def find_classes(table: pa.Table, where: Callable[[int], str]) -> list[str]:
+    """Return the sorted labels of the training split, numbers by value; none without targets.
+
+    `where` names a row for messages.
+    """
+    labels = table["target"]
+    if labels.null_count == len(labels):
+        return []
+    train = pc.unique(labels.filter(pc.equal(table["split"], "train"))).drop_null()
+    known = train if len(train) else pc.unique(labels).drop_null()
+    row = first_true(pc.invert(pc.is_in(labels, value_set=known)))
+    if row is not None:
+        label, split = labels[row].as_py(), table["split"][row].as_py()
+        problem = "no target: fill it in, or remove the row"
+        if label is not None:
+            problem = f"the label {label!r}, which no sample of split 'train' has"
+        sample = table["id"][row].as_py()
+        hint = "" if label is None else objective_hint(labels) or MOVE
+        raise FusionZooError(
+            f"{where(row)}, sample {sample!r} (split {split!r}) has {problem}"
+            f"{'; ' if hint else ''}{hint}"
+        )
+    return sorted_words({str(label) for label in known.to_pylist()})
+
+
+class SingleCells:
+    """The cells of a table, by column and row."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+        self._columns: dict[str, Any] = {}  # Arrow arrays
+        self._edges: dict[str, Any] = {}  # of columns with an edge of a segment; None: no column
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SingleCells, (self.table,)  # a copy looks its columns up itself
+
+    def of(self, table: pa.Table) -> SingleCells:
+        """Return the cells of a table: these, if it is the same."""
+        return self if table is self.table else SingleCells(table)
+
+    def __call__(self, column: str, row: int) -> Any:
+        """Return a cell as a Python value; None where it is null."""
+        cells = self._columns.get(column)
+        if cells is None:
+            cells = self._columns[column] = _array_of(self.table[column])
+        return cells[row].as_py()
+
+    def segment(self, name: str, row: int) -> tuple[float | None, float | None]:
+        """Return start and end of a modality's value in seconds, by its columns; None: not limited.
+
+        `formats.segments` makes the columns.
+        """
+        return self._edge(f"{name}_start", row), self._edge(f"{name}_end", row)
+
+    def _edge(self, column: str, row: int) -> float | None:
+        if column not in self._edges:
+            position = self.table.schema.get_field_index(column)
+            is_edge = position >= 0 and pa.types.is_float64(self.table.schema.field(position).type)
+            self._edges[column] = _array_of(self.table.column(position)) if is_edge else None
+        cells = self._edges[column]
+        seconds = None if cells is None else cells[row].as_py()
+        return None if seconds is None or math.isnan(seconds) else seconds
+
+
+def _array_of(column: pa.ChunkedArray) -> Any:
+    """Return the only chunk of a column, which is read three times as fast, or the column."""
+    return column.chunk(0) if column.num_chunks == 1 else column
+
 
 NOT_FILES = ("text", "tabular")  # kinds whose cells are no paths
 ROLES = ("id", "split", "target", "group")  # of columns that are no modality

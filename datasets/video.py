@@ -17,8 +17,7 @@ from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.structures import Audio
 
 from .budgets import check_budget, check_picture, file_size
-from .sound import MAX_READ_AT_ONCE, checked_samples
-from .stretch import Stretch, container_of
+from .sound import MAX_READ_AT_ONCE, Stretch, checked_samples, container_of
 
 JUMP = 5.0  # s; what lies nearer is decoded through, what lies farther is sought
 PREROLL = 0.2  # s of sound decoded before the part in use, as lossy codecs overlap

@@ -21,11 +21,9 @@ from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.registry import import_siblings
 
 from ._names import suggest_hub, suggest_prefix
-from ._towers import shared_checkpoints
-from .base import ENCODERS, Encoder, EncoderEntry, Item, Processor, varies
-from .init import initialise
-from .lora import add_lora
-from .weights import WeightsReport, load_weights
+from .base import ENCODERS, Encoder, EncoderEntry, Item, Processor, initialise, varies
+from .hf import shared_checkpoints
+from .weights import WeightsReport, add_lora, load_weights
 from .wrapped import WRAPPED, adopt, wrap_encoder
 
 __all__ = [

@@ -1,33 +1,283 @@
-"""Augmentation of a run, `--data.augment.image.strength 0.5`: random changes of training samples.
-
-What changes is drawn from the sample's seed and the modality's name, so it is the same for any
-number of loader processes and ranks, and after `--resume`. Evaluation, embedding and the cache of
-frozen features never see it.
-"""
+"""Augmentation, `--data.augment.image.strength 0.5`: random changes of training samples."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from fusionzoo.checks import check_number
-from fusionzoo.errors import FusionZooError, did_you_mean
-from fusionzoo.rng import seed_of
+from fusionzoo.errors import FusionZooError, check_number, did_you_mean
+from fusionzoo.structures import Clip, seed_of
 
-from . import _augment_audio, _augment_image, _augment_text
-from ._augment_audio import change_clip, draw_masks, no_masks
-from ._augment_image import ON_REQUEST, change_pixels, crop
-from ._augment_text import change_text
 from .base import Encoder, Item, Processor
 
+IMAGE_OPERATIONS = ("crop", "flip", "rotate", "colour", "erase")
+ON_REQUEST = ("flip",)  # mirror images do not mean the same everywhere: digits, letters, signs
+
+AREA = 0.6  # the largest share of the area that a crop cuts off
+ASPECT = 0.3  # the largest change of the aspect ratio, as a logarithm
+DEGREES = 20.0  # the largest rotation
+COLOUR = 0.4  # the largest change of brightness, contrast and saturation
+HUE = 0.05  # the largest change of the hue, in turns
+ERASED = 0.5  # the probability of erasing a part
+ERASED_AREA = (0.02, 0.2)  # its share of the area
+
+
+def uniform(low: float, high: float, generator: torch.Generator) -> float:
+    """Draw a number between `low` and `high`."""
+    return low + (high - low) * torch.rand((), generator=generator).item()
+
+
+def crop(image: Tensor, strength: float, generator: torch.Generator) -> Tensor:
+    """Cut out a random rectangle of 1 - 0.6 x strength to 1 of the area."""
+    height, width = image.shape[-2:]
+    area = uniform(1 - AREA * strength, 1, generator)
+    stretch = math.exp(uniform(-ASPECT, ASPECT, generator) * strength)
+    h = min(height, max(1, round(height * math.sqrt(area / stretch))))
+    w = min(width, max(1, round(width * math.sqrt(area * stretch))))
+    top = round(uniform(0, height - h, generator))
+    left = round(uniform(0, width - w, generator))
+    return image[..., top : top + h, left : left + w]
+
+
+def change_pixels(
+    image: Tensor, strength: float, operations: Collection[str], generator: torch.Generator
+) -> Tensor:
+    """Mirror, rotate, change colours and erase, as far as `operations` names them."""
+    if "flip" in operations and uniform(0, 1, generator) < 0.5:
+        image = image.flip(-1)
+    if "rotate" in operations:
+        image = rotate(image, strength, generator)
+    if "colour" in operations:
+        image = change_colours(image, strength, generator)
+    if "erase" in operations:
+        image = erase(image, strength, generator)
+    return image
+
+
+def rotate(image: Tensor, strength: float, generator: torch.Generator) -> Tensor:
+    """Rotate by up to 20 degrees x strength; corners get the mean colour of the border."""
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms.v2 import functional
+
+    angle = uniform(-DEGREES, DEGREES, generator) * strength
+    border = torch.cat(
+        [image[..., 0, :], image[..., -1, :], image[..., :, 0], image[..., :, -1]], -1
+    )
+    fill = border.float().mean(-1)[..., None, None]
+    # Relative to the filling colour: torchvision's own `fill` leaves a dark seam.
+    turned = functional.rotate(
+        image.float() - fill, angle, interpolation=InterpolationMode.BILINEAR
+    )
+    return (turned + fill).round().clamp(0, 255).to(torch.uint8)
+
+
+def change_colours(image: Tensor, strength: float, generator: torch.Generator) -> Tensor:
+    """Change brightness, contrast, saturation (by up to 40 % x strength) and hue."""
+    from torchvision.transforms.v2 import functional
+
+    spread = COLOUR * strength
+    brightness, contrast, saturation = (
+        uniform(1 - spread, 1 + spread, generator) for _ in range(3)
+    )
+    image = functional.adjust_brightness(image, brightness)
+    image = functional.adjust_contrast(image, contrast)
+    image = functional.adjust_saturation(image, saturation)
+    return functional.adjust_hue(image, uniform(-HUE, HUE, generator) * strength)
+
+
+def erase(image: Tensor, strength: float, generator: torch.Generator) -> Tensor:
+    """Cover 2 to 20 % of the picture by its mean colour, with probability 0.5 x strength."""
+    height, width = image.shape[-2:]
+    covers = uniform(0, 1, generator) < ERASED * strength
+    area = uniform(*ERASED_AREA, generator)
+    stretch = math.exp(uniform(-math.log(2), math.log(2), generator))
+    h = min(height, max(1, round(height * math.sqrt(area * stretch))))
+    w = min(width, max(1, round(width * math.sqrt(area / stretch))))
+    top = round(uniform(0, height - h, generator))
+    left = round(uniform(0, width - w, generator))
+    if not covers:
+        return image
+    erased = image.clone()
+    mean = image.float().mean((-2, -1), keepdim=True).round().to(image.dtype)
+    erased[..., top : top + h, left : left + w] = mean
+    return erased
+
+
+AUDIO_OPERATIONS = ("gain", "noise", "shift", "mask")
+
+GAIN = 10.0  # dB, the largest change of the level
+CLEAN, NOISIEST = 50.0, 10.0  # dB, signal-to-noise ratios between which the noise is drawn
+SHIFT = 0.1  # the largest shift, as a share of the clip
+MASKS_PER_AXIS = 2  # over mel bands, and as many over time
+BANDS, SPAN = 0.3, 0.2  # the widest mask, as a share of the bands and of the clip
+
+
+@dataclass(frozen=True)
+class ChangedClip:
+    """A clip whose samples are changed as they are read; nothing else of a file is read."""
+
+    clip: Clip
+    gain: float  # factor
+    noise: float  # level of white noise, relative to that of the samples read
+    shift: int  # samples; what moves in is silence
+    seed: int  # of the noise
+
+    @property
+    def rate(self) -> int:
+        """Samples per second."""
+        return self.clip.rate
+
+    @property
+    def frames(self) -> int:
+        """The number of samples."""
+        return self.clip.frames
+
+    @property
+    def samples(self) -> Tensor:
+        """All of it."""
+        return self.read(0, self.frames)
+
+    def read(self, start: int, count: int) -> Tensor:
+        """Return samples `start` to `start + count`; fewer at the end."""
+        stop = min(start + count, self.frames)
+        first, last = (min(max(x - self.shift, 0), self.frames) for x in (start, stop))
+        wave = self.clip.read(first, last - first)
+        before = min(max(0, self.shift - start), max(0, stop - start))
+        wave = F.pad(wave, (before, max(0, stop - start - before - len(wave))))
+        if self.noise and len(wave):
+            generator = torch.Generator().manual_seed(seed_of(self.seed, start))
+            level = self.noise * wave.square().mean().sqrt()
+            wave = wave + level * torch.randn(len(wave), generator=generator)
+        return (wave * self.gain).clamp(-1, 1)
+
+
+def change_clip(
+    clip: Clip, strength: float, operations: Collection[str], generator: torch.Generator
+) -> Clip:
+    """Change level, noise and place of a clip, as far as `operations` names them."""
+    decibels = uniform(-GAIN, GAIN, generator) * strength
+    ratio = uniform(CLEAN - (CLEAN - NOISIEST) * strength, CLEAN, generator)
+    share = uniform(-SHIFT, SHIFT, generator) * strength
+    seed = int(torch.randint(1 << 62, (), generator=generator))
+    return ChangedClip(
+        clip,
+        10 ** (decibels / 20) if "gain" in operations else 1.0,
+        10 ** (-ratio / 20) if "noise" in operations else 0.0,
+        round(share * clip.frames) if "shift" in operations else 0,
+        seed,
+    )
+
+
+def draw_masks(strength: float, generator: torch.Generator) -> Tensor:
+    """Draw SpecAugment's masks, (2 x MASKS, 2): start and width as shares of bands, then of time.
+
+    Park et al. 2019, arXiv:1904.08779. Drawn with the sample, applied on the model's device.
+    """
+    draws = torch.rand(2 * MASKS_PER_AXIS, 2, generator=generator)
+    widest = torch.tensor([BANDS] * MASKS_PER_AXIS + [SPAN] * MASKS_PER_AXIS) * strength
+    width = draws[:, 1] * widest
+    return torch.stack([draws[:, 0] * (1 - width), width], dim=1)
+
+
+def no_masks() -> Tensor:
+    """Return masks of no width."""
+    return torch.zeros(2 * MASKS_PER_AXIS, 2)
+
+
+def mask_spectrogram(bands: Tensor, masks: Tensor, length: Tensor) -> Tensor:
+    """Replace masked bands and times by the clip's mean: (B, F, T), (B, 2 x MASKS, 2) -> (B, F, T).
+
+    `length` (B,) is the clip's share of the T frames: the rest is padding.
+    """
+    edges = torch.stack([masks[..., 0], masks.sum(-1)], dim=-1)  # (B, masks, 2): start, end
+    of_bands, of_time = edges[:, :MASKS_PER_AXIS], edges[:, MASKS_PER_AXIS:] * length[:, None, None]
+    hidden_bands = _covered(of_bands, bands.shape[1])[:, :, None]  # (B, F, 1)
+    hidden_times = _covered(of_time, bands.shape[2])[:, None]  # (B, 1, T)
+    frames = torch.arange(bands.shape[2], device=bands.device)
+    real = (frames < (length * bands.shape[2]).clamp(min=1)[:, None])[:, None]  # (B, 1, T)
+    total = bands.masked_fill(~real, 0).sum((1, 2), keepdim=True)
+    mean = total / (real.sum((1, 2), keepdim=True) * bands.shape[1])
+    return torch.where(hidden_bands | hidden_times, mean, bands)
+
+
+def _covered(edges: Tensor, size: int) -> Tensor:
+    """Return which of `size` cells lie within any interval: (B, masks, 2) -> (B, size)."""
+    centres = (torch.arange(size, device=edges.device) + 0.5) / size
+    return ((edges[..., :1] <= centres) & (centres < edges[..., 1:])).any(1)
+
+
+TEXT_OPERATIONS = ("drop", "swap", "typos")
+
+DROP, SWAP, TYPO = 0.2, 0.1, 0.1  # probability per word at strength 1
+
+
+def change_text(
+    text: str, strength: float, operations: Collection[str], generator: torch.Generator
+) -> str:
+    """Drop words (never all), swap neighbouring ones and misspell some.
+
+    A text in which nothing is drawn stays as it is, its white space too. Words are what white space
+    separates; a text without any is one word, which can only be misspelt.
+    """
+    words = text.split()
+    if not words:
+        return text
+    drop, swap, typo, place = torch.rand(4, len(words), generator=generator).tolist()
+    changed = words
+    if "typos" in operations:
+        changed = [
+            misspell(word, place[i], generator) if typo[i] < TYPO * strength else word
+            for i, word in enumerate(changed)
+        ]
+    if "drop" in operations:
+        kept = [word for i, word in enumerate(changed) if drop[i] >= DROP * strength]
+        changed = kept or [changed[int(place[0] * len(changed))]]
+    if "swap" in operations:
+        changed = swap_neighbours(changed, swap, SWAP * strength)
+    return text if changed == words else " ".join(changed)
+
+
+def swap_neighbours(words: list[str], draws: list[float], probability: float) -> list[str]:
+    """Swap words i and i + 1 where draw i is below `probability`; each moves once."""
+    swapped, i = list(words), 0
+    while i < len(swapped) - 1:
+        if draws[i] < probability:
+            swapped[i], swapped[i + 1] = swapped[i + 1], swapped[i]
+            i += 1
+        i += 1
+    return swapped
+
+
+def misspell(word: str, place: float, generator: torch.Generator) -> str:
+    """Delete, double or replace one letter, or exchange it with the next; `place` is in [0, 1).
+
+    A replacing letter comes from the word itself, so it belongs to the script. A word of one letter
+    stays as it is.
+    """
+    if len(word) < 2:
+        return word
+    at = int(place * len(word))
+    kind, other = (int(x) for x in torch.randint(1 << 30, (2,), generator=generator))
+    if kind % 4 == 0:
+        return word[:at] + word[at + 1 :]
+    if kind % 4 == 1:
+        return word[:at] + word[at] + word[at:]
+    if kind % 4 == 2:
+        return word[:at] + word[other % len(word)] + word[at + 1 :]
+    at = min(at, len(word) - 2)
+    return word[:at] + word[at + 1] + word[at] + word[at + 2 :]
+
+
 OPERATIONS: dict[str, tuple[str, ...]] = {
-    "image": _augment_image.OPERATIONS,
-    "audio": _augment_audio.OPERATIONS,
-    "text": _augment_text.OPERATIONS,
+    "image": IMAGE_OPERATIONS,
+    "audio": AUDIO_OPERATIONS,
+    "text": TEXT_OPERATIONS,
 }
 MASKS = "masks"  # the input of an encoder that masks its spectrogram
 

@@ -1,26 +1,175 @@
-"""Base classes of encoders and processors, and the registry of encoders.
-
-Shapes: `B` batch, `T` tokens, `D` width.
-"""
+"""Base classes of encoders and processors, their registry, and layers that encoders share."""
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.registry import Entry, Registry
-from fusionzoo.structures import ITEM_COUNTS, KINDS, Features
+from fusionzoo.structures import ITEM_COUNTS, KINDS, Features, masked_mean
 from fusionzoo.worker_memory import reserve
 
-from ._items import encode_items
-from .layers import freeze
+
+def encode_items(
+    encode: Callable[[Mapping[str, Tensor]], Features], inputs: Mapping[str, Tensor]
+) -> Features:
+    """Encode items as rows of their own; a sample's tokens are those of its items, in order.
+
+    The pooled vector is the mean over the items. Padding items are not encoded.
+
+    Shapes: inputs (B, I, ...) and `ITEM_COUNTS` (B,) -> (B, I T or fewer, D), mask, (B, D)
+    """
+    counts = inputs[ITEM_COUNTS]
+    tensors = {name: x for name, x in inputs.items() if name != ITEM_COUNTS}
+    most = next(iter(tensors.values())).shape[1]
+    is_real = torch.arange(most, device=counts.device) < counts[:, None]  # (B, I)
+    places = is_real.flatten().nonzero()[:, 0]
+    flat = encode({name: x.flatten(0, 1)[places] for name, x in tensors.items()})
+
+    def by_sample(x: Tensor) -> Tensor:
+        padded = x.new_zeros(is_real.numel(), *x.shape[1:]).index_copy(0, places, x)
+        return padded.unflatten(0, is_real.shape)
+
+    tokens, mask = by_sample(flat.tokens).flatten(1, 2), by_sample(flat.mask).flatten(1, 2)
+    pooled = by_sample(flat.pooled).sum(1) / counts[:, None].to(flat.pooled.dtype)
+    return Features(*_without_gaps(tokens, mask), pooled)
+
+
+def _without_gaps(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Move the real tokens of each row to its front, and cut what no row needs."""
+    longest = int(mask.sum(1).max())
+    order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)[:, :longest]
+    index = order[..., None].expand(-1, -1, tokens.shape[-1])
+    return tokens.gather(1, index), mask.gather(1, order)
+
+
+MODES = ("none", "all", "all_but_last_<n>", "norm")
+
+
+def layer_numbers(module: nn.Module) -> dict[str, int]:
+    """Map the name of each parameter to the number of its layer, 0 at the input.
+
+    >>> layer_numbers(nn.Sequential(nn.Linear(1, 1, False), nn.ReLU(), nn.Linear(1, 1, False)))
+    {'0.weight': 0, '2.weight': 1}
+    """
+    net = getattr(module, "net", None)
+    if isinstance(net, nn.Module) and hasattr(net, "group_matcher"):
+        return _timm_layer_numbers(module, net)
+    layers = _transformer_blocks(module) or _children(module)
+    numbers, number = {}, 0
+    for name, _ in module.named_parameters():
+        matches = [i for i, layer in enumerate(layers) if f"{name}.".startswith(f"{layer}.")]
+        # Parameters come in order: one outside of all layers belongs to the layer before it.
+        number = matches[0] if matches else number
+        numbers[name] = number
+    return numbers
+
+
+def _timm_layer_numbers(module: nn.Module, net: nn.Module) -> dict[str, int]:
+    from timm.models import group_parameters
+
+    groups = group_parameters(net, net.group_matcher(coarse=False), reverse=True)  # type: ignore[operator]
+    numbers = cast("dict[str, int]", groups)
+    return {
+        name: numbers.get(name.removeprefix("net."), 0) for name, _ in module.named_parameters()
+    }
+
+
+def _transformer_blocks(module: nn.Module) -> list[str]:
+    """Return a name for what precedes the blocks, then the blocks of the largest module list."""
+    lists = {name: part for name, part in module.named_modules() if isinstance(part, nn.ModuleList)}
+    name = max(lists, key=lambda name: _num_parameters(lists[name]), default="")
+    blocks = [f"{name}.{key}" for key, part in lists.get(name, nn.Module()).named_children()]
+    return ["<before>", *blocks] if blocks else []
+
+
+def _children(module: nn.Module) -> list[str]:
+    """Return the children with weights; one with more than half of all is replaced by its own."""
+    layers, half = [("", module)], _num_parameters(module) / 2
+    while large := [
+        i for i, (_, part) in enumerate(layers) if _num_parameters(part) > half and _parts(part)
+    ]:
+        name, layer = layers[large[0]]
+        layers[large[0] : large[0] + 1] = [
+            (f"{name}.{key}".removeprefix("."), part) for key, part in _parts(layer)
+        ]
+    return [name for name, layer in layers if any(p.ndim > 1 for p in layer.parameters())]
+
+
+def _parts(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    return [(name, part) for name, part in module.named_children() if _num_parameters(part)]
+
+
+def _num_parameters(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def freeze(module: nn.Module, mode: str, name: str) -> list[nn.Module]:
+    """Freeze a part of an encoder, and return the modules that must stay in evaluation mode.
+
+    `all_but_last_<n>` leaves only the last n layers trainable; `norm` freezes the parameters and
+    running statistics of the normalisation layers. `name` is the setting's name in errors.
+    """
+    last = re.fullmatch(r"all_but_last_([1-9]\d*)", mode)
+    if mode == "norm":
+        norm_layers = norms(module)
+        if not norm_layers:
+            raise FusionZooError(f"{name}={mode!r}: it has no normalisation layer")
+        for layer in norm_layers:
+            layer.requires_grad_(False)
+        return norm_layers
+    if last is None:
+        raise FusionZooError(
+            f"{name}={mode!r} is not one of {', '.join(MODES)}.{did_you_mean(mode, MODES)}"
+        )
+    numbers = layer_numbers(module)
+    num_layers, num_trained = max(numbers.values(), default=-1) + 1, int(last[1])
+    if num_trained >= num_layers:
+        raise FusionZooError(
+            f"{name}={mode!r}: the encoder has only {num_layers} layers; 'none' trains all of them"
+        )
+    for key, parameter in module.named_parameters():
+        if numbers[key] < num_layers - num_trained:
+            parameter.requires_grad_(False)
+    return list(fully_frozen(module, {id(p) for p in module.parameters() if not p.requires_grad}))
+
+
+def norms(module: nn.Module) -> list[nn.Module]:
+    """Return the normalisation layers inside a module."""
+    return [part for part in module.modules() if part is not module and is_norm(part)]
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Return whether a module is a normalisation layer, by its class's name and parameters.
+
+    Class names, because timm and Hugging Face define norms of their own.
+
+    >>> [is_norm(x) for x in (nn.BatchNorm2d(1, affine=False), nn.Linear(1, 1))]
+    [True, False]
+    """
+    vectors = all(p.ndim <= 1 for p in module.parameters())
+    return vectors and "norm" in type(module).__name__.lower()
+
+
+def fully_frozen(module: nn.Module, frozen: Set[int]) -> Iterator[nn.Module]:
+    """Yield the largest submodules all of whose parameters are `frozen` (by `id`)."""
+    parameters = {id(p) for p in module.parameters()}
+    if parameters and parameters <= frozen:
+        yield module
+    elif parameters:
+        for part in module.children():
+            yield from fully_frozen(part, frozen)
+
 
 Item = dict[str, Tensor]
 
@@ -199,3 +348,80 @@ def run_by_length(
     counts = torch.tensor([len(x) for x in tokens], device=rows.device)
     padded = pad_sequence(tokens, batch_first=True)
     return padded, torch.arange(padded.shape[1], device=rows.device) < counts[:, None]
+
+
+SCHEMES: dict[str, Callable[..., Tensor]] = {
+    "xavier_uniform": nn.init.xavier_uniform_,
+    "xavier_normal": nn.init.xavier_normal_,
+    "kaiming_normal": partial(nn.init.kaiming_normal_, nonlinearity="relu"),
+    "kaiming_uniform": partial(nn.init.kaiming_uniform_, nonlinearity="relu"),
+    "orthogonal": nn.init.orthogonal_,
+    "trunc_normal": partial(nn.init.trunc_normal_, std=0.02),
+    "normal": partial(nn.init.normal_, std=0.02),
+    "constant": partial(nn.init.constant_, val=0.0),
+}
+WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d)
+NORMS = (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+@torch.no_grad()
+def initialise(module: nn.Module, scheme: str = "default", **settings: Any) -> nn.Module:
+    """Initialise `module` in place and return it.
+
+    `scheme` is `default`, which changes nothing, or sets the weights of linear and convolution
+    layers: xavier_* (Glorot & Bengio 2010), kaiming_* (He et al. 2015), orthogonal (Saxe et al.
+    2014), trunc_normal and normal (std 0.02), constant (0). It also sets biases to 0, norms to
+    weight 1 and bias 0, and draws embeddings from a normal distribution with std 0.02. `settings`
+    go to the scheme, e.g. `std=0.01`, `gain=2.0`, `val=0.1`.
+
+    >>> layer = initialise(nn.Linear(2, 2), "constant", val=0.5)
+    >>> layer.weight.tolist(), layer.bias.tolist()
+    ([[0.5, 0.5], [0.5, 0.5]], [0.0, 0.0])
+    """
+    if scheme == "default":
+        return module
+    if scheme not in SCHEMES:
+        known = ", ".join(["default", *SCHEMES])
+        raise FusionZooError(
+            f"unknown init {scheme!r}.{did_you_mean(scheme, SCHEMES)} There are: {known}."
+        )
+    for layer in module.modules():
+        if isinstance(layer, WEIGHTED):
+            SCHEMES[scheme](layer.weight, **settings)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+        elif isinstance(layer, NORMS) and layer.weight is not None:
+            nn.init.ones_(layer.weight)
+            nn.init.zeros_(layer.bias)
+        elif isinstance(layer, nn.Embedding):
+            nn.init.normal_(layer.weight, std=0.02)
+        elif isinstance(layer, nn.MultiheadAttention) and layer.in_proj_weight is not None:
+            SCHEMES[scheme](layer.in_proj_weight, **settings)
+            nn.init.zeros_(layer.in_proj_bias)
+    return module
+
+
+class TokenTransformer(nn.Module):
+    """Pre-norm transformer over embedded tokens, with learned positions; pooled is the mean.
+
+    Shapes: x (B, T, D), mask (B, T) with at least one real token per row -> Features
+    """
+
+    def __init__(
+        self, dim: int, num_layers: int, num_heads: int, dropout: float, max_length: int
+    ) -> None:
+        super().__init__()
+        if dim % num_heads:
+            raise FusionZooError(f"num_heads={num_heads} does not divide dim={dim}")
+        self.positions = nn.Parameter(torch.randn(max_length, dim) * 0.02)
+        layer = nn.TransformerEncoderLayer(
+            dim, num_heads, 4 * dim, dropout, "gelu", batch_first=True, norm_first=True
+        )
+        self.layers = nn.TransformerEncoder(
+            layer, num_layers, nn.LayerNorm(dim), enable_nested_tensor=False
+        )
+
+    def forward(self, x: Tensor, mask: Tensor) -> Features:
+        x = x + self.positions[: x.shape[1]]
+        x = self.layers(x, src_key_padding_mask=~mask)
+        return Features(x, mask, masked_mean(x, mask))

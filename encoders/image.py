@@ -1,11 +1,11 @@
-"""Image encoders: any timm model, any torchvision classification model.
-
-Shapes: `B` batch, `H` x `W` pixels, `T` cells of the final feature map or patches, `D` width.
-"""
+"""Image encoders: any timm model, any torchvision classification model, and their preprocessing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -15,10 +15,183 @@ from torch import Tensor, nn
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.structures import Features, masked_mean
 
-from ._image_processor import ImageProcessor
-from ._timm import build_timm, timm_features
-from .base import ENCODERS, Encoder
+from .base import ENCODERS, Encoder, Item, Processor
 from .weights import PYTORCH_HUB, from_hub
+
+MAX_ASPECT = 16  # relative to the crop's; of a longer image only the middle is resized
+LARGEST_SQUARE = 1 << 26  # pixels (200 MB) of an image after padding; larger ones shrink before
+
+
+class ImageProcessor(Processor):
+    """Resize images, uint8 (3, H, W), to uint8 (3, *size); the encoder normalises them.
+
+    `fit`: `crop` the centre after resizing the shorter side (as timm and torchvision evaluate),
+    `pad` to the target's aspect with white, or `squash` to it. `augment`, in training only: `none`,
+    a random `crop` of 60 to 100 % of the area, or `crop_flip`, which also mirrors half of them.
+    """
+
+    squash_to: tuple[int, int] | None = None  # of `squash`: a larger size, whose centre is cropped
+
+    def __init__(
+        self, size: tuple[int, int], crop_pct: float, interpolation: str, fit: str, augment: str
+    ) -> None:
+        self.size, self.crop_pct, self.interpolation = size, crop_pct, interpolation
+        self.fit, self.augment = fit, augment
+
+    def __call__(self, value: Tensor, generator: torch.Generator | None = None) -> Item:
+        if self.fit == "pad":
+            value = _pad_to_aspect(self._shrink_if_huge(value), self.size)
+        if generator is not None and self.augment != "none":
+            value = self._augment(value, generator)
+            return {"pixels": self._resize(value, self.size)}
+        if self.fit == "crop":
+            value = self._crop_long_side(value)
+            value = self._resize(value, self._size_before_crop(value.shape[-2:]))
+            return {"pixels": _center_crop(value, self.size)}
+        if self.squash_to is not None:
+            return {"pixels": _center_crop(self._resize(value, self.squash_to), self.size)}
+        return {"pixels": self._resize(value, self.size)}
+
+    def varies(self, value: Tensor) -> bool:
+        return self.augment != "none"
+
+    def blank(self) -> Item:
+        return {"pixels": torch.zeros(3, *self.size, dtype=torch.uint8)}
+
+    def _size_before_crop(self, shape: torch.Size) -> tuple[int, int]:
+        """Return the size at which the crop covers `crop_pct` of the shorter side."""
+        scale = self._scale(shape)
+        height, width = (max(t, round(s * scale)) for t, s in zip(self.size, shape, strict=True))
+        return height, width
+
+    def _scale(self, shape: torch.Size) -> float:
+        return max(
+            target / self.crop_pct / side for target, side in zip(self.size, shape, strict=True)
+        )
+
+    def _crop_long_side(self, image: Tensor) -> Tensor:
+        """Crop a very long image around its middle, as resizing all of it could exhaust memory."""
+        height, width = self._size_before_crop(image.shape[-2:])
+        if height * width <= MAX_ASPECT * self.size[0] * self.size[1] / self.crop_pct**2:
+            return image
+        scale = self._scale(image.shape[-2:])
+        sides = []
+        for target, side in zip(self.size, image.shape[-2:], strict=True):
+            # Twice the final crop plus the filter's margin; an even cut keeps the middle in place.
+            enough = math.ceil(2 * target / self.crop_pct / scale) + 8
+            sides.append(side if enough >= side else enough + (side - enough) % 2)
+        return _center_crop(image, (sides[0], sides[1]))
+
+    def _shrink_if_huge(self, image: Tensor) -> Tensor:
+        """Shrink an image that would have more than `LARGEST_SQUARE` pixels once padded."""
+        height, width = image.shape[-2:]
+        padded_height, padded_width = _padded_size(image.shape[-2:], self.size)
+        factor = (LARGEST_SQUARE / (padded_height * padded_width)) ** 0.5
+        if factor >= 1:
+            return image
+        return self._resize(image, (max(1, int(height * factor)), max(1, int(width * factor))))
+
+    def _augment(self, image: Tensor, generator: torch.Generator) -> Tensor:
+        area, across, down, flip = torch.rand(4, generator=generator).tolist()
+        side = (0.6 + 0.4 * area) ** 0.5
+        height, width = image.shape[-2:]
+        h, w = max(1, round(side * height)), max(1, round(side * width))
+        top, left = round(down * (height - h)), round(across * (width - w))
+        image = image[:, top : top + h, left : left + w]
+        return image.flip(-1) if self.augment == "crop_flip" and flip < 0.5 else image
+
+    def _resize(self, image: Tensor, size: tuple[int, int]) -> Tensor:
+        from torchvision.transforms import InterpolationMode
+        from torchvision.transforms.v2.functional import resize
+
+        mode = InterpolationMode(self.interpolation)
+        return resize(image, list(size), interpolation=mode, antialias=True)
+
+
+def _padded_size(shape: torch.Size, size: tuple[int, int]) -> tuple[int, int]:
+    """Return height and width after padding to the aspect of `size`."""
+    scale = max(side / target for side, target in zip(shape, size, strict=True))
+    height, width = (max(s, round(t * scale)) for s, t in zip(shape, size, strict=True))
+    return height, width
+
+
+def _pad_to_aspect(image: Tensor, size: tuple[int, int]) -> Tensor:
+    """Centre the image on a white canvas with the aspect of `size`."""
+    height, width = image.shape[-2:]
+    h, w = _padded_size(image.shape[-2:], size)
+    canvas = image.new_full((3, h, w), 255)
+    top, left = (h - height) // 2, (w - width) // 2
+    canvas[:, top : top + height, left : left + width] = image
+    return canvas
+
+
+def _center_crop(image: Tensor, size: tuple[int, int]) -> Tensor:
+    top, left = (image.shape[-2] - size[0]) // 2, (image.shape[-1] - size[1]) // 2
+    return image[:, top : top + size[0], left : left + size[1]]
+
+
+@contextmanager
+def without(package: str) -> Iterator[None]:
+    """Make imports of an optional package fail inside the block.
+
+    timm imports wandb if it is installed, only for its own training script, which takes a second.
+    """
+    was_imported = package in sys.modules
+    if not was_imported:
+        sys.modules[package] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if not was_imported:
+            del sys.modules[package]
+
+
+def build_timm(model: str, pretrained: bool, **settings: Any) -> Any:
+    """Build a timm model without its classifier."""
+    with without("wandb"):
+        import timm
+
+    if not timm.is_model(model.partition(".")[0]):
+        near = did_you_mean(model, timm.list_models())
+        raise FusionZooError(f"timm has no model {model!r}.{near} timm.list_models() lists them.")
+
+    def build(pretrained: bool) -> Any:
+        return timm.create_model(model, pretrained=pretrained, num_classes=0, **settings)
+
+    try:
+        net = build(False)
+    except (TypeError, RuntimeError, ValueError) as error:
+        raise FusionZooError(f"timm cannot build {model!r} with {settings}: {error}") from error
+    return from_hub(f"timm/{model}", lambda: build(True)) if pretrained else net
+
+
+def timm_features(net: Any, x: Tensor) -> Features:
+    """Return tokens, an all-True mask and the model's own pooled vector.
+
+    Where that is not as wide as the tokens, the tokens' mean replaces it.
+    """
+    feature_map = net.forward_features(x)
+    if not isinstance(feature_map, Tensor) or feature_map.ndim not in (3, 4):
+        raise FusionZooError(f"timm's {type(net).__name__} gives no single feature map")
+    tokens = timm_tokens(net, feature_map)
+    mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+    if net.head_hidden_size == net.num_features:
+        return Features(tokens, mask, net.forward_head(feature_map, pre_logits=True))
+    return Features(tokens, mask, masked_mean(tokens, mask))
+
+
+def channels_last(net: Any) -> bool:
+    """Return whether a timm model's feature map is (B, H, W, D), like Swin's."""
+    return str(getattr(net, "output_fmt", "NCHW")).endswith("NHWC")
+
+
+def timm_tokens(net: Any, feature_map: Tensor) -> Tensor:
+    """Arrange a feature map as tokens (B, T, D); a sequence loses its class tokens."""
+    if feature_map.ndim == 3:
+        return feature_map[:, getattr(net, "num_prefix_tokens", 0) :]
+    layout = "b h w d" if channels_last(net) else "b d h w"
+    return rearrange(feature_map, f"{layout} -> b (h w) d")
+
 
 AUGMENT = ("none", "crop", "crop_flip")
 FIT = ("crop", "pad", "squash")

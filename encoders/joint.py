@@ -20,11 +20,10 @@ from torch import Tensor
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Features, masked_mean
 
-from ._hugging_face import find_source, load_auto, load_tokenizer
-from ._pictures import CheckpointImage, size_options, split_tokens
-from ._towers import Tower, load_tower
-from .audio_hugging_face import FeatureProcessor, clap_inputs, longest_clip
 from .base import ENCODERS, Encoder, Processor
+from .hf import Tower, find_source, load_auto, load_tokenizer, load_tower
+from .hf_audio import FeatureProcessor, clap_inputs, longest_clip
+from .hf_image import CheckpointImage, size_options, split_tokens
 from .text import TokenizerProcessor
 
 

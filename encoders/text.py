@@ -17,11 +17,9 @@ from torch.nn.utils.rnn import pad_sequence
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Features
 
-from ._hugging_face import find_source, join_source, load_model, load_tokenizer, refuse_joint
-from ._sentence import SentenceHead, pool
-from ._sentence_config import MODES, read_sentence_config
-from ._transformer import TokenTransformer
-from .base import ENCODERS, Encoder, Item, Processor
+from .base import ENCODERS, Encoder, Item, Processor, TokenTransformer
+from .hf import find_source, join_source, load_model, load_tokenizer, refuse_joint
+from .sentence import MODES, SentenceHead, pool, read_sentence_config
 
 BYTES, START = 256, 256  # number of byte values, and the token that starts a text
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Features
 
-from ._transformer import TokenTransformer
-from .base import ENCODERS, Encoder, Item, Processor
+from .base import ENCODERS, Encoder, Item, Processor, TokenTransformer
 
 
 class VectorProcessor(Processor):

@@ -1,4 +1,4 @@
-"""Load weights from files and hubs, matched by name or by position, with a report."""
+"""Load weights from files and hubs, matched by name or by position, with a report; LoRA."""
 
 from __future__ import annotations
 
@@ -10,13 +10,83 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor, nn
 
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 
-from ._checkpoint_files import read_weights
+from .base import norms
+
+# Keys of state dicts in a checkpoint; of several in one file, the first of these is read.
+CONTAINERS = ("state_dict", "model_state_dict", "model", "weights", "net", "network", "module")
+OPTIMIZER = {"state", "param_groups"}  # keys of an optimiser's state
+MOST_NESTED = 4  # levels
+
+
+class StoredTensors(NamedTuple):
+    """Tensors of a file, where in it they are (`['net']`), and what a prefix says beyond that."""
+
+    tensors: dict[str, Tensor]
+    place: str
+    prefix: str
+
+
+def read_weights(path: Path, prefix: str = "") -> StoredTensors:
+    """Read a file's state dict, or the one nested under a key such as `net` or `state_dict`.
+
+    Of several nested ones, the first of `CONTAINERS` is read, unless `prefix` begins with the key
+    of another one: `ema.`.
+    """
+    contents, place = _load(path), ""
+    for _ in range(MOST_NESTED):
+        if not isinstance(contents, Mapping):
+            break
+        nested = {str(key): x for key, x in contents.items() if _holds_tensors(x, MOST_NESTED)}
+        if not nested or (_is_state_dict(contents) and not nested.keys() & {*CONTAINERS}):
+            break
+        default = next((key for key in CONTAINERS if key in nested), "")
+        default = default or (next(iter(nested)) if len(nested) == 1 else "")
+        named = next((key for key in nested if prefix.startswith(f"{key}.") and key != default), "")
+        if not named and not default:
+            raise FusionZooError(
+                f"{path}{place} holds several state dicts, {', '.join(map(repr, nested))}:"
+                f" prefix={next(iter(nested)) + '.'!r} reads the first"
+            )
+        prefix = prefix.removeprefix(f"{named}.") if named else prefix
+        contents, place = nested[named or default], f"{place}[{named or default!r}]"
+    if not isinstance(contents, Mapping):
+        raise FusionZooError(f"{path} holds a {type(contents).__name__}, not a state dict")
+    tensors = {str(key): x for key, x in contents.items() if isinstance(x, Tensor)}
+    if not tensors:
+        raise FusionZooError(f"{path} holds no tensors")
+    return StoredTensors(tensors, place, prefix)
+
+
+def _load(path: Path) -> Any:
+    if not path.is_file():
+        raise FusionZooError(f"no weights file {path}")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(str(path))
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise FusionZooError(f"{path} cannot be read as weights: {one_line(error)}") from error
+
+
+def _is_state_dict(contents: Mapping[Any, Any]) -> bool:
+    return any(isinstance(x, Tensor) and x.ndim for x in contents.values())
+
+
+def _holds_tensors(contents: Any, depth: int) -> bool:
+    """Return whether this is a state dict, or holds one; an optimiser's state is none."""
+    if depth < 1 or not isinstance(contents, Mapping) or contents.keys() >= OPTIMIZER:
+        return False
+    return _is_state_dict(contents) or any(_holds_tensors(x, depth - 1) for x in contents.values())
+
 
 T = TypeVar("T")
 WRAPPERS = ("module.", "_orig_mod.")  # of DataParallel and DDP, and of torch.compile
@@ -190,3 +260,64 @@ def _offline() -> Iterator[None]:
         yield
     finally:
         hub.HF_HUB_OFFLINE = before
+
+
+DEFAULTS: dict[str, Any] = {"r": 8, "alpha": 16, "dropout": 0.0, "targets": None}
+# Names of the projections to queries and values in different libraries.
+ATTENTION = (
+    ("qkv",),  # timm
+    ("query", "value"),  # BERT, AST
+    ("q_proj", "v_proj"),  # wav2vec 2.0, Whisper, CLIP
+    ("q_lin", "v_lin"),  # DistilBERT
+    ("query_proj", "value_proj"),  # DeBERTa
+    ("Wqkv",),  # ModernBERT
+    ("q", "v"),  # T5
+    ("c_attn",),  # GPT-2
+)
+
+
+def add_lora(encoder: nn.Module, settings: Mapping[str, Any], name: str) -> list[nn.Module]:
+    """Freeze an encoder, add adapters, and return the modules that stay in evaluation mode.
+
+    Settings are `r`, the adapters' rank, `alpha`, with a scale of `alpha / r`, `dropout`, and
+    `targets`, the names of the layers that get one; by default the attention's projections to
+    queries and values. The adapters start as zero. `name` is the setting's name in errors.
+    """
+    if not isinstance(settings, Mapping):
+        raise FusionZooError(f"{name} is a group of settings: give {name}.r {DEFAULTS['r']}")
+    for key in settings:
+        if key not in DEFAULTS:
+            raise FusionZooError(
+                f"{name}.{key}: lora has no such setting.{did_you_mean(key, DEFAULTS)}"
+                f" It has: {', '.join(DEFAULTS)}."
+            )
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise FusionZooError(f"{name} needs peft: pip install 'fusionzoo[lora]'") from error
+    values = {**DEFAULTS, **settings}
+    net = getattr(encoder, "net", encoder)
+    targets = values["targets"] or _attention_projections(net, name)
+    encoder.requires_grad_(False)
+    try:
+        config = LoraConfig(
+            r=values["r"],
+            lora_alpha=values["alpha"],
+            lora_dropout=values["dropout"],
+            target_modules=[targets] if isinstance(targets, str) else [str(x) for x in targets],
+        )
+        inject_adapter_in_model(config, net)
+    except (ValueError, TypeError) as error:
+        raise FusionZooError(f"{name}: {one_line(error)}") from error
+    return norms(encoder)
+
+
+def _attention_projections(net: nn.Module, name: str) -> tuple[str, ...]:
+    layers = {key.rpartition(".")[2] for key, _ in net.named_modules()}
+    for targets in ATTENTION:
+        if layers.issuperset(targets):
+            return targets
+    raise FusionZooError(
+        f"{name}: {type(net).__name__} has no attention layers under known names;"
+        f" {name}.targets [<layer>, ...] names linear layers by the end of their names"
+    )

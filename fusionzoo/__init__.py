@@ -9,38 +9,38 @@ import os.path
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .version import __version__ as __version__
+from .errors import __version__ as __version__
 
 if TYPE_CHECKING:
     from .api import analyse as analyse
     from .api import embed as embed
     from .api import evaluate as evaluate
     from .api import predict as predict
+    from .api import register as register
     from .api import train as train
     from .benchmark.api import benchmark as benchmark
-    from .benchmark.report.report import Report as Report
-    from .components import register as register
-    from .creating import create_model as create_model
+    from .benchmark.report.page import Report as Report
     from .data_convert import convert as convert
     from .datasets import PairedDataset as PairedDataset
     from .datasets import create_dataset as create_dataset
     from .datasets import list_datasets as list_datasets
-    from .embedding_report.report import embed_report as embed_report
+    from .embeddings.files import read_embeddings as read_embeddings
     from .encoders import create_encoder as create_encoder
     from .encoders import list_encoders as list_encoders
     from .encoders import wrap_encoder as wrap_encoder
     from .errors import FusionZooError as FusionZooError
-    from .evaluation.embeddings import read_embeddings as read_embeddings
     from .fusion import create_fusion as create_fusion
     from .fusion import fusion_info as fusion_info
     from .fusion import list_fusions as list_fusions
     from .loading import load as load
-    from .training.runs.run import Run as Run
-    from .vectors.search import Searcher as Searcher
-    from .vectors.search import search as search
+    from .model import create_model as create_model
+    from .tools.embedding_report.report import embed_report as embed_report
+    from .tools.search.search import Searcher as Searcher
+    from .tools.search.search import search as search
+    from .training.report import Run as Run
 
 if not os.path.isdir(os.path.join(os.path.dirname(__file__), "encoders")):
-    from . import _unlinked  # noqa: F401, a checkout without symbolic links
+    from fusionzoo import _unlinked  # noqa: F401, a checkout without symbolic links
 
 _HOME = {
     "train": "api",

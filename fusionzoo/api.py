@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from .config import EmbedConfig, EvaluateConfig, PredictConfig, RunConfig, from_settings
-from .datasets import PairedDataset
-from .distributed.launch import launched
-from .distributed.malloc import keep_freed_memory
-from .distributed.process_group import World, pick_device, process_group
-from .encoders import Encoder
-from .errors import FusionZooError
-from .inputs import Data, data_settings, in_memory, read_data
-from .model import FusionModel
-from .training.runs.run import Run
-from .training.tasks.multitask import targets_of
+from fusionzoo.config import EmbedConfig, EvaluateConfig, PredictConfig, RunConfig, from_settings
+from fusionzoo.datasets import DATASETS, PairedDataset
+from fusionzoo.distributed import World, keep_freed_memory, launched, pick_device, process_group
+from fusionzoo.encoders import ENCODERS, Encoder
+from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.fusion import FUSIONS, Fusion
+from fusionzoo.inputs import Data, data_settings, in_memory, read_data
+from fusionzoo.model import FusionModel
+from fusionzoo.registry import Registry
+from fusionzoo.training.balance import BALANCE, Balance
+from fusionzoo.training.multitask import targets_of
+from fusionzoo.training.report import Run
+from fusionzoo.training.tasks import OBJECTIVES, Task
 
 if TYPE_CHECKING:
-    from .analysis.analyse import Analysis
+    from fusionzoo.tools.analyse import Analysis
+
 
 Config = RunConfig | Mapping[str, Any] | str | os.PathLike[str] | None
 Model = FusionModel | Run | str | os.PathLike[str]
@@ -47,7 +51,7 @@ def train(data: Data = None, *, config: Config = None, **settings: Any) -> Run:
             "dist.nproc is for the command line, which starts the processes: start your script"
             f" with `torchrun --nproc-per-node={cfg.dist.nproc} script.py`"
         )
-    from .scripts.train import train as run
+    from fusionzoo.scripts.train import train as run
 
     keep_freed_memory()
     with process_group(cfg.dist, cfg.device) as world:
@@ -63,7 +67,7 @@ def evaluate(model: Model, data: Data = None, **settings: Any) -> dict[str, Any]
     training or validation read. Further settings: `split` ("test" by default; "all"),
     `batch_size`, `num_workers`, `device`.
     """
-    from .inference.evaluate import evaluate as run
+    from fusionzoo.inference import evaluate as run
 
     data = read_data(data)
     cfg = from_settings(EvaluateConfig, _model_and_data(model, data, settings))
@@ -77,7 +81,7 @@ def predict(model: Model, data: Data, **settings: Any) -> Any:
     .csv), or without `out` a `pyarrow.Table`. Further settings: `split` ("all" by default),
     `batch_size`, `num_workers`, `device`.
     """
-    from .inference.predict import predict as run
+    from fusionzoo.inference import predict as run
 
     data = read_data(data)
     cfg = from_settings(PredictConfig, _model_and_data(model, data, settings))
@@ -110,8 +114,8 @@ def _embed_untrained(data: Data, settings: Mapping[str, Any]) -> Path:
     if not built:
         cfg = from_settings(EmbedConfig, {**settings, "data": data_settings(data)})
         return _embed(cfg, None, in_memory(data))
-    from .inference.extraction.compose import compose
-    from .training.build import open_dataset
+    from fusionzoo.embeddings.open import compose
+    from fusionzoo.training.build import open_dataset
 
     rest = {name: x for name, x in settings.items() if name not in ("encoders", "fusion")}
     cfg = from_settings(EmbedConfig, {**rest, "data": data_settings(data)})
@@ -122,7 +126,7 @@ def _embed_untrained(data: Data, settings: Mapping[str, Any]) -> Path:
 
 
 def _embed(cfg: EmbedConfig, model: FusionModel | None, dataset: PairedDataset | None) -> Path:
-    from .scripts.embed import embed as run
+    from fusionzoo.scripts.embed import embed as run
 
     if launched() and os.environ.get("RANK", "0") != "0":
         return Path(cfg.out)
@@ -137,8 +141,8 @@ def analyse(data: Data, model: Model | None = None, **settings: Any) -> Analysis
     analyse`: `encoders`, `folds`, `pid_mode`, `clusters`, `split`, `samples`, `device`, ... With
     `pid_mode="sample"` each pair has the parts of every sample, by id (`.pairs[0].by_sample`).
     """
-    from .analysis.analyse import analyse as run
-    from .analysis.config import AnalyseConfig
+    from fusionzoo.tools.analyse import AnalyseConfig
+    from fusionzoo.tools.analyse import analyse as run
 
     data = read_data(data)
     folder = model.folder if isinstance(model, Run) else model
@@ -158,3 +162,66 @@ def _loaded(model: Model) -> FusionModel | None:
     if isinstance(model, Run):
         return model.model
     return model if isinstance(model, FusionModel) else None
+
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+REGISTRIES: dict[str, Registry[Any, Any]] = {
+    "fusion": FUSIONS,
+    "encoder": ENCODERS,
+    "dataset": DATASETS,
+    "balance": BALANCE,
+    "objective": OBJECTIVES,
+}
+BASES: dict[str, type] = {
+    "fusion": Fusion,
+    "encoder": Encoder,
+    "balance": Balance,
+    "objective": Task,
+}
+DEFAULT_FAMILIES = {"fusion": "early", "dataset": "built-in", "objective": "objective"}
+
+
+def register(component: C, *, kind: str | None = None, name: str | None = None, **facts: Any) -> C:
+    """Register a class, or the function that opens a data set, and return it.
+
+    `kind` is fusion, encoder, dataset, balance or objective; default: by the base class, and a
+    function opens a data set. `name` is by default that of the class, `MyFusion` as `my_fusion`.
+    Facts such as `family` and `paper` are those of the decorators, `FUSIONS.register(...)`; the
+    family is by default `early` of a fusion, its `kind` of an encoder, `built-in` of a data set.
+    """
+    kind = kind or _kind_of(component)
+    if kind not in REGISTRIES:
+        raise FusionZooError(
+            f"kind={kind!r} is no kind of component.{did_you_mean(kind, REGISTRIES)} There are:"
+            f" {', '.join(REGISTRIES)}."
+        )
+    if kind in BASES and not (isinstance(component, type) and issubclass(component, BASES[kind])):
+        raise FusionZooError(
+            f"{component.__name__} is no subclass of {BASES[kind].__name__}, as kind={kind!r} needs"
+        )
+    if "family" not in facts:
+        family = getattr(component, "kind", None) if kind == "encoder" else None
+        facts["family"] = family or DEFAULT_FAMILIES.get(kind, "")
+    return REGISTRIES[kind].register(name or _snake_case(component.__name__), **facts)(component)
+
+
+def _kind_of(component: Callable[..., Any]) -> str:
+    if not isinstance(component, type):
+        return "dataset"
+    for kind, base in BASES.items():
+        if issubclass(component, base):
+            return kind
+    raise FusionZooError(
+        f"{component.__name__} is a subclass of none of"
+        f" {', '.join(base.__name__ for base in BASES.values())}: say kind="
+    )
+
+
+def _snake_case(name: str) -> str:
+    """Return a class's name as a file is named.
+
+    >>> _snake_case("MyFusion"), _snake_case("GMU"), _snake_case("words")
+    ('my_fusion', 'gmu', 'words')
+    """
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()

@@ -6,16 +6,73 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from .console import add_plugins_option, print_columns, print_table, quiet_pipe
-from .data_command import add_data_command
-from .errors import FusionZooError, did_you_mean
-from .version import __version__
-from .zoo.conformance import command
+from fusionzoo.config import EvaluateConfig, PredictConfig
+from fusionzoo.config.load import run_command
+from fusionzoo.errors import (
+    FusionZooError,
+    __version__,
+    add_plugins_option,
+    did_you_mean,
+    print_columns,
+    print_table,
+    quiet_pipe,
+)
+from fusionzoo.plugins import load_plugins
+from fusionzoo.testing import runner
 
 if TYPE_CHECKING:
-    from .zoo.cards import About, EncoderCard, SettingCard
+    from fusionzoo.zoo.cards import About, EncoderCard, SettingCard
+
+
+def add_data_command(commands: Any) -> None:
+    """Add the command and its actions to a parser's subcommands."""
+    data = commands.add_parser("data", help="list, fetch, convert, check or show data sets")
+    data.set_defaults(run=list_data)
+    add_plugins_option(data, "")
+    actions = data.add_subparsers(metavar="action")
+    every = actions.add_parser("list", help="the data sets")
+    fetch = actions.add_parser("fetch", help="download a data set")
+    fetch.add_argument("name", nargs="?", help="the data set; without it, those there are")
+    fetch.add_argument("--root", help="folder to put it in; default: the cache")
+    fetch.set_defaults(run=fetch_data)
+    # `cli.main` runs these, which take settings of data sets as train.py does.
+    actions.add_parser("convert", help="write shards: `fusionzoo data convert --help`")
+    actions.add_parser("check", help="find faults and leaks: `fusionzoo data check --help`")
+    actions.add_parser("show", help="write a contact sheet: `fusionzoo data show --help`")
+    for action in (every, fetch):
+        add_plugins_option(action)
+
+
+def list_data(parsed: argparse.Namespace) -> None:
+    """Print the data sets and their settings."""
+    from fusionzoo.datasets import DATASETS
+
+    load_plugins(parsed.plugins)
+    rows = [DATASETS[name] for name in DATASETS]
+    table = [(row.name, row.summary, ", ".join(row.parameters)) for row in rows]
+    print_table("Data sets", ("name", "what it holds", "settings (--data.<setting>)"), table)
+
+
+def fetch_data(parsed: argparse.Namespace) -> None:
+    """Download a data set, or print which there are to download."""
+    from fusionzoo.datasets import DATASETS
+
+    load_plugins(parsed.plugins)
+    names = [name for name in DATASETS if DATASETS[name].fetch is not None]
+    if parsed.name is None:
+        rows = [(name, DATASETS[name].summary) for name in names]
+        print_table("Data sets to download", ("name", "what it holds"), rows)
+        return
+    fetch = DATASETS[parsed.name].fetch
+    if fetch is None:
+        raise FusionZooError(
+            f"data set {parsed.name!r} is not downloaded; those that are: {', '.join(names)}"
+        )
+    print(f"ready: {fetch(Path(parsed.root) if parsed.root else None)}")
+
 
 COMMANDS = {  # first words -> module, and function that takes the words behind them
     ("train",): (".scripts.train", "main"),
@@ -77,8 +134,8 @@ def _parser() -> argparse.ArgumentParser:
     info.add_argument("name", help="gmu, ogm_ge, timm/resnet18, chars, ...")
     info.set_defaults(run=_info)
     check = actions.add_parser("check", help="hold a component of any kind to its contract")
-    command.add_arguments(check)
-    check.set_defaults(run=command.run)
+    runner.add_arguments(check)
+    check.set_defaults(run=runner.run)
     for action in (every, info, check):
         add_plugins_option(action)
 
@@ -97,8 +154,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _list_zoo(parsed: argparse.Namespace) -> None:
-    from .zoo.cards import BALANCE_FAMILIES, count
-    from .zoo.facts import facts
+    from fusionzoo.zoo.cards import BALANCE_FAMILIES, count
+    from fusionzoo.zoo.facts import facts
 
     known = facts(parsed.plugins)
     print_table(
@@ -141,8 +198,8 @@ def _list_zoo(parsed: argparse.Namespace) -> None:
 
 
 def _info(parsed: argparse.Namespace) -> None:
-    from .zoo.cards import BALANCE_FAMILIES, count
-    from .zoo.facts import facts
+    from fusionzoo.zoo.cards import BALANCE_FAMILIES, count
+    from fusionzoo.zoo.facts import facts
 
     known = facts(parsed.plugins)
     exact = [card for card in known.encoders if card.name == parsed.name]
@@ -214,7 +271,7 @@ def _show_card(one: About, kind: str, more: Sequence[tuple[str, str]]) -> None:
 def _list_cache(_: argparse.Namespace) -> None:
     from datetime import datetime
 
-    from .features.cache import feature_cache
+    from fusionzoo.features import feature_cache
 
     cache, rows, total = feature_cache(), [], 0
     for entry in cache.entries():
@@ -233,7 +290,7 @@ def _list_cache(_: argparse.Namespace) -> None:
 
 
 def _prune_cache(parsed: argparse.Namespace) -> None:
-    from .features.cache import feature_cache
+    from fusionzoo.features import feature_cache
 
     if not parsed.all and parsed.older_than is None and parsed.keep_gb is None:
         raise FusionZooError("say what to remove: --older-than DAYS, --keep-gb GB or --all")
@@ -245,3 +302,71 @@ def _prune_cache(parsed: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+EVALUATE_HELP = """
+Measure a model on a data set: `fusionzoo evaluate runs/a --data.name manifest --data.root my.csv`.
+
+Prints the metrics of the fusion and of each modality's own head; --out writes them as JSON.
+Without --data, of the data that it was trained on. Samples that training read are counted.
+"""
+PREDICT_HELP = """
+Predict every sample: `fusionzoo predict runs/a --data.name digits --out p.csv`.
+
+One row per sample: id, label, p_<class>, present_<modality>; a .csv or .parquet file.
+"""
+
+
+def evaluate_command(args: Sequence[str]) -> int:
+    """Run `fusionzoo evaluate MODEL ...`; return 0, or 2 after a user's mistake."""
+
+    def start(cfg: EvaluateConfig) -> int:
+        from fusionzoo.inference import RETRIEVAL, evaluate, retrieval_rows
+
+        metrics = evaluate(cfg)
+        header, rows = metrics_table(metrics)
+        if header[1:]:
+            title = f"Split {cfg.split!r}" if cfg.split != "all" else "All samples"
+            print_table(title, header, rows)
+        if RETRIEVAL in metrics:
+            header, rows = retrieval_rows(metrics[RETRIEVAL])
+            print_table("Retrieval, with 95 % intervals over queries", header, rows)
+        if cfg.out:
+            print(f"wrote {cfg.out}")
+        return 0
+
+    return run_command(EvaluateConfig, EVALUATE_HELP, model_first(args), start)
+
+
+def predict_command(args: Sequence[str]) -> int:
+    """Run `fusionzoo predict MODEL ... --out FILE`; return 0, or 2 after a user's mistake."""
+
+    def start(cfg: PredictConfig) -> int:
+        if not cfg.out:
+            raise FusionZooError("--out is missing: a .csv or .parquet file for the predictions")
+        from fusionzoo.inference import predict
+
+        print(f"wrote {predict(cfg)}")
+        return 0
+
+    return run_command(PredictConfig, PREDICT_HELP, model_first(args), start)
+
+
+def model_first(args: Sequence[str]) -> list[str]:
+    """Write the model as a flag where it is the first word.
+
+    >>> model_first(["runs/a", "--split", "val"])
+    ['--model', 'runs/a', '--split', 'val']
+    """
+    named = not args or args[0].startswith("-")
+    return list(args) if named else ["--model", *args]
+
+
+def metrics_table(metrics: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows of a table: the fusion, each modality alone, each subset."""
+    names = [name for name, value in metrics.items() if not isinstance(value, Mapping)]
+    lines = {"fusion": metrics}
+    lines |= {f"{name} alone": line for name, line in metrics.get("unimodal", {}).items()}
+    lines |= {f"fusion given {name}": line for name, line in metrics.get("subsets", {}).items()}
+    rows = [[label, *(f"{line[name]:.3f}" for name in names)] for label, line in lines.items()]
+    return ["", *names], rows

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .config import merge
-from .config.command import run_command
 from .config.flags import Tree
+from .config.load import run_command
 from .config.schema import Count, option
 from .errors import FusionZooError
 from .plugins import load_plugins
@@ -68,10 +68,8 @@ def convert(data: Any, out: str | Path, **settings: Any) -> Any:
     those of the data set. A stream of Hugging Face is written as it comes, whatever its length.
     """
     from .datasets import create_dataset
-    from .datasets.formats.hugging_face import is_hugging_face, is_stream
-    from .datasets.shards.plan import Settings
-    from .datasets.shards.stream import write_stream
-    from .datasets.shards.write import write_shards
+    from .datasets.shards.write import Settings, write_shards, write_stream
+    from .datasets.sources.hugging_face import is_hugging_face, is_stream
 
     progress = settings.pop("progress", False)
     names = ("format", "prepare", "shard_mb", "block_mb")
@@ -115,7 +113,7 @@ def _convert(cfg: ConvertConfig) -> int:
 
 def _convert_pickle(cfg: ConvertConfig) -> None:
     """Convert a pickle, and print what was written."""
-    from .datasets.convert_pickle import convert_pickle
+    from .datasets.pickles import convert_pickle
 
     converted = convert_pickle(Path(cfg.source), Path(cfg.out), nonfinite=cfg.nonfinite)
     print("\n".join(converted.notes))

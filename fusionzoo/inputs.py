@@ -13,18 +13,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .cells import fold
 from .datasets import PairedDataset, create_dataset
 from .datasets.arrow import is_list_of_text
-from .datasets.formats.columns import TEXT_TYPES
-from .datasets.formats.declared import HUGGING_FACE
-from .datasets.formats.loaded import Loaded
-from .datasets.formats.objects import STREAM_LIMIT, is_table, read_objects
 from .datasets.naming import IN_MEMORY, settings_of
-from .datasets.stored_kinds import FUSIONZOO
+from .datasets.provenance import FUSIONZOO, Loaded
+from .datasets.sources.columns import HUGGING_FACE, TEXT_TYPES
+from .datasets.sources.in_memory import STREAM_LIMIT, is_table, read_objects
 from .datasets.table import NOT_FILES, word_list
 from .errors import FusionZooError
-from .files import cache_root, make_cache_folder, replacing
+from .files import cache_root, fold, make_cache_folder, replacing
 from .structures import KINDS
 
 Data = Any  # str | PathLike | Mapping | PairedDataset | a table or data set in memory

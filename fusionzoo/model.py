@@ -1,30 +1,222 @@
-"""Encoders and a fusion, joined: train it, save it, load it anywhere, give it raw samples."""
+"""The model: encoders and a fusion, joined; train it, save it, give it raw samples."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .digests import files_of_model, write_digests
-from .encoders import Encoder
-from .errors import FusionZooError, did_you_mean
-from .eval_mode import quiet
-from .files import replacing, write_json
-from .fusion import Fusion
-from .model_folder import FORMAT, sources
-from .predictions import predictions
-from .present_rows import encode_rows
-from .standardise import Standardise, standardise
-from .structures import Batch, Features, FusionOutput, Sample
-from .targets import decode, from_spec
-from .trained_on import TrainedOn
-from .unimodal import UnimodalHeads, fall_back
-from .version import __version__
+from fusionzoo.config import split_name
+from fusionzoo.encoders import Encoder, adopt, create_encoder, shared_checkpoints
+from fusionzoo.errors import FusionZooError, __version__, did_you_mean
+from fusionzoo.files import files_of_model, replacing, write_digests, write_json
+from fusionzoo.fusion import Fusion, create_fusion
+from fusionzoo.model_folder import FORMAT, sources
+from fusionzoo.structures import Batch, Features, FusionOutput, Inputs, Sample, predictions, quiet
+from fusionzoo.targets import Target, decode, from_spec
+from fusionzoo.trained_on import TrainedOn
+
+
+def encode_rows(encoder: Encoder, inputs: Inputs, present: Tensor) -> Features:
+    """Encode the rows where `present` (B,) holds; the others get an empty mask and zeros.
+
+    Inputs that are `Features` were encoded before.
+    """
+    if isinstance(inputs, Features):
+        return inputs if bool(present.all()) else _hide_absent(inputs, present)
+    if bool(present.all()) and len(present):
+        return encoder(inputs)
+    rows = present.nonzero()[:, 0]
+    if not len(rows) and encoder.sharded:
+        return _run_blank(encoder, inputs, len(present))
+    if not len(rows):
+        touch = sum((p.flatten()[:1].sum() for p in encoder.parameters() if p.requires_grad), 0.0)
+        dtype = next((p.dtype for p in encoder.parameters()), torch.get_default_dtype())
+        empty = torch.zeros(len(present), encoder.dim, device=present.device, dtype=dtype)
+        pooled = empty + 0.0 * touch
+        mask = torch.zeros(len(present), 1, dtype=torch.bool, device=present.device)
+        return Features(pooled[:, None], mask, pooled)
+    some: Features = encoder({name: x.index_select(0, rows) for name, x in inputs.items()})
+
+    def scatter(x: Tensor) -> Tensor:
+        return x.new_zeros(len(present), *x.shape[1:]).index_copy(0, rows, x)
+
+    return Features(*map(scatter, some))
+
+
+def _hide_absent(features: Features, present: Tensor) -> Features:
+    return Features(
+        features.tokens.masked_fill(~present[:, None, None], 0),
+        features.mask & present[:, None],
+        features.pooled.masked_fill(~present[:, None], 0),
+    )
+
+
+def _run_blank(encoder: Encoder, inputs: Mapping[str, Tensor], count: int) -> Features:
+    """Encode one blank row with weight zero: where processes share weights, all must run alike."""
+    if not count:
+        blank = encoder.processor(False).blank()
+        inputs = {name: blank[name][None].to(x) for name, x in inputs.items()}
+    with quiet(encoder):
+        made: Features = encoder({name: x[:1] for name, x in inputs.items()})
+    tokens = (0.0 * made.tokens).expand(count, -1, -1)
+    mask = torch.zeros(count, tokens.shape[1], dtype=torch.bool, device=tokens.device)
+    return Features(tokens, mask, (0.0 * made.pooled).expand(count, -1))
+
+
+class UnimodalHeads(nn.Module):
+    """A two-layer classifier per modality, on its encoder's pooled features.
+
+    Shows what the fusion gains, without changing its training: features are detached, and no random
+    numbers are drawn. A row that lacks the modality gets the logits of `prior` (K,), the class
+    frequencies or odds of the training split.
+    """
+
+    prior: Tensor
+
+    def __init__(self, dims: Mapping[str, int], dim: int, prior: Tensor) -> None:
+        super().__init__()
+        self.dim = dim
+        self.register_buffer("prior", prior)
+        self.heads = nn.ModuleDict(
+            {
+                name: nn.Sequential(
+                    nn.LayerNorm(width),
+                    nn.Linear(width, dim),
+                    nn.GELU(),
+                    nn.Linear(dim, len(prior)),
+                )
+                for name, width in dims.items()
+            }
+        )
+
+    def forward(self, features: Mapping[str, Features]) -> dict[str, Tensor]:
+        return {name: self._logits(name, features[name]) for name in self.heads}
+
+    def _logits(self, name: str, features: Features) -> Tensor:
+        present = features.mask.any(1)[:, None]  # (B, 1)
+        pooled = torch.where(present, features.pooled.detach(), 0)
+        logits = self.heads[name](pooled)
+        return torch.where(present, logits, self.prior.log().to(logits.dtype))
+
+
+def fall_back(logits: Tensor, unimodal: Mapping[str, Tensor], present: Tensor) -> Tensor:
+    """Replace the fusion's logits (B, K) by those of the unimodal head in rows that have only one
+    modality; the columns of `present` (B, M) are in the order of `unimodal`."""
+    only = present & (present.sum(1, keepdim=True) == 1)
+    for column, head_logits in enumerate(unimodal.values()):
+        logits = torch.where(only[:, column, None], head_logits.to(logits.dtype), logits)
+    return logits
+
+
+RAW_KINDS = ("vector", "sequence")  # columns of the user's, each with a unit of its own
+LENGTH = 5.0  # root mean square of the scaled vectors' lengths (results/LOG.md compares 1 to 36)
+
+
+class Moments(NamedTuple):
+    """Number, mean and summed squared deviations of rows; those of parts add up to the whole's."""
+
+    num_rows: int
+    mean: Tensor  # (D,) float64
+    squares: Tensor  # (D,) float64
+
+    @classmethod
+    def of(cls, rows: Tensor) -> Moments:
+        """Measure rows (N, D), in single precision."""
+        if not len(rows):
+            zeros = torch.zeros(rows.shape[1], dtype=torch.float64)
+            return cls(0, zeros, zeros)
+        variance, mean = torch.var_mean(rows.float(), dim=0, correction=0)
+        return cls(len(rows), mean.double().cpu(), variance.double().cpu() * len(rows))
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance of each dimension, zero without rows: (D,) float32."""
+        return (self.squares / max(1, self.num_rows)).float()
+
+    def merge(self, other: Moments) -> Moments:
+        """Return the moments of the rows of both (Chan et al. 1979)."""
+        num_rows = self.num_rows + other.num_rows
+        share = other.num_rows / max(1, num_rows)
+        shift = other.mean - self.mean
+        squares = self.squares + other.squares + shift.square() * self.num_rows * share
+        return Moments(num_rows, self.mean + shift * share, squares)
+
+
+class Standardise(nn.Module):
+    """Centre one modality's features and scale them to a common length.
+
+    The pooled vector and the tokens have statistics of their own. An encoder's output is divided by
+    a single number, which keeps the proportions of its dimensions; with `per_feature` each
+    dimension is also divided by its own deviation, as columns with different units need it. A
+    dimension that is constant on the training split is only centred. Buffers are stored with the
+    model.
+    """
+
+    pooled_mean: Tensor
+    pooled_scale: Tensor
+    token_mean: Tensor
+    token_scale: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        for name in ("pooled", "token"):
+            self.register_buffer(f"{name}_mean", torch.zeros(width))
+            self.register_buffer(f"{name}_scale", torch.ones(width))
+
+    @classmethod
+    def measure(
+        cls, pooled: Tensor, tokens: Tensor | None = None, per_feature: bool = False
+    ) -> Standardise:
+        """Return the module for these training features: (N, D), tokens of all samples (T, D).
+
+        Without tokens, the pooled vector is the only token.
+        """
+        token_moments = None if tokens is None else Moments.of(tokens)
+        return cls.from_moments(Moments.of(pooled), token_moments, per_feature)
+
+    @classmethod
+    def from_moments(
+        cls, pooled: Moments, tokens: Moments | None = None, per_feature: bool = False
+    ) -> Standardise:
+        """Return the module for training features with these moments, see `measure`."""
+        module = cls(len(pooled.mean))
+        for name, moments in (("pooled", pooled), ("token", tokens or pooled)):
+            module.get_buffer(f"{name}_mean").copy_(moments.mean)
+            module.get_buffer(f"{name}_scale").copy_(_scale(moments.variance, per_feature))
+        return module
+
+    def forward(self, features: Features) -> Features:
+        """Scale features; absent samples and padding become zero."""
+        tokens = (features.tokens - self.token_mean) * self.token_scale
+        pooled = (features.pooled - self.pooled_mean) * self.pooled_scale
+        present = features.mask.any(-1, keepdim=True)
+        return Features(
+            tokens.masked_fill(~features.mask[..., None], 0),
+            features.mask,
+            pooled.masked_fill(~present, 0),
+        )
+
+
+def _scale(variance: Tensor, per_feature: bool) -> Tensor:
+    """Return the factor of each dimension, after which rows have `LENGTH`: (D,)."""
+    varies = variance > 1e-12
+    if not varies.any():
+        return torch.ones_like(variance)
+    if not per_feature:
+        return LENGTH * variance.sum().rsqrt().expand(len(variance))
+    scale = torch.where(varies, variance.clamp(min=1e-12).rsqrt(), 1.0)
+    return LENGTH * scale / varies.sum().sqrt()
+
+
+def standardise(features: Mapping[str, Features], modules: nn.ModuleDict) -> dict[str, Features]:
+    """Standardise the modalities that have a module; the others stay as they are."""
+    return {name: modules[name](x) if name in modules else x for name, x in features.items()}
+
 
 Raw = Mapping[str, Any]  # modality -> path, PIL picture, string, array; absent = missing
 
@@ -205,7 +397,7 @@ class FusionModel(nn.Module):
 
     def collate(self, *samples: Any, train: bool = False) -> Any:
         """Return the picklable function that turns a list of samples into this model's batch."""
-        from .datasets import Collate
+        from fusionzoo.datasets import Collate
 
         if samples:
             raise FusionZooError(
@@ -256,7 +448,7 @@ class FusionModel(nn.Module):
         return batch.to(self.device)
 
     def _sample(self, raw: Raw | Sample, number: int) -> Sample:
-        from .datasets.media import decode
+        from fusionzoo.datasets.media import decode
 
         if isinstance(raw, Sample):
             return raw
@@ -273,3 +465,75 @@ class FusionModel(nn.Module):
 
 def _zero_absent(features: Features, present: Tensor) -> Tensor:
     return features.pooled.masked_fill(~present[:, None], 0)
+
+
+def create_model(
+    fusion: str | Raw = "gmu",
+    encoders: Mapping[str, str | Raw | Encoder] | None = None,
+    num_outputs: int | None = None,
+    *,
+    classes: Sequence[str] = (),
+    targets: Sequence[Target] | None = None,
+    dim: int = 128,
+    kinds: Mapping[str, str] | None = None,
+    assets: Path | None = None,
+) -> FusionModel:
+    """Build a model: `create_model("gmu", {"image": "timm/resnet18", "text": "chars"}, 10)`.
+
+    A component is a name or `{"name": ..., **settings}`; an encoder may also be one that was built
+    in Python, such as `wrap_encoder` makes of a module. `kinds` says what a modality holds whose
+    name is not a kind (`{"xray": "image"}`). `targets` are what the model answers if that is not
+    one class of `classes`; none at all gives it one idle output. `assets` is a model folder to read
+    processors from.
+    """
+    if not encoders:
+        raise FusionZooError("a model needs at least one encoder: encoders={'image': ...}")
+    if num_outputs is None:
+        widths = [one.width for one in targets or ()]
+        num_outputs = len(classes) if targets is None else max(1, sum(widths))
+    if num_outputs < 1:
+        raise FusionZooError("a model needs num_outputs, or the names of its classes")
+    with shared_checkpoints():
+        built = {
+            modality: _build_encoder(modality, encoder, (kinds or {}).get(modality), assets)
+            for modality, encoder in encoders.items()
+        }
+    given = {"dim": dim, **_component(fusion)}
+    name, settings = split_name(given, "fusion")
+    dims = {modality: encoder.dim for modality, encoder in built.items()}
+    head = create_fusion(name, dims, settings.pop("dim"), num_outputs, **settings)
+    spec = {
+        "num_outputs": num_outputs,
+        "fusion": given,
+        "encoders": {m: e.spec for m, e in built.items()},
+    }
+    spec["kinds"] = {m: e.kind for m, e in built.items()}
+    if targets is not None:
+        spec["targets"] = [one.spec for one in targets]
+        refuse_other_answers(name, head)
+    return FusionModel(built, head, spec, classes)
+
+
+def _build_encoder(
+    modality: str, encoder: str | Raw | Encoder, kind: str | None, assets: Path | None
+) -> Encoder:
+    if isinstance(encoder, Encoder):
+        return adopt(encoder, modality, kind)
+    name, settings = split_name(_component(encoder), f"encoders.{modality}")
+    settings.setdefault("kind", kind)
+    if assets is not None:
+        settings |= {"assets": assets / modality}
+    return create_encoder(modality, name, **settings)
+
+
+def refuse_other_answers(name: str, fusion: Fusion) -> None:
+    """Stop where a fusion's logits are those of one class, and other targets are asked for."""
+    if fusion.classes_only:
+        raise FusionZooError(
+            f"fusion {name!r} joins the probabilities of classes: it learns objective"
+            " 'classification' of one column `target`, without missing labels, and no other"
+        )
+
+
+def _component(given: str | Raw) -> dict[str, Any]:
+    return {"name": given} if isinstance(given, str) else dict(given)

@@ -16,8 +16,7 @@ from annotated_types import Ge, Len
 from .encoders import WRAPPED, Encoder
 from .errors import FusionZooError, did_you_mean, one_line
 from .fusion import Fusion
-from .plugins import missing_plugins
-from .sources import source_of
+from .plugins import missing_plugins, source_of
 from .structures import KINDS
 from .targets import Target, from_spec
 

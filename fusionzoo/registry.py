@@ -11,8 +11,7 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
 
 from .errors import FusionZooError, did_you_mean
-from .plugins import import_class, is_reference, load_installed
-from .sources import definition_of
+from .plugins import definition_of, import_class, is_reference, load_installed
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

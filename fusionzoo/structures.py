@@ -1,17 +1,16 @@
-"""Types shared by all rooms: plain tuples, so that DDP, compile and export see pytrees.
-
-Shapes: `B` batch, `M` modalities, `T` tokens, `D` width, `K` outputs.
-"""
+"""Types that all rooms share: plain tuples, so that DDP, compile and export see pytrees; seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
 
-from .errors import FusionZooError
+from fusionzoo.errors import FusionZooError
 
 KINDS = ("image", "text", "audio", "vector", "sequence", "tabular")
 # In an encoder's inputs: how many of a row's items are real, int64 (B,); the other tensors are then
@@ -199,3 +198,65 @@ def keep_only(features: Mapping[str, Features], *kept: str) -> dict[str, Feature
         name: x if name in kept else x._replace(mask=torch.zeros_like(x.mask))
         for name, x in features.items()
     }
+
+
+class Prediction(NamedTuple):
+    """The predicted class, or level, of one sample."""
+
+    label: str
+    probability: float
+    probabilities: dict[str, float]
+
+
+class Labels(NamedTuple):
+    """The predicted labels of one sample: those with a probability above 0.5."""
+
+    labels: list[str]
+    probabilities: dict[str, float]
+
+
+def predictions(
+    classes: Sequence[str], shares: Tensor, chosen: Sequence[int] | None = None
+) -> list[Any]:
+    """Build a `Prediction` per row of probabilities (N, K), of the classes with indices `chosen`
+    (None: the most likely)."""
+    rows = [dict(zip(classes, row, strict=True)) for row in shares.tolist()]
+    likeliest = [max(row, key=row.__getitem__) for row in rows]
+    best = likeliest if chosen is None else [classes[index] for index in chosen]
+    return [Prediction(label, row[label], row) for label, row in zip(best, rows, strict=True)]
+
+
+MASK = (1 << 64) - 1
+FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+
+def seed_of(*parts: int | str) -> int:
+    """Return a seed from 1 to 2^63 - 1 that depends on every part and on their order.
+
+    The same in every process and on every machine. A word counts by its CRC-32; the sum of the
+    parts, each times a factor of its own, goes through the finaliser of splitmix64 (Steele, Lea and
+    Flood 2014).
+
+    >>> seed_of(0, 1, 2) != seed_of(0, 2, 1)
+    True
+    """
+    mixed = 0
+    for place, part in enumerate(parts):
+        number = crc32(part.encode()) if isinstance(part, str) else part
+        factor = FACTORS[place % 3] * (2 * (place // 3) + 1)
+        mixed = (mixed + number * factor) & MASK
+    for shift, factor in ((30, FACTORS[1]), (27, FACTORS[2])):
+        mixed = ((mixed ^ (mixed >> shift)) * factor) & MASK
+    return (mixed ^ (mixed >> 31)) >> 1 or 1
+
+
+@contextmanager
+def quiet(module: nn.Module) -> Iterator[None]:
+    """Put a module in evaluation mode: no dropout, nothing random, no statistic moves."""
+    training = [one for one in module.modules() if one.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for one in training:
+            one.training = True

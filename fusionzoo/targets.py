@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .errors import FusionZooError, did_you_mean
-from .predictions import Labels, predictions
+from .structures import Labels, predictions
 
 
 @dataclass(frozen=True)

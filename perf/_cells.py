@@ -12,12 +12,11 @@ import torch
 from fusionzoo.benchmark import executors
 from fusionzoo.config import BenchmarkConfig, RunConfig, from_tree
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.distributed.process_group import World, seed_everything
+from fusionzoo.distributed import World, seed_everything
 from fusionzoo.structures import StepContext
 from fusionzoo.training.build import build_objective
-from fusionzoo.training.optim.optimizers import build_optimizer, set_rates
-from fusionzoo.training.optim.param_groups import param_groups
-from fusionzoo.training.optim.schedules import phased
+from fusionzoo.training.optim import build_optimizer, param_groups, set_rates
+from fusionzoo.training.schedules import phased
 from fusionzoo.training.trainer import Trainer
 
 Cell = dict[str, Any]

@@ -31,18 +31,16 @@ import fusionzoo as fz
 from fusionzoo.config import RunConfig, from_tree
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.base import from_memory
-from fusionzoo.distributed.fsdp import shard
-from fusionzoo.distributed.process_group import World
+from fusionzoo.distributed import World
 from fusionzoo.evaluation.cost import STANDARD, random_features, standard_fusion
+from fusionzoo.fsdp import shard
 from fusionzoo.model import FusionModel
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Batch, Features, StepContext
 from fusionzoo.training.build import build_objective
-from fusionzoo.training.data import build_loader, chunks
-from fusionzoo.training.optim.memory_and_compile import save_memory_and_compile
-from fusionzoo.training.optim.optimizers import build_optimizer, set_rates
-from fusionzoo.training.optim.param_groups import param_groups
-from fusionzoo.training.optim.precision import AMP_DTYPES
+from fusionzoo.training.freezing import save_memory_and_compile
+from fusionzoo.training.loaders import build_loader, chunks
+from fusionzoo.training.optim import AMP_DTYPES, build_optimizer, param_groups, set_rates
 from fusionzoo.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[1]

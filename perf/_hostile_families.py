@@ -20,10 +20,9 @@ import numpy as np
 import torch
 
 import fusionzoo
-from fusionzoo.datasets.convert_pickle import convert_pickle
+from fusionzoo.datasets.pickles import convert_pickle
 from fusionzoo.errors import FusionZooError
-from fusionzoo.features.cache import FeatureCache
-from fusionzoo.features.encode import StoredFeatures
+from fusionzoo.features import FeatureCache, StoredFeatures
 
 SAMPLES = 12
 DESCRIPTION = {"encoder": "planted"}

@@ -24,8 +24,8 @@ import fusionzoo
 from fusionzoo.config import RunConfig, from_args
 from fusionzoo.datasets import Collate, PairedDataset
 from fusionzoo.datasets.summary import data_summary
-from fusionzoo.encoders._image_processor import ImageProcessor
-from fusionzoo.encoders._wave import WaveProcessor
+from fusionzoo.encoders.audio import WaveProcessor
+from fusionzoo.encoders.image import ImageProcessor
 from fusionzoo.encoders.text import BytesProcessor
 from fusionzoo.errors import FusionZooError
 

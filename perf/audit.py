@@ -28,12 +28,12 @@ import pyarrow as pa
 import soundfile
 from PIL import Image
 
-from fusionzoo.audit.audit import audit
-from fusionzoo.audit.findings import Report
 from fusionzoo.datasets import PairedDataset, create_dataset
 from fusionzoo.datasets.base import from_memory
 from fusionzoo.datasets.media import decode
 from fusionzoo.errors import FusionZooError
+from fusionzoo.tools.audit.audit import audit
+from fusionzoo.tools.audit.scan import Report
 
 ROOT = Path(__file__).parents[1]
 CLEAN = 400  # rows without a fault in the planted manifest

@@ -31,7 +31,7 @@ from recipes import commit, hardware
 from torchvision.io import write_png
 
 from fusionzoo import create_dataset, create_encoder
-from fusionzoo.benchmark.folds import make_folds
+from fusionzoo.benchmark.bench import make_folds
 from fusionzoo.config import read_yaml
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.media import decode

@@ -37,15 +37,14 @@ from _cells import Cell, run_all
 from fusionzoo import create_dataset
 from fusionzoo.config import RunConfig, from_tree
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.distributed.process_group import World, seed_everything
+from fusionzoo.distributed import World, seed_everything
 from fusionzoo.structures import StepContext
 from fusionzoo.training.balance import BALANCE
 from fusionzoo.training.build import build_objective
-from fusionzoo.training.data import build_loader, chunks
-from fusionzoo.training.evaluate import evaluate
-from fusionzoo.training.optim.optimizers import build_optimizer, set_rates
-from fusionzoo.training.optim.param_groups import param_groups
-from fusionzoo.training.optim.schedules import phased
+from fusionzoo.training.fit import evaluate
+from fusionzoo.training.loaders import build_loader, chunks
+from fusionzoo.training.optim import build_optimizer, param_groups, set_rates
+from fusionzoo.training.schedules import phased
 from fusionzoo.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[1]

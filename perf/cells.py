@@ -17,12 +17,9 @@ import torch.nn.functional as F
 from _timing import compare, cpu_seconds
 
 from fusionzoo.benchmark import bench as setup
-from fusionzoo.benchmark import fit, strategies, trainers
-from fusionzoo.benchmark.features import prepare
-from fusionzoo.benchmark.trials import trial
+from fusionzoo.benchmark import job, prepare, strategies, train
 from fusionzoo.config import BenchmarkConfig, from_tree, read_yaml
-from fusionzoo.distributed.malloc import keep_freed_memory
-from fusionzoo.distributed.process_group import seed_everything
+from fusionzoo.distributed import keep_freed_memory, seed_everything
 
 ROOT = Path(__file__).parents[1]
 FUSIONS = ("concat", "gmu", "late_mean", "lmf")
@@ -31,7 +28,7 @@ FUSIONS = ("concat", "gmu", "late_mean", "lmf")
 def bare(bench: setup.Bench, unit: setup.Unit) -> float:
     """Train as one writes it by hand; return the CPU seconds."""
     cfg, fold = bench.cfg, bench.folds[0]
-    (model,), feed = trial.build(bench, unit)
+    (model,), feed = job.build(bench, unit)
     data = {name: feed.whole.inputs[name]["values"] for name in bench.modalities}
     y = bench.targets
     began = cpu_seconds()
@@ -78,10 +75,10 @@ def bare(bench: setup.Bench, unit: setup.Unit) -> float:
 def ours(bench: setup.Bench, unit: setup.Unit) -> float:
     """Train as benchmark.py does; return the CPU seconds."""
     fold = bench.folds[0]
-    (model,), feed = trial.build(bench, unit)
+    (model,), feed = job.build(bench, unit)
     began = cpu_seconds()
-    trainer = trainers.SingleTrainer(model, bench.cfg, bench.targets[fold.train])
-    fit.fit(trainer, feed, bench.targets, fold.train, fold.val, unit.seeds)
+    trainer = train.SingleTrainer(model, bench.cfg, bench.targets[fold.train])
+    train.fit(trainer, feed, bench.targets, fold.train, fold.val, unit.seeds)
     return cpu_seconds() - began
 
 

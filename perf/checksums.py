@@ -27,8 +27,8 @@ from storage import FORMATS, SIZES, make_files, open_data
 from fusionzoo import convert, create_model
 from fusionzoo.config import RunConfig, from_args
 from fusionzoo.datasets.shards.blocks import TarBlocks
-from fusionzoo.distributed.process_group import World
-from fusionzoo.training.data import build_loader
+from fusionzoo.distributed import World
+from fusionzoo.training.loaders import build_loader
 
 BAR = 1.03
 

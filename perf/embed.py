@@ -36,10 +36,9 @@ from embed_kills import write_table
 import fusionzoo as fz
 from fusionzoo import create_dataset, create_model
 from fusionzoo.config import EmbedConfig
-from fusionzoo.inference.extraction import extract as extraction
-from fusionzoo.inference.extraction.extract import Extraction, extract
-from fusionzoo.inference.extraction.parts import Parts
-from fusionzoo.inference.extraction.vectors import compute
+from fusionzoo.embeddings import extract as extraction
+from fusionzoo.embeddings.extract import Extraction, compute, extract
+from fusionzoo.embeddings.parts import Parts
 from fusionzoo.scripts.embed import main as embed
 
 SMALL, LARGE, ROUNDS = 5_000, 50_000, 5

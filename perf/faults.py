@@ -28,7 +28,7 @@ import torch
 import fusionzoo.encoders
 import fusionzoo.training.build  # noqa: F401, what a run imports, imported once
 from fusionzoo.scripts.train import main as train
-from fusionzoo.training.runs import checkpoint_file
+from fusionzoo.training import run_folder
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "results" / "faults.csv"
@@ -90,7 +90,7 @@ def steps(out: Path) -> int:
 
 def saved(out: Path) -> int:
     """Return the step of the newest undamaged checkpoint."""
-    return checkpoint_file.read_newest(out / "checkpoints" / "last.pt")[0]["state"]["step"]
+    return run_folder.read_newest(out / "checkpoints" / "last.pt")[0]["state"]["step"]
 
 
 def said(log: Path, *marks: str) -> str:
@@ -105,7 +105,7 @@ def compare(whole: Path, out: Path) -> str:
     """Compare two finished runs bit for bit."""
     if not (out / "metrics.json").is_file():
         return "not finished"
-    ours, theirs = (checkpoint_file.read(x / "checkpoints" / "last.pt") for x in (whole, out))
+    ours, theirs = (run_folder.read(x / "checkpoints" / "last.pt") for x in (whole, out))
     for name, tensor in ours["objective"].items():
         if not torch.equal(tensor, theirs["objective"][name]):
             return f"differs in {name}"
@@ -177,7 +177,7 @@ class Bench:
             calls = {"left": 4}
 
             def inject(place: str = place, calls: dict[str, int] = calls) -> None:
-                owner = os if place == "fsync" else checkpoint_file
+                owner = os if place == "fsync" else run_folder
                 real = getattr(owner, place)
 
                 def dies(*args: object) -> None:

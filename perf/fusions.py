@@ -21,7 +21,7 @@ from _memory import forget_peak, memory_kib
 from _timing import seconds
 from tqdm import tqdm
 
-from fusionzoo.distributed.malloc import keep_freed_memory
+from fusionzoo.distributed import keep_freed_memory
 from fusionzoo.evaluation.cost import STANDARD, cost, random_features, standard_fusion
 from fusionzoo.fusion import Fusion, fusion_info, list_fusions
 from fusionzoo.structures import Features

@@ -15,7 +15,7 @@ from pathlib import Path
 from _cells import Cell, run_all, train
 
 from fusionzoo import create_dataset, fusion_info, list_fusions
-from fusionzoo.datasets.interactions import TASKS, bayes_accuracy
+from fusionzoo.datasets.builtin.planted import TASKS, interactions_bayes_accuracy
 
 ROOT = Path(__file__).parents[1]
 DEGREE_TWO = {"film"}  # with three modalities its formula holds products of two, not of three
@@ -43,7 +43,7 @@ def best_of_family(name: str, task: str, modalities: int) -> float:
     Cross-entropy of a sum of unimodal terms is least at chance on `xor`.
     """
     deaf = not fusion_info(name).synergy or (name in DEGREE_TWO and modalities > 2)
-    return 0.5 if task == "xor" and deaf else bayes_accuracy(task, modalities)
+    return 0.5 if task == "xor" and deaf else interactions_bayes_accuracy(task, modalities)
 
 
 def main() -> None:
@@ -65,7 +65,10 @@ def main() -> None:
         )
         for cell, reached in sorted(results, key=lambda pair: list(map(str, pair[0].values()))):
             name, task, count = cell["fusion"], cell["task"], cell["modalities"]
-            best, bayes = best_of_family(name, task, count), bayes_accuracy(task, count)
+            best, bayes = (
+                best_of_family(name, task, count),
+                interactions_bayes_accuracy(task, count),
+            )
             row = [name, fusion_info(name).family, task, count, f"{reached:.3f}", best, bayes]
             writer.writerow(row)
     print(f"wrote {flags.out}")

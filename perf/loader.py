@@ -37,10 +37,10 @@ from torchvision.io import ImageReadMode, decode_image, read_file
 from fusionzoo import create_dataset, create_model
 from fusionzoo.config import RunConfig, from_args
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.distributed.process_group import World
+from fusionzoo.distributed import World
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Audio
-from fusionzoo.training.data import build_loader
+from fusionzoo.training.loaders import build_loader
 
 RATE, WINDOW, BATCH, BAR = 16_000, 4.0, 32, 0.95
 SCRATCH = {"pretrained": False}

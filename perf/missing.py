@@ -30,8 +30,8 @@ from _cells import Cell, run_all
 from torch import Tensor
 
 from fusionzoo import create_model, fusion_info, list_fusions
-from fusionzoo.datasets.digits import read_digits
-from fusionzoo.distributed.process_group import World, seed_everything
+from fusionzoo.datasets.builtin.digits import read_digits
+from fusionzoo.distributed import World, seed_everything
 from fusionzoo.fusion import Fusion
 from fusionzoo.structures import Batch, Features, StepContext
 from fusionzoo.training.balance.base import StrategyInputs, build_balance

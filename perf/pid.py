@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fusionzoo.analysis.probed import decompose_data
+from fusionzoo.evaluation.pid_probes import decompose_data
 
 ROOT = Path(__file__).parents[1]
 MODES = ("cvx", "batch", "sample")

@@ -20,8 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MODEL = ("fusionzoo/model.py", "fusionzoo/structures.py", "encoders", "datasets", "fusion")
-TRAINING = (*MODEL, "fusionzoo/features", "fusionzoo/training", "fusionzoo/distributed")
-BENCHMARK = (*MODEL, "fusionzoo/features", "benchmark.py", "fusionzoo/benchmark")
+TRAINING = (*MODEL, "fusionzoo/features.py", "fusionzoo/training", "fusionzoo/distributed.py")
+BENCHMARK = (*MODEL, "fusionzoo/features.py", "benchmark.py", "fusionzoo/benchmark")
 BENCHMARK += ("fusionzoo/evaluation",)
 READING = ("datasets", "encoders", "fusionzoo/config", "fusionzoo/loading.py")
 READING += ("fusionzoo/model_folder.py",)
@@ -76,7 +76,7 @@ TABLES = (
     balance("balance", "rate"),
     balance("balance_content", "content"),
     script("autogluon", ("perf/_autogluon_fit.py", "configs/stamps_finetune.yaml", *TRAINING)),
-    script("audit", ("fusionzoo/audit", "datasets")),
+    script("audit", ("fusionzoo/tools/audit", "datasets")),
     script("faults", ("train.py", *TRAINING)),
     script("fusions", ("fusion", "fusionzoo/evaluation/cost.py")),
     script("gpu", ("perf/_gpu_parts.py", *TRAINING, "fusionzoo/benchmark")),  # needs a CUDA GPU
@@ -86,10 +86,10 @@ TABLES = (
     script("missing", (*MODEL, "fusionzoo/training/balance", *SHARED), "runs/missing.jsonl"),
     script("which", BENCHMARK, "runs/which"),
     script("hostile", ("perf/_hostile_cases.py", "perf/_hostile_families.py", *READING)),
-    script("rows", ("fusionzoo/scripts/embed.py", "fusionzoo/training/data.py", *READING)),
+    script("rows", ("fusionzoo/scripts/embed.py", "fusionzoo/training/loaders.py", *READING)),
     script("storage", ("datasets/shards", *READING)),
-    script("pid", ("fusionzoo/analysis", "tests/analysis/gates.py")),
-    script("search", ("fusionzoo/vectors",)),
+    script("pid", ("fusionzoo/tools", "tests/analysis/gates.py")),
+    script("search", ("fusionzoo/tools/search",)),
     script("retrieval", (*TRAINING, "fusionzoo/evaluation", "configs/stamps_contrastive.yaml")),
     script("cells", (*BENCHMARK, "configs/benchmarks/mfeat.yaml")),
     *(benchmark(name, "--fusions all ") for name in REPORTS[:-1]),
@@ -100,7 +100,7 @@ TABLES = (
         f"python benchmark.py --combine '[{', '.join(f'results/benchmark/{x}' for x in REPORTS)}]'"
         " --out results/benchmark/all",
         (
-            "fusionzoo/benchmark/report/combine.py",
+            "fusionzoo/benchmark/report/page.py",
             *(f"results/benchmark/{name}/summary.json" for name in REPORTS),
         ),
     ),

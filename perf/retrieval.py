@@ -32,21 +32,19 @@ from recipes import commit, hardware
 from torch import Tensor
 from tqdm import tqdm
 
-from fusionzoo.benchmark.folds import FOLDS, Fold, make_folds
+from fusionzoo.benchmark.bench import FOLDS, Fold, make_folds
 from fusionzoo.config import RunConfig, from_args
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.distributed.process_group import World, seed_everything
-from fusionzoo.evaluation.answers import codes
-from fusionzoo.evaluation.retrieval import Scores, direction_scores, intervals
+from fusionzoo.distributed import World, seed_everything
+from fusionzoo.evaluation.retrieval import Scores, codes, direction_scores, intervals
 from fusionzoo.structures import StepContext
 from fusionzoo.training.build import build_objective, frozen_features, open_dataset
-from fusionzoo.training.data import build_loader, chunks
-from fusionzoo.training.evaluate import evaluate
-from fusionzoo.training.optim.optimizers import build_optimizer, set_rates
-from fusionzoo.training.optim.param_groups import param_groups
-from fusionzoo.training.optim.schedules import phased
-from fusionzoo.training.runs.standardise import standardise_frozen
-from fusionzoo.training.tasks.multitask import targets_of
+from fusionzoo.training.checkpoint import standardise_frozen
+from fusionzoo.training.fit import evaluate
+from fusionzoo.training.loaders import build_loader, chunks
+from fusionzoo.training.multitask import targets_of
+from fusionzoo.training.optim import build_optimizer, param_groups, set_rates
+from fusionzoo.training.schedules import phased
 from fusionzoo.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[1]

@@ -36,10 +36,10 @@ from _memory import memory_kib
 from fusionzoo import create_dataset, create_model
 from fusionzoo.config import EmbedConfig, RunConfig, from_tree
 from fusionzoo.datasets.summary import data_summary
-from fusionzoo.distributed.process_group import World
-from fusionzoo.inference.extraction.vectors import InPieces
+from fusionzoo.distributed import World
+from fusionzoo.embeddings.extract import InPieces
 from fusionzoo.scripts.embed import embed
-from fusionzoo.training.data import build_loader, chunks
+from fusionzoo.training.loaders import build_loader, chunks
 
 OUT = Path(__file__).parents[1] / "results" / "rows.csv"
 ROWS, BATCH = 1_000_000, 256

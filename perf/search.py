@@ -26,10 +26,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from fusionzoo.vectors.file import open_vectors
-from fusionzoo.vectors.index import build_index, import_faiss
-from fusionzoo.vectors.nearest import nearest
-from fusionzoo.vectors.search import Searcher
+from fusionzoo.tools.search.file import nearest, open_vectors
+from fusionzoo.tools.search.index import build_index, import_faiss
+from fusionzoo.tools.search.search import Searcher
 
 OUT = Path(__file__).parents[1] / "results" / "search.csv"
 ROWS, DIM, CENTRES, QUERIES, K = 1_000_000, 256, 10_000, 50, 10

@@ -31,12 +31,11 @@ from torch.utils.data import DataLoader
 from fusionzoo import create_dataset, create_model
 from fusionzoo.config import RunConfig, from_args
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.distributed.malloc import keep_freed_memory
-from fusionzoo.distributed.process_group import World
+from fusionzoo.distributed import World, keep_freed_memory
 from fusionzoo.model import FusionModel
 from fusionzoo.scripts.train import train
 from fusionzoo.structures import Batch
-from fusionzoo.training.runs import report
+from fusionzoo.training import report
 
 
 def ours(dataset: PairedDataset, flags: list[str]) -> None:

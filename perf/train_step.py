@@ -14,11 +14,10 @@ import torch.nn.functional as F
 from _timing import ratio
 
 from fusionzoo.config import RunConfig, from_args
-from fusionzoo.distributed.process_group import World
+from fusionzoo.distributed import World
 from fusionzoo.structures import Batch
 from fusionzoo.training.build import build_objective, open_dataset
-from fusionzoo.training.optim.optimizers import build_optimizer, set_rates
-from fusionzoo.training.optim.param_groups import param_groups
+from fusionzoo.training.optim import build_optimizer, param_groups, set_rates
 from fusionzoo.training.trainer import Trainer
 
 STEPS = 5

@@ -26,10 +26,9 @@ def work(rank: int, size: int, meet: str, parts: bool, rows: int) -> None:
     import torch
 
     from fusionzoo.config import RunConfig, from_args
-    from fusionzoo.distributed.process_group import process_group, wrap
+    from fusionzoo.distributed import process_group, wrap
     from fusionzoo.training.build import build_objective, choose_encoders, open_dataset
-    from fusionzoo.training.optim.optimizers import build_optimizer
-    from fusionzoo.training.optim.param_groups import param_groups
+    from fusionzoo.training.optim import build_optimizer, param_groups
     from fusionzoo.training.trainer import Trainer
 
     torch.set_num_threads(1)

@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 
 import fusionzoo as fz
-from fusionzoo.datasets.interactions import bayes_accuracy as interaction_accuracy
-from fusionzoo.datasets.situations import SITUATIONS, bayes_accuracy, bayes_aurc
+from fusionzoo.datasets.builtin.planted import SITUATIONS, bayes_aurc, situations_bayes_accuracy
+from fusionzoo.datasets.builtin.planted import interactions_bayes_accuracy as interaction_accuracy
 from fusionzoo.evaluation.statistics import LEVEL, holm, seed_interval
 
 ROOT = Path(__file__).parents[1]
@@ -55,7 +55,7 @@ class Row:
 def planted(situation: str, samples: int, fusions: tuple[str, ...], **options: Any) -> Row:
     """Return the row of a data set `situations`."""
     data = {"name": "situations", "situation": situation, "samples": samples}
-    best = {"best_possible": bayes_accuracy(situation), **options}
+    best = {"best_possible": situations_bayes_accuracy(situation), **options}
     return Row(data, (*PLAIN, *fusions), **best)
 
 

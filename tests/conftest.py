@@ -27,7 +27,7 @@ def _deterministic() -> None:
 def forget_plugins() -> Iterator[Callable[[], None]]:
     """Let a test register components and import plugins; what is returned undoes all of it, as a
     new process would. It is called at the test's end."""
-    from fusionzoo.components import REGISTRIES
+    from fusionzoo.api import REGISTRIES
 
     entries = {name: dict(registry._entries) for name, registry in REGISTRIES.items()}
     modules, path, groups = set(sys.modules), list(sys.path), set(plugins._loaded_groups)

@@ -17,24 +17,23 @@ import soundfile
 from PIL import Image
 
 from fusionzoo import create_dataset
-from fusionzoo.audit.audit import audit
-from fusionzoo.audit.duplicates import jaccard
-from fusionzoo.audit.measure import (
+from fusionzoo.cli import main
+from fusionzoo.datasets.sound import AudioFile
+from fusionzoo.errors import FusionZooError
+from fusionzoo.structures import Audio
+from fusionzoo.tools.audit.audit import audit
+from fusionzoo.tools.audit.checks import REFUSALS, damaged_text
+from fusionzoo.tools.audit.copies import bucket_pairs, jaccard, near_vectors
+from fusionzoo.tools.audit.page import NAMES
+from fusionzoo.tools.audit.scan import (
     MAX_SHINGLES,
     PERMUTATIONS,
+    Scan,
     measure_array,
     measure_audio,
     minhash,
     shingles,
 )
-from fusionzoo.audit.neighbours import bucket_pairs, near_vectors
-from fusionzoo.audit.page import NAMES
-from fusionzoo.audit.scan import Scan
-from fusionzoo.audit.values import REFUSALS, damaged_text
-from fusionzoo.cli import main
-from fusionzoo.datasets.sound import AudioFile
-from fusionzoo.errors import FusionZooError
-from fusionzoo.structures import Audio
 
 ROOT = Path(__file__).parents[1]
 WORDS = [
@@ -271,7 +270,7 @@ def test_a_long_sound_is_measured_in_blocks_like_a_short_one(
     wave = 0.3 * np.random.default_rng(0).standard_normal(4 * 8000)
     soundfile.write(tmp_path / "a.wav", wave, 8000, "FLOAT")
     whole = measure_audio(AudioFile(tmp_path / "a.wav", 8000, len(wave)))
-    monkeypatch.setattr("fusionzoo.audit.measure.BLOCK", 1)
+    monkeypatch.setattr("fusionzoo.tools.audit.scan.BLOCK", 1)
     parts = measure_audio(AudioFile(tmp_path / "a.wav", 8000, len(wave)))
     assert parts.digest == whole.digest
     assert parts.numbers["peak"] == whole.numbers["peak"]
@@ -390,7 +389,7 @@ def test_a_sheet_shows_what_can_be_read_of_a_faulty_file(planted: Any, tmp_path:
     )
     assert "cannot be decoded" in (tmp_path / "a.html").read_text(encoding="utf-8")
     with pytest.raises(FusionZooError, match=r"a contact sheet is a .html or a .png file"):
-        from fusionzoo.audit.sheet import write_contact_sheet
+        from fusionzoo.tools.audit.page import write_contact_sheet
 
         scan: Scan = planted[2].scan
         write_contact_sheet(scan, [0], tmp_path / "sheet.pdf")

@@ -12,8 +12,7 @@ import pytest
 
 import fusionzoo
 from fusionzoo.cli import main
-from fusionzoo.console import command_line, print_columns
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, command_line, print_columns
 from fusionzoo.files import make_cache_folder
 from fusionzoo.zoo import facts
 
@@ -95,7 +94,7 @@ def test_facts_need_no_cache_that_can_be_written(
 def test_training_imports_fsdp_only_to_share_out_weights() -> None:
     absent = ("torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo", "sklearn")
     code = (
-        "import fusionzoo.training.build, fusionzoo.training.evaluate, fusionzoo.training.trainer\n"
+        "import fusionzoo.training.build, fusionzoo.training.fit, fusionzoo.training.trainer\n"
         "from fusionzoo import create_dataset; create_dataset('digits')\n" + LOADED.format(absent)
     )
     assert run(code) == "[]"
@@ -104,7 +103,7 @@ def test_training_imports_fsdp_only_to_share_out_weights() -> None:
 @pytest.mark.slow
 def test_timm_does_not_bring_wandb() -> None:
     code = (
-        "from fusionzoo.encoders._timm import build_timm; build_timm('resnet10t', False)\n"
+        "from fusionzoo.encoders.image import build_timm; build_timm('resnet10t', False)\n"
         + LOADED.format(("wandb",))
     )
     assert run(code) == "[]"
@@ -113,7 +112,7 @@ def test_timm_does_not_bring_wandb() -> None:
 def test_digits_are_those_of_scikit_learn() -> None:
     from sklearn.datasets import load_digits
 
-    from fusionzoo.datasets.digits import read_digits
+    from fusionzoo.datasets.builtin.digits import read_digits
 
     images, target = read_digits()
     theirs = load_digits()

@@ -17,8 +17,8 @@ import fusionzoo
 from fusionzoo.encoders import Encoder
 from fusionzoo.plugins import load_plugins
 from fusionzoo.scripts.train import main as train
+from fusionzoo.testing.runner import fusion_suite
 from fusionzoo.training.balance import BALANCE
-from fusionzoo.zoo.conformance.runner import fusion_suite
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()

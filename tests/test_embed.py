@@ -18,10 +18,10 @@ import torch
 import fusionzoo as fz
 from fusionzoo import create_dataset, create_model
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.evaluation.embeddings import read_about
-from fusionzoo.inference.extraction import extract as extraction
-from fusionzoo.inference.extraction import on_ray
-from fusionzoo.inference.extraction.parts import Parts
+from fusionzoo.embeddings import extract as extraction
+from fusionzoo.embeddings import on_ray
+from fusionzoo.embeddings.files import read_about
+from fusionzoo.embeddings.parts import Parts
 from fusionzoo.model import FusionModel
 from fusionzoo.scripts.embed import main as embed
 
@@ -284,10 +284,10 @@ def test_a_kill_while_parts_are_removed_leaves_a_folder_that_goes_on(
 def test_two_extractions_do_not_write_one_file_at_the_same_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fusionzoo.inference.extraction.parts.PATIENCE", 0.3)
+    monkeypatch.setattr("fusionzoo.embeddings.parts.PATIENCE", 0.3)
     parts = Parts(tmp_path / "e.parquet")
     code = (
-        "import sys, pathlib; from fusionzoo.inference.extraction.parts import Parts\n"
+        "import sys, pathlib; from fusionzoo.embeddings.parts import Parts\n"
         "with Parts(pathlib.Path(sys.argv[1])).claimed({}, overwrite=False):\n"
         "    print('locked', flush=True); sys.stdin.read()"
     )

@@ -17,8 +17,8 @@ from fusionzoo.fusion import create_fusion, list_fusions
 from fusionzoo.model import FusionModel
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Features
-from fusionzoo.training.runs.report import falls_short, result_rows
-from fusionzoo.training.tasks.multitask import plain_tasks
+from fusionzoo.training.multitask import plain_tasks
+from fusionzoo.training.report import falls_short, result_rows
 
 RUN = ["--data.name", "interactions", "--data.samples", "300", "--log", "none"]
 RUN += ["--train.epochs", "2", "--data.missing", "0.3"]

@@ -18,10 +18,8 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 import fusionzoo
-from fusionzoo.creating import create_model
 from fusionzoo.errors import FusionZooError
-from fusionzoo.model import FusionModel
-from fusionzoo.present_rows import encode_rows
+from fusionzoo.model import FusionModel, create_model, encode_rows
 from fusionzoo.structures import Batch
 
 ENCODERS: dict[str, dict[str, Any]] = {

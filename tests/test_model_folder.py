@@ -15,11 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import fusionzoo
-from fusionzoo.creating import create_model
-from fusionzoo.digests import files_of_model, write_digests
 from fusionzoo.errors import FusionZooError
+from fusionzoo.files import files_of_model, write_digests
 from fusionzoo.loading import _check_finite
-from fusionzoo.model import FusionModel
+from fusionzoo.model import FusionModel, create_model
 from fusionzoo.targets import Level, Number, OneOf
 
 NET = {"pretrained": False, "channels": [8, 8, 8, 8], "stem_width": 8}
@@ -216,7 +215,7 @@ def test_a_missing_setting_of_an_encoder_never_asks_a_hub(
     whole = config.read_text()
     spoilt = json.loads(whole)
     del spoilt["encoders"]["image"]["pretrained"]
-    monkeypatch.setattr("fusionzoo.encoders._timm.from_hub", lambda *_: pytest.fail("asked"))
+    monkeypatch.setattr("fusionzoo.encoders.weights.from_hub", lambda *_: pytest.fail("asked"))
     try:
         config.write_text(json.dumps(spoilt))
         fusionzoo.load(folders["image"])

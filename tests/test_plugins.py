@@ -485,7 +485,7 @@ def test_no_code_that_a_model_folder_names_is_ever_run(
 
 def embed_of(folder: Path, tmp_path: Path) -> None:
     from fusionzoo.config import EmbedConfig
-    from fusionzoo.distributed.process_group import World
+    from fusionzoo.distributed import World
     from fusionzoo.scripts.embed import embed as write
 
     data = {"name": "digits", "modalities": "text"}
@@ -574,11 +574,11 @@ def test_zoo_check_holds_a_plugins_fusion_to_the_contract(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from fusionzoo.zoo.conformance import numerics, runner
-    from fusionzoo.zoo.conformance.checks import Checks
+    from fusionzoo.testing import fusions, runner
+    from fusionzoo.testing.checks import Checks
 
     monkeypatch.chdir(mine.parent)
-    few = Checks(dict(list(numerics.CHECKS.items())[:3]))
+    few = Checks(dict(list(fusions.CHECKS.items())[:3]))
     suite = runner.fusion_suite()._replace(checks=few)
     monkeypatch.setitem(runner.SUITES, "fusion", lambda: suite)
     assert main(["zoo", "check", target, "--plugins", str(mine)]) == 0
@@ -636,8 +636,8 @@ def test_ray_workers_import_plugins(mine: Path, tmp_path: Path) -> None:
 
 
 def test_a_plugins_changed_code_makes_benchmark_cells_anew(mine: Path, tmp_path: Path) -> None:
+    from fusionzoo.benchmark import schedule
     from fusionzoo.benchmark.bench import open_bench
-    from fusionzoo.benchmark.trials import schedule
     from fusionzoo.config import BenchmarkConfig
 
     load_plugins(str(mine))

@@ -18,8 +18,7 @@ import soundfile
 from PIL import Image
 
 from fusionzoo import create_dataset, list_datasets, list_fusions
-from fusionzoo.cli import main
-from fusionzoo.commands import model_first
+from fusionzoo.cli import main, model_first
 from fusionzoo.config import (
     BenchmarkConfig,
     EmbedConfig,
@@ -29,8 +28,8 @@ from fusionzoo.config import (
     from_args,
 )
 from fusionzoo.datasets.summary import data_summary
+from fusionzoo.tools.search.search import SearchConfig
 from fusionzoo.training.balance import BALANCE
-from fusionzoo.vectors.command import SearchConfig
 from fusionzoo.zoo.cards import FAMILIES
 
 ROOT = Path(__file__).parents[1]

@@ -18,7 +18,7 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import FUSIONS, Fusion, FusionEntry
 from fusionzoo.registry import Entry, Registry
 from fusionzoo.training.balance import BALANCE
-from fusionzoo.training.tasks.base import OBJECTIVES
+from fusionzoo.training.tasks import OBJECTIVES
 from fusionzoo.zoo.cards import BALANCE_FAMILIES, FAMILIES
 
 REGISTRIES: dict[str, tuple[Registry[Any, Any], str]] = {  # a registry, and a word near a family

@@ -13,8 +13,8 @@ from fusionzoo.datasets import DATASETS
 from fusionzoo.encoders import ENCODERS, create_encoder
 from fusionzoo.fusion import FUSIONS
 from fusionzoo.training.balance import BALANCE, Balance
-from fusionzoo.training.tasks.base import OBJECTIVES
-from fusionzoo.zoo.docstrings import SECTIONS, described_settings, settings_block
+from fusionzoo.training.tasks import OBJECTIVES
+from fusionzoo.zoo.cards import SECTIONS, described_settings, settings_block
 
 Component = Callable[..., Any]
 REGISTRIES = (FUSIONS, ENCODERS, DATASETS, BALANCE, OBJECTIVES)

@@ -17,8 +17,7 @@ import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError, one_line
 
-from .index import ShardFile
-from .storage import Storage
+from .storage import ShardFile, Storage
 
 WINDOW_BYTES = 64 << 20  # of the blocks whose samples are shuffled together
 MAX_WINDOW = 256  # blocks

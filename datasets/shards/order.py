@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from torch import Tensor
+
+from fusionzoo.errors import FusionZooError
+
+from ..join import SourceValues
+from ..table import SampleTable
+from .blocks import Blocks, StoredCells
+from .storage import BYTES, ITEMS, OFFSETS, SAMPLES, struct_entries
 
 
 class Blocking(NamedTuple):
@@ -51,3 +61,91 @@ def window_sizes(order: Tensor, windows: Tensor) -> list[int]:
     """
     counts: list[int] = torch.unique_consecutive(windows[order], return_counts=True)[1].tolist()
     return counts
+
+
+def find_blocking(dataset: SampleTable) -> Blocking | None:
+    """Return the blocks that a data set's samples are in; None: it has no values in shards.
+
+    The first modality in shards decides, then others in the same ones; a sample that has none of
+    them is read with the sample before it.
+    """
+    blocks: Blocks | None = None
+    rows = np.full(len(dataset), -1, np.int64)
+    for name in dataset.modalities:
+        stored = _stored_rows(dataset, name)
+        if stored is None or (blocks is not None and stored[0] is not blocks):
+            continue
+        blocks = stored[0]
+        rows = np.where(rows < 0, stored[1], rows)
+    if blocks is None:
+        return None
+    last = np.maximum.accumulate(np.where(rows >= 0, np.arange(len(rows)), 0))
+    numbers = blocks.blocks_of(np.maximum(rows[last], 0))
+    return Blocking(torch.from_numpy(numbers.astype(np.int64)), blocks.window)
+
+
+def stored_lengths(dataset: SampleTable, name: str) -> Tensor | None:
+    """Return the bytes of a modality's values by row of the table, float64; None: not in shards.
+
+    Of lists of pictures, the number of items.
+    """
+    values = dataset.memory.get(name)
+    if not isinstance(values, StoredCells):
+        return None
+    sizes = values.sizes
+    if values.counts is not None and dataset.modalities[name] == "image":
+        sizes = values.counts
+    cells = pc.fill_null(dataset.table[name], -1).to_numpy()
+    return torch.from_numpy(np.where(cells < 0, 0.0, sizes[cells]).astype(np.float64))
+
+
+def _stored_rows(dataset: SampleTable, name: str) -> tuple[Blocks, np.ndarray] | None:
+    """Return the row in shards of each sample's value, -1 without one, and the shards' blocks."""
+    values = dataset.memory.get(name)
+    if not isinstance(values, StoredCells | SourceValues):
+        return None
+    cells = pc.fill_null(dataset.chosen(name), -1).to_numpy()
+    if isinstance(values, StoredCells):
+        return values.blocks, cells
+    inner = _stored_rows(values.source, values.modality)
+    if inner is None:
+        return None
+    return inner[0], np.where(cells < 0, -1, inner[1][cells])
+
+
+def has_items(table: pa.Table, name: str) -> bool:
+    """Whether `samples.arrow` has a number for each item of a modality's values."""
+    structs = table.schema.field(BYTES).type
+    if not pa.types.is_struct(structs) or structs.get_field_index(name) < 0:
+        raise FusionZooError(f"{SAMPLES}: {BYTES} has no field {name}")
+    return pa.types.is_list(structs.field(name).type)
+
+
+def stored_items(table: pa.Table, column: str, name: str, num_rows: int) -> pa.ListArray:
+    """Return the lists of a struct of `samples.arrow` by row of the shards, null without one."""
+    rows, entries = struct_entries(table, column, name, num_rows)
+    lists = entries.combine_chunks()
+    if lists.type != ITEMS or lists.null_count or lists.flatten().null_count:
+        raise FusionZooError(f"{SAMPLES}: {column} lacks the items of {name}")
+    positions = np.full(num_rows, -1, np.int64)
+    positions[rows] = np.arange(len(rows))
+    return lists.take(pa.array(positions, mask=positions < 0))
+
+
+def check_items(offsets: Any, sizes: Any, name: str) -> None:
+    """Raise an error if the items of a modality have more places than sizes, or fewer."""
+    if not pc.list_value_length(offsets).equals(pc.list_value_length(sizes)):
+        raise FusionZooError(f"{SAMPLES}: {BYTES} and {OFFSETS} of {name} differ in their items")
+
+
+def stored_cells(blocks: Blocks, column: str, kind: str, sizes: Any) -> StoredCells:
+    """Return a modality's values; `sizes` are an Arrow array of lists if the values are lists."""
+    if not isinstance(sizes, pa.Array):
+        return StoredCells(blocks, column, kind, sizes)
+    counts = pc.fill_null(pc.list_value_length(sizes), -1).to_numpy().astype(np.int64)
+    ends = np.cumsum(counts.clip(0))
+    sums = np.concatenate([[0], np.cumsum(sizes.flatten().to_numpy())])
+    totals = np.where(counts < 0, -1, sums[ends] - sums[ends - counts.clip(0)])
+    cells = StoredCells(blocks, column, kind, totals)
+    cells.has_lists, cells.counts = True, counts
+    return cells

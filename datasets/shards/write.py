@@ -1,56 +1,295 @@
-"""Convert a data set to shards, so that a conversion that was killed goes on where it was.
-
-A shard is written beside its place and renamed when it is whole; `.partial/` has the index of each
-finished shard until the last one is written.
-"""
+"""Convert a data set or a stream to shards, so that a conversion that was killed goes on."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import re
 import shutil
-from collections.abc import Iterator, Sequence
+import sys
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import replacing, write_json, write_text
 
+from ..export import has_several, table_columns
+from ..sources.hugging_face import LIBRARY, undecoded_stream
 from ..table import SampleTable
-from .index import (
+from .storage import (
     BYTES,
     DIGESTS,
     FORMATS,
+    ITEMS,
     NAME,
     OFFSETS,
     SAMPLES,
     STORED,
     ShardFile,
     ShardIndex,
+    Storage,
     read_index,
 )
-from .pieces import (
-    PARTIAL,
-    Written,
-    check_folder,
-    file_digest,
-    has_any,
-    index_piece,
-    join_pieces,
-    range_checksums,
-    read_arrow,
-    write_arrow,
+from .writers import (
+    MAX_ROWS,
+    ParquetShard,
+    TarShard,
+    member_size,
+    member_sizes,
+    stored_value,
+    value_size,
 )
-from .plan import Part, Settings, fingerprint, light_table, make_plan, modalities_with_lists
-from .storage import Storage
-from .values import stored_value
-from .writers import MAX_ROWS, ParquetShard, TarShard, member_size, member_sizes
+
+ENDINGS = {"parquet": ".parquet", "webdataset": ".tar"}
+SAMPLED = 32  # values whose bytes are measured where no file tells them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Settings of a conversion."""
+
+    format: str = "parquet"
+    prepare: bool = False
+    shard_mb: int = 256  # MB of a shard, before `prepare` makes values smaller
+    block_mb: float = 4.0  # MB of a block, which is read at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One shard to write."""
+
+    name: str
+    positions: np.ndarray  # of its samples in the data set
+
+
+def light_table(dataset: SampleTable) -> pa.Table:
+    """Return the columns that are no pictures, clips or arrays, texts read from their files."""
+    columns: dict[str, Any] = {name: dataset.chosen(name) for name in table_columns(dataset)}
+    for name, kind in dataset.modalities.items():
+        if kind == "text":
+            in_cells = name not in dataset.paths and name not in dataset.memory
+            columns[name] = (
+                dataset.chosen(name) if in_cells else pa.array(_texts(dataset, name), pa.string())
+            )
+        elif kind == "tabular":
+            if name in dataset.memory:
+                columns[name] = pa.array(dataset.references(name))
+            else:
+                columns[name] = dataset.chosen(name)
+    return pa.table(columns)
+
+
+def make_plan(dataset: SampleTable, settings: Settings) -> list[Part]:
+    """Divide each split into shards of about the size that is asked for."""
+    sizes = _sizes(dataset)
+    names = np.array(dataset.split_names, dtype=object)
+    parts: list[Part] = []
+    stems: set[str] = set()
+    for split in dataset.splits:
+        positions = np.flatnonzero(names == split)
+        count = int(np.ceil(sizes[positions].sum() / (settings.shard_mb * 1_000_000)))
+        count = min(max(1, count), len(positions))
+        stem = re.sub(r"\W", "_", split)
+        while stem in stems:
+            stem += "_"
+        stems.add(stem)
+        for number, chosen in enumerate(np.array_split(positions, count)):
+            ending = ENDINGS[settings.format]
+            name = (
+                f"{stem}-{number:05d}-of-{count:05d}{ending}"
+                if ending == ".parquet"
+                else f"{stem}-{number:06d}{ending}"
+            )
+            parts.append(Part(name=name, positions=chosen))
+    return parts
+
+
+def fingerprint(table: pa.Table, kinds: Mapping[str, str], settings: Settings) -> str:
+    """Return a digest of the samples and settings: a conversion is resumed if it is the same."""
+    digest = hashlib.sha256(json.dumps([dict(kinds), vars(settings)]).encode())
+    digest.update(table.schema.to_string().encode())
+    for batch in table.combine_chunks().to_batches():
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as stream:
+            stream.write_batch(batch)
+        digest.update(sink.getvalue())
+    return digest.hexdigest()
+
+
+def modalities_with_lists(dataset: SampleTable) -> list[str]:
+    """Return the modalities of which a sample may have several pictures or clips."""
+    media = [name for name, kind in dataset.modalities.items() if kind in ("image", "audio")]
+    return [name for name in media if has_several(dataset, name, decoded=False)]
+
+
+def _texts(dataset: SampleTable, name: str) -> list[str | None]:
+    """Read the texts of a modality."""
+    from ..media import decode
+
+    texts: list[str | None] = []
+    for row in dataset.rows.tolist():
+        try:
+            value = dataset.reference(name, row)
+            texts.append(None if value is None else decode("text", value))
+        except FusionZooError as error:
+            if getattr(dataset, "on_error", "raise") == "raise":
+                raise FusionZooError(f"{dataset.sample_place(row)}, {name}: {error}") from error
+            texts.append(None)
+    return texts
+
+
+def _sizes(dataset: SampleTable) -> np.ndarray:
+    """Return an estimate of the bytes of each sample, float64 (N,)."""
+    total = np.full(len(dataset), 200.0)
+    for name, kind in dataset.modalities.items():
+        if kind not in STORED:
+            continue
+        values = dataset.memory.get(name)
+        known = getattr(values, "sizes", None)
+        present = dataset.column(name)
+        if known is not None:
+            total += [0.0 if cell is None else max(0, known[cell]) for cell in present]
+        elif values is None and name in dataset.paths and kind in ("image", "audio"):
+            total += [_file_bytes(x) for x in dataset.references(name)]
+        else:
+            total += _typical_size(dataset, name, kind, present)
+    return total
+
+
+def _file_bytes(value: Any) -> int:
+    """Return the bytes of a file, or of the files of a list."""
+    if isinstance(value, list):
+        return sum(map(_file_bytes, value))
+    return value.stat().st_size if isinstance(value, Path) and value.is_file() else 0
+
+
+def _typical_size(dataset: SampleTable, name: str, kind: str, cells: list[Any]) -> float:
+    """Return the mean bytes of a few values."""
+    rows = [row for row, cell in zip(dataset.rows.tolist(), cells, strict=True) if cell is not None]
+    sizes = []
+    for row in rows[:: max(1, len(rows) // SAMPLED)][:SAMPLED]:
+        try:
+            sizes.append(value_size(stored_value(kind, dataset.reference(name, row), False)))
+        except FusionZooError:
+            continue  # writing it raises the error, with its place
+    return float(np.mean(sizes)) if sizes else 0.0
+
+
+PARTIAL = ".partial"  # folder of what a conversion under way keeps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What a conversion wrote."""
+
+    folder: Path
+    samples: int
+    files: int
+    bytes: int
+    resumed: int  # shards that were there already
+    failed: int  # values that could not be used, and are missing in the shards
+
+
+def check_folder(out: Path, source: str) -> None:
+    """Raise an error if the folder holds anything but this conversion, finished or not."""
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise FusionZooError(f"{out} is a file: name a folder")
+    storage = Storage(out)
+    done = read_index(storage) or read_index(storage, f"{PARTIAL}/{NAME}")
+    if done is None and any(x.name != PARTIAL for x in out.iterdir()):
+        raise FusionZooError(f"{out} exists and is not an empty folder: name another one")
+    if done is not None and done.source != source:
+        raise FusionZooError(
+            f"{out} holds shards of other samples, or with other settings: name another folder, or"
+            " remove it"
+        )
+
+
+def index_piece(index: Mapping[str, list[Any]], lists: Sequence[str]) -> pa.Table:
+    """Return a shard's part of the index; modalities in `lists` have a number of each item."""
+    listed = {f"{key}{name}" for key in (BYTES, OFFSETS) for name in lists}
+    return pa.table(
+        {
+            name: pa.array([x if isinstance(x, list) else None for x in cells], ITEMS)
+            if name in listed
+            else pa.array(cells, pa.int64())
+            for name, cells in index.items()
+        }
+    )
+
+
+def join_pieces(
+    pieces: Sequence[pa.Table], light: pa.Table, stored: Sequence[str], format: str
+) -> pa.Table:
+    """Return the light columns with the rows, bytes and, of a tar, places of the stored values.
+
+    A piece has the position in the data set of each of its shard's rows.
+    """
+    rows = pa.concat_tables(pieces)
+    order = np.argsort(rows.column("position").to_numpy(), kind="stable")
+    rows = rows.append_column("row", pa.array(np.arange(len(rows)))).take(pa.array(order))
+    columns: dict[str, Any] = {name: light[name] for name in light.column_names}
+    numbers = rows.column("row").to_numpy()
+    structs: Mapping[str, list[Any]] = {BYTES: [], OFFSETS: []}
+    for name in stored:
+        sizes = rows.column(f"{BYTES}{name}")
+        columns[name] = pa.array(numbers, mask=sizes.is_null().to_numpy())
+        for key, cells in structs.items():
+            cells.append(rows.column(f"{key}{name}").combine_chunks())
+    for key in (BYTES, OFFSETS) if format == "webdataset" else (BYTES,):
+        if stored:
+            columns[key] = pa.StructArray.from_arrays(structs[key], names=list(stored))
+    return pa.table(columns)
+
+
+def has_any(table: pa.Table, names: Sequence[str]) -> pa.Array:
+    """Return which rows have a value in any of the columns."""
+    valid = np.zeros(len(table), bool)
+    for name in names:
+        valid |= table.column(name).is_valid().to_numpy()
+    return pa.array(valid)
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def range_checksums(path: Path, ranges: Sequence[Sequence[int]]) -> list[int]:
+    """Return the CRC-32 of each range of a file."""
+    checksums = []
+    with path.open("rb") as file:
+        for start, stop in ranges:
+            file.seek(start)
+            checksums.append(zlib.crc32(file.read(stop - start)))
+    return checksums
+
+
+def write_arrow(path: Path, table: pa.Table) -> None:
+    """Write a table as an Arrow file, atomically."""
+    with replacing(path) as partial, pa.ipc.new_file(str(partial), table.schema) as file:
+        file.write_table(table)
+
+
+def read_arrow(path: Path) -> pa.Table:
+    """Read an Arrow file."""
+    with pa.ipc.open_file(str(path)) as file:
+        return file.read_all()
+
 
 CHUNK = 64  # samples whose values are read at once, by several threads
 
@@ -252,3 +491,97 @@ class _Conversion:
             resumed=resumed,
             failed=self.failed,
         )
+
+
+BATCH = 100  # rows that are read from the stream at once
+BLOCK_BYTES = 4_000_000
+
+
+def write_stream(data: Any, out: Path, *, shard_mb: int = 256, progress: bool = False) -> Written:
+    """Write the splits of a stream into the folder `out`; rows and columns stay as they are.
+
+    Shards of a conversion that was stopped are kept, and their rows are skipped in the stream.
+    """
+    if out.exists() and (not out.is_dir() or any(x.name != PARTIAL for x in out.iterdir())):
+        raise FusionZooError(f"{out} exists and is not an empty folder: name another one")
+    partial = out / PARTIAL
+    partial.mkdir(parents=True, exist_ok=True)
+    splits: dict[str, Any] = dict(data) if isinstance(data, Mapping) else {"": data}
+    resumed = sum(1 for _ in partial.glob("*.parquet"))
+    bar = tqdm(desc="convert", unit="sample", disable=not progress, dynamic_ncols=True)
+    with bar:
+        for split, stream in splits.items():
+            _write_split(undecoded_stream(stream), partial, _stem(split), shard_mb, bar)
+    files, samples = [], 0
+    for split in splits:
+        shards = sorted(partial.glob(f"{_stem(split)}-*.parquet"))
+        for number, shard in enumerate(shards):
+            samples += pq.read_metadata(shard).num_rows
+            name = f"{_stem(split)}-{number:05d}-of-{len(shards):05d}.parquet"
+            files.append(shard.rename(out / name))
+    write_text(out / DIGESTS, "".join(f"{file_digest(file)}  {file.name}\n" for file in files))
+    shutil.rmtree(partial)
+    return Written(
+        folder=out,
+        samples=samples,
+        files=len(files),
+        bytes=sum(file.stat().st_size for file in files),
+        resumed=resumed,
+        failed=0,
+    )
+
+
+def _stem(split: str) -> str:
+    """Return the start of a split's file names; a stream without splits has those of `train`."""
+    return re.sub(r"\W", "_", str(split)) or "data"
+
+
+def _write_split(stream: Any, folder: Path, stem: str, shard_mb: int, bar: Any) -> None:
+    done = sorted(folder.glob(f"{stem}-*.parquet"))
+    written = sum(pq.read_metadata(path).num_rows for path in done)
+    bar.update(written)
+    blocks = _blocks(stream.skip(written) if written else stream)
+    metadata = stream.features.arrow_schema.metadata if stream.features else None
+    number, block = len(done), next(blocks, None)
+    while block is not None:
+        path = folder / f"{stem}-{number:05d}.parquet"
+        schema = block.schema.with_metadata(metadata)
+        size = 0
+        with (
+            replacing(path) as partial,
+            pq.ParquetWriter(partial, schema, write_page_checksum=True) as file,
+        ):
+            while block is not None and (not size or size + block.nbytes <= shard_mb * 1_000_000):
+                file.write_table(block.cast(schema), row_group_size=len(block))
+                size += block.nbytes
+                bar.update(len(block))
+                block = next(blocks, None)
+        number += 1
+
+
+def _blocks(stream: Any) -> Iterator[pa.Table]:
+    """Yield a stream as tables of about `BLOCK_BYTES`, with the contents of files of media."""
+    embed = sys.modules[f"{LIBRARY}.table"].embed_table_storage
+    parts: list[pa.Table] = []
+    size = rows = 0
+    for table in stream.with_format("arrow").iter(batch_size=BATCH):
+        for start in range(0, len(table), 10):
+            part = _plain(embed(table.slice(start, 10)))
+            if parts and (size + part.nbytes > BLOCK_BYTES or rows + len(part) > MAX_ROWS):
+                yield pa.concat_tables(parts, promote_options="permissive").combine_chunks()
+                parts, size, rows = [], 0, 0
+            parts.append(part)
+            size, rows = size + part.nbytes, rows + len(part)
+    if parts:
+        yield pa.concat_tables(parts, promote_options="permissive").combine_chunks()
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """Return a table whose extension types are the plain types that they are stored in."""
+    for position, field in enumerate(table.schema):
+        if isinstance(field.type, pa.BaseExtensionType):
+            column = table.column(position)
+            chunks = [chunk.storage for chunk in column.chunks]
+            stored = pa.chunked_array(chunks, field.type.storage_type)
+            table = table.set_column(position, field.name, stored)
+    return table.replace_schema_metadata(None)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from fusionzoo.checks import check_modality
+from fusionzoo.errors import check_modality
 from fusionzoo.structures import Features, FusionOutput, masked_mean
 
 from ..base import FUSIONS

@@ -12,8 +12,7 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Features, FusionOutput, StepContext, masked_mean
 
 from ..base import FUSIONS, combination_of
-from ._blocks import Attention, TokenFusion
-from ._moe import Experts, Router, Routing, imbalance
+from ._blocks import Attention, Experts, Router, Routing, TokenFusion, imbalance
 
 
 @FUSIONS.register(family="attention", paper="Yun et al. 2024, arXiv:2410.08245", reads="tokens")

@@ -9,12 +9,11 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from fusionzoo.checks import check_choice
+from fusionzoo.errors import check_choice
 from fusionzoo.structures import Features, FusionOutput, StepContext, masked_mean
 
 from ..base import FUSIONS, present_mean
-from ._blocks import Attention, TokenFusion, join
-from ._moe import Experts, Router, Routing, imbalance
+from ._blocks import Attention, Experts, Router, Routing, TokenFusion, imbalance, join
 
 
 @FUSIONS.register(family="attention", paper="Han et al. 2024, arXiv:2402.03226", reads="tokens")

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.checks import check_modality
+from fusionzoo.errors import check_modality
 from fusionzoo.structures import Features, FusionOutput, masked_mean
 
 from ..base import FUSIONS
-from ._blocks import Attention, TokenFusion, join, perceptron, with_stand_in
-from ._resampler import Resampler
+from ._blocks import Attention, Resampler, TokenFusion, join, perceptron, with_stand_in
 
 
 class GatedLayer(nn.Module):

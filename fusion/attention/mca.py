@@ -12,7 +12,7 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Features, FusionOutput, StepContext
 
 from ..base import FUSIONS
-from ._streams import Streams
+from ._blocks import Streams
 
 
 @FUSIONS.register(family="attention", paper="Bjorgaard 2024, arXiv:2403.20280", reads="tokens")

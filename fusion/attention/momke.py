@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.checks import check_heads
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, check_heads
 from fusionzoo.structures import Features, FusionOutput, Phase, StepContext, masked_mean
 
 from ..base import FUSIONS, Fusion, present_mean

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from fusionzoo.structures import Features, FusionOutput
 
 from ..base import FUSIONS
-from ._blocks import Block, TokenFusion, join
-from ._resampler import Resampler
+from ._blocks import Block, Resampler, TokenFusion, join
 
 
 @FUSIONS.register(

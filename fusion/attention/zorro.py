@@ -11,7 +11,7 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Features, FusionOutput, StepContext
 
 from ..base import FUSIONS, present_mean
-from ._streams import Streams
+from ._blocks import Streams
 
 
 @FUSIONS.register(

@@ -12,8 +12,7 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Features, FusionOutput
 
 from ..base import FUSIONS, Fusion, RunningMeans, power_norm
-from ._factorised import Factors
-from ._tucker import SlicedProduct
+from ._bilinear import Factors, SlicedProduct
 
 
 @FUSIONS.register(family="early", paper="Ben-younes et al. 2019, arXiv:1902.00038", reads="pooled")

@@ -9,7 +9,7 @@ import torch
 from einops import rearrange, reduce
 from torch import Tensor, nn
 
-from fusionzoo.checks import check_choice
+from fusionzoo.errors import check_choice
 from fusionzoo.structures import Features, FusionOutput
 
 from ..base import FUSIONS, Fusion, masked_softmax

@@ -10,7 +10,7 @@ from torch import nn
 from fusionzoo.structures import Features, FusionOutput
 
 from ..base import FUSIONS, Fusion, RunningMeans, power_norm, product
-from ._factorised import Factors
+from ._bilinear import Factors
 
 
 @FUSIONS.register(family="early", paper="Yu et al. 2017, arXiv:1708.01471", reads="pooled")

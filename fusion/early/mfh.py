@@ -12,7 +12,7 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Features, FusionOutput
 
 from ..base import FUSIONS, Fusion, RunningMeans, power_norm, product
-from ._factorised import Factors
+from ._bilinear import Factors
 
 
 @FUSIONS.register(family="early", paper="Yu et al. 2018, arXiv:1708.03619", reads="pooled")

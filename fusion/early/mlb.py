@@ -7,11 +7,11 @@ from typing import Literal
 
 from torch import nn
 
-from fusionzoo.checks import check_choice
+from fusionzoo.errors import check_choice
 from fusionzoo.structures import Features, FusionOutput
 
 from ..base import FUSIONS, Fusion, RunningMeans, product
-from ._factorised import Factors
+from ._bilinear import Factors
 
 
 @FUSIONS.register(family="early", paper="Kim et al. 2017, arXiv:1610.04325", reads="pooled")

@@ -8,8 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.checks import check_choice
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, check_choice
 from fusionzoo.structures import Features, FusionOutput, StepContext
 
 from ..base import FUSIONS, Fusion, RunningMeans

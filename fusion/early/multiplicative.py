@@ -11,11 +11,11 @@ import torch
 from einops import einsum
 from torch import Tensor, nn
 
-from fusionzoo.checks import check_choice
+from fusionzoo.errors import check_choice
 from fusionzoo.structures import Features, FusionOutput
 
 from ..base import FUSIONS, Fusion, RunningMeans
-from ._outer import check_budget, narrow, with_ones
+from ._bilinear import check_budget, narrow, with_ones
 
 
 @FUSIONS.register(family="early", paper="Jayakumar et al. 2020, ICLR", reads="pooled")

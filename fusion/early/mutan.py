@@ -11,8 +11,7 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Features, FusionOutput
 
 from ..base import FUSIONS, Fusion, RunningMeans
-from ._factorised import Factors
-from ._tucker import SlicedProduct
+from ._bilinear import Factors, SlicedProduct
 
 
 @FUSIONS.register(family="early", paper="Ben-younes et al. 2017, arXiv:1705.06676", reads="pooled")

@@ -10,7 +10,7 @@ from torch import nn
 from fusionzoo.structures import Features, FusionOutput
 
 from ..base import FUSIONS, Fusion, RunningMeans
-from ._outer import check_budget, narrow, with_ones
+from ._bilinear import check_budget, narrow, with_ones
 
 
 @FUSIONS.register(family="early", paper="Zadeh et al. 2017, arXiv:1707.07250", reads="pooled")

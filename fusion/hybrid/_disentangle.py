@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._draws import Draws
-from ..base import present_mean
+from ..base import Draws, present_mean
 
 
 def pooled_logit(x: Tensor, present: Tensor) -> Tensor:

@@ -10,12 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusionzoo.checks import check_choice
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, check_choice
 from fusionzoo.structures import Features, FusionOutput, StepContext
 
-from .._draws import Draws
-from ..base import FUSIONS, Fusion, masked_softmax, present_mean
+from ..base import FUSIONS, Draws, Fusion, masked_softmax, present_mean
 from ._disentangle import divergence, pooled_logit, random_part, ranking
 
 

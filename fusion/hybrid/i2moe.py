@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Features, FusionOutput, StepContext
 
-from .._draws import Draws
-from ..base import FUSIONS, Fusion
+from ..base import FUSIONS, Draws, Fusion
 from ._interaction import Moments, interaction_losses, paused_means, perceptron
 
 

@@ -9,7 +9,7 @@ import torch
 from einops import repeat
 from torch import Tensor, nn
 
-from fusionzoo.checks import check_choice
+from fusionzoo.errors import check_choice
 from fusionzoo.structures import Features, FusionOutput, Phase, StepContext
 
 from ..base import FUSIONS, Fusion, combination_of

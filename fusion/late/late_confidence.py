@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from fusionzoo.checks import check_choice
+from fusionzoo.errors import check_choice
 from fusionzoo.structures import Features, FusionOutput
 
 from ..base import FUSIONS, masked_softmax

@@ -8,12 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.checks import check_choice
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, check_choice
 from fusionzoo.structures import Features, FusionOutput, Phase, StepContext
 
-from .._draws import Draws
-from ..base import FUSIONS, masked_softmax
+from ..base import FUSIONS, Draws, masked_softmax
 from ._base import LateFusion
 
 

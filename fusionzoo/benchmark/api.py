@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fusionzoo.benchmark import schedule, strategies
 from fusionzoo.config import BenchmarkConfig, from_settings, write_yaml
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.distributed.malloc import keep_freed_memory
+from fusionzoo.distributed import keep_freed_memory
 from fusionzoo.errors import FusionZooError
+from fusionzoo.features import key_of
+from fusionzoo.identity import data_identity
 from fusionzoo.inputs import Data, data_settings, in_memory, read_data
 from fusionzoo.plugins import load_plugins
-from fusionzoo.training.tasks.multitask import targets_of
+from fusionzoo.training.multitask import targets_of
 
-from . import strategies
 from .bench import open_bench, tuning_trials
 from .clock import Clock
 from .executors import check_main_module
-from .features.prepare import prepare
-from .inputs import dataset_settings
-from .report import summary, verdict, writers
+from .prepare import prepare
+from .report import page, summary, verdict
 from .report.needs import analyse_needs
-from .report.report import Report
-from .trials import schedule, tune
+from .report.page import Report
+
+
+def dataset_settings(dataset: PairedDataset) -> dict[str, Any]:
+    """Return settings that identify a data set in memory; they cannot open it again."""
+    encoders = json.loads(json.dumps(dataset.default_encoders, default=str))
+    key = key_of([data_identity(dataset), encoders, dataset.on_error])
+    return {"name": dataset.source, "in_memory": key}
 
 
 def benchmark(
@@ -63,11 +71,11 @@ def run(cfg: BenchmarkConfig, dataset: PairedDataset | None = None) -> Report:
     # ---- data: names and settings are checked before anything is computed
     check_main_module()
     load_plugins(cfg.plugins)
-    writers.require_packages()
+    page.require_packages()
     if cfg.combine:
         raise FusionZooError("--combine ranks over finished reports: benchmark.py --combine ...")
     if tuning_trials(cfg):
-        tune.require_optuna()
+        schedule.require_optuna()
     keep_freed_memory()
     clock = Clock(Path(cfg.out))
     bench, dataset = open_bench(cfg, dataset)
@@ -96,5 +104,5 @@ def run(cfg: BenchmarkConfig, dataset: PairedDataset | None = None) -> Report:
         figures["needs"] = needs
         clock.lap("analyses")
     clock.save(out)
-    writers.write(whole, figures, clock.laps(), out)
+    page.write(whole, figures, clock.laps(), out)
     return Report.read(out)

@@ -1,8 +1,9 @@
-"""The data of a benchmark: open the data set and create the folds."""
+"""The data of a benchmark: open the data set, create the folds, choose the metric."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -10,18 +11,197 @@ import torch
 from torch import Tensor
 
 from fusionzoo.config import BenchmarkConfig
-from fusionzoo.config.deselected import drop_deselected
+from fusionzoo.config.schema import drop_deselected
 from fusionzoo.datasets import PairedDataset
+from fusionzoo.datasets.splits import SPLITS
 from fusionzoo.errors import FusionZooError
+from fusionzoo.evaluation.metrics import closeness, multilabel_scores, right
 from fusionzoo.evaluation.robustness import CORRUPTIONS, SEVERITIES
-from fusionzoo.features.identity import data_identity
-from fusionzoo.rng import seed_of
-from fusionzoo.targets import Target
+from fusionzoo.identity import data_identity
+from fusionzoo.structures import seed_of
+from fusionzoo.targets import Level, Number, Target
 from fusionzoo.training.build import open_dataset
-from fusionzoo.training.tasks.multitask import Tasks, build_tasks, create_tasks, targets_of
+from fusionzoo.training.multitask import Tasks, build_tasks, create_tasks, targets_of
+from fusionzoo.training.tasks import Task
 
-from .folds import FOLDS, Fold, make_folds, untrained_labels
-from .metric import METRICS, Metric, fold_labels, metric_of
+FOLDS = 5
+VALIDATION_PARTS = 8  # of the samples that a fold does not test, one part in 8 validates
+
+
+@dataclass(frozen=True, eq=False)  # tensors have no truth value to compare by
+class Fold:
+    """Row numbers of the three splits."""
+
+    train: Tensor
+    val: Tensor
+    test: Tensor
+
+
+def make_folds(
+    dataset: PairedDataset, count: int, seed: int, labels: Tensor | None = None
+) -> tuple[Fold, ...]:
+    """Return the data set's own splits, or `count` stratified folds that keep groups together.
+
+    Fold f tests on part f; of the others it validates on an eighth and trains on the rest, with 5
+    folds on 20, 10 and 70 % of the samples. `labels` (N,) are the classes to stratify by, by
+    default the targets; -1 marks samples without a label, which are trained on (strategies may
+    learn from them) but neither validate nor test.
+    """
+    labels = dataset.targets if labels is None else labels
+    if count == 0:
+        return (_labelled(_own_splits(dataset), labels),)
+    if count < 3:
+        raise FusionZooError(
+            f"--folds {count}: one to test, one to validate and one to train make 3"
+        )
+    folds = []
+    for others, test in _split(dataset, torch.arange(len(labels)), labels, count, seed):
+        train, val = _split(dataset, others, labels, VALIDATION_PARTS, seed)[0]
+        folds.append(_labelled(Fold(train, val, test), labels))
+    return tuple(folds)
+
+
+def _split(
+    dataset: PairedDataset, rows: Tensor, labels: Tensor, count: int, seed: int
+) -> list[tuple[Tensor, Tensor]]:
+    """Cut rows into stratified parts that keep groups together: (the other rows, the part) each.
+
+    Fewer parts are made where there are fewer groups, or no class has as many samples.
+    """
+    from sklearn.model_selection import StratifiedGroupKFold
+
+    groups = [dataset.groups[row] for row in rows.tolist()]
+    most = int(labels[rows].unique(return_counts=True)[1].max())
+    splitter = StratifiedGroupKFold(
+        max(2, min(count, len(set(groups)), most)), shuffle=True, random_state=seed
+    )
+    with warnings.catch_warnings():  # a class rarer than the parts is in some of them only
+        warnings.filterwarnings("ignore", "The least populated class", UserWarning)
+        splits = list(splitter.split(groups, labels[rows], groups))
+    return [(rows[rest].sort().values, rows[part].sort().values) for rest, part in splits]
+
+
+def _own_splits(dataset: PairedDataset) -> Fold:
+    split_names = dataset.split_names
+    for name in SPLITS:
+        if name not in split_names:
+            dataset.split(name)  # raises an error that lists the splits there are
+    rows = {
+        name: torch.tensor([row for row, split in enumerate(split_names) if split == name])
+        for name in SPLITS
+    }
+    return Fold(**rows)
+
+
+def _labelled(fold: Fold, labels: Tensor) -> Fold:
+    """Leave out the validation and test samples without a label."""
+    val, test = (rows[labels[rows] >= 0] for rows in (fold.val, fold.test))
+    for name, rows in (("val", val), ("test", test)):
+        if not len(rows):
+            raise FusionZooError(f"no sample of the {name} split has a label")
+    return Fold(fold.train, val, test)
+
+
+def untrained_labels(dataset: PairedDataset, folds: Sequence[Fold]) -> list[str]:
+    """Name the classes that a fold tests and that its training samples lack, for the report."""
+    if dataset.scheme is not None or len(folds) == 1:
+        return []
+    lacking: dict[str, int] = {}
+    for fold in folds:
+        trained = set(dataset.targets[fold.train].tolist())
+        for label in dataset.targets[fold.test].tolist():
+            if label not in trained:
+                name = dataset.classes[label]
+                lacking[name] = lacking.get(name, 0) + 1
+    if not lacking:
+        return []
+    counts = ", ".join(f"{name} ({count})" for name, count in lacking.items())
+    return [
+        f"Samples of these classes are tested in folds whose training samples have none of them,"
+        f" and count as errors: {counts}. Fewer folds, or more samples of them, would help."
+    ]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure: the mean of the samples' scores, up to its sign."""
+
+    name: str  # key of a row of results
+    title: str
+    higher: bool  # whether more of it is better
+    share: bool  # whether it lies in 0 to 1, with differences in points of 0.01
+
+    def shown(self, score: float) -> float:
+        """Return the figure of a score."""
+        return score if self.higher else -score
+
+    def difference(self, gain: float) -> str:
+        """Format a difference between scores, above 0 = better: in points, else in its own unit."""
+        return f"{100 * gain:+.1f}" if self.share else f"{gain:+.3g}"
+
+
+METRICS = {
+    "classification": Metric("accuracy", "accuracy", True, True),
+    "multilabel": Metric("sample_f1", "sample F1", True, True),
+    "regression": Metric("mae", "MAE", False, False),
+    "ordinal": Metric("mae", "MAE in levels", False, False),
+    "several": Metric("loss", "loss", False, False),
+}
+
+
+def metric_named(name: str) -> Metric:
+    """Return the figure with this name."""
+    return next(metric for metric in METRICS.values() if metric.name == name)
+
+
+def metric_of(tasks: Tasks) -> Metric:
+    """Return the figure for these tasks; of several together, their weighted loss."""
+    kind = tasks.first.target.kind if len(tasks.tasks) == 1 else "several"
+    return METRICS[kind]
+
+
+def sample_scores(tasks: Tasks, logits: Tensor, target: Tensor) -> Tensor:
+    """Return each sample's score, (N,) float64, whose mean is the figure: (N, K), labels of N."""
+    if len(tasks.tasks) > 1:
+        return -tasks.criterion(logits, target).double()
+    return _task_scores(tasks.first, logits, target)
+
+
+def _task_scores(task: Task, logits: Tensor, target: Tensor) -> Tensor:
+    kind = task.target
+    if isinstance(kind, Number):
+        return closeness(kind.original(logits[:, 0]), kind.original(target[:, 0]))
+    if isinstance(kind, Level):
+        return closeness(kind.rank(logits), target[:, 0])
+    if kind.kind == "multilabel":
+        return multilabel_scores(logits, target)
+    return right(logits, target if target.ndim == 1 else target[:, 0].long())
+
+
+def fold_labels(tasks: Tasks, target: Tensor) -> Tensor:
+    """Return a class of each sample to stratify folds by, int64 (N,): -1 where it has no label.
+
+    Numbers are cut at their quintiles; of several labels the rarest counts; of several targets the
+    first, and samples without a label of it are a class of their own.
+    """
+    if tasks.plain:
+        return target
+    kind, label = tasks.first.target, target[:, : tasks.columns[0]]
+    missing = label.isnan().any(1)
+    known = label.nan_to_num()
+    if isinstance(kind, Number):
+        values = known[~missing, 0]
+        cuts = torch.quantile(values.double(), torch.tensor([0.2, 0.4, 0.6, 0.8]).double())
+        classes = torch.bucketize(known[:, 0].double(), cuts)
+    elif kind.kind == "multilabel":
+        rarity = known[~missing].sum(0).argsort().argsort()  # 0 = the rarest
+        rank = torch.where(known > 0, rarity, len(rarity))
+        classes = rank.min(1).values
+    else:
+        classes = known[:, 0].long()
+    classes = classes.masked_fill(missing, int(classes.max()) + 1)
+    return classes.masked_fill(target.isnan().all(1), -1)
+
 
 SMALL = 5000  # samples: smaller data sets are cross-validated unless the settings say otherwise
 Condition = tuple[str, str, int]  # modality, corruption, severity

@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 
 from fusionzoo.config import BenchmarkConfig
-from fusionzoo.distributed.malloc import keep_freed_memory
+from fusionzoo.distributed import keep_freed_memory
 from fusionzoo.errors import FusionZooError
 from fusionzoo.plugins import absolute, load_plugins
 

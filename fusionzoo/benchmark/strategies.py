@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 
 from fusionzoo.config import BenchmarkConfig
-from fusionzoo.creating import refuse_other_answers
 from fusionzoo.datasets.table import word_list
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.fusion import FUSIONS, Fusion, create_fusion, fusion_info, list_fusions
+from fusionzoo.model import refuse_other_answers
 from fusionzoo.training.balance import BALANCE
 from fusionzoo.zoo.cards import FAMILIES
 

@@ -1,12 +1,11 @@
 """Settings of a run: dataclasses (`schema`), dotted flags (`flags`), YAML and checks (`load`)."""
 
-from .embedding import EmbedConfig
 from .flags import parse_flags, read_yaml
-from .help import help_text
-from .load import from_args, from_settings, from_tree, merge, split_name, write_yaml
+from .load import from_args, from_settings, from_tree, help_text, merge, split_name, write_yaml
 from .schema import (
     BenchmarkConfig,
     DistConfig,
+    EmbedConfig,
     EvaluateConfig,
     OptimConfig,
     PredictConfig,

@@ -1,17 +1,87 @@
-"""Command-line flags and YAML files, read into nested mappings."""
+"""Command-line flags and YAML files, read into nested mappings and checked."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 
-from .yaml_tree import check_tree
+MAX_VALUES = 100_000  # in a document, with its aliases replaced by what they refer to
+
+
+def check_tree(root: Any, source: str) -> None:
+    """Raise an error for a duplicate key, an alias to itself, or aliases that multiply.
+
+    YAML's own loader keeps the last value of a duplicate key. Ten lines of aliases of aliases may
+    stand for more values than memory holds ("billion laughs").
+    """
+    _count_values(root, source, {}, set())
+
+
+def _count_values(node: Any, source: str, counts: dict[int, int], above: set[int]) -> int:
+    """Return the number of values below a node; `above` are the nodes that contain it."""
+    import yaml
+
+    if not isinstance(node, yaml.CollectionNode):
+        _refuse_other_bases(node, source)
+        return 1
+    if id(node) in counts:  # an alias
+        return counts[id(node)]
+    if id(node) in above:
+        raise FusionZooError(f"{source}, line {_line(node)}: an alias refers to its own value")
+    if isinstance(node, yaml.MappingNode):
+        _refuse_duplicates(node, source)
+        children = [child for pair in node.value for child in pair]
+    else:
+        children = node.value
+    above.add(id(node))
+    count = 1 + sum(_count_values(child, source, counts, above) for child in children)
+    above.remove(id(node))
+    if count > MAX_VALUES:
+        raise FusionZooError(
+            f"{source}, line {_line(node)}: with its aliases replaced, it has {count:,} values; at"
+            f" most {MAX_VALUES:,} are read"
+        )
+    counts[id(node)] = count
+    return count
+
+
+def _refuse_other_bases(scalar: Any, source: str) -> None:
+    """Refuse `1:30` and `010`, which YAML 1.1 reads as 90 and 8."""
+    word = scalar.value
+    if scalar.tag.endswith((":int", ":float")) and re.match(r"[-+]?0[0-7_]+$|.*:", word):
+        raise FusionZooError(
+            f"{source}, line {_line(scalar)}: YAML reads {word} as a number to base"
+            f" {60 if ':' in word else 8}: write it as a plain number, or as text in quotes"
+        )
+
+
+def _refuse_duplicates(mapping: Any, source: str) -> None:
+    import yaml
+
+    first: dict[str, int] = {}
+    for key, _ in mapping.value:
+        if not isinstance(key, yaml.ScalarNode):
+            continue
+        if key.value in first:
+            raise FusionZooError(
+                f"{source}, line {_line(key)}: duplicate key {key.value!r}; the first is in line"
+                f" {first[key.value]}"
+            )
+        first[key.value] = _line(key)
+
+
+def _line(node: Any) -> int:
+    line: int = node.start_mark.line
+    return line + 1
+
 
 Tree = dict[str, Any]
 MAX_BYTES = 1 << 22  # of a configuration file
@@ -162,3 +232,65 @@ def _numbers(tree: Any) -> Any:
     if isinstance(tree, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", tree):
         return float(tree)
     return tree
+
+
+def check_numbers(cls: Any, tree: Mapping[str, Any], prefix: str = "") -> None:
+    """Refuse what pydantic would take as a number: booleans, infinity, a flag without a value."""
+    hints = get_type_hints(cls, include_extras=True)
+    for name, value in tree.items():
+        if is_dataclass(hints[name]):
+            check_numbers(hints[name], value, f"{prefix}{name}.")
+            continue
+        for key, leaf in _walk(value, f"{prefix}{name}"):
+            if isinstance(leaf, bool) and not _takes_bool(hints[name]):
+                raise FusionZooError(
+                    f"--{key} {str(leaf).lower()}: it needs a value of another kind"
+                    " (a flag without a value means true)"
+                )
+            if isinstance(leaf, float) and not math.isfinite(leaf):
+                raise FusionZooError(f"--{key} {leaf}: it must be a finite number")
+
+
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}  # seconds
+
+
+def in_seconds(duration: str | float, key: str) -> float:
+    """Return a duration in seconds; `key` is the setting's name in the error.
+
+    >>> in_seconds("1.5h", "train.time_limit"), in_seconds(20, "train.time_limit")
+    (5400.0, 20.0)
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", str(duration).strip())
+    if match is None or not float(match[1]):
+        raise FusionZooError(f"--{key} {duration!r}: give a time above 0 such as 90s, 10m or 1.5h")
+    return float(match[1]) * UNITS[match[2]]
+
+
+def switches_as_words(cls: Any, tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `on` and `off` as words where those are choices; YAML reads them as booleans."""
+    hints, words = get_type_hints(cls), dict(tree)
+    for name, value in tree.items():
+        if is_dataclass(hints[name]):
+            words[name] = switches_as_words(hints[name], value)
+        elif isinstance(value, bool) and get_origin(hints[name]) is Literal:
+            word = "on" if value else "off"
+            words[name] = word if word in get_args(hints[name]) else value
+    return words
+
+
+def _walk(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for name, child in value.items():
+            yield from _walk(child, f"{key}.{name}")
+    elif isinstance(value, list | tuple):
+        for child in value:
+            yield from _walk(child, key)
+    else:
+        yield key, value
+
+
+def _takes_bool(hint: Any) -> bool:
+    """Whether a type accepts booleans; the settings of components are checked by those."""
+    if hint is bool or hint is Any or isinstance(hint, bool):
+        return True
+    return any(_takes_bool(part) for part in get_args(hint))

@@ -1,26 +1,29 @@
-"""Build a configuration from YAML files and command-line flags. Nothing heavy is imported here.
-
-`python train.py --config a.yaml --optim.lr 1e-3 --fusion.name mbt`: flags override the file, the
-file overrides the defaults. The sections `data`, `fusion`, `objective`, `targets.<column>` and
-`encoders.<modality>` name a registry entry; their other keys are keyword arguments of its
-constructor.
-"""
+"""Build a configuration from YAML files and flags; help texts. Imports nothing heavy."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, fields, is_dataclass
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from difflib import get_close_matches
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, did_you_mean, quiet_pipe
 from fusionzoo.files import write_text
 
-from .flags import Tree, config_file, is_component, named, parse_flags, read_yaml
-from .numbers import check_numbers, switches_as_words
+from .flags import (
+    Tree,
+    check_numbers,
+    config_file,
+    is_component,
+    named,
+    parse_flags,
+    read_yaml,
+    switches_as_words,
+)
 
 C = TypeVar("C")
 
@@ -218,3 +221,53 @@ def _named(cls: Any, tree: Mapping[str, Any]) -> Tree:
         and "name" not in (setting.default_factory() or {"name": ""})
     }
     return {**named(tree), **{key: tree[key] for key in plain & tree.keys()}}
+
+
+def help_text(cls: type, prefix: str = "") -> str:
+    """Return a line per setting: flag, default, meaning."""
+    lines = []
+    hints = get_type_hints(cls)
+    for setting in fields(cls):
+        if is_dataclass(hints[setting.name]):
+            lines.append(help_text(hints[setting.name], f"{prefix}{setting.name}."))
+        else:
+            flag = f"--{prefix}{setting.name}"
+            meaning = setting.metadata.get("help", "")
+            lines.append(f"  {flag:<28} {_default(setting)!s:<34} {meaning}".rstrip())
+    return "\n".join(lines)
+
+
+def _default(setting: Field[Any]) -> Any:
+    if setting.default_factory is not MISSING:
+        return json.dumps(setting.default_factory())
+    return "null" if setting.default is None else setting.default
+
+
+@quiet_pipe
+def run_command(
+    cls: type[C],
+    doc: str,
+    args: Sequence[str],
+    start: Callable[[C], int],
+    *,
+    interrupted: str = "stopped",
+) -> int:
+    """Build the configuration from `args` and call `start` with it; return the exit code.
+
+    `--help` prints `doc` and the settings. A user's error is printed on one line, exit code 2; a
+    Ctrl-C that `start` does not handle prints `interrupted`, exit code 130.
+    """
+    if {"-h", "--help"} & set(args):
+        print(f"{doc.strip()}\n\nSettings and defaults:\n{help_text(cls)}")
+        print("\nSettings of a fusion, encoder or training strategy: fusionzoo zoo info NAME")
+        return 0
+    try:
+        return start(from_args(cls, args))
+    except BrokenPipeError:
+        raise  # `quiet_pipe` handles it
+    except (FusionZooError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(interrupted, file=sys.stderr)
+        return 130

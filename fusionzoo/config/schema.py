@@ -1,14 +1,24 @@
-"""Settings of a run, an embedding job and a benchmark: typed dataclasses with their help."""
+"""Settings of every command: typed dataclasses with their help."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from annotated_types import Ge, Gt, Interval
 
 from .flags import Tree
-from .speed import SpeedConfig
+
+HELP = "auto: measure memory format, bf16 and loader processes at start, and take what is faster"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedConfig:
+    """Whether settings that make work faster are chosen by a short measurement."""
+
+    speed: Literal["off", "auto"] = field(default="off", metadata={"help": HELP})
+
 
 Count = Annotated[int, Ge(1)]
 Positive = Annotated[float, Gt(0)]
@@ -250,3 +260,63 @@ class BenchmarkConfig(SpeedConfig):
     seed: int = option(0, "first training seed; also seeds encoders, folds and tuning")
     out: str = option("report", "folder of the report and its trials")
     combine: tuple[str, ...] = option((), "folders of finished reports: rank the fusions over them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedConfig(ModelUse):
+    encoders: dict[str, Tree] = option(
+        {}, "without --model: modality -> pretrained encoder; empty = the data set's default"
+    )
+    fusion: Tree = option({}, "without --model: concat, max, mean or sum, without any weights")
+    data: Tree = option({}, "data set and its settings; empty = that of the run")
+    split: str = option("all", "train | val | test | all")
+    out: str = option(
+        "embeddings.parquet", "x.parquet | x.npy | x.lance | a folder, for a Parquet file per part"
+    )
+    dtype: Literal["float32", "float16", "int8"] = option(
+        "float32", "numbers of the vectors; int8 with a column <vector>_scale"
+    )
+    normalise: bool = option(False, "write unit vectors")
+    matryoshka: str | int | list[int] = option(
+        "", "also write the first entries of the fused vector, `64,128`: columns fused_64, ..."
+    )
+    probabilities: bool = option(False, "also write the probability of each class")
+    weights: bool = option(False, "also write the weight of each modality in the fusion")
+    amp: Literal["none", "bf16"] = option("none", "mixed precision")
+    compile: bool = option(False, "torch.compile encoders and fusion")
+    row_group: Count = option(4096, "rows of a part: what a killed run computes again")
+    overwrite: bool = option(False, "discard the parts that another extraction left at `out`")
+    engine: Literal["local", "ray"] = option("local", "local: this process or torchrun's; or Ray")
+    actors: Count | None = option(None, "Ray: processes with a model each; null = one per GPU")
+    dist: DistConfig = field(default_factory=DistConfig)
+
+
+C = TypeVar("C", RunConfig, BenchmarkConfig)
+
+
+def drop_deselected(cfg: C, deselected: Sequence[str]) -> tuple[C, list[str]]:
+    """Return `cfg` without the settings of deselected modalities, and the flags dropped."""
+    flags: list[str] = []
+
+    def prune(settings: Mapping[str, Any], section: str) -> dict[str, Any]:
+        flags.extend(f"--{section}.{name}" for name in settings if name in deselected)
+        return {name: value for name, value in settings.items() if name not in deselected}
+
+    changes: dict[str, Any] = {"encoders": prune(cfg.encoders, "encoders")}
+    if isinstance(cfg.data.get("augment"), Mapping):
+        changes["data"] = {**cfg.data, "augment": prune(cfg.data["augment"], "data.augment")}
+    optim: dict[str, Any] = {key: prune(getattr(cfg.optim, key), f"optim.{key}") for key in KEYED}
+    changes["optim"] = replace(cfg.optim, **optim)
+    if isinstance(cfg, BenchmarkConfig):
+        changes["max_tokens"] = prune(cfg.max_tokens, "max_tokens")
+    else:
+        changes["balance_settings"] = {
+            strategy: {
+                key: prune(value, f"balance_settings.{strategy}.{key}")
+                if isinstance(value, Mapping)
+                else value
+                for key, value in settings.items()
+            }
+            for strategy, settings in cfg.balance_settings.items()
+        }
+    return replace(cfg, **changes), flags

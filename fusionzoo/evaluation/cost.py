@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from fusionzoo.eval_mode import quiet
 from fusionzoo.fusion import Fusion, create_fusion
-from fusionzoo.structures import Features
+from fusionzoo.structures import Features, quiet
 
 # Reference sizes, (tokens, width) by modality: a ResNet feature map, MiniLM, a second of speech.
 STANDARD = {"image": (49, 512), "text": (32, 384), "audio": (50, 256)}

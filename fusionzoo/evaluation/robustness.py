@@ -1,15 +1,12 @@
-"""Corruptions of images, texts, audio, feature vectors and columns of a table, in five severities.
-
-A corruption takes a decoded value, a severity from 1 to 5 and a numpy generator, and returns a
-value of the same kind. Images follow Hendrycks and Dietterich (2019, arXiv:1903.12261), with our
-own strengths, relative to the image size.
-"""
+"""Corruptions in five severities, and Shapley values over all subsets of modalities."""
 
 from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import combinations
+from math import comb
 from typing import Any
 
 import numpy as np
@@ -18,10 +15,32 @@ from torch import Tensor
 
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError, did_you_mean
-from fusionzoo.rng import seed_of
-from fusionzoo.structures import Audio, Sample
+from fusionzoo.files import Cell, is_number
+from fusionzoo.structures import Audio, Sample, seed_of
 
-from .damaged_cells import empty_cells, inexact_numbers
+Cells = Mapping[str, Cell]
+
+
+def inexact_numbers(cells: Cells, severity: int, draw: np.random.Generator) -> dict[str, Cell]:
+    """Scale each number by a log-normal factor, of 10 to 150 %; text stays."""
+    level = (0.1, 0.25, 0.5, 1.0, 1.5)[severity - 1]
+    factors = np.exp(level * draw.standard_normal(len(cells)))
+    return {
+        name: float(cell) * float(factor) if cell is not None and is_number(cell) else cell
+        for (name, cell), factor in zip(cells.items(), factors, strict=True)
+    }
+
+
+def empty_cells(cells: Cells, severity: int, draw: np.random.Generator) -> dict[str, Cell]:
+    """Empty 10 to 90 % of the cells, but never the last one."""
+    filled = [name for name, cell in cells.items() if cell is not None]
+    draws = draw.random(len(filled))
+    lost = draws < (0.1, 0.3, 0.5, 0.7, 0.9)[severity - 1]
+    if lost.all():
+        lost[draws.argmax()] = False
+    emptied = {name for name, is_lost in zip(filled, lost, strict=True) if is_lost}
+    return {name: None if name in emptied else cell for name, cell in cells.items()}
+
 
 SEVERITIES = (1, 2, 3, 4, 5)
 Random = np.random.Generator
@@ -241,3 +260,81 @@ def corrupt_sample(
     except FusionZooError as error:  # a long clip is read only here
         return sample.without(modality, error)
     return sample._replace(values={**sample.values, modality: value})
+
+
+Scores = Mapping[frozenset[str], float]
+
+
+def subsets(modalities: Sequence[str]) -> list[frozenset[str]]:
+    """Return all 2^M subsets, the empty one first, the full one last."""
+    sizes = range(len(modalities) + 1)
+    return [frozenset(subset) for size in sizes for subset in combinations(modalities, size)]
+
+
+def subset_label(subset: Collection[str]) -> str:
+    """Name a subset.
+
+    >>> subset_label({"text", "audio"}), subset_label(())
+    ('audio+text', 'none')
+    """
+    return "+".join(sorted(subset)) or "none"
+
+
+def shapley(scores: Scores, modalities: Sequence[str]) -> dict[str, float]:
+    """Return each modality's exact Shapley value (1953): they sum to full score - empty score.
+
+    >>> xor = {frozenset(): 0.5, frozenset("a"): 0.5, frozenset("b"): 0.5, frozenset("ab"): 1.0}
+    >>> shapley(xor, "ab")
+    {'a': 0.25, 'b': 0.25}
+    """
+    count = len(modalities)
+    values = {}
+    for name in modalities:
+        others = [other for other in modalities if other != name]
+        values[name] = sum(
+            (scores[subset | {name}] - scores[subset]) / (count * comb(count - 1, len(subset)))
+            for subset in subsets(others)
+        )
+    return values
+
+
+def interactions(scores: Scores, modalities: Sequence[str]) -> dict[tuple[str, str], float]:
+    """Return the Shapley interaction index of each pair (Grabisch and Roubens 1999).
+
+    Above 0: the pair adds more than its members do separately (synergy); below 0: their
+    information overlaps (redundancy).
+
+    >>> xor = {frozenset(): 0.5, frozenset("a"): 0.5, frozenset("b"): 0.5, frozenset("ab"): 1.0}
+    >>> interactions(xor, "ab")
+    {('a', 'b'): 0.5}
+    """
+    count = len(modalities)
+    values = {}
+    for first, second in combinations(modalities, 2):
+        others = [name for name in modalities if name not in (first, second)]
+        values[first, second] = sum(
+            (
+                scores[subset | {first, second}]
+                - scores[subset | {first}]
+                - scores[subset | {second}]
+                + scores[subset]
+            )
+            / ((count - 1) * comb(count - 2, len(subset)))
+            for subset in subsets(others)
+        )
+    return values
+
+
+def expected(scores: Scores, rates: Mapping[str, float]) -> float:
+    """Return the expected score when modality m is missing with probability rates[m].
+
+    Modalities are missing independently, possibly all of them. Subset scores are weighted by their
+    probabilities: exact, without sampling noise, for a metric that is a mean over samples.
+    """
+    total = 0.0
+    for subset, score in scores.items():
+        chance = 1.0
+        for name, rate in rates.items():
+            chance *= 1 - rate if name in subset else rate
+        total += chance * score
+    return total

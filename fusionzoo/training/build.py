@@ -7,24 +7,23 @@ from typing import Any
 
 from fusionzoo.config import RunConfig, merge, split_name
 from fusionzoo.config.flags import Tree
-from fusionzoo.creating import create_model
 from fusionzoo.datasets import DATASETS, PairedDataset
-from fusionzoo.distributed.process_group import World
+from fusionzoo.distributed import World
 from fusionzoo.encoders import ENCODERS
 from fusionzoo.encoders.augment import set_augmentation
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.evaluation.retrieval import any_pair
-from fusionzoo.features.frozen import Caching, FrozenFeatures
+from fusionzoo.features_frozen import Caching, FrozenFeatures
 from fusionzoo.fusion import fusion_info
-from fusionzoo.unimodal import UnimodalHeads
+from fusionzoo.model import UnimodalHeads, create_model
 
 from .balance import StrategyInputs, build_balance
-from .balance._prefixes import with_matryoshka
-from .data import num_workers
+from .balance.base import with_matryoshka
+from .loaders import num_workers
+from .multitask import Tasks, build_tasks
 from .objective import Objective, freeze_unused
-from .optim.precision import AMP_DTYPES
-from .tasks.multitask import Tasks, build_tasks
-from .tasks.no_target import NoTarget
+from .optim import AMP_DTYPES
+from .tasks import NoTarget
 
 SINGLE_PROCESS = World()
 

@@ -11,14 +11,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.eval_mode import quiet
-from fusionzoo.model import FusionModel
-from fusionzoo.rng import seed_of
-from fusionzoo.structures import Batch, Features, FusionOutput, Sample, StepContext, keep_only
-from fusionzoo.unimodal import UnimodalHeads
+from fusionzoo.model import FusionModel, UnimodalHeads
+from fusionzoo.structures import (
+    Batch,
+    Features,
+    FusionOutput,
+    Sample,
+    StepContext,
+    keep_only,
+    quiet,
+    seed_of,
+)
 
 from .balance import Balance, LossTerm
-from .tasks.multitask import Tasks, plain_tasks
+from .multitask import Tasks, plain_tasks
 
 
 class ObjectiveOutput(NamedTuple):

@@ -1,4 +1,4 @@
-"""The training step: forward, backward, clip, update."""
+"""The training step: forward, loss over all processes, backward, clip, update."""
 
 from __future__ import annotations
 
@@ -12,22 +12,207 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 
 from fusionzoo.config import RunConfig
-from fusionzoo.distributed.fsdp import sharded
-from fusionzoo.distributed.malloc import Heap
-from fusionzoo.distributed.process_group import World, broadcast_from_main, total, wrap
-from fusionzoo.structures import FIRST_STEP, Batch, StepContext
+from fusionzoo.distributed import Heap, World, broadcast_from_main, gather, total, wrap
+from fusionzoo.fsdp import sharded
+from fusionzoo.structures import FIRST_STEP, Batch, Features, StepContext, quiet
 
-from .balance._types import RestartsSchedule
-from .balance.two_pass import TwoPassBackward
-from .nonfinite import SavedBuffers, why_not_finite
+from .balance import Balance, LossTerm, MeanLoss
+from .balance.base import RestartsSchedule, TwoPassBackward
+from .freezing import FreezePlan
 from .objective import Objective, ObjectiveOutput
-from .optim.clipping import clip_gradients, grad_norm
-from .optim.ema import EMA
-from .optim.freezing import FreezePlan
-from .optim.precision import autocast
-from .reduction import count_rows, reduce_losses
+from .optim import EMA, autocast, clip_gradients, grad_norm
+
+
+class BatchCounts(NamedTuple):
+    """Row counts of a batch over all processes, and whether any of them was asked to stop."""
+
+    rows: int  # on all processes together
+    mean_rows: list[float]  # per process: all rows, then those with each modality; above zero
+    stop: bool
+
+
+class Losses(NamedTuple):
+    """The scalar losses of a batch on this process."""
+
+    main: Tensor
+    extra: (
+        Tensor | float
+    )  # of strategies: counted with `main`, or with a backward pass of their own
+    unimodal: Tensor | float  # of the modalities' own heads, summed
+    named: dict[str, Tensor]  # for the log, detached
+
+
+def count_rows(present: Tensor, stop: bool, world: World) -> BatchCounts:
+    """Sum the rows of a batch, (B, M) of presence, over the processes."""
+    local = torch.tensor([int(stop), len(present), *present.sum(0).tolist()], dtype=torch.float64)
+    stopped, *counts = total(local, world).tolist()
+    return BatchCounts(
+        int(counts[0]), [max(count, 1) / world.size for count in counts], bool(stopped)
+    )
+
+
+def reduce_losses(
+    output: ObjectiveOutput,
+    counts: BatchCounts,
+    turn: str | None,
+    world: World,
+    strategies: Sequence[Balance] = (),
+) -> Losses:
+    """Average the losses of a batch; the strategies may then weigh them.
+
+    Losses of a strategy with a backward pass of its own are `extra` by themselves; all others are
+    added to the main loss or stand beside it.
+    """
+    rows, *rows_with = counts.mean_rows
+    unimodal = [
+        loss.sum() / count
+        for loss, count in zip(output.unimodal_loss.values(), rows_with, strict=False)
+    ]
+    named = {
+        f"{name} alone": loss.detach()
+        for name, loss in zip(output.unimodal_loss, unimodal, strict=True)
+        if turn in (None, name)
+    }
+    if output.main_loss is None:
+        return Losses(output.loss.sum() / rows, 0.0, sum(unimodal), named)
+    terms = {"": output.main_loss, **output.extra_losses, **output.separate_losses}
+    by_name = dict(zip(terms, mean_over_rows(list(terms.values()), world), strict=True))
+    named |= {name: mean.value.detach() for name, mean in by_name.items() if name}
+    for strategy in strategies:
+        by_name = {**by_name, **strategy.weigh(by_name)}
+    means = [mean.value for mean in by_name.values()]
+    num_extra = len(output.extra_losses)
+    extra = sum(means[1 : 1 + num_extra])
+    if output.separate_losses:
+        separate = sum(means[1 + num_extra :])
+        return Losses(means[0] + extra, separate, sum(unimodal), named)
+    return Losses(means[0], extra, sum(unimodal), named)
+
+
+def mean_over_rows(terms: Sequence[LossTerm], world: World) -> list[MeanLoss]:
+    """Average each term over the rows where it holds, on all processes.
+
+    Returned is this process's weighted share, so that the mean over processes is the mean over all
+    rows.
+    """
+    counts = torch.stack([term.mask.sum() for term in terms]).double()
+    all_rows = total(counts, world)
+    counts = all_rows.clamp(min=1) / world.size
+    return [
+        MeanLoss(
+            term.weight
+            * torch.where(term.mask, term.values, 0).sum()
+            / count.to(term.values.dtype),
+            rows,
+        )
+        for term, count, rows in zip(terms, counts, all_rows, strict=True)
+    ]
+
+
+class SavedBuffers:
+    """A copy of all floating-point buffers (running statistics), to restore after a bad step."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.buffers = [b for b in module.buffers() if b.is_floating_point()]
+        self.copies = [b.clone() for b in self.buffers]
+
+    def save(self) -> None:
+        """Copy the buffers as they are now."""
+        if self.buffers:
+            torch._foreach_copy_(self.copies, self.buffers)
+
+    def restore(self) -> None:
+        """Put the buffers back to what `save` copied."""
+        torch._foreach_copy_(self.buffers, self.copies)
+
+
+def why_not_finite(objective: Objective, batches: Sequence[Batch], world: World) -> str:
+    """Explain loss or gradients that are not finite; the same text on every process."""
+    moved = [batch.to(world.device) for batch in batches]
+    causes = gather(first_cause(objective, moved), world)
+    named_causes = [
+        f"process {i}: {x}" if len(causes) > 1 else x for i, x in enumerate(causes) if x
+    ]
+    return "; ".join(named_causes) or "the gradients overflow, and no sample or layer by itself"
+
+
+@torch.no_grad()
+def first_cause(objective: Objective, batches: Sequence[Batch]) -> str | None:
+    """Name what is not finite in these batches; None where the cause is on another process.
+
+    Looks at the inputs, then at every layer's output in evaluation mode, in the order in which they
+    run, then at the gradients that are still there.
+    """
+    gradients = [name for name, p in objective.named_parameters() if _not_finite(p.grad)]
+    # Every batch is run, since processes that share weights must run the same.
+    with quiet(objective):
+        causes = [(_bad_input(batch), _bad_layer(objective, batch)) for batch in batches]
+    for input_cause, layer_cause in causes:
+        if input_cause or layer_cause:
+            return input_cause or layer_cause
+    ids = ", ".join(repr(name) for batch in batches for name in batch.ids[:4])
+    if not gradients:
+        return None
+    parameter = _readable(gradients[-1])
+    return f"samples {ids}, ...: the loss is finite, the gradient of {parameter} is not"
+
+
+def _bad_input(batch: Batch) -> str | None:
+    for column, (modality, tensors) in enumerate(batch.inputs.items()):
+        for values in tree_leaves(tensors):
+            if values.is_floating_point():
+                finite = values.flatten(1).isfinite().all(1) | ~batch.present[:, column]
+                rows = (~finite).nonzero()[:, 0].tolist()
+                if rows:
+                    cached = isinstance(tensors, Features)
+                    kind = "cached feature" if cached else "input"
+                    return f"{_sample_ids(batch, rows)}: the {kind} of {modality} is not finite"
+    return None
+
+
+def _bad_layer(objective: Objective, batch: Batch) -> str | None:
+    """Run the batch; name the first layer whose output is not finite, and the samples."""
+    bad_layers: list[str] = []
+    names = {module: name for name, module in objective.named_modules() if name}
+
+    def check(module: nn.Module, inputs: Any, outputs: Any) -> None:
+        if not bad_layers and any(_not_finite(leaf) for leaf in tree_leaves(outputs)):
+            bad_layers.append(names[module])
+
+    hooks = [m.register_forward_hook(check) for m in names if not list(m.children())]
+    try:
+        output = objective(batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    rows = (~output.loss.isfinite()).nonzero()[:, 0].tolist()
+    if not rows and not bad_layers:
+        return None
+    location = f"first in {_readable(bad_layers[0])}" if bad_layers else "in the loss"
+    return f"{_sample_ids(batch, rows or range(len(batch.ids)))}: not finite, {location}"
+
+
+def _not_finite(value: Any) -> bool:
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return False
+    return not bool(value.isfinite().all())
+
+
+def _sample_ids(batch: Batch, rows: Sequence[int]) -> str:
+    some = ", ".join(repr(batch.ids[row]) for row in rows[:5])
+    return f"samples {some}{', ...' if len(rows) > 5 else ''}"
+
+
+def _readable(layer: str) -> str:
+    """Turn `model.encoders.image.net.conv1` into `image: net.conv1`."""
+    name = layer.removeprefix("model.")
+    if name.startswith("encoders."):
+        _, modality, inside = name.split(".", 2)
+        return f"{modality}: {inside}"
+    return name
 
 
 class StepResult(NamedTuple):

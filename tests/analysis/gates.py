@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fusionzoo.analysis.pid import Fold, Setup
+from fusionzoo.evaluation.pid import Fold, Setup
 
 GATES = {
     "and": (lambda a, b: (a, b, a & b), (0.3113, 0, 0, 0.5)),

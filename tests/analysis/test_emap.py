@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 import fusionzoo as fz
-from fusionzoo.analysis.emap import Logits, project
 from fusionzoo.datasets import create_dataset
+from fusionzoo.evaluation.pid import Logits, project
 
 ROWS = 12
 

@@ -11,12 +11,21 @@ import torch
 from gates import GATES, planted, table_of
 
 import fusionzoo as fz
-from fusionzoo.analysis.advice import advise_fusion
-from fusionzoo.analysis.decompose import Parts, decompose, information, least_informative
-from fusionzoo.analysis.pid import Fold, Pair, Setup, debiased, pid
 from fusionzoo.cli import main
 from fusionzoo.datasets import create_dataset
 from fusionzoo.errors import FusionZooError
+from fusionzoo.evaluation.pid import (
+    Fold,
+    Pair,
+    Parts,
+    Setup,
+    advise_fusion,
+    debiased,
+    decompose,
+    information,
+    least_informative,
+    pid,
+)
 
 
 @pytest.mark.parametrize("name", GATES)

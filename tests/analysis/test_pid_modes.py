@@ -13,16 +13,30 @@ import torch
 from gates import GATES, planted, planted_letters, table_of
 
 import fusionzoo as fz
-from fusionzoo.analysis import by_batch, probes
-from fusionzoo.analysis.advice import advise_fusion
-from fusionzoo.analysis.by_batch import Coupling, coupled_information, decompose_batches, marginals
-from fusionzoo.analysis.by_sample import shift, split_samples, surprises
-from fusionzoo.analysis.decompose import decompose, information, least_informative
-from fusionzoo.analysis.pid import Limits, Setup, pid
-from fusionzoo.analysis.probed import decompose_data, pid_by_probes
-from fusionzoo.analysis.probes import Probe
 from fusionzoo.cli import main
 from fusionzoo.errors import FusionZooError
+from fusionzoo.evaluation import pid_probes
+from fusionzoo.evaluation.pid import (
+    Limits,
+    Setup,
+    advise_fusion,
+    decompose,
+    information,
+    least_informative,
+    pid,
+)
+from fusionzoo.evaluation.pid_probes import (
+    Coupling,
+    Probe,
+    coupled_information,
+    decompose_batches,
+    decompose_data,
+    marginals,
+    pid_by_probes,
+    shift,
+    split_samples,
+    surprises,
+)
 
 
 def exact_values(name: str) -> np.ndarray:
@@ -110,7 +124,7 @@ def test_a_coupling_has_the_marginals_of_both_probes() -> None:
     torch.manual_seed(0)
     a = Coupling((2, 5), 3).double()([torch.randn(40, 2).double(), torch.randn(40, 5).double()])
     assert a.shape == (3, 40, 40)
-    q = by_batch.scale(a, *(torch.from_numpy(x).mT for x in (first, second)), 5000, 1e-7).detach()
+    q = pid_probes.scale(a, *(torch.from_numpy(x).mT for x in (first, second)), 5000, 1e-7).detach()
     np.testing.assert_allclose(q.sum(2).mT, first, atol=1e-8)
     np.testing.assert_allclose(q.sum(1).mT, second, atol=1e-8)
     least = least_informative(first, second, 300)
@@ -124,8 +138,8 @@ def test_batches_of_a_gate_come_near_its_parts_and_add_up(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the exact probabilities of a gate, whose least informative coupling is known."""
-    monkeypatch.setattr(by_batch, "FEWEST_STEPS", 30)
-    monkeypatch.setattr(by_batch, "RATE", 2e-2)
+    monkeypatch.setattr(pid_probes, "COUPLING_FEWEST_STEPS", 30)
+    monkeypatch.setattr(pid_probes, "RATE", 2e-2)
     table = table_of(name) + 1e-9
     a, b = np.repeat([[0, 0, 1, 1], [0, 1, 0, 1]], 6, axis=1)
     if name == "copy":
@@ -176,7 +190,7 @@ def test_planted_gates_are_measured_by_each_mode(name: str, mode: str) -> None:
 def test_the_command_writes_the_parts_of_every_sample(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probes, "FEWEST_STEPS", 100)
+    monkeypatch.setattr(pid_probes, "FEWEST_STEPS", 100)
     words = ["analyse", "interactions", "--data.task", "xor", "--data.samples", "100"]
     words += ["--jobs", "1", "--folds", "0", "--pid_mode", "sample"]
     path = tmp_path / "new" / "samples.csv"

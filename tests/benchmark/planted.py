@@ -10,8 +10,7 @@ import torch
 from setup_benchmark import small
 from torch.nn.functional import one_hot
 
-from fusionzoo.benchmark.bench import Bench
-from fusionzoo.benchmark.folds import Fold
+from fusionzoo.benchmark.bench import Bench, Fold
 from fusionzoo.benchmark.report.leaderboard import leaderboard
 from fusionzoo.benchmark.report.results import StrategyResults, Summary
 from fusionzoo.evaluation.metrics import right

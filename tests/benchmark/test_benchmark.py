@@ -21,15 +21,13 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 
 import fusionzoo
-from fusionzoo.benchmark import api, folds, strategies
+from fusionzoo import features
+from fusionzoo.benchmark import api, bench, job, prepare, schedule, strategies
 from fusionzoo.benchmark import bench as setup
+from fusionzoo.benchmark import prepare as encoding
 from fusionzoo.benchmark.clock import read_laps
-from fusionzoo.benchmark.features import encoders as encoding
-from fusionzoo.benchmark.features import prepare, pretrain
-from fusionzoo.benchmark.trials import examine, schedule, store, trial, tune
 from fusionzoo.config import BenchmarkConfig, from_tree
 from fusionzoo.errors import FusionZooError
-from fusionzoo.features import cache
 from fusionzoo.files import cache_root
 from fusionzoo.scripts.benchmark import main
 
@@ -120,7 +118,7 @@ def test_a_second_run_trains_nothing_and_writes_the_same_tables(
     def never(*_: Any) -> None:
         raise AssertionError("a finished trial was run again")
 
-    monkeypatch.setattr(trial, "run", never)
+    monkeypatch.setattr(job, "run_job", never)
     run(small(report, seeds=3, fusions="sum,gmu,mbt", epochs=6))
     assert before == {name: (report / name).read_bytes() for name in TABLES}
 
@@ -130,10 +128,10 @@ def test_more_strategies_reuse_finished_trials(
 ) -> None:
     monkeypatch.setenv("FUSIONZOO_CACHE", str(report / "cache"))
     ran: list[str] = []
-    before = trial.run
+    before = job.run_job
     monkeypatch.setattr(
-        trial,
-        "run",
+        job,
+        "run_job",
         lambda bench, unit, *rest: ran.append(unit.strategy) or before(bench, unit, *rest),
     )
     run(small(report, seeds=3, fusions="sum,gmu,mbt,max", epochs=6))
@@ -217,16 +215,16 @@ def test_the_report_states_that_one_seed_is_not_all_of_the_variation(tmp_path: P
 def test_a_strategy_that_fails_is_reported_and_stops_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = trial.run
+    before = job.run_job
 
     def fail(
-        bench: setup.Bench, unit: setup.Unit, trained: trial.Trained | None
-    ) -> list[store.TrialResult]:
+        bench: setup.Bench, unit: setup.Unit, trained: job.Trained | None
+    ) -> list[job.TrialResult]:
         if unit.strategy == "gmu":
             raise RuntimeError("no luck today")
         return before(bench, unit, trained)
 
-    monkeypatch.setattr(trial, "run", fail)
+    monkeypatch.setattr(job, "run_job", fail)
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(json.dumps({**SMALL, "corruptions": False}))
     assert main(["--config", str(recipe), "--out", str(tmp_path)]) == 1
@@ -275,7 +273,7 @@ def test_folds_keep_groups_together() -> None:
         "more": ids,
     }
     dataset = PairedDataset(pa.table(columns), {"text": "text", "more": "text"})
-    for fold in folds.make_folds(dataset, 5, 0):
+    for fold in bench.make_folds(dataset, 5, 0):
         where = [{int(row) // 3 for row in part} for part in (fold.train, fold.val, fold.test)]
         assert not (where[0] & where[1] or where[0] & where[2] or where[1] & where[2])
 
@@ -319,9 +317,9 @@ def test_tuning_never_evaluates_on_the_test_split_and_continues_where_it_stopped
 ) -> None:
     changes = {"tune": 3, "fusions": "gmu", "corruptions": False, "controls": False}
     examined: list[Any] = []
-    before = examine.Examiner.examine
+    before = job.Examiner.examine
     monkeypatch.setattr(
-        examine.Examiner,
+        job.Examiner,
         "examine",
         lambda self, *rest: examined.append(rest) or before(self, *rest),
     )
@@ -359,7 +357,7 @@ def test_models_that_tuning_trained_are_tested_as_those_trained_again(
     reused: list[bool] = []
 
     def trained_model(*arguments: Any) -> Any:
-        model = tune.trained_model(*arguments)
+        model = schedule.trained_model(*arguments)
         reused.append(model is not None)
         return model
 
@@ -397,7 +395,7 @@ def test_an_encoder_without_weights_is_trained_alone_first_and_the_report_says_s
     def never(*_: Any) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(pretrain, "pretrain", never)
+    monkeypatch.setattr(prepare, "pretrain", never)
     assert run(small(tmp_path / "again", **changes))["leaderboard"] == summary["leaderboard"]
 
 
@@ -405,20 +403,20 @@ def test_no_strategy_starts_from_the_head_that_an_encoder_was_trained_under(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heads: list[torch.Tensor] = []
-    before = pretrain.fit
+    before = prepare.fit
 
     def watch(trainer: Any, *rest: Any) -> Any:
         heads.append(trainer.model.fusion.head.weight.detach().clone())
         return before(trainer, *rest)
 
-    monkeypatch.setattr(pretrain, "fit", watch)
+    monkeypatch.setattr(prepare, "fit", watch)
     encoders = {name: {"name": "vector/mlp", "dim": 16, "hidden": 16} for name in "ab"}
     cfg = small(tmp_path, encoders=encoders, seeds=3, corruptions=False, encoder_epochs=1)
     bench, dataset = setup.open_bench(cfg)
     bench = prepare.prepare(bench, dataset, tokens=False)
     assert len(heads) == 2
     settings = strategies.settings_of(cfg, "alone:a")
-    models, _ = trial.build(bench, setup.Unit("alone:a", 0, (0, 1, 2), False, settings, {}))
+    models, _ = job.build(bench, setup.Unit("alone:a", 0, (0, 1, 2), False, settings, {}))
     for model in models:
         start = model.fusion.head.weight
         assert start.shape == heads[0].shape
@@ -428,7 +426,7 @@ def test_no_strategy_starts_from_the_head_that_an_encoder_was_trained_under(
 def test_several_views_are_cached_and_read_in_turn(tmp_path: Path) -> None:
     cfg = small(tmp_path, views=2, seeds=1, fusions="sum", corruptions=False)
     run(cfg)
-    views = [e.metadata["description"]["view"] for e in cache.feature_cache().entries()]
+    views = [e.metadata["description"]["view"] for e in features.feature_cache().entries()]
     assert sorted(views) == [0, 0, 1, 1]
 
 

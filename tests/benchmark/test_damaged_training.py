@@ -12,23 +12,15 @@ import pytest
 import torch
 from setup_benchmark import small
 
-from fusionzoo.benchmark import api, strategies
+from fusionzoo.benchmark import api, job, schedule, strategies
 from fusionzoo.benchmark.bench import Bench, Unit, damaged_rows, open_bench
-from fusionzoo.benchmark.features.feeds import ProbeFeed
-from fusionzoo.benchmark.features.lost_parts import (
-    SEVERITY,
-    damaged_modalities,
-    replace_rows,
-)
-from fusionzoo.benchmark.features.prepare import prepare
-from fusionzoo.benchmark.report import html
-from fusionzoo.benchmark.report.curves import lost_area
-from fusionzoo.benchmark.trials import schedule, store, trial
+from fusionzoo.benchmark.feeds import SEVERITY, ProbeFeed, damaged_modalities, replace_rows
+from fusionzoo.benchmark.prepare import prepare
+from fusionzoo.benchmark.report.results import lost_area
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.evaluation.robustness import CORRUPTIONS, LOST_PART, corrupt
-from fusionzoo.features.cache import feature_cache
-from fusionzoo.rng import seed_of
-from fusionzoo.structures import Features
+from fusionzoo.features import feature_cache
+from fusionzoo.structures import Features, seed_of
 
 RATES = [0, 0.2, 0.4]
 
@@ -113,7 +105,7 @@ def test_end_to_end_training_reads_samples_through_the_corruption(tmp_path: Path
     damaged_unit = unit(bench, "sum, 40 % damaged")
     damaged = damaged_modalities(bench, damaged_unit)
     assert damaged is not None
-    _, feed = trial.build(bench, damaged_unit)
+    _, feed = job.build(bench, damaged_unit)
     rows = torch.tensor([damaged[:, 0].nonzero()[0, 0], bench.folds[0].test[0]])
     (batch,) = feed([rows], 0)
     (inputs,) = batch.inputs["a"].values()
@@ -167,7 +159,7 @@ def test_digits_trained_on_damage_differ_and_are_run_once(
     def refuse(*arguments: object) -> None:
         raise AssertionError("a finished trial is run again")
 
-    monkeypatch.setattr(trial, "run", refuse)
+    monkeypatch.setattr(job, "run_job", refuse)
     assert api.benchmark(**settings).figures["leaderboard"] == report.figures["leaderboard"]
 
 
@@ -177,8 +169,8 @@ def test_the_area_of_lost_parts_is_that_of_its_curves(tmp_path: Path) -> None:
     report = api.run(cfg)
     (row, *_) = [x for x in report.figures["leaderboard"] if x["strategy"] == "sum"]
     bench, _ = open_bench(cfg)
-    (path,) = store.folder_of(str(tmp_path)).glob("sum-f0-*.npz")
-    trials = store.load(path)
+    (path,) = job.folder_of(str(tmp_path)).glob("sum-f0-*.npz")
+    trials = job.load(path)
     assert trials is not None and len(trials) == 2
     curves = []
     for result in trials:
@@ -198,7 +190,7 @@ def test_the_area_of_lost_parts_is_that_of_its_curves(tmp_path: Path) -> None:
     section = section[: section.index("</table>")]
     assert "change of lost parts</th>" in section
     for name in ("sum", "sum, 50 % damaged", "sum + modality_dropout"):
-        assert f"<td>{html.breakable(name)}</td>" in section
+        assert f"<td>{page.breakable(name)}</td>" in section
 
 
 def test_a_modality_that_a_strategy_does_not_see_leaves_its_score_as_it_is() -> None:
@@ -216,7 +208,7 @@ def test_a_modality_that_a_strategy_does_not_see_leaves_its_score_as_it_is() -> 
 def test_trials_of_earlier_versions_are_read_without_scores_of_lost_parts(tmp_path: Path) -> None:
     cfg = small(tmp_path, controls=False, fusions="sum", seeds=1)
     api.run(cfg)
-    for path in store.folder_of(str(tmp_path)).glob("*.npz"):
+    for path in job.folder_of(str(tmp_path)).glob("*.npz"):
         with np.load(path) as arrays:
             old = {name: x for name, x in arrays.items() if not name.startswith("lost")}
         np.savez_compressed(path, allow_pickle=False, **old)

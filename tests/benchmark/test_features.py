@@ -18,16 +18,21 @@ import pytest
 import torch
 
 from fusionzoo import create_dataset, create_encoder
-from fusionzoo.benchmark.features.feeds import measure
-from fusionzoo.benchmark.features.kept import KeptSamples
+from fusionzoo.benchmark.feeds import KeptSamples, measure
 from fusionzoo.cli import main
 from fusionzoo.datasets import Collate
 from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError
-from fusionzoo.features.cache import FeatureCache, feature_cache, load_features
-from fusionzoo.features.encode import StoredFeatures, describe, encode, key_of
-from fusionzoo.present_rows import encode_rows
-from fusionzoo.standardise import LENGTH, Standardise
+from fusionzoo.features import (
+    FeatureCache,
+    StoredFeatures,
+    describe,
+    encode,
+    feature_cache,
+    key_of,
+    load_features,
+)
+from fusionzoo.model import LENGTH, Standardise, encode_rows
 from fusionzoo.structures import Features
 
 SCRATCH = {
@@ -190,7 +195,7 @@ def test_damage_of_any_kind_is_said_in_a_line_and_computed_again(
     cache.save(ENTRY, stored)
     folder = cache.root / key_of(ENTRY)
     DAMAGES[damage](folder)
-    monkeypatch.setattr("fusionzoo.features.cache._mapped", {})  # as in another process
+    monkeypatch.setattr("fusionzoo.features._mapped", {})  # as in another process
     main(["cache", "list"])
     assert "1 entries" in capsys.readouterr().out
     again = cache.get(ENTRY, lambda: stored)
@@ -229,7 +234,7 @@ def test_digests_are_checked_once_in_a_process(
         return sha256(data)
 
     cache.save(ENTRY, numbers())
-    monkeypatch.setattr("fusionzoo.features.cache._mapped", {})  # as in another process
+    monkeypatch.setattr("fusionzoo.features._mapped", {})  # as in another process
     monkeypatch.setattr(hashlib, "sha256", counted)
     for _ in range(3):
         cache.load(ENTRY)
@@ -277,8 +282,8 @@ def test_processes_go_on_while_another_one_prunes(tmp_path: Path) -> None:
 WRITER = """
 import sys, torch
 from pathlib import Path
-from fusionzoo.features.cache import FeatureCache
-from fusionzoo.features.encode import StoredFeatures
+from fusionzoo.features import FeatureCache
+from fusionzoo.features import StoredFeatures
 stored = StoredFeatures(torch.ones(50_000, 64), torch.ones(50_000, 64), torch.arange(50_001))
 cache = FeatureCache(Path(sys.argv[1]))
 print("ready", flush=True)

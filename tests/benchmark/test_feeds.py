@@ -10,11 +10,9 @@ import pytest
 import torch
 from setup_benchmark import small
 
-from fusionzoo.benchmark import strategies
+from fusionzoo.benchmark import feeds, schedule, strategies
 from fusionzoo.benchmark.bench import Unit, open_bench
-from fusionzoo.benchmark.features import feeds
-from fusionzoo.benchmark.trials import schedule, tune
-from fusionzoo.features.encode import StoredFeatures
+from fusionzoo.features import StoredFeatures
 
 
 def ragged(rows: int, width: int) -> StoredFeatures:
@@ -56,4 +54,4 @@ def test_trials_on_pooled_vectors_do_not_depend_on_the_tokens_beside_them(
         for tokens in (1, None)
     )
     assert (schedule.path_of(few, unit) == schedule.path_of(many, unit)) == same
-    assert (tune._path(few, unit) == tune._path(many, unit)) == same
+    assert (schedule._path(few, unit) == schedule._path(many, unit)) == same

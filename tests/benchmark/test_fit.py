@@ -11,9 +11,15 @@ from setup_benchmark import small
 from torch import Tensor
 
 from fusionzoo import create_fusion, fusion_info, list_fusions
-from fusionzoo.benchmark import fit as fitting
-from fusionzoo.benchmark.fit import FitResult, fit
-from fusionzoo.benchmark.trainers import SingleTrainer, StackedTrainer, Trainer, stackable
+from fusionzoo.benchmark import train as fitting
+from fusionzoo.benchmark.train import (
+    FitResult,
+    SingleTrainer,
+    StackedTrainer,
+    Trainer,
+    fit,
+    stackable,
+)
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Features
 

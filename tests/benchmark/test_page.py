@@ -17,12 +17,11 @@ from planted import strategy, summary
 from setup_benchmark import small
 
 from fusionzoo.benchmark.api import run
-from fusionzoo.benchmark.metric import METRICS
-from fusionzoo.benchmark.report import html as report_html
-from fusionzoo.benchmark.report.leaderboard_columns import table
-from fusionzoo.benchmark.report.results import StrategyResults, Summary
-from fusionzoo.benchmark.report.sections import heat_map
-from fusionzoo.benchmark.report.title import data_title
+from fusionzoo.benchmark.bench import METRICS
+from fusionzoo.benchmark.report import page as report_html
+from fusionzoo.benchmark.report.leaderboard import table
+from fusionzoo.benchmark.report.page import heat_map
+from fusionzoo.benchmark.report.results import StrategyResults, Summary, data_title
 from fusionzoo.benchmark.report.verdict import figures
 from fusionzoo.fusion import FUSIONS, list_fusions
 

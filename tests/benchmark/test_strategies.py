@@ -8,12 +8,11 @@ import pytest
 import torch
 from setup_benchmark import small
 
-from fusionzoo.benchmark import api, strategies
+from fusionzoo.benchmark import api, job, strategies
 from fusionzoo.benchmark.bench import Bench, Unit, open_bench
-from fusionzoo.benchmark.features.feeds import ProbeFeed, removed_modalities
-from fusionzoo.benchmark.features.prepare import prepare
+from fusionzoo.benchmark.feeds import ProbeFeed, removed_modalities
+from fusionzoo.benchmark.prepare import prepare
 from fusionzoo.benchmark.strategies import Strategy, parse, select_balance
-from fusionzoo.benchmark.trials import trial
 from fusionzoo.errors import FusionZooError
 
 
@@ -52,13 +51,13 @@ def test_the_full_trainer_without_a_strategy_learns_what_the_short_one_does(
     """Rows with and without --balance are comparable: the step is the same."""
     bench = opened(tmp_path)
     plain = unit(bench, "gmu")
-    models, feed = trial.build(bench, plain)
-    expected = trial.train(bench, plain, models, feed)[0]
+    models, feed = job.build(bench, plain)
+    expected = job.train(bench, plain, models, feed)[0]
     idle = unit(bench, "gmu + modality_dropout")
     settings = {"modality_dropout": {"rate": 0.0}}
     bench = opened(tmp_path, balance="modality_dropout", balance_settings=settings)
-    models, feed = trial.build(bench, idle)
-    result = trial.train(bench, idle, models, feed)[0]
+    models, feed = job.build(bench, idle)
+    result = job.train(bench, idle, models, feed)[0]
     assert result.best_epoch == expected.best_epoch
     for name, weight in expected.weights.items():
         torch.testing.assert_close(result.weights[name], weight)

@@ -11,14 +11,13 @@ import pytest
 import torch
 
 from fusionzoo.benchmark import api
-from fusionzoo.benchmark.bench import open_bench
-from fusionzoo.benchmark.metric import fold_labels, metric_of, sample_scores
+from fusionzoo.benchmark.bench import fold_labels, metric_of, open_bench, sample_scores
 from fusionzoo.benchmark.strategies import list_strategies
 from fusionzoo.config import BenchmarkConfig, from_tree
 from fusionzoo.errors import FusionZooError
 from fusionzoo.targets import AnyOf, Level, Number, OneOf, Target
-from fusionzoo.training.tasks.base import OBJECTIVES
-from fusionzoo.training.tasks.multitask import Tasks
+from fusionzoo.training.multitask import Tasks
+from fusionzoo.training.tasks import OBJECTIVES
 
 ROWS = 150
 

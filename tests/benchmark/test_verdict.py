@@ -6,9 +6,9 @@ import pytest
 import torch
 from planted import CLASSES, ITEMS, TARGET, strategy, summary
 
-from fusionzoo.benchmark.report.controls import controls
-from fusionzoo.benchmark.report.html import environment
+from fusionzoo.benchmark.report.page import environment
 from fusionzoo.benchmark.report.results import Summary
+from fusionzoo.benchmark.report.summary import controls
 from fusionzoo.benchmark.report.verdict import tied_with_leader, verdict
 
 IMAGE = ("alone:image", [0.30, 0.31, 0.30])

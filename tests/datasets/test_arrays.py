@@ -18,13 +18,13 @@ import pytest
 import torch
 
 from fusionzoo import PairedDataset, create_dataset
-from fusionzoo.datasets import array_files
-from fusionzoo.datasets.array_files import open_array
+from fusionzoo.datasets import arrays
+from fusionzoo.datasets.arrays import open_array
 from fusionzoo.datasets.budgets import BUDGETS, Budget
 from fusionzoo.datasets.media import decode
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.errors import FusionZooError
-from fusionzoo.features.encode import fingerprint
+from fusionzoo.features import fingerprint
 
 COUNT = 6
 DRAW = np.random.default_rng(0)
@@ -308,7 +308,7 @@ def test_links_of_hdf5_lead_nowhere(folder: Path) -> None:
     for key in ("external", "top/v", "soft", "virtual", "raw"):
         with pytest.raises(FusionZooError, match=r"is a link|in other files"):
             open_array(folder / "b.h5", key)
-    assert array_files.array_names(folder / "b.h5") == ["raw", "virtual"]
+    assert arrays.array_names(folder / "b.h5") == ["raw", "virtual"]
 
 
 def test_a_header_that_announces_more_than_the_file_holds_takes_no_memory(
@@ -324,7 +324,7 @@ def test_a_header_that_announces_more_than_the_file_holds_takes_no_memory(
     for name in ("huge.npy", "stored.npz", "deflated.npz"):
         with pytest.raises(FusionZooError, match=r"cannot be read as an array|is cut off"):
             open_array(folder / name)
-    monkeypatch.setattr(array_files, "MAX_LOADED", 100)
+    monkeypatch.setattr(arrays, "MAX_LOADED", 100)
     with pytest.raises(FusionZooError, match=r"is compressed.*numpy\.savez"):
         open_array(folder / "small.npz", "v")
     with pytest.raises(FusionZooError, match="chunks of"):

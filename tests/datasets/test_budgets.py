@@ -25,7 +25,7 @@ import fusionzoo as fz
 from fusionzoo.datasets.budgets import BUDGETS
 from fusionzoo.datasets.media import decode, decode_image
 from fusionzoo.datasets.sound import AudioFile, decode_audio
-from fusionzoo.encoders._wave import WaveProcessor
+from fusionzoo.encoders.audio import WaveProcessor
 from fusionzoo.errors import FusionZooError
 
 MEGABYTE = 1 << 20

@@ -12,12 +12,13 @@ import pytest
 import soundfile
 from PIL import Image
 
-from fusionzoo.datasets import DATASETS, mfeat
-from fusionzoo.datasets.situations import SITUATIONS
-from fusionzoo.zoo.conformance import data, decoding
-from fusionzoo.zoo.conformance.samples import Source, source
+from fusionzoo.datasets import DATASETS
+from fusionzoo.datasets.builtin import mfeat
+from fusionzoo.datasets.builtin.planted import SITUATIONS
+from fusionzoo.testing import data
+from fusionzoo.testing.data import Source, source
 
-CHECKS = {**data.CHECKS, **decoding.CHECKS}
+CHECKS = {**data.CHECKS, **data.CHECKS}
 DRAW = np.random.default_rng(0)
 
 

@@ -16,8 +16,7 @@ import torch
 
 from fusionzoo import create_dataset
 from fusionzoo.cli import main as console
-from fusionzoo.datasets.convert_pickle import convert_pickle
-from fusionzoo.datasets.restricted_pickle import plain, read_pickle
+from fusionzoo.datasets.pickles import convert_pickle, plain, read_pickle
 from fusionzoo.errors import FusionZooError
 
 DRAW = np.random.default_rng(0)

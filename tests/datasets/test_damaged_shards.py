@@ -19,8 +19,8 @@ import pytest
 from stopped import without_checksums
 
 import fusionzoo as fz
+from fusionzoo.embeddings.files import read_embeddings
 from fusionzoo.errors import FusionZooError
-from fusionzoo.evaluation.embeddings import read_embeddings
 
 
 def npy(value: float, size: int = 64) -> bytes:

@@ -10,7 +10,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from fusionzoo import PairedDataset, create_dataset
-from fusionzoo.datasets.digits import COLUMNS, RATE, ROWS, WORDS
+from fusionzoo.datasets.builtin.digits import COLUMNS, RATE, ROWS, WORDS
 from fusionzoo.errors import FusionZooError
 
 

@@ -592,7 +592,7 @@ def test_a_value_that_cannot_be_loaded_is_shown_as_such() -> None:
 
 
 def test_values_in_memory_have_lengths_and_aspect_ratios() -> None:
-    from fusionzoo.datasets.grouping import group_values
+    from fusionzoo.datasets.samplers import group_values
 
     buffer = io.BytesIO()
     soundfile.write(buffer, np.zeros(400), 8000, format="WAV")

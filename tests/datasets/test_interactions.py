@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fusionzoo import PairedDataset, create_dataset
-from fusionzoo.datasets.interactions import TASKS, bayes_accuracy
+from fusionzoo.datasets.builtin.planted import TASKS, interactions_bayes_accuracy
 from fusionzoo.errors import FusionZooError
 
 
@@ -36,7 +36,7 @@ def test_the_best_accuracy_is_the_known_one(task: str, num_modalities: int, flip
     for known in range(1, num_modalities + 1):
         # The first ones: for `unique` it is a that knows.
         names = tuple(data.modalities)[:known]
-        wanted = bayes_accuracy(task, num_modalities, flip, known)
+        wanted = interactions_bayes_accuracy(task, num_modalities, flip, known)
         assert best_accuracy(data, names) == pytest.approx(wanted, abs=0.04)
 
 

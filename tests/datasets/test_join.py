@@ -14,7 +14,7 @@ from PIL import Image
 
 import fusionzoo as fz
 from fusionzoo import PairedDataset
-from fusionzoo.datasets.refusals import collecting
+from fusionzoo.datasets.paths import collecting
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.errors import FusionZooError
 

@@ -14,8 +14,8 @@ import soundfile
 import torch
 from PIL import Image
 
-from fusionzoo.datasets.media import decode, decode_audio, decode_image, decode_text
-from fusionzoo.datasets.picture_size import jpeg_size
+from fusionzoo.datasets.media import decode, decode_image, decode_text, jpeg_size
+from fusionzoo.datasets.sound import decode_audio
 from fusionzoo.errors import FusionZooError
 
 RED = (200, 30, 40)
@@ -211,7 +211,7 @@ def test_a_drawing_that_the_renderer_cannot_bear_is_one_error(
     drawing: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("resvg_py")
-    monkeypatch.setattr("fusionzoo.datasets.drawing.MAX_SECONDS", 1)
+    monkeypatch.setattr("fusionzoo.datasets.media.MAX_SECONDS", 1)
     path = tmp_path / "hostile.svg"
     path.write_text(f'{SVG}width="10" height="10">{drawing}</svg>')
     with pytest.raises(FusionZooError, match=reason) as caught:

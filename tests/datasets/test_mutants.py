@@ -16,9 +16,9 @@ from torch import Tensor
 from fusionzoo.cli import main
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.structures import Sample
-from fusionzoo.zoo.conformance.checks import Checks
-from fusionzoo.zoo.conformance.runner import SUITES
-from fusionzoo.zoo.conformance.samples import Source, source
+from fusionzoo.testing.checks import Checks
+from fusionzoo.testing.data import Source, source
+from fusionzoo.testing.runner import SUITES
 
 ROWS = 30
 CHECKS = SUITES["data"]().checks

@@ -15,22 +15,22 @@ import torch
 from PIL import Image
 
 import fusionzoo as fz
-from fusionzoo.audit.scan import scan_values
 from fusionzoo.datasets import Collate
 from fusionzoo.datasets.media import decode
-from fusionzoo.datasets.refusals import collecting
-from fusionzoo.datasets.shards.values import stored_value
-from fusionzoo.datasets.stretch import Stretch
+from fusionzoo.datasets.paths import collecting
+from fusionzoo.datasets.shards.writers import stored_value
+from fusionzoo.datasets.sound import Stretch
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.encoders import create_encoder
-from fusionzoo.encoders._image_processor import ImageProcessor
-from fusionzoo.encoders._wave import WaveProcessor
+from fusionzoo.encoders.audio import WaveProcessor
+from fusionzoo.encoders.image import ImageProcessor
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.robustness import corrupt
-from fusionzoo.features.encode import encode, fingerprint
+from fusionzoo.features import encode, fingerprint
 from fusionzoo.inputs import store_table
-from fusionzoo.present_rows import encode_rows
+from fusionzoo.model import encode_rows
 from fusionzoo.structures import ITEM_COUNTS, Audio
+from fusionzoo.tools.audit.scan import scan_values
 
 RATE = 8000
 PICTURES = ImageProcessor((8, 8), 1.0, "bilinear", "crop", "none")

@@ -25,8 +25,7 @@ import fusionzoo as fz
 from fusionzoo.cli import main as console
 from fusionzoo.datasets import PairedBatchSampler, PairedDataset, make_sampler
 from fusionzoo.datasets.shards.blocks import Blocks, StoredCells
-from fusionzoo.datasets.shards.plan import Settings
-from fusionzoo.datasets.shards.write import write_shards
+from fusionzoo.datasets.shards.write import Settings, write_shards
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import replacing
 

@@ -12,8 +12,13 @@ import pytest
 import torch
 
 from fusionzoo import PairedDataset, create_dataset
-from fusionzoo.datasets._planted import Floats, Setup
-from fusionzoo.datasets.situations import SITUATIONS, bayes_accuracy, bayes_aurc
+from fusionzoo.datasets.builtin.planted import (
+    SITUATIONS,
+    Floats,
+    Setup,
+    bayes_aurc,
+    situations_bayes_accuracy,
+)
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.calibration import risk_coverage
 
@@ -136,7 +141,7 @@ def most_frequent(patterns: Sequence[Hashable], data: PairedDataset) -> float:
 def test_an_oracle_with_all_modalities_is_as_good_as_stated(situation: str) -> None:
     data, samples, known = opened(situation)
     guesses = [answer(situation, values, known) for values in samples]
-    assert accuracy(guesses, data) == pytest.approx(bayes_accuracy(situation), abs=0.025)
+    assert accuracy(guesses, data) == pytest.approx(situations_bayes_accuracy(situation), abs=0.025)
 
 
 # Content and a's pairs have hundreds of patterns, too many to count classes of.
@@ -153,8 +158,8 @@ def test_one_modality_alone_falls_short_by_as_much_as_stated(situation: str) -> 
     for name in data.modalities:
         fewer = FEWER.get((situation, name), lambda pattern: pattern)
         reached = most_frequent([fewer(row.get(name, ())) for row in shown], data)
-        stated = bayes_accuracy(situation, name)
-        assert stated < bayes_accuracy(situation) - 0.1
+        stated = situations_bayes_accuracy(situation, name)
+        assert stated < situations_bayes_accuracy(situation) - 0.1
         assert reached == pytest.approx(stated, abs=0.06)
 
 
@@ -162,9 +167,9 @@ def test_one_modality_alone_falls_short_by_as_much_as_stated(situation: str) -> 
 def test_the_share_moves_the_best_accuracy(situation: str) -> None:
     data, samples, known = opened(situation, share=0.9)
     guesses = [answer(situation, values, known) for values in samples]
-    expected = bayes_accuracy(situation, share=0.9)
+    expected = situations_bayes_accuracy(situation, share=0.9)
     assert accuracy(guesses, data) == pytest.approx(expected, abs=0.035)
-    assert expected < bayes_accuracy(situation) - 0.04 or situation == "starved"
+    assert expected < situations_bayes_accuracy(situation) - 0.04 or situation == "starved"
 
 
 def test_answering_undecided_samples_last_has_the_stated_area() -> None:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 import fusionzoo as fz
 from fusionzoo.datasets.budgets import BUDGETS
-from fusionzoo.datasets.media import decode_audio
-from fusionzoo.encoders._wave import WaveProcessor
+from fusionzoo.datasets.sound import decode_audio
+from fusionzoo.encoders.audio import WaveProcessor
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.robustness import corrupt
 from fusionzoo.resampling import resampler
@@ -242,11 +242,11 @@ def test_clips_of_a_batch_are_opened_once_each(long_clips: list[Path], opened: l
 def test_no_more_files_stay_open_than_allowed(
     long_clips: list[Path], opened: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fusionzoo.datasets import sound_handles
+    from fusionzoo.datasets import sound
 
-    monkeypatch.setattr(sound_handles, "MOST_KEPT", 2)
+    monkeypatch.setattr(sound, "MOST_KEPT", 2)
     clips = [decode_audio(path) for path in long_clips]
-    assert len(sound_handles._kept.here()) == 2
+    assert len(sound._kept.here()) == 2
     for path, clip in zip(long_clips, clips, strict=True):
         whole = soundfile.read(path, dtype="float32")[0]
         assert np.array_equal(clip.samples.numpy(), whole)

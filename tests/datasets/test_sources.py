@@ -28,8 +28,8 @@ import fusionzoo as fz
 from fusionzoo import PairedDataset
 from fusionzoo.config import DistConfig, EmbedConfig
 from fusionzoo.datasets import Collate
-from fusionzoo.distributed.process_group import World, process_group
-from fusionzoo.inference.extraction.plan import Plan
+from fusionzoo.distributed import World, process_group
+from fusionzoo.embeddings.extract import Plan
 from fusionzoo.inputs import data_settings
 from fusionzoo.scripts.embed import embed
 from fusionzoo.structures import Audio, Batch, Sample

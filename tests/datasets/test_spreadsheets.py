@@ -22,10 +22,10 @@ from fusionzoo import PairedDataset, create_dataset
 from fusionzoo.config.flags import parse_flags
 from fusionzoo.datasets import split_by_hash
 from fusionzoo.datasets.budgets import BUDGETS
-from fusionzoo.datasets.formats.delimited import find_delimiter
+from fusionzoo.datasets.sources.text_tables import find_delimiter
 from fusionzoo.datasets.splits import make_splits
 from fusionzoo.datasets.summary import data_summary
-from fusionzoo.datasets.target_hints import objective_hint
+from fusionzoo.datasets.table import objective_hint
 from fusionzoo.errors import FusionZooError
 from fusionzoo.inputs import data_settings
 

@@ -14,7 +14,7 @@ import soundfile
 from PIL import Image
 
 from fusionzoo import create_dataset
-from fusionzoo.datasets import stamps
+from fusionzoo.datasets.builtin import stamps
 from fusionzoo.errors import FusionZooError
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="4" height="4"/>'

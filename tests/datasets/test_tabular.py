@@ -19,7 +19,7 @@ import fusionzoo
 from fusionzoo import PairedDataset, create_dataset
 from fusionzoo.cli import main as console
 from fusionzoo.datasets.base import from_memory
-from fusionzoo.datasets.formats.tables import open_table
+from fusionzoo.datasets.sources.open_table import open_table
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.robustness import Corrupted

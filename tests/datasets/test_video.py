@@ -16,10 +16,10 @@ from PIL import Image
 import fusionzoo as fz
 from fusionzoo.datasets import Collate
 from fusionzoo.datasets.media import decode
-from fusionzoo.datasets.stretch import Stretch
+from fusionzoo.datasets.sound import Stretch
 from fusionzoo.datasets.summary import data_summary
-from fusionzoo.encoders._image_processor import ImageProcessor
-from fusionzoo.encoders._wave import WaveProcessor
+from fusionzoo.encoders.audio import WaveProcessor
+from fusionzoo.encoders.image import ImageProcessor
 from fusionzoo.errors import FusionZooError
 
 av = pytest.importorskip("av")
@@ -176,7 +176,7 @@ def test_far_parts_of_a_long_video_are_sought(tmp_path: Path, monkeypatch: Any) 
     ]
     assert len(decoded) < 60
     sound = decode("audio", path)  # 480,000 samples at once
-    monkeypatch.setattr("fusionzoo.datasets.video.MAX_READ_AT_ONCE", 10_000)
+    monkeypatch.setattr("fusionzoo.datasets.sound.MAX_READ_AT_ONCE", 10_000)
     lazy = decode("audio", path)
     assert lazy.frames == len(wave)
     decoded.clear()

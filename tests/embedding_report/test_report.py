@@ -19,7 +19,7 @@ import pytest
 import fusionzoo as fz
 from fusionzoo import FusionZooError
 from fusionzoo.cli import main
-from fusionzoo.embedding_report.figures import probe_rows, probes
+from fusionzoo.tools.embedding_report.figures import probe_rows, probes
 
 CHROMIUM = shutil.which("chromium")
 COUNT, CLASSES = 90, 3

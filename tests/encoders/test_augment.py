@@ -10,21 +10,27 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from fusionzoo.creating import create_model
 from fusionzoo.datasets import PairedBatchSampler, create_dataset, make_sampler
 from fusionzoo.encoders import Encoder, create_encoder
-from fusionzoo.encoders._augment_audio import (
+from fusionzoo.encoders.augment import (
+    OPERATIONS,
+    AugmentedProcessor,
     ChangedClip,
     change_clip,
+    change_colours,
+    change_text,
+    crop,
     draw_masks,
+    erase,
     mask_spectrogram,
+    misspell,
     no_masks,
+    rotate,
+    set_augmentation,
+    swap_neighbours,
 )
-from fusionzoo.encoders._augment_image import change_colours, crop, erase, rotate
-from fusionzoo.encoders._augment_text import change_text, misspell, swap_neighbours
-from fusionzoo.encoders.augment import OPERATIONS, AugmentedProcessor, set_augmentation
 from fusionzoo.errors import FusionZooError
-from fusionzoo.model import FusionModel
+from fusionzoo.model import FusionModel, create_model
 from fusionzoo.structures import Audio, Batch
 
 SMALL = {"pretrained": False, "channels": [8, 8, 8, 8], "stem_width": 8}

@@ -10,8 +10,7 @@ import tiny_models as tiny
 
 from fusionzoo.encoders import ENCODERS
 from fusionzoo.encoders._torchaudio import torchaudio_or_none
-from fusionzoo.zoo.conformance.encoder_inputs import maker
-from fusionzoo.zoo.conformance.encoders import CHECKS
+from fusionzoo.testing.encoders import CHECKS, maker
 
 # What an entry is built with: a small model of its family, without weights from a hub.
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fusionzoo import create_encoder, list_encoders
 from fusionzoo.encoders import Encoder
-from fusionzoo.encoders._image_processor import ImageProcessor
 from fusionzoo.encoders._torchaudio import torchaudio_or_none
+from fusionzoo.encoders.image import ImageProcessor
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Audio, Features
 
@@ -226,7 +226,7 @@ def test_a_very_long_picture_is_resized_in_bounded_memory(
         return resize(self, image, size)
 
     monkeypatch.setattr(ImageProcessor, "_resize", watched)
-    monkeypatch.setattr("fusionzoo.encoders._image_processor.LARGEST_SQUARE", 1 << 22)
+    monkeypatch.setattr("fusionzoo.encoders.image.LARGEST_SQUARE", 1 << 22)
     prepare = ImageProcessor((32, 32), 0.875, "bicubic", fit, "none")
     assert prepare(torch.zeros(3, *shape, dtype=torch.uint8))["pixels"].shape == (3, 32, 32)
     assert max(pixels) <= max(1 << 22, shape[0] * shape[1])

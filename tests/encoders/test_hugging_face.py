@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import fusionzoo
-from fusionzoo.creating import create_model
 from fusionzoo.encoders import create_encoder
-from fusionzoo.encoders._hugging_face import load_tokenizer
+from fusionzoo.encoders.hf import load_tokenizer
 from fusionzoo.errors import FusionZooError
+from fusionzoo.model import create_model
 
 TINY = {
     "hidden_size": 16,

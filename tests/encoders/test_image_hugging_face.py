@@ -11,7 +11,7 @@ import tiny_models as tiny
 import torch
 
 from fusionzoo.encoders import create_encoder
-from fusionzoo.encoders._pictures import CheckpointImage
+from fusionzoo.encoders.hf_image import CheckpointImage
 from fusionzoo.errors import FusionZooError
 
 SQUARE = {"height": 32, "width": 32}

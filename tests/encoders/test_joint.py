@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 import fusionzoo
-from fusionzoo.creating import create_model
-from fusionzoo.encoders import Encoder, _towers, create_encoder
+from fusionzoo.encoders import Encoder, create_encoder, hf
 from fusionzoo.errors import FusionZooError
+from fusionzoo.model import create_model
 from fusionzoo.structures import Audio, Features
 
 TEXTS = ["a red cat", "a much longer line of text", ""]
@@ -110,13 +110,13 @@ def test_tokens_take_the_path_of_the_pooled_vector(folders: dict[str, Path]) -> 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record each read of a checkpoint's weights."""
-    sources, load = [], _towers.load_model
+    sources, load = [], hf.load_model
 
     def counted(source: str, pretrained: bool) -> Any:
         sources.append(source)
         return load(source, pretrained)
 
-    monkeypatch.setattr(_towers, "load_model", counted)
+    monkeypatch.setattr(hf, "load_model", counted)
     return sources
 
 
@@ -162,7 +162,7 @@ def test_an_exported_model_loads_without_the_checkpoint(
     saved = model.save(tmp_path / "saved")
     shutil.rmtree(source), shutil.rmtree(sounds)
     del reads[:]
-    monkeypatch.setattr("fusionzoo.encoders._hugging_face.from_hub", None)  # no hub is asked
+    monkeypatch.setattr("fusionzoo.encoders.weights.from_hub", None)  # no hub is asked
     loaded = fusionzoo.load(saved)
     assert not reads
     encoders_before = dict(model.named_encoders())
@@ -177,7 +177,7 @@ def test_a_small_tower_of_a_large_model_loads_within_the_budget(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Towers that were dropped are not built again: CLAP's for text is the largest of a model."""
-    monkeypatch.setattr("fusionzoo.allocation.SPARE", 1 << 22)  # elements
+    monkeypatch.setattr("fusionzoo.loading.SPARE", 1 << 22)  # elements
     monkeypatch.setitem(tiny.TEXT, "vocab_size", 400_000)
     source = tiny.save_clap(tmp_path / "clap")
     saved = create_model("concat", {"audio": f"{name}/{source}"}, 2).save(tmp_path / "saved")

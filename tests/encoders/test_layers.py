@@ -12,7 +12,7 @@ from torch import nn
 
 import fusionzoo
 from fusionzoo.encoders import Encoder, create_encoder
-from fusionzoo.encoders.layers import layer_numbers
+from fusionzoo.encoders.base import layer_numbers
 from fusionzoo.errors import FusionZooError
 
 SCRATCH: dict[str, Any] = {"pretrained": False}

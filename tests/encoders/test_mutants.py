@@ -15,8 +15,7 @@ from fusionzoo.cli import main
 from fusionzoo.encoders import Encoder, Processor
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Features, masked_mean
-from fusionzoo.zoo.conformance.encoder_inputs import WIDTH, Maker, maker
-from fusionzoo.zoo.conformance.encoders import CHECKS
+from fusionzoo.testing.encoders import CHECKS, WIDTH, Maker, maker
 
 
 class MaskedSteps(Processor):

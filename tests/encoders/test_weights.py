@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fusionzoo.encoders import create_encoder, initialise, load_weights
-from fusionzoo.encoders.init import SCHEMES
+from fusionzoo.encoders.base import SCHEMES
 from fusionzoo.encoders.weights import resolve
 from fusionzoo.errors import FusionZooError
 

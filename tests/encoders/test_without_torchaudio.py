@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fusionzoo.encoders import create_encoder
 from fusionzoo.encoders._torchaudio import torchaudio_or_none
-from fusionzoo.encoders._wave import SILENCE, LogMel
+from fusionzoo.encoders.audio import SILENCE, LogMel
 from fusionzoo.resampling import resampler
 
 # Of torchaudio 2.11.0 with torch 2.11.0 on `chirp`: every 997th sample at the new rate of
@@ -133,7 +133,7 @@ SCRIPT = """
 import numpy as np
 import fusionzoo as fz
 from fusionzoo.errors import FusionZooError
-from fusionzoo.datasets.shards.values import _smaller_clip
+from fusionzoo.datasets.shards.writers import _smaller_clip
 
 wave = (0.1 * np.sin(np.arange(9000) / 7)).astype(np.float32)
 for audio in ("mel/stats", {"name": "mel/resnet10t", "pretrained": False}):

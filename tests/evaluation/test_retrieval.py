@@ -10,11 +10,14 @@ from sklearn.metrics import average_precision_score, ndcg_score
 
 from fusionzoo import create_dataset
 from fusionzoo.errors import FusionZooError
-from fusionzoo.evaluation import ranking, retrieval
-from fusionzoo.evaluation.answers import AnswerKeys, codes, match, match_others
+from fusionzoo.evaluation import metrics, retrieval
 from fusionzoo.evaluation.retrieval import (
+    AnswerKeys,
+    codes,
     direction_scores,
     intervals,
+    match,
+    match_others,
     rank_figures,
     ranked,
     ranks,
@@ -103,7 +106,7 @@ def test_figures_equal_scikit_learns(
     classes: int, cells: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retrieval, "CELLS", cells)
-    monkeypatch.setattr(ranking, "TIE", 0.0)
+    monkeypatch.setattr(metrics, "TIE", 0.0)
     count = 120
     queries, answers = embedded(count), embedded(count) + 2 * embedded(count + 1)[:count]
     items = np.arange(count) % classes

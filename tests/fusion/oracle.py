@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fusionzoo.fusion import Fusion, create_fusion
 from fusionzoo.structures import Features, StepContext
-from fusionzoo.zoo.conformance.fusions import DIMS, build, entropy
+from fusionzoo.testing.fusions import DIMS, build, entropy
 
 WIDTHS = dict(itertools.islice(DIMS.items(), 3))
 TWO = dict(itertools.islice(DIMS.items(), 2))

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import create_fusion
-from fusionzoo.fusion.attention._moe import Experts, Router, imbalance
+from fusionzoo.fusion.attention._blocks import Experts, Router, imbalance
 from fusionzoo.fusion.base import combination_of
 from fusionzoo.structures import Features
-from fusionzoo.zoo.conformance.fusions import features, full, patterns, rows_of
+from fusionzoo.testing.fusions import features, full, patterns, rows_of
 
 Given = dict[str, Features]
 

@@ -12,7 +12,7 @@ from fusionzoo.fusion import create_fusion
 from fusionzoo.fusion.late._conflict import conflict_of, discount, uncertainty
 from fusionzoo.fusion.late.tmc import combine, evidential_loss
 from fusionzoo.structures import keep_only
-from fusionzoo.zoo.conformance.fusions import features, full, patterns
+from fusionzoo.testing.fusions import features, full, patterns
 
 TARGET = torch.arange(8) % 4
 

@@ -13,8 +13,8 @@ import torch
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import create_fusion, fusion_info, list_fusions
 from fusionzoo.fusion.base import RunningMeans
-from fusionzoo.zoo.conformance import fusions, learning
-from fusionzoo.zoo.conformance.runner import SUITES
+from fusionzoo.testing import fusions
+from fusionzoo.testing.runner import SUITES
 
 CHECKS = SUITES["fusion"]().checks
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -48,7 +48,7 @@ def test_long_checks_of_the_contract(check: str, name: str) -> None:
 @pytest.mark.parametrize("name", FUSIONS)
 def test_only_what_can_express_synergy_learns_exclusive_or(name: str) -> None:
     """A threshold on a sum of unimodal terms is right on at most three of the four cases."""
-    reached = learning.accuracy(fusions.maker(name), "xor")
+    reached = fusions.accuracy(fusions.maker(name), "xor")
     if fusion_info(name).synergy:
         assert reached > 0.95
     else:

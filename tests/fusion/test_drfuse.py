@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import create_fusion
-from fusionzoo.fusion._draws import Draws
+from fusionzoo.fusion.base import Draws
 from fusionzoo.fusion.hybrid._disentangle import divergence, pooled_logit, random_part, ranking
-from fusionzoo.zoo.conformance.fusions import features, full, patterns
+from fusionzoo.testing.fusions import features, full, patterns
 
 TARGET = torch.arange(8) % 4
 

@@ -14,7 +14,7 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import create_fusion
 from fusionzoo.fusion.hybrid import dynmm
 from fusionzoo.structures import keep_only
-from fusionzoo.zoo.conformance.fusions import features, full, patterns
+from fusionzoo.testing.fusions import features, full, patterns
 
 TARGET = torch.arange(8) % 4
 TRIPLE = [["image", "text", "audio"]]

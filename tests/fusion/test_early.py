@@ -12,7 +12,7 @@ from oracle import TWO, WIDTHS, aligned, close, copy, given, made
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import create_fusion
 from fusionzoo.structures import Features
-from fusionzoo.zoo.conformance.fusions import features, full, patterns
+from fusionzoo.testing.fusions import features, full, patterns
 
 
 def pooled(x: dict[str, Features]) -> list[torch.Tensor]:

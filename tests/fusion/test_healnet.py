@@ -12,7 +12,7 @@ from torch import nn
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import create_fusion
 from fusionzoo.structures import Features, keep_only
-from fusionzoo.zoo.conformance.fusions import features, full
+from fusionzoo.testing.fusions import features, full
 
 
 @pytest.mark.parametrize("self_attention", [False, True])

@@ -13,7 +13,7 @@ from fusionzoo.fusion.hybrid.misa import moment_discrepancy, overlap
 from fusionzoo.fusion.hybrid.mmin import random_subset, squared_error
 from fusionzoo.fusion.hybrid.mvae_poe import multiply
 from fusionzoo.structures import StepContext
-from fusionzoo.zoo.conformance.fusions import features, full, patterns
+from fusionzoo.testing.fusions import features, full, patterns
 
 ALL = torch.ones(12, dtype=torch.bool)
 TARGET = torch.tensor([0, 1, 2, 3])

@@ -9,13 +9,12 @@ import torch
 from oracle import WIDTHS, close, copy, made, moment
 from torch import Tensor
 
-from fusionzoo.creating import create_model
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import Fusion, create_fusion
-from fusionzoo.fusion._draws import Draws
-from fusionzoo.fusion.base import RunningMeans
+from fusionzoo.fusion.base import Draws, RunningMeans
 from fusionzoo.fusion.hybrid._interaction import Moments, interaction_losses
-from fusionzoo.zoo.conformance.fusions import features, full, patterns
+from fusionzoo.model import create_model
+from fusionzoo.testing.fusions import features, full, patterns
 
 KINDS = dict.fromkeys(("a", "b"), "vector")
 TARGET = torch.arange(8) % 4

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fusionzoo.fusion import Fusion, create_fusion
 from fusionzoo.structures import Features
-from fusionzoo.zoo.conformance.fusions import DIMS, build, features, full, maker, patterns, rows_of
+from fusionzoo.testing.fusions import DIMS, build, features, full, maker, patterns, rows_of
 
 WIDTHS = dict(itertools.islice(DIMS.items(), 3))
 

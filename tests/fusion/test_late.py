@@ -18,7 +18,7 @@ from fusionzoo.fusion.late.late_vote import LateVote
 from fusionzoo.fusion.late.qmf import History, ranking_loss
 from fusionzoo.fusion.late.tmc import combine, divergence, evidential_loss
 from fusionzoo.structures import Features
-from fusionzoo.zoo.conformance.fusions import features, full, patterns, rows_of
+from fusionzoo.testing.fusions import features, full, patterns, rows_of
 
 TARGET = torch.tensor([0, 1, 2, 3, 0, 1])
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fusionzoo.fusion import list_fusions
 from fusionzoo.fusion.base import RunningMeans
 from fusionzoo.structures import Features
-from fusionzoo.zoo.conformance.fusions import features, full, patterns, poison
+from fusionzoo.testing.fusions import features, full, patterns, poison
 
 
 def follows_features(module: nn.Module) -> bool:

@@ -10,16 +10,17 @@ from oracle import WIDTHS, close, made
 from torch import Tensor
 from torch.nn import functional as F
 
-from fusionzoo.fusion.attention._stacks import Stacks, Weights
 from fusionzoo.fusion.attention.mult import (
     MulT,
+    Stacks,
+    Weights,
     group_by_size,
     last_step,
     positions,
     with_positions,
 )
 from fusionzoo.structures import Features
-from fusionzoo.zoo.conformance.fusions import features, full, patterns
+from fusionzoo.testing.fusions import features, full, patterns
 
 Given = dict[str, Features]
 

@@ -11,7 +11,7 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import create_fusion
 from fusionzoo.fusion.attention._blocks import Block, join
 from fusionzoo.structures import keep_only, masked_mean
-from fusionzoo.zoo.conformance.fusions import features, full, patterns
+from fusionzoo.testing.fusions import features, full, patterns
 
 
 @pytest.mark.parametrize("share", ["attention", "none"])

@@ -15,8 +15,8 @@ from fusionzoo.fusion.base import masked_softmax
 from fusionzoo.fusion.early.mlb import MLB
 from fusionzoo.fusion.late.tmc import TMC
 from fusionzoo.structures import Features, FusionOutput, masked_mean
-from fusionzoo.zoo.conformance import absence, fusions, gradients
-from fusionzoo.zoo.conformance.runner import SUITES, main_check
+from fusionzoo.testing import fusions
+from fusionzoo.testing.runner import SUITES, main_check
 
 
 class Sound(Fusion):
@@ -205,8 +205,8 @@ def test_the_broken_one_is_caught(mutant: Callable[..., Fusion]) -> None:
 @pytest.mark.parametrize(
     "check",
     [
-        absence.an_uninformative_modality_can_be_dropped,
-        absence.missing_modalities_never_cost_more_than_all_knowledge,
+        fusions.an_uninformative_modality_can_be_dropped,
+        fusions.missing_modalities_never_cost_more_than_all_knowledge,
     ],
 )
 def test_a_factor_of_one_for_an_absent_modality_is_caught(
@@ -224,7 +224,7 @@ class NullUnused(Sound):
 def test_a_fusion_that_leaves_its_null_out_is_told_what_to_do() -> None:
     expected = r"null gets no gradient: pass the embedding through self\.or_null\(\.\.\.\)"
     with pytest.raises(AssertionError, match=expected):
-        gradients.every_parameter_is_registered_and_gets_a_gradient(NullUnused)
+        fusions.every_parameter_is_registered_and_gets_a_gradient(NullUnused)
 
 
 def test_the_report_names_what_failed(capsys: pytest.CaptureFixture[str]) -> None:

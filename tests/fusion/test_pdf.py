@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from fusionzoo.fusion.late.pdf import co_belief, relative_calibration
 from fusionzoo.structures import keep_only
-from fusionzoo.zoo.conformance.fusions import features, full, patterns
+from fusionzoo.testing.fusions import features, full, patterns
 
 TARGET = torch.arange(8) % 4
 

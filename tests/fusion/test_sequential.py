@@ -10,7 +10,7 @@ from torch import nn
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import create_fusion
 from fusionzoo.structures import keep_only
-from fusionzoo.zoo.conformance.fusions import features, full, patterns
+from fusionzoo.testing.fusions import features, full, patterns
 
 TARGET = torch.arange(8) % 4
 

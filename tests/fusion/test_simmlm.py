@@ -8,10 +8,10 @@ from oracle import WIDTHS, close, copy, made, moment
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import create_fusion
-from fusionzoo.fusion._draws import Draws
+from fusionzoo.fusion.base import Draws
 from fusionzoo.fusion.late.simmlm import more_beats_fewer, nested_subsets
 from fusionzoo.structures import keep_only
-from fusionzoo.zoo.conformance.fusions import features, full, patterns
+from fusionzoo.testing.fusions import features, full, patterns
 
 TARGET = torch.arange(8) % 4
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import Fusion, create_fusion
 from fusionzoo.structures import Features, keep_only
-from fusionzoo.zoo.conformance.fusions import DIMS, features, full, patterns
+from fusionzoo.testing.fusions import DIMS, features, full, patterns
 
 Inputs = dict[str, Features]
 SUBSETS = [(0, 1), (0, 2), (1, 2), (0, 1, 2)]

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import fusionzoo
-from fusionzoo.benchmark.features.pretrain import augmentation_notes
+from fusionzoo.benchmark.prepare import augmentation_notes
 from fusionzoo.config import BenchmarkConfig, RunConfig, from_args, from_tree
 from fusionzoo.datasets import create_dataset
 from fusionzoo.encoders import create_encoder
 from fusionzoo.encoders.augment import set_augmentation
 from fusionzoo.errors import FusionZooError
-from fusionzoo.features.encode import describe, encode
-from fusionzoo.training.runs.run import Run
+from fusionzoo.features import describe, encode
+from fusionzoo.training.report import Run
 from fusionzoo.training.trainer import Trainer
 
 DATA: dict[str, Any] = {"name": "digits", "samples": 50, "modalities": "text,audio"}

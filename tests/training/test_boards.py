@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fusionzoo.distributed.process_group import World
+from fusionzoo.distributed import World
 from fusionzoo.errors import FusionZooError
-from fusionzoo.training.runs.checkpoint import State
-from fusionzoo.training.runs.loggers import LOGGERS, open_logger
-from fusionzoo.training.runs.tracker import Tracker, utilisation
+from fusionzoo.training.checkpoint import State
+from fusionzoo.training.tracker import LOGGERS, Tracker, open_logger, utilisation
 
 OFFLINE = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "TRACKIO_QUIET": "1"}
 

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 import fusionzoo
+from fusionzoo import features_frozen
 from fusionzoo.config import RunConfig, from_args, write_yaml
 from fusionzoo.datasets import PairedDataset, paired
 from fusionzoo.datasets.base import from_memory
 from fusionzoo.datasets.media import decode
 from fusionzoo.errors import FusionZooError
-from fusionzoo.features import frozen
 from fusionzoo.structures import Features
 from fusionzoo.training.balance.modality_dropout import ModalityDropout
-from fusionzoo.training.runs.run import Run
+from fusionzoo.training.report import Run
 from fusionzoo.training.trainer import Trainer
 
 SAMPLES = 40
@@ -254,7 +254,7 @@ def test_a_cache_that_cannot_be_written_is_said_and_does_without(
 def test_features_that_would_fill_the_machine_are_not_cached_unasked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cache: Path
 ) -> None:
-    monkeypatch.setattr(frozen, "_room", lambda folder: 1e3)
+    monkeypatch.setattr(features_frozen, "_room", lambda folder: 1e3)
     run(tmp_path / "a", "auto", fusion={"name": "mbt", "dim": 16})
     assert "its features may take" in capsys.readouterr().out
     assert not cache.exists()
@@ -263,10 +263,10 @@ def test_features_that_would_fill_the_machine_are_not_cached_unasked(
 
 
 def test_tokens_with_gaps_are_not_cached() -> None:
-    caching = frozen.Caching(mode="on", with_tokens=True, passes=2)
+    caching = features_frozen.Caching(mode="on", with_tokens=True, passes=2)
     mask = torch.tensor([[True, False, True], [True, True, False]])
-    watch = frozen._Watch(caching, dim=4, num_samples=2)
-    with pytest.raises(frozen.NotCacheable, match="gaps"):
+    watch = features_frozen._Watch(caching, dim=4, num_samples=2)
+    with pytest.raises(features_frozen.NotCacheable, match="gaps"):
         watch(Features(torch.zeros(2, 3, 4), mask, torch.zeros(2, 4)))
     watch(Features(torch.zeros(1, 3, 4), mask[1:], torch.zeros(1, 4)))
 

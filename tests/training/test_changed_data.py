@@ -12,20 +12,19 @@ import numpy as np
 import pytest
 
 import fusionzoo as fz
+from fusionzoo.benchmark import prepare
 from fusionzoo.benchmark.bench import open_bench
-from fusionzoo.benchmark.features import pretrain
-from fusionzoo.benchmark.features.encoders import build_encoders
-from fusionzoo.benchmark.trials.schedule import path_of, units
-from fusionzoo.commands import evaluate_command
+from fusionzoo.benchmark.prepare import build_encoders
+from fusionzoo.benchmark.schedule import path_of, units
+from fusionzoo.cli import evaluate_command
 from fusionzoo.config import BenchmarkConfig, from_args
 from fusionzoo.datasets import create_dataset
 from fusionzoo.datasets.shards.blocks import ParquetBlocks
-from fusionzoo.datasets.shards.plan import Settings
-from fusionzoo.datasets.shards.write import write_shards
+from fusionzoo.datasets.shards.write import Settings, write_shards
 from fusionzoo.errors import FusionZooError
-from fusionzoo.features.identity import changes, data_identity
+from fusionzoo.identity import changes, data_identity
 from fusionzoo.scripts.train import main as train
-from fusionzoo.training.runs import checkpoint_file
+from fusionzoo.training import run_folder
 
 Rows = list[dict[str, Any]]
 LABELS = ("a", "b", "c")
@@ -139,9 +138,9 @@ def test_a_checkpoint_that_does_not_name_its_data_goes_on_and_says_so(
     run: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     last = run[1] / "checkpoints" / "last.pt"
-    contents = checkpoint_file.read(last)
+    contents = run_folder.read(last)
     del contents["state"]["data"]
-    checkpoint_file.write(contents, last)
+    run_folder.write(contents, last)
     assert train(["--resume", "--out", str(run[1])]) == 0
     assert "whether its data changed is not known" in capsys.readouterr().out
 
@@ -176,7 +175,7 @@ def test_an_encoder_that_was_trained_alone_is_that_of_its_labels(tmp_path: Path)
 
     def path() -> Path:
         bench, dataset = open_bench(cfg)
-        return pretrain._path(bench, dataset, 0, build_encoders(cfg, dataset, "text")["text"])
+        return prepare._path(bench, dataset, 0, build_encoders(cfg, dataset, "text")["text"])
 
     before, changed = path(), rows()
     rotate(changed, tmp_path)

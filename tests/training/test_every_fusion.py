@@ -12,19 +12,17 @@ import pytest
 import torch
 
 from fusionzoo.config import OptimConfig, RunConfig, from_tree
-from fusionzoo.creating import create_model
-from fusionzoo.distributed.process_group import World
+from fusionzoo.distributed import World
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import Fusion, fusion_info, list_fusions
+from fusionzoo.model import UnimodalHeads, create_model
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Batch, Phase, StepContext
+from fusionzoo.training.freezing import frozen_in_phase
 from fusionzoo.training.objective import Objective, freeze_unused
-from fusionzoo.training.optim.freezing import frozen_in_phase
-from fusionzoo.training.optim.optimizers import build_optimizer
-from fusionzoo.training.optim.param_groups import param_groups
-from fusionzoo.training.optim.schedules import phased
+from fusionzoo.training.optim import build_optimizer, param_groups
+from fusionzoo.training.schedules import phased
 from fusionzoo.training.trainer import Trainer
-from fusionzoo.unimodal import UnimodalHeads
 
 OWN_LOSS = [name for name in list_fusions() if fusion_info(name).cls.loss is not Fusion.loss]  # type: ignore[attr-defined]
 FIRST_OF_FAMILY = ["gmu", "late_mean", "mbt", "misa"]

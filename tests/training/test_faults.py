@@ -14,16 +14,15 @@ import torch
 
 from fusionzoo.config import RunConfig, from_tree
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.distributed.process_group import World
+from fusionzoo.distributed import World
 from fusionzoo.errors import FusionZooError
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Batch
-from fusionzoo.training.nonfinite import first_cause
-from fusionzoo.training.runs import checkpoint, checkpoint_file
-from fusionzoo.training.runs import run_folder as folder
-from fusionzoo.training.runs.checkpoint import State
-from fusionzoo.training.runs.report import out_of_memory
-from fusionzoo.training.trainer import Trainer
+from fusionzoo.training import checkpoint, run_folder
+from fusionzoo.training import run_folder as folder
+from fusionzoo.training.checkpoint import State
+from fusionzoo.training.report import out_of_memory
+from fusionzoo.training.trainer import Trainer, first_cause
 
 QUICK = ["--data.name", "interactions", "--data.samples", "300", "--log", "none"]
 QUICK += ["--train.epochs", "2", "--train.save_every", "3"]
@@ -73,7 +72,7 @@ def test_a_cut_checkpoint_is_found(left: int, run: Path) -> None:
     last = run / "checkpoints" / "last.pt"
     last.write_bytes(last.read_bytes()[:left])
     with pytest.raises(FusionZooError, match=r"last.pt cannot be read: it is cut off"):
-        checkpoint_file.read(last)
+        run_folder.read(last)
 
 
 def test_nothing_in_a_checkpoint_is_executed(run: Path) -> None:
@@ -86,9 +85,9 @@ def test_nothing_in_a_checkpoint_is_executed(run: Path) -> None:
 
     with last.open("wb+") as file:  # with a digest that is right
         torch.save({"state": Bomb()}, file)
-        checkpoint_file._seal(file)
+        run_folder._seal(file)
     with pytest.raises(FusionZooError, match="cannot be read"):
-        checkpoint_file.read(last)
+        run_folder.read(last)
     assert not ran.exists()
 
 
@@ -106,7 +105,7 @@ def test_without_any_whole_checkpoint_the_run_says_so(
 def test_as_many_checkpoints_are_kept_as_asked(tmp_path: Path) -> None:
     assert train([*QUICK, "--out", str(tmp_path), "--train.last_k", "4"]) == 0
     kept = [tmp_path / "checkpoints" / f"last{x}.pt" for x in ("", "-1", "-2", "-3")]
-    steps = [checkpoint_file.read(path)["state"]["step"] for path in kept]
+    steps = [run_folder.read(path)["state"]["step"] for path in kept]
     assert steps == sorted(steps, reverse=True)
     assert not (tmp_path / "checkpoints" / "last-4.pt").exists()
 
@@ -114,7 +113,7 @@ def test_as_many_checkpoints_are_kept_as_asked(tmp_path: Path) -> None:
 def test_a_disk_that_refuses_keeps_the_checkpoint_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real, left = checkpoint_file._seal, [3]
+    real, left = run_folder._seal, [3]
 
     def full(file: Any) -> None:
         left[0] -= 1
@@ -123,7 +122,7 @@ def test_a_disk_that_refuses_keeps_the_checkpoint_before(
         real(file)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_file, "_seal", full)
+        patch.setattr(run_folder, "_seal", full)
         assert train([*QUICK, "--out", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert "last.pt (the one before is kept; " in said
@@ -172,7 +171,7 @@ def test_a_folder_that_other_nodes_do_not_see_is_refused(
 def test_a_resumed_run_takes_the_rates_and_decay_that_it_is_given_now(run: Path) -> None:
     later = ["--resume", "--out", str(run), "--optim.lr", "0.5", "--optim.weight_decay", "0.25"]
     assert train([*later, "--train.epochs", "4", "--optim.schedule", "constant"]) == 0
-    saved = checkpoint_file.read(run / "checkpoints" / "last.pt")["optimizer"]["param_groups"]
+    saved = run_folder.read(run / "checkpoints" / "last.pt")["optimizer"]["param_groups"]
     assert {group["base_lr"] for group in saved} == {0.5}
     assert {group["weight_decay"] for group in saved} == {0.0, 0.25}
 
@@ -226,7 +225,7 @@ def test_a_sample_that_is_not_finite_costs_one_step_and_is_named(
     said = capsys.readouterr().out
     assert said.count("skipped") == 1
     assert "samples '9': the input of b is not finite" in said
-    weights = checkpoint_file.read(tmp_path / "checkpoints" / "last.pt")["objective"]
+    weights = run_folder.read(tmp_path / "checkpoints" / "last.pt")["objective"]
     assert all(tensor.isfinite().all() for tensor in weights.values())
 
 
@@ -243,8 +242,7 @@ def test_too_many_steps_in_a_row_end_the_run(
 
 def make_trainer() -> tuple[Trainer, Batch]:
     from fusionzoo.training.build import build_objective, choose_encoders, open_dataset
-    from fusionzoo.training.optim.optimizers import build_optimizer
-    from fusionzoo.training.optim.param_groups import param_groups
+    from fusionzoo.training.optim import build_optimizer, param_groups
 
     cfg = from_tree(RunConfig, {"data": {"name": "interactions", "samples": 64}})
     data = open_dataset(cfg.data)

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from fusionzoo.config import DistConfig, RunConfig, from_tree
-from fusionzoo.creating import create_model
-from fusionzoo.distributed.process_group import World, process_group, wrap
+from fusionzoo.distributed import World, process_group, wrap
+from fusionzoo.model import UnimodalHeads, create_model
 from fusionzoo.structures import Batch
 from fusionzoo.training.objective import Objective, freeze_unused
 from fusionzoo.training.trainer import Trainer
-from fusionzoo.unimodal import UnimodalHeads
 
 WIDTHS = {"image": 5, "text": 7, "audio": 3}
 ROWS, CLASSES = 8, 4

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fusionzoo.distributed.malloc import Heap
+from fusionzoo.distributed import Heap
 from fusionzoo.encoders import create_encoder
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusionzoo.training.runs import checkpoint_file
+from fusionzoo.training import run_folder
 
 ROOT = Path(__file__).parents[2]
 EVERY = 3  # steps between two checkpoints
@@ -147,7 +147,7 @@ def one_host(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def assert_same_run(first: Path, second: Path) -> None:
     """Weights, what was logged at each step and the final figures are equal, bit for bit."""
-    ours, theirs = (checkpoint_file.read(x / "checkpoints" / "last.pt") for x in (first, second))
+    ours, theirs = (run_folder.read(x / "checkpoints" / "last.pt") for x in (first, second))
     torch.testing.assert_close(ours["objective"], theirs["objective"], rtol=0, atol=0)
     assert (first / "metrics.jsonl").read_text() == (second / "metrics.jsonl").read_text()
     results = [json.loads((out / "metrics.json").read_text()) for out in (first, second)]
@@ -172,7 +172,7 @@ def test_a_host_that_dies_and_comes_back_loses_no_more_than_the_steps_since_the_
     first, second = (hosts.torchrun(n, "--nnodes 2 --max-restarts 3", run) for n in (1, 2))
     wait_for(out, 20, [first, second])
     kill(second)
-    saved = checkpoint_file.read(out / "checkpoints" / "last.pt")["state"]["step"]
+    saved = run_folder.read(out / "checkpoints" / "last.pt")["state"]["step"]
     reached = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["step"]
     assert reached - saved <= EVERY
     again = hosts.torchrun(2, "--nnodes 2 --max-restarts 3", run)

@@ -11,12 +11,9 @@ from torch import Tensor
 
 from fusionzoo.cli import main
 from fusionzoo.targets import KINDS
-from fusionzoo.training.tasks.base import OBJECTIVES, Task
-from fusionzoo.training.tasks.classification import Classification
-from fusionzoo.training.tasks.regression import Regression
-from fusionzoo.zoo.conformance.checks import Checks
-from fusionzoo.zoo.conformance.labels import TARGETS, subject
-from fusionzoo.zoo.conformance.objectives import CHECKS
+from fusionzoo.testing.checks import Checks
+from fusionzoo.testing.objectives import CHECKS, TARGETS, subject
+from fusionzoo.training.tasks import OBJECTIVES, Classification, Regression, Task
 
 SETTINGS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in OBJECTIVES),

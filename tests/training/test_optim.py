@@ -9,13 +9,18 @@ import pytest
 import torch
 
 from fusionzoo.config import OptimConfig
-from fusionzoo.creating import create_model
 from fusionzoo.errors import FusionZooError
-from fusionzoo.model import FusionModel
-from fusionzoo.training.optim.optimizers import build_optimizer, rates, set_rates
-from fusionzoo.training.optim.param_groups import Group, describe, group_rows, param_groups
-from fusionzoo.training.optim.unfreezing import Unfreezing
-from fusionzoo.unimodal import UnimodalHeads
+from fusionzoo.model import FusionModel, UnimodalHeads, create_model
+from fusionzoo.training.freezing import Unfreezing
+from fusionzoo.training.optim import (
+    Group,
+    build_optimizer,
+    describe,
+    group_rows,
+    param_groups,
+    rates,
+    set_rates,
+)
 
 
 def make(**image: object) -> tuple[FusionModel, UnimodalHeads]:

@@ -10,15 +10,13 @@ import pytest
 import torch
 
 from fusionzoo.config import DistConfig, RunConfig, from_tree
-from fusionzoo.creating import create_model
-from fusionzoo.distributed.process_group import World, process_group, wrap
+from fusionzoo.distributed import World, process_group, wrap
+from fusionzoo.model import UnimodalHeads, create_model
 from fusionzoo.structures import Batch
+from fusionzoo.training import checkpoint, run_folder
 from fusionzoo.training.objective import Objective, freeze_unused
-from fusionzoo.training.optim.optimizers import build_optimizer
-from fusionzoo.training.optim.param_groups import param_groups
-from fusionzoo.training.runs import checkpoint, checkpoint_file
+from fusionzoo.training.optim import build_optimizer, param_groups
 from fusionzoo.training.trainer import Trainer
-from fusionzoo.unimodal import UnimodalHeads
 
 pytestmark = pytest.mark.slow
 WIDTHS = {"image": 5, "text": 7, "audio": 3}
@@ -112,7 +110,7 @@ def test_any_number_of_processes_learns_the_same(
     wanted, found = (torch.load(learned / f"{name}-losses") for name in (one, many))
     torch.testing.assert_close(torch.tensor(found), torch.tensor(wanted), rtol=0, atol=1e-6)
     assert sum(wanted[-5:]) < sum(wanted[:5])
-    alone, together = (checkpoint_file.read(learned / f"{name}.pt") for name in (one, many))
+    alone, together = (run_folder.read(learned / f"{name}.pt") for name in (one, many))
     for what in ("objective", "average"):
         torch.testing.assert_close(together[what], alone[what], rtol=0, atol=1e-6)
 
@@ -123,7 +121,7 @@ def test_a_checkpoint_is_whole_and_can_be_shared_out_again(
     fusion: str, strategy: str, size: int, learned: Path
 ) -> None:
     name = f"{fusion}-{strategy}-{size}"
-    saved, again = (checkpoint_file.read(learned / f"{name}{x}.pt") for x in ("", "-again"))
+    saved, again = (run_folder.read(learned / f"{name}{x}.pt") for x in ("", "-again"))
     for what in ("objective", "optimizer"):
         wanted, found = (one[what].get("state", one[what]) for one in (saved, again))
         torch.testing.assert_close(found, wanted, rtol=0, atol=0)

@@ -12,9 +12,9 @@ import torch
 from fusionzoo.config import OptimConfig
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Phase
-from fusionzoo.training import evaluate as evaluation
+from fusionzoo.training import fit as evaluation
 from fusionzoo.training import fit as fitting
-from fusionzoo.training.optim.schedules import drops, phased, schedule
+from fusionzoo.training.schedules import drops, phased, schedule
 from fusionzoo.training.trainer import Trainer
 
 WHOLE = [Phase("train", 1.0)]

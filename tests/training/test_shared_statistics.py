@@ -12,15 +12,13 @@ import torch
 from torch.utils.data import DataLoader
 
 from fusionzoo.config import DistConfig, RunConfig, from_tree
-from fusionzoo.creating import create_model
-from fusionzoo.distributed.process_group import World, process_group, wrap
+from fusionzoo.distributed import World, process_group, wrap
+from fusionzoo.model import UnimodalHeads, create_model
 from fusionzoo.structures import Batch, StepContext
-from fusionzoo.training.evaluate import evaluate
+from fusionzoo.training.fit import evaluate
 from fusionzoo.training.objective import Objective, freeze_unused
-from fusionzoo.training.optim.optimizers import build_optimizer
-from fusionzoo.training.optim.param_groups import param_groups
+from fusionzoo.training.optim import build_optimizer, param_groups
 from fusionzoo.training.trainer import Trainer
-from fusionzoo.unimodal import UnimodalHeads
 
 pytestmark = pytest.mark.slow
 

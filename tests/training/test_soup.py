@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 import fusionzoo
-from fusionzoo.distributed.process_group import World
+from fusionzoo.distributed import World
 from fusionzoo.errors import FusionZooError
-from fusionzoo.training import fit
-from fusionzoo.training.runs import soup
-from fusionzoo.training.runs.run import Run
-from fusionzoo.training.runs.tracker import Tracker
+from fusionzoo.training import fit, soup
+from fusionzoo.training.report import Run
+from fusionzoo.training.tracker import Tracker
 
 DATA = {"name": "interactions", "samples": 300}
 

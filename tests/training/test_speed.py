@@ -10,12 +10,11 @@ import torch
 from torch._dynamo.utils import counters
 
 from fusionzoo.config import RunConfig, from_tree
-from fusionzoo.creating import create_model
 from fusionzoo.encoders import create_encoder
-from fusionzoo.model import FusionModel
+from fusionzoo.model import FusionModel, create_model
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Batch
-from fusionzoo.training.optim.memory_and_compile import blocks, save_memory_and_compile
+from fusionzoo.training.freezing import blocks, save_memory_and_compile
 
 SMALL = {"name": "timm/resnet10t", "pretrained": False, "size": 32}
 

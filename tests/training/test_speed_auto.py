@@ -13,13 +13,12 @@ import torch
 
 import fusionzoo
 from fusionzoo.benchmark.bench import open_bench
-from fusionzoo.benchmark.features.encoders import build_encoders
-from fusionzoo.benchmark.features.speed import choose_workers
+from fusionzoo.benchmark.prepare import build_encoders, choose_workers
 from fusionzoo.config import BenchmarkConfig, RunConfig, from_tree
-from fusionzoo.distributed.process_group import World
+from fusionzoo.distributed import World
 from fusionzoo.errors import FusionZooError
-from fusionzoo.training.runs.speed import inference, training
-from fusionzoo.training.runs.speed.choose import (
+from fusionzoo.training import speed
+from fusionzoo.training.speed import (
     CHOSEN,
     Choice,
     Option,
@@ -27,8 +26,8 @@ from fusionzoo.training.runs.speed.choose import (
     Timing,
     Trial,
     choose,
+    worker_options,
 )
-from fusionzoo.training.runs.speed.measure import worker_options
 
 DEFAULTS: Settings = {"amp": "none", "num_workers": 0}
 OPTIONS = [Option("amp", ("bf16",)), Option("num_workers", (1, 2, 4))]
@@ -139,7 +138,7 @@ def test_what_the_user_set_is_not_measured() -> None:
     assert worker_options(None, 0, World())[0].values[0] == 1
     cfg = from_tree(fusionzoo.config.PredictConfig, {"batch_size": 10, "num_workers": 0})
     model = fusionzoo.create_model("gmu", {"text": "chars"}, 2, dim=8)
-    settings = [option.setting for option in inference.options_for(cfg, model, 0, World())]
+    settings = [option.setting for option in speed.options_for(cfg, model, 0, World())]
     assert settings == ["amp", "compile"]
 
 
@@ -180,7 +179,7 @@ def weights(folder: Path) -> bytes:
 def test_a_run_measures_stores_its_choice_and_trains_the_same_if_the_defaults_stay(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fusionzoo.training.runs.speed.measure.SECONDS", 0.05)
+    monkeypatch.setattr("fusionzoo.training.speed.SECONDS", 0.05)
     off = fusionzoo.train(config=SETTINGS, out=str(tmp_path / "off"))
     assert not (off.folder / "speed.json").exists()
     auto = fusionzoo.train(config=SETTINGS, out=str(tmp_path / "auto"), speed="auto")
@@ -197,7 +196,7 @@ def test_a_chosen_precision_is_said_applied_and_taken_again_on_resume(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choice = {"amp": "bf16", "channels_last": True}
-    monkeypatch.setattr(training, "choose", forced(choice))
+    monkeypatch.setattr(speed, "choose", forced(choice))
     run = fusionzoo.train(config=SETTINGS, out=str(tmp_path / "a"), speed="auto")
     said = capsys.readouterr().out
     assert "--speed auto: channels_last on, amp bf16 (20 samples/s; 10 with the defaults)" in said
@@ -210,7 +209,7 @@ def test_a_chosen_precision_is_said_applied_and_taken_again_on_resume(
     def no_measuring(*_: Any, **__: Any) -> Choice:
         raise AssertionError("a resumed run measures nothing")
 
-    monkeypatch.setattr(training, "choose", no_measuring)
+    monkeypatch.setattr(speed, "choose", no_measuring)
     fusionzoo.train(out=str(run.folder), resume=True, epochs=2)
     assert "--speed auto: as in speed.json" in capsys.readouterr().out
 
@@ -221,14 +220,14 @@ def test_embedding_and_prediction_take_the_choice_and_store_it(
     run = fusionzoo.train(config=SETTINGS, out=str(tmp_path / "run"))
     data = SETTINGS["data"]
     plain = fusionzoo.predict(run, data)
-    monkeypatch.setattr(inference, "choose", forced({"batch_size": 16, "channels_last": True}))
+    monkeypatch.setattr(speed, "choose", forced({"batch_size": 16, "channels_last": True}))
     out = tmp_path / "p.csv"
     fusionzoo.predict(run, data, out=str(out), speed="auto")
     assert json.loads((tmp_path / "p.csv.speed.json").read_text())["settings"]["batch_size"] == 16
     assert "--speed auto: batch_size 16, channels_last on" in capsys.readouterr().out
     lines = out.read_text(encoding="utf-8").splitlines()
     assert [line.split(",")[0].strip('"') for line in lines[1:]] == plain["id"].to_pylist()
-    monkeypatch.setattr(inference, "choose", forced({"amp": "bf16"}))
+    monkeypatch.setattr(speed, "choose", forced({"amp": "bf16"}))
     fusionzoo.embed(run, data, out=str(tmp_path / "e.parquet"), speed="auto")
     assert (tmp_path / "e.parquet.speed.json").exists()
     assert "bf16: outputs are computed in bfloat16" in capsys.readouterr().out
@@ -239,7 +238,7 @@ def test_embedding_and_prediction_take_the_choice_and_store_it(
 def test_a_benchmark_measures_loader_processes_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fusionzoo.training.runs.speed.measure.SECONDS", 0.05)
+    monkeypatch.setattr("fusionzoo.training.speed.SECONDS", 0.05)
     tree = {"data": SETTINGS["data"], "speed": "auto", "out": str(tmp_path), "device": "cpu"}
     bench, dataset = open_bench(from_tree(BenchmarkConfig, tree))
     encoders = build_encoders(bench.cfg, dataset)
@@ -261,14 +260,14 @@ def test_weights_that_are_shared_out_are_refused() -> None:
     trainer: Any = Sharded()
     trainer.cfg = cfg
     with pytest.raises(FusionZooError, match="fsdp shards: --speed off"):
-        training.choose_for_training(trainer, {}, Path(), resume=False)
+        speed.choose_for_training(trainer, {}, Path(), resume=False)
 
 
 @pytest.mark.slow
 def test_a_real_probe_measures_every_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fusionzoo.training.runs.speed.measure.SECONDS", 0.2)
+    monkeypatch.setattr("fusionzoo.training.speed.SECONDS", 0.2)
     long = {**IMAGES, "train": {**SETTINGS["train"], "epochs": 100_000, "max_steps": 50_000}}
     cfg = from_tree(RunConfig, {**long, "speed": "auto"})
     from fusionzoo.scripts import train
@@ -281,7 +280,7 @@ def test_a_real_probe_measures_every_option(
     trainer, splits, _ = train.build_trainer(cfg, world, dataset, tracker)
     loaders = train.build_loaders(trainer, dataset, splits, tracker, resume=False)
     before = torch.get_rng_state()
-    loaders, notes = training.choose_for_training(trainer, loaders, tmp_path, resume=False)
+    loaders, notes = speed.choose_for_training(trainer, loaders, tmp_path, resume=False)
     assert torch.equal(torch.get_rng_state(), before)
     record = json.loads((tmp_path / "speed.json").read_text(encoding="utf-8"))
     measured = {trial["setting"] for trial in record["trials"] if trial["samples_per_second"]}
@@ -294,6 +293,6 @@ def test_a_real_probe_measures_every_option(
 
 
 def train_tracker(world: World) -> Any:
-    from fusionzoo.training.runs.tracker import Tracker
+    from fusionzoo.training.tracker import Tracker
 
     return Tracker(world)

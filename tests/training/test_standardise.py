@@ -15,15 +15,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fusionzoo
-from fusionzoo.creating import create_model
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.base import from_memory
 from fusionzoo.errors import FusionZooError
-from fusionzoo.model import FusionModel
-from fusionzoo.standardise import LENGTH, Moments, Standardise
+from fusionzoo.model import LENGTH, FusionModel, Moments, Standardise, create_model
 from fusionzoo.structures import Batch
-from fusionzoo.training.runs import standardise
-from fusionzoo.training.runs.run import Run
+from fusionzoo.training import checkpoint
+from fusionzoo.training.report import Run
 from fusionzoo.training.trainer import Trainer
 
 SAMPLES, TRAIN = 60, 40
@@ -206,7 +204,7 @@ def test_a_resumed_run_keeps_the_statistics_of_its_checkpoint(
         patch.setattr(Trainer, "step", stopped)
         assert run(tmp_path / "parts", **settings).exit_code == 75
     measured: list[Any] = []
-    monkeypatch.setattr(standardise, "_measure", measured.append)
+    monkeypatch.setattr(checkpoint, "_measure", measured.append)
     resumed = run(tmp_path / "parts", resume=True)  # with the default, auto
     assert not measured
     ours, theirs = weights(whole), weights(resumed)
@@ -218,7 +216,7 @@ def test_a_resumed_run_keeps_the_statistics_of_its_checkpoint(
 def test_at_most_so_many_samples_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(standardise, "MAX_SAMPLES", 7)
+    monkeypatch.setattr(checkpoint, "MAX_SAMPLES", 7)
     counts: list[int] = []
     merge = Moments.merge
 

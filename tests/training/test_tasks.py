@@ -13,23 +13,18 @@ import torch.nn.functional as F
 
 import fusionzoo
 from fusionzoo.config import RunConfig, from_tree
-from fusionzoo.creating import create_model
 from fusionzoo.datasets import create_dataset
 from fusionzoo.errors import FusionZooError
-from fusionzoo.eval_mode import quiet
 from fusionzoo.fusion import list_fusions
-from fusionzoo.predictions import Labels, Prediction
+from fusionzoo.model import UnimodalHeads, create_model
 from fusionzoo.scripts.embed import main as embed
 from fusionzoo.scripts.train import main as train
-from fusionzoo.structures import Batch, StepContext
+from fusionzoo.structures import Batch, Labels, Prediction, StepContext, quiet
 from fusionzoo.targets import AnyOf, Level, Number, OneOf
-from fusionzoo.training.objective import Objective, UnimodalHeads
-from fusionzoo.training.tasks.classification import Classification
-from fusionzoo.training.tasks.multilabel import Multilabel
-from fusionzoo.training.tasks.multitask import Tasks, plain_tasks
-from fusionzoo.training.tasks.ordinal import Ordinal
-from fusionzoo.training.tasks.regression import Regression
-from fusionzoo.zoo.conformance.fusions import full
+from fusionzoo.testing.fusions import full
+from fusionzoo.training.multitask import Tasks, plain_tasks
+from fusionzoo.training.objective import Objective
+from fusionzoo.training.tasks import Classification, Multilabel, Ordinal, Regression
 
 THREE = OneOf("y", ("a", "b", "c"))
 FIVE = Level("grade", ("1", "2", "3", "4", "5"))
@@ -190,9 +185,9 @@ def test_the_leading_figure_ranks_and_loss_decides_a_tie() -> None:
 
 @pytest.mark.parametrize("name", list_fusions())
 def test_a_fusion_learns_other_targets_or_says_why_not(name: str) -> None:
+    from fusionzoo.model import UnimodalHeads
     from fusionzoo.structures import Batch
     from fusionzoo.training.objective import Objective, freeze_unused
-    from fusionzoo.unimodal import UnimodalHeads
 
     encoders = {m: {"name": "vector/mlp", "in_dim": 3, "dim": 8} for m in ("a", "b")}
     scheme = [Number("age"), AnyOf("tags", ("x", "y"))]
@@ -350,7 +345,7 @@ def test_several_targets_in_one_run(
 
 def checkpoint_of(data: Path, out: Path, epoch: int) -> Any:
     """Return the checkpoint that the run of several targets wrote after an epoch."""
-    from fusionzoo.training.runs import checkpoint, checkpoint_file
+    from fusionzoo.training import checkpoint, run_folder
 
     kept: list[Any] = []
     save = checkpoint.save
@@ -358,7 +353,7 @@ def checkpoint_of(data: Path, out: Path, epoch: int) -> Any:
     def spy(path: Path, trainer: Any, state: Any, keep: int = 1) -> None:
         save(path, trainer, state, keep)
         if path.name == "last.pt" and state.evaluated == epoch:
-            kept.append(checkpoint_file.read(path))
+            kept.append(run_folder.read(path))
 
     checkpoint.save = spy
     try:

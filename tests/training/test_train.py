@@ -18,13 +18,13 @@ import torch
 import fusionzoo
 from fusionzoo import create_dataset
 from fusionzoo.config import read_yaml
-from fusionzoo.distributed.process_group import World
+from fusionzoo.distributed import World
 from fusionzoo.errors import FusionZooError
 from fusionzoo.scripts.embed import main as embed
 from fusionzoo.scripts.train import main as train
-from fusionzoo.training.runs.checkpoint import State
-from fusionzoo.training.runs.report import show_data
-from fusionzoo.training.runs.tracker import Tracker
+from fusionzoo.training.checkpoint import State
+from fusionzoo.training.report import show_data
+from fusionzoo.training.tracker import Tracker
 
 ROOT = Path(__file__).parents[2]
 QUICK = ["--data.name", "interactions", "--data.samples", "300", "--log", "none"]

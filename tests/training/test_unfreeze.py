@@ -12,17 +12,15 @@ import torch
 from torch import Tensor
 
 from fusionzoo.config import OptimConfig, RunConfig, from_tree
-from fusionzoo.creating import create_model
-from fusionzoo.distributed.process_group import World
-from fusionzoo.encoders.layers import layer_numbers
+from fusionzoo.distributed import World
+from fusionzoo.encoders.base import layer_numbers
 from fusionzoo.errors import FusionZooError
+from fusionzoo.model import UnimodalHeads, create_model
 from fusionzoo.structures import Batch, StepContext
+from fusionzoo.training.freezing import Unfreezing
 from fusionzoo.training.objective import Objective, freeze_unused
-from fusionzoo.training.optim.optimizers import build_optimizer
-from fusionzoo.training.optim.param_groups import param_groups
-from fusionzoo.training.optim.unfreezing import Unfreezing
+from fusionzoo.training.optim import build_optimizer, param_groups
 from fusionzoo.training.trainer import Trainer
-from fusionzoo.unimodal import UnimodalHeads
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,9 +15,9 @@ import pytest
 import fusionzoo as fz
 from fusionzoo import FusionZooError
 from fusionzoo.cli import main
-from fusionzoo.evaluation.embeddings import read_about
-from fusionzoo.vectors.file import open_vectors
-from fusionzoo.vectors.search import Searcher
+from fusionzoo.embeddings.files import read_about
+from fusionzoo.tools.search.file import open_vectors
+from fusionzoo.tools.search.search import Searcher
 
 COUNT = 60
 NAMES = ("e.parquet", "shards", "e.npy", "e.lance")

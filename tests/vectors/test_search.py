@@ -18,14 +18,12 @@ from torch import nn
 import fusionzoo as fz
 from fusionzoo import FusionZooError
 from fusionzoo.cli import main
-from fusionzoo.inference.extraction.identity import model_digest
-from fusionzoo.vectors import file as vector_file
-from fusionzoo.vectors import index as vector_index
-from fusionzoo.vectors.file import open_vectors
-from fusionzoo.vectors.nearest import nearest
-from fusionzoo.vectors.queries import check_same_space
-from fusionzoo.vectors.search import Searcher
-from fusionzoo.vectors.where import Where
+from fusionzoo.embeddings.extract import model_digest
+from fusionzoo.tools.search import file as vector_file
+from fusionzoo.tools.search import index as vector_index
+from fusionzoo.tools.search.file import nearest, open_vectors
+from fusionzoo.tools.search.search import Searcher, check_same_space
+from fusionzoo.tools.search.where import Where
 
 Write = Callable[..., Path]
 

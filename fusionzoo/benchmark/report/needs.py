@@ -16,22 +16,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusionzoo.analysis.advice import advise_fusion, advise_model
-from fusionzoo.analysis.codes import CLUSTERS, MOST_ROWS
-from fusionzoo.analysis.emap import interactions
-from fusionzoo.analysis.pid import Fold, Setup
-from fusionzoo.analysis.probed import decompose_data
+from fusionzoo.benchmark import job
 from fusionzoo.errors import FusionZooError
-from fusionzoo.features.cache import load_features
-from fusionzoo.features.encode import key_of
+from fusionzoo.evaluation.pid import (
+    CLUSTERS,
+    MOST_ROWS,
+    Fold,
+    Setup,
+    advise_fusion,
+    advise_model,
+    interactions,
+)
+from fusionzoo.evaluation.pid_probes import decompose_data
+from fusionzoo.features import key_of, load_features
 from fusionzoo.files import write_text
 from fusionzoo.structures import Features
 
 from ..bench import Bench, Unit, tasks_of
+from ..job import Examiner
+from ..schedule import Results, path_of
 from ..strategies import LINEAR
-from ..trials import trial
-from ..trials.examine import Examiner
-from ..trials.schedule import Results, path_of
 from .results import StrategyResults, Summary, chosen_fusion
 
 FILE = "needs.json"
@@ -168,8 +172,8 @@ def _interactions(bench: Bench, chosen: StrategyResults | None, unit: Unit | Non
     if bench.cfg.analyses is None and seconds > SECONDS:
         said = f"emap would train {chosen.name} again for about {seconds:.0f} s: `--analyses true`."
         return {"notes": [said]}
-    (model,), feed = trial.build(bench, unit)
-    (best,) = trial.train(bench, unit, [model], feed)
+    (model,), feed = job.build(bench, unit)
+    (best,) = job.train(bench, unit, [model], feed)
     model.load_state_dict(best.weights)
     model.eval()
     fold = bench.folds[0]

@@ -2,20 +2,423 @@
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from html import escape
+from textwrap import wrap
+from typing import Any, Concatenate, NamedTuple, ParamSpec
+from xml.etree import ElementTree
 
 import numpy as np
 
 from fusionzoo.evaluation.statistics import Ranking, cliques
 
-from ..metric import metric_named
+from ..bench import metric_named
 from ..strategies import ALONE
-from .drawing import WIDE, Layout, drawn_twice, finish, panel_grid, row_axes
-from .labels import label_points, log_ticks
-from .svg import COLOURS, FAINT, INK
-from .units import metric_name
+from .results import metric_name, readable
+
+INK, FAINT = "#010203", "#b4b4b4"  # text and axes; grid and curves in the background
+# Four of Okabe and Ito's colours, which colour-blind readers can distinguish, and two darker ones.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b87a00", "#7a5bc4")
+VARIABLES = {  # base.html defines them for light and dark pages
+    INK: "currentColor",
+    FAINT: "var(--faint)",
+    **{colour: f"var(--c{number})" for number, colour in enumerate(COLOURS)},
+}
+FONT_SIZE = 9.0  # of text without a size, in units of the drawing; `.plot text` in base.html
+GRID_WIDTH = 0.5
+NAMESPACE = re.compile(r"\{.*\}")
+NUMBER = re.compile(r"-?\d+\.\d+")
+SPACES = re.compile(r"\s+")
+DEFAULTS = {
+    "stroke-linecap": {"square", "butt"},
+    "stroke-linejoin": {"miter", "round"},
+    "fill": {"currentColor"},  # of text
+    "font-family": None,  # any
+    "font-size": {f"{FONT_SIZE:g}px"},
+    "text-anchor": {"start"},
+}
+Element = ElementTree.Element
+
+
+def to_svg(figure: Any, title: str, css_class: str, prefix: str) -> str:
+    """Return a figure as an SVG element whose ids start with `prefix`."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    out = io.StringIO()
+    for part in (figure, *figure.axes):
+        part.patch.set_visible(False)
+    # Not figure.savefig, which draws everything twice.
+    FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None})
+    root = ElementTree.fromstring(out.getvalue())
+    ids = {
+        use.get("{http://www.w3.org/1999/xlink}href", "")[1:]: ""
+        for use in root.iter("{http://www.w3.org/2000/svg}use")
+    }
+    for number, name in enumerate(ids):
+        ids[name] = f"{prefix}{number}"
+    width, height = root.attrib["viewBox"].split()[2:]
+    content = "".join(_write(child, ids) for child in root)
+    return (
+        f'<svg class="{css_class}" role="img" aria-label="{escape(title)}"'
+        f' viewBox="0 0 {_round(width)} {_round(height)}">{content}</svg>'
+    )
+
+
+def _write(element: Element, ids: dict[str, str]) -> str:
+    tag = NAMESPACE.sub("", element.tag)
+    if tag in ("metadata", "style", "clipPath"):
+        return ""
+    if tag == "g":
+        return _group(element, ids)
+    style = _style(element.get("style", ""), tag)
+    attributes = {"style": style} if style else {}
+    if tag == "defs":
+        content = "".join(_write(child, ids) for child in element)
+        return f"<defs>{content}</defs>" if content else ""
+    if tag == "path":
+        if style == "fill:none":
+            return ""  # the background of the figure or of a panel
+        path = {"d": _path(element.get("d", ""))}
+        name = ids.get(element.get("id", ""))
+        attributes = ({"id": name} if name else {}) | path | attributes
+    elif tag == "use":
+        target = ids[element.get("{http://www.w3.org/1999/xlink}href", "")[1:]]
+        place = {key: _round(element.get(key, "0")) for key in ("x", "y")}
+        attributes = {"href": f"#{target}"} | place | attributes
+    elif tag == "text":
+        turn = element.get("transform", "")
+        turned = {} if turn.startswith("rotate(-0 ") else {"transform": _round(turn)}
+        place = {key: _round(element.get(key, "0")) for key in ("x", "y") if element.get(key)}
+        attributes = place | turned | attributes
+    words = " ".join(f'{key}="{value}"' for key, value in attributes.items())
+    return f"<{tag} {words}>{escape(element.text or '', quote=False)}</{tag}>"
+
+
+def _group(element: Element, ids: dict[str, str]) -> str:
+    """Write a group's content; the grid lines of a panel come first, as one path."""
+    if not (element.get("id") or "").startswith("axes_"):
+        content = "".join(_write(child, ids) for child in element)
+        place = element.get("transform")
+        return f'<g transform="{_round(place)}">{content}</g>' if place and content else content
+    grid = [path for path in element.iter() if _is_grid(path)]
+    joined = "".join(_path(path.get("d", "")) for path in grid)
+    for path in grid:
+        path.set("style", "fill: none")  # leaves nothing to draw
+    content = "".join(_write(child, ids) for child in element)
+    return (f'<path class="grid" d="{joined}"></path>' if joined else "") + content
+
+
+def _is_grid(element: Element) -> bool:
+    style = element.get("style", "")
+    return f"stroke: {FAINT}" in style and f"stroke-width: {GRID_WIDTH}" in style
+
+
+def _style(style: str, tag: str) -> str:
+    parts = []
+    for part in filter(None, style.split("; ")):
+        key, value = (word.strip() for word in part.split(":", 1))
+        value = VARIABLES.get(value, value)
+        default = DEFAULTS.get(key, set())
+        if key == "fill" and tag != "text":
+            default = set()
+        if default is None or value in default:
+            continue
+        parts.append(f"{key}:{_round(value)}")
+    return ";".join(parts)
+
+
+def _path(data: str) -> str:
+    """Round a path's coordinates and drop the spaces that separate nothing.
+
+    >>> _path("M 50.721549 140.9 \\nL 50.7 45.24 z")
+    'M50.7 140.9L50.7 45.2z'
+    """
+    return re.sub(r" ?([A-Za-z]) ?", r"\1", SPACES.sub(" ", _round(data)).strip())
+
+
+def _round(text: str) -> str:
+    return NUMBER.sub(lambda match: f"{round(float(match[0]), 1):g}", text)
+
+
+STEPS = ((1, 2, 5), (1, 3), (1,))  # in a decade, from many ticks to few
+LONGEST = 19  # characters in a line of a name
+DOT = 3.0  # half the width of a dot, with a margin
+# Places for a name: offset from the point in points, and the side of the name that is there.
+OFFSETS = [
+    (x, y, side)
+    for distance in range(0, 40, 10)
+    for x, y, side in (
+        (4, 1 + distance, "left"),
+        (4, -12 - distance, "left"),
+        (-4, 1 + distance, "right"),
+        (-4, -12 - distance, "right"),
+    )
+]
+
+
+class Box(NamedTuple):
+    """A rectangle in points."""
+
+    left: float
+    bottom: float
+    right: float
+    top: float
+
+    def overlaps(self, other: Box) -> bool:
+        """Return whether two boxes share an area."""
+        return (
+            self.left < other.right
+            and other.left < self.right
+            and self.bottom < other.top
+            and other.bottom < self.top
+        )
+
+    def inside(self, frame: Box) -> bool:
+        """Return whether the box lies within a frame, or at most a line of text above it."""
+        return (
+            self.left >= frame.left
+            and self.right <= frame.right
+            and self.bottom >= frame.bottom
+            and self.top <= frame.top + FONT_SIZE
+        )
+
+
+def tick_values(low: float, high: float, most: int = 5) -> list[float]:
+    """Return round numbers from low to high for a logarithmic axis.
+
+    >>> tick_values(80, 3000), tick_values(1, 1e8)
+    ([100.0, 200.0, 500.0, 1000.0, 2000.0], [1.0, 100.0, 10000.0, 1000000.0, 100000000.0])
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    values: list[float] = []
+    for steps in STEPS:
+        values = [step * 10.0**decade for decade in decades for step in steps]
+        values = [value for value in values if low <= value <= high]
+        if len(values) <= most:
+            break
+    if len(values) < 2:
+        ticks = MaxNLocator(most - 1).tick_values(low, high)
+        return [float(value) for value in ticks if low <= value <= high]
+    return values[:: math.ceil(len(values) / most)]
+
+
+def log_ticks(axis: Any, low: float, high: float) -> None:
+    """Put a few round numbers on a logarithmic axis, with prefixes: 20 k, 1 M."""
+    values = tick_values(low, high)
+    labels = [readable(value) if value >= 1000 else f"{value:g}" for value in values]
+    axis.set_ticks(values, labels)
+    axis.set_ticks([], minor=True)
+
+
+def label_points(
+    axes: Any, names: Mapping[str, tuple[float, float]], dots: Iterable[tuple[float, float]]
+) -> None:
+    """Write names beside their points, except those for which there is no room.
+
+    Names cover no other name and no dot; only the first and the last may cover dots. The figure's
+    layout must be final.
+    """
+    to_points = 72 / axes.figure.dpi
+    frame = Box(*(float(x) * to_points for x in axes.get_window_extent().extents))
+
+    def place(point: tuple[float, float]) -> tuple[float, float]:
+        x, y = axes.transData.transform(point)
+        return float(x) * to_points, float(y) * to_points
+
+    dot_boxes = [Box(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in map(place, dots)]
+    taken: list[Box] = []
+    for order, name in enumerate([*list(names)[:1], *list(names)[:0:-1]]):
+        text = break_name(name, LONGEST)
+        boxes = [(_box(place(names[name]), offset, text), offset) for offset in OFFSETS]
+        free = [
+            (sum(box.overlaps(dot) for dot in dot_boxes), number)
+            for number, (box, _) in enumerate(boxes)
+            if box.inside(frame) and not any(box.overlaps(other) for other in taken)
+        ]
+        if not free or (order > 1 and min(free)[0]):
+            continue
+        box, (x, y, side) = boxes[min(free)[1]]
+        taken.append(box)
+        far = abs(y) > 12
+        axes.annotate(
+            text,
+            names[name],
+            xytext=(x, y),
+            textcoords="offset points",
+            ha=side,
+            va="bottom",
+            arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": INK} if far else None,
+        )
+
+
+def _box(point: tuple[float, float], offset: tuple[float, float, str], text: str) -> Box:
+    lines = text.split("\n")
+    width, height = max(map(text_width, lines)), 1.2 * FONT_SIZE * len(lines)
+    left = point[0] + offset[0] - (width if offset[2] == "right" else 0)
+    bottom = point[1] + offset[1]
+    return Box(left - 1, bottom - 1, left + width + 1, bottom + height + 1)
+
+
+def text_width(text: str) -> float:
+    """Return the width of a text in points, in matplotlib's font, which is wider than most."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    properties = FontProperties(size=FONT_SIZE)
+    return float(text_to_path.get_text_width_height_descent(text, properties, False)[0])
+
+
+def break_name(name: str, most: int) -> str:
+    """Break a long name into lines of at most `most` characters, after spaces and underscores.
+
+    >>> break_name("late_confidence + multimodal_balance", 19).split("\\n")
+    ['late_confidence +', 'multimodal_balance']
+    >>> break_name("concat_transformer", 10).split("\\n")
+    ['concat_', 'transforme', 'r']
+    """
+    lines: list[str] = []
+    for words in wrap(name, most, break_long_words=False) or [name]:
+        parts = [words] if len(words) <= most else re.split(r"(?<=_)", words)
+        start = len(lines)
+        for part in parts:
+            if len(lines) > start and len(lines[-1] + part) <= most:
+                lines[-1] += part
+            else:
+                lines += wrap(part, most)
+    return "\n".join(lines)
+
+
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fusionzoo",
+    "path.simplify": False,
+    "font.family": "sans-serif",
+    "font.size": FONT_SIZE,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.major.pad": 6,  # so that the labels at the origin do not collide
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": FONT_SIZE,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": FAINT,
+    "grid.linewidth": GRID_WIDTH,
+    "lines.linewidth": 1.4,
+    "legend.frameon": False,
+    "legend.fontsize": FONT_SIZE,
+}
+ROW = 0.2  # height of a line of text, inches
+P = ParamSpec("P")
+
+
+class Layout(NamedTuple):
+    """A width to draw for."""
+
+    name: str  # CSS class of the drawing
+    width: float  # inches
+    label: int  # most characters in a line of a strategy's name
+
+    def columns(self, wide: int, narrow: int) -> int:
+        """Return the number of panels in a row."""
+        return narrow if self is NARROW else wide
+
+
+WIDE = Layout("plot wide", 9.2, 36)
+NARROW = Layout("plot narrow", 3.7, 19)  # on a screen of 390 pixels text is 12 pixels high
+
+
+def drawn_twice(
+    title: str,
+) -> Callable[[Callable[Concatenate[Layout, P], Any]], Callable[P, str]]:
+    """Draw for wide and narrow screens; the page's CSS shows one of the two."""
+
+    def decorate(draw: Callable[Concatenate[Layout, P], Any]) -> Callable[P, str]:
+        @wraps(draw)
+        def drawn(*args: P.args, **kwargs: P.kwargs) -> str:
+            import matplotlib
+
+            with matplotlib.rc_context(STYLE):
+                return "\n".join(
+                    to_svg(
+                        draw(layout, *args, **kwargs),
+                        title,
+                        layout.name,
+                        f"{draw.__name__}-{layout.name[5]}",
+                    )
+                    for layout in (WIDE, NARROW)
+                )
+
+        return drawn
+
+    return decorate
+
+
+def row_axes(layout: Layout, names: Sequence[str]) -> tuple[Any, Any]:
+    """Return a figure with a row for each name; long names are broken into lines."""
+    from matplotlib.figure import Figure
+
+    labels = [break_name(name, layout.label) for name in names]
+    heights = np.array([1 + 0.75 * label.count("\n") for label in labels])
+    places = np.cumsum(heights) - heights / 2
+    figure = Figure((layout.width, 0.6 + ROW * float(heights.sum())))
+    axes = figure.subplots()
+    axes.set_yticks(places, labels)
+    axes.set_ylim(float(heights.sum()) + 0.1, -0.1)
+    axes.locator_params("x", nbins=layout.columns(9, 4))
+    return figure, axes
+
+
+def panel_grid(
+    layout: Layout, used: Sequence[bool], columns: int, share: bool = True
+) -> tuple[Any, Any]:
+    """Return a figure with panels, `columns` in a row, those that are not used left empty."""
+    from matplotlib.figure import Figure
+
+    rows = math.ceil(len(used) / columns)
+    width = layout.width / columns
+    height = min(3.2, 0.5 + 0.75 * width)
+    figure = Figure((layout.width, height * rows))
+    grid = figure.subplots(rows, columns, sharey=share, squeeze=False).flatten()
+    for axes, is_used in zip(grid, [*used, *[False] * (len(grid) - len(used))], strict=True):
+        axes.set_visible(is_used)
+    return figure, grid
+
+
+def finish(layout: Layout, figure: Any, x: str | None = None, y: str | None = None) -> Any:
+    """Label the outer axes and put one legend above all panels."""
+    panels = [axes for axes in figure.axes if axes.get_visible()]
+    handles: dict[str, Any] = {}
+    columns = figure.axes[0].get_gridspec().ncols
+    for number, axes in enumerate(figure.axes):
+        below = figure.axes[number + columns : number + columns + 1]
+        if x and not any(panel.get_visible() for panel in below):
+            axes.set_xlabel(x)
+    for axes in panels:
+        if y and axes.get_subplotspec().is_first_col():
+            axes.set_ylabel(metric_name(y))
+        lines, labels = axes.get_legend_handles_labels()
+        handles |= dict(zip(labels, lines, strict=True))
+    widest = 0.5 + max(map(text_width, handles), default=0.0) / 72
+    columns = min(max(1, int(layout.width / widest)), len(handles) or 1)
+    room = 0.1 + ROW * math.ceil(len(handles) / columns)
+    figure.set_figheight(figure.get_figheight() + room)
+    figure.tight_layout(rect=(0, 0, 1, 1 - room / figure.get_figheight()))
+    if handles:
+        figure.legend(handles.values(), handles.keys(), loc="upper left", ncols=columns)
+    return figure
+
 
 FAMILY: dict[str, str] = dict(
     zip(("early", "late", "attention", "hybrid", "single", "baseline"), COLOURS, strict=True)

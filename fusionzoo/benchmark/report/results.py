@@ -1,14 +1,13 @@
-"""The results of each strategy, seed by seed, and which strategy is best.
-
-Shapes: `S` seeds, `N` test samples (of all folds), `K` classes.
-"""
+"""The results of each candidate, seed by seed: means, curves, units and names."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fusionzoo.evaluation import statistics
-from fusionzoo.evaluation.modalities import subset_label, subsets
+from fusionzoo.evaluation.calibration import reliability
+from fusionzoo.evaluation.robustness import expected, subset_label, subsets
 
 from ..bench import Bench, Condition, damaged_rows
-from ..trials.store import Row
+from ..job import Row
 
 MAJORITY, PRIOR = "majority class", "frequencies of the labels"  # baselines without any input
 
@@ -152,3 +152,209 @@ def chosen_fusion(summary: Summary) -> StrategyResults | None:
 def best_on_validation(strategies: Sequence[StrategyResults]) -> StrategyResults:
     """Return the strategy with the highest validation score, then the lowest loss."""
     return max(strategies, key=lambda strategy: (strategy.val_score, -strategy.val_loss))
+
+
+RATES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of missing modalities
+
+
+def missing_curve(
+    strategy: StrategyResults, modalities: Sequence[str], only: str | None = None
+) -> list[float]:
+    """Return the expected score at each of RATES: all modalities missing at random, or one."""
+    scores = strategy.score_by_subset(modalities)
+    return [
+        expected(scores, {name: rate if only in (None, name) else 0.0 for name in modalities})
+        for rate in RATES
+    ]
+
+
+def missing_area(
+    strategy: StrategyResults, modalities: Sequence[str]
+) -> NDArray[np.float64] | None:
+    """Return each sample's area under its missing-rate curve, (S, N): linear in its subset scores.
+
+    None where not every subset was tested.
+    """
+    order = subsets(modalities)[::-1]
+    if strategy.subset_scores is None or strategy.subset_scores.shape[1] != len(order):
+        return None
+    weights = []
+    for subset in order:
+        only = {other: float(other == subset) for other in order}
+        curve = [expected(only, dict.fromkeys(modalities, rate)) for rate in RATES]
+        weights.append(area(curve, RATES))
+    return np.einsum("u,sun->sn", np.array(weights), strategy.subset_scores)
+
+
+def lost_area(strategy: StrategyResults, modalities: Sequence[str]) -> NDArray[np.float64] | None:
+    """Return each damaged sample's area under its curve over the severity of a lost part, (S, n).
+
+    Averaged over all modalities; one that the strategy does not see changes nothing. Linear in the
+    sample's scores. None where lost parts were not tested.
+    """
+    if strategy.lost_scores is None:
+        return None
+    weights = np.zeros(len(strategy.lost_conditions))
+    for modality in modalities:
+        numbers = [0]  # undamaged
+        numbers += [n for n, x in enumerate(strategy.lost_conditions) if x[0] == modality]
+        if len(numbers) == 1:
+            weights[0] += 1
+            continue
+        at = [strategy.lost_conditions[number][2] for number in numbers]
+        for number, curve in zip(numbers, np.eye(len(at)), strict=True):
+            weights[number] += area(curve.tolist(), at)
+    return np.einsum("c,scn->sn", weights / len(modalities), strategy.lost_scores)
+
+
+def severities(strategy: StrategyResults) -> list[int]:
+    """Return the severities that were tested, 0 first."""
+    return sorted({row["severity"] for row in strategy.rows})
+
+
+def corruption_curves(strategy: StrategyResults, modality: str) -> dict[str, list[float]]:
+    """Return the score at each severity, from 0, for each corruption of a modality."""
+    corruptions = dict.fromkeys(
+        row["corruption"]
+        for row in strategy.rows
+        if row["modality"] == modality and row["severity"]
+    )
+    undamaged = strategy.mean(corruption="undamaged")  # on the samples that are damaged elsewhere
+    return {
+        corruption: [
+            undamaged,
+            *(
+                strategy.mean(modality=modality, corruption=corruption, severity=severity)
+                for severity in severities(strategy)[1:]
+            ),
+        ]
+        for corruption in corruptions
+    }
+
+
+def area(curve: Sequence[float], at: Sequence[float]) -> float:
+    """Average a curve over its range (trapezoids)."""
+    return float(np.trapezoid(curve, at) / (at[-1] - at[0]))
+
+
+def reliability_of(strategy: StrategyResults, target: Tensor) -> list[tuple[float, float, int]]:
+    """Return (confidence, accuracy, count) of each bin, with the seeds pooled."""
+    probabilities = strategy.logits.double().softmax(-1).flatten(0, 1)
+    bins = reliability(probabilities, target.repeat(len(strategy.logits)))
+    return list(zip(*(x.tolist() for x in bins), strict=True))
+
+
+def pareto(points: Mapping[str, tuple[float, float]]) -> list[str]:
+    """Return the Pareto front of (cost, quality): low cost and high quality are better.
+
+    >>> pareto({"a": (1, 0.5), "b": (2, 0.9), "c": (3, 0.8)})
+    ['a', 'b']
+    """
+    front, best = [], -math.inf
+    for name, (_, quality) in sorted(points.items(), key=lambda p: (p[1][0], -p[1][1])):
+        if quality > best:
+            front.append(name)
+            best = quality
+    return front
+
+
+PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+ACRONYMS = {
+    "mae": "MAE",
+    "mse": "MSE",
+    "rmse": "RMSE",
+    "map": "mAP",
+    "sample_f1": "sample F1",
+    "auroc": "AUROC",
+    "r2": "R²",
+}
+
+
+def metric_name(metric: str) -> str:
+    """Write a metric's name.
+
+    >>> metric_name("balanced_accuracy"), metric_name("macro_f1"), metric_name("mae")
+    ('balanced accuracy', 'macro F1', 'MAE')
+    """
+    return ACRONYMS.get(metric, metric.replace("_", " ").replace(" f1", " F1"))
+
+
+def thousands(number: float) -> str:
+    """Write a count with thousands separators.
+
+    >>> thousands(12345)
+    '12,345'
+    """
+    return f"{number:,.0f}"
+
+
+def readable(number: float) -> str:
+    """Write a large count with three digits and a prefix.
+
+    >>> readable(950), readable(128396), readable(4.0e6), readable(999_999)
+    ('950', '128 k', '4 M', '1 M')
+    """
+    for size, prefix in PREFIXES:
+        if number >= 0.9995 * size:
+            return f"{float(f'{number / size:.3g}'):g} {prefix}"
+    return f"{number:.0f}"
+
+
+def duration(seconds: float) -> str:
+    """Write a time in its two largest units.
+
+    >>> duration(2.44), duration(48.2), duration(192), duration(3840)
+    ('2.4 s', '48 s', '3 min 12 s', '1 h 04 min')
+    """
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    rest = round(seconds)
+    if rest < 60:
+        return f"{rest} s"
+    if rest < 3600:
+        return f"{rest // 60} min {rest % 60:02d} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def decimal(number: float) -> str:
+    """Write a score or an error: three decimals, fewer for large numbers.
+
+    >>> decimal(0.87512), decimal(47.318), decimal(12345.6)
+    ('0.875', '47.32', '12,346')
+    """
+    size = abs(number)
+    return f"{number:,.{3 if size < 10 else 2 if size < 100 else 1 if size < 1000 else 0}f}"
+
+
+FORMATS = ("manifest", "folders")  # data sets that are named by their path
+# File names that say nothing; the folder's name does.
+GENERIC = re.compile(r"(data|dataset|manifest|index|metadata|samples|table|all|train)$", re.I)
+STORED = re.compile(r"data-[0-9a-f]{12}\.parquet$")  # a table in memory, written to the cache
+IN_MEMORY = "a table in memory"
+
+
+def data_title(settings: Mapping[str, Any]) -> str:
+    """Name a data set by its settings: a manifest or folder by its path, others by their name.
+
+    >>> data_title({"name": "manifest", "root": "/data/products/manifest.csv"})
+    'products'
+    >>> data_title({"name": "interactions", "task": "xor", "samples": 600})
+    'interactions (xor)'
+    """
+    name, root = str(settings["name"]), settings.get("root")
+    if name in FORMATS and isinstance(root, str) and root:
+        return _path_title(root)
+    if "/" in name:  # the source of a data set that was passed as an object
+        return _path_title(name)
+    return f"{name} ({settings['task']})" if "task" in settings else name
+
+
+def _path_title(path: str) -> str:
+    if STORED.search(path):
+        return IN_MEMORY
+    place = PurePath(path)
+    if GENERIC.match(place.stem) and place.parent.name:
+        return place.parent.name
+    return place.stem if place.suffix else place.name

@@ -8,9 +8,8 @@ from math import factorial
 import torch
 from torch import Tensor
 
-from fusionzoo.distributed.process_group import total
-from fusionzoo.eval_mode import quiet
-from fusionzoo.structures import FusionOutput, StepContext, keep_only
+from fusionzoo.distributed import total
+from fusionzoo.structures import FusionOutput, StepContext, keep_only, quiet
 
 from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, presence
 

@@ -9,8 +9,16 @@ from torch import Tensor, nn
 
 from fusionzoo.structures import StepContext
 
-from ._gather import gathered_rows
-from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, pooled_of, presence
+from .base import (
+    BALANCE,
+    Balance,
+    LossTerm,
+    StrategyInputs,
+    at_least_float32,
+    gathered_rows,
+    pooled_of,
+    presence,
+)
 
 
 @BALANCE.register(family="loss", paper="Andrew et al. 2013, ICML, proceedings v28")

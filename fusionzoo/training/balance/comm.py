@@ -10,13 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fusionzoo.encoders import Encoder
-from fusionzoo.rng import seed_of
-from fusionzoo.structures import Batch, Features, Inputs, StepContext, keep_only
+from fusionzoo.structures import Batch, Features, Inputs, StepContext, keep_only, seed_of
 
-from ._contrast import check_contrast, nt_xent
-from ._gather import gathered_rows
-from ._subsets import fuse_quietly
-from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, presence
+from ._shared import check_contrast, fuse_quietly, nt_xent
+from .base import (
+    BALANCE,
+    Balance,
+    LossTerm,
+    StrategyInputs,
+    at_least_float32,
+    gathered_rows,
+    presence,
+)
 
 NUMERIC = ("vector", "sequence", "tabular")  # kinds whose processors do not augment
 EXAMPLES: dict[str, Any] = {"text": "some words", "image": torch.zeros(3, 8, 8, dtype=torch.uint8)}

@@ -10,9 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fusionzoo.checks import check_choice
-from fusionzoo.rng import seed_of
-from fusionzoo.structures import Batch, StepContext
+from fusionzoo.errors import check_choice
+from fusionzoo.structures import Batch, StepContext, seed_of
 
 from .base import BALANCE, RunningTrainer, StrategyInputs
 from .modality_dropout import ModalityDropout

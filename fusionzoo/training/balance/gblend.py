@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.distributed.process_group import total
+from fusionzoo.distributed import total
 from fusionzoo.structures import Batch, StepContext
 
-from ..data import chunks
-from ..optim.precision import autocast
-from ._heads import ModalityHeads
-from .base import BALANCE, Balance, LossTerm, RunningTrainer, StrategyInputs
+from ..loaders import chunks
+from ..optim import autocast
+from .base import BALANCE, Balance, LossTerm, ModalityHeads, RunningTrainer, StrategyInputs
 
 
 @BALANCE.register(family="loss", paper="Wang et al. 2020, CVPR, arXiv:1905.12681")

@@ -9,12 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusionzoo.distributed.process_group import World, gather
+from fusionzoo.distributed import World, gather
 from fusionzoo.fusion import FUSIONS
 from fusionzoo.structures import Features, StepContext
 
-from ._gather import gathered
-from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, presence
+from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, gathered, presence
 
 
 class Pairs(NamedTuple):

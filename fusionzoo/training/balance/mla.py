@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.distributed.fsdp import full_tensor, shard_like
+from fusionzoo.fsdp import full_tensor, shard_like
 from fusionzoo.structures import Batch, StepContext
 
 from .base import BALANCE, Balance, BatchSum, LossTerm, StrategyInputs, pooled_of

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from fusionzoo.structures import StepContext
 
-from ._heads import ModalityHeads
-from .base import BALANCE, Balance, LossTerm, StrategyInputs
+from .base import BALANCE, Balance, LossTerm, ModalityHeads, StrategyInputs
 
 
 @BALANCE.register(family="gradient", paper="Wei and Hu 2024, ICML, arXiv:2405.17730")

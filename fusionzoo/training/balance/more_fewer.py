@@ -9,10 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fusionzoo.checks import check_choice
+from fusionzoo.errors import check_choice
 from fusionzoo.structures import StepContext
 
-from ._subsets import SubsetDraws, fuse_subset
+from ._shared import SubsetDraws, fuse_subset
 from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, presence
 
 

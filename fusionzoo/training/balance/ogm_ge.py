@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.distributed.fsdp import full_tensor, shard_like
-from fusionzoo.eval_mode import quiet
+from fusionzoo.fsdp import full_tensor, shard_like
 from fusionzoo.fusion import Fusion
-from fusionzoo.structures import Features, StepContext
+from fusionzoo.structures import Features, StepContext, quiet
 
 from .base import BALANCE, Balance, BatchSum, LossTerm, StrategyInputs, at_least_float32, presence
 

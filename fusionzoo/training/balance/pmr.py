@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusionzoo.distributed.process_group import total
+from fusionzoo.distributed import total
 from fusionzoo.structures import StepContext
 
 from .base import BALANCE, Balance, LossTerm, RunningTrainer, StrategyInputs, pooled_of

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fusionzoo.eval_mode import quiet
-from fusionzoo.structures import StepContext, keep_only
+from fusionzoo.structures import StepContext, keep_only, quiet
 
 from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, pooled_of
 

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from fusionzoo.distributed.fsdp import reshard, shard_like, sharded
-from fusionzoo.distributed.process_group import from_main, gather
-from fusionzoo.eval_mode import quiet
-from fusionzoo.structures import Batch, StepContext
+from fusionzoo.distributed import from_main, gather
+from fusionzoo.fsdp import reshard, shard_like, sharded
+from fusionzoo.structures import Batch, StepContext, quiet
 
-from ..optim.precision import autocast
+from ..optim import autocast
 from .base import BALANCE, Balance, RunningTrainer, StrategyInputs, pooled_of
 
 MOMENTA = ("exp_avg", "momentum_buffer")  # names under which optimisers keep their direction

@@ -10,14 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusionzoo.checks import check_choice
+from fusionzoo.errors import check_choice
 from fusionzoo.loading import load
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import FusionOutput, StepContext
 
-from ._gather import gathered
-from ._subsets import SubsetDraws, fuse_quietly, fuse_subset
-from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, presence
+from ._shared import SubsetDraws, fuse_quietly, fuse_subset
+from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, gathered, presence
 
 
 @BALANCE.register(

@@ -11,7 +11,7 @@ from torch import Tensor
 from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError
 from fusionzoo.loading import load
-from fusionzoo.present_rows import encode_rows
+from fusionzoo.model import encode_rows
 from fusionzoo.structures import StepContext
 
 from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, pooled_of

@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusionzoo.checks import check_choice
-from fusionzoo.distributed.process_group import total
-from fusionzoo.rng import seed_of
-from fusionzoo.structures import StepContext
+from fusionzoo.distributed import total
+from fusionzoo.errors import check_choice
+from fusionzoo.structures import StepContext, seed_of
 
 from .base import BALANCE, Balance, LossTerm, MeanLoss, StrategyInputs
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from fusionzoo.structures import StepContext
 
-from ._heads import ModalityHeads
-from .base import BALANCE, Balance, LossTerm, StrategyInputs
+from .base import BALANCE, Balance, LossTerm, ModalityHeads, StrategyInputs
 
 
 @BALANCE.register(family="loss", paper="Du et al. 2023, ICML, arXiv:2305.01233")

@@ -12,16 +12,13 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 from fusionzoo.config import DistConfig, RunConfig, from_tree
-from fusionzoo.creating import create_model
-from fusionzoo.distributed.process_group import World, wrap
-from fusionzoo.model import FusionModel
+from fusionzoo.distributed import World, wrap
+from fusionzoo.model import FusionModel, UnimodalHeads, create_model
 from fusionzoo.structures import FIRST_STEP, Batch, Features, StepContext
 from fusionzoo.training.balance import Balance, LossTerm, StrategyInputs, build_balance
 from fusionzoo.training.objective import Objective, freeze_unused
-from fusionzoo.training.optim.optimizers import build_optimizer
-from fusionzoo.training.optim.param_groups import param_groups
+from fusionzoo.training.optim import build_optimizer, param_groups
 from fusionzoo.training.trainer import Trainer
-from fusionzoo.unimodal import UnimodalHeads
 
 WIDTHS = {"image": 5, "text": 7, "audio": 3}
 DIMS = {"image": 6, "text": 5, "audio": 4}

@@ -25,8 +25,8 @@ from fusionzoo.structures import Phase, StepContext
 from fusionzoo.targets import AnyOf, Level, Number, OneOf
 from fusionzoo.training.balance.cggm import misdirection, modulation, points_of
 from fusionzoo.training.balance.relearn import purity
-from fusionzoo.training.optim.optimizers import rates, set_rates
-from fusionzoo.training.optim.schedules import phased
+from fusionzoo.training.optim import rates, set_rates
+from fusionzoo.training.schedules import phased
 
 SGD = {"optim": {"name": "sgd", "lr": 0.1, "momentum": 0.9, "clip": None}}
 

@@ -11,7 +11,7 @@ from strategies import DIMS, make_batch, make_model, make_objective, make_traine
 
 from fusionzoo.config import RunConfig, from_tree
 from fusionzoo.datasets import create_dataset
-from fusionzoo.distributed.process_group import World
+from fusionzoo.distributed import World
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import StepContext
 from fusionzoo.training.balance import BALANCE, StrategyInputs, build_balance

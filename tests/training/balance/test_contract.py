@@ -11,14 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from fusionzoo.cli import main
-from fusionzoo.distributed.process_group import World
+from fusionzoo.distributed import World
 from fusionzoo.plugins import load_plugins
 from fusionzoo.structures import FusionOutput, StepContext
+from fusionzoo.testing.checks import Checks
+from fusionzoo.testing.strategies import CHECKS, ShortRun, Strategy, assert_equal, strategy
 from fusionzoo.training.balance import BALANCE, Balance, LossTerm, StrategyInputs
-from fusionzoo.zoo.conformance import two_processes
-from fusionzoo.zoo.conformance.checks import Checks
-from fusionzoo.zoo.conformance.short_run import ShortRun, Strategy, assert_equal, strategy
-from fusionzoo.zoo.conformance.strategies import CHECKS
 
 SMALL: dict[str, dict[str, Any]] = {  # a dozen rows suffice; the others have their defaults
     "cca_loss": {"dim": 2},
@@ -56,9 +54,9 @@ def test_two_processes_learn_what_one_does(teachers: dict[str, Any], tmp_path: P
     """As the check, for all of them, and the sound one below, in the same two processes."""
     strategies = [small(name, teachers) for name in BALANCE]
     strategies.append(strategy(f"{__file__}:Sound"))
-    for rank, states in enumerate(two_processes.learn_in_two(strategies, tmp_path)):
+    for rank, states in enumerate(strategies.learn_in_two(strategies, tmp_path)):
         for one, state in zip(strategies, states, strict=True):
-            expected = two_processes.learn(one, World())
+            expected = strategies.learn(one, World())
             assert_equal(state, expected, f"{one.target}, process {rank}", tolerance=1e-6)
 
 

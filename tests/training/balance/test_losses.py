@@ -28,7 +28,7 @@ from strategies import (
     see,
 )
 
-from fusionzoo.distributed.process_group import World
+from fusionzoo.distributed import World
 from fusionzoo.structures import Batch, StepContext
 from fusionzoo.training.balance import StrategyInputs
 from fusionzoo.training.balance.gblend import GBlend, blend

@@ -12,7 +12,7 @@ from strategies import close, make_batch, make_objective, mean, only, see
 
 import fusionzoo as fz
 from fusionzoo.config import RunConfig, from_settings
-from fusionzoo.training.balance._prefixes import prefix_sizes, with_matryoshka
+from fusionzoo.training.balance.base import prefix_sizes, with_matryoshka
 from fusionzoo.training.balance.matryoshka import halves
 
 

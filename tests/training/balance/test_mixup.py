@@ -18,7 +18,7 @@ from strategies import (
 
 from fusionzoo.config import RunConfig, from_tree
 from fusionzoo.datasets import create_dataset
-from fusionzoo.distributed.process_group import World
+from fusionzoo.distributed import World
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Batch, Features, StepContext
 from fusionzoo.training.balance import StrategyInputs, build_balance

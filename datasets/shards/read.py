@@ -1,0 +1,143 @@
+"""Open a folder of shards, on this disk or behind a URL, without reading pictures and clips."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from fusionzoo.errors import FusionZooError
+
+from ..provenance import Loaded, with_kinds
+from ..sources.parquet import (
+    files_by_split,
+    is_parquet_folder,
+    is_saved_folder,
+    read_parquet_folder,
+    read_saved_folder,
+)
+from .blocks import Blocks, ParquetBlocks, TarBlocks
+from .foreign import has_bytes, open_parquet_files, open_tar_files
+from .order import check_items, has_items, stored_cells, stored_items
+from .storage import (
+    BYTES,
+    NAME,
+    OFFSETS,
+    STORED,
+    ShardIndex,
+    Storage,
+    is_url,
+    read_index,
+    read_samples,
+    stored_sizes,
+    warn_of_missing_checksums,
+)
+
+
+def is_shard_folder(path: Path) -> bool:
+    """Whether a folder holds shards that `fusionzoo data convert` wrote, or WebDataset's."""
+    return path.is_dir() and ((path / NAME).is_file() or any(path.glob("*.tar")))
+
+
+def open_url(url: str) -> Loaded:
+    """Open shards behind a URL: those of `fusionzoo data convert`, or Parquet or tar files."""
+    storage = Storage(url)
+    index = read_index(storage)
+    if index is not None:
+        return open_index(storage, index)
+    names = storage.names(".parquet")
+    if names:
+        return open_parquet_files(storage, names)
+    tars = storage.names(".tar")
+    if tars:
+        return open_tar_files(storage, tars)
+    raise FusionZooError(
+        f"{storage} has neither {NAME} nor .parquet nor .tar files: `fusionzoo data convert` writes"
+        " shards, see docs/data.md"
+    )
+
+
+def open_folder(path: Path) -> Loaded:
+    """Open a folder for which `is_shard_folder` is true."""
+    storage = Storage(path)
+    index = read_index(storage)
+    if index is not None:
+        return open_index(storage, index)
+    return open_tar_files(storage, storage.names(".tar"))
+
+
+def open_index(storage: Storage, index: ShardIndex) -> Loaded:
+    """Open shards by their index; only that is read."""
+    if storage.folder is not None:
+        _check_sizes(storage, index)
+    warn_of_missing_checksums(storage, index)
+    table = read_samples(storage, index.samples_sha256)
+    num_rows = sum(sum(file.blocks) for file in index.files)
+    stored = [name for name, kind in index.kinds.items() if kind in STORED]
+    missing = [
+        name for name in (*index.kinds, *(stored and [BYTES])) if name not in table.schema.names
+    ]
+    if missing:
+        raise FusionZooError(f"{storage} has no column {missing[0]!r} in its index")
+    lists = [name for name in stored if has_items(table, name)]
+    entries = {name: stored_items if name in lists else stored_sizes for name in stored}
+    sizes = {name: read(table, BYTES, name, num_rows) for name, read in entries.items()}
+    if index.format == "webdataset":
+        offsets = {name: read(table, OFFSETS, name, num_rows) for name, read in entries.items()}
+        for name in lists:
+            check_items(offsets[name], sizes[name], name)
+        blocks: Blocks = TarBlocks(storage, index.files, offsets, sizes)
+    else:
+        blocks = ParquetBlocks(storage, index.files)
+    memory = {name: stored_cells(blocks, name, index.kinds[name], sizes[name]) for name in stored}
+    table = table.drop_columns([x for x in (BYTES, OFFSETS) if x in table.column_names])
+    table = table.replace_schema_metadata(with_kinds(pa.schema([]), index.kinds).metadata)
+    return Loaded(
+        table=table,
+        source=str(storage),
+        root=storage.folder,
+        memory=memory,
+        order=tuple(index.kinds),
+    )
+
+
+def open_shards(root: Any) -> Loaded | None:
+    """Open a URL, or a folder of shards, Parquet or saved Arrow files; None: it is none of them."""
+    if is_url(root):
+        return open_url(root)
+    path = Path(root).expanduser()
+    if is_shard_folder(path):
+        return open_folder(path)
+    if is_saved_folder(path):
+        return read_saved_folder(path)
+    if not is_parquet_folder(path):
+        return None
+    by_split = files_by_split(path)
+    files = [file for split in by_split.values() for file in split]
+    if not has_bytes(files[0]):
+        return read_parquet_folder(path)
+    names = [file.relative_to(path).as_posix() for file in files]
+    splits = [split for split, chosen in by_split.items() for _ in chosen]
+    return open_parquet_files(Storage(path), names, splits)
+
+
+def is_sharded(path: Path) -> bool:
+    """Whether a folder holds shards, Parquet files or what `save_to_disk` wrote."""
+    return is_shard_folder(path) or is_saved_folder(path) or is_parquet_folder(path)
+
+
+def _check_sizes(storage: Storage, index: ShardIndex) -> None:
+    """Raise an error for a shard that is not there, or not of the size that it had."""
+    for file in index.files:
+        try:
+            size = storage.size(file.name)
+        except OSError as error:
+            raise FusionZooError(
+                f"{storage.where(file.name)} cannot be opened: {error.strerror}; {NAME} lists it"
+            ) from error
+        if size != file.size:
+            raise FusionZooError(
+                f"{storage.where(file.name)} has {size:,} bytes, and {NAME} says {file.size:,}:"
+                " copy it again"
+            )

@@ -1,0 +1,542 @@
+"""Columns of a table: their names, which are used, and how their cells are read."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from fusionzoo.errors import FusionZooError, did_you_mean, one_line
+from fusionzoo.files import fold
+from fusionzoo.structures import KINDS
+
+from ..arrays import DIMENSIONS
+from ..arrow import list_names
+from ..paths import refuse
+from ..provenance import FUSIONZOO, Loaded, RowNumbers
+from ..table import ROLES, word_list
+from ..tabular import join_cells
+
+NA = ("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None")
+COMMA_NUMBER = r"^\s*([+-]?[0-9]*),([0-9]+([eE][+-]?[0-9]+)?)\s*$"
+NUMBERS = ("regression", "ordinal")  # kinds of label columns that hold numbers
+Words = str | int | float | Sequence[str | int | float]
+
+
+@dataclass(frozen=True)
+class CellRules:
+    """How cells are read; for the settings see `manifest`."""
+
+    na: Words = NA
+    decimal: str = "."
+    label_separator: str = ";"
+    drop_empty: bool = False
+
+    def __post_init__(self) -> None:
+        if self.decimal not in (".", ","):
+            raise FusionZooError(f"--data.decimal {self.decimal!r} is neither '.' nor ','")
+        if not self.label_separator:
+            raise FusionZooError("--data.label_separator is empty; usual are ; , |")
+
+    @property
+    def notes(self) -> list[str]:
+        """What the data summary says of these rules."""
+        separator = f"labels separated by {self.label_separator!r}"
+        return [
+            *(["decimal comma"] if self.decimal == "," else []),
+            *([separator] if self.label_separator != ";" else []),
+        ]
+
+    @property
+    def missing_words(self) -> list[str]:
+        """Words that stand for a missing value."""
+        words = [self.na] if isinstance(self.na, int | float) else self.na
+        return word_list(words if isinstance(words, str) else [str(word) for word in words])
+
+    def numbers(self, column: Any) -> Any:
+        """Return a text column with decimal points."""
+        if self.decimal == ".":
+            return column
+        return pc.replace_substring_regex(column, COMMA_NUMBER, r"\1.\2")
+
+    def lists(self, column: Any) -> Any:
+        """Return a column of lists of text with decimal points; others stay as they are."""
+        if self.decimal == "." or not pa.types.is_list(column.type):
+            return column
+        whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        inner = whole.values
+        values = self.numbers(inner) if pa.types.is_string(inner.type) else self.lists(inner)
+        return pa.ListArray.from_arrays(whole.offsets, values, mask=whole.is_null())
+
+    def labels(self, column: Any, kind: str, where: Callable[[int], str]) -> Any:
+        """Return a text column of labels as `fusionzoo.targets` reads its kind.
+
+        `where` names a row for messages.
+        """
+        if kind in NUMBERS:
+            return self.numbers(column)
+        if kind != "multilabel" or self.label_separator == ";":
+            return column
+        has_semicolon = pc.match_substring(column, ";").fill_null(False)
+        if pc.any(has_semicolon).as_py():
+            row = pc.index(has_semicolon, True).as_py()
+            raise FusionZooError(
+                f"{where(row)}: the labels {column[row].as_py()!r} contain ';', but"
+                f" --data.label_separator is {self.label_separator!r}: use one of them"
+            )
+        return pc.replace_substring(column, self.label_separator, ";")
+
+
+TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+
+
+class Columns:
+    """The columns of a manifest by role; records which of them are used.
+
+    `roles` maps roles to the user's names of columns, `{"target": "label"}`. A role without one is
+    looked up under its own name. Case and spaces around names do not matter. Columns without a name
+    are not used.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        table: pa.Table,
+        roles: Mapping[str, str],
+        cells: CellRules | None = None,
+        row_numbers: RowNumbers | None = None,
+    ) -> None:
+        self.source, self.table, self.roles = source, table, roles
+        self.cells, self.row_numbers = cells or CellRules(), row_numbers or RowNumbers()
+        self.row_ids = np.arange(len(table))  # positions of the rows before empty ones were dropped
+        self.used: set[int] = set()
+        self.missing: dict[str, Counter[str]] = {}  # column -> words that were read as missing
+        self._positions: dict[str, int] = {}
+        for position, name in enumerate(table.column_names):
+            if not fold(name):
+                continue
+            first = self._positions.setdefault(fold(name), position)
+            if first != position:
+                refuse(
+                    f"the columns {table.column_names[first]!r} and {name!r} have the same name if"
+                    " spaces and case are ignored: rename one of them",
+                    "column",
+                    where=f"{source}: ",
+                    column=name,
+                )
+
+    def __contains__(self, role: str) -> bool:
+        return fold(self.roles.get(role, role)) in self._positions
+
+    def name(self, role: str) -> str:
+        """Return the name of a column as the table spells it."""
+        name: str = self.table.column_names[self.position(role)]
+        return name
+
+    def position(self, role: str) -> int:
+        """Return the index of a column in the table."""
+        return self._positions[fold(self.roles.get(role, role))]
+
+    def require(self, role: str, purpose: str) -> None:
+        """Raise an error that names the nearest column, if the column does not exist."""
+        if role not in self:
+            name, known = self.roles.get(role, role), self.table.column_names
+            raise FusionZooError(
+                f"{self.source} has no column {name!r} for {purpose}.{did_you_mean(name, known)}"
+                f" Its columns: {list_names(known)}"
+            )
+
+    def values(self, role: str) -> Any:
+        """Return a column unchanged."""
+        self.used.add(self.position(role))
+        return self.table.column(self.position(role))
+
+    def text(self, role: str, *, words_missing: bool = True) -> Any:
+        """Return a column as text without spaces around it, null where that is empty or, if
+        `words_missing`, a word for a missing value.
+
+        A list of labels becomes `sun;beach`, an empty list `;`.
+        """
+        column = self.values(role)
+        if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+            cells = column.to_pylist()
+            joined = [None if x is None else ";".join(map(str, x)) or ";" for x in cells]
+            return pa.array(joined, pa.string())
+        try:
+            stripped = pc.utf8_trim_whitespace(_as_text(column))
+        except pa.ArrowException as error:  # a date beyond the calendar, bytes that are no text
+            raise FusionZooError(
+                f"{self.source}, column {self.name(role)!r}: {column.type} cannot be read as text:"
+                f" {one_line(error)}"
+            ) from error
+        return self._without_missing(role, stripped, stripped, words_missing)
+
+    def numbers(self, role: str) -> Any:
+        """Return a column as text with decimal points, null where it is empty."""
+        return self.cells.numbers(self.text(role))
+
+    def tabular(self, role: str) -> Any:
+        """Return a column of a tabular modality: text with decimal points, null for missing cells;
+        numbers and categories stay as they are.
+        """
+        column = self.values(role)
+        if not any(is_type(column.type) for is_type in TEXT_TYPES):
+            return column
+        text = column.cast(pa.string())
+        stripped = pc.utf8_trim_whitespace(text)
+        return self.cells.numbers(self._without_missing(role, text, stripped, True))
+
+    def references(self, role: str) -> Any:
+        """Return a modality's column with null for missing text; lists stay as they are."""
+        column = self.values(role)
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        if not any(is_type(column.type) for is_type in TEXT_TYPES):
+            return self.cells.lists(column)
+        text = column.cast(pa.string())
+        return self._without_missing(role, text, pc.utf8_trim_whitespace(text), True)
+
+    def where(self, row: int) -> str:
+        """Return the place of a row for messages: `file.csv, row 7`."""
+        return f"{self.source}, row {self.row_numbers.number(row)}"
+
+    def keep(self, mask: NDArray[np.bool_]) -> None:
+        """Drop the rows where `mask` is false."""
+        self.table, self.row_ids = self.table.filter(pa.array(mask)), self.row_ids[mask]
+        self.row_numbers = self.row_numbers.keep(mask)
+
+    def _without_missing(self, role: str, text: Any, stripped: Any, words_missing: bool) -> Any:
+        """Return `text` with null where `stripped` is empty or a word for a missing value."""
+        words = pa.array(["", *(self.cells.missing_words if words_missing else ())])
+        is_missing = pc.is_in(stripped, value_set=words)
+        if not pc.any(is_missing).as_py():
+            return text
+        counts = pc.value_counts(stripped.filter(is_missing)).to_pylist()
+        self.missing[self.name(role)] = Counter(
+            {x["values"]: x["counts"] for x in counts if x["values"]}
+        )
+        return pc.if_else(is_missing, pa.scalar(None, pa.string()), text)
+
+    def unused(self) -> tuple[str, ...]:
+        """Return the names of the columns that are not used."""
+        names = enumerate(self.table.column_names)
+        return tuple(name for position, name in names if position not in self.used)
+
+
+def _as_text(column: Any) -> Any:
+    """Return the cells of a column as text; numbers that are not a number are null."""
+    if pa.types.is_floating(column.type):
+        column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
+    return column.cast(pa.string())
+
+
+Roles = Mapping[str, str | Sequence[str]]  # role or modality -> the user's name of its column
+
+
+def gather_columns(
+    table: pa.Table,
+    source: str,
+    roles: Roles,
+    kinds: Mapping[str, str],
+    *,
+    targets: Collection[str] = (),
+    categorical: str | Sequence[str] = (),
+    cells: CellRules | None = None,
+) -> tuple[pa.Table, dict[str, str], dict[str, Counter[str]]]:
+    """Replace the columns of each tabular modality by one of structs; return its name as role.
+
+    `{"tabular": "age,colour"}` becomes `{"tabular": "tabular"}`, unless a column has that name.
+    Return also the words that were read as missing, counted by column.
+    """
+    columns = Columns(source, table, {}, cells)
+    words = word_list(categorical)
+    for name in words:
+        columns.require(name, "--data.categorical")
+    forced = {columns.name(name) for name in words}
+    plain = {
+        role: _one_column(role, name)
+        for role, name in roles.items()
+        if not _is_tabular(role, kinds)
+    }
+    gathered = {
+        name: _columns_of(name, roles, columns)
+        for name in dict.fromkeys([*roles, *kinds, "tabular"])
+        if _is_tabular(name, kinds) and (name in roles or name in columns)
+    }
+    lost = sorted(forced - {column for names in gathered.values() for column in names})
+    if lost:
+        raise FusionZooError(
+            f"{source}: --data.categorical names {lost[0]!r}, which is in no tabular modality:"
+            f" --data.columns.tabular {lost[0]},..."
+        )
+    _refuse_labels(gathered, plain, targets, source)
+    needed = {fold(name) for name in [*plain.values(), "group", *(set(kinds) - set(gathered))]}
+    joined = {name: _join(columns, names, forced) for name, names in gathered.items()}
+    for column in {column for names in gathered.values() for column in names}:
+        if fold(column) not in needed and column in table.column_names:
+            table = table.drop_columns(column)
+    for name, values in joined.items():
+        unique = name
+        while fold(unique) in map(fold, table.column_names):
+            unique = f"{unique} (columns)"
+        table, plain[name] = table.append_column(unique, values), unique
+    return table, plain, columns.missing
+
+
+def cell_columns(
+    table: pa.Table,
+    roles: Roles,
+    kinds: Mapping[str, str],
+    group_column: str | None,
+    targets: Collection[str],
+) -> set[str]:
+    """Return the columns that are read as cells, not as media, even if they hold bytes.
+
+    These are ids, splits, groups, labels and the parts of tabular modalities.
+    """
+    names = [
+        *(x for x in (*ROLES, group_column or "group", *targets) if x not in kinds),
+        *(name for name in (*roles, *kinds, "tabular") if _is_tabular(name, kinds)),
+    ]
+    words = {fold(word) for name in names for word in word_list(roles.get(name, name))}
+    return {column for column in table.column_names if fold(column) in words}
+
+
+def _is_tabular(name: str, kinds: Mapping[str, str]) -> bool:
+    return kinds.get(name, name) == "tabular"
+
+
+def _one_column(role: str, name: str | Sequence[str]) -> str:
+    if isinstance(name, str):
+        return name
+    raise FusionZooError(
+        f"--data.columns.{role} takes one column, found {list(name)}; several of them make a"
+        f" tabular modality: --data.kinds.{role} tabular"
+    )
+
+
+def _columns_of(name: str, roles: Roles, columns: Columns) -> list[str]:
+    """Return the names of a modality's columns as the table spells them."""
+    words = [word for word in word_list(roles.get(name, name)) if word]
+    exact = roles.get(name)
+    if isinstance(exact, str) and exact in columns:
+        words = [exact]  # a column with a comma in its name
+    for word in words:
+        columns.require(word, f"--data.columns.{name}")
+    names = [columns.name(word) for word in words]
+    if not names or len(set(names)) < len(names):
+        raise FusionZooError(
+            f"{columns.source}: --data.columns.{name} names {'a column twice' if names else 'none'}"
+        )
+    return names
+
+
+def _refuse_labels(
+    gathered: Mapping[str, list[str]],
+    plain: Mapping[str, str],
+    targets: Collection[str],
+    source: str,
+) -> None:
+    """Raise an error if a column of a tabular modality is an id, a split or a label."""
+    roles = {fold(plain.get(role, role)): role for role in ("id", "split", "target")}
+    roles |= {fold(plain.get(name, name)): "target" for name in targets}
+    for name, columns in gathered.items():
+        for column in columns:
+            if fold(column) in roles:
+                raise FusionZooError(
+                    f"{source}: column {column!r} is the {roles[fold(column)]}, and"
+                    f" --data.columns.{name} names it as an input: choose one"
+                )
+
+
+def _join(table: Columns, names: list[str], forced: Collection[str]) -> Any:
+    columns = {name: table.tabular(name) for name in names}
+    if len(names) == 1 and pa.types.is_struct(columns[names[0]].type):
+        values = columns[names[0]].combine_chunks()
+        columns = dict(zip([x.name for x in values.type], values.flatten(), strict=True))
+    try:
+        return join_cells({name.strip(): column for name, column in columns.items()}, forced)
+    except FusionZooError as error:
+        raise FusionZooError(f"{table.source}: {error}") from None
+
+
+LIST = r"^\s*\[[\s\S]*\]\s*$"
+NUMBER_LISTS = pa.float64()
+
+
+def read_list_cells(
+    table: Columns, values: Mapping[str, Any], kinds: Mapping[str, str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the modalities with lists of numbers for text in brackets, and notes of this.
+
+    A column in which some cells are lists has no other cells.
+    """
+    columns, notes = dict(values), []
+    for name, column in values.items():
+        if kinds[name] not in DIMENSIONS or not pa.types.is_string(column.type):
+            continue
+        is_list = pc.match_substring_regex(column, LIST)
+        if not pc.any(is_list).as_py():
+            continue
+        columns[name] = _read(table, name, column, DIMENSIONS[kinds[name]])
+        notes.append(f"text in {name} as lists of numbers")
+    return columns, notes
+
+
+def _read(table: Columns, name: str, column: Any, ndim: int) -> pa.Array:
+    cells: list[Any] = []
+    for row, text in enumerate(column.to_pylist()):
+        cell = None if text is None else _parse(text)
+        if text is not None and not _is_array(cell, ndim):
+            shape = "[0.5, 1, 2]" if ndim == 1 else "[[0.5, 1], [2, 3]]"
+            shown = text if len(text) <= 60 else f"{text[:57]}..."
+            raise FusionZooError(
+                f"{table.where(row)}, column {table.name(name)!r}: {shown!r} is no list of numbers"
+                f" such as {shape}: write it so, with commas, or store arrays in a file (.npy)"
+            )
+        cells.append(cell)
+    kind = pa.list_(NUMBER_LISTS) if ndim == 1 else pa.list_(pa.list_(NUMBER_LISTS))
+    return pa.array(cells, kind)
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_array(cell: Any, ndim: int) -> bool:
+    """Return whether a cell is a list of numbers, or of such lists."""
+    if not isinstance(cell, list):
+        return False
+    if ndim > 1:
+        return all(_is_array(item, ndim - 1) for item in cell)
+    return all(isinstance(x, float) or _is_integer(x) for x in cell)
+
+
+def _is_integer(value: Any) -> bool:
+    """Return whether a value is an integer that float64 can hold."""
+    return isinstance(value, int) and not isinstance(value, bool) and value.bit_length() < 1024
+
+
+HUGGING_FACE = b"huggingface"  # key of a schema's metadata
+MEDIA = {"Image": "image", "Audio": "audio"}  # features of Hugging Face -> kinds
+
+
+@dataclass(frozen=True)
+class Declared:
+    """Kinds of columns, and the names of classes that columns of numbers refer to."""
+
+    kinds: dict[str, str] = field(default_factory=dict)
+    class_names: dict[str, list[str]] = field(default_factory=dict)
+    has_target: bool = False  # whether there is a column `target`
+    modalities: tuple[str, ...] = ()  # columns in the order in which fusionzoo stored them
+
+    def with_defaults(
+        self, kinds: Mapping[str, str], roles: Roles, targets: Iterable[str]
+    ) -> tuple[dict[str, str], Roles, tuple[str, ...]]:
+        """Add what is declared to the user's kinds and roles; return also what was added.
+
+        A column that the user names stays as it is. The only column of classes (or the one called
+        `label`) is the target, unless there is a column or a setting for that.
+        """
+        columns = [column for role in roles.values() for column in word_list(role)]
+        named = {fold(column) for column in (*columns, *kinds, *targets)}
+        added = {name: kind for name, kind in self.kinds.items() if fold(name) not in named}
+        merged = {**kinds, **added}
+        notes = [f"column {name!r} is {kind}" for name, kind in added.items() if name != kind]
+        labels = [name for name in self.class_names if fold(name) not in named]
+        labels = [name for name in labels if fold(name) == "label"] or labels
+        stored = [x for x in self.modalities if fold(x) not in named and x not in roles]
+        merged_roles = {**roles, **{name: name for name in stored}}  # roles keep their order
+        if "target" not in roles and not self.has_target and len(labels) == 1:
+            merged_roles["target"] = labels[0]
+            notes.append(f"column {labels[0]!r} is the target")
+        return merged, merged_roles, tuple(notes)
+
+
+def read_declared(table: pa.Table, source: str) -> Declared:
+    """Return what the metadata of a table's schema declares of the columns it has."""
+    info = _mapping(_read_json(table, HUGGING_FACE, source).get("info"))
+    features = _mapping(info.get("features"))
+    stored = _mapping(_read_json(table, FUSIONZOO, source).get("kinds"))
+    kinds, class_names = {}, {}
+    for name in table.column_names:
+        feature = _mapping(features.get(name))
+        for described in (feature, _mapping(feature.get("feature"))):  # a list has a feature
+            if str(described.get("_type")) in MEDIA:
+                kinds[name] = MEDIA[str(described["_type"])]
+        names = _mapping(feature.get("feature")).get("names") or feature.get("names")
+        if isinstance(names, list) and all(isinstance(label, str) for label in names):
+            class_names[name] = names
+        if stored.get(name) in KINDS:
+            kinds[name] = stored[name]
+    has_target = any(fold(name) == "target" for name in table.column_names)
+    modalities = tuple(name for name in stored if name in kinds)
+    return Declared(kinds, class_names, has_target, modalities)
+
+
+def apply_declared(
+    table: pa.Table,
+    source: str,
+    kinds: Mapping[str, str],
+    roles: Roles,
+    targets: Iterable[str],
+    loaded: Loaded | None,
+) -> tuple[pa.Table, dict[str, str], Roles, tuple[str, ...]]:
+    """Return the table with named classes, kinds and roles with what is declared, and notes."""
+    declared = read_declared(table, source)
+    if loaded is not None:
+        declared = replace(declared, kinds={**declared.kinds, **loaded.kinds})
+    merged = declared.with_defaults(kinds, roles, targets)
+    return _name_classes(table, declared.class_names, source), *merged
+
+
+def _name_classes(table: pa.Table, names: Mapping[str, Sequence[str]], source: str) -> pa.Table:
+    """Replace numbers of classes, or lists of them, with the declared names; -1 is no label."""
+    for name, labels in names.items():
+        position = table.column_names.index(name)
+        column = table.column(position)
+        cells = pc.list_flatten(column) if pa.types.is_nested(column.type) else column
+        if not pa.types.is_integer(cells.type):
+            continue
+        bounds = pc.min_max(cells).as_py()
+        if bounds["min"] is not None and not -1 <= bounds["min"] <= bounds["max"] < len(labels):
+            raise FusionZooError(
+                f"{source}, column {name!r}: numbers of classes from {bounds['min']} to"
+                f" {bounds['max']}, but only {len(labels)} classes have names"
+            )
+        table = table.set_column(position, name, pa.array(_named(column.to_pylist(), labels)))
+    return table
+
+
+def _named(cells: list[Any], labels: Sequence[str]) -> list[Any]:
+    def label(number: int | None) -> str | None:
+        return None if number is None or number < 0 else labels[number]
+
+    return [
+        [label(number) for number in cell] if isinstance(cell, list) else label(cell)
+        for cell in cells
+    ]
+
+
+def _read_json(table: pa.Table, key: bytes, source: str) -> dict[str, Any]:
+    text = (table.schema.metadata or {}).get(key)
+    if text is None:
+        return {}
+    try:
+        return _mapping(json.loads(text))
+    except ValueError as error:
+        raise FusionZooError(f"{source}: its metadata {key.decode()!r} is no JSON") from error
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,361 @@
+"""Tables in memory: DataFrames, Arrow tables, lists of rows, dicts of columns, data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from numbers import Number
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.structures import Audio
+
+from ..provenance import Loaded
+from .hugging_face import is_hugging_face, read_hugging_face
+from .media_columns import ObjectCells, media_value, row_numbers
+
+SKIPPED = "_"  # in `fields`: an entry that nothing uses
+
+
+class Items:
+    """The items of a map-style data set as mappings; the last one is remembered.
+
+    All modalities of a sample are read one after another, so the item is made once for them.
+    """
+
+    def __init__(self, dataset: Any, fields: Sequence[str], source: str) -> None:
+        self.dataset, self.fields, self.source = dataset, fields, source
+        self._last: tuple[int, Mapping[str, Any]] = (-1, {})
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        if self._last[0] != index:
+            where = f"{self.source}, item {index}"
+            try:
+                item = self.dataset[index]
+            except Exception as error:
+                reason = f"{type(error).__name__}: {one_line(error)}"
+                raise FusionZooError(f"{where} cannot be read: {reason}") from error
+            self._last = (index, as_row(item, self.fields, where))
+        return self._last[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_last": (-1, {})}
+
+
+class ItemCells:
+    """The values of an entry of each item, read on access."""
+
+    def __init__(self, items: Items, name: str) -> None:
+        self.items, self.name = items, name
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        return media_value(self.items[index].get(self.name), None)
+
+
+class Entry:
+    """What one pass over the items tells of one of their entries."""
+
+    def __init__(self, skipped: int) -> None:
+        self.values: list[Any] = [None] * skipped  # text, numbers and lists of text
+        self.present = [False] * skipped
+        self.first_large: Any = None  # a picture, clip or array; not None: values are read again
+
+    def add(self, value: Any) -> None:
+        """Note the value of the next item."""
+        is_short = _is_short(value)
+        if not is_short and self.first_large is None:
+            self.first_large = value
+        self.values.append(value if is_short else None)
+        self.present.append(value is not None)
+
+
+def read_entries(items: Items) -> dict[str, Entry]:
+    """Read every item once."""
+    entries: dict[str, Entry] = {}
+    for index in range(len(items)):
+        row = items[index]
+        for name in row:
+            if name not in entries:
+                entries[name] = Entry(index)
+        for name, entry in entries.items():
+            entry.add(row.get(name))
+    return entries
+
+
+def as_row(item: Any, fields: Sequence[str], where: str) -> dict[str, Any]:
+    """Return an item as a mapping: one already, a named tuple, or a tuple with `fields`."""
+    if isinstance(item, Mapping):
+        return {str(name): value for name, value in item.items()}
+    if not isinstance(item, tuple | list):
+        raise FusionZooError(f"{where} is of type {type(item).__name__}: expected a dict or tuple")
+    names = list(fields) or list(getattr(item, "_fields", ()))
+    if not names:
+        raise FusionZooError(
+            f"{where} is a {type(item).__name__} of {len(item)} entries: fields names them, such as"
+            f" fields={['image', 'target', *[SKIPPED] * len(item)][: len(item)]}"
+        )
+    if len(names) != len(item):
+        raise FusionZooError(
+            f"{where} has {len(item)} entries, but fields names {len(names)}: {', '.join(names)}"
+        )
+    return {name: x for name, x in zip(names, item, strict=True) if name != SKIPPED}
+
+
+def _is_short(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(x, str) for x in value)
+    is_number = isinstance(value, Tensor | np.ndarray) and not value.ndim
+    return value is None or is_number or isinstance(value, str | int | float | np.generic)
+
+
+def column_cells(values: Any) -> Any:
+    """Return a column's values with None for what is missing; Arrow columns stay as they are."""
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return values
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+    if isinstance(values, np.ndarray | Tensor) and values.ndim > 1:
+        return values
+    if isinstance(values, np.ndarray | Tensor):
+        values = values.tolist()
+    return [None if _is_missing(value) else _plain(value) for value in values]
+
+
+def _plain(value: Any) -> Any:
+    """Return a Python number for one of NumPy or PyTorch."""
+    is_number = isinstance(value, np.generic) or (isinstance(value, Tensor) and not value.ndim)
+    return value.item() if is_number else value
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether a value is None, NaN, or one of pandas' markers for missing values."""
+    if isinstance(value, float | np.floating):
+        return bool(np.isnan(value))
+    return value is None or type(value).__name__ in ("NAType", "NaTType")
+
+
+def arrow_column(cells: Any) -> Any:
+    """Return the values as an Arrow array if it holds them exactly; None: they stay objects."""
+    if isinstance(cells, pa.Array | pa.ChunkedArray):
+        return cells
+    if not isinstance(cells, list):
+        return None
+    types = {type(cell) for cell in cells if cell is not None}
+    if types and all(issubclass(kind, Mapping) for kind in types):
+        is_media = all(set(cell or ()) <= {"bytes", "path"} for cell in cells)
+        media = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+        return pa.array(cells, media) if is_media else _arrow_rows(cells)
+    if any(issubclass(kind, np.ndarray | Tensor | tuple | Mapping) for kind in types):
+        return None
+    try:
+        return pa.array(cells) if types else pa.nulls(len(cells), pa.string())
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        if all(issubclass(kind, str | Number) for kind in types):
+            return pa.array([None if cell is None else str(cell) for cell in cells], pa.string())
+        return None
+
+
+def _arrow_rows(rows: Sequence[Mapping[str, Any] | None]) -> Any:
+    """Return rows of a tabular modality as structs; None: they hold more than numbers and text."""
+    cells = [cell for row in rows for cell in (row or {}).values()]
+    if not cells or not all(cell is None or isinstance(cell, str | Number) for cell in cells):
+        return None
+    names = list(dict.fromkeys(str(name) for row in rows for name in row or {}))
+    columns = [
+        arrow_column(column_cells([(row or {}).get(name) for row in rows])) for name in names
+    ]
+    return pa.StructArray.from_arrays(columns, names, mask=pa.array([x is None for x in rows]))
+
+
+STREAM_LIMIT = 20_000  # samples of a stream that are read into memory
+
+
+def read_objects(data: Any, fields: Sequence[str] = (), stream_limit: int = STREAM_LIMIT) -> Loaded:
+    """Read a table or data set in memory; pictures, clips and arrays stay as they are.
+
+    `fields` names the entries of rows that are tuples. Of a stream (an `IterableDataset`, a
+    generator) at most `stream_limit` samples are read.
+    """
+    kind = f"the {type(data).__name__}"
+    if is_hugging_face(data):
+        return _read_hugging_face(data, fields, stream_limit)
+    if _is_pandas(data):
+        return _read_frame(data, kind)
+    if hasattr(data, "__arrow_c_stream__"):
+        return Loaded(table=_arrow_table(data), source=kind)
+    if isinstance(data, Mapping):
+        return _read_splits(data) if _holds_tables(data) else read_columns(data, "the columns")
+    if isinstance(data, list | tuple):
+        return read_rows(data, fields, "the list")
+    is_stream = isinstance(data, IterableDataset)
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not is_stream:
+        return _read_map_style(data, fields, kind)
+    if isinstance(data, Iterable) and not isinstance(data, str | bytes):
+        return read_rows(_read_stream(data, stream_limit, kind), fields, kind)
+    raise FusionZooError(
+        f"{kind} is no table: give a DataFrame, an Arrow table, a list of dicts, a dict of columns,"
+        " or a Hugging Face or PyTorch data set"
+    )
+
+
+def is_table(data: Any) -> bool:
+    """Whether data is a table or a data set in memory, rather than a name, a path or settings."""
+    if isinstance(data, Mapping):
+        return is_hugging_face(data) or _holds_tables(data) or _holds_columns(data)
+    if isinstance(data, np.ndarray | Tensor):
+        return False
+    return not isinstance(data, str | bytes) and (
+        is_hugging_face(data)
+        or hasattr(data, "__arrow_c_stream__")
+        or hasattr(data, "__getitem__")
+        or isinstance(data, Iterable)
+    )
+
+
+def read_rows(rows: Sequence[Any], fields: Sequence[str], source: str) -> Loaded:
+    """Read a list of mappings, or of tuples whose entries `fields` names."""
+    mappings = [as_row(row, fields, f"{source}, row {n}") for n, row in enumerate(rows, start=1)]
+    if not mappings:
+        raise FusionZooError(f"{source} has no rows")
+    names = dict.fromkeys(name for row in mappings for name in row)
+    return read_columns({name: [row.get(name) for row in mappings] for name in names}, source)
+
+
+def read_columns(columns: Mapping[str, Any], source: str) -> Loaded:
+    """Read columns of equal length: lists, arrays, tensors, Series."""
+    if not columns:
+        raise FusionZooError(f"{source}: there is no column")
+    lengths = {str(name): len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        counts = ", ".join(f"{name!r} has {length:,}" for name, length in lengths.items())
+        raise FusionZooError(f"{source}: the columns differ in their number of values: {counts}")
+    arrays: dict[str, Any] = {}
+    memory: dict[str, Any] = {}
+    kinds: dict[str, str] = {}
+    for name, values in ((str(name), values) for name, values in columns.items()):
+        cells = column_cells(values)
+        array = arrow_column(cells)
+        if array is None:
+            memory[name] = ObjectCells(cells)
+            kinds |= _kind(name, cells)
+            array = row_numbers(np.array([cell is not None for cell in cells], dtype=bool))
+        arrays[name] = array
+    return Loaded(table=pa.table(arrays), source=source, memory=memory, kinds=kinds)
+
+
+def _read_hugging_face(data: Any, fields: Sequence[str], stream_limit: int) -> Loaded:
+    if (getattr(data, "format", None) or {}).get("type") == "custom":
+        return _read_map_style(data, fields, "the Dataset with a transform")
+    parts = read_hugging_face(data, lambda rows, name: _read_stream(rows, stream_limit, name))
+    if isinstance(parts, Loaded):
+        return parts
+    loaded = read_rows(parts.rows, fields, parts.source)
+    table = loaded.table.replace_schema_metadata(parts.metadata)
+    return Loaded(**{**vars(loaded), "table": table, "split_rule": parts.split_rule})
+
+
+def _read_map_style(data: Any, fields: Sequence[str], source: str) -> Loaded:
+    items = Items(data, fields, source)
+    entries = read_entries(items)
+    if not entries:
+        raise FusionZooError(f"{source} has no items")
+    large = {name: entry for name, entry in entries.items() if entry.first_large is not None}
+    # Large values stand in the table as the numbers of their rows, like other objects.
+    loaded = read_columns(
+        {
+            name: row_numbers(np.array(entry.present)) if name in large else entry.values
+            for name, entry in entries.items()
+        },
+        source,
+    )
+    kinds = dict(loaded.kinds)
+    for name, entry in large.items():
+        kinds |= _kind(name, [entry.first_large])
+    memory = {**loaded.memory, **{name: ItemCells(items, name) for name in large}}
+    return Loaded(table=loaded.table, source=source, memory=memory, kinds=kinds)
+
+
+def _read_stream(rows: Iterable[Any], limit: int, source: str) -> list[Any]:
+    read = list(islice(rows, limit + 1))
+    if len(read) > limit:
+        raise FusionZooError(
+            f"{source} is a stream of more than {limit:,} samples, which would be read into memory:"
+            " raise stream_limit, take fewer (`islice`, `.take(n)`), or store it first"
+            " (`fusionzoo.convert(stream, folder)` for one of Hugging Face, then open the folder)"
+        )
+    return read
+
+
+def _read_splits(tables: Mapping[str, Any]) -> Loaded:
+    """Read a mapping of splits to tables."""
+    parts = [_arrow_table(table).replace_schema_metadata(None) for table in tables.values()]
+    parts = [part.drop_columns("split") if "split" in part.column_names else part for part in parts]
+    try:
+        table = pa.concat_tables(parts, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise FusionZooError(f"the tables of the splits differ: {one_line(error)}") from error
+    names = np.repeat([str(name) for name in tables], [len(part) for part in parts])
+    table = table.append_column("split", pa.array(names.tolist(), pa.string()))
+    return Loaded(table=table, source="the splits", split_rule="the keys of the dict")
+
+
+def _read_frame(frame: Any, source: str) -> Loaded:
+    """Read a DataFrame of pandas; a column that Arrow cannot hold stays as objects."""
+    try:
+        return Loaded(table=pa.Table.from_pandas(frame), source=source)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        if not frame.columns.is_unique:
+            raise FusionZooError(f"{source} has two columns of one name: rename one") from error
+    return read_columns({str(name): frame[name] for name in frame.columns}, source)
+
+
+def _arrow_table(data: Any) -> pa.Table:
+    try:
+        return pa.table(data)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise FusionZooError(f"the table cannot be read: {one_line(error)}") from error
+
+
+def _kind(name: str, cells: Any) -> dict[str, str]:
+    """Return the kind of a column of PIL pictures or clips, which the first value tells."""
+    first = next((cell for cell in cells if cell is not None), None)
+    if isinstance(first, list):
+        lists = [cell if isinstance(cell, list) else [cell] for cell in cells if cell is not None]
+        return _kind(name, [item for items in lists for item in items][:1])
+    if isinstance(first, Audio) or hasattr(first, "get_all_samples"):
+        return {name: "audio"}
+    if isinstance(first, Mapping):
+        return {name: "audio"} if "sampling_rate" in first else {}
+    if isinstance(first, tuple):
+        is_clip = len(first) == 2 and isinstance(first[1], int) and hasattr(first[0], "__len__")
+        return {name: "audio"} if is_clip else {}
+    return {name: "image"} if hasattr(first, "getbands") else {}
+
+
+def _is_pandas(data: Any) -> bool:
+    return type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns")
+
+
+def _holds_tables(data: Mapping[str, Any]) -> bool:
+    return bool(data) and all(hasattr(value, "__arrow_c_stream__") for value in data.values())
+
+
+def _holds_columns(data: Mapping[str, Any]) -> bool:
+    """Whether every value of a mapping is a column, as no data set's settings are."""
+    return bool(data) and all(
+        hasattr(value, "__len__")
+        and hasattr(value, "__getitem__")
+        and not isinstance(value, str | bytes | Mapping)
+        for value in data.values()
+    )

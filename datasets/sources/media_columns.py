@@ -1,0 +1,414 @@
+"""Columns of media: bytes and objects, several items per cell, parts of clips."""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fusionzoo.errors import FusionZooError
+
+from ..arrow import first_true, is_list_of_text
+from ..budgets import check_budget
+from ..paired import OnError
+from ..paths import PathChecker, is_collecting, refuse
+from ..provenance import Provenance
+from ..shards.blocks import StoredCells
+from ..sound import VIDEOS, spread
+from ..table import SampleTable
+from .columns import Columns, Roles
+
+BINARY_TYPES = (
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_binary_view,
+    pa.types.is_fixed_size_binary,
+)
+
+
+class ArrowCells:
+    """A column of bytes or structs, by row; its paths start from `root`."""
+
+    def __init__(self, column: pa.ChunkedArray, root: Path | None) -> None:
+        self.column, self.root = column, root
+
+    def __len__(self) -> int:
+        return len(self.column)
+
+    def __getitem__(self, row: int) -> Any:
+        return media_value(self.column[row].as_py(), self.root)
+
+    def paths(self) -> list[tuple[int, str]]:
+        """Return row and path of the cells that have a path and no bytes."""
+        if pa.types.is_list(self.column.type):
+            rows = pc.list_parent_indices(self.column).to_pylist()
+            inner = ArrowCells(pc.list_flatten(self.column), self.root).paths()
+            return [(rows[position], path) for position, path in inner]
+        if "path" not in _field_names(self.column.type):
+            return []
+        paths = pc.struct_field(self.column, "path")
+        if "bytes" in _field_names(self.column.type):
+            empty = pc.struct_field(self.column, "bytes").is_null()
+            paths = pc.if_else(empty, paths, pa.scalar(None, paths.type))
+        return [(row, path) for row, path in enumerate(paths.to_pylist()) if path is not None]
+
+
+class ObjectCells:
+    """Objects in memory, by row: PIL pictures, arrays, tensors, `(samples, rate)`, dicts."""
+
+    def __init__(self, values: Sequence[Any] | np.ndarray) -> None:
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, row: int) -> Any:
+        return media_value(self.values[row], None)
+
+
+def media_value(value: Any, root: Path | None) -> Any:
+    """Return a value that `media.decode` reads.
+
+    Of `{bytes, path}` the bytes, else the path; of `{array, sampling_rate}`, or of an audio decoder
+    of torchcodec, `(samples, rate)`. Of a list, each of its values.
+    """
+    if isinstance(value, list) and value and not isinstance(value[0], str | float | int):
+        return [media_value(item, root) for item in value]
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    if hasattr(value, "get_all_samples"):
+        clip = value.get_all_samples()
+        return clip.data.mean(0), int(clip.sample_rate)
+    if not isinstance(value, Mapping):
+        return value
+    if value.get("bytes") is not None:
+        return bytes(value["bytes"])
+    if value.get("path") is not None:
+        return (root or Path()) / value["path"]
+    if value.get("array") is not None and "sampling_rate" in value:
+        return np.asarray(value["array"]), value["sampling_rate"]
+    if value and not {"bytes", "path"} & set(value):
+        raise FusionZooError(
+            f"a mapping of {', '.join(map(str, value))} is no value: expected bytes and path, or"
+            " array and sampling_rate"
+        )
+    return None
+
+
+def take_out(
+    table: pa.Table, root: Path | None, kept: Collection[str] = ()
+) -> tuple[pa.Table, dict[str, ArrowCells]]:
+    """Replace columns of bytes and structs with row numbers, null where a cell has no value.
+
+    Those that are `kept` stay as they are.
+    """
+    cells = {}
+    for position, field in enumerate(table.schema):
+        inner = field.type.value_type if pa.types.is_list(field.type) else field.type
+        is_binary = any(is_type(inner) for is_type in BINARY_TYPES)
+        if field.name in kept or not (is_binary or pa.types.is_struct(inner)):
+            continue
+        column = table.column(position)
+        cells[field.name] = ArrowCells(column, root)
+        numbers = row_numbers(_has_value(column).to_numpy(zero_copy_only=False))
+        table = table.set_column(position, field.name, numbers)
+    return table, cells
+
+
+def row_numbers(has_value: np.ndarray) -> pa.Array:
+    """Return the numbers of the rows, null where a row has no value."""
+    return pa.array(np.arange(len(has_value)), mask=~has_value)
+
+
+def check_cell_paths(dataset: SampleTable, must_exist: bool) -> None:
+    """Raise an error for the path of a struct that leaves the folder or, if it must, is no file.
+
+    Text is in its cell: a struct there would name a file that no setting says is to be read.
+    """
+    for name, cells in dataset.memory.items():
+        if dataset.modalities[name] == "text" and isinstance(cells, ArrowCells):
+            raise FusionZooError(
+                f"{dataset.source}: column {name!r} is of kind text, and holds {cells.column.type}:"
+                " store text in it"
+            )
+    if dataset.allow_outside and not must_exist:
+        return
+    checker = PathChecker(
+        dataset.root or Path(), allow_outside=dataset.allow_outside, must_exist=must_exist
+    )
+    for name, cells in dataset.memory.items():
+        for row, path in cells.paths() if isinstance(cells, ArrowCells | StoredCells) else ():
+            problem = checker.problem(path)
+            if problem:
+                raise FusionZooError(f"{dataset.sample_place(row)}: {name} {problem}")
+
+
+def _has_value(column: pa.ChunkedArray) -> Any:
+    """Return which cells are not null and, if they are `{bytes, path}`, have one of the two.
+
+    A list has a value if it is not empty.
+    """
+    if pa.types.is_list(column.type):
+        return pc.fill_null(pc.greater(pc.list_value_length(column), 0), False)
+    fields = [name for name in ("bytes", "path") if name in _field_names(column.type)]
+    if not fields:
+        return column.is_valid()
+    valid = [pc.struct_field(column, name).is_valid() for name in fields]
+    return pc.or_(valid[0], valid[-1])
+
+
+def _field_names(struct: pa.DataType) -> list[str]:
+    return [field.name for field in struct] if pa.types.is_struct(struct) else []
+
+
+SEVERAL = ("image", "audio")  # kinds of which a sample may have several items
+WILDCARDS = "*?"
+
+
+def without_empty(values: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, Any]:
+    """Return the modalities' columns; lists lose empty entries, and empty lists become null."""
+    return {
+        name: _without_empty(column, name) if kinds[name] in SEVERAL else column
+        for name, column in values.items()
+    }
+
+
+def _without_empty(column: Any, name: str) -> Any:
+    kind = column.type
+    if pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        column = column.cast(pa.list_(kind.value_type))
+    if not pa.types.is_list(column.type):
+        return column
+    if pa.types.is_null(column.type.value_type):
+        return pa.nulls(len(column), pa.string())
+    if not is_list_of_text(column.type):
+        raise FusionZooError(
+            f"{name} is of pictures or clips, and its cells are lists of {column.type.value_type}:"
+            " expected paths (--data.kinds says which kind a column is of)"
+        )
+    cells = [[x for x in cell or () if x and x.strip()] or None for cell in column.to_pylist()]
+    return pa.array(cells, pa.list_(pa.string()))
+
+
+def with_slashes(
+    values: Mapping[str, Any], path_columns: Sequence[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the modalities with slashes in paths for backslashes, and notes of this."""
+    columns, notes = dict(values), []
+    for name in path_columns:
+        column = columns[name]
+        is_text = pa.types.is_string(column.type)
+        if not is_text and not is_list_of_text(column.type):
+            continue
+        texts = column if is_text else pc.list_flatten(column)
+        if pc.any(pc.match_substring(texts, "\\")).as_py():
+            if is_text:
+                columns[name] = pc.replace_substring(column, "\\", "/")
+            else:
+                cells = column.to_pylist()
+                cells = [cell and [path.replace("\\", "/") for path in cell] for cell in cells]
+                columns[name] = pa.array(cells, pa.list_(pa.string()))
+            notes.append(f"backslashes in {name} as slashes")
+    return columns, notes
+
+
+def expand_patterns(
+    table: pa.Table,
+    kinds: Mapping[str, str],
+    provenance: Provenance,
+    *,
+    source: str,
+    root: Path | None,
+    frames: int | None,
+    on_error: OnError,
+) -> tuple[pa.Table, Provenance]:
+    """Replace patterns in cells of pictures and clips by lists of the files that match, sorted.
+
+    `*` stands for any letters and `?` for one, within a folder; numbers in names are sorted by
+    value. A pattern that matches nothing is an error or, unless `on_error` is `raise`, a file that
+    is not there. Of more than `frames` pictures as many are taken, uniformly spaced.
+    """
+    place = partial(_place, source, table, provenance)
+    must_match = on_error == "raise"
+    notes = []
+    for name, kind in kinds.items():
+        column = table[name]
+        is_text = pa.types.is_string(column.type)
+        if kind not in SEVERAL or not (is_text or is_list_of_text(column.type)):
+            continue
+        texts = column if is_text else pc.list_flatten(column)
+        if not pc.any(pc.match_substring_regex(texts, f"[{WILDCARDS}]")).as_py():
+            continue
+        count = frames if kind == "image" else None
+        known: dict[str, list[str]] = {}
+        cells: list[list[str] | None] = []
+        for row, cell in enumerate(column.to_pylist()):
+            patterns = [cell] if isinstance(cell, str) else cell or []
+            files = []
+            for pattern in patterns:
+                if pattern not in known:
+                    known[pattern] = _matches(pattern, root or Path())
+                matches = spread(known[pattern], count)
+                if not matches:
+                    message = f"{name} cell {pattern!r} matches no file"
+                    _no_match(message, row, name, must_match, place)
+                    matches = [] if is_collecting() else [pattern]
+                files += matches
+            check_budget("items", len(files), f"{place(row)}: {name}")
+            cells.append(files or None)
+        position = table.column_names.index(name)
+        table = table.set_column(position, name, pa.array(cells, pa.list_(pa.string())))
+        some = f", at most {count} of each, uniformly spaced (--data.frames)" if count else ""
+        notes.append(f"files that match the patterns in {name}{some}")
+    return table, replace(provenance, reading=(*provenance.reading, *notes))
+
+
+def _matches(pattern: str, root: Path) -> list[str]:
+    """Return the files that match a cell, or the cell itself if it names a file."""
+    if not set(WILDCARDS) & set(pattern) or (root / pattern).is_file():
+        return [pattern]
+    escaped = pattern.replace("[", "[[]")  # brackets are part of names
+    files = (path for path in glob.glob(escaped, root_dir=root) if (root / path).is_file())
+    return sorted(files, key=_by_number)
+
+
+def _by_number(path: str) -> list[tuple[bool, int, str]]:
+    """Return a key that sorts 2.jpg before 10.jpg."""
+    parts = re.split(r"([0-9]+)", path)
+    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]
+
+
+def _place(source: str, rows: pa.Table, provenance: Provenance, row: int) -> str:
+    """Return the place of a row for messages, with the id of its sample."""
+    numbers = provenance.row_numbers
+    where = f"{source}, row {numbers.number(row)}" if numbers else source
+    return f"{where}, sample {rows['id'][row].as_py()!r}"
+
+
+def _no_match(
+    message: str, row: int, name: str, must_match: bool, place: Callable[[int], str]
+) -> None:
+    if is_collecting():
+        refuse(message, "path", row=row, column=name)
+    elif must_match:
+        raise FusionZooError(
+            f"{place(row)}: {message} (--data.on_error missing or skip continues without it)"
+        )
+
+
+EDGES = ("start", "end")
+
+
+def split_roles(columns: Roles, kinds: Mapping[str, str]) -> tuple[Roles, dict[str, str]]:
+    """Return the roles without those of segments (`start`, `audio_end`), and these."""
+    segments = {}
+    for role, column in columns.items():
+        is_edge = role in EDGES or role.endswith(tuple(f"_{edge}" for edge in EDGES))
+        if is_edge and role not in kinds:
+            if not isinstance(column, str):
+                raise FusionZooError(f"--data.columns.{role} takes one column, found {column}")
+            segments[role] = column
+    return {role: name for role, name in columns.items() if role not in segments}, segments
+
+
+def read_segments(
+    table: Columns,
+    kinds: Mapping[str, str],
+    values: Mapping[str, Any],
+    roles: Mapping[str, str],
+    taken: Collection[int],
+) -> tuple[dict[str, Any], list[str]]:
+    """Return columns `<modality>_start` and `<modality>_end`, float64, and notes of them.
+
+    For a modality `audio` the column is that of the role `audio_start`, else that of `start`. A
+    column that only has the name, and neither numbers nor clips beside it, stays unused; `taken`
+    are the positions of columns that are something else.
+    """
+    columns: dict[str, Any] = {}
+    notes = []
+    for role in roles:
+        table.require(roles[role], f"--data.columns.{role}")
+    for name, kind in kinds.items():
+        named = any(f"{name}_{edge}" in roles or f"{name}_{edge}" in table for edge in EDGES)
+        if kind == "audio" or (kind == "image" and (named or _has_videos(values[name]))):
+            edges = {edge: _read_edge(table, name, edge, roles, taken) for edge in EDGES}
+            known = {edge: x for edge, x in edges.items() if x is not None}
+            if known:
+                _check(table, name, {edge: x for edge, (x, _) in known.items()})
+                names = " and ".join(repr(column) for _, column in known.values())
+                notes.append(f"segments of {name} by {names}, in seconds")
+            columns |= {f"{name}_{edge}": x for edge, (x, _) in known.items()}
+    lost = [role for role in roles if not any(role in (x, x.rpartition("_")[2]) for x in columns)]
+    if lost:
+        raise FusionZooError(
+            f"{table.source}: --data.columns.{lost[0]} names a column of segments, and there are"
+            " neither clips nor videos that it is for"
+        )
+    return columns, notes
+
+
+def _has_videos(column: Any) -> bool:
+    """Whether any cell names a video; of values outside of the table that is not known."""
+    if pa.types.is_list(column.type):
+        column = pc.list_flatten(column)
+    if not pa.types.is_string(column.type):
+        return False
+    pattern = rf"(?i)\.({'|'.join(suffix[1:] for suffix in sorted(VIDEOS))})$"
+    return bool(pc.any(pc.match_substring_regex(column, pattern)).as_py())
+
+
+def _read_edge(
+    table: Columns, name: str, edge: str, roles: Mapping[str, str], taken: Collection[int]
+) -> tuple[Any, str] | None:
+    """Return the seconds and the column of one edge; None if there is no such column."""
+    for role in (f"{name}_{edge}", edge):
+        column = roles.get(role, role)
+        if column not in table or table.position(column) in taken:
+            continue
+        used = set(table.used)
+        text = table.numbers(column)
+        try:
+            return text.cast(pa.float64()), table.name(column)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            if role in roles or role != edge:
+                row, cell = _first_word(text)
+                raise FusionZooError(
+                    f"{table.where(row)}: {table.name(column)} is {cell!r}, no number of seconds"
+                ) from None
+            table.used = used
+    return None
+
+
+def _first_word(column: Any) -> tuple[int, str]:
+    """Return row and text of the first cell that is no number."""
+    for row, cell in enumerate(column.to_pylist()):
+        try:
+            float(cell or 0)
+        except ValueError:
+            return row, cell
+    return 0, str(column[0])
+
+
+def _check(table: Columns, name: str, seconds: Mapping[str, Any]) -> None:
+    """Raise an error for the first segment that is negative, not finite or empty."""
+    unknown = np.full(len(table.table), np.nan)
+    starts, ends = (
+        seconds[edge].to_numpy(zero_copy_only=False) if edge in seconds else unknown
+        for edge in EDGES
+    )
+    bad = (starts < 0) | (ends <= np.nan_to_num(starts)) | np.isinf(starts) | np.isinf(ends)
+    row = first_true(pa.chunked_array([pa.array(bad)]))
+    if row is not None:
+        raise FusionZooError(
+            f"{table.where(row)}: the segment of {name} from {starts[row]:g} s to {ends[row]:g} s:"
+            " a start is at least 0, and an end is after it (rename the columns if they are"
+            " something else)"
+        )

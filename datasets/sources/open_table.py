@@ -1,0 +1,445 @@
+"""Turn a table with one row per sample into a data set: roles, modalities, splits and groups."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.structures import KINDS
+
+from ..arrow import list_names
+from ..paired import MAX_ERRORS, OnError, PairedDataset
+from ..paths import is_collecting, labels_of_join, refuse
+from ..provenance import Loaded, Provenance
+from ..splits import SHARES, class_columns, make_splits, usual_splits
+from ..table import ROLES, word_list
+from .array_columns import ArrayColumns, gather_arrays
+from .columns import (
+    TEXT_TYPES,
+    CellRules,
+    Columns,
+    Roles,
+    apply_declared,
+    cell_columns,
+    gather_columns,
+    read_list_cells,
+)
+from .media_columns import (
+    check_cell_paths,
+    expand_patterns,
+    read_segments,
+    split_roles,
+    take_out,
+    with_slashes,
+    without_empty,
+)
+
+
+def gather(
+    table: pa.Table,
+    source: str,
+    root: Path | None,
+    *,
+    columns: Roles,
+    kinds: Mapping[str, str],
+    arrays: Mapping[str, str | Sequence[str]],
+    labels: Collection[str],
+    categorical: str | Sequence[str],
+    allow_outside: bool,
+    sample_rate: int | None,
+    group_column: str | None,
+    cells: CellRules | None,
+) -> ArrayColumns:
+    """Return a table in which every modality has one column; for the settings see `manifest`.
+
+    `labels` are columns of labels.
+    """
+    if "group" in {*columns, *kinds, *arrays}:
+        raise FusionZooError(
+            f"{source}: a group is no modality: --data.group_column names its column"
+        )
+    table, roles, missing = gather_columns(
+        table, source, columns, kinds, targets=labels, categorical=categorical, cells=cells
+    )
+    if group_column is not None:
+        roles["group"] = group_column
+    gathered = gather_arrays(
+        table,
+        source,
+        root or Path(),
+        arrays,
+        roles=roles,
+        kinds=kinds,
+        allow_outside=allow_outside or root is None,
+        sample_rate=sample_rate,
+    )
+    return gathered._replace(missing=missing)
+
+
+def find_modalities(
+    table: Columns, kinds: Mapping[str, str], labels: Sequence[str]
+) -> dict[str, str]:
+    """Return the kind of each modality: those that the user names, then those of known names."""
+    for role in table.roles:
+        table.require(role, f"--data.{'group_column' if role == 'group' else f'columns.{role}'}")
+    for name in kinds:
+        table.require(name, f"--data.kinds.{name}")
+    taken = {table.position(name) for name in [*(x for x in ROLES if x in table.roles), *labels]}
+    names = [name for name in table.roles if name not in ROLES]
+    for name in (*kinds, *KINDS):
+        if name in table and name not in names:
+            if name in KINDS and table.position(name) in {table.position(x) for x in names}:
+                continue  # the user gave this column another name
+            names.append(name)
+    order = [*table.roles, *KINDS, *kinds]
+    names = [name for name in sorted(names, key=order.index) if table.position(name) not in taken]
+    if not names and not any(label in table for label in labels_of_join() or ()):
+        raise FusionZooError(_no_modality(table, taken))
+    for name in names:
+        if kinds.get(name, name) not in KINDS:
+            raise FusionZooError(
+                f"{table.source}: the kind of column {name!r} is unknown:"
+                f" --data.kinds.{name} image (or {', '.join(KINDS[1:])})"
+            )
+    return {name: kinds.get(name, name) for name in names}
+
+
+def _no_modality(table: Columns, taken: Collection[int]) -> str:
+    """Return the message for a table of which no column is known to be a modality."""
+    known = table.table.column_names
+    free = [name for position, name in enumerate(known) if position not in taken]
+    if len(known) == 1 and not known[0].isidentifier():
+        advice = "it has one column: --data.delimiter ';' names the character between cells"
+    elif free:
+        advice = f"--data.columns.text {shlex.quote(free[0])} names one"
+    else:
+        advice = "add one"
+    return (
+        f"{table.source} has no column of a modality ({', '.join(KINDS)}); {advice}."
+        f" Its columns: {list_names(known)}"
+    )
+
+
+def read_ids(table: Columns) -> Any:
+    """Return the ids, which must be complete; without a column of them the rows' numbers from 0."""
+    if "id" not in table:
+        return pa.array(table.row_ids).cast(pa.string())
+    ids = table.text("id", words_missing=False)
+    if ids.null_count and not is_collecting():
+        row = pc.index(ids.is_null(), True).as_py()
+        raise FusionZooError(f"{table.where(row)}: the id is empty")
+    return ids
+
+
+def read_labels(table: Columns, name: str, kinds: Mapping[str, str]) -> Any:
+    """Return a column of labels as text."""
+    column = table.text(name)
+    if pa.types.is_list(table.values(name).type):
+        return column  # joined by semicolons
+    return table.cells.labels(column, kinds.get(name, ""), table.where)
+
+
+def read_groups(table: Columns, taken: set[int]) -> tuple[Any, str]:
+    """Return the groups and the rule behind them, or None.
+
+    A column `group` that the user did not name is used unless it is `taken` for something else; an
+    empty cell is a group of its own.
+    """
+    if "target" in table:
+        taken = taken | {table.position("target")}
+    if "group" not in table or ("group" not in table.roles and table.position("group") in taken):
+        return None, ""
+    groups = table.text("group")
+    alone = f", {groups.null_count:,} empty cells stand alone" if groups.null_count else ""
+    return groups, f"column {table.name('group')!r}{alone}"
+
+
+def missing_words(table: Columns) -> str:
+    """Say which words were read as missing values: `'NA' 3 in text`."""
+    used = {name: words for name, words in table.missing.items() if words}
+    parts = [
+        ", ".join(f"{word!r} {count:,}" for word, count in words.most_common()) + f" in {name}"
+        for name, words in used.items()
+    ]
+    return "; ".join(parts)
+
+
+SCALAR_TYPES = (
+    *TEXT_TYPES,
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_boolean,
+    pa.types.is_temporal,
+    pa.types.is_decimal,
+)
+
+
+def other_columns(table: Columns, taken: Container[str]) -> dict[str, Any]:
+    """Return text and numbers of unused columns as text, but for names that are `taken`."""
+    columns = {}
+    used = set(table.used)
+    for name in table.unused():
+        if not name.strip() or name.strip() in taken or name.strip() in ROLES:
+            continue
+        if _is_kept(table.table.schema.field(name).type):
+            columns[name.strip()] = table.text(name)
+    table.used = used
+    return columns
+
+
+def _is_kept(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return any(is_type(kind.value_type) for is_type in TEXT_TYPES)
+    return any(is_type(kind) for is_type in SCALAR_TYPES)
+
+
+class SplitColumn(NamedTuple):
+    """The splits of a table's rows and where they come from."""
+
+    column: Any
+    rule: str
+    shares: tuple[float, ...] | None  # of splits made by hash
+
+
+def read_splits(
+    table: Columns, columns: Mapping[str, Any], kinds: Mapping[str, str], shares: Sequence[float]
+) -> SplitColumn:
+    """Return the splits of the column `split`; without one, made by a hash of the group or id.
+
+    `columns` has the ids, groups and labels, `kinds` says what the labels are. Made splits have
+    every class in each split where that is possible, see `make_splits`.
+    """
+    if "split" in table:
+        return SplitColumn(*_read_column(table, columns["id"]), None)
+    key = "group" if "group" in columns else "id"
+    labels = class_columns(columns, kinds)
+    made = make_splits(columns[key], labels, shares, unique=key == "id")
+    name = repr(table.name(key)) if key in table else "the row"
+    return SplitColumn(made.splits, f"by a hash of {name}{made.exceptions}", tuple(shares))
+
+
+def _read_column(table: Columns, ids: Any) -> tuple[Any, str]:
+    """Return the column of splits, which must be complete, and the rule behind it."""
+    splits, name = table.text("split"), table.name("split")
+    for row in splits.is_null().to_numpy(zero_copy_only=False).nonzero()[0].tolist():
+        refuse(
+            f"{name} is empty; write train, val or test, or remove the whole column for a split by"
+            " hash",
+            "split",
+            where=f"{table.where(row)}, sample {ids[row].as_py()!r}: ",
+            row=row,
+            column=name,
+        )
+    splits, renamed = usual_splits(splits)
+    mapped = "".join(f", {word!r} read as {usual}" for word, usual in renamed.items())
+    return splits, f"column {name!r}{mapped}"
+
+
+def open_table(
+    table: pa.Table,
+    *,
+    source: str,
+    root: Path | None,
+    columns: Roles | None = None,
+    kinds: Mapping[str, str] | None = None,
+    shares: Sequence[float] = SHARES,
+    on_error: OnError = "raise",
+    max_errors: float = MAX_ERRORS,
+    targets: Mapping[str, str] | None = None,
+    paths: str | Sequence[str] = (),
+    allow_outside: bool = False,
+    group_column: str | None = None,
+    categorical: str | Sequence[str] = (),
+    arrays: Mapping[str, str | Sequence[str]] | None = None,
+    sample_rate: int | None = None,
+    cells: CellRules | None = None,
+    loaded: Loaded | None = None,
+    frames: int | None = None,
+) -> PairedDataset:
+    """Return the data set of a table; for the settings see `manifest`.
+
+    `source` names the table in messages; paths are relative to `root`. `loaded` has the values of
+    columns whose cells are row numbers, and what is known of the others.
+    """
+    columns, segments = split_roles(columns or {}, kinds or {})
+    table, declared_kinds, roles, inferred = apply_declared(
+        table, source, kinds or {}, columns, targets or {}, loaded
+    )
+    as_cells = cell_columns(table, roles, declared_kinds, group_column, targets or {})
+    table, embedded = take_out(table, root, as_cells)
+    gathered = gather(
+        table,
+        source,
+        root,
+        columns=roles,
+        kinds=declared_kinds,
+        arrays=arrays or {},
+        labels=targets or {},
+        categorical=categorical,
+        allow_outside=allow_outside,
+        sample_rate=sample_rate,
+        group_column=group_column,
+        cells=cells,
+    )
+    origin = loaded or Loaded(table=table, source=source)
+    provenance = replace(origin.provenance, inferred=inferred, split_rule=origin.split_rule)
+    known = Columns(source, gathered.table, gathered.roles, cells, provenance.row_numbers)
+    known.missing.update(gathered.missing)
+    with _errors_of_types(source):
+        rows, names, provenance = _read_columns(
+            known, gathered.kinds, shares, targets, word_list(paths), provenance, segments
+        )
+    rows, memory = _without_numbers(rows, known, names, {**embedded, **origin.memory})
+    outside = {name: kind for name, kind in names.items() if name not in memory}
+    rows, provenance = expand_patterns(
+        rows, outside, provenance, source=source, root=root, frames=frames, on_error=on_error
+    )
+    dataset = PairedDataset(
+        rows,
+        _in_stored_order(names, loaded, columns),
+        memory={**memory, **gathered.memory},
+        root=root,
+        source=source,
+        on_error=on_error,
+        max_errors=max_errors,
+        targets=targets,
+        paths=word_list(paths),
+        allow_outside=allow_outside,
+        provenance=replace(provenance, notes=gathered.notes),
+    )
+    dataset.sample_rate, dataset.frames = sample_rate, frames
+    check_cell_paths(dataset, must_exist=on_error == "raise")
+    return dataset
+
+
+@contextmanager
+def _errors_of_types(source: str) -> Iterator[None]:
+    """Name the source in errors of Arrow: a date for an id, bytes for a label."""
+    try:
+        yield
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise FusionZooError(
+            f"{source}: a column is of a type that cannot be used: {one_line(error)}"
+        ) from error
+
+
+def _without_numbers(
+    rows: pa.Table, table: Columns, names: Collection[str], values: Mapping[str, Any]
+) -> tuple[pa.Table, dict[str, Any]]:
+    """Drop row numbers of values that no modality has; return the others by modality, too."""
+    rows = rows.drop_columns([x for x in values if x in rows.column_names and x not in names])
+    return rows, {x: values[table.name(x)] for x in names if table.name(x) in values}
+
+
+def _in_stored_order(
+    names: Mapping[str, str], loaded: Loaded | None, columns: Roles | None
+) -> dict[str, str]:
+    """Return the modalities in the order that the source stores, unless the user names columns."""
+    order = [*(loaded.order if loaded and not columns else ()), *names]
+    return {name: names[name] for name in sorted(names, key=order.index)}
+
+
+def _label_columns(table: Columns, targets: Mapping[str, str]) -> list[str]:
+    """Return the columns of labels besides `target`."""
+    for name in targets:
+        if name in table.roles and name not in ROLES:
+            raise FusionZooError(
+                f"{table.source}: {name!r} is a modality (--data.columns) and a target: choose one"
+            )
+        table.require(name, f"--targets.{name}")
+        if name in ("id", "split"):
+            raise FusionZooError(f"{table.source}: {name!r} cannot be a target")
+    return [name for name in targets if name != "target"]
+
+
+def _read_columns(
+    table: Columns,
+    kinds: Mapping[str, str],
+    shares: Sequence[float],
+    targets: Mapping[str, str] | None,
+    paths: Sequence[str],
+    provenance: Provenance,
+    segments: Mapping[str, str],
+) -> tuple[pa.Table, dict[str, str], Provenance]:
+    """Return the table of the data set, its modalities with their kinds, and its provenance."""
+    labels = _label_columns(table, targets or {})
+    names = find_modalities(table, kinds, labels)
+    num_rows = len(table.table)
+    values, notes = _read_values(table, names, paths)
+    columns = {"id": read_ids(table), "target": pa.nulls(len(table.table), pa.string())}
+    kinds_of_labels = {"target": "classification"} if targets is None else targets
+    if "target" in table:
+        columns["target"] = read_labels(table, "target", kinds_of_labels)
+    columns |= {name: read_labels(table, name, kinds_of_labels) for name in labels}
+    groups, group_rule = read_groups(table, {table.position(x) for x in [*names, *labels]})
+    if groups is not None:
+        columns["group"] = pc.coalesce(groups, columns["id"])
+    splits = read_splits(table, columns, kinds_of_labels, shares)
+    taken = {table.position(name) for name in ("id", "target", *names, *labels) if name in table}
+    edges, segment_notes = read_segments(table, names, values, segments, taken)
+    columns |= {"split": splits.column, **edges, **values}
+    in_join = labels_of_join()
+    read = targets if in_join is None else in_join
+    if read is not None and "target" not in read and "target" in table:
+        table.used.discard(table.position("target"))
+    joined_labels = {table.name(name) for name in in_join or () if name in table}
+    provenance = replace(
+        provenance,
+        reading=(*provenance.reading, *table.cells.notes, *notes, *segment_notes),
+        missing=missing_words(table),
+        numbered="id" not in table,
+        empty_rows=num_rows - len(table.table),
+        split_rule=provenance.split_rule or splits.rule,
+        split_shares=splits.shares,
+        group_rule=group_rule,
+        unused=tuple(name for name in table.unused() if name not in joined_labels),
+        row_numbers=table.row_numbers,
+    )
+    return pa.table({**other_columns(table, columns), **columns}), names, provenance
+
+
+def _read_values(
+    table: Columns, kinds: Mapping[str, str], paths: Sequence[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the columns of the modalities, and notes of how they were read."""
+    values = without_empty({name: table.references(name) for name in kinds}, kinds)
+    values = _drop_empty(table, values)
+    path_columns = [name for name, kind in kinds.items() if kind != "text" or name in paths]
+    values, notes = with_slashes(values, path_columns)
+    values, list_notes = read_list_cells(table, values, kinds)
+    return values, [*notes, *list_notes]
+
+
+def _drop_empty(table: Columns, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop the rows without any modality, or raise an error if the user does not allow that."""
+    has_any = np.zeros(len(table.table), dtype=bool)
+    if not len(has_any):
+        raise FusionZooError(f"{table.source} has no rows")
+    for column in values.values():
+        has_any |= np.asarray(column.is_valid())
+    refused_later = is_collecting() or labels_of_join() is not None
+    if has_any.all() or (refused_later and not table.cells.drop_empty):
+        return dict(values)
+    if not table.cells.drop_empty:
+        row, num_empty = int(np.argmin(has_any)), int((~has_any).sum())
+        key = table.text("id", words_missing=False)[row].as_py() if "id" in table else None
+        sample = "" if key is None else f", sample {key!r}"
+        raise FusionZooError(
+            f"{table.where(row)}{sample}: every modality is empty, as in {num_empty:,} of"
+            f" {len(has_any):,} rows: --data.drop_empty true leaves them out"
+        )
+    if not has_any.any():
+        raise FusionZooError(f"{table.source}: every modality is empty in all rows")
+    table.keep(has_any)
+    return {name: column.filter(pa.array(has_any)) for name, column in values.items()}

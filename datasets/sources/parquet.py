@@ -1,0 +1,217 @@
+"""Folders of Parquet or Arrow files, one or more per split, as Hugging Face stores them."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc as ipc
+
+from fusionzoo.errors import FusionZooError, one_line
+
+from ..arrow import check_unicode
+from ..paths import PathChecker
+from ..provenance import Loaded
+from .files import read_parquet
+from .hugging_face import SPLIT_RULE, plain_column
+
+SHARD = re.compile(r"(?P<split>.+?)-(?P<number>\d{5})-of-(?P<count>\d{5})(-[0-9a-f]+)?")
+NUMBER = re.compile(r"\d+")
+
+
+def is_parquet_folder(path: Path) -> bool:
+    """Whether a path is a folder with Parquet files, in it or in its only folder with some."""
+    return path.is_dir() and (bool(_parquet(path)) or bool(_folders_with_parquet(path)))
+
+
+def read_parquet_folder(path: Path) -> Loaded:
+    """Read `train-00000-of-00002.parquet`, `train.parquet` or `train/0000.parquet`.
+
+    The names of the files, or of their folders, are the splits. Files may lie in the folder, or in
+    a folder within it such as `data/`.
+    """
+    parts, names = [], []
+    for split, files in files_by_split(path).items():
+        for file in files:
+            try:
+                part = read_parquet(file)
+            except (pa.ArrowException, OSError) as error:
+                raise FusionZooError(f"{file} cannot be read: {one_line(error)}") from error
+            part = part.drop_columns("split") if "split" in part.column_names else part
+            parts.append(part)
+            names += [split] * len(part)
+    try:
+        table = pa.concat_tables(parts, promote_options="default")
+    except pa.ArrowException as error:
+        raise FusionZooError(f"{path}: its files differ in their columns: {error}") from error
+    table = table.append_column("split", pa.array(names, pa.string()))
+    return Loaded(table=table, source=str(path), root=path, split_rule="the names of the files")
+
+
+def _top(path: Path) -> Path:
+    """Return the folder whose files, or whose folders' files, are the shards."""
+    if _parquet(path):
+        return path
+    folders = _folders_with_parquet(path)
+    numbered = [
+        folder for folder in folders if all(NUMBER.fullmatch(f.stem) for f in _parquet(folder))
+    ]
+    if folders and len(numbered) == len(folders):  # train/0000.parquet
+        return path
+    if len(folders) != 1:
+        names = ", ".join(folder.name for folder in folders)
+        raise FusionZooError(
+            f"{path} has Parquet files in several folders ({names}): --data.root names one of them"
+        )
+    return folders[0]
+
+
+def files_by_split(path: Path) -> Mapping[str, Sequence[Path]]:
+    """Return the Parquet files of each split, in order."""
+    top = _top(path)
+    by_split: dict[str, list[Path]] = {}
+    for file in _parquet(top):
+        shard = SHARD.fullmatch(file.stem)
+        by_split.setdefault(shard["split"] if shard else file.stem, []).append(file)
+    if not by_split:
+        return {folder.name: _parquet(folder) for folder in _folders_with_parquet(top)}
+    for split, files in by_split.items():
+        shards = [shard for shard in (SHARD.fullmatch(file.stem) for file in files) if shard]
+        expected = int(shards[0]["count"]) if shards else len(files)
+        if len(files) != expected:
+            raise FusionZooError(
+                f"{top}: split {split!r} has {len(files)} of {expected} Parquet files"
+                f" ({files[0].name} names their number): add the others"
+            )
+    return by_split
+
+
+def _folders_with_parquet(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return []
+    folders = (entry for entry in path.iterdir() if not entry.name.startswith("."))
+    return sorted(folder for folder in folders if folder.is_dir() and _parquet(folder))
+
+
+def _parquet(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.parquet"))
+
+
+STATE, SPLITS = "state.json", "dataset_dict.json"
+RECORD_BATCH, DICTIONARY_BATCH = 3, 2  # types of Arrow's messages
+HEADER_TYPE, HEADER, DATA, COMPRESSION = 1, 2, 1, 3  # numbers of fields in their tables
+
+
+def is_saved_folder(path: Path) -> bool:
+    """Whether `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote a folder."""
+    return path.is_dir() and ((path / STATE).is_file() or (path / SPLITS).is_file())
+
+
+def read_saved_folder(path: Path) -> Loaded:
+    """Open the files of all splits; the names of the splits are those of the `DatasetDict`."""
+    if not (path / SPLITS).is_file():
+        return Loaded(table=_read_split(path, path), source=str(path), root=path)
+    splits = _read_json(path / SPLITS).get("splits")
+    if not isinstance(splits, list) or not splits or not all(map(_is_name, splits)):
+        raise FusionZooError(f"{path / SPLITS} does not list the splits")
+    parts = [_read_split(path, path / split) for split in splits]
+    parts = [part.drop_columns("split") if "split" in part.column_names else part for part in parts]
+    try:
+        table = pa.concat_tables(parts, promote_options="default")
+    except pa.ArrowException as error:
+        raise FusionZooError(f"the splits of {path} differ: {one_line(error)}") from error
+    names = np.repeat(splits, [len(part) for part in parts])
+    table = table.append_column("split", pa.array(names.tolist(), pa.string()))
+    return Loaded(table=table, source=str(path), root=path, split_rule=SPLIT_RULE)
+
+
+def _read_split(root: Path, folder: Path) -> pa.Table:
+    """Return the rows of one data set."""
+    state = _read_json(folder / STATE)
+    files = state.get("_data_files")
+    entries = files if isinstance(files, list) else []
+    names = [entry.get("filename") if isinstance(entry, dict) else "" for entry in entries]
+    if not names or not all(map(_is_name, names)):
+        raise FusionZooError(f"{folder / STATE} names no file of data")
+    if state.get("_indices_data_files"):
+        raise FusionZooError(
+            f"{folder} was written by an old version of datasets, with an index of its rows: load"
+            " and save it with a newer one"
+        )
+    checker = PathChecker(root, allow_outside=False, must_exist=True)
+    tables = []
+    for file in (folder / str(name) for name in names):
+        problem = checker.problem(str(file.relative_to(root)))
+        if problem:
+            raise FusionZooError(f"{folder / STATE}: {problem.partition(' (--data.')[0]}")
+        tables.append(_read_file(file))
+    try:
+        return pa.concat_tables(tables)
+    except pa.ArrowException as error:
+        raise FusionZooError(f"the files of {folder} differ: {one_line(error)}") from error
+
+
+def _read_file(file: Path) -> pa.Table:
+    try:
+        source = pa.memory_map(str(file))
+        for message in ipc.MessageReader.open_stream(source):
+            if _is_compressed(bytes(message.metadata)):
+                raise FusionZooError(f"{file} is compressed, which save_to_disk never does")
+        source.seek(0)
+        table = ipc.open_stream(source).read_all()
+    except (pa.ArrowException, OSError, ValueError, struct.error) as error:
+        raise FusionZooError(
+            f"{file} cannot be read as a stream of Arrow: {one_line(error)}"
+        ) from error
+    columns = {name: plain_column(table.column(name)) for name in table.column_names}
+    plain = pa.table(columns).replace_schema_metadata(table.schema.metadata)
+    return check_unicode(plain, str(file))
+
+
+def _is_compressed(metadata: bytes) -> bool:
+    """Return whether a message holds compressed columns, which may expand without bounds."""
+    message = struct.unpack_from("<I", metadata)[0]
+    kind_at, header_at = (_field(metadata, message, x) for x in (HEADER_TYPE, HEADER))
+    kind = metadata[kind_at] if kind_at else 0
+    if kind not in (RECORD_BATCH, DICTIONARY_BATCH) or not header_at:
+        return False
+    header = _follow(metadata, header_at)
+    if kind == DICTIONARY_BATCH:
+        data_at = _field(metadata, header, DATA)
+        header = _follow(metadata, data_at) if data_at else header
+    return _field(metadata, header, COMPRESSION) > 0
+
+
+def _field(data: bytes, table: int, number: int) -> int:
+    """Return where a field of a table of FlatBuffers is; 0 if it is not there."""
+    fields = table - struct.unpack_from("<i", data, table)[0]
+    entry = 4 + 2 * number
+    if entry >= struct.unpack_from("<H", data, fields)[0]:
+        return 0
+    offset = int(struct.unpack_from("<H", data, fields + entry)[0])
+    return table + offset if offset else 0
+
+
+def _follow(data: bytes, position: int) -> int:
+    return position + int(struct.unpack_from("<I", data, position)[0])
+
+
+def _is_name(name: Any) -> bool:
+    """Return whether a name is that of a file or folder, without folders before it."""
+    return isinstance(name, str) and name not in ("", ".", "..") and Path(name).name == name
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise FusionZooError(f"{file} cannot be read: {one_line(error)}") from error
+    if not isinstance(content, dict):
+        raise FusionZooError(f"{file} is no object of JSON")
+    return content

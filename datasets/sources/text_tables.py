@@ -1,0 +1,403 @@
+"""Tables in text files: CSV and its relatives, JSON lines; compressed or not, in any encoding."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import pyarrow as pa
+
+from fusionzoo.errors import FusionZooError, one_line
+
+from ..arrow import check_depth
+from ..budgets import check_expansion
+from ..provenance import RowNumbers
+
+CHUNK = 1 << 20  # bytes that are decoded at a time
+BLOCK = 1 << 20  # bytes that pyarrow reads at a time; a row has to fit
+MAX_BLOCK = (1 << 31) - 1
+MARKS = (  # byte-order marks; that of UTF-32 starts like that of UTF-16
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+SET_ENCODING = "--data.encoding names another encoding (utf-8, cp1252, latin-1, utf-16, ...)"
+
+
+class BadByte(NamedTuple):
+    """A byte that does not belong to an encoding."""
+
+    row: int
+    byte: int
+
+
+def is_gzip(path: Path) -> bool:
+    """Return whether a file's name says that it is compressed by gzip."""
+    return path.suffix.lower() == ".gz"
+
+
+def open_utf8(path: Path, encoding: str) -> Any:
+    """Open a file as a stream of UTF-8 for pyarrow."""
+    stream = pa.input_stream(str(path), compression="gzip" if is_gzip(path) else None)
+    if encoding == "utf-8":
+        return stream
+    return pa.transcoding_input_stream(stream, encoding, "utf-8")
+
+
+def open_text(path: Path, encoding: str) -> TextIO:
+    """Open a file for reading text, with its line breaks as they are."""
+    name = "utf-8-sig" if encoding == "utf-8" else encoding
+    if is_gzip(path):
+        return gzip.open(path, "rt", encoding=name, newline="")
+    return path.open(encoding=name, newline="")
+
+
+def read_in_blocks(read: Callable[[int], pa.Table]) -> pa.Table:
+    """Call a reader of pyarrow with larger and larger blocks until every row fits into one."""
+    size = BLOCK
+    while True:
+        try:
+            return read(size)
+        except pa.ArrowInvalid as error:
+            if "straddling" not in str(error) or size == MAX_BLOCK:
+                raise
+            size = min(size * 8, MAX_BLOCK)
+
+
+def check_encoding(path: Path, encoding: str) -> str:
+    """Return the usual name of the encoding that the user names, in which a file must be."""
+    try:
+        codec = codecs.lookup(encoding)
+        if not codec._is_text_encoding:
+            raise LookupError
+    except (LookupError, ValueError):
+        raise FusionZooError(
+            f"--data.encoding {encoding!r} is no encoding; usual are utf-8, cp1252, latin-1, utf-16"
+        ) from None
+    name = "utf-8" if codec.name == "utf-8-sig" else codec.name
+    bad = find_bad_byte(path, name)
+    if bad is not None:
+        raise _not_in(path, bad, name, SET_ENCODING)
+    return name
+
+
+def find_encoding(path: Path) -> tuple[str, str]:
+    """Find a file's encoding; return it with the reason, which is empty for UTF-8.
+
+    A byte-order mark or, in UTF-16, zeros in every other byte decide. Else the file is UTF-8 if it
+    can be; a file with accented letters in UTF-8 and a few other bytes is damaged, which is an
+    error. What is left is taken for cp1252, the usual superset of latin-1.
+    """
+    encoding, reason = _find_mark(next(_chunks(path), b"")[:4096])
+    bad = find_bad_byte(path, encoding)
+    if bad is None:
+        return encoding, reason
+    if encoding != "utf-8":
+        raise _not_in(path, bad, f"{encoding} (found {reason})", SET_ENCODING)
+    letters, bad_bytes = _count_utf8(path)
+    if letters > bad_bytes:
+        repair = f"repair it, or {SET_ENCODING}"
+        raise _not_in(
+            path, bad, f"utf-8, in which the file's {letters:,} other letters are", repair
+        )
+    undefined = find_bad_byte(path, "cp1252")
+    if undefined is not None:
+        raise _not_in(path, undefined, "utf-8 or cp1252", SET_ENCODING)
+    return "cp1252", "guessed, as it is not UTF-8: --data.encoding names another"
+
+
+def _find_mark(head: bytes) -> tuple[str, str]:
+    """Return the encoding that a mark or zero bytes at the start of a file show, and the reason."""
+    for mark, encoding in MARKS:
+        if head.startswith(mark) and encoding != "utf-8":
+            return encoding, "by its byte-order mark"
+    for encoding, zeros, others in (
+        ("utf-16-le", head[1::2], head[0::2]),
+        ("utf-16-be", head[0::2], head[1::2]),
+    ):
+        if zeros.count(0) > len(zeros) / 2 and not others.count(0):
+            return encoding, "by its zero bytes"
+    return "utf-8", ""
+
+
+def find_bad_byte(path: Path, encoding: str) -> BadByte | None:
+    """Return the first byte of a file that is not in an encoding, with its row."""
+    name = "utf-8-sig" if encoding == "utf-8" else encoding
+    decoder, row, ends = codecs.getincrementaldecoder(name)(), 1, "\n"
+    for chunk in _chunks(path, end=True):
+        try:
+            text = decoder.decode(chunk, final=not chunk)
+        except UnicodeDecodeError as error:
+            before = error.object[: error.start]
+            byte = error.object[error.start] if error.start < len(error.object) else 0
+            return BadByte(row + before.count(ends.encode()), byte)
+        except UnicodeError:  # UTF-16 without a mark, where one is needed
+            return BadByte(row, chunk[0] if chunk else 0)
+        if row == 1 and "\n" not in text and "\r" in text:
+            ends = "\r"  # lines of old Macintosh files
+        row += text.count(ends)
+    return None
+
+
+def _count_utf8(path: Path) -> tuple[int, int]:
+    """Count the letters of several bytes that are valid UTF-8, and the bytes that are not."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="surrogateescape")
+    letters = bad_bytes = 0
+    for chunk in _chunks(path, end=True):
+        text = decoder.decode(chunk, final=not chunk)
+        bad = len(re.findall("[\udc80-\udcff]", text))
+        bad_bytes += bad
+        letters += len(re.findall("[^\x00-\x7f]", text)) - bad
+    return letters, bad_bytes
+
+
+def _chunks(path: Path, *, end: bool = False) -> Iterator[bytes]:
+    """Yield a file's bytes, uncompressed; at the end an empty chunk, if wanted."""
+    num_bytes = 0
+    with gzip.open(path) if is_gzip(path) else path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            num_bytes += len(chunk)
+            if is_gzip(path):
+                check_expansion(str(path), path.stat().st_size, num_bytes)
+            yield chunk
+    if end:
+        yield b""
+
+
+def _not_in(path: Path, bad: BadByte, encoding: str, repair: str) -> FusionZooError:
+    return FusionZooError(
+        f"{path}, row {bad.row}: byte 0x{bad.byte:02x} is not {encoding}; {repair}"
+    )
+
+
+DELIMITERS = {",": "','", ";": "';'", "\t": "tab", "|": "'|'"}
+NAMES = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|"}
+SAMPLE = 1 << 18  # characters from the start of a file that show its delimiter
+SAMPLE_ROWS = 200
+
+
+def read_delimited(
+    path: Path, encoding: str, delimiter: str | None
+) -> tuple[pa.Table, RowNumbers, str]:
+    """Read a file; return its cells as text, the numbers of its rows and its delimiter."""
+    with open_text(path, encoding) as file:
+        head = file.read(SAMPLE)
+    if not head.strip():
+        raise FusionZooError(f"{path} is empty")
+    named = re.match(r"sep=(.)\r?\n", head)  # a first line for Excel, before the header
+    skipped = 1 if named else 0
+    if delimiter is None:
+        character = str(named[1]) if named else find_delimiter(head, len(head) < SAMPLE)
+    else:
+        character = check_delimiter(delimiter)
+    try:
+        table = read_in_blocks(partial(_read_delimited, path, encoding, character, skipped))
+    except pa.ArrowInvalid as error:
+        raise _describe_delimited(path, encoding, character, skipped, error) from error
+    _check_last_quote(path, encoding, character, table)
+    read_numbers = partial(_delimited_row_numbers, path, encoding, character, skipped)
+    return table, RowNumbers(first=2 + skipped, read=read_numbers), character
+
+
+def check_delimiter(delimiter: str) -> str:
+    """Return the character that the user names, for instance by `tab`."""
+    character = NAMES.get(delimiter.lower(), delimiter)
+    if len(character) != 1 or character in '"\r\n' or not character.isascii():
+        raise FusionZooError(
+            f"--data.delimiter {delimiter!r} is not one character; usual are ',', ';', '|' and tab"
+        )
+    return character
+
+
+def find_delimiter(head: str, is_whole: bool) -> str:
+    r"""Return the delimiter of a file from its first rows; a comma where none fits.
+
+    It is the one that divides most rows as it divides the header; of several, the one that makes
+    the most columns.
+
+    >>> find_delimiter("id;weight\n1;2,5\n2;3,5\n", is_whole=True)
+    ';'
+    """
+    best, best_score = ",", (False, 1)
+    for delimiter in DELIMITERS:
+        counts = [len(cells) for _, cells in _parse(io.StringIO(head, newline=""), delimiter)]
+        counts = (counts if is_whole or len(counts) < 2 else counts[:-1])[:SAMPLE_ROWS]
+        alike = counts.count(counts[0]) >= 0.9 * len(counts)
+        score = (alike, counts[0])
+        if counts[0] > 1 and score > best_score:
+            best, best_score = delimiter, score
+    return best
+
+
+def _read_delimited(
+    path: Path, encoding: str, delimiter: str, skipped: int, block: int
+) -> pa.Table:
+    import pyarrow.csv as pv
+
+    parse = pv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+    options = pv.ReadOptions(block_size=block, skip_rows=skipped)
+    with open_utf8(path, encoding) as stream:
+        header = pv.open_csv(stream, read_options=options, parse_options=parse).schema.names
+    # All cells are read as text, so that the id 007 stays 007; an empty cell is null.
+    convert = pv.ConvertOptions(
+        column_types=dict.fromkeys(header, pa.string()), strings_can_be_null=True, null_values=[""]
+    )
+    with open_utf8(path, encoding) as stream:
+        return pv.read_csv(
+            stream, read_options=options, parse_options=parse, convert_options=convert
+        )
+
+
+def _parse(lines: Any, delimiter: str, *, strict: bool = False) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number of each row's first line, and its cells; empty lines are no rows."""
+    limit = csv.field_size_limit(MAX_BLOCK)
+    try:
+        reader, number = csv.reader(lines, delimiter=delimiter, strict=strict), 1
+        for cells in reader:
+            if cells:
+                yield number, cells
+            number = reader.line_num + 1
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _delimited_row_numbers(path: Path, encoding: str, delimiter: str, skipped: int) -> list[int]:
+    """Return the number of the first line of each row below the header."""
+    with open_text(path, encoding) as file:
+        return [number for number, _ in _parse(file, delimiter)][1 + skipped :]
+
+
+def _describe_delimited(
+    path: Path, encoding: str, delimiter: str, skipped: int, error: pa.ArrowInvalid
+) -> FusionZooError:
+    """Return the error of a file that cannot be parsed, with its first row of another length."""
+    with open_text(path, encoding) as file:
+        rows = _parse(file, delimiter)
+        for _ in range(skipped):
+            next(rows)
+        _, header = next(rows)
+        for number, cells in rows:
+            if len(cells) != len(header):
+                return FusionZooError(
+                    f"{path}, row {number}: {len(cells)} cell{'s' * (len(cells) > 1)}, but the"
+                    f" header has {len(header)}, with {DELIMITERS.get(delimiter, repr(delimiter))}"
+                    " between them: put a cell that contains this character into quotation marks,"
+                    " or name another delimiter by --data.delimiter"
+                )
+    return FusionZooError(f"{path} cannot be read: {one_line(error)}")
+
+
+def _check_last_quote(path: Path, encoding: str, delimiter: str, table: pa.Table) -> None:
+    """Raise an error for a quotation mark that is not closed and swallows the rest of the file."""
+    last_row = [column[-1].as_py() for column in table.columns if len(table)]
+    if not any("\n" in (cell or "") for cell in last_row):
+        return
+    last_number = 1
+    with open_text(path, encoding) as file:
+        try:
+            for number, _ in _parse(file, delimiter, strict=True):
+                last_number = number
+        except csv.Error as error:
+            if "end of data" in str(error):
+                raise FusionZooError(
+                    f"{path}: a quotation mark that opens a cell below row {last_number} is not"
+                    " closed, so the rest of the file is in this cell: close it"
+                ) from None
+
+
+TYPES = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list"}
+
+
+def read_json_lines(path: Path, encoding: str) -> tuple[pa.Table, RowNumbers]:
+    """Read a file; return its columns and the numbers of its rows. Text stays text, dates too."""
+    with _open_lines(path, encoding) as lines:
+        check_depth(lines, str(path))
+    try:
+        table = read_in_blocks(partial(_read_json_lines, path, encoding, pa.schema([])))
+        dates = [field for field in table.schema if field.type != _without_dates(field.type)]
+        if dates:
+            schema = pa.schema([pa.field(x.name, _without_dates(x.type)) for x in dates])
+            table = read_in_blocks(partial(_read_json_lines, path, encoding, schema))
+    except pa.ArrowInvalid as error:
+        raise _describe_json_lines(path, encoding, error) from error
+    return table, RowNumbers(read=partial(_json_row_numbers, path, encoding))
+
+
+def _read_json_lines(path: Path, encoding: str, schema: pa.Schema, block: int) -> pa.Table:
+    import pyarrow.json as pj
+
+    parse = pj.ParseOptions(explicit_schema=schema)
+    with open_utf8(path, encoding) as stream:
+        return pj.read_json(
+            stream, read_options=pj.ReadOptions(block_size=block), parse_options=parse
+        )
+
+
+@contextmanager
+def _open_lines(path: Path, encoding: str) -> Iterator[Iterable[bytes]]:
+    """Open a file as lines of UTF-8."""
+    if encoding == "utf-8" and not is_gzip(path):
+        with path.open("rb") as file:
+            yield file
+    else:
+        with open_text(path, encoding) as text:
+            yield (line.encode("utf-8", "replace") for line in text)
+
+
+def _without_dates(kind: pa.DataType) -> pa.DataType:
+    """Return a type with text where pyarrow takes text for dates."""
+    if pa.types.is_timestamp(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(_without_dates(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(x.name, _without_dates(x.type)) for x in kind])
+    return kind
+
+
+def _json_row_numbers(path: Path, encoding: str) -> list[int]:
+    """Return the numbers of the lines that are not blank."""
+    with open_text(path, encoding) as file:
+        return [number for number, line in enumerate(file, start=1) if line.strip()]
+
+
+def _describe_json_lines(path: Path, encoding: str, error: pa.ArrowInvalid) -> FusionZooError:
+    """Return the error of a file that cannot be parsed, with its first bad row."""
+    first: dict[str, str] = {}  # column -> type of its first value
+    with open_text(path, encoding) as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as problem:
+                problem_in_line = getattr(problem, "msg", one_line(problem))
+                reason = f"is not JSON: {problem_in_line}; each line holds one object"
+                return FusionZooError(f"{path}, row {number} {reason}")
+            if not isinstance(row, dict):
+                return FusionZooError(f"{path}, row {number} is no object {{...}}")
+            for name, value in row.items():
+                kind = _type_name(value)
+                if value is not None and first.setdefault(name, kind) != kind:
+                    return FusionZooError(
+                        f"{path}, row {number}, column {name!r}: {kind}, but {first[name]} in rows"
+                        " before; write all values of a column in the same way"
+                    )
+    if not first:
+        return FusionZooError(f"{path} is empty")
+    return FusionZooError(f"{path} cannot be read: {one_line(error)}")
+
+
+def _type_name(value: Any) -> str:
+    return TYPES.get(type(value), "an object")

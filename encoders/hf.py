@@ -1,0 +1,293 @@
+"""Loading through transformers, without ever running code from a model's folder; joint models."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from fusionzoo.errors import FusionZooError, one_line
+
+from ._torchaudio import torchaudio_or_none
+from .weights import from_hub, resolve
+
+M = TypeVar("M", bound=nn.Module)
+JOINT = ("clip", "metaclip_2", "siglip", "clap")  # types of models with a tower per modality
+MAX_JSON = 1 << 20  # bytes
+CUSTOM_CODE = (
+    "needs custom code of its own, which is never run: take a model whose architecture is part of"
+    " transformers"
+)
+_log = logging.getLogger("fusionzoo")
+
+
+def find_source(model: str, assets: Path | None) -> str:
+    """Return the folder that `assets` or the model's name refer to, else its name on the hub.
+
+    A model folder without these assets is an error: loading it must not ask a hub.
+    """
+    if assets is not None and not assets.is_dir():
+        raise FusionZooError(f"{assets} is missing: the model folder is not complete")
+    folder = assets or resolve(model)
+    return str(folder) if folder.exists() else model
+
+
+def join_source(source: str, folder: str) -> str:
+    """Return the source of a model that lies in a folder of another one."""
+    if not folder:
+        return source
+    if not Path(source).is_dir():
+        raise FusionZooError(
+            f"the model of {source} lies in its folder {folder!r}: download it, and name the local"
+            " folder, hf/<folder>"
+        )
+    return str(Path(source) / folder)
+
+
+def refuse_joint(source: str, model: str) -> None:
+    """Refuse a model of several modalities, such as CLIP, where an encoder of text is wanted."""
+    config = load_auto("AutoConfig", source)
+    if hasattr(config, "text_config") and (
+        hasattr(config, "vision_config") or hasattr(config, "audio_config")
+    ):
+        way_out = f": hf-clip/{model} takes the tower of one" if config.model_type in JOINT else ""
+        raise FusionZooError(
+            f"hf/{model} is a model of several modalities ({config.model_type}){way_out}"
+        )
+
+
+def load_model(source: str, pretrained: bool) -> Any:
+    """Load a Hugging Face model, or build it from its configuration with random weights."""
+    if not pretrained:
+        return build_model(source, load_auto("AutoConfig", source))
+    model, loading = load_auto("AutoModel", source, output_loading_info=True)
+    missing = sorted(name for name in loading["missing_keys"] if "pooler." not in name)
+    if missing and any("Model" in name for name in getattr(model.config, "auto_map", None) or {}):
+        # The folder's code extends an architecture of transformers, which lacks the extension.
+        raise FusionZooError(
+            f"{source} {CUSTOM_CODE}: without it {len(missing)} weights are missing, such as"
+            f" {missing[0]}"
+        )
+    return model.float()
+
+
+def aligned(module: M) -> M:
+    """Copy weights out of the checkpoint's mapped file, where their addresses are odd.
+
+    The last bit of results depends on the alignment, so they would differ from those of the model
+    that is stored and loaded again.
+    """
+    for parameter in module.parameters():
+        parameter.data = parameter.data.clone()
+    return module
+
+
+def build_model(source: str, config: Any) -> Any:
+    """Build a Hugging Face model with random weights; `source` names it in errors."""
+    from transformers import AutoModel
+
+    try:
+        return AutoModel.from_config(config, trust_remote_code=False)
+    except Exception as error:
+        raise _unusable(source, error) from error
+
+
+def load_auto(loader: str, source: str, **options: Any) -> Any:
+    """Load with one of transformers' Auto classes, from a local folder or the hub.
+
+    `trust_remote_code` is always False: by default transformers asks on the terminal, and a "y" on
+    standard input would run code from the folder.
+    """
+    torchaudio_or_none()  # if it cannot be imported, transformers shall not try
+    import transformers
+
+    load = getattr(transformers, loader).from_pretrained
+    local = Path(source).is_dir()
+
+    def read() -> Any:
+        try:
+            return load(source, local_files_only=local, trust_remote_code=False, **options)
+        except Exception as error:
+            if local or "custom code" in str(error):
+                raise _unusable(source, error) from error
+            raise  # `from_hub` explains errors of the hub
+
+    return read() if local else from_hub(f"hf/{source}", read)
+
+
+def load_tokenizer(source: str) -> Any:
+    """Load a tokenizer; one without a vocabulary is an error.
+
+    If a folder lacks the vocabulary, transformers returns a tokenizer with special tokens only,
+    which turns every text into unknown tokens.
+    """
+    tokenizer = load_auto("AutoTokenizer", source)
+    special = set(tokenizer.all_special_ids)
+    vocabulary = tokenizer.get_vocab().items()
+    if not any(number not in special and token.strip("▁Ġ ") for token, number in vocabulary):
+        raise FusionZooError(
+            f"{source} holds no tokenizer: save it there too (tokenizer.json, or the vocabulary"
+            " files that the model was trained with)"
+        )
+    return tokenizer
+
+
+def find_file(source: str, name: str) -> Path | None:
+    """Return an optional file of a folder or of a model on the hub, None if it has none.
+
+    Of a model that an earlier download left in the hub's cache, and with no hub in reach, it may
+    be unknown whether there is such a file: that is logged.
+    """
+    if Path(source).is_dir():
+        file = Path(source) / name
+        return file if file.is_file() else None
+    from transformers.utils import cached_file
+
+    def read() -> str | None:
+        return cached_file(source, name, _raise_exceptions_for_missing_entries=False)
+
+    try:
+        path = from_hub(f"hf/{source}", read)
+    except FusionZooError:
+        _log.warning(
+            "%s: %s is not in the cache and the hub cannot be reached: it is taken to have none",
+            *(source, name),
+        )
+        return None
+    return None if path is None else Path(path)
+
+
+def read_json(path: Path) -> Any:
+    """Read a small JSON file of a model's folder."""
+    try:
+        if path.stat().st_size > MAX_JSON:
+            raise ValueError(f"it has {path.stat().st_size:,} bytes; at most {MAX_JSON:,}")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise FusionZooError(f"{path} cannot be read as JSON: {one_line(error)}") from None
+
+
+def _unusable(source: str, error: Exception) -> FusionZooError:
+    if "custom code" in str(error):
+        return FusionZooError(f"{source} {CUSTOM_CODE}")
+    return FusionZooError(f"{source} cannot be loaded: {one_line(error)}")
+
+
+# By kind, how transformers calls the parts of a joint model: tower, projection, configuration.
+PARTS = {
+    "image": ("vision_model", "visual_projection", "vision_config"),
+    "text": ("text_model", "text_projection", "text_config"),
+    "audio": ("audio_model", "audio_projection", "audio_config"),
+}
+_models: ContextVar[dict[str, Any] | None] = ContextVar("joint_models", default=None)
+
+
+@contextmanager
+def shared_checkpoints() -> Iterator[None]:
+    """In the block, read the checkpoint of a joint model once for all of its towers."""
+    if _models.get() is not None:
+        yield
+        return
+    token = _models.set({})
+    try:
+        yield
+    finally:
+        _models.reset(token)
+
+
+class Tower(nn.Module):
+    """One tower of a joint model, and its projection into the space that the towers share.
+
+    Tokens take the path of the pooled vector, so that both have one width.
+
+    Shapes: inputs of the tower -> tokens (B, T, D), pooled (B, D)
+    """
+
+    def __init__(self, model: Any, kind: str, projects: bool) -> None:
+        super().__init__()
+        part, projection, _ = PARTS[kind]
+        self.kind, self.family = kind, model.config.model_type
+        self.joint_config = model.config  # of all towers
+        self.model = getattr(model, part)
+        self.projection = getattr(model, projection, None) if projects else None
+        if not projects and self.family == "siglip" and kind == "text":
+            self.model.head = nn.Identity()  # SigLIP's projection
+        self.projects = projects
+
+    def forward(self, **inputs: Any) -> tuple[Tensor, Tensor | None]:
+        output = self.model(**inputs)
+        tokens, pooled = output.last_hidden_state, output.pooler_output
+        if tokens.ndim == 4:  # CLAP's Swin transformer
+            tokens = rearrange(tokens, "b d f t -> b (f t) d")
+        tokens = self._normalised(tokens)
+        if self.projects and self.family == "siglip" and self.kind == "text":
+            return self.model.head(tokens), pooled
+        if self.projection is None:
+            return tokens, pooled
+        if self.family == "clap" and self.kind == "text":
+            tokens = self.model.pooler.activation(self.model.pooler.dense(tokens))
+        tokens, pooled = self.projection(tokens), self.projection(pooled)
+        return tokens, F.normalize(pooled, dim=-1) if self.family == "clap" else pooled
+
+    def _normalised(self, tokens: Tensor) -> Tensor:
+        """Apply the last layer norm where transformers applies it to the class token alone."""
+        if self.kind == "image" and self.family in ("clip", "metaclip_2"):
+            normalised: Tensor = self.model.post_layernorm(tokens)
+            return normalised
+        return tokens
+
+
+def load_tower(source: str, kind: str, pretrained: bool, projects: bool = True) -> Tower:
+    """Load one tower of a joint model, or build it from the configuration with random weights."""
+    config = load_auto("AutoConfig", source)
+    _check(config, source, kind)
+    if not pretrained:
+        tower = Tower(build_model(source, _with_one_tower(config, kind)), kind, projects)
+        tower.joint_config = config
+        return tower
+    models = _models.get()
+    models = {} if models is None else models
+    if source not in models:
+        models[source] = load_model(source, True)
+    model, part = models[source], PARTS[kind][0]
+    # A tower leaves the model, so a second one of its kind, with weights of its own, is read anew.
+    if getattr(model, part) is None:
+        model = models[source] = load_model(source, True)
+    tower = aligned(Tower(model, kind, projects))
+    setattr(model, part, None)
+    return tower
+
+
+def _check(config: Any, source: str, kind: str) -> None:
+    if config.model_type not in JOINT:
+        raise FusionZooError(
+            f"{source} is a {config.model_type}, not a joint model of one of the types"
+            f" {', '.join(JOINT)}; hf/ takes models of one modality"
+        )
+    if kind not in PARTS or not hasattr(config, PARTS[kind][2]):
+        kinds = [name for name, parts in PARTS.items() if hasattr(config, parts[2])]
+        raise FusionZooError(
+            f"{source} is a {config.model_type}: it encodes {' and '.join(kinds)}, not {kind}"
+        )
+
+
+def _with_one_tower(config: Any, kind: str) -> Any:
+    """Return a joint model's configuration with the other towers, which are dropped, made small."""
+    config = copy.deepcopy(config)
+    for name, (_, _, part) in PARTS.items():
+        other = getattr(config, part, None)
+        if name == kind or other is None or name == "audio":  # CLAP's is small as it is
+            continue
+        other.num_hidden_layers = 1
+        if name == "text":
+            other.vocab_size = max(other.pad_token_id or 0, 0) + 1
+    return config

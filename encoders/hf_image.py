@@ -1,0 +1,303 @@
+"""Hugging Face's image encoders: ViT, DINOv2, SigLIP's vision tower, Swin, ConvNeXt, ..."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.structures import Features, masked_mean
+
+from .base import ENCODERS
+from .hf import aligned, find_source, load_auto, load_model, load_tower
+from .image import ImageEncoder, ImageProcessor
+
+MOST_PIXELS = 4096  # of a side
+LARGE_CONVNEXT = (
+    384  # from this size on, ConvNeXt's processor squashes pictures instead of cropping
+)
+NEAR = 0.02  # mean difference of two preparations of one picture, of pixels in [0, 1]
+INTERPOLATIONS = {0: "nearest", 1: "bicubic", 2: "bilinear", 3: "bicubic"}  # 1 is Lanczos, in PIL
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How a checkpoint's processor prepares pictures; mean and std are of pixels in [0, 1]."""
+
+    size: tuple[int, int]  # (H, W)
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str
+    fit: str
+    crop_pct: float = 1.0
+    squash_to: tuple[int, int] | None = None
+
+
+class CheckpointImage(ImageEncoder):
+    """Base of the image encoders of Hugging Face checkpoints, with their own image processors."""
+
+    net: Any
+    config: Any  # from which the network is built again
+    extractor: Any
+    squash_to: tuple[int, int] | None = None
+
+    def set_checkpoint_processing(
+        self,
+        source: str,
+        *,
+        verify: bool,
+        augment: str,
+        size: int | None = None,
+        mean: tuple[float, float, float] | None = None,
+        std: tuple[float, float, float] | None = None,
+        interpolation: str | None = None,
+        fit: str | None = None,
+    ) -> None:
+        """Read how the checkpoint in `source` prepares pictures; settings that are set replace it.
+
+        With `verify`, and without such settings, a picture prepared by the checkpoint's own
+        processor must look the same.
+        """
+        self.extractor = load_auto("AutoImageProcessor", source)
+        own = read_preparation(self.extractor, source, size)
+        self.squash_to = own.squash_to if fit is None else None
+        self.set_processing(
+            own.size,
+            mean or own.mean,
+            std or own.std,
+            interpolation=interpolation or own.interpolation,
+            crop_pct=own.crop_pct,
+            fit=fit or own.fit,
+            augment=augment,
+        )
+        self.checkpoint_settings = asdict(own)
+        if verify and not any((size, mean, std, interpolation, fit)):
+            self._verify(source)
+
+    def processor(self, train: bool) -> ImageProcessor:
+        prepare = super().processor(train)
+        prepare.squash_to = self.squash_to
+        return prepare
+
+    def measure(self) -> None:
+        """Set `dim` by running one image twice; its features must be equal."""
+        height, width = self.settings[0]
+        self.eval()
+        try:
+            with torch.no_grad():
+                levels = torch.arange(3 * height * width).remainder(251).to(torch.uint8)
+                pixels = levels.reshape(1, 3, height, width)
+                features = self.encode({"pixels": torch.cat([pixels, pixels])})
+        except FusionZooError:
+            raise
+        except Exception as error:
+            raise FusionZooError(
+                f"{type(self.net).__name__} cannot encode pictures of {height} x {width}:"
+                f" {one_line(error)}"
+            ) from error
+        self.train()
+        if not torch.allclose(features.tokens[0], features.tokens[1], atol=1e-3):
+            raise FusionZooError(
+                f"{type(self.net).__name__} drops patches at random, also in evaluation"
+            )
+        self.dim = features.tokens.shape[-1]
+
+    def save_assets(self, folder: Path) -> None:
+        self.config.save_pretrained(folder)
+        self.extractor.save_pretrained(folder)
+
+    def _verify(self, source: str) -> None:
+        """Compare a picture of smooth colours with what the checkpoint's own processor makes."""
+        down, across = torch.linspace(0, 255, 48), torch.linspace(0, 255, 64)
+        grid = torch.stack(torch.meshgrid(down, across, indexing="ij"))
+        picture = torch.cat([grid, grid.mean(0, keepdim=True)]).to(torch.uint8)
+        try:
+            expected = self.extractor(picture, return_tensors="pt")["pixel_values"][0]
+        except Exception as error:
+            raise FusionZooError(
+                f"{source}: its image processor fails: {one_line(error)}"
+            ) from error
+        prepared = self.normalise(self.processor(False)(picture)["pixels"])
+        if not isinstance(expected, Tensor) or expected.shape != prepared.shape:
+            problem = f"makes another shape than (3, {self.settings[0][0]}, {self.settings[0][1]})"
+        else:
+            off = float(((expected - prepared) / (255 * self.scale)).abs().mean())
+            problem = f"makes other pixels (by {off:.0%} on average)" if off > NEAR else ""
+        if problem:
+            raise FusionZooError(
+                f"{source}: {type(self.extractor).__name__} {problem} in a way that is not"
+                " supported; size=, mean=, std= or fit= prepare pictures without it"
+            )
+
+
+def read_preparation(extractor: Any, source: str, side: int | None) -> Preparation:
+    """Translate the settings of an image processor; `side` replaces its size."""
+    settings = extractor.to_dict()
+    try:
+        target, fit, crop_pct, squash_to = _geometry(settings, side)
+        rescales = settings.get("do_rescale", True)
+        unit = 255 * float(settings["rescale_factor"]) if rescales else 255.0
+        normalises = settings.get("do_normalize", True)
+        mean, std = (
+            tuple(x / unit for x in _channels(settings[name] if normalises else default))
+            for name, default in (("image_mean", 0.0), ("image_std", 1.0))
+        )
+        if target is None or not all(0 < x <= MOST_PIXELS for x in target) or not all(std):
+            raise ValueError(f"size {settings.get('size')}, std {std}")
+    except (TypeError, ValueError, KeyError, ZeroDivisionError) as error:
+        raise FusionZooError(
+            f"{source}: {type(extractor).__name__} does not prepare pictures of one size and three"
+            f" channels ({one_line(error)}); size= sets the side of a square"
+        ) from None
+    interpolation = INTERPOLATIONS.get(int(settings.get("resample") or 0), "bilinear")
+    return Preparation(target, mean, std, interpolation, fit, crop_pct, squash_to)
+
+
+def _geometry(settings: Mapping[str, Any], side: int | None) -> tuple[Any, str, float, Any]:
+    """Return size, fit, crop_pct and the size to squash to before a crop."""
+    size = dict(settings.get("size") or {})
+    edge = size.get("shortest_edge") if "longest_edge" not in size else None
+    crop = _sides(settings.get("crop_size")) if settings.get("do_center_crop") else None
+    square = None if side is None else (side, side)
+    crop_pct = settings.get("crop_pct")
+    if edge is None:
+        squashed = _sides(size)
+        return square or crop or squashed, "squash", 1.0, None if square or not crop else squashed
+    if crop is not None:
+        return square or crop, "crop", crop_pct or min(crop) / edge, None
+    if crop_pct is not None:  # ConvNeXt
+        if edge >= LARGE_CONVNEXT:
+            return square or (edge, edge), "squash", 1.0, None
+        return square or (edge, edge), "crop", edge / int(edge / crop_pct), None
+    return square, "crop", 1.0, None
+
+
+def size_options(net: Any, size: tuple[int, int]) -> dict[str, bool]:
+    """Return arguments of `forward` for pictures of another size than the model was trained on."""
+    trained = _sides(getattr(net.config, "image_size", None))
+    if trained in (None, size):
+        return {}
+    known = "interpolate_pos_encoding" in inspect.signature(net.forward).parameters
+    return {"interpolate_pos_encoding": True} if known else {}
+
+
+def split_tokens(config: Any, hidden: Tensor, pixels: Tensor) -> tuple[Tensor | None, Tensor]:
+    """Return the class token (B, D), if any, and the tokens (B, T, D) of patches or cells.
+
+    Class, register and distillation tokens come before the patches.
+    """
+    if hidden.ndim == 4:
+        return None, rearrange(hidden, "b d h w -> b (h w) d")
+    patch = _sides(getattr(config, "patch_size", None))
+    if patch is None:
+        return None, hidden
+    patches = (pixels.shape[-2] // patch[0]) * (pixels.shape[-1] // patch[1])
+    others = hidden.shape[1] - patches
+    if others <= 0:  # none, or Swin's merged patches
+        return None, hidden
+    return hidden[:, 0], hidden[:, others:]
+
+
+def _sides(size: Any) -> tuple[int, int] | None:
+    """Return (height, width) of a size of an image processor, if it fixes both."""
+    if isinstance(size, int):
+        return size, size
+    if isinstance(size, list | tuple):
+        return (int(size[0]), int(size[-1])) if size else None
+    size = dict(size or {})
+    return (size["height"], size["width"]) if {"height", "width"} <= size.keys() else None
+
+
+def _channels(values: Any) -> tuple[float, ...]:
+    """Return one number for each of three channels."""
+    values = (values,) * 3 if isinstance(values, int | float) else tuple(values)
+    if len(values) != 3:
+        raise ValueError(f"{len(values)} channels")
+    return tuple(float(x) for x in values)
+
+
+@ENCODERS.register("hf-image", family="image", takes_model=True)
+class HFImage(CheckpointImage):
+    """Encode images with a Hugging Face vision model: ViT, DINOv2, SigLIP, Swin, ConvNeXt, ...
+
+    Pictures are prepared as the checkpoint's own image processor does, by its size, mean, std,
+    resizing and crop. Of CLIP and SigLIP the vision tower is used, before the projection.
+
+    Settings:
+        pretrained: load the model's weights; otherwise its configuration with random weights
+        size: side of the square input in pixels, instead of the checkpoint's
+        mean: of pixels in [0, 1], per channel, for normalising, instead of the checkpoint's
+        std: of pixels in [0, 1], per channel, for normalising, instead of the checkpoint's
+        interpolation: for resizing, such as `bilinear` or `bicubic`, instead of the checkpoint's
+        fit: instead of the checkpoint's, `crop` the centre after resizing the shorter side, `pad`
+            to a square with white, or `squash` to a square
+        augment: in training only, a random `crop` of 60 to 100 % of the area; `crop_flip` also
+            mirrors half of the images
+        pooling: `auto` is the model's own pooled vector, but the class token where that passes a
+            tanh layer, which few checkpoints hold; `cls` the class token; `mean` of the tokens
+        assets: folder that `save_assets` wrote; set when a saved model is loaded
+
+    Shapes: (T = patches without class and register tokens, or cells; D = config.hidden_size)
+        inputs["pixels"]: uint8 (B, 3, H, W)
+        returns: Features of (B, T, D), (B, T), (B, D)
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        pretrained: bool = True,
+        size: int | None = None,
+        mean: tuple[float, float, float] | None = None,
+        std: tuple[float, float, float] | None = None,
+        interpolation: str | None = None,
+        fit: Literal["crop", "pad", "squash"] | None = None,
+        augment: Literal["none", "crop", "crop_flip"] = "none",
+        pooling: Literal["auto", "cls", "mean"] = "auto",
+        assets: Path | None = None,
+    ) -> None:
+        super().__init__()
+        if pooling not in ("auto", "cls", "mean"):
+            raise FusionZooError(f"pooling={pooling!r} is none of auto, cls, mean")
+        self.pooling = pooling
+        source = find_source(model, assets)
+        config = load_auto("AutoConfig", source)
+        if hasattr(config, "vision_config"):
+            tower = load_tower(source, "image", pretrained, projects=False)
+            self.net, self.config = tower.model, tower.joint_config
+        else:
+            self.net = aligned(load_model(source, pretrained))
+            self.config = self.net.config
+        if isinstance(getattr(getattr(self.net, "pooler", None), "dense", None), nn.Linear):
+            self.net.pooler = None
+        self.set_checkpoint_processing(
+            source,
+            verify=assets is None,
+            augment=augment,
+            size=size,
+            mean=mean,
+            std=std,
+            interpolation=interpolation,
+            fit=fit,
+        )
+        self.options = size_options(self.net, self.settings[0])
+        self.measure()
+
+    def encode(self, inputs: Mapping[str, Tensor]) -> Features:
+        pixels = self.normalise(inputs["pixels"])
+        output = self.net(pixel_values=pixels, **self.options)
+        cls, tokens = split_tokens(self.net.config, output.last_hidden_state, pixels)
+        mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+        pooled = getattr(output, "pooler_output", None) if self.pooling == "auto" else None
+        if pooled is not None and pooled.flatten(1).shape[1] == tokens.shape[2]:
+            return Features(tokens, mask, pooled.flatten(1))
+        if cls is None or self.pooling == "mean":
+            return Features(tokens, mask, masked_mean(tokens, mask))
+        return Features(tokens, mask, cls)

@@ -1,1 +1,0 @@
-"""Audit of a data set: faults of its samples, leaks between splits, balance (`data check`)."""

@@ -1,0 +1,567 @@
+"""One job: train one candidate (seed, fold), compute all reported metrics, store them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fusionzoo.config import BenchmarkConfig, OptimConfig, from_tree, merge
+from fusionzoo.datasets import PairedDataset
+from fusionzoo.distributed import seed_everything
+from fusionzoo.encoders import Encoder
+from fusionzoo.encoders.augment import set_augmentation
+from fusionzoo.errors import FusionZooError
+from fusionzoo.evaluation.calibration import calibration
+from fusionzoo.evaluation.cost import head_cost, random_features
+from fusionzoo.evaluation.robustness import LOST_PART, Corrupted, subset_label, subsets
+from fusionzoo.features import StoredFeatures, encode, load_features
+from fusionzoo.files import replacing
+from fusionzoo.fusion import Fusion, create_fusion
+from fusionzoo.model import FusionModel, create_model
+from fusionzoo.structures import Features, keep_only, seed_of
+from fusionzoo.targets import Target
+from fusionzoo.training.build import choose_encoders
+from fusionzoo.training.multitask import Tasks
+
+from .bench import (
+    Bench,
+    Condition,
+    Fold,
+    Settings,
+    Unit,
+    conditions,
+    damaged_rows,
+    dataset_of,
+    sample_scores,
+    target_spec,
+    tasks_of,
+)
+from .feeds import (
+    BatchFeed,
+    LostParts,
+    ProbeFeed,
+    damaged_modalities,
+    device_of,
+    loader_workers,
+    removed_modalities,
+)
+from .strategies import LINEAR, fusion_of, modalities_of, parse, reads_tokens
+from .train import (
+    BalancedTrainer,
+    CachedEncoder,
+    FitResult,
+    SingleTrainer,
+    StackedTrainer,
+    StopEarly,
+    Trainer,
+    fit,
+    stackable,
+)
+
+Row = dict[str, Any]  # of results.parquet
+
+
+class TrialResult(NamedTuple):
+    """The result of one trial: one strategy on one fold with one seed."""
+
+    seed: int
+    rows: list[Row]  # one per subset, broken pairing and corruption
+    facts: dict[str, Any]  # best epoch, loss, costs
+    logits: np.ndarray  # (N, K) of the whole test split
+    val_logits: np.ndarray
+    scores: np.ndarray  # (U, N) of each subset of the modalities, the full one first
+    # (C, n) of the damaged samples: undamaged, then in the order of `rows` with a lost part each.
+    lost_scores: np.ndarray | None = None
+
+
+def folder_of(out: str) -> Path:
+    """Return the folder of stored trials in the folder of a report."""
+    return Path(out) / "cells"
+
+
+def save(path: Path, unit: Unit, results: Sequence[TrialResult]) -> None:
+    """Write the results of a unit, completely or not at all."""
+    arrays: dict[str, np.ndarray] = {}
+    for number, result in enumerate(results):
+        arrays[f"logits{number}"], arrays[f"val{number}"] = result.logits, result.val_logits
+        arrays[f"scores{number}"] = result.scores
+        if result.lost_scores is not None:
+            arrays[f"lost{number}"] = result.lost_scores
+    entries = [[result.seed, result.rows, result.facts] for result in results]
+    metadata = json.dumps({"unit": unit._asdict(), "cells": entries})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, many_writers=True) as partial, partial.open("wb") as file:
+        np.savez_compressed(file, about=np.array(metadata), allow_pickle=False, **arrays)
+
+
+def load(path: Path) -> list[TrialResult] | None:
+    """Read the results of a unit; None if there are none, or if the file is damaged."""
+    if not path.is_file():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            entries = json.loads(str(arrays["about"]))["cells"]
+            names = ("logits", "val", "scores")
+            results = [
+                TrialResult(*entry, *(arrays[f"{name}{number}"] for name in names))
+                for number, entry in enumerate(entries)
+            ]
+            return [  # trials of earlier versions lack these scores
+                result._replace(lost_scores=arrays.get(f"lost{number}"))
+                for number, result in enumerate(results)
+            ]
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        print(f"warning: {path} is damaged ({error}); its trials are run again")
+        path.unlink()
+        return None
+
+
+FeaturesByModality = dict[str, Features]
+UNDAMAGED: Condition = ("", "undamaged", 0)
+
+
+class Examiner:
+    """Computes the metrics of the models of one unit."""
+
+    def __init__(self, bench: Bench, unit: Unit, feed: ProbeFeed | BatchFeed) -> None:
+        self.bench, self.unit, self.feed = bench, unit, feed
+        self.modalities = modalities_of(bench, unit.strategy)
+        self.fold = bench.folds[unit.fold]
+        self.target = bench.targets[self.fold.test]
+        self.tasks = tasks_of(bench, self.fold.train)
+        self.sorted_test, self.test_order = self.fold.test.sort()
+
+    def examine(
+        self, model: FusionModel, seed: int, fit_result: FitResult, seconds: float
+    ) -> TrialResult:
+        """Return all metrics of one trained model; a control gets those of the test split only."""
+        model.eval()
+        test, val, corrupted = self._features(model)
+        model.fusion.cpu()
+        logits = predict(model, test)
+        scores = [self._scores(logits)]
+        rows, lost_scores = [self._row(logits, "full")], None
+        if self.unit.whole and not self.unit.shuffled:
+            for subset in subsets(self.modalities)[-2::-1]:  # the full one first, as in `scores`
+                masked = predict(model, keep_only(test, *subset))
+                scores.append(self._scores(masked))
+                rows.append(self._row(masked, subset_label(subset)))
+            rows += self._broken_pairings(model, test, seed)
+            damaged, lost_scores = self._damaged(model, test, corrupted)
+            rows += damaged
+        facts = {
+            "best_epoch": fit_result.best_epoch,
+            "epochs": fit_result.epochs,
+            "val_loss": fit_result.loss,
+            "seconds": seconds,
+            **head_cost(model.fusion, test),
+            "stacked": len(self.unit.seeds) > 1,
+        }
+        return TrialResult(
+            seed,
+            rows,
+            facts,
+            logits.numpy(),
+            predict(model, val).numpy(),
+            torch.stack(scores).float().numpy(),
+            lost_scores,
+        )
+
+    def test_features(self, model: FusionModel) -> FeaturesByModality:
+        """Return the features of the test samples."""
+        return self._features(model)[0]
+
+    def _features(
+        self, model: FusionModel
+    ) -> tuple[FeaturesByModality, FeaturesByModality, Iterator[tuple[Condition, Features]]]:
+        """Return the features of test and validation samples, and of corrupted test samples."""
+        if isinstance(self.feed, ProbeFeed):
+            test, val = self.feed([self.fold.test, self.fold.val], -1)
+            return test, val, self._corrupted_from_cache(self.feed)
+        dataset = self.feed.dataset
+        test_set, val_set = dataset.subset(self.fold.test), dataset.subset(self.fold.val)
+        test, val = (
+            {name: self._encode(model, samples, name) for name in self.modalities}
+            for samples in (test_set, val_set)
+        )
+        damaged_set = dataset.subset(damaged_rows(self.bench, self.fold))
+        corrupted = (
+            (condition, self._encode(model, Corrupted(damaged_set, *condition), condition[0]))
+            for condition in conditions(self.bench)
+            if condition[0] in self.modalities
+        )
+        return test, val, corrupted
+
+    def _corrupted_from_cache(self, feed: ProbeFeed) -> Iterator[tuple[Condition, Features]]:
+        rows = damaged_rows(self.bench, self.fold)
+        for condition, damaged in self.bench.corrupted[self.unit.fold].items():
+            if condition[0] in self.modalities:
+                stored = load_features(damaged.description)
+                places = torch.searchsorted(damaged.rows, rows)  # entries are in order of rows
+                yield condition, feed.take(condition[0], stored, places)
+
+    def _encode(self, model: FusionModel, samples: PairedDataset, modality: str) -> Features:
+        cfg = self.bench.cfg
+        stored = encode(
+            dict(model.named_encoders())[modality],
+            samples,
+            num_workers=loader_workers(cfg),
+            device=device_of(cfg),
+            progress=False,
+        )
+        return stored.take(_all_rows(stored), reads_tokens(self.unit.strategy))
+
+    def _scores(self, logits: Tensor) -> Tensor:
+        return sample_scores(self.tasks, logits, self.target)
+
+    def _row(self, logits: Tensor, subset: str, condition: Condition = ("", "", 0)) -> Row:
+        return score_row(self.tasks, logits, self.target, self._scores(logits), subset, condition)
+
+    def _damaged(
+        self,
+        model: FusionModel,
+        test: FeaturesByModality,
+        corrupted: Iterator[tuple[Condition, Features]],
+    ) -> tuple[list[Row], NDArray[np.float32] | None]:
+        """Evaluate samples of which one modality is damaged; the same ones undamaged come first.
+
+        Also return the samples' scores (C, n) undamaged and with each lost part.
+        """
+        rows: list[Row] = []
+        lost_scores: list[Tensor] = []
+        damaged = damaged_rows(self.bench, self.fold)
+        numbers = torch.searchsorted(self.sorted_test, damaged)
+        numbers = self.test_order[numbers]
+        clean = {name: Features(*(x[numbers] for x in whole)) for name, whole in test.items()}
+        target = self.target[numbers]
+        for condition, features in itertools.chain([(UNDAMAGED, None)], corrupted):
+            changed = clean if features is None else {**clean, condition[0]: features}
+            logits = predict(model, changed)
+            scores = sample_scores(self.tasks, logits, target)
+            rows.append(score_row(self.tasks, logits, target, scores, "full", condition))
+            if takes_part(self.bench, condition):
+                lost_scores.append(scores)
+        if len(rows) == 1:
+            return [], None
+        return rows, torch.stack(lost_scores).float().numpy()
+
+    def _broken_pairings(
+        self, model: FusionModel, test: FeaturesByModality, seed: int
+    ) -> list[Row]:
+        """Evaluate with one modality, each in turn, taken from another sample."""
+        rows = []
+        for number, (name, features) in enumerate(test.items()):
+            present_rows = features.mask.any(1).nonzero()[:, 0]
+            generator = torch.Generator().manual_seed(seed_of(seed, number))
+            # A random cycle: every sample gets the value of another.
+            cycle = present_rows[torch.randperm(len(present_rows), generator=generator)]
+            order = torch.arange(len(features.mask))
+            order[cycle] = cycle.roll(1)
+            changed = {**test, name: Features(*(x[order] for x in features))}
+            rows.append(self._row(predict(model, changed), "full", (name, "pairing", 0)))
+        return rows
+
+
+def takes_part(bench: Bench, condition: Condition) -> bool:
+    """Whether a modality loses a part in a condition, or the condition is the undamaged one."""
+    modality, corruption, _ = condition
+    return condition == UNDAMAGED or corruption == LOST_PART.get(bench.modalities.get(modality, ""))
+
+
+def score_row(
+    tasks: Tasks,
+    logits: Tensor,
+    target: Tensor,
+    scores: Tensor,
+    subset: str,
+    condition: Condition = ("", "", 0),
+) -> Row:
+    """Return a row of results: what was tested, the score and all metrics."""
+    metrics = tasks.metrics(logits, target)
+    if tasks.plain:
+        metrics |= calibration(logits, target)
+        metrics.pop("loss")  # `nll` is the same, but for settings of the objective
+    modality, corruption, severity = condition
+    labels = {"subset": subset, "modality": modality, "corruption": corruption}
+    return {**labels, "severity": severity, "score": float(scores.mean()), **metrics}
+
+
+@torch.no_grad()
+def predict(model: FusionModel, features: Mapping[str, Features]) -> Tensor:
+    """Return the logits of all samples, (N, K)."""
+    count = len(next(iter(features.values())).mask)
+    parts = []
+    for rows in torch.arange(count).split(256):
+        part = {name: Features(*(x[rows] for x in tensors)) for name, tensors in features.items()}
+        parts.append(model.fuse(part).logits.float())
+    logits = torch.cat(parts)
+    if not logits.isfinite().all():
+        raise FusionZooError("the logits of the test split are not finite")
+    return logits
+
+
+def _all_rows(stored: StoredFeatures) -> Tensor:
+    return torch.arange(len(stored.pooled))
+
+
+PENALTIES = (0.1, 1.0, 10.0, 100.0, 1000.0)  # C of scikit-learn: the inverse of the penalty
+EDGE = 1e-7  # probabilities are kept this far from 0 and 1
+
+Matrix = NDArray[np.float64]
+
+
+def run_linear(bench: Bench, unit: Unit) -> list[TrialResult]:
+    """Fit the baseline on a fold; it has no seed, so all seeds share one result."""
+    start = time.perf_counter()
+    fold = bench.folds[unit.fold]
+    tasks = tasks_of(bench, fold.train)
+    feed = ProbeFeed(bench, unit)
+    train, val, test = (_matrix(x) for x in feed([fold.train, fold.val, fold.test], -1))
+    target = bench.targets
+    best: tuple[float, float, Tensor, Tensor] | None = None
+    for penalty in PENALTIES:
+        logits = _fit(tasks, train, target[fold.train], (val, test), penalty)
+        loss = float(tasks.criterion(logits[0], target[fold.val]).mean())
+        if best is None or loss < best[0]:
+            best = loss, penalty, logits[0], logits[1]
+    assert best is not None
+    loss, penalty, val_logits, test_logits = best
+    scores = sample_scores(tasks, test_logits, target[fold.test])
+    row = score_row(tasks, test_logits, target[fold.test], scores, "full")
+    facts = {"val_loss": loss, "penalty": penalty, "seconds": time.perf_counter() - start}
+    return [
+        TrialResult(
+            seed,
+            [row],
+            facts,
+            test_logits.numpy(),
+            val_logits.numpy(),
+            scores.numpy()[None].astype(np.float32),
+        )
+        for seed in unit.seeds
+    ]
+
+
+def _matrix(features: Mapping[str, Features]) -> Matrix:
+    """Put the modalities' pooled vectors side by side: (N, D)."""
+    parts = [x.pooled.masked_fill(~x.mask.any(1)[:, None], 0) for x in features.values()]
+    return np.asarray(torch.cat(parts, 1).double().numpy(), np.float64)
+
+
+def _fit(
+    tasks: Tasks, x: Matrix, labels: Tensor, others: tuple[Matrix, ...], penalty: float
+) -> list[Tensor]:
+    """Fit each target on its labelled rows; return the logits of other rows, (N, K) each."""
+    if tasks.plain:
+        parts = [_classify(x, labels.numpy(), tasks.first.target.width, others, penalty)]
+    else:
+        parts = [
+            _fit_target(task.target, x, label, others, penalty)  # type: ignore[arg-type]
+            for task, label in zip(tasks.tasks, labels.split(tasks.columns, 1), strict=True)
+        ]
+    return [
+        torch.from_numpy(np.concatenate([part[number] for part in parts], 1)).float()
+        for number in range(len(others))
+    ]
+
+
+def _fit_target(
+    target: Target, x: Matrix, labels: Tensor, others: tuple[Matrix, ...], penalty: float
+) -> list[Matrix]:
+    labelled = ~labels.isnan().any(1).numpy()
+    x, y = x[labelled], labels.numpy()[labelled]
+    if target.kind == "regression":
+        from sklearn.linear_model import Ridge
+
+        model = Ridge(alpha=len(x) / penalty / 100).fit(x, y)
+        return [model.predict(other).reshape(len(other), -1) for other in others]
+    if target.kind == "multilabel":
+        columns = [_classify(x, column, 2, others, penalty) for column in y.T]
+        return [
+            np.stack([logits[n][:, 1] - logits[n][:, 0] for logits in columns], 1)
+            for n in range(len(others))
+        ]
+    classes = _classify(x, y[:, 0], len(target.classes), others, penalty)
+    if target.kind == "classification":
+        return classes
+    return [_above(np.exp(logits)) for logits in classes]
+
+
+def _classify(
+    x: Matrix, y: NDArray[np.generic], width: int, others: tuple[Matrix, ...], penalty: float
+) -> list[Matrix]:
+    """Return log-probabilities (N, width); classes that the rows lack get the least."""
+    from sklearn.linear_model import LogisticRegression
+
+    results = [np.full((len(other), width), np.log(EDGE)) for other in others]
+    present = np.unique(y.astype(int))
+    if len(present) == 1:
+        for result in results:
+            result[:, present[0]] = 0.0
+        return results
+    model = LogisticRegression(C=penalty, max_iter=500, tol=1e-3).fit(x, y.astype(int))
+    for result, other in zip(results, others, strict=True):
+        result[:, model.classes_] = np.log(model.predict_proba(other).clip(EDGE))
+    return results
+
+
+def _above(shares: Matrix) -> Matrix:
+    """Turn probabilities of levels into logits of P(level > k | level >= k): (N, K) -> (N, K-1)."""
+    at_least = np.flip(np.flip(shares, 1).cumsum(1), 1)
+    chance = (at_least[:, 1:] / at_least[:, :-1].clip(EDGE)).clip(EDGE, 1 - EDGE)
+    return np.asarray(np.log(chance) - np.log1p(-chance), np.float64)
+
+
+class Trained(NamedTuple):
+    """The trained models of a unit."""
+
+    fits: list[FitResult]  # one per seed
+    seconds: float  # of training each
+
+
+def run_job(bench: Bench, unit: Unit, trained: Trained | None = None) -> list[TrialResult]:
+    """Train the models of a unit, unless they are trained already, and compute their metrics."""
+    if unit.strategy in LINEAR:
+        return run_linear(bench, unit)
+    start = time.perf_counter()
+    models, feed = build(bench, unit)
+    if trained is None:
+        fits = train(bench, unit, models, feed)
+        trained = Trained(fits, (time.perf_counter() - start) / len(models))
+    examiner = Examiner(bench, unit, feed)
+    train_rows = bench.folds[unit.fold].train
+    prior = tasks_of(bench, train_rows).prior(bench.targets[train_rows])
+    results = []
+    for seed, model, fit_result in zip(unit.seeds, models, trained.fits, strict=True):
+        model.load_state_dict(fit_result.weights)
+        model.set_prior(prior)
+        results.append(examiner.examine(model, seed, fit_result, trained.seconds))
+    return results
+
+
+def train(
+    bench: Bench,
+    unit: Unit,
+    models: Sequence[FusionModel],
+    feed: ProbeFeed | BatchFeed,
+    stop_early: StopEarly | None = None,
+) -> list[FitResult]:
+    """Train the models of a unit, with the training settings that tuning chose."""
+    cfg, fold = training_settings(bench.cfg, unit.training), bench.folds[unit.fold]
+    targets = bench.targets
+    if unit.shuffled:
+        targets = shuffle_labels(targets, fold, seed_of(unit.strategy, unit.seeds[0]))
+    if cfg.mode == "finetune":
+        targets = targets.to(device_of(cfg))
+    trainer = _trainer(bench, unit, models, feed, cfg, targets)
+    return fit(trainer, feed, targets, fold.train, fold.val, unit.seeds, stop_early)
+
+
+def training_settings(cfg: BenchmarkConfig, changes: Mapping[str, Any]) -> BenchmarkConfig:
+    """Return the settings with those of training, `{"epochs": 20, "optim": {...}}`, changed."""
+    optim = from_tree(OptimConfig, merge(vars(cfg.optim), changes.get("optim", {})))
+    return replace(cfg, epochs=changes.get("epochs", cfg.epochs), optim=optim)
+
+
+def _trainer(
+    bench: Bench,
+    unit: Unit,
+    models: Sequence[FusionModel],
+    feed: ProbeFeed | BatchFeed,
+    cfg: BenchmarkConfig,
+    targets: Tensor,
+) -> Trainer:
+    fold = bench.folds[unit.fold]
+    tasks = tasks_of(bench, fold.train).to(targets.device)
+    if len(models) > 1:
+        return StackedTrainer(models, cfg, tasks)
+    groups = [bench.groups[row] for row in fold.train.tolist()] if bench.groups else []
+    (model,), (seed,), balance = models, unit.seeds, parse(unit.strategy).balance
+    if not balance:
+        return SingleTrainer(model, cfg, targets[fold.train], groups, seed, tasks)
+    splits = None
+    if isinstance(feed, BatchFeed):
+        rows = {"train": fold.train, "val": fold.val}
+        splits = {name: feed.dataset.subset(part) for name, part in rows.items()}
+    return BalancedTrainer(model, cfg, tasks, balance, targets, fold.train, groups, seed, splits)
+
+
+def build(bench: Bench, unit: Unit) -> tuple[list[FusionModel], ProbeFeed | BatchFeed]:
+    """Build a model for each seed, and the feed of their inputs."""
+    if bench.cfg.mode == "finetune":
+        return _build_with_encoders(bench, unit)
+    encoders: dict[str, Encoder] = {}
+    if parse(unit.strategy).balance:  # strategies ask the encoders for their widths
+        encoders = {
+            name: CachedEncoder(name, bench.modalities[name], bench.dims[name])
+            for name in modalities_of(bench, unit.strategy)
+        }
+    models = []
+    for seed in unit.seeds:
+        seed_everything(seed)
+        fusion = build_fusion(bench, unit.strategy, unit.settings)
+        models.append(FusionModel(encoders, fusion, target_spec(bench), bench.classes))
+    return models, ProbeFeed(bench, unit)
+
+
+def build_fusion(bench: Bench, strategy: str, settings: Settings) -> Fusion:
+    """Build the fusion of a strategy for cached features."""
+    dims = {name: bench.dims[name] for name in modalities_of(bench, strategy)}
+    return create_fusion(fusion_of(strategy), dims, num_outputs=bench.num_outputs, **settings)
+
+
+def can_stack(bench: Bench, strategy: str, settings: Settings) -> bool:
+    """Whether the seeds of a strategy may be trained together."""
+    if strategy in LINEAR:
+        return True  # the same for every seed
+    if bench.cfg.mode == "finetune" or bench.cfg.seeds == 1 or not bench.cfg.stack:
+        return False
+    if reads_tokens(strategy) or parse(strategy).balance:
+        return False  # one copy keeps the machine busy already
+    fusion = build_fusion(bench, strategy, settings)
+    with torch.random.fork_rng(devices=[]):
+        features = random_features({name: (1, width) for name, width in fusion.dims.items()}, 8)
+    return stackable(fusion, features)
+
+
+def shuffle_labels(targets: Tensor, fold: Fold, seed: int) -> Tensor:
+    """Permute the labels within the training split, and within the validation split."""
+    generator = torch.Generator().manual_seed(seed)
+    shuffled = targets.clone()
+    for rows in (fold.train, fold.val):
+        shuffled[rows] = targets[rows[torch.randperm(len(rows), generator=generator)]]
+    return shuffled
+
+
+def _build_with_encoders(bench: Bench, unit: Unit) -> tuple[list[FusionModel], BatchFeed]:
+    cfg, names = bench.cfg, modalities_of(bench, unit.strategy)
+    dataset = dataset_of(bench)
+    encoders = choose_encoders(dataset, cfg.encoders)
+    components = {name: encoders[name] for name in names}
+    kinds = {name: dataset.modalities[name] for name in names}
+    fusion = {"name": fusion_of(unit.strategy), **unit.settings}
+    models = []
+    for seed in unit.seeds:
+        seed_everything(seed)
+        model = create_model(
+            fusion, components, classes=bench.classes, targets=bench.scheme, kinds=kinds
+        )
+        set_augmentation(model.named_encoders(), cfg.data.get("augment"), dataset.modalities)
+        models.append(model.to(device_of(cfg)))
+    if len(names) == 1:
+        dataset = dataset.only(names[0])
+    damaged = damaged_modalities(bench, unit)
+    if damaged is not None:
+        dataset = LostParts(dataset, dict(zip(names, damaged.unbind(1), strict=True)))
+    return models, BatchFeed(dataset, models[0], cfg, removed_modalities(bench, unit))

@@ -1,0 +1,534 @@
+"""Encode the data once: the cached features that every candidate trains on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from fusionzoo.config import BenchmarkConfig, split_name
+from fusionzoo.datasets import Collate, PairedDataset
+from fusionzoo.distributed import World, seed_everything
+from fusionzoo.encoders import Encoder, create_encoder, shared_checkpoints
+from fusionzoo.encoders.augment import set_augmentation
+from fusionzoo.errors import FusionZooError
+from fusionzoo.evaluation.robustness import LOST_PART, Corrupted
+from fusionzoo.features import describe, encode, feature_cache, fingerprint, key_of
+from fusionzoo.files import cache_root, make_cache_folder, write_json
+from fusionzoo.fusion import create_fusion
+from fusionzoo.model import FusionModel, encode_rows
+from fusionzoo.structures import Batch, quiet, seed_of
+from fusionzoo.training import run_folder
+from fusionzoo.training.build import choose_encoders
+from fusionzoo.training.speed import (
+    Settings,
+    Timing,
+    choose,
+    describe_choice,
+    measure_loading,
+    same_randomness,
+    spread,
+    worker_options,
+)
+
+from .bench import (
+    Bench,
+    Condition,
+    Damaged,
+    Description,
+    conditions,
+    damaged_rows,
+    dataset_of,
+    sample_scores,
+    target_spec,
+    tasks_of,
+)
+from .clock import Clock
+from .executors import map_unordered
+from .feeds import SEVERITY, BatchFeed, device_of, draw_damaged, loader_workers
+from .train import ModelInput, SingleTrainer, fit
+
+
+class TrainedAlone(NamedTuple):
+    """How the encoder of one fold was trained."""
+
+    samples: int
+    score: float  # on the fold's validation samples
+
+
+def freeze(
+    bench: Bench,
+    dataset: PairedDataset,
+    fold_number: int,
+    encoder: Encoder,
+    progress: bool = True,
+) -> tuple[Encoder, TrainedAlone | None]:
+    """Return a frozen copy of an encoder, and how it was trained if it had to be.
+
+    An encoder without pretrained weights is trained alone on the fold's training split; its weights
+    are cached.
+    """
+    frozen = copy.deepcopy(encoder)
+    if not is_untrained(encoder):
+        frozen.freeze()
+        return frozen, None
+    cfg, name = bench.cfg, encoder.modality
+    train, val = _rows(bench, fold_number, name)
+    path = _path(bench, dataset, fold_number, encoder)
+    if path.is_file():
+        checkpoint = run_folder.read(path)
+        frozen.load_state_dict(checkpoint["weights"])
+        score = checkpoint["score"]
+    else:
+        total, desc = cfg.encoder_epochs, f"train {name} alone"
+        bar = tqdm(total=total, desc=desc, unit="epoch", disable=not progress)
+        score = pretrain(bench, dataset, frozen, train, val, bar)
+        bar.close()
+        run_folder.write({"weights": frozen.state_dict(), "score": score}, path)
+    frozen.freeze()
+    return frozen, TrainedAlone(len(train), score)
+
+
+def trained_alone_note(bench: Bench, encoder: Encoder, folds: Sequence[TrainedAlone]) -> str:
+    """Return what the report says of an encoder that was trained on each of the folds."""
+    metric = bench.metric
+    where = f"in each of {len(folds)} folds " if bench.cross_validated else ""
+    samples = _extent([f"{fold.samples:,}" for fold in sorted(folds)])
+    scores = _extent([f"{x:.3f}" for x in sorted(metric.shown(fold.score) for fold in folds)])
+    return (
+        f"{encoder.modality}: {encoder.spec['name']} has no pretrained weights; {where}it was"
+        f" trained alone on {samples} training samples ({bench.cfg.encoder_epochs} epochs, the best"
+        f" kept by validation loss, {metric.title} there {scores}), then frozen."
+    )
+
+
+def _extent(ordered: Sequence[str]) -> str:
+    first, last = ordered[0], ordered[-1]
+    return first if first == last else f"{first} to {last}"
+
+
+def is_cached(bench: Bench, dataset: PairedDataset, fold_number: int, encoder: Encoder) -> bool:
+    """Whether the weights of an encoder trained alone on a fold are in the cache."""
+    return _path(bench, dataset, fold_number, encoder).is_file()
+
+
+def _path(bench: Bench, dataset: PairedDataset, fold_number: int, encoder: Encoder) -> Path:
+    cfg = bench.cfg
+    train, val = _rows(bench, fold_number, encoder.modality)
+    key = describe(encoder, dataset, trained_on=train.tolist(), judged_on=val.tolist())
+    key |= {"epochs": cfg.encoder_epochs, "batch_size": cfg.batch_size, "seed": pretrain_seed(cfg)}
+    key |= {"optim": asdict(cfg.optim), "objective": [cfg.objective, cfg.targets]}
+    key |= {part: bench.identity.get(part) for part in ("targets", "classes")}
+    return make_cache_folder(cache_root() / "weights") / f"{key_of(key)}.pt"
+
+
+def _rows(bench: Bench, fold_number: int, name: str) -> tuple[Tensor, Tensor]:
+    """Return the training and validation samples that have a modality."""
+    fold = bench.folds[fold_number]
+    present = bench.present[:, list(bench.modalities).index(name)]
+    train, val = fold.train[present[fold.train]], fold.val[present[fold.val]]
+    if not len(train) or not len(val):
+        raise FusionZooError(f"{name}: its encoder has no weights, and no sample to learn from")
+    return train, val
+
+
+def is_untrained(encoder: Encoder) -> bool:
+    """Whether an encoder has parameters, and neither weights from a file nor pretrained ones."""
+    spec = encoder.spec
+    has_weights = spec.get("weights") is not None or spec.get("pretrained") is True
+    return any(True for _ in encoder.parameters()) and not has_weights
+
+
+def augmentation_notes(cfg: BenchmarkConfig, encoders: Mapping[str, Encoder]) -> list[str]:
+    """Return what the report says of augmentation; raise an error if it would change nothing."""
+    augmented = [encoder for encoder in encoders.values() if encoder.augmentation is not None]
+    if not augmented:
+        return []
+    done = "; ".join(encoder.augmentation.note for encoder in augmented if encoder.augmentation)
+    if cfg.mode == "finetune":
+        return [f"Training samples were augmented: {done}."]
+    if cfg.views == 1 and not any(map(is_untrained, augmented)):
+        raise FusionZooError(
+            "--data.augment: the encoders are frozen and their features cached once: --views 4"
+            " caches augmented passes too, --mode finetune trains the encoders"
+        )
+    cached = f"{cfg.views - 1} of {cfg.views} cached passes" if cfg.views > 1 else "no cached pass"
+    return [
+        f"Augmented were {cached}, and the samples on which encoders without weights were trained:"
+        f" {done}."
+    ]
+
+
+def pretrain_seed(cfg: BenchmarkConfig) -> int:
+    """Return a seed that no trial uses.
+
+    An encoder's features fit the head that it was trained under. A strategy whose head started from
+    the same weights would know the labels before it sees any, even shuffled ones.
+    """
+    return seed_of("encoders alone", cfg.seed)
+
+
+def pretrain(
+    bench: Bench, dataset: PairedDataset, encoder: Encoder, train: Tensor, val: Tensor, bar: Any
+) -> float:
+    """Train one encoder under a linear head, load its best epoch; return the score on `val`."""
+    cfg = replace(bench.cfg, epochs=bench.cfg.encoder_epochs, patience=None)
+    seed_everything(pretrain_seed(cfg))
+    name = encoder.modality
+    head = create_fusion("concat", {name: encoder.dim}, encoder.dim, bench.num_outputs, hidden=())
+    model = FusionModel({name: encoder}, head, target_spec(bench), bench.classes)
+    feed = BatchFeed(dataset.only(name), model, cfg)
+
+    def feed_with_progress(chunks: Sequence[Tensor], epoch: int) -> Iterator[ModelInput]:
+        bar.update(epoch >= 0)
+        return feed(chunks, epoch)
+
+    model.to(device_of(cfg))
+    targets = bench.targets.to(device_of(cfg))
+    tasks = tasks_of(bench, train)
+    trainer = SingleTrainer(model, cfg, targets[train], tasks=tasks.to(device_of(cfg)))
+    (best,) = fit(trainer, feed_with_progress, targets, train, val, [cfg.seed])
+    model.load_state_dict(best.weights)
+    model.eval()
+    chunks = val.split(256)
+    with torch.no_grad():
+        logits = torch.cat([model(batch).logits.float().cpu() for batch in feed(chunks, -1)])
+    return float(sample_scores(tasks.cpu(), logits, bench.targets[val]).mean())
+
+
+Encoders = dict[str, Encoder]  # modality -> encoder
+
+
+def build_encoders(
+    cfg: BenchmarkConfig, dataset: PairedDataset, only: str | None = None
+) -> Encoders:
+    """Build the encoders of the data set, or those of the settings: all, or that of one modality.
+
+    Each has the same initial weights in both cases.
+    """
+    with shared_checkpoints():
+        encoders = _build_each(cfg, dataset, only)
+    return {name: encoders[name] for name in dataset.modalities if name in encoders}
+
+
+def _build_each(cfg: BenchmarkConfig, dataset: PairedDataset, only: str | None) -> Encoders:
+    """Build the encoders in the order of the settings."""
+    encoders: Encoders = {}
+    for modality, component in choose_encoders(dataset, cfg.encoders).items():
+        if modality not in dataset.modalities:
+            dataset.select(modality)  # raises an error that lists the modalities there are
+        if only not in (None, modality):
+            continue
+        seed_everything(cfg.seed)
+        name, settings = split_name(component, f"encoders.{modality}")
+        encoder = create_encoder(
+            modality, name, **{"kind": dataset.modalities[modality], **settings}
+        )
+        if device_of(cfg).type == "cpu":  # convolutions are a third faster in this format
+            encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        encoders[modality] = encoder
+    set_augmentation(encoders.items(), cfg.data.get("augment"), dataset.modalities)
+    return encoders
+
+
+def freeze_all(
+    bench: Bench, dataset: PairedDataset, fold_number: int, encoders: Encoders
+) -> tuple[Encoders, dict[str, TrainedAlone]]:
+    """Return the frozen encoders of a fold, and how those were trained that had to be."""
+    results = {
+        name: freeze(bench, dataset, fold_number, encoder) for name, encoder in encoders.items()
+    }
+    trained = {name: how for name, (_, how) in results.items() if how is not None}
+    return {name: encoder for name, (encoder, _) in results.items()}, trained
+
+
+def store_all(
+    bench: Bench, dataset: PairedDataset, frozen: Encoders, tokens: bool, progress: bool = True
+) -> dict[str, Description]:
+    """Encode what is not in the cache, every view of it; return the entries, but for the view."""
+    descriptions = {
+        name: describe_features(bench, dataset, encoder, tokens) for name, encoder in frozen.items()
+    }
+    views = 1 if bench.cfg.mode == "finetune" else bench.cfg.views
+    for name, encoder in frozen.items():
+        for view in range(views):
+            description = {**descriptions[name], "view": view}
+            store_features(bench, dataset, encoder, description, progress)
+    return descriptions
+
+
+def describe_features(
+    bench: Bench, dataset: PairedDataset, encoder: Encoder, tokens: bool
+) -> Description:
+    """Describe an encoder's features of a data set, but for the view."""
+    # Where no strategy reads tokens, one per sample tells which samples have the modality.
+    max_tokens = bench.cfg.max_tokens.get(encoder.modality) if tokens else 1
+    return describe(encoder, dataset, max_tokens=max_tokens, precision=bench.cfg.precision)
+
+
+def store_features(
+    bench: Bench,
+    dataset: PairedDataset,
+    encoder: Encoder,
+    description: Description,
+    progress: bool = True,
+) -> None:
+    """Encode a data set, unless its features are in the cache."""
+    feature_cache().get(
+        description,
+        lambda: encode(
+            encoder,
+            dataset,
+            num_workers=loader_workers(bench.cfg),
+            max_tokens=description["max_tokens"],
+            dtype=torch.bfloat16 if bench.cfg.precision == "bf16" else torch.float32,
+            view=description.get("view", 0),
+            device=device_of(bench.cfg),
+            progress=progress,
+        ),
+    )
+
+
+Piece = tuple[int, Condition, Damaged]  # number of the fold, how its samples are damaged, and which
+_frozen_cache: dict[str, tuple[PairedDataset, Encoders]] = {}  # of this process; one entry
+
+
+def describe_corrupted(
+    bench: Bench,
+    dataset: PairedDataset,
+    fold_number: int,
+    frozen: Encoders,
+    descriptions: dict[str, Description],
+) -> dict[Condition, Damaged]:
+    """Describe the damaged samples of a fold: those of all folds, where they share an encoder."""
+    if not conditions(bench):
+        return {}
+    own = damaged_rows(bench, bench.folds[fold_number])
+    shared = torch.cat([damaged_rows(bench, fold) for fold in bench.folds]).unique()
+    rows = {name: own if is_untrained(encoder) else shared for name, encoder in frozen.items()}
+    samples = {name: fingerprint(dataset.subset(rows[name]), name) for name in frozen}
+    damaged = {}
+    for condition in conditions(bench):
+        name = condition[0]
+        damaged[condition] = _entry(descriptions[name], samples[name], rows[name], condition)
+    return damaged
+
+
+def describe_damaged_train(
+    bench: Bench,
+    dataset: PairedDataset,
+    fold_number: int,
+    frozen: Encoders,
+    descriptions: dict[str, Description],
+) -> dict[Condition, Damaged]:
+    """Describe a fold's training and validation samples that lose a part, but for the view.
+
+    Those of the highest rate of `damaged_train`, which has those of the others. Folds that share an
+    encoder share the entry. A modality of which no sample is drawn has none.
+    """
+    rate = max(bench.cfg.damaged_train, default=0.0)
+    by_fold = [draw_damaged(bench, fold, rate) for fold in bench.folds]
+    shared, damaged = torch.stack(by_fold).any(0), {}
+    for column, (name, kind) in enumerate(bench.modalities.items()):
+        drawn = by_fold[fold_number] if is_untrained(frozen[name]) else shared
+        rows = drawn[:, column].nonzero()[:, 0]
+        if len(rows):
+            condition = (name, LOST_PART[kind], SEVERITY)
+            samples = fingerprint(dataset.subset(rows), name)
+            damaged[condition] = _entry(descriptions[name], samples, rows, condition)
+    return damaged
+
+
+def _entry(description: Description, samples: str, rows: Tensor, condition: Condition) -> Damaged:
+    """Return the cache entry of these rows, whose fingerprint is `samples`, damaged in one way."""
+    return Damaged({**description, "samples": samples, "corruption": condition[1:]}, rows)
+
+
+def encode_all_damaged(bench: Bench) -> None:
+    """Encode the damaged samples of every fold that are not in the cache."""
+    missing: dict[str, Piece] = {}
+    for number, conditions_of_fold in enumerate(bench.corrupted):
+        for condition, damaged in conditions_of_fold.items():
+            _add_missing(missing, (number, condition, damaged))
+    for number, conditions_of_fold in enumerate(bench.damaged_train):
+        for condition, damaged in conditions_of_fold.items():
+            for view in range(bench.cfg.views):
+                description = {**damaged.description, "view": view}
+                _add_missing(
+                    missing, (number, condition, damaged._replace(description=description))
+                )
+    pieces = list(missing.values())
+    for _ in map_unordered(bench.cfg, bench, pieces, encode_damaged, "encode damaged"):
+        pass
+    _frozen_cache.clear()
+
+
+def _add_missing(missing: dict[str, Piece], piece: Piece) -> None:
+    description = piece[2].description
+    if feature_cache().load(description) is None:
+        missing.setdefault(key_of(description), piece)
+
+
+def encode_damaged(bench: Bench, piece: Piece) -> None:
+    """Encode samples of which one modality is damaged in one way."""
+    fold_number, condition, damaged = piece
+    dataset, encoders = _open_frozen(bench, fold_number)
+    samples = Corrupted(dataset.subset(damaged.rows), *condition)
+    store_features(bench, samples, encoders[condition[0]], damaged.description, progress=False)
+
+
+def _open_frozen(bench: Bench, fold_number: int) -> tuple[PairedDataset, Encoders]:
+    """Return data set and frozen encoders, built once per process; weights come from the cache."""
+    key = key_of([asdict(bench.cfg), fold_number, bench.features[fold_number]])
+    if key not in _frozen_cache:
+        dataset = dataset_of(bench)
+        encoders = build_encoders(bench.cfg, dataset)
+        _frozen_cache.clear()
+        _frozen_cache[key] = dataset, freeze_all(bench, dataset, fold_number, encoders)[0]
+    return _frozen_cache[key]
+
+
+BATCH = 64  # samples that are encoded at once
+
+
+def choose_workers(bench: Bench, dataset: PairedDataset, encoders: Encoders) -> Bench:
+    """Return the bench with the number of loader processes that encodes fastest.
+
+    On a CPU encoders are in channels-last format anyway; bf16 would change features, which
+    `--precision` decides. So nothing that is compared changes, and stored trials stay valid.
+    """
+    cfg, device = bench.cfg, device_of(bench.cfg)
+    if cfg.speed == "off":
+        return bench
+    defaults: Settings = {"num_workers": loader_workers(cfg)}
+    collate = Collate({name: encoder.processor(False) for name, encoder in encoders.items()})
+    keys = spread(dataset.by_length(), BATCH)
+    copies = {name: copy.deepcopy(encoder).to(device) for name, encoder in encoders.items()}
+
+    @torch.no_grad()
+    def work(batch: Batch) -> None:
+        for column, (name, encoder) in enumerate(copies.items()):
+            with quiet(encoder):
+                encode_rows(encoder, batch.inputs[name], batch.present[:, column])
+
+    def measured(settings: Settings) -> Timing:
+        return measure_loading(dataset, collate, keys, settings["num_workers"], work, device)
+
+    passes = cfg.epochs * cfg.seeds * len(bench.folds) if cfg.mode == "finetune" else cfg.views
+    options = worker_options(cfg.num_workers, defaults["num_workers"], World())
+    with same_randomness(device):
+        choice = choose(defaults, options, measured, samples=passes * len(dataset))
+    path = Path(cfg.out) / "speed.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, choice.record)
+    note = describe_choice(choice, defaults, path.name)
+    print(note)
+    cfg = replace(cfg, num_workers=choice.settings["num_workers"])
+    return replace(bench, cfg=cfg, notes=(*bench.notes, note))
+
+
+def prepare(
+    bench: Bench, dataset: PairedDataset, tokens: bool, clock: Clock | None = None
+) -> Bench:
+    """Return the bench with feature widths and, in probe mode, cached features of every fold.
+
+    `tokens`: whether any strategy reads tokens, not pooled vectors only.
+    """
+    clock = clock or Clock()
+    encoders = build_encoders(bench.cfg, dataset)
+    bench = replace(
+        bench,
+        dims={name: encoder.dim for name, encoder in encoders.items()},
+        notes=(*bench.notes, *augmentation_notes(bench.cfg, encoders)),
+    )
+    bench = choose_workers(bench, dataset, encoders)
+    clock.lap("data and encoders")
+    if bench.cfg.mode == "finetune":
+        bench = _prepare_finetune(bench, dataset, encoders)
+        clock.lap("features")
+        return bench
+    pieces = [
+        (fold, name, tokens)
+        for name, encoder in encoders.items()
+        if is_untrained(encoder)
+        for fold in range(len(bench.folds))
+        if not is_cached(bench, dataset, fold, encoder)
+    ]
+    for _ in map_unordered(bench.cfg, bench, pieces, train_alone, "train encoders alone"):
+        pass
+    clock.lap("encoders without weights")
+    trained: dict[str, list[TrainedAlone]] = {}
+    features, corrupted, damaged_train = [], [], []
+    for number in range(len(bench.folds)):
+        frozen, trained_here = freeze_all(bench, dataset, number, encoders)
+        for name, how in trained_here.items():
+            trained.setdefault(name, []).append(how)
+        descriptions = store_all(bench, dataset, frozen, tokens)
+        features.append({name: {**d, "view": 0} for name, d in descriptions.items()})
+        fold_of_encoders = bench, dataset, number, frozen, descriptions
+        corrupted.append(describe_corrupted(*fold_of_encoders))
+        damaged_train.append(describe_damaged_train(*fold_of_encoders))
+    bench = replace(
+        bench,
+        notes=(
+            *bench.notes,
+            *(trained_alone_note(bench, encoders[name], folds) for name, folds in trained.items()),
+        ),
+        features=tuple(features),
+        trained_alone=tuple(trained),
+        corrupted=tuple(corrupted),
+        damaged_train=tuple(damaged_train),
+    )
+    clock.lap("features")
+    encode_all_damaged(bench)
+    clock.lap("damaged features")
+    return bench
+
+
+def train_alone(bench: Bench, piece: tuple[int, str, bool]) -> None:
+    """Train one encoder alone on a fold, and encode the data by it."""
+    fold_number, name, tokens = piece
+    dataset = dataset_of(bench)
+    encoder = build_encoders(bench.cfg, dataset, name)[name]
+    frozen, _ = freeze(bench, dataset, fold_number, encoder, progress=False)
+    store_all(bench, dataset, {name: frozen}, tokens, progress=False)
+
+
+def _prepare_finetune(bench: Bench, dataset: PairedDataset, encoders: Encoders) -> Bench:
+    """Cache what the linear baseline reads: vectors as they are, and pretrained features."""
+    readable = {
+        name: create_encoder(name, "vector/identity", kind="vector", in_dim=width)
+        for name, width in dataset_widths(dataset).items()
+    }
+    readable |= {
+        name: encoder
+        for name, encoder in encoders.items()
+        if name not in readable and not is_untrained(encoder)
+    }
+    notes = ["Encoders were trained end to end, anew for every strategy and seed."]
+    if len(readable) < len(encoders):
+        lacking = ", ".join(name for name in encoders if name not in readable)
+        notes.append(f"No linear baseline: the encoder of {lacking} has no pretrained weights.")
+        return replace(bench, notes=(*bench.notes, *notes))
+    frozen = {name: copy.deepcopy(readable[name]) for name in encoders}
+    for encoder in frozen.values():
+        encoder.freeze()
+    descriptions = store_all(bench, dataset, frozen, tokens=False)
+    features = {name: {**d, "view": 0} for name, d in descriptions.items()}
+    notes = [*bench.notes, *notes]
+    return replace(bench, notes=tuple(notes), features=(features,) * len(bench.folds))
+
+
+def dataset_widths(dataset: PairedDataset) -> dict[str, int]:
+    """Return the width of each modality that is a vector."""
+    return {
+        name: int(encoder["in_dim"])
+        for name, encoder in dataset.default_encoders.items()
+        if name in dataset.modalities and dataset.modalities[name] == "vector"
+    }

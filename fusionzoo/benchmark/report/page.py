@@ -1,0 +1,745 @@
+"""Write the report: index.html and the tables beside it; combine several reports."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import math
+import re
+import webbrowser
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fusionzoo.errors import FusionZooError, __version__, print_table
+from fusionzoo.evaluation.calibration import risk_coverage
+from fusionzoo.evaluation.robustness import subsets
+from fusionzoo.evaluation.statistics import LEVEL, Ranking, rank
+from fusionzoo.files import replacing, write_text
+
+from ..bench import Metric, metric_named
+from ..clock import read_laps
+from ..strategies import ALONE, is_single
+from . import plots
+from .leaderboard import ECE_NOTE, table
+from .results import (
+    MAJORITY,
+    PRIOR,
+    RATES,
+    StrategyResults,
+    Summary,
+    best_single,
+    chosen_fusion,
+    corruption_curves,
+    data_title,
+    duration,
+    metric_name,
+    missing_curve,
+    pareto,
+    reliability_of,
+    row_label,
+    severities,
+    thousands,
+)
+from .summary import parquet_rows
+from .verdict import incomplete, pairwise
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+HIGHLIGHTED = 4  # fusions drawn in colour where all are drawn
+
+
+def sections(summary: Summary, metric: str) -> dict[str, dict[str, Any]]:
+    """Return each plot with its table; those that the data does not allow are left out."""
+    content = {
+        "leaderboard": _leaderboard(summary),
+        "intervals": _intervals(summary, metric),
+        "ranks": _ranks(summary),
+        "missing": _missing(summary, metric),
+        "corruptions": _corruptions(summary, metric),
+        "incomplete": incomplete(summary),
+        "calibration": _calibration(summary),
+        "pareto": _pareto(summary, metric),
+    }
+    return {name: section for name, section in content.items() if section}
+
+
+def heat_map(summary: Summary, shapley: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """Return the figure by fusion and subset, with the modalities' Shapley values."""
+    modalities = list(summary.bench.modalities)
+    columns = subsets(modalities)
+    # Six modalities have 64 subsets: show the smallest and the largest.
+    if len(columns) > 16:
+        columns = [s for s in columns if len(s) <= 1 or len(s) >= len(modalities) - 1]
+    rows = []
+    for name, values in shapley.items():
+        score = _scores_where_present(summary, summary.strategy(name))
+        figures = [summary.bench.metric.shown(score[s]) for s in columns]
+        rows.append((name, figures, [values[m] for m in modalities]))
+    cells = [figure for _, figures, _ in rows for figure in figures if not math.isnan(figure)]
+    names = [row_label(subset, modalities) for subset in columns]
+    table = (
+        ["strategy", *names, *(f"shapley {m}" for m in modalities)],
+        [[name, *figures, *values] for name, figures, values in rows],
+    )
+    return {
+        "names": names,
+        "modalities": modalities,
+        "rows": rows,
+        "shade": _shade(cells, higher=summary.bench.metric.higher),
+        "table": table,
+    }
+
+
+def _shade(cells: Sequence[float], *, higher: bool) -> Callable[[float], str]:
+    """Return what gives a cell's class, `h0` the worst to `h9` the best; none without a figure."""
+    low, high = min(cells, default=0.0), max(cells, default=1.0)
+
+    def shade(figure: float) -> str:
+        if math.isnan(figure):
+            return ""
+        goodness = figure - low if higher else high - figure
+        return f"h{min(9, int(10 * goodness / ((high - low) or 1)))}"
+
+    return shade
+
+
+def _scores_where_present(
+    summary: Summary, strategy: StrategyResults
+) -> dict[frozenset[str], float]:
+    """Return the score given each subset of the modalities, among the test samples with one of
+    them; given all or none, among all samples."""
+    modalities = list(summary.bench.modalities)
+    scores = strategy.score_by_subset(modalities)
+    order = subsets(modalities)[::-1]
+    if strategy.subset_scores is None or strategy.subset_scores.shape[1] != len(order):
+        return scores
+    present = summary.bench.present[summary.rows].numpy()
+    for number, subset in enumerate(order[1:-1], 1):
+        rows = present[:, [name in subset for name in modalities]].any(1)
+        if not rows.all():
+            known = strategy.subset_scores[:, number, rows]
+            scores[subset] = float(known.mean()) if known.size else math.nan
+    return scores
+
+
+def highlighted(summary: Summary) -> list[str]:
+    """Return the fusion chosen on validation data, then the best ones on the test split."""
+    names = [fusion.name for fusion in summary.of_kind("fusion")]
+    chosen = chosen_fusion(summary)
+    first = [chosen.name] if chosen else []
+    return list(dict.fromkeys([*first, *names]))[:HIGHLIGHTED]
+
+
+def _leaderboard(summary: Summary) -> dict[str, Any]:
+    lines = summary.leaderboard
+    header = list(dict.fromkeys(key for line in lines for key in line))
+    return {"table": (header, [[line.get(key, "") for key in header] for line in lines])}
+
+
+def _intervals(summary: Summary, metric: str) -> dict[str, Any]:
+    # The baselines without any input stand far below: the dots of the rest would touch.
+    lines = [line for line in summary.leaderboard if line["strategy"] not in (MAJORITY, PRIOR)]
+    single = best_single(summary)
+    best = summary.line(single.name)[metric] if single else None
+    svg = plots.intervals(lines, best, metric)
+    header = ["strategy", metric, "low", "high"]
+    return {"svg": svg, "table": (header, [[line[key] for key in header] for line in lines])}
+
+
+def _ranks(summary: Summary) -> dict[str, Any] | None:
+    num_seeds = summary.bench.cfg.seeds
+    fusions = [fusion for fusion in summary.of_kind("fusion") if len(fusion.seeds) == num_seeds]
+    if len(fusions) < 3 or num_seeds < 2:
+        return None
+    ranking = rank(np.stack([fusion.scores.mean(1) for fusion in fusions], axis=1))
+    names = [fusion.name for fusion in fusions]
+    matrix, lines = pairwise(summary, fusions)
+    counts = [[row.count(x) for x in ("win", "tie", "loss")] for row in matrix]
+    return {
+        "svg": plots.critical_difference(names, ranking),
+        "p": ranking.p,
+        "width": ranking.critical_difference,
+        "names": names,
+        "matrix": matrix,
+        "counts": counts,
+        "table": (["strategy", "average rank"], list(zip(names, ranking.ranks, strict=True))),
+        "pairs": (list(lines[0]), [list(line.values()) for line in lines]),
+    }
+
+
+def _missing(summary: Summary, metric: str) -> dict[str, Any] | None:
+    modalities = list(summary.bench.modalities)
+    fusions = summary.of_kind("fusion")
+    if not fusions:
+        return None
+    if all(math.isnan(missing_curve(fusion, modalities)[-1]) for fusion in fusions):
+        return None  # no subsets were measured
+    fusions += _incomplete_fusions(summary)
+    panels = {
+        title: {
+            fusion.name: _shown(summary, missing_curve(fusion, modalities, only))
+            for fusion in fusions
+        }
+        for title, only in (("any modality", None), *((f"{m} only", m) for m in modalities))
+    }
+    rows = [
+        [title, name, *curve] for title, curves in panels.items() for name, curve in curves.items()
+    ]
+    svg = plots.missing(panels, RATES, highlighted(summary), metric)
+    return {"svg": svg, "table": (["missing", "strategy", *RATES], rows)}
+
+
+def _incomplete_fusions(summary: Summary) -> list[StrategyResults]:
+    """Return the fusions that were trained with modalities removed or damaged."""
+    return [s for s in summary.of_kind("incomplete") if not is_single(s.name)]
+
+
+def _corruptions(summary: Summary, metric: str) -> dict[str, Any] | None:
+    panels: dict[str, dict[str, dict[str, list[float]]]] = {}  # modality -> corruption -> strategy
+    singles, at = summary.of_kind("single"), [0]
+    fusions = [*summary.of_kind("fusion"), *_incomplete_fusions(summary)]
+    for modality in summary.bench.modalities:
+        alone = [single for single in singles if single.name == f"{ALONE}{modality}"]
+        for strategy in [*fusions, *alone]:
+            for corruption, curve in corruption_curves(strategy, modality).items():
+                curves = panels.setdefault(modality, {}).setdefault(corruption, {})
+                curves[strategy.name] = _shown(summary, curve)
+                at = severities(strategy)
+    if not panels:
+        return None
+    rows = [
+        [modality, corruption, name, *curve]
+        for modality, row in panels.items()
+        for corruption, curves in row.items()
+        for name, curve in curves.items()
+    ]
+    names = [*highlighted(summary), *(single.name for single in singles)]
+    header = ["modality", "corruption", "strategy", *(f"severity {s}" for s in at)]
+    return {"svg": plots.corruptions(panels, at, names, metric), "table": (header, rows)}
+
+
+def _shown(summary: Summary, curve: Sequence[float]) -> list[float]:
+    """Return the figures of scores."""
+    return [summary.bench.metric.shown(score) for score in curve]
+
+
+def _calibration(summary: Summary) -> dict[str, Any] | None:
+    if not any("ece" in line for line in summary.leaderboard):
+        return None  # no classes
+    strategies = [s for s in (chosen_fusion(summary), best_single(summary)) if s]
+    names = {strategy.name for strategy in strategies}
+    strategies += [summary.strategy(name) for name in highlighted(summary) if name not in names]
+    strategies = strategies[:4]
+    target = summary.target
+    bins = {strategy.name: reliability_of(strategy, target) for strategy in strategies}
+    risks = {
+        strategy.name: np.mean([risk_coverage(x, target).numpy() for x in strategy.logits], axis=0)
+        for strategy in strategies
+    }
+    rows = [[name, *line] for name, lines in bins.items() for line in lines]
+    header = ["strategy", "confidence", "accuracy", "count"]
+    return {"svg": plots.calibration(bins, risks), "table": (header, rows)}
+
+
+def _pareto(summary: Summary, metric: str) -> dict[str, Any] | None:
+    fusions = [s for s in summary.strategies if s.facts and s.kind == "fusion"]
+    if not fusions:
+        return None
+    panels: dict[str, dict[str, tuple[float, float]]] = {
+        title: {fusion.name: (fusion.facts[key], fusion.mean()) for fusion in fusions}
+        for title, key in (
+            ("multiply-accumulates of a sample", "macs"),
+            ("training, seconds a seed", "seconds"),
+        )
+    }
+    fronts: Mapping[str, Sequence[str]] = {
+        title: pareto(points) for title, points in panels.items()
+    }
+    shown = summary.bench.metric.shown
+    panels = {
+        title: {name: (cost, shown(score)) for name, (cost, score) in points.items()}
+        for title, points in panels.items()
+    }
+    families = {fusion.name: fusion.family for fusion in fusions}
+    header = ["strategy", metric, *fusions[0].facts]
+    rows = [[fusion.name, shown(fusion.mean()), *fusion.facts.values()] for fusion in fusions]
+    return {"svg": plots.pareto(panels, fronts, families, metric), "table": (header, rows)}
+
+
+Table = tuple[Sequence[str], Sequence[Sequence[Any]]]  # header, rows
+
+
+def page(summary: Summary, figures: Mapping[str, Any], laps: Sequence[tuple[str, float]]) -> str:
+    """Render the report; `figures` are those of `verdict.figures`, `laps` those of the clock."""
+    metric = str(figures["metric"])
+    facts = {strategy.name: strategy.facts for strategy in summary.strategies}
+    lines = [{**line, **facts.get(line["strategy"], {})} for line in figures["leaderboard"]]
+    columns, cells = table(lines, metric)
+    text = (
+        environment()
+        .get_template("page.html")
+        .render(
+            figures=figures,
+            title=data_title(summary.bench.cfg.data),
+            metric=metric_name(metric),
+            points=metric_named(metric).share,
+            difference=metric_named(metric).difference,
+            columns=columns,
+            rows=[(line["family"], row) for line, row in zip(lines, cells, strict=True)],
+            sections=sections(summary, metric),
+            heat=heat_map(summary, figures.get("shapley", {})),
+            needs_table=needs_table,
+            minutes=minutes(laps),
+            minutes_table=(["part", "seconds"], laps),
+            ece_note=ECE_NOTE,
+            version=__version__,
+        )
+    )
+    return str(text)
+
+
+def needs_table(needs: Mapping[str, Any]) -> Table:
+    """Return the parts of each pair of sources, with their intervals, for the CSV."""
+    pairs = needs["pid"]
+    header = [key for key in pairs[0] if key not in ("clusters", "limits")]
+    return header, [[pair[key] for key in header] for pair in pairs]
+
+
+def minutes(parts: Sequence[tuple[str, float]]) -> list[tuple[str, str, float]]:
+    """Return each part of the run with its duration and its share of the total, and the total."""
+    total = sum(seconds for _, seconds in parts)
+    if not total:
+        return []
+    return [
+        (name, duration(seconds), seconds / total) for name, seconds in [*parts, ("total", total)]
+    ]
+
+
+def environment() -> Any:
+    """Return the Jinja environment of the templates in this folder."""
+    from jinja2 import Environment, PackageLoader
+
+    jinja = Environment(
+        loader=PackageLoader("fusionzoo.benchmark.report", "."),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    jinja.filters |= {"csv": data_link, "thousands": thousands}
+    jinja.filters |= {"code": code, "breakable": breakable}
+    return jinja
+
+
+def code(words: str) -> Any:
+    """Show text between backticks as code, as Markdown does, and escape the rest."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(words))))
+
+
+def breakable(name: str) -> Any:
+    """Let a browser break a long name after underscores and plus signs."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"([_+])", r"\1<wbr>", str(escape(name))))
+
+
+def data_link(table: Table) -> str:
+    """Return a link that contains a table as CSV, so that the page stays one file.
+
+    Six digits of each number: all of them would double the size of the page.
+    """
+    header, rows = table
+    short = [[f"{x:.6g}" if isinstance(x, float) else x for x in row] for row in rows]
+    return "data:text/csv;base64," + base64.b64encode(csv_text(header, short).encode()).decode()
+
+
+def csv_text(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Return a table as CSV."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+GAIN = ("difference", "low", "high")
+COSTS = ("parameters", "macs", "seconds", "latency_ms", "samples_per_second", "memory_mb")
+
+
+def require_packages() -> None:
+    """Raise an error if a package that the report needs is missing."""
+    try:
+        import jinja2  # noqa: F401
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise FusionZooError(
+            f"the report needs {error.name}: pip install 'fusionzoo[benchmark]'"
+        ) from None
+
+
+def write(
+    summary: Summary, figures: Mapping[str, Any], laps: Sequence[tuple[str, float]], out: Path
+) -> None:
+    """Write all files, each completely or not at all.
+
+    `figures` are those of `verdict.figures`, `laps` the seconds of each part of the benchmark.
+    """
+
+    write_text(out / "summary.json", json.dumps(_without_nan(figures), indent=1) + "\n")
+    write_text(out / "table.md", markdown(figures))
+    write_text(out / "table.tex", latex(figures))
+    _parquet(summary, out / "results.parquet")
+    costs = [
+        [strategy.name, *(f"{strategy.facts[key]:.6g}" for key in COSTS)]
+        for strategy in summary.strategies
+        if strategy.facts
+    ]
+    write_text(out / "costs.csv", csv_text(["strategy", *COSTS], costs))
+    write_text(out / "index.html", page(summary, figures, laps))
+
+
+def print_report(
+    figures: Mapping[str, Any], out: Path, laps: Sequence[tuple[str, float]] = ()
+) -> None:
+    """Print the leaderboard's main columns, the verdict and where the minutes went."""
+    wanted = [column for column in text_columns(figures) if column.printed]
+    rows = [
+        [line["strategy"], *(column.text(line) for column in wanted)]
+        for line in figures["leaderboard"]
+    ]
+    print_table("Test samples", ["strategy", *(column.title for column in wanted)], rows)
+    for name, error in figures["failed"].items():
+        print(f"failed  {name}: {error}")
+    print(f"\n{figures['verdict']}\n")
+    if laps:
+        parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in laps)
+        print(f"time    {duration(sum(seconds for _, seconds in laps))}: {parts}")
+    print(f"report  {out / 'index.html'}")
+
+
+def markdown(figures: Mapping[str, Any]) -> str:
+    """Return the verdict, the leaderboard as a Markdown table, and a note on ECE."""
+    header, rows = text_table(figures)
+    lines = [figures["verdict"], "", f"| {' | '.join(header)} |"]
+    lines += [f"| {' | '.join(['---'] * len(header))} |"]
+    for line, row in zip(figures["leaderboard"], rows, strict=True):
+        name = row[0] if line["family"] in ("single", "baseline") else f"`{row[0]}`"
+        lines.append(f"| {' | '.join([name, *row[1:]])} |")
+    note = ["", ECE_NOTE] if "ECE" in header else []
+    return "\n".join([*lines, *note]) + "\n"
+
+
+def latex(figures: Mapping[str, Any]) -> str:
+    """Return the leaderboard as a booktabs table."""
+    header, rows = text_table(figures)
+    lines = [
+        "% " + figures["verdict"].replace("%", r"\%"),
+        *(["% " + ECE_NOTE.replace("%", r"\%")] if "ECE" in header else []),
+        rf"\begin{{tabular}}{{ll{'r' * (len(header) - 2)}}}",
+        r"\toprule",
+        " & ".join(map(_escape, header[:-1])) + r" & $p$ (Holm) \\",
+        r"\midrule",
+    ]
+    lines += [" & ".join(map(_escape, row)) + r" \\" for row in rows]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+class TextColumn(NamedTuple):
+    """A column of the table as text."""
+
+    title: str
+    text: Callable[[Mapping[str, Any]], str]  # of a leaderboard line
+    printed: bool = True  # on the terminal too
+
+
+def text_table(figures: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return the leaderboard as text: header and rows."""
+    columns = text_columns(figures)
+    rows = [
+        [line["strategy"], *(column.text(line) for column in columns)]
+        for line in figures["leaderboard"]
+    ]
+    return ["strategy", *(column.title for column in columns)], rows
+
+
+def text_columns(figures: Mapping[str, Any]) -> list[TextColumn]:
+    """Return the columns after the strategy's name; those that no line has are left out."""
+    metric = metric_named(figures["metric"])
+    lines = figures["leaderboard"]
+
+    def has(key: str) -> bool:
+        return any(not math.isnan(line.get(key, math.nan)) for line in lines)
+
+    columns = [
+        TextColumn("family", lambda line: line["family"], False),
+        TextColumn(metric_name(metric.name), lambda line: f"{line[metric.name]:.3f}"),
+        TextColumn("95 %", lambda line: f"{line['low']:.3f} to {line['high']:.3f}"),
+    ]
+    if has("untuned"):
+        columns.append(TextColumn("untuned", lambda line: _decimal(line["untuned"])))
+    if has("macro_f1"):
+        columns.append(TextColumn("macro F1", lambda line: _decimal(line["macro_f1"]), False))
+    if has("ece"):
+        columns += [
+            TextColumn("ECE", lambda line: f"{line['ece']:.3f}", False),
+            TextColumn("ECE debiased", lambda line: f"{line['ece_debiased']:.3f}", False),
+            TextColumn(
+                "ECE if calibrated",
+                lambda line: f"{line['ece_if_calibrated']:.3f} (up to {line['ece_limit']:.3f})",
+                False,
+            ),
+            TextColumn("calibration", lambda line: line["calibration"], False),
+        ]
+    if any(line["kind"] == "incomplete" for line in lines):
+        columns += [
+            TextColumn(title, partial(_area, key), False)
+            for key, title in (("missing_area", "missing"), ("lost_area", "lost parts"))
+            if has(key)
+        ]
+    gain = "gain over best single" + (", points" if metric.share else "")
+    columns.append(TextColumn(gain, lambda line: _gain(line, metric)))
+    columns.append(TextColumn("p (Holm)", _p, False))
+    return columns
+
+
+def _area(key: str, line: Mapping[str, Any]) -> str:
+    """Write an area under a curve with its interval."""
+    if math.isnan(line.get(key, math.nan)):
+        return ""
+    return f"{line[key]:.3f} ({line[f'{key}_low']:.3f} to {line[f'{key}_high']:.3f})"
+
+
+def _decimal(number: float) -> str:
+    return "" if math.isnan(number) else f"{number:.3f}"
+
+
+def _parquet(summary: Summary, path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_pylist(parquet_rows(summary))
+    with replacing(path) as partial:
+        pq.write_table(table, partial, write_page_checksum=True)
+
+
+def _without_nan(tree: Any) -> Any:
+    """Replace NaN, which JSON does not have, by None."""
+    if isinstance(tree, Mapping):
+        return {str(key): _without_nan(value) for key, value in tree.items()}
+    if isinstance(tree, Sequence) and not isinstance(tree, str):
+        return [_without_nan(value) for value in tree]
+    return None if isinstance(tree, float) and math.isnan(tree) else tree
+
+
+def _gain(line: Mapping[str, Any], metric: Metric) -> str:
+    if "gain_difference" not in line:
+        return ""
+    gain, low, high = (metric.difference(line[f"gain_{key}"]) for key in GAIN)
+    return f"{gain} ({low} to {high})"
+
+
+def _p(line: Mapping[str, Any]) -> str:
+    if "gain_p_holm" not in line:
+        return ""
+    return "<0.001" if line["gain_p_holm"] < 0.001 else f"{line['gain_p_holm']:.3f}"
+
+
+def _escape(text: str) -> str:
+    for plain, escaped in (("_", r"\_"), ("%", r"\%"), ("±", r"$\pm$"), ("<", r"$<$")):
+        text = text.replace(plain, escaped)
+    return text
+
+
+@dataclass(frozen=True)
+class Report:
+    """The report of a benchmark; `Report.read(folder)` reads that of an earlier one."""
+
+    folder: Path
+    figures: Mapping[str, Any] = field(repr=False)  # the contents of summary.json
+
+    @classmethod
+    def read(cls, folder: str | Path) -> Report:
+        """Read the report in a folder."""
+        path = Path(folder) / "summary.json"
+        if not path.is_file():
+            raise FusionZooError(f"{folder} holds no finished report: {path} is not there")
+        figures = json.loads(path.read_text(encoding="utf-8"))
+        if "leaderboard" not in figures:
+            raise FusionZooError(
+                f"{folder} is a combination of reports; name the reports it was made of"
+            )
+        if "metric" not in figures:
+            raise FusionZooError(
+                f"{folder} was written by an earlier version: the same command runs it again"
+            )
+        figures["leaderboard"] = [
+            {key: math.nan if value is None else value for key, value in line.items()}
+            for line in figures["leaderboard"]
+        ]
+        return cls(Path(folder), figures)
+
+    @property
+    def verdict(self) -> str:
+        """Whether fusion helped, and which fusion is best, in words."""
+        return str(self.figures["verdict"])
+
+    @property
+    def leaderboard(self) -> pd.DataFrame:
+        """The leaderboard as a pandas DataFrame: a row per strategy, the best first."""
+        try:
+            import pandas as pd
+        except ImportError:
+            raise FusionZooError(
+                "the leaderboard is a pandas DataFrame: pip install pandas"
+                " (Report.figures['leaderboard'] holds the same rows)"
+            ) from None
+        return pd.DataFrame(self.figures["leaderboard"])
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """The error of each strategy that failed."""
+        return dict(self.figures["failed"])
+
+    @property
+    def page(self) -> Path:
+        """The report as a web page."""
+        return self.folder / "index.html"
+
+    def open(self) -> None:
+        """Show the web page in the browser."""
+        webbrowser.open(self.page.resolve().as_uri())
+
+    def print(self) -> None:
+        """Print the leaderboard's main columns and the verdict."""
+        print_report(self.figures, self.folder, read_laps(self.folder))
+
+    def _repr_html_(self) -> str:
+        header, rows = text_table(self.figures)
+        template = environment().get_template("notebook.html")
+        return str(
+            template.render(figures=self.figures, header=header, rows=rows, page=str(self.page))
+        )
+
+    def _repr_markdown_(self) -> str:
+        return (self.folder / "table.md").read_text(encoding="utf-8")
+
+
+FEWEST = 5  # data sets from which on Friedman's chi-squared is near its distribution
+
+
+def combine(folders: Sequence[str], out: Path) -> int:
+    """Write index.html, summary.json and table.md: average ranks, Friedman's and Nemenyi's tests.
+
+    Each data set is a block, ranked by the mean over seeds of its report's own metric, which its
+    column names. Below `FEWEST` data sets there are ranks, and no tests. Strategies that a report
+    lacks are left out and named.
+    """
+    require_packages()
+    if len(folders) < 2:
+        raise FusionZooError(
+            "--combine needs two reports or more: --combine '[report_a, report_b]'"
+        )
+    reports = [_read(folder) for folder in folders]
+    every = dict.fromkeys(name for _, _, scores in reports for name in scores)
+    common = [name for name in every if all(name in scores for _, _, scores in reports)]
+    left_out = [name for name in every if name not in common]
+    if len(common) < 3:
+        raise FusionZooError(
+            f"ranks need three strategies or more that all reports have; there are {common}"
+        )
+    scores = np.array([[by_name[name] for name in common] for _, _, by_name in reports])
+    ranking = rank(scores)
+    if len(reports) < FEWEST:
+        ranking = Ranking(ranking.ranks, math.nan, math.nan)
+    data_sets = [data_set for data_set, _, _ in reports]
+    metrics = [metric for _, metric, _ in reports]
+    order = np.argsort(ranking.ranks, kind="stable")
+    rows = [
+        (
+            common[i],
+            f"{ranking.ranks[i]:.2f}",
+            *(f"{metric.shown(x):.3f}" for metric, x in zip(metrics, scores[:, i], strict=True)),
+        )
+        for i in order
+    ]
+    columns = [f"{data} ({x.title})" for data, x in zip(data_sets, metrics, strict=True)]
+    header = ("strategy", "average rank", *columns)
+    words = verdict(common, ranking, data_sets)
+    figures: dict[str, Any] = {
+        "verdict": words,
+        "data_sets": data_sets,
+        "metrics": [metric.name for metric in metrics],
+        "friedman_p": None if math.isnan(ranking.p) else ranking.p,
+        "critical_difference": None if math.isnan(ranking.p) else ranking.critical_difference,
+        "ranks": {common[i]: float(ranking.ranks[i]) for i in order},
+        "left_out": left_out,
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(out / "summary.json", json.dumps(figures, indent=1) + "\n")
+    write_text(out / "table.md", _markdown(words, header, rows))
+    write_text(out / "index.html", _page(figures, header, rows, common, ranking))
+    print_table("Average ranks", header, rows)
+    print(f"\n{words}\n\nreport  {out / 'index.html'}")
+    return 0
+
+
+def verdict(names: Sequence[str], ranking: Ranking, data_sets: Sequence[str]) -> str:
+    """Say in words which strategy leads over the data sets, and whether the strategies differ."""
+    order = np.argsort(ranking.ranks, kind="stable")
+    best = names[order[0]]
+    words = (
+        f"Over {len(data_sets)} data sets ({', '.join(data_sets)}) `{best}` has the best average"
+        f" rank, {ranking.ranks[order[0]]:.2f} of {len(names)}."
+    )
+    if math.isnan(ranking.p):
+        return words + f" Friedman's test needs {FEWEST} data sets or more: no test was made."
+    if ranking.p >= 1 - LEVEL:
+        return words + f" Friedman's test shows no difference between them (p = {ranking.p:.2f})."
+    near = ranking.ranks <= ranking.ranks.min() + ranking.critical_difference
+    return (
+        f"{words} The strategies differ (Friedman p = {ranking.p:.2g}); {int(near.sum())} cannot be"
+        f" told apart from the best (Nemenyi, critical difference"
+        f" {ranking.critical_difference:.2f})."
+    )
+
+
+def _read(folder: str) -> tuple[str, Metric, dict[str, float]]:
+    """Return the data set's name, its metric, and the score of each fusion, higher is better."""
+    figures = Report.read(folder).figures
+    scores = {
+        line["strategy"]: line["score"]
+        for line in figures["leaderboard"]
+        if line["kind"] == "fusion"
+    }
+    data = figures["data"]
+    return data.get("title", data["name"]), metric_named(figures["metric"]), scores
+
+
+def _markdown(words: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [words, "", f"| {' | '.join(header)} |", f"| {' | '.join(['---'] * len(header))} |"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
+
+
+def _page(
+    figures: dict[str, Any],
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    names: Sequence[str],
+    ranking: Ranking,
+) -> str:
+
+    svg = plots.critical_difference(names, ranking)
+    template = environment().get_template("combined.html")
+    return str(
+        template.render(figures=figures, header=header, rows=rows, svg=svg, version=__version__)
+    )

@@ -1,0 +1,446 @@
+"""Train the models of one or several seeds on data in memory, with early stopping."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+
+from fusionzoo.config import BenchmarkConfig, RunConfig, TrainConfig
+from fusionzoo.datasets import PairedDataset
+from fusionzoo.distributed import World
+from fusionzoo.encoders import Encoder, Processor
+from fusionzoo.errors import FusionZooError
+from fusionzoo.fusion import Fusion
+from fusionzoo.fusion.base import RunningMeans
+from fusionzoo.model import FusionModel, UnimodalHeads
+from fusionzoo.structures import Batch, Features, FusionOutput, Phase, StepContext
+from fusionzoo.training.balance import StrategyInputs, build_balance
+from fusionzoo.training.balance.base import presence
+from fusionzoo.training.freezing import frozen_in_phase
+from fusionzoo.training.loaders import build_loader
+from fusionzoo.training.multitask import Tasks, plain_tasks
+from fusionzoo.training.objective import Objective
+from fusionzoo.training.optim import build_optimizer, param_groups, set_rates
+from fusionzoo.training.schedules import phased
+from fusionzoo.training.trainer import Trainer as FullTrainer
+
+ModelInput = Mapping[str, Features] | Batch  # cached features, or a batch for the encoders
+Weights = dict[str, Tensor]
+
+
+class Feed(Protocol):
+    """Provides the model's input for the rows of each step."""
+
+    def __call__(self, chunks: Sequence[Tensor], epoch: int) -> Iterator[ModelInput]:
+        """Yield the input for each chunk of rows, (B,) or (S, B); `epoch` -1 means evaluation."""
+
+
+def forward(model: FusionModel, model_input: ModelInput) -> FusionOutput:
+    """Run the fusion on cached features, or encoders and fusion on a batch."""
+    if isinstance(model_input, Batch):
+        output: FusionOutput = model(model_input)
+    else:
+        output = model.fusion(model_input)
+    return output
+
+
+class SingleTrainer:
+    """Trains one model."""
+
+    def __init__(
+        self,
+        model: FusionModel,
+        cfg: BenchmarkConfig,
+        targets: Tensor,
+        groups: Sequence[str] = (),
+        seed: int = 0,
+        tasks: Tasks | None = None,
+    ) -> None:
+        self.model, self.cfg, self.tasks = model, cfg, tasks or plain_tasks()
+        self.phases = model.fusion.phases
+        self.memory = model.fusion.prepare(targets.cpu(), groups, seed)
+        if self.memory is not None:
+            self.memory.to(targets.device)
+        self.optimizer = build_optimizer(param_groups(model, nn.ModuleDict(), cfg.optim), cfg.optim)
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.frozen = [frozen_in_phase(model, phase) for phase in self.phases]
+
+    def step(
+        self, model_input: ModelInput, rows: Tensor, target: Tensor, epoch: float, phase: int
+    ) -> None:
+        """Train on one batch; rows and target (1, B)."""
+        output = forward(self.model, model_input)
+        context = StepContext(
+            rows=rows[0],
+            epoch=epoch,
+            phase=phase,
+            criterion=self.tasks.criterion,
+            row_weight=self.tasks.row_weight(target[0]),
+            memory=self.memory,
+        )
+        self.model.fusion.loss(output, target[0], context).mean().backward()
+        for parameter in self.frozen[phase]:
+            parameter.grad = None
+        if self.cfg.optim.clip is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self.cfg.optim.clip, foreach=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def train(self, mode: bool, phase: int = 0) -> None:
+        """Set train or eval mode; encoders that a phase does not train stay in eval mode."""
+        self.model.train(mode)
+        self.model.encoders.train(mode and self.phases[phase].encoders)
+
+    def logits(self, model_input: ModelInput) -> Tensor:
+        """Return logits (1, B, K)."""
+        return forward(self.model, model_input).logits[None]
+
+    def begin_epoch(self, epoch: int, step: int) -> Mapping[str, int]:
+        """Nothing to prepare."""
+        return {}
+
+    def weights(self, index: int) -> Weights:
+        """Copy the weights."""
+        return {name: x.detach().clone() for name, x in self.model.state_dict().items()}
+
+
+class StackedTrainer:
+    """Trains several copies of one fusion, each with its own weights and batches, as one.
+
+    Parameters are stacked along a new first dimension and the forward pass is mapped over it
+    (`torch.func.vmap`), so a step costs about as many kernel calls as that of a single copy. Adam
+    works element by element and each copy is clipped by its own norm, so every copy learns what it
+    would have learned alone, up to rounding.
+    """
+
+    def __init__(
+        self, models: Sequence[FusionModel], cfg: BenchmarkConfig, tasks: Tasks | None = None
+    ) -> None:
+        self.cfg, self.tasks = cfg, tasks or plain_tasks()
+        fusions = [model.fusion for model in models]
+        self.stacked, self.buffers = stack_module_state(list(fusions))
+        self.skeleton = copy.deepcopy(fusions[0]).to("meta")
+        self.phases = fusions[0].phases
+        name_of = {id(p): name for name, p in fusions[0].named_parameters()}
+        groups = param_groups(models[0], nn.ModuleDict(), cfg.optim)
+        for group in groups:
+            group["params"] = [self.stacked[name_of[id(p)]] for p in group["params"]]
+        self.optimizer = build_optimizer(groups, cfg.optim)
+
+    def step(
+        self, model_input: ModelInput, rows: Tensor, target: Tensor, epoch: float, phase: int
+    ) -> None:
+        """Train each copy on its batch; rows and target (S, B)."""
+        logits = self.logits(model_input)
+        loss = self.tasks.criterion(logits.flatten(0, 1), target.flatten(0, 1))
+        loss.mean().mul(len(target)).backward()
+        if self.cfg.optim.clip is not None:
+            self._clip(self.cfg.optim.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def train(self, mode: bool, phase: int = 0) -> None:
+        """Set train or eval mode."""
+        self.skeleton.train(mode)
+
+    def logits(self, model_input: ModelInput) -> Tensor:
+        """Return logits (S, B, K)."""
+
+        def logits_of_copy(parameters: Weights, buffers: Weights, copy_input: ModelInput) -> Tensor:
+            output: FusionOutput = functional_call(
+                self.skeleton, (parameters, buffers), (copy_input,)
+            )
+            return output.logits
+
+        return vmap(logits_of_copy)(self.stacked, self.buffers, model_input)
+
+    def begin_epoch(self, epoch: int, step: int) -> Mapping[str, int]:
+        """Nothing to prepare."""
+        return {}
+
+    def weights(self, index: int) -> Weights:
+        """Copy the weights of one seed, under the names of a FusionModel."""
+        tensors = {**self.stacked, **self.buffers}
+        return {f"fusion.{name}": x[index].detach().clone() for name, x in tensors.items()}
+
+    def _clip(self, max_norm: float) -> None:
+        grads = [p.grad for p in self.stacked.values() if p.grad is not None]
+        norms = torch.stack([g.flatten(1).norm(dim=1) for g in grads]).norm(dim=0)
+        factor = (max_norm / (norms + 1e-6)).clamp(max=1)
+        for grad in grads:
+            grad.mul_(factor.reshape(-1, *[1] * (grad.ndim - 1)))
+
+
+class Trainer(Protocol):
+    """Trains one model, or several together: step by step, on what a feed gives."""
+
+    cfg: BenchmarkConfig
+    tasks: Tasks
+    phases: tuple[Phase, ...]
+    optimizer: torch.optim.Optimizer
+
+    def begin_epoch(self, epoch: int, step: int) -> Mapping[str, int]:
+        """Prepare an epoch after `step` steps; return modality -> epoch its schedule restarted."""
+
+    def step(
+        self, model_input: ModelInput, rows: Tensor, target: Tensor, epoch: float, phase: int
+    ) -> None:
+        """Train on one batch; rows and target (S, B)."""
+
+    def train(self, mode: bool, phase: int = 0) -> None:
+        """Set train or eval mode."""
+
+    def logits(self, model_input: ModelInput) -> Tensor:
+        """Return logits (S, B, K)."""
+
+    def weights(self, index: int) -> Weights:
+        """Copy the weights of one seed, under the names of a FusionModel."""
+
+
+def stackable(fusion: Fusion, features: Mapping[str, Features]) -> bool:
+    """Whether copies trained together learn the same as copies trained alone.
+
+    That needs a forward pass without randomness, no loss, memory or phases of the fusion's own, no
+    buffers but running means, no recurrent cells (torch.func cannot map them), and pooled features
+    only (where stacking is also faster).
+    """
+    if any(isinstance(part, nn.RNNCellBase | nn.RNNBase) for part in fusion.modules()):
+        return False
+    plain = type(fusion).loss is Fusion.loss and type(fusion).prepare is Fusion.prepare
+    means = {b for m in fusion.modules() if isinstance(m, RunningMeans) for b in m.buffers()}
+    if not plain or len(fusion.phases) > 1 or set(fusion.buffers()) - means:
+        return False
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        first, second = fusion.train()(features), fusion(features)
+    return bool(torch.equal(first.logits, second.logits))
+
+
+StopEarly = Callable[[int, float], bool]  # epochs done, validation loss -> whether to stop
+
+
+class FitResult(NamedTuple):
+    """The result of training with one seed."""
+
+    weights: Weights  # of the best epoch
+    best_epoch: int
+    epochs: int  # until the patience ran out
+    loss: float  # of the best epoch, on the validation split
+
+
+def fit(
+    trainer: Trainer,
+    feed: Feed,
+    targets: Tensor,
+    train: Tensor,
+    val: Tensor,
+    seeds: Sequence[int],
+    stop_early: StopEarly | None = None,
+) -> list[FitResult]:
+    """Train until the patience of every seed has run out; each keeps its best epoch.
+
+    `targets` are those of all rows; `train` and `val` are rows. Every seed has its own order of
+    samples. A fusion that trains in phases is validated in the last one only. `stop_early` is asked
+    after each validation, with the mean loss over the seeds.
+    """
+    cfg = trainer.cfg
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    steps = math.ceil(len(train) / cfg.batch_size)
+    plan = phased(cfg.optim, trainer.phases, cfg.epochs * steps, steps)
+    best: list[FitResult | None] = [None] * len(seeds)
+    last_epochs = [cfg.epochs] * len(seeds)
+    alone = not isinstance(trainer, StackedTrainer)
+    for epoch in range(cfg.epochs):
+        order = torch.stack([torch.randperm(len(train), generator=g) for g in generators])
+        chunks = order.split(cfg.batch_size, dim=1)
+        rows = [train[chunk[0] if alone else chunk] for chunk in chunks]
+        restarts = trainer.begin_epoch(epoch, epoch * steps)
+        current_phase = -1
+        for number, model_input in enumerate(feed(rows, epoch)):
+            phase, factors = plan(epoch * steps + number, restarts=restarts)
+            if phase != current_phase:
+                trainer.train(True, phase)
+                current_phase = phase
+            set_rates(trainer.optimizer, factors)
+            target = targets[train[chunks[number]]]
+            train_rows = chunks[number].to(target.device)
+            trainer.step(model_input, train_rows, target, epoch + number / steps, phase)
+        if current_phase < len(trainer.phases) - 1:
+            continue
+        losses = validate(trainer, feed, targets, val, len(seeds))
+        _keep_best(trainer, losses, epoch, best, last_epochs)
+        if all(last_epoch <= epoch + 1 for last_epoch in last_epochs):
+            break
+        if stop_early is not None and stop_early(epoch + 1, sum(losses) / len(losses)):
+            break
+    return _finish(best, last_epochs, seeds)
+
+
+def _keep_best(
+    trainer: Trainer,
+    losses: Sequence[float],
+    epoch: int,
+    best: list[FitResult | None],
+    last_epochs: list[int],
+) -> None:
+    """Update each seed's best epoch, and its last one where the patience has run out."""
+    patience = trainer.cfg.patience
+    for index, loss in enumerate(losses):
+        previous = best[index]
+        if last_epochs[index] <= epoch:
+            continue
+        if previous is None or loss < previous.loss:
+            best[index] = FitResult(trainer.weights(index), epoch + 1, 0, loss)
+        elif patience is not None and epoch + 1 - previous.best_epoch >= patience:
+            last_epochs[index] = min(last_epochs[index], epoch + 1)
+
+
+def _finish(
+    best: Sequence[FitResult | None], last_epochs: Sequence[int], seeds: Sequence[int]
+) -> list[FitResult]:
+    results = [
+        result._replace(epochs=last_epoch)
+        for result, last_epoch in zip(best, last_epochs, strict=True)
+        if result
+    ]
+    for seed, result in zip(seeds, results, strict=True):
+        if not math.isfinite(result.loss):
+            raise FusionZooError(
+                f"seed {seed}: the validation loss is {result.loss}; a lower --optim.lr may help"
+            )
+    return results
+
+
+@torch.no_grad()
+def validate(
+    trainer: Trainer, feed: Feed, targets: Tensor, val: Tensor, num_seeds: int
+) -> list[float]:
+    """Return each seed's mean loss on the validation split, in which every row has a label."""
+    trainer.train(False)
+    total = torch.zeros(num_seeds, dtype=torch.float64)
+    chunks = val.split(512)
+    alone = not isinstance(trainer, StackedTrainer)
+    rows = [chunk if alone else chunk.expand(num_seeds, -1) for chunk in chunks]
+    for chunk, model_input in zip(chunks, feed(rows, -1), strict=True):
+        target = targets[chunk]
+        losses = [trainer.tasks.criterion(x, target) for x in trainer.logits(model_input)]
+        total += torch.stack([loss.double().sum() for loss in losses])
+    return (total / len(val)).tolist()
+
+
+class CachedEncoder(Encoder):
+    """Stands for a frozen encoder whose features are cached: it passes them on."""
+
+    frozen = True
+
+    def __init__(self, modality: str, kind: str, dim: int) -> None:
+        super().__init__()
+        self.modality, self.kind, self.dim = modality, kind, dim
+
+    def encode(self, inputs: Mapping[str, Tensor]) -> Features:
+        """Return the features that are the inputs."""
+        return Features(inputs["tokens"], inputs["mask"], inputs["pooled"])
+
+    def processor(self, train: bool) -> Processor:
+        raise FusionZooError(f"{self.modality}: features from the cache are not prepared")
+
+
+class BalancedTrainer:
+    """Trains one model under training strategies, by `training.trainer.Trainer`.
+
+    `train` are the rows of the training split, whose numbers are the samples' ids. `dataset` is
+    needed by strategies that train on loaders of their own (`gblend`), which probes do not have.
+    """
+
+    def __init__(
+        self,
+        model: FusionModel,
+        cfg: BenchmarkConfig,
+        tasks: Tasks,
+        names: Sequence[str],
+        targets: Tensor,
+        train: Tensor,
+        groups: Sequence[str] = (),
+        seed: int = 0,
+        dataset: Mapping[str, PairedDataset] | None = None,
+    ) -> None:
+        device = next(model.parameters()).device
+        world = World(device=device)
+        self.model, self.cfg, self.tasks = model, cfg, tasks
+        self.phases = model.fusion.phases
+        labels = targets[train]
+        chosen = {name: cfg.balance_settings.get(name, {}) for name in names}
+        heads = UnimodalHeads({}, model.fusion.dim, tasks.prior(labels.cpu()))
+        ids = [str(row) for row in train.tolist()] if dataset is None else dataset["train"].ids
+        objective = Objective(model, heads, tasks, ids, labels.cpu(), groups, seed)
+        inputs = StrategyInputs(model, labels.cpu(), seed, world)
+        objective.balance = build_balance(list(names), chosen, inputs)
+        objective.to(device)
+        if dataset is None:
+            check_frozen(objective)
+        run = RunConfig(
+            optim=cfg.optim,
+            train=TrainConfig(epochs=cfg.epochs, batch_size=cfg.batch_size, unimodal=False),
+            balance=list(names),
+            seed=seed,
+        )
+        self.optimizer = build_optimizer(
+            param_groups(model, heads, cfg.optim, objective.balance), cfg.optim
+        )
+        self.trainer = FullTrainer(objective, self.optimizer, run, world)
+        self.loaders: dict[str, Any] = {}
+        for name, split in (dataset or {}).items():
+            collate = model.collate(train=name == "train")
+            self.loaders[name] = build_loader(split, collate, run, world, name)
+        self.steps, self.train_rows = 0, train
+
+    def begin_epoch(self, epoch: int, step: int) -> Mapping[str, int]:
+        """Let the strategies prepare an epoch."""
+        self.steps = step
+        self.trainer.begin_epoch(self.loaders, StepContext(step, float(epoch)))
+        return self.trainer.restarts()
+
+    def step(
+        self, model_input: ModelInput, rows: Tensor, target: Tensor, epoch: float, phase: int
+    ) -> None:
+        """Train on one batch; rows (of the training split) and target (1, B)."""
+        batch = as_batch(model_input, self.train_rows[rows[0].cpu()], target[0])
+        result = self.trainer.step([batch], StepContext(self.steps, epoch, phase))
+        if result.skipped is not None:
+            raise FusionZooError(f"{result.skipped}; a lower --optim.lr may help")
+        self.steps += 1
+
+    def train(self, mode: bool, phase: int = 0) -> None:
+        """Set train or eval mode; in training the steps set it themselves."""
+        self.trainer.module.train(mode)
+
+    def logits(self, model_input: ModelInput) -> Tensor:
+        """Return logits (1, B, K)."""
+        return forward(self.model, model_input).logits[None]
+
+    def weights(self, index: int) -> Weights:
+        """Copy the weights."""
+        return {name: x.detach().clone() for name, x in self.model.state_dict().items()}
+
+
+def as_batch(model_input: ModelInput, rows: Tensor, target: Tensor) -> Batch:
+    """Return cached features as a batch that is encoded already; a batch with these labels."""
+    if isinstance(model_input, Batch):
+        return model_input._replace(target=target)
+    ids = [str(row) for row in rows.tolist()]
+    return Batch(ids, dict(model_input), presence(model_input), target)
+
+
+def check_frozen(objective: Objective) -> None:
+    """Raise on strategies that change encoders only, where all of them are frozen."""
+    for name, strategy in objective.balance.items():
+        if strategy.encoders_only:
+            raise FusionZooError(
+                f"--balance {name} changes how encoders learn, and here they are frozen:"
+                " --mode finetune trains them"
+            )

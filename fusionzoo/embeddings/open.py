@@ -1,0 +1,147 @@
+"""Open the model and the data of an extraction: a model folder, or encoders without training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from fusionzoo.config import EmbedConfig, split_name
+from fusionzoo.datasets import PairedDataset
+from fusionzoo.distributed import World
+from fusionzoo.encoders import WRAPPED, Encoder
+from fusionzoo.encoders.augment import refuse_augmentation
+from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.inference import data_settings_of
+from fusionzoo.loading import load
+from fusionzoo.model import FusionModel, create_model
+from fusionzoo.plugins import load_plugins
+from fusionzoo.training.build import choose_encoders, open_dataset
+
+DEFAULT = "concat"
+# Fusions whose only weights are linear maps, which are left out here.
+FUSIONS: dict[str, dict[str, Any]] = {
+    "concat": {"hidden": [], "presence_bits": False},
+    "max": {},
+    "mean": {},
+    "sum": {},
+}
+
+
+def compose(
+    dataset: PairedDataset,
+    encoders: Mapping[str, Any],
+    fusion: Mapping[str, Any] | None = None,
+) -> FusionModel:
+    """Build an untrained model of pretrained encoders: `{"image": {"name": "timm/resnet18"}}`.
+
+    Without `encoders`, those that the data set names. The fused vector is the concatenation, mean,
+    sum or maximum of the encoders' vectors.
+    """
+    name, settings = split_name(fusion or {"name": DEFAULT}, "fusion")
+    if name not in FUSIONS:
+        raise FusionZooError(
+            f"--fusion {name}: without training its weights would be random; a model is composed"
+            f" with {', '.join(FUSIONS)}.{did_you_mean(name, FUSIONS)} `fusionzoo train` trains"
+            " others, and --model names the result"
+        )
+    if refused := sorted(settings.keys() - {"root_scale"}):
+        raise FusionZooError(f"--fusion.{refused[0]}: a composed {name} has no settings")
+    chosen = _encoders(dataset, encoders)
+    parts = dict(create_model("sum", chosen, 1, dim=1, kinds=dataset.modalities).named_encoders())
+    for modality, encoder in parts.items():
+        _check_pretrained(modality, encoder)
+    widths = {modality: encoder.dim for modality, encoder in parts.items()}
+    if name != "concat" and len({*widths.values()}) > 1:
+        shown = ", ".join(f"{modality} {width}" for modality, width in widths.items())
+        raise FusionZooError(
+            f"--fusion {name} needs encoders with vectors of one width, not of several ({shown}):"
+            " --fusion concat takes any"
+        )
+    dim = sum(widths.values()) if name == "concat" else next(iter(widths.values()))
+    model = create_model(
+        {"name": name, "dim": dim, **FUSIONS[name], **settings}, parts, 1, kinds=dataset.modalities
+    )
+    _drop_maps(model.fusion)
+    for weights in model.fusion.get_submodule(
+        "head"
+    ).parameters():  # idle; random, they would change the digest
+        nn.init.zeros_(weights)
+    return model.eval()
+
+
+def _encoders(dataset: PairedDataset, encoders: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the encoder of each modality to embed, with the widths that follow from the data."""
+    for modality in encoders:
+        dataset.check_modality(modality)
+    built = {modality: x for modality, x in encoders.items() if isinstance(x, Encoder)}
+    settings = {
+        m: {"name": x} if isinstance(x, str) else dict(x)
+        for m, x in encoders.items()
+        if m not in built
+    }
+    chosen = {**choose_encoders(dataset, settings), **built}
+    return {m: chosen[m] for m in dataset.modalities if m in (encoders or chosen)}
+
+
+def _check_pretrained(modality: str, encoder: Encoder) -> None:
+    """Refuse an encoder with random weights, as far as its settings tell."""
+    spec = encoder.spec
+    has_weights = any(True for _ in encoder.parameters())
+    if not has_weights or spec.get("pretrained") or spec.get("weights"):
+        return
+    if spec.get("name") == WRAPPED:
+        return  # a module of the user's, who knows its weights
+    raise FusionZooError(
+        f"--encoders.{modality}: the weights of {spec.get('name')} would be random: name a"
+        f" pretrained encoder (timm/..., hf/...) or --encoders.{modality}.weights"
+    )
+
+
+def _drop_maps(fusion: nn.Module) -> None:
+    """Replace every linear map but the idle head by the identity."""
+    for parent in list(fusion.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, nn.Linear) and child is not fusion.head:
+                setattr(parent, name, nn.Identity())
+
+
+def open_model_and_data(
+    cfg: EmbedConfig, world: World, model: FusionModel | None, dataset: PairedDataset | None
+) -> tuple[FusionModel, PairedDataset, dict[str, Any]]:
+    """Return the model on its device, the rows to embed, and the data set's settings.
+
+    `model` and `dataset` replace those that `cfg` names.
+    """
+    load_plugins(cfg.plugins)
+    is_composed = bool(cfg.encoders or cfg.fusion)
+    if (cfg.model or model is not None) and is_composed:
+        raise FusionZooError(
+            "--encoders and --fusion compose a model without training: leave them out, or --model"
+        )
+    if not cfg.model and model is None and not is_composed:
+        raise FusionZooError(
+            "--model is missing: a model folder, or a run folder such as runs/a; or give --encoders"
+            " and --fusion, to embed without training"
+        )
+    if model is None and cfg.model:
+        model = load(cfg.model, world.device)
+    # Labels are written as they stand, so only plain classes are read.
+    targets: dict[str, str] | None = None if model is None or model.targets is None else {}
+    refuse_augmentation(cfg.data)
+    trained_on = None if model is None else model.trained_on
+    settings = data_settings_of(cfg.data, cfg.model, trained_on)
+    dataset = open_dataset(settings, targets, dataset)
+    if model is None:
+        model = compose(dataset, cfg.encoders, cfg.fusion)
+    read = [name for name in dataset.modalities if name in model.modalities]
+    if not read:
+        raise FusionZooError(
+            f"the model reads {', '.join(model.modalities)};"
+            f" the data has {', '.join(dataset.modalities)}"
+        )
+    rows = dataset if cfg.split == "all" else dataset.split(cfg.split)
+    if len(read) < len(dataset.modalities):
+        rows = rows.only(read)  # the others need not be decoded
+    return model.to(world.device), rows, settings

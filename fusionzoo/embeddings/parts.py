@@ -1,0 +1,267 @@
+"""Parts of an extraction on disk, complete or absent, and one file of all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.files import lock, replacing, write_json
+from fusionzoo.identity import changes
+
+from .files import ROWS_SUFFIX, array_path, import_lance, matrix_of, vector_columns
+
+ABOUT, LOCK, SUFFIX = "about.json", "lock", ".arrow"
+PATIENCE = 10.0  # seconds to wait for a killed process's lock, or for a shared folder to appear
+WAITING = 2  # tables that may wait for the disk
+
+
+class Parts:
+    """The folder `<out>.parts`: one Arrow file per part, renamed into place when complete."""
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.folder = out, out.with_name(f"{out.name}.parts")
+
+    @contextmanager
+    def claimed(self, key: Mapping[str, str], *, overwrite: bool) -> Iterator[Parts]:
+        """Lock the folder for a block; parts of another model, data or settings are an error.
+
+        With `overwrite` those are discarded.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / LOCK).open("a+") as file:
+            problem = f"another extraction is writing {self.out}"
+            lock(file, PATIENCE, problem, "take another --out")
+            self._check(key, overwrite)
+            write_json(self.folder / ABOUT, {**self._about(), "key": dict(key)})
+            yield self
+
+    def _check(self, key: Mapping[str, str], overwrite: bool) -> None:
+        differ = changes(self._about().get("key", {}), key)
+        finished = self.finished()
+        if not differ or not finished:
+            if differ:
+                self._clear()
+            return
+        if not overwrite:
+            raise FusionZooError(
+                f"{self.folder} holds {len(finished)} parts of an extraction with other"
+                f" {differ}: --overwrite discards them, another --out leaves them"
+                " alone"
+            )
+        print(f"discarded {len(finished)} parts with other {differ}")
+        self._clear()
+
+    def _about(self) -> dict[str, Any]:
+        try:
+            about: dict[str, Any] = json.loads((self.folder / ABOUT).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return about
+
+    def _clear(self) -> None:
+        """Remove all but the lock; last what says whose the parts are, for a kill in between."""
+        for path in sorted(self.folder.iterdir(), key=lambda path: path.name == ABOUT):
+            if path.name != LOCK:
+                path.unlink(missing_ok=True)
+
+    def wait_until_visible(self) -> None:
+        """Wait for the folder that process 0 made; network file systems are slow to show it."""
+        deadline = time.monotonic() + PATIENCE
+        while not (self.folder / ABOUT).is_file():
+            if time.monotonic() >= deadline:
+                raise FusionZooError(
+                    f"this process does not see {self.folder} of process 0: --out must be in a"
+                    " folder that all nodes share"
+                )
+            time.sleep(0.1)
+
+    @property
+    def most_rows(self) -> int | None:
+        """The rows that may be computed at once, as earlier processes noted; None: all."""
+        noted = [self.folder / name for name in self._names("rows-")]
+        return min((int(path.name.partition("-")[2]) for path in noted), default=None)
+
+    def note_most_rows(self, rows: int) -> None:
+        """Note for those that go on that more rows at once do not fit into memory."""
+        (self.folder / f"rows-{rows}").touch()
+
+    def finished(self) -> list[int]:
+        """Return the parts that are complete, in order."""
+        names = self._names("")
+        return sorted(int(name.removesuffix(SUFFIX)) for name in names if name.endswith(SUFFIX))
+
+    def _names(self, prefix: str) -> list[str]:
+        return [name for name in os.listdir(self.folder) if name.startswith(prefix)]
+
+    def path(self, part: int) -> Path:
+        """Return the file of a part."""
+        return self.folder / f"{part:08d}{SUFFIX}"
+
+    def write(self, part: int, table: pa.Table) -> None:
+        """Write a part; a kill at any moment leaves it complete or absent."""
+        with (
+            replacing(self.path(part), many_writers=True) as partial,
+            pa.OSFile(str(partial), "wb") as file,
+            pa.ipc.new_file(file, table.schema) as writer,
+        ):
+            writer.write_table(table.combine_chunks())
+
+    def read(self, part: int) -> pa.Table:
+        """Map a part into memory."""
+        try:
+            return pa.ipc.open_file(pa.memory_map(str(self.path(part)))).read_all()
+        except (OSError, pa.ArrowException) as error:
+            raise FusionZooError(
+                f"{self.path(part)} is damaged ({one_line(error)}): remove it and start again"
+            ) from error
+
+    def remove(self) -> None:
+        """Remove the folder, once the file is complete."""
+        self._clear()
+        shutil.rmtree(self.folder)
+
+
+class WritingThread:
+    """Build and write tables in a thread of its own; at most `WAITING` of them wait."""
+
+    def __init__(self, parts: Parts, done: Callable[[int], None] = lambda part: None) -> None:
+        self.parts, self.done = parts, done
+        self._pool = ThreadPoolExecutor(1, "write")
+        self._pending: deque[Future[None]] = deque()
+
+    def __enter__(self) -> WritingThread:
+        return self
+
+    def add(self, part: int, build: Callable[[], pa.Table]) -> None:
+        """Write the table that `build` returns, later; an error of an earlier one is raised."""
+        self._pending.append(self._pool.submit(self._write, part, build))
+        while len(self._pending) > WAITING:
+            self._pending.popleft().result()
+
+    def _write(self, part: int, build: Callable[[], pa.Table]) -> None:
+        self.parts.write(part, build())
+        self.done(part)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._pool.shutdown()
+        for future in self._pending if kind is None else ():
+            future.result()
+
+
+FORMATS = (".parquet", ".npy", ".lance", "")
+PLAIN = ("id", "split", "target")  # columns worth compressing
+
+
+def check_out(out: Path) -> None:
+    """Refuse a name whose format is unknown, and one whose library is not installed."""
+    if out.suffix not in FORMATS:
+        raise FusionZooError(
+            f"--out {out}: embeddings are written as .parquet, .npy or .lance, or into a folder,"
+            " whose name has no suffix"
+        )
+    if out.suffix == ".lance":
+        import_lance()
+    is_folder = out.suffix in ("", ".lance")
+    if out.exists() and out.is_dir() != is_folder:
+        raise FusionZooError(f"--out {out} is a {'folder' if out.is_dir() else 'file'}")
+
+
+def merge(parts: Parts, schema: pa.Schema, num_parts: int) -> None:
+    """Write all parts, in order; each becomes a row group. The old file is replaced at the end."""
+    missing = sorted({*range(num_parts)} - {*parts.finished()})
+    if missing:
+        raise FusionZooError(
+            f"{len(missing)} of {num_parts} parts are missing, the first is {missing[0]}: the same"
+            " command computes them"
+        )
+    tables = (parts.read(part) for part in range(num_parts))
+    write = {".npy": _write_arrays, ".lance": _write_lance, "": _write_shards}
+    write.get(parts.out.suffix, _write_parquet)(tables, schema, parts.out)
+    parts.remove()
+
+
+def _parquet_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    # Numbers that hardly repeat: neither a dictionary nor compression makes them smaller.
+    return pq.ParquetWriter(
+        path,
+        schema,
+        use_dictionary=list(PLAIN),
+        compression={name: "snappy" for name in PLAIN},
+        write_page_checksum=True,
+    )
+
+
+def _write_parquet(tables: Iterator[pa.Table], schema: pa.Schema, out: Path) -> None:
+    with replacing(out) as partial, _parquet_writer(partial, schema) as writer:
+        for table in tables:
+            writer.write_table(table, row_group_size=max(1, len(table)))
+
+
+def _write_shards(tables: Iterator[pa.Table], schema: pa.Schema, out: Path) -> None:
+    names = set()
+    out.mkdir(parents=True, exist_ok=True)
+    for number, table in enumerate(tables):
+        _write_parquet(iter([table]), schema, out / f"part-{number:05d}.parquet")
+        names.add(f"part-{number:05d}.parquet")
+    for path in out.glob("part-*.parquet"):  # of an earlier, longer table
+        if path.name not in names:
+            path.unlink()
+
+
+def _write_lance(tables: Iterator[pa.Table], schema: pa.Schema, out: Path) -> None:
+    partial = out.with_name(f"{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    batches = (batch for table in tables for batch in table.to_batches())
+    reader = pa.RecordBatchReader.from_batches(schema, batches)
+    import_lance().write_dataset(reader, str(partial), schema=schema)
+    shutil.rmtree(out, ignore_errors=True)
+    partial.replace(out)
+
+
+def _write_arrays(tables: Iterator[pa.Table], schema: pa.Schema, out: Path) -> None:
+    """Write each vector column as an .npy file, and the other columns as Parquet."""
+    vectors = vector_columns(schema)
+    rows = pa.schema([f for f in schema if f.name not in vectors], schema.metadata)
+    with ExitStack() as stack:
+        # Entered first, so renamed last: its presence says that the others are complete.
+        partial = stack.enter_context(replacing(out.with_suffix(ROWS_SUFFIX)))
+        paths = {name: stack.enter_context(replacing(array_path(out, name))) for name in vectors}
+        files = {name: stack.enter_context(path.open("w+b")) for name, path in paths.items()}
+        writer = stack.enter_context(_parquet_writer(partial, rows))
+        for name, file in files.items():
+            _write_header(file, schema.field(name).type, 0)
+        count = 0
+        for table in tables:
+            count += len(table)
+            writer.write_table(table.select(rows.names), row_group_size=max(1, len(table)))
+            for name, file in files.items():
+                file.write(matrix_of(table[name].combine_chunks()).tobytes())
+        for name, file in files.items():
+            file.seek(0)
+            _write_header(file, schema.field(name).type, count)
+
+
+def _write_header(file: Any, kind: Any, count: int) -> None:
+    """Write an .npy header, padded so that one for any number of rows has the same length."""
+    header: Mapping[str, Any] = {
+        "descr": np.lib.format.dtype_to_descr(np.dtype(kind.value_type.to_pandas_dtype())),
+        "fortran_order": False,
+        "shape": (count, kind.list_size),
+    }
+    np.lib.format.write_array_header_1_0(file, dict(header))

@@ -1,0 +1,596 @@
+"""Redundancy, uniqueness and synergy of modalities, over folds; EMAP of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from math import isnan
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fusionzoo.errors import FusionZooError
+from fusionzoo.fusion import Fusion
+from fusionzoo.structures import Features, quiet
+
+Table = NDArray[np.float64]
+ROUNDS = 300  # of the search for q
+CHANGE = 1e-8  # of every entry of q: the search ends
+TINY = 1e-300
+
+
+class Parts(NamedTuple):
+    """Information about the target in bits."""
+
+    redundancy: float  # in either source
+    unique_1: float  # in the first source only
+    unique_2: float  # in the second source only
+    synergy: float  # in the combination only
+
+    @property
+    def total(self) -> float:
+        """The information of both sources together."""
+        return sum(self)
+
+
+def decompose(table: Table, rounds: int = ROUNDS) -> Parts:
+    """Split I(X1 X2; Y) into redundancy, unique parts and synergy: p (A, B, C) -> bits.
+
+    With q* of the least I_q(X1 X2; Y) among the q that share p's marginals (x1, y) and (x2, y):
+    R = I(X1; Y) + I(X2; Y) - I_q*, U_i = I(X_i; Y) - R, S = I_p(X1 X2; Y) - I_q* (Bertschinger et
+    al. 2014, Entropy; Liang et al. 2023, NeurIPS, arXiv:2302.12247). q* is found by multiplicative
+    steps q <- q q(y | x1, x2)^(-1/2), each followed by Sinkhorn's scaling to both marginals.
+
+    >>> gate = np.zeros((2, 2, 2))
+    >>> for a in (0, 1):
+    ...     for b in (0, 1):
+    ...         gate[a, b, a & b] = 0.25
+    >>> [abs(round(part, 4)) for part in decompose(gate)]
+    [0.3113, 0.0, 0.0, 0.5]
+    """
+    p = table / table.sum()
+    return split(p, least_informative(p.sum(1), p.sum(0), rounds))
+
+
+def split(p: Table, q: Table) -> Parts:
+    """Split the information of p (A, B, C), given the q of `least_informative` (A, B, C)."""
+    joint, least = (information(x.reshape(-1, x.shape[2])) for x in (p, q))
+    alone_1, alone_2 = information(p.sum(1)), information(p.sum(0))
+    redundancy = alone_1 + alone_2 - least
+    return Parts(redundancy, alone_1 - redundancy, alone_2 - redundancy, joint - least)
+
+
+def least_informative(first: Table, second: Table, rounds: int = ROUNDS) -> Table:
+    """Return q* with the marginals (A, C) and (B, C): (A, B, C)."""
+    classes = first.sum(0)
+    # Independent given the class: it has both marginals.
+    q = first[:, None] * second[None] / np.maximum(classes, TINY)
+    for _ in range(rounds):
+        given_both = q / np.maximum(q.sum(2, keepdims=True), TINY)
+        before, q = q, sinkhorn(q / np.sqrt(np.maximum(given_both, TINY)), first, second, 20)
+        if np.abs(q - before).max() < CHANGE:
+            break
+    return sinkhorn(q, first, second, 1000)
+
+
+def sinkhorn(q: Table, first: Table, second: Table, rounds: int) -> Table:
+    """Scale q (A, B, C) to both marginals."""
+    for _ in range(rounds):
+        q = q * (first / np.maximum(q.sum(1), TINY))[:, None]
+        columns = q.sum(0)
+        q = q * (second / np.maximum(columns, TINY))[None]
+        if np.abs(columns - second).max() < 1e-10:
+            break
+    return q
+
+
+def information(table: Table) -> float:
+    """Return I(X; Y) in bits: (A, C), entries of sum 1.
+
+    >>> information(np.array([[0.5, 0.0], [0.0, 0.5]]))
+    1.0
+    """
+    independent = table.sum(1, keepdims=True) * table.sum(0, keepdims=True)
+    positive = table > 0
+    return float((table[positive] * np.log2(table[positive] / independent[positive])).sum())
+
+
+FeatureArray = NDArray[np.float64]
+Codes = NDArray[np.int64]
+CLUSTERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 50)  # tried; the literature uses up to 50
+MOST_ROWS = 20_000  # that clusters are fitted to
+
+
+class Coder:
+    """K-means on standardised features of the training rows."""
+
+    def __init__(self, train: FeatureArray, clusters: int, seed: int) -> None:
+        from sklearn.cluster import KMeans
+
+        self.centre = train.mean(0)
+        deviation = train.std(0)
+        self.scale = np.where(deviation > 0, deviation, 1.0)
+        distinct = len(np.unique(train[:MOST_ROWS], axis=0))
+        self.means = KMeans(min(clusters, distinct), n_init=4, random_state=seed)
+        self.means.fit(self._standardise(train[:MOST_ROWS]))
+
+    def _standardise(self, x: FeatureArray) -> FeatureArray:
+        return (x - self.centre) / self.scale
+
+    def __call__(self, x: FeatureArray) -> Codes:
+        """Return the cluster of each row: (N, D) -> (N,)."""
+        return np.asarray(self.means.predict(self._standardise(x)), dtype=np.int64)
+
+
+def count_table(first: Codes, second: Codes, target: Codes, classes: int) -> NDArray[np.float64]:
+    """Return the share of the samples with each pair of codes and class."""
+    shape = (int(first.max()) + 1, int(second.max()) + 1, classes)
+    table = np.zeros(shape)
+    np.add.at(table, (first, second, target), 1.0)
+    return table / len(target)
+
+
+def choose_clusters(
+    sources: Sequence[FeatureArray], target: Codes, classes: int, seed: int
+) -> tuple[int, list[Coder]]:
+    """Choose how many clusters tell most about the class on training rows left out.
+
+    At least as many as there are classes, if an eighth of the rows is no less: fewer cannot tell
+    the classes apart. The fewest whose held-out log loss, of the class given both codes, is within
+    one standard error of the least. Returns the number and the coder of each source.
+    """
+    order = np.random.default_rng(seed).permutation(len(target))
+    third = len(order) // 3
+    left_out, used = order[:third], order[third:]
+    best: tuple[float, float] | None = None
+    tried: list[tuple[int, list[Coder], NDArray[np.float64]]] = []
+    most = max(2, len(used) // 8)
+    fewest = min(classes, most)
+    for clusters in sorted({fewest, *(k for k in CLUSTERS if fewest < k <= most)}):
+        coders = [Coder(x[used], clusters, seed) for x in sources]
+        codes = [coder(x) for coder, x in zip(coders, sources, strict=True)]
+        losses = _log_losses(codes, target, classes, used, left_out)
+        tried.append((clusters, coders, losses))
+        if best is None or losses.mean() < best[0]:
+            best = float(losses.mean()), float(losses.std() / np.sqrt(len(losses)))
+    assert best is not None
+    return next((k, coders) for k, coders, losses in tried if losses.mean() <= sum(best))
+
+
+def _log_losses(
+    codes: Sequence[Codes], target: Codes, classes: int, used: Codes, left_out: Codes
+) -> NDArray[np.float64]:
+    """Return each left-out row's log loss under the smoothed table of the used rows."""
+    first, second = codes
+    counts = np.zeros((int(first.max()) + 1, int(second.max()) + 1, classes))
+    np.add.at(counts, (first[used], second[used], target[used]), 1.0)
+    prior = counts.sum((0, 1)) + 1
+    smoothed = counts + prior / prior.sum()  # one further sample in each cell, spread as the prior
+    probability = smoothed / smoothed.sum(2, keepdims=True)
+    rows = first[left_out], second[left_out], target[left_out]
+    return np.asarray(-np.log(probability[rows]))
+
+
+DRAWS = 5  # of as many rows without synergy, which show what chance adds
+RANDOM_GROUPS = 5  # of a data set with its own split
+LITTLE = 0.05  # bits of information that are hardly any
+MORE = 0.1  # share by which a probe knows more than a source's parts, from which on they lost it
+FEWEST = 20  # samples of a fold that have both sources
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fold:
+    """Features and classes of one fold: to fit clusters on, and to count on."""
+
+    features: Mapping[str, NDArray[np.float64]]  # modality -> (N, D)
+    present: Mapping[str, NDArray[np.bool_]]  # modality -> (N,)
+    target: NDArray[np.int64]  # (N,); -1 without a label
+    train: NDArray[np.int64]  # rows
+    test: NDArray[np.int64]  # rows
+
+
+class Limits(NamedTuple):
+    """What probes, read out of fold, allow the parts to be, in bits."""
+
+    entropy: float  # H(Y)
+    left_1: float  # at least H(Y | X1): what the first source leaves open
+    left_2: float
+
+    def lost(self, parts: Parts) -> int | None:
+        """Return the number, 0 or 1, of a source of which a probe knows clearly more than its parts
+        tell."""
+        for number, left in enumerate((self.left_1, self.left_2)):
+            known, told = self.entropy - left, parts.redundancy + parts[1 + number]
+            if known - told > max(LITTLE, MORE * known):
+                return number
+        return None
+
+    def clip(self, parts: Parts) -> Parts:
+        """Clip parts: U2 + S = I(X2; Y | X1) <= H(Y | X1), so neither is above it; U1 likewise; and
+        R = I(X1; Y) - U1 >= H(Y) - H(Y | X1) - H(Y | X2)."""
+        return Parts(
+            max(parts.redundancy, self.entropy - self.left_1 - self.left_2),
+            min(parts.unique_1, self.left_2),
+            min(parts.unique_2, self.left_1),
+            min(parts.synergy, self.left_1, self.left_2),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """The decomposition of two sources over the folds, in bits."""
+
+    first: str
+    second: str  # a modality, or all others joined by "+"
+    parts: Parts  # mean over the folds
+    low: Parts  # 95 % interval of the mean; NaN for a single fold
+    high: Parts
+    clusters: tuple[int, ...]  # by fold; () in the modes `batch` and `sample`
+    limits: Limits | None = None  # what probes allow; None: not asked, or too few rows
+    notes: tuple[str, ...] = ()  # where clusters and probes disagree
+    rows: int  # held-out samples that have both sources, over all folds
+    by_sample: Mapping[str, Parts] | None = (
+        None  # mode `sample`: id -> parts; their mean is `parts`
+    )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        named = {
+            f"{key}_{name}": value
+            for key in ("low", "high")
+            for name, value in (getattr(self, key)._asdict().items())
+        }
+        shared = {"first": self.first, "second": self.second, **self.parts._asdict()}
+        return {
+            **shared,
+            "total": self.parts.total,
+            **named,
+            "clusters": self.clusters,
+            "limits": None if self.limits is None else self.limits._asdict(),
+            "rows": self.rows,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What all pairs share."""
+
+    folds: Sequence[Fold]
+    classes: int
+    clusters: int | None  # None: chosen on training rows left out
+    seed: int
+    fixed: bool  # whether all folds have the same features, which no label has shaped
+
+
+Sources = tuple[tuple[str, ...], tuple[str, ...]]  # modalities of the first and the second
+Estimate = tuple[NDArray[np.float64], NDArray[np.float64], tuple[int, ...], int]
+
+
+def pid(setup: Setup) -> list[Pair]:
+    """Decompose each pair of modalities, and with more than two each against all others.
+
+    Features are clustered by K-means, and the information is counted in the table of clusters and
+    classes. What chance adds to a table of so many rows is subtracted (`debiased`), so parts may be
+    a little below 0. Where labels have shaped the features, clusters are fitted to a fold's
+    training rows and its test rows are counted: the mean over folds, with the interval of that
+    mean. Otherwise all rows are counted, and the interval is a jackknife over folds.
+    """
+    return [
+        _pair(setup, first, second) for first, second in pairs_of(list(setup.folds[0].features))
+    ]
+
+
+def pairs_of(names: Sequence[str]) -> list[Sources]:
+    """Return all pairs of modalities, and with more than two each against all others."""
+    pairs: list[Sources] = [((a,), (b,)) for a, b in combinations(names, 2)]
+    if len(names) > 2:
+        pairs += [((a,), tuple(b for b in names if b != a)) for a in names]
+    return pairs
+
+
+def _pair(setup: Setup, first: tuple[str, ...], second: tuple[str, ...]) -> Pair:
+    estimate = _count_all if setup.fixed else _count_tests
+    parts, error, clusters, rows = estimate(setup, first, second)
+    groups = len(_groups(setup)) if setup.fixed else len(setup.folds)
+    return make_pair((first, second), parts, error, groups=groups, rows=rows, clusters=clusters)
+
+
+def make_pair(
+    sources: Sources,
+    parts: NDArray[np.float64],
+    error: NDArray[np.float64],
+    *,
+    groups: int,
+    rows: int,
+    clusters: tuple[int, ...] = (),
+    by_sample: Mapping[str, Parts] | None = None,
+) -> Pair:
+    """Return the result with the 95 % interval of `error`, the standard error over `groups`."""
+    margin = np.full(4, np.nan)
+    if groups > 1:
+        from scipy.stats import t
+
+        margin = t.ppf(0.975, groups - 1) * error
+    first, second = sources
+    return Pair(
+        first="+".join(first),
+        second="+".join(second),
+        parts=Parts(*parts.tolist()),
+        low=Parts(*(parts - margin).tolist()),
+        high=Parts(*(parts + margin).tolist()),
+        clusters=clusters,
+        rows=rows,
+        by_sample=by_sample,
+    )
+
+
+def _count_tests(setup: Setup, first: tuple[str, ...], second: tuple[str, ...]) -> Estimate:
+    """Count the test rows of each fold: mean and its standard error, clusters, rows."""
+    parts, clusters, rows = [], [], 0
+    for fold in setup.folds:
+        train, test = (
+            usable_rows(fold, part, (*first, *second)) for part in (fold.train, fold.test)
+        )
+        sources = [joined(fold, names) for names in (first, second)]
+        number, coders = _coders(setup, [x[train] for x in sources], fold.target[train])
+        codes = [coder(x[test]) for coder, x in zip(coders, sources, strict=True)]
+        parts.append(debiased(codes, fold.target[test], setup.classes, setup.seed))
+        clusters.append(number)
+        rows += len(test)
+    values = np.array(parts)
+    spread = values.std(0, ddof=1) if len(values) > 1 else np.full(4, np.nan)
+    return values.mean(0), spread / np.sqrt(len(values)), tuple(clusters), rows
+
+
+def _count_all(setup: Setup, first: tuple[str, ...], second: tuple[str, ...]) -> Estimate:
+    """Count all rows, and again without each fold's: estimate, jackknife error, clusters, rows."""
+    fold = setup.folds[0]
+    names = (*first, *second)
+    rows = usable_rows(fold, np.arange(len(fold.target)), names)
+    sources = [joined(fold, chosen)[rows] for chosen in (first, second)]
+    target = fold.target[rows]
+    number, coders = _coders(setup, sources, target)
+    codes = [coder(x) for coder, x in zip(coders, sources, strict=True)]
+    whole = np.array(debiased(codes, target, setup.classes, setup.seed))
+    parts = []
+    for group in _groups(setup):
+        others = ~np.isin(rows, group)
+        first_codes, second_codes = (x[others] for x in codes)
+        table = count_table(first_codes, second_codes, target[others], setup.classes)
+        parts.append(decompose(table))  # what chance shows is the same for all: no spread
+    values = np.array(parts)
+    variance = (len(values) - 1) / len(values) * np.square(values - values.mean(0)).sum(0)
+    return whole, np.sqrt(variance), (number,), len(rows)
+
+
+def _groups(setup: Setup) -> list[NDArray[np.int64]]:
+    """Return the rows that the jackknife leaves out in turn: the folds' tests, or random fifths."""
+    if len(setup.folds) > 1:
+        return [fold.test for fold in setup.folds]
+    count = len(setup.folds[0].target)
+    return np.array_split(np.random.default_rng(setup.seed).permutation(count), RANDOM_GROUPS)
+
+
+def _coders(
+    setup: Setup, sources: Sequence[FeatureArray], target: NDArray[np.int64]
+) -> tuple[int, list[Coder]]:
+    if setup.clusters is None:
+        return choose_clusters(sources, target, setup.classes, setup.seed)
+    return setup.clusters, [Coder(x, setup.clusters, setup.seed) for x in sources]
+
+
+def usable_rows(fold: Fold, rows: NDArray[np.int64], names: Sequence[str]) -> NDArray[np.int64]:
+    """Return the rows that have a label and all these modalities."""
+    chosen: NDArray[np.int64] = rows[is_usable(fold, rows, names)]
+    if len(chosen) < FEWEST:
+        raise FusionZooError(
+            f"{len(chosen)} samples of a fold have {', '.join(names)} and a label; pid needs"
+            f" {FEWEST}: fewer --folds, or more complete samples"
+        )
+    return chosen
+
+
+def is_usable(fold: Fold, rows: NDArray[np.int64], names: Sequence[str]) -> NDArray[np.bool_]:
+    """Return which rows have a label and all these modalities."""
+    usable = (fold.target >= 0) & np.all([fold.present[name] for name in names], axis=0)
+    return np.asarray(usable[rows])
+
+
+def joined(fold: Fold, names: Sequence[str]) -> FeatureArray:
+    """Return the features of some modalities side by side; each has the same weight."""
+    parts = [fold.features[name] for name in names]
+    scaled = [x / (np.sqrt(x.shape[1]) * max(float(x.std()), 1e-12)) for x in parts]
+    return np.concatenate(scaled, axis=1) if len(parts) > 1 else parts[0]
+
+
+def debiased(
+    codes: Sequence[NDArray[np.int64]], target: NDArray[np.int64], classes: int, seed: int
+) -> Parts:
+    """Return the parts minus what chance adds to them: two codes (N,), classes (N,).
+
+    Chance is measured on as many rows drawn from the table that has the same marginals and no
+    synergy. Shuffled labels would overdo it: where the sources tell the class, few cells of the
+    table are occupied, and a shuffle fills many more. What stays: with many classes and few rows
+    redundancy is too low, and unique parts are too high.
+    """
+    first, second = codes
+    table = count_table(first, second, target, classes)
+    least = least_informative(table.sum(1), table.sum(0))
+    parts = np.array(split(table, least))
+    expected = np.array(split(least, least))
+    generator = np.random.default_rng(seed)
+    draws = generator.multinomial(len(target), least.ravel() / least.sum(), size=DRAWS)
+    drawn = [decompose(rows.reshape(table.shape)) for rows in draws]
+    return Parts(*(parts - (np.mean(drawn, axis=0) - expected)).tolist())
+
+
+CHUNK = 4096  # rows of a pass of the fusion
+# Logits (R, K) of R samples put together from rows of each modality, (R,) each.
+Logits = Callable[[Sequence[NDArray[np.int64]]], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interactions:
+    """A model's score with and without interactions."""
+
+    metric: str
+    model: float
+    additive: float  # of the best additive function of its logits
+    share: float  # of the logits' variance that no additive function has
+    samples: int  # complete ones
+
+    @property
+    def gain(self) -> float:
+        """How much interactions add to the score."""
+        return self.model - self.additive
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {**asdict(self), "gain": self.gain}
+
+
+def project(logits: Logits, rows: int, modalities: int, completions: int, seed: int) -> Tensor:
+    """Return the logits' projection on additive functions of the modalities: (n, K).
+
+    f_m(i) is the mean of F over the other modalities' rows, EMAP(i) = sum_m f_m(i) - (M - 1) mean F
+    (Hessel and Lee 2020, EMNLP, arXiv:2010.06572). Two modalities: all n^2 pairs. More: the same
+    `completions` random rows of the others for every i, and mean F over as many random matchings.
+    """
+    if modalities == 2:
+        every = np.arange(rows)
+        table = torch.stack([logits([np.full(rows, row), every]) for row in range(rows)])
+        return table.mean(1) + table.mean(0) - table.mean((0, 1))
+    generator = np.random.default_rng(seed)
+    every = np.arange(rows)
+    mean = torch.stack(
+        [
+            logits([generator.permutation(rows) for _ in range(modalities)]).mean(0)
+            for _ in range(completions)
+        ]
+    ).mean(0)
+    projection = mean.expand(rows, -1).clone()
+    for modality in range(modalities):
+        total = torch.zeros_like(projection)
+        for _ in range(completions):
+            drawn = generator.integers(rows, size=modalities)
+            chosen = [np.full(rows, row) for row in drawn]
+            chosen[modality] = every
+            total += logits(chosen)
+        single = total / completions
+        projection += single - single.mean(0)
+    return projection
+
+
+def logits_of(fusion: Fusion, features: Mapping[str, Features]) -> Logits:
+    """Return the function from rows of each modality to the fusion's logits."""
+
+    @torch.no_grad()
+    def logits(chosen: Sequence[NDArray[np.int64]]) -> Tensor:
+        parts = []
+        for start in range(0, len(chosen[0]), CHUNK):
+            rows = [torch.from_numpy(x[start : start + CHUNK]) for x in chosen]
+            mixed = {
+                name: Features(*(part[index.to(part.device)] for part in x))
+                for (name, x), index in zip(features.items(), rows, strict=True)
+            }
+            with quiet(fusion):
+                parts.append(fusion(mixed).logits.double().cpu())
+        return torch.cat(parts)
+
+    return logits
+
+
+def interactions(
+    fusion: Fusion,
+    features: Mapping[str, Features],
+    score: Callable[[Tensor], tuple[str, float]],
+    *,
+    completions: int = 256,
+    seed: int = 0,
+) -> Interactions:
+    """Compare a fusion with its additive projection, on samples that have every modality."""
+    logits = logits_of(fusion, features)
+    count = len(next(iter(features.values())).pooled)
+    model = logits([np.arange(count)] * len(features))
+    additive = project(logits, count, len(features), completions, seed)
+    variance = (model - model.mean(0)).square().sum()
+    residual = (model - additive).square().sum()
+    metric, model_score = score(model)
+    return Interactions(
+        metric=metric,
+        model=model_score,
+        additive=score(additive)[1],
+        share=float(residual / variance) if variance > 0 else 0.0,
+        samples=count,
+    )
+
+
+SYNERGY = 0.2  # share of the information from which on synergy decides
+DOMINANT = 0.8  # share of the information from which on a single part decides
+
+
+def advise_fusion(pairs: Sequence[Pair]) -> str:
+    """Return what the decompositions mean for the choice of a fusion."""
+    whole = [pair for pair in pairs if "+" in pair.second] or list(pairs)
+    pair = max(whole, key=lambda one: one.parts.synergy)
+    total, parts = pair.parts.total, pair.parts
+    for other in whole:
+        number = None if other.limits is None else other.limits.lost(other.parts)
+        if other.limits is not None and number is not None:
+            told = other.parts.redundancy + other.parts[1 + number]
+            known = other.limits.entropy - other.limits[1 + number]
+            return (
+                f"No advice: the parts of {(other.first, other.second)[number]} tell {told:.2f}"
+                f" bits, and a probe of it {known:.2f}; compare with --pid_mode batch."
+            )
+    between = f"{pair.first} and {pair.second}"
+    if total < LITTLE:
+        return (
+            f"{between} tell {total:.2f} bits about the target: check labels, features or the"
+            " number of clusters before choosing a fusion."
+        )
+    low = pair.low.synergy
+    certain = isnan(low) or low > 0
+    if parts.synergy >= max(LITTLE, SYNERGY * total) and certain:
+        return (
+            f"{parts.synergy / total:.0%} of the information is in the combination of {between}:"
+            " take a fusion that multiplies or attends (gmu, lmf, concat, an attention fusion);"
+            " late fusions and sums of unimodal terms cannot express it."
+        )
+    alone = max(((one.parts.unique_1, one.first, one) for one in whole), key=lambda entry: entry[0])
+    if alone[0] >= DOMINANT * alone[2].parts.total:
+        return (
+            f"{alone[0] / alone[2].parts.total:.0%} of the information is in {alone[1]} alone:"
+            " compare any fusion with that modality by itself."
+        )
+    if len(whole) == 1 and parts.unique_2 >= DOMINANT * total:
+        return (
+            f"{parts.unique_2 / total:.0%} of the information is in {pair.second} alone: compare"
+            " any fusion with that modality by itself."
+        )
+    if parts.redundancy >= 0.5 * total:
+        return (
+            f"{parts.redundancy / total:.0%} of the information of {between} is in each of them:"
+            " few parameters suffice (mean, attn_pool, late_mean)."
+        )
+    return (
+        "Each modality tells a part that the other lacks, and little is in the combination: late"
+        " fusions and sums suffice (late_mean, mean, concat); compare with gmu."
+    )
+
+
+def advise_model(found: Interactions) -> str:
+    """Return what the projection of a model means."""
+    if abs(found.gain) < 0.01 * max(abs(found.model), 1e-12):
+        return (
+            f"Without interactions its {found.metric} stays at {found.additive:.3f}: this model"
+            " uses none that matter, so a late fusion may do; the data may still hold some (pid)."
+        )
+    return (
+        f"Interactions change its {found.metric} from {found.additive:.3f} to {found.model:.3f}:"
+        " this model needs a fusion that is not a sum of unimodal terms."
+    )

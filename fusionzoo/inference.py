@@ -1,0 +1,439 @@
+"""Evaluate and predict with a finished model, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial as bind
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from fusionzoo.config import EvaluateConfig, PredictConfig, merge, read_yaml
+from fusionzoo.config.flags import Tree
+from fusionzoo.datasets import DATASETS, PairedBatchSampler, PairedDataset, make_sampler
+from fusionzoo.datasets.naming import IN_MEMORY
+from fusionzoo.distributed import World, pick_device
+from fusionzoo.encoders.augment import refuse_augmentation
+from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.evaluation.retrieval import GROUP, AnswerKeys, any_pair, retrieval_intervals
+from fusionzoo.evaluation.robustness import subset_label, subsets
+from fusionzoo.files import replacing, without_formulas, write_json
+from fusionzoo.loading import load
+from fusionzoo.model import FusionModel
+from fusionzoo.structures import Batch, Features, Labels, Prediction, keep_only, quiet
+from fusionzoo.targets import OneOf
+from fusionzoo.trained_on import TrainedOn, count_seen
+from fusionzoo.training.build import open_dataset
+from fusionzoo.training.fit import measurable
+from fusionzoo.training.loaders import num_workers
+from fusionzoo.training.multitask import Tasks
+from fusionzoo.training.speed import as_float32, choose_for_inference
+from fusionzoo.training.tasks import OBJECTIVES
+from fusionzoo.worker_memory import ReusedMemory
+
+
+def data_settings_of(given: Tree, model: str, trained_on: TrainedOn | None) -> Tree:
+    """Return a data set's settings: those given or, without a name, merged over the stored ones.
+
+    Stored are those of the model or, of a run folder of an earlier version, in its config.yaml.
+    """
+    if given.get("name"):
+        return dict(given)
+    recipe = Path(model) / "config.yaml"
+    run = read_yaml(recipe) if model and recipe.is_file() else {}
+    stored = run.get("data") or (trained_on and trained_on.settings)
+    if not stored:
+        known = f"{model} does not say" if model else "the model does not say"
+        raise FusionZooError(
+            f"--data.name is missing: a data set, or manifest for a file; {known} what it was"
+            " trained on"
+        )
+    settings = merge(stored, given)
+    settings.pop("augment", None)  # of training samples
+    if settings["name"] == IN_MEMORY:
+        raise FusionZooError("--data.name is missing: the model was trained on data in memory")
+    if run.get("plugins") and settings["name"] not in DATASETS:
+        raise FusionZooError(
+            f"unknown data set {settings['name']!r}: the run was trained with --plugins"
+            f" {run['plugins']}, which is not imported unless it is given here too"
+        )
+    return settings
+
+
+Settings = EvaluateConfig | PredictConfig
+
+
+def open_model(cfg: Settings, model: FusionModel | None) -> FusionModel:
+    device = pick_device(cfg.device)
+    if model is not None:
+        return model.to(device)
+    if not cfg.model:
+        raise FusionZooError("--model is missing: a model folder, or a run folder such as runs/a")
+    return load(cfg.model, device, plugins=cfg.plugins)
+
+
+def open_data(cfg: Settings, model: FusionModel, dataset: PairedDataset | None) -> PairedDataset:
+    """Open the data, to evaluate with the columns of labels that the model was trained on."""
+    refuse_augmentation(cfg.data)
+    settings = cfg.data
+    if dataset is None:
+        settings = data_settings_of(cfg.data, cfg.model, model.trained_on)
+    measured = (model.targets or ()) if isinstance(cfg, EvaluateConfig) else ()
+    dataset = open_dataset(settings, {target.name: target.kind for target in measured}, dataset)
+    if not set(model.modalities) & set(dataset.modalities):
+        raise FusionZooError(
+            f"the model reads {', '.join(model.modalities)};"
+            f" the data has {', '.join(dataset.modalities)}"
+        )
+    return dataset if cfg.split == "all" else dataset.split(cfg.split)
+
+
+@torch.no_grad()
+def encode_batches(
+    model: FusionModel, dataset: PairedDataset, cfg: Settings, label: str, *, by_length: bool
+) -> Iterator[tuple[Batch, dict[str, Features]]]:
+    """Yield every batch and its features; shows progress. The caller too needs `torch.no_grad`.
+
+    `by_length` puts samples of similar length together, which is faster; else the data's order.
+    """
+    speed = choose_for_inference(cfg, model, dataset, cfg.out)
+    for note in speed.notes:
+        print(note)
+    sampler = make_sampler(dataset, shuffle=False, pad=False)
+    lengths = dataset.lengths() if by_length else None
+    loader: Any = DataLoader(
+        dataset,
+        batch_sampler=PairedBatchSampler(sampler, speed.batch_size, lengths=lengths),
+        collate_fn=ReusedMemory(model.collate()),
+        num_workers=num_workers(speed.num_workers, World()),
+    )
+    progress = tqdm(total=len(dataset), desc=label, unit="sample", dynamic_ncols=True)
+    with progress, quiet(model):
+        for batch in loader:
+            batch = batch.to(model.device)
+            with speed.autocast(model.device):
+                features = model.encode(batch)
+            yield batch, {name: as_float32(x) for name, x in features.items()}
+            progress.update(len(batch.ids))
+    failures = dataset.failures()
+    if failures:
+        sample_id, modality = failures[0]
+        print(f"warning: {len(failures)} values could not be decoded: {sample_id} ({modality}) ...")
+
+
+RETRIEVAL = "retrieval"
+
+
+def aligned_tensors(
+    model: FusionModel, batch: Batch, features: Mapping[str, Features]
+) -> dict[str, Tensor]:
+    """Return `aligned/<modality>` (B, D) and `present` (B, M); nothing without a common space."""
+    if not model.align:
+        return {}
+    present = dict(zip(features, batch.present.unbind(1), strict=True))
+    vectors = {
+        f"aligned/{name}": F.normalize(
+            project(features[name].pooled.masked_fill(~present[name][:, None], 0)).float()
+        ).cpu()
+        for name, project in model.align.items()
+    }
+    columns = [present[name] for name in model.align]
+    return {**vectors, "present": torch.stack(columns, dim=1).cpu()}
+
+
+def retrieval_metrics(
+    tensors: Mapping[str, Tensor], ids: Sequence[str], dataset: PairedDataset
+) -> dict[str, Any]:
+    """Return `{"image_to_text": {"recall@1": {"mean": ..., "low": ..., "high": ...}}}`, or {}."""
+    aligned = {n.partition("/")[2]: x for n, x in tensors.items() if n.startswith("aligned/")}
+    if len(aligned) < 2 or not any_pair(tensors["present"]):
+        return {}
+    keys = AnswerKeys(dataset).of(ids)
+    content = {n.partition("/")[2]: x for n, x in keys.items() if n.startswith("content/")}
+    directions = retrieval_intervals(
+        aligned, tensors["present"], content=content, groups=keys.get(GROUP)
+    )
+    return {
+        direction: {name: dict(x._asdict()) for name, x in figures.items()}
+        for direction, figures in directions.items()
+    }
+
+
+def retrieval_rows(directions: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows of a table: a line per direction, figures with intervals."""
+    names = list(next(iter(directions.values())))
+    rows = [
+        [
+            direction.replace("_to_", " -> "),
+            *(f"{x['mean']:.3f} [{x['low']:.3f}, {x['high']:.3f}]" for x in figures.values()),
+        ]
+        for direction, figures in directions.items()
+    ]
+    return ["", *names], rows
+
+
+SEEN = "seen_in_training"  # key of the numbers of samples whose ids training read, by split
+
+
+@torch.no_grad()
+def evaluate(
+    cfg: EvaluateConfig, model: FusionModel | None = None, dataset: PairedDataset | None = None
+) -> dict[str, Any]:
+    """Return the metrics of a model on a split: of the fusion, and under `unimodal` of each
+    modality's own head; after contrastive training, under `retrieval`, how well each modality finds
+    the others, with 95 % intervals.
+
+    Under `seen_in_training`: how many of the samples the model was trained and validated on, by
+    their ids; None if its folder does not say. With `every_subset` also, under `subsets`, those of
+    the fusion given each subset of the modalities, among the samples that have one of them. `model`
+    and `dataset` replace those that `cfg` names. Samples without a label are left out. `cfg.out`
+    names a JSON file to write.
+    """
+    model = open_model(cfg, model)
+    if not (model.classes or model.targets):
+        if not model.align:
+            raise FusionZooError(
+                "this model was trained without a target: there is nothing to measure"
+            )
+        return _written(cfg, _retrieval_only(cfg, model, open_data(cfg, model, dataset)))
+    dataset = labelled(model, open_data(cfg, model, dataset))
+    seen = report_seen(model, dataset)
+    labels = encode_labels(model, dataset)
+    row_of_id = {sample_id: row for row, sample_id in enumerate(dataset.ids)}
+    chosen = subsets(list(model.modalities))[1:-1] if cfg.every_subset else []
+    collected: dict[str, list[Tensor]] = {"present": []}
+    aligned: list[dict[str, Tensor]] = []
+    ids: list[str] = []
+    for batch, features in encode_batches(model, dataset, cfg, "evaluate", by_length=True):
+        logits = _every_logits(model, features, chosen)
+        rows = torch.tensor([row_of_id[sample_id] for sample_id in batch.ids])
+        aligned.append(aligned_tensors(model, batch, features))
+        ids += batch.ids
+        for name, tensor in {**logits, "target": labels[rows], "present": batch.present}.items():
+            collected.setdefault(name, []).append(tensor.cpu())
+    tensors = {name: torch.cat(parts) for name, parts in collected.items()}
+    target, tasks = tensors.pop("target"), tasks_of_model(model, labels)
+    present = dict(zip(model.modalities, tensors.pop("present").unbind(1), strict=True))
+    subset_rows = {
+        f"subsets/{subset_label(names)}": torch.stack([present[name] for name in names]).any(0)
+        for names in chosen
+    }
+    every = torch.ones(len(target), dtype=torch.bool)
+    metrics = {}
+    for name, values in tensors.items():
+        measured = subset_rows.get(name, every)
+        if name not in subset_rows or measurable(tasks, target, measured):
+            metrics[name] = tasks.metrics(values[measured].float(), target[measured])
+    nested = _nested(metrics) | {SEEN: seen}
+    retrieval = retrieval_metrics(_joined(aligned), ids, dataset)
+    return _written(cfg, nested | ({RETRIEVAL: retrieval} if retrieval else {}))
+
+
+def _retrieval_only(
+    cfg: EvaluateConfig, model: FusionModel, dataset: PairedDataset
+) -> dict[str, Any]:
+    """Return the figures of a model that was trained without a target."""
+    aligned, ids, seen = [], [], report_seen(model, dataset)
+    for batch, features in encode_batches(model, dataset, cfg, "evaluate", by_length=True):
+        aligned.append(aligned_tensors(model, batch, features))
+        ids += batch.ids
+    retrieval = retrieval_metrics(_joined(aligned), ids, dataset)
+    if not retrieval:
+        raise FusionZooError(
+            f"{dataset.source}: no sample has two modalities, so there is nothing to measure"
+        )
+    return {RETRIEVAL: retrieval, SEEN: seen}
+
+
+def report_seen(model: FusionModel, dataset: PairedDataset) -> dict[str, int | None]:
+    """Count the samples that training read, and say so; None where that is not known."""
+    seen = count_seen(model.trained_on, dataset)
+    if None in seen.values():
+        print("whether the model was trained on some of these samples is not known")
+    elif any(seen.values()):
+        print(
+            f"warning: of the {len(dataset):,} samples, {seen['train']:,} have ids that the model"
+            f" was trained on and {seen['val']:,} ids that it was validated on: these figures are"
+            " not those of new data"
+        )
+    return seen
+
+
+def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _written(cfg: EvaluateConfig, metrics: dict[str, Any]) -> dict[str, Any]:
+    """Write the metrics to `cfg.out`, if any, and return them."""
+    if cfg.out:
+        path = Path(cfg.out)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, metrics)
+    return metrics
+
+
+def _every_logits(
+    model: FusionModel, features: Mapping[str, Features], chosen: Sequence[frozenset[str]]
+) -> dict[str, Tensor]:
+    """Return logits (B, K): of the fusion (`""`), `unimodal/<modality>`, `subsets/<names>`."""
+    logits = {"": model.fuse(features).logits}
+    if model.heads is not None:
+        logits |= {f"unimodal/{name}": x for name, x in model.heads(features).items()}
+    for names in chosen:
+        logits[f"subsets/{subset_label(names)}"] = model.fuse(keep_only(features, *names)).logits
+    return logits
+
+
+def _nested(metrics: Mapping[str, dict[str, float]]) -> dict[str, Any]:
+    """Turn `{"": m, "unimodal/text": n}` into `{**m, "unimodal": {"text": n}}`."""
+    nested: dict[str, Any] = dict(metrics[""])
+    for name, values in metrics.items():
+        group, slash, key = name.partition("/")
+        if slash:
+            nested.setdefault(group, {})[key] = values
+    return nested
+
+
+def labelled(model: FusionModel, dataset: PairedDataset) -> PairedDataset:
+    """Return the samples with a label of the model's classes; other labels are an error."""
+    if model.targets is not None:
+        return dataset
+    labels, classes = dataset.labels, set(model.classes)
+    for sample_id, label in zip(dataset.ids, labels, strict=True):
+        if label is not None and label not in classes:
+            raise FusionZooError(
+                f"{dataset.source}, sample {sample_id!r}: label {label!r} is none of the model's"
+                f" {len(model.classes)} classes.{did_you_mean(label, model.classes)}"
+            )
+    rows = [row for row, label in enumerate(labels) if label is not None]
+    if not rows:
+        raise FusionZooError(f"{dataset.source}: no sample has a label, so nothing can be measured")
+    return dataset.subset(rows)
+
+
+def encode_labels(model: FusionModel, dataset: PairedDataset) -> Tensor:
+    """Encode labels as the model was trained: indices (N,), or numbers (N, C), NaN if missing."""
+    if model.targets is None:
+        index_of = {label: index for index, label in enumerate(model.classes)}
+        return torch.tensor([index_of[str(label)] for label in dataset.labels])
+    rows = []
+    columns = {target.name: dataset.column(target.name) for target in model.targets}
+    for row in range(len(dataset)):
+        values: list[float] = []
+        for target in model.targets:
+            cell = columns[target.name][row]
+            values += [float("nan")] * target.columns if not cell else target.encode(cell)
+        rows.append(values)
+    return torch.tensor(rows, dtype=torch.float32)
+
+
+def tasks_of_model(model: FusionModel, labels: Tensor) -> Tasks:
+    """Return the tasks that measure the model's answers."""
+    if model.targets is None:
+        target = OneOf("target", tuple(model.classes))
+        return Tasks([OBJECTIVES.create("classification", target, labels)], plain=True)
+    parts = labels.split([target.columns for target in model.targets], dim=1)
+    tasks = [
+        OBJECTIVES.create(target.kind, target, values[~values.isnan().any(-1)])
+        for target, values in zip(model.targets, parts, strict=True)
+    ]
+    return Tasks(tasks, [1.0] * len(tasks))
+
+
+def predict(
+    cfg: PredictConfig, model: FusionModel | None = None, dataset: PairedDataset | None = None
+) -> Path | pa.Table:
+    """Predict every sample: `id`, `label`, a probability per class, `present_<modality>`.
+
+    Rows stand in the order of the data. Several targets have columns `<target>.label` and so on;
+    numbers have no probabilities. Returns the file written (`cfg.out`, .parquet or .csv), or
+    without one the table in memory.
+    """
+    model = open_model(cfg, model)
+    if not (model.classes or model.targets):
+        raise FusionZooError("this model was trained without a target: it can only embed")
+    dataset = open_data(cfg, model, dataset)
+    if not cfg.out:
+        return pa.concat_tables(_prediction_tables(model, dataset, cfg))
+    path = Path(cfg.out)
+    writer_of = _writer_for(path)
+    if cfg.csv_safe and path.suffix != ".csv":
+        raise FusionZooError(f"--csv_safe is for .csv, --out is {path}: leave one of them out")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer: Any = None
+    with replacing(path) as partial:
+        try:
+            for table in _prediction_tables(model, dataset, cfg):
+                if cfg.csv_safe:
+                    table = _without_formulas(table)
+                writer = writer or writer_of(str(partial), table.schema)
+                writer.write_table(table)
+        finally:
+            if writer is not None:
+                writer.close()
+    return path
+
+
+def _without_formulas(table: pa.Table) -> pa.Table:
+    """Return a table whose names and text no spreadsheet program runs as formulas."""
+    names = [without_formulas(name) for name in table.column_names]
+    columns = [
+        pa.array([cell and without_formulas(cell) for cell in column.to_pylist()], pa.string())
+        if pa.types.is_string(column.type)
+        else column
+        for column in table.columns
+    ]
+    return pa.table(columns, names=names)
+
+
+def _writer_for(path: Path) -> Callable[[str, pa.Schema], Any]:
+    if path.suffix == ".parquet":
+        from pyarrow.parquet import ParquetWriter
+
+        return bind(ParquetWriter, write_page_checksum=True)
+    if path.suffix == ".csv":
+        from pyarrow.csv import CSVWriter
+
+        return CSVWriter
+    raise FusionZooError(f"--out {path}: predictions are written as .parquet or .csv")
+
+
+@torch.no_grad()
+def _prediction_tables(
+    model: FusionModel, dataset: PairedDataset, cfg: PredictConfig
+) -> Iterator[pa.Table]:
+    """Yield a table of predictions for each batch."""
+    for batch, features in encode_batches(model, dataset, cfg, "predict", by_length=False):
+        predictions = model.answer(features)
+        columns: dict[str, Any] = {"id": batch.ids}
+        for row in (_prediction_row(prediction) for prediction in predictions):
+            for name, value in row.items():
+                columns.setdefault(name, []).append(value)
+        present = batch.present.cpu().unbind(1)
+        columns |= {
+            f"present_{name}": x.tolist() for name, x in zip(model.modalities, present, strict=True)
+        }
+        yield pa.table(columns)
+
+
+def _prediction_row(prediction: Any) -> dict[str, Any]:
+    """Return the columns of one sample's prediction."""
+    by_target = prediction if isinstance(prediction, dict) else {"": prediction}
+    row: dict[str, Any] = {}
+    for target, value in by_target.items():
+        prefix = f"{target}." if target else ""
+        if isinstance(value, Prediction):
+            row[f"{prefix}label"] = value.label
+        elif isinstance(value, Labels):
+            row[f"{prefix}label"] = ";".join(value.labels)
+        else:
+            row[f"{prefix}label"] = float(value)
+            continue
+        row |= {f"{prefix}p_{label}": p for label, p in value.probabilities.items()}
+    return row

@@ -1,1 +1,0 @@
-"""A finished model on other data: metrics, and predictions as a table."""

@@ -1,0 +1,1 @@
+"""Applications: they use the library, which never imports them."""

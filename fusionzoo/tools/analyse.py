@@ -1,0 +1,346 @@
+"""`fusionzoo analyse`: what a data set needs of a fusion, or what a model makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import pyarrow as pa
+import torch
+from annotated_types import Ge
+from torch import Tensor
+
+from fusionzoo.benchmark.bench import Bench, open_bench
+from fusionzoo.benchmark.prepare import build_encoders, is_untrained, prepare
+from fusionzoo.benchmark.report.needs import setup_of
+from fusionzoo.config import BenchmarkConfig, EvaluateConfig, merge
+from fusionzoo.config.flags import Tree
+from fusionzoo.config.load import run_command
+from fusionzoo.config.schema import Count, option
+from fusionzoo.datasets import PairedDataset
+from fusionzoo.errors import FusionZooError, print_table
+from fusionzoo.evaluation.pid import (
+    Interactions,
+    Pair,
+    Parts,
+    Setup,
+    advise_fusion,
+    advise_model,
+    interactions,
+)
+from fusionzoo.evaluation.pid_probes import decompose_data
+from fusionzoo.files import replacing, write_json
+from fusionzoo.inference import (
+    encode_batches,
+    encode_labels,
+    labelled,
+    open_data,
+    open_model,
+    tasks_of_model,
+)
+from fusionzoo.model import FusionModel
+from fusionzoo.plugins import load_plugins
+from fusionzoo.structures import Features
+from fusionzoo.training.build import open_dataset
+
+from .audit.audit import source_first
+
+if TYPE_CHECKING:
+    from fusionzoo.evaluation.pid import Pair
+
+
+SOURCE = "a data set's name, a manifest or a folder of class folders (required)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalyseConfig:
+    """Settings of an analysis."""
+
+    source: str = option("", SOURCE)
+    data: Tree = option({}, "settings of the data set, as in train.py: --data.<setting>")
+    plugins: str | list[str] = option(
+        "", "files or modules with components of your own, `my_data.py`: docs/plugins.md"
+    )
+    model: str = option("", "model or run folder: analyse its interactions (emap), not the data")
+    encoders: dict[str, Tree] = option({}, "modality -> encoder; empty = the data set's default")
+    encoder_epochs: Count = option(10, "epochs to train encoders without weights")
+    folds: Annotated[int, Ge(0)] | None = option(
+        None, "cross-validation folds; 0 = the data's split; null = 5 below 5,000 samples, else 0"
+    )
+    pid_mode: Literal["cvx", "batch", "sample"] = option(
+        "cvx", "cvx: counts clusters; batch, sample: probes of the class, sample for each sample"
+    )
+    clusters: Count | None = option(
+        None, "cvx: K-means clusters of each source; null = chosen on training rows left out"
+    )
+    by_sample: str = option("", "pid_mode sample: file for each sample's parts, .csv or .parquet")
+    split: str = option("test", "emap: train | val | test | all")
+    samples: Count = option(400, "emap: most samples; two modalities take their square of passes")
+    completions: Count = option(256, "emap: random completions with three or more modalities")
+    json: str = option("", "file for the figures")
+    jobs: Count | None = option(None, "processes; null = one per core")
+    num_workers: Annotated[int, Ge(0)] | None = option(None, "loader processes while encoding")
+    device: str = option("auto", "auto | cpu | cuda | cuda:1")
+    seed: int = option(0, "of folds, clusters and completions")
+
+
+def read_features(
+    cfg: BenchmarkConfig, dataset: PairedDataset | None, clusters: int | None
+) -> tuple[Setup, list[str], list[str]]:
+    """Return what `pid` decomposes, notes for the reader, and the ids of all rows.
+
+    Vectors are taken as they are. Encoders without weights are trained alone on a fold's training
+    rows, as in a benchmark.
+    """
+    opened = open_dataset(cfg.data, None, dataset)
+    if opened.scheme is not None:
+        raise FusionZooError(f"pid needs one class for each sample; {opened.source} has none")
+    as_they_are: Mapping[str, Any] = {
+        name: {"name": "vector/identity"}
+        for name, kind in opened.modalities.items()
+        if kind == "vector" and name not in cfg.encoders
+    }
+    cfg = replace(cfg, encoders={**cfg.encoders, **as_they_are})
+    bench, opened = open_bench(cfg, opened if dataset is not None else None)
+    untrained = [n for n, e in build_encoders(bench.cfg, opened).items() if is_untrained(e)]
+    bench = prepare(bench, opened, tokens=False)
+    notes = [f"features of: {', '.join(_describe(bench, name) for name in bench.modalities)}"]
+    if untrained:
+        notes.append(
+            f"{', '.join(untrained)}: the encoder has no pretrained weights, and was trained alone"
+            " on the labels, which may lose what only a combination tells"
+        )
+    setup = setup_of(bench, fixed=not untrained, clusters=clusters)
+    return setup, notes, list(opened.ids)
+
+
+def _describe(bench: Bench, name: str) -> str:
+    return f"{name} ({bench.features[0][name]['encoder'].get('name', '-')})"
+
+
+def check_suffix(path: Path) -> None:
+    """Refuse a file that is neither .csv nor .parquet."""
+    if path.suffix not in (".csv", ".parquet"):
+        raise FusionZooError(f"--by_sample {path}: samples are written as .csv or .parquet")
+
+
+def write_samples(path: Path, pairs: Iterable[Pair]) -> None:
+    """Write a row for each sample and pair of sources: `id`, `first`, `second`, and the parts."""
+    check_suffix(path)
+    tables = []
+    for pair in pairs:
+        by_sample = pair.by_sample or {}
+        columns: dict[str, pa.Array] = {
+            "id": pa.array(by_sample, pa.string()),
+            "first": pa.array([pair.first] * len(by_sample), pa.string()),
+            "second": pa.array([pair.second] * len(by_sample), pa.string()),
+        }
+        parts = zip(*by_sample.values(), strict=True)
+        columns |= {
+            name: pa.array(values, pa.float64())
+            for name, values in zip(Parts._fields, parts, strict=True)
+        }
+        tables.append(pa.table(columns))
+    table = pa.concat_tables(tables)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as partial:
+        if path.suffix == ".parquet":
+            from pyarrow.parquet import write_table
+
+            write_table(table, partial)
+        else:
+            from pyarrow.csv import write_csv
+
+            write_csv(table, partial)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """The result of an analysis: of the data (`pid`), or of a model (`emap`)."""
+
+    source: str
+    pairs: tuple[Pair, ...] = ()
+    emap: Interactions | None = None
+    notes: tuple[str, ...] = ()
+    advice: str
+    pid_mode: str = "cvx"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        found: dict[str, Any] = {"source": self.source, "unit": "bits", "advice": self.advice}
+        found |= {"notes": list(self.notes)}
+        if self.emap is not None:
+            return {**found, "emap": self.emap.to_dict()}
+        return {**found, "pid_mode": self.pid_mode, "pid": [pair.to_dict() for pair in self.pairs]}
+
+
+def analyse(
+    cfg: AnalyseConfig, model: FusionModel | None = None, dataset: PairedDataset | None = None
+) -> Analysis:
+    """Analyse the data that `cfg` names, or a model's answers on it if there is a model."""
+    has_model = model is not None or bool(cfg.model)
+    _check(cfg, has_model=has_model)
+    if has_model:
+        return _analyse_model(cfg, model, dataset)
+    bench = BenchmarkConfig(
+        plugins=cfg.plugins,
+        data=cfg.data,
+        encoders=cfg.encoders,
+        folds=cfg.folds,
+        encoder_epochs=cfg.encoder_epochs,
+        tune=0,
+        corruptions=False,
+        jobs=cfg.jobs,
+        num_workers=cfg.num_workers,
+        device=cfg.device,
+        seed=cfg.seed,
+    )
+    setup, notes, ids = read_features(bench, dataset, cfg.clusters)
+    mode = cfg.pid_mode
+    pairs = tuple(decompose_data(setup, mode, ids))
+    source = str(cfg.data.get("root", cfg.data.get("name", ""))) or "data in memory"
+    return Analysis(
+        source=source,
+        pairs=pairs,
+        notes=(*notes, *(note for pair in pairs for note in pair.notes)),
+        advice=advise_fusion(pairs),
+        pid_mode=mode,
+    )
+
+
+def _check(cfg: AnalyseConfig, *, has_model: bool) -> None:
+    """Refuse settings that another mode reads."""
+    if has_model and (cfg.pid_mode != "cvx" or cfg.by_sample):
+        raise FusionZooError(
+            "--pid_mode and --by_sample are of data; a model is analysed by emap: leave them out,"
+            " or --model"
+        )
+    if cfg.clusters is not None and cfg.pid_mode != "cvx":
+        raise FusionZooError(
+            f"--clusters {cfg.clusters}: --pid_mode {cfg.pid_mode} needs no clusters; leave one out"
+        )
+    if cfg.by_sample and cfg.pid_mode != "sample":
+        raise FusionZooError(
+            f"--by_sample {cfg.by_sample}: only --pid_mode sample has parts of each sample, not"
+            f" {cfg.pid_mode}"
+        )
+    if cfg.by_sample:
+        check_suffix(Path(cfg.by_sample))
+
+
+def _analyse_model(
+    cfg: AnalyseConfig, model: FusionModel | None, dataset: PairedDataset | None
+) -> Analysis:
+    settings = EvaluateConfig(
+        model=cfg.model,
+        data=cfg.data,
+        split=cfg.split,
+        num_workers=cfg.num_workers,
+        device=cfg.device,
+        plugins=cfg.plugins,
+    )
+    model = open_model(settings, model)
+    opened = labelled(model, open_data(settings, model, dataset))
+    complete = opened.present.all(1).nonzero()[:, 0]
+    if len(complete) < 2 or len(model.modalities) < 2:
+        raise FusionZooError(
+            f"{opened.source}: {len(complete)} samples of split {cfg.split!r} have all of"
+            f" {', '.join(model.modalities)}, and emap needs at least 2 of 2 modalities"
+        )
+    generator = torch.Generator().manual_seed(cfg.seed)
+    chosen = complete[torch.randperm(len(complete), generator=generator)[: cfg.samples]]
+    samples = opened.subset(chosen.sort().values)
+    labels = encode_labels(model, samples)
+    tasks = tasks_of_model(model, labels)
+
+    def score(logits: Tensor) -> tuple[str, float]:
+        return tasks.leading, tasks.metrics(logits.float(), labels)[tasks.leading]
+
+    parts = [x for _, x in encode_batches(model, samples, settings, "encode", by_length=False)]
+    features = {name: join_batches([part[name] for part in parts]) for name in parts[0]}
+    found = interactions(model.fusion, features, score, completions=cfg.completions, seed=cfg.seed)
+    note = f"{len(chosen)} of {len(complete)} complete samples of split {cfg.split!r}"
+    return Analysis(source=opened.source, emap=found, notes=(note,), advice=advise_model(found))
+
+
+def join_batches(parts: list[Features]) -> Features:
+    """Put batches together, padded to the most tokens."""
+    most = max(x.tokens.shape[1] for x in parts)
+    tokens = [torch.nn.functional.pad(x.tokens, (0, 0, 0, most - x.tokens.shape[1])) for x in parts]
+    masks = [torch.nn.functional.pad(x.mask, (0, most - x.mask.shape[1])) for x in parts]
+    return Features(torch.cat(tokens), torch.cat(masks), torch.cat([x.pooled for x in parts]))
+
+
+HELP = """
+Analyse what a data set needs of a fusion: `fusionzoo analyse my.csv --json needs.json`.
+
+Prints redundancy, uniqueness and synergy of its modalities in bits (pid), from features of frozen
+encoders. With `--model runs/a`: how much of that model's score needs interactions (emap).
+"""
+
+
+def analyse_command(args: Sequence[str]) -> int:
+    """Run `fusionzoo analyse SOURCE ...`; return its exit code."""
+    return run_command(AnalyseConfig, HELP, source_first(args), _start)
+
+
+def _start(cfg: AnalyseConfig) -> int:
+    from fusionzoo.inputs import data_settings
+
+    if not cfg.source:
+        raise FusionZooError(f"no source: {SOURCE.removesuffix(' (required)')} comes first")
+    load_plugins(cfg.plugins)
+    found = analyse(replace(cfg, data=merge(data_settings(cfg.source), cfg.data)))
+    print_analysis(found)
+    if cfg.json:
+        write_json(Path(cfg.json), found.to_dict())
+        print(f"wrote {cfg.json}")
+    if cfg.by_sample:
+        write_samples(Path(cfg.by_sample), found.pairs)
+        print(f"wrote {cfg.by_sample}")
+    return 0
+
+
+def print_analysis(found: Analysis) -> None:
+    """Print the figures as a table, notes, and what follows."""
+    if found.emap is not None:
+        result = found.emap
+        header = (f"{result.metric} of the model", "without interactions", "gain", "variance")
+        figures = (f"{result.model:.3f}", f"{result.additive:.3f}", f"{result.gain:+.3f}")
+        row = (*figures, f"{result.share:.1%} of interactions")
+        print_table(f"Interactions on {found.source}", header, [row])
+    else:
+        columns = ("sources", "redundancy", "only the first", "only the second", "synergy", "sum")
+        rows = [
+            (
+                f"{pair.first} | {pair.second}",
+                *(
+                    _with_interval(*bounds)
+                    for bounds in zip(pair.parts, pair.low, pair.high, strict=True)
+                ),
+                f"{pair.parts.total:.3f}",
+                *_clusters_of(pair, found.pid_mode),
+                f"{pair.rows:,}",
+            )
+            for pair in found.pairs
+        ]
+        title = f"Information about the target in {found.source}, bits and 95 % interval"
+        clusters = ("clusters",) if found.pid_mode == "cvx" else ()
+        print_table(title, (*columns, *clusters, "samples"), rows)
+    for note in found.notes:
+        print(note)
+    print(found.advice)
+
+
+def _with_interval(value: float, low: float, high: float) -> str:
+    return f"{value:.3f}" if isnan(low) else f"{value:.3f} ({low:.3f} to {high:.3f})"
+
+
+def _clusters_of(pair: Pair, mode: str) -> tuple[str, ...]:
+    """Return the cell of the clusters, of the mode that has some."""
+    if mode != "cvx":
+        return ()
+    return ("/".join(map(str, dict.fromkeys(pair.clusters))) or "probes",)

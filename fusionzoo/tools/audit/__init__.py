@@ -1,0 +1,1 @@
+"""Look for faults in a data set, and show samples of it."""

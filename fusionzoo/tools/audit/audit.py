@@ -1,0 +1,217 @@
+"""`fusionzoo data check` and `data show`: open the data leniently, scan it, run every check."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fusionzoo.config import merge, split_name
+from fusionzoo.config.flags import Tree
+from fusionzoo.config.load import run_command
+from fusionzoo.config.schema import Count, option
+from fusionzoo.datasets import DATASETS, PairedDataset
+from fusionzoo.datasets.paths import Refusal, collecting
+from fusionzoo.errors import FusionZooError, print_table
+from fusionzoo.files import write_json
+from fusionzoo.plugins import load_plugins
+
+from .checks import (
+    absent_class,
+    blank,
+    class_balance,
+    class_table,
+    encoding_damage,
+    label_in_text,
+    length_tables,
+    missing_rates,
+    near_empty_text,
+    orphan_files,
+    refused,
+    silent,
+    splits,
+    unlabelled,
+    unreadable,
+)
+from .copies import duplicates
+from .scan import SEVERITIES, Check, Describe, Finding, Report, Scan, scan_values
+
+if TYPE_CHECKING:
+    from .scan import Report
+
+
+# Findings of equal severity are shown in this order.
+CHECKS: tuple[Check, ...] = (
+    *(refused, unreadable, unlabelled, splits, duplicates, label_in_text, absent_class),
+    *(missing_rates, class_balance, silent, blank, near_empty_text, encoding_damage),
+    orphan_files,
+)
+FACTS: tuple[Describe, ...] = (class_table, length_tables)
+
+
+def open_leniently(settings: Mapping[str, Any]) -> tuple[PairedDataset, list[Refusal]]:
+    """Open a data set by its settings; return it with what `create_dataset` would refuse."""
+    name, options = split_name(settings, "data")
+    for key, value in (("on_error", "missing"), ("max_errors", 1.0)):
+        if key in DATASETS[name].parameters:
+            options[key] = value
+    with collecting() as refusals:
+        dataset = DATASETS.create(name, **options)
+    return dataset, refusals
+
+
+def audit(
+    data: PairedDataset | Mapping[str, Any], *, threads: int | None = None, progress: bool = False
+) -> Report:
+    """Check a data set, or the data set of settings such as `{"name": "digits"}`.
+
+    A `PairedDataset` was opened without errors, so nothing in it is refused. Files that no sample
+    names are looked for only with the settings of a manifest or a class folder.
+    """
+    start = time.perf_counter()
+    seconds: dict[str, float] = {}
+    if isinstance(data, PairedDataset):
+        dataset, refusals, root, name = data, list[Refusal](), "", ""
+    else:
+        dataset, refusals = open_leniently(data)
+        name, root = str(data["name"]), str(data.get("root", ""))
+    seconds["open"] = time.perf_counter() - start
+    start = time.perf_counter()
+    scan = Scan(
+        dataset=dataset,
+        refusals=refusals,
+        values=scan_values(dataset, threads=threads, progress=progress),
+        files_are_listed=bool(name) and DATASETS[name].family == "format",
+        manifest=root if name == "manifest" else "",
+    )
+    seconds["decode and measure"] = time.perf_counter() - start
+    findings: list[Finding] = []
+    for check in CHECKS:
+        start = time.perf_counter()
+        findings += check(scan)
+        seconds[check.__name__] = time.perf_counter() - start
+    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    facts = [table for describe in FACTS for table in describe(scan)]
+    return Report(scan=scan, findings=findings, facts=facts, seconds=seconds)
+
+
+CHECK_HELP = """
+Check a data set: `fusionzoo data check my.csv --data.columns.target label --html audit.html`.
+
+SOURCE is a data set's name, a manifest or a folder of class folders. Reads every value once. Exit
+code 0: fit for training; 1: a finding is an error; 2: the source cannot be opened.
+"""
+SHOW_HELP = """
+Write a contact sheet: `fusionzoo data show my.csv --n 9 --out sheet.html`.
+
+SOURCE is a data set's name, a manifest or a folder of class folders. Classes are shown in turn.
+"""
+UNFIT = 1  # exit code
+SOURCE = "a data set's name, a manifest or a folder of class folders (required)"
+SETTINGS = "settings of the data set, as in train.py: --data.<setting>"
+PLUGINS = "files or modules with components of your own, `my_data.py`: docs/plugins.md"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckConfig:
+    """Settings of `fusionzoo data check`."""
+
+    source: str = option("", SOURCE)
+    data: Tree = option({}, SETTINGS)
+    plugins: str | list[str] = option("", PLUGINS)
+    json: str = option("", "file for the findings, with every row")
+    html: str = option("", "file for a page with the findings and samples of each")
+    threads: Count | None = option(None, "that decode values; null = chosen by cores")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowConfig:
+    """Settings of `fusionzoo data show`."""
+
+    source: str = option("", SOURCE)
+    data: Tree = option({}, SETTINGS)
+    plugins: str | list[str] = option("", PLUGINS)
+    n: Count = option(9, "number of samples")
+    seed: int = option(0, "seed of the choice of samples")
+    out: str = option("sheet.html", "file to write, .html or .png")
+
+
+def check_command(args: Sequence[str]) -> int:
+    """Run `fusionzoo data check SOURCE ...`; return its exit code."""
+    return run_command(CheckConfig, CHECK_HELP, source_first(args), _check)
+
+
+def show_command(args: Sequence[str]) -> int:
+    """Run `fusionzoo data show SOURCE ...`; return its exit code."""
+    return run_command(ShowConfig, SHOW_HELP, source_first(args), _show)
+
+
+def source_first(args: Sequence[str]) -> list[str]:
+    """Write the source as a flag where it is the first word.
+
+    >>> source_first(["my.csv", "--n", "4"])
+    ['--source=my.csv', '--n', '4']
+    """
+    is_flag = not args or args[0].startswith("-")
+    return list(args) if is_flag else [f"--source={args[0]}", *args[1:]]
+
+
+def _check(cfg: CheckConfig) -> int:
+    from .page import write_report
+
+    report = audit(_settings(cfg.source, cfg.data, cfg.plugins), threads=cfg.threads, progress=True)
+    print_report(report)
+    if cfg.json:
+        write_json(Path(cfg.json), report.to_dict())
+        print(f"wrote {cfg.json}")
+    if cfg.html:
+        write_report(report, Path(cfg.html))
+        print(f"wrote {cfg.html}")
+    return 0 if report.fit else UNFIT
+
+
+def print_report(report: Report) -> None:
+    """Print the findings as a table, and whether the data is fit."""
+    from .page import NAMES
+
+    dataset = report.scan.dataset
+    rows = [
+        (
+            finding.severity,
+            NAMES.get(finding.check, finding.check),
+            finding.modality,
+            f"{len(finding.rows):,}" if finding.rows else "",
+            f"{finding.message}. {finding.advice[:1].upper()}{finding.advice[1:]}",
+        )
+        for finding in report.findings
+    ]
+    if rows:
+        header = ("severity", "finding", "column", "samples", "more")
+        print_table(f"Findings in {dataset.source}", header, rows)
+    errors = sum(finding.severity == "error" for finding in report.findings)
+    verdict = "fit" if report.fit else f"not fit: {errors} error{'' if errors == 1 else 's'}"
+    seconds = sum(report.seconds.values())
+    print(f"{dataset.source}: {len(dataset):,} samples, {verdict} (checked in {seconds:.1f} s)")
+
+
+def _show(cfg: ShowConfig) -> int:
+    from .page import pick_rows, write_contact_sheet
+    from .scan import Scan
+
+    dataset, refusals = open_leniently(_settings(cfg.source, cfg.data, cfg.plugins))
+    scan = Scan(dataset=dataset, refusals=refusals, values={}, files_are_listed=False)
+    write_contact_sheet(scan, pick_rows(scan, cfg.n, cfg.seed), Path(cfg.out))
+    print(f"wrote {cfg.out}")
+    return 0
+
+
+def _settings(source: str, data: Mapping[str, Any], plugins: str | list[str]) -> Tree:
+    """Return the settings of the source, with the flags over them."""
+    from fusionzoo.inputs import data_settings
+
+    if not source:
+        raise FusionZooError(f"no source: {SOURCE.removesuffix(' (required)')} comes first")
+    load_plugins(plugins)
+    return merge(data_settings(source), data)

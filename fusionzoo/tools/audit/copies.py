@@ -1,0 +1,312 @@
+"""Checks for the same or nearly the same content in several splits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from .scan import GRID, TOLERATED, Finding, Scan, Severity, Values, counted, normalised, shingles
+
+BANDS = 64  # of the bits of a vector; two neighbours agree in all bits of at least one
+MOST_BITS = 16  # per band
+MAX_BUCKET = 32  # in a larger bucket each entry is compared with the next 32 only
+CHUNK = 1 << 16  # pairs verified at a time
+MAX_DIFFERENT = 0.3  # share of bits in which neighbours may differ
+MINHASH_ROWS = 4  # entries of a MinHash per band
+
+Pairs = NDArray[np.int64]  # (n, 2), the smaller index first
+POPCOUNT = np.array([bin(x).count("1") for x in range(256)], np.uint8)
+
+
+def near_vectors(vectors: NDArray[Any], least: float) -> tuple[Pairs, NDArray[np.float32]]:
+    """Return the pairs of vectors whose cosine is at least `least`, and the cosines.
+
+    A vector of zeros has no neighbours. Of pairs with a cosine of 0.97, more than 99 % are found
+    among 10,000 vectors (`tests/test_audit.py` measures it).
+    """
+    units = vectors.astype(np.float32)
+    norms = np.linalg.norm(units, axis=1)
+    units /= np.maximum(norms, 1e-12)[:, None]
+    valid = np.flatnonzero(norms > 0)
+    num_bits = int(np.clip(np.ceil(np.log2(max(len(valid), 2))) - 2, 8, MOST_BITS))
+    centred = units[valid] - units[valid].mean(0) if len(valid) > 2 else units[valid]
+    directions = np.random.default_rng(0).standard_normal((vectors.shape[1], BANDS * num_bits))
+    bits = centred @ directions.astype(np.float32) > 0
+    weights = (1 << np.arange(num_bits)).astype(np.uint32)
+    keys = (bits.reshape(-1, BANDS, num_bits) * weights).sum(-1, dtype=np.uint32)
+    pairs = valid[_close_codes(bucket_pairs(keys), np.packbits(bits, axis=1))]
+    cosines = np.concatenate(
+        [np.zeros(0, np.float32)]
+        + [
+            np.einsum("nd,nd->n", units[part[:, 0]], units[part[:, 1]])
+            for part in _parts(pairs, CHUNK)
+        ]
+    )
+    return pairs[cosines >= least], cosines[cosines >= least]
+
+
+def near_sets(hashes: NDArray[np.uint32], least: float) -> Pairs:
+    """Return the pairs of MinHashes (N, P) that agree in at least a share `least` of entries."""
+    num_bands = hashes.shape[1] // MINHASH_ROWS
+    grouped = hashes.reshape(-1, num_bands, MINHASH_ROWS).astype(np.uint64)
+    keys = np.zeros(grouped.shape[:2], np.uint64)
+    for place in range(MINHASH_ROWS):
+        keys = (keys ^ grouped[..., place]) * np.uint64(0x9E3779B97F4A7C15)
+        keys ^= keys >> np.uint64(31)
+    close = [
+        part[(hashes[part[:, 0]] == hashes[part[:, 1]]).mean(1) >= least]
+        for part in _parts(bucket_pairs(keys), CHUNK)
+    ]
+    return np.concatenate([np.zeros((0, 2), np.int64), *close])
+
+
+def bucket_pairs(keys: NDArray[Any]) -> Pairs:
+    """Return the pairs of rows that agree in a column of `keys` (N, BANDS), each pair once."""
+    num_rows = len(keys)
+    codes = [np.zeros(0, np.int64)]
+    for column in keys.T:
+        order = np.argsort(column, kind="stable")
+        ordered = column[order]
+        starts = np.arange(num_rows)
+        for offset in range(1, min(MAX_BUCKET, num_rows - 1) + 1):
+            starts = starts[starts + offset < num_rows]
+            starts = starts[ordered[starts] == ordered[starts + offset]]
+            if not len(starts):
+                break
+            codes.append(order[starts] * num_rows + order[starts + offset])
+    # A stable order keeps the smaller index first.
+    unique = np.unique(np.concatenate(codes))
+    return np.stack([unique // max(num_rows, 1), unique % max(num_rows, 1)], axis=1)
+
+
+def _close_codes(pairs: Pairs, codes: NDArray[np.uint8]) -> Pairs:
+    """Keep the pairs whose codes differ in few bits."""
+    most = MAX_DIFFERENT * codes.shape[1] * 8
+    close = [
+        part[POPCOUNT[codes[part[:, 0]] ^ codes[part[:, 1]]].sum(1, dtype=np.int64) <= most]
+        for part in _parts(pairs, CHUNK)
+    ]
+    return np.concatenate([np.zeros((0, 2), np.int64), *close])
+
+
+def _parts(pairs: Pairs, size: int) -> list[Pairs]:
+    return [pairs[start : start + size] for start in range(0, len(pairs), size)]
+
+
+LEAST_IMAGE = 0.95  # cosine of two pictures' grey cells
+MOST_COLOUR = 14.0  # mean difference of their colours, grey levels of 255
+MOST_ASPECT = 0.05  # difference of the logarithms of their aspect ratios
+LEAST_SOUND = 0.9  # cosine of two sounds' fingerprints
+MOST_SECONDS = 0.1  # difference of the logarithms of their durations without quiet ends
+LEAST_TEXT = 0.7  # share of common pieces of two texts (Jaccard index)
+LEAST_MINHASH = 0.5  # its estimate, which has a standard deviation of 0.06
+MIN_WORDS = 5  # texts of fewer words are expected to recur
+KINDS = {"image": "pictures", "text": "texts", "audio": "sounds"}
+ADVICE = "keep copies in one split, with a column `group` or --data.group_column"
+
+
+def duplicates(scan: Scan) -> Iterator[Finding]:
+    """Contents that occur in several splits: exactly, or nearly.
+
+    An error where a picture or a whole sample is copied, or where more than 5 % of val and test
+    have a copy elsewhere; else a warning: people write the same sentence twice.
+    """
+    reported: list[tuple[int, ...]] = []
+    exact = {name: _groups(values, _exact_pairs(values)) for name, values in scan.values.items()}
+    for name, values in scan.values.items():
+        groups = _across(scan, exact[name])
+        reported += groups
+        if groups:
+            severe = values.kind == "image" or _whole(scan, exact, groups) or _many(scan, groups)
+            yield _finding(values, groups, "same_content", "error" if severe else "warning")
+        known = {frozenset(group) for group in groups}
+        # Copies of copies: groups of nearly the same content that hold more than exact copies.
+        near = _across(scan, _groups(values, near_pairs(values)))
+        groups = [group for group in near if frozenset(group) not in known]
+        if groups:
+            severity: Severity = "error" if _many(scan, groups) else "warning"
+            yield _finding(values, groups, "similar_content", severity)
+    yield from _whole_samples(scan, reported)
+
+
+def _whole_samples(scan: Scan, reported: list[tuple[int, ...]]) -> Iterator[Finding]:
+    """Samples that recur in another split with all their modalities, however little these say.
+
+    A short text alone is expected to recur; `reported` are copies that are known already.
+    """
+    codes = np.full((len(scan.ids), len(scan.values)), -1)
+    for column, values in enumerate(scan.values.values()):
+        codes[values.rows, column] = np.unique(values.digests, return_inverse=True)[1].ravel()
+    damaged = {row for values in scan.values.values() for row in values.errors}
+    rows = np.flatnonzero((codes >= 0).any(1))
+    members: dict[bytes, list[int]] = {}
+    for row in rows.tolist():
+        if row not in damaged:
+            members.setdefault(codes[row].tobytes(), []).append(row)
+    known: dict[int, set[int]] = {}  # row -> reported groups with it
+    for number, group in enumerate(reported):
+        for row in group:
+            known.setdefault(row, set()).add(number)
+    groups = [
+        group
+        for group in _across(scan, [tuple(rows) for rows in members.values()])
+        if not set.intersection(*(known.get(row, set()) for row in group))
+    ]
+    if groups:
+        number = sum(map(len, groups))
+        yield Finding(
+            check="same_sample",
+            severity="error" if _many(scan, groups) else "warning",
+            message=f"{counted(number, 'sample')} in {counted(len(groups), 'group')} are the same"
+            " in all their modalities in several splits",
+            advice=ADVICE,
+            groups=tuple(groups),
+        )
+
+
+def _many(scan: Scan, groups: list[tuple[int, ...]]) -> bool:
+    """Return whether the groups hold many of the samples of val and test."""
+    held_out = int(np.isin(scan.splits[scan.rows], ("val", "test")).sum())
+    copies = sum(scan.splits[row] in ("val", "test") for group in groups for row in group)
+    return copies > TOLERATED * held_out
+
+
+def _finding(
+    values: Values, groups: list[tuple[int, ...]], name: str, severity: Severity
+) -> Finding:
+    noun = KINDS.get(values.kind, "values")
+    how = "the same" if name == "same_content" else "nearly the same"
+    number = sum(map(len, groups))
+    return Finding(
+        check=name,
+        severity=severity,
+        modality=values.name,
+        message=f"{counted(number, 'sample')} in {counted(len(groups), 'group')} have {how}"
+        f" {noun} in several splits",
+        advice=ADVICE,
+        groups=tuple(groups),
+    )
+
+
+def _whole(
+    scan: Scan, exact: dict[str, list[tuple[int, ...]]], groups: list[tuple[int, ...]]
+) -> bool:
+    """Return whether two samples of one group agree in every modality that they have."""
+    number = len(scan.ids)
+    codes = np.full((number, len(exact)), -1)
+    for column, (name, same) in enumerate(exact.items()):
+        codes[scan.values[name].rows, column] = number + np.arange(len(scan.values[name].rows))
+        for code, group in enumerate(same):
+            codes[list(group), column] = code
+    for group in groups:
+        rows = codes[list(group)]
+        unique, inverse = np.unique(rows, axis=0, return_inverse=True)
+        if len(unique) < len(rows):
+            for code in range(len(unique)):
+                members = [group[i] for i in np.flatnonzero(inverse.ravel() == code)]
+                if len({scan.splits[row] for row in members}) > 1:
+                    return True
+    return False
+
+
+def _across(scan: Scan, groups: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Keep the groups with samples of several splits."""
+    return [x for x in groups if len({scan.splits[row] for row in x if scan.splits[row]}) > 1]
+
+
+def _groups(values: Values, pairs: Pairs) -> list[tuple[int, ...]]:
+    """Join pairs of positions to groups of rows, in the order of their first row."""
+    number = len(values.rows)
+    if not len(pairs):
+        return []
+    ones = np.ones(len(pairs), bool)
+    graph = coo_array((ones, (pairs[:, 0], pairs[:, 1])), shape=(number, number))
+    _, labels = connected_components(graph, directed=False)
+    members: dict[int, list[int]] = {}
+    for position in np.unique(pairs).tolist():
+        members.setdefault(int(labels[position]), []).append(int(values.rows[position]))
+    return sorted(tuple(sorted(group)) for group in members.values())
+
+
+def _exact_pairs(values: Values) -> Pairs:
+    """Return each value with the first one of the same content."""
+    if not len(values.rows):
+        return np.zeros((0, 2), np.int64)
+    _, first, inverse = np.unique(values.digests, return_index=True, return_inverse=True)
+    positions = np.flatnonzero(_comparable(values))
+    firsts = first[inverse.ravel()][positions]
+    pairs = np.stack([firsts, positions], axis=1)
+    return pairs[firsts != positions].astype(np.int64)
+
+
+def _comparable(values: Values) -> NDArray[np.bool_]:
+    """Leave out values that say too little: blank pictures, silence, short texts."""
+    numbers = values.numbers
+    if values.kind == "text":
+        return numbers["words"] >= MIN_WORDS
+    if values.kind == "audio":
+        return numbers["peak"] >= 1e-3
+    if values.kind == "image":
+        return numbers["spread"] > 1.0
+    enough = numbers["length"] * np.maximum(numbers["dim"], 1) > 1
+    return enough & (numbers["spread"] > 0) if "spread" in numbers else enough
+
+
+def near_pairs(values: Values) -> Pairs:
+    """Return pairs of positions with nearly the same content, exact copies of one included.
+
+    Exact copies are compared once, by the first of them, and joined to it afterwards.
+    """
+    exact = _exact_pairs(values)
+    if values.prints is None or values.kind not in KINDS:
+        return exact
+    is_copy = np.zeros(len(values.rows), bool)
+    is_copy[exact[:, 1]] = True
+    positions = np.flatnonzero(_comparable(values) & ~is_copy)
+    find = {"image": _near_images, "audio": _near_sounds, "text": _near_texts}[values.kind]
+    pairs = positions[find(values, positions)] if len(positions) > 1 else exact[:0]
+    return np.concatenate([exact, pairs]) if len(pairs) else exact
+
+
+def _near_images(values: Values, positions: NDArray[np.int64]) -> Pairs:
+    assert values.prints is not None
+    prints = values.prints[positions].astype(np.float32)
+    grey, colours = prints[:, : GRID**2], prints[:, GRID**2 :]
+    pairs, _ = near_vectors(grey - grey.mean(1, keepdims=True), LEAST_IMAGE)
+    aspect = np.log(values.numbers["width"][positions] / values.numbers["height"][positions])
+    first, second = pairs.T
+    alike = np.abs(colours[first] - colours[second]).mean(1) <= MOST_COLOUR
+    return pairs[alike & (np.abs(aspect[first] - aspect[second]) <= MOST_ASPECT)]
+
+
+def _near_sounds(values: Values, positions: NDArray[np.int64]) -> Pairs:
+    assert values.prints is not None
+    pairs, _ = near_vectors(values.prints[positions], LEAST_SOUND)
+    seconds = np.log(np.maximum(values.numbers["active"][positions], 1e-3))
+    return pairs[np.abs(seconds[pairs[:, 0]] - seconds[pairs[:, 1]]) <= MOST_SECONDS]
+
+
+def _near_texts(values: Values, positions: NDArray[np.int64]) -> Pairs:
+    assert values.prints is not None
+    pairs = near_sets(values.prints[positions], LEAST_MINHASH)
+    pieces = {
+        position: shingles(normalised(values.texts[positions[position]]))
+        for position in np.unique(pairs).tolist()
+    }
+    alike = [jaccard(pieces[a], pieces[b]) >= LEAST_TEXT for a, b in pairs.tolist()]
+    return pairs[np.array(alike, bool)] if len(pairs) else pairs
+
+
+def jaccard(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> float:
+    """Return the share of common elements of two sets, each sorted and without repeats.
+
+    >>> jaccard(np.array([1, 2, 3]), np.array([2, 3, 4]))
+    0.5
+    """
+    common = len(np.intersect1d(first, second, assume_unique=True))
+    return common / max(1, len(first) + len(second) - common)

@@ -1,0 +1,353 @@
+"""HTML pages of an audit and of a contact sheet: self-contained files, escaped by Jinja."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections import Counter
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fusionzoo.datasets import PairedDataset
+from fusionzoo.datasets.media import decode
+from fusionzoo.errors import FusionZooError, __version__, one_line
+from fusionzoo.files import replacing, write_text
+from fusionzoo.structures import Clip
+
+from .scan import Finding, Report, Scan
+
+SIDE = 160  # pixels of a thumbnail's longer side
+POINTS = 120  # of a waveform
+MAX_CHARACTERS = 400  # of a text
+MAX_READ = 30  # seconds of a sound that are drawn
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One value as it is shown; the fields that do not apply are empty."""
+
+    modality: str
+    image: Any = None  # PIL image
+    wave: NDArray[np.float32] | None = None  # lowest and highest sample per point, (POINTS, 2)
+    text: str = ""
+    caption: str = ""
+    problem: str = ""  # why it cannot be decoded
+
+    @property
+    def uri(self) -> str:
+        """The thumbnail as a data URI."""
+        buffer = io.BytesIO()
+        self.image.save(buffer, "PNG" if max(self.image.size) <= 32 else "JPEG", quality=80)
+        kind = "png" if max(self.image.size) <= 32 else "jpeg"
+        return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+    @property
+    def path(self) -> str:
+        """The waveform as an SVG path in a box of POINTS x 40, its middle at 20."""
+        assert self.wave is not None
+        top = max(float(np.abs(self.wave).max()), 1e-9)
+        scale = 19 / max(top, 0.05)  # a quiet clip stays small
+        upper = [f"{x},{20 - scale * high:.1f}" for x, (_, high) in enumerate(self.wave)]
+        lower = [f"{x},{20 - scale * low:.1f}" for x, (low, _) in enumerate(self.wave)]
+        return f"M{' L'.join([*upper, *reversed(lower)])} Z"
+
+
+def show_sample(
+    dataset: PairedDataset, row: int, modalities: list[str] | None = None
+) -> list[Picture]:
+    """Return the pictures of a sample's values, of those in `modalities` that it has."""
+    names = [name for name in dataset.modalities if modalities is None or name in modalities]
+    pictures = (_show(dataset, name, row) for name in names)
+    return [picture for picture in pictures if picture is not None]
+
+
+def _show(dataset: PairedDataset, name: str, row: int) -> Picture | None:
+    reference = dataset.reference(name, row)
+    if reference is None:
+        return None
+    kind = dataset.modalities[name]
+    try:
+        value = decode(kind, reference)
+        count = len(value) if isinstance(value, list) and kind in ("image", "audio") else 1
+        first = value[0] if count > 1 else value
+        more = f", the first of {count}" if count > 1 else ""
+        if kind == "image":
+            return show_image(name, first, more)
+        if kind == "audio":
+            return show_clip(name, first, more)
+    except (FusionZooError, OSError, ValueError, RuntimeError) as error:
+        return Picture(name, problem=one_line(error))
+    if kind == "text":
+        text = value if len(value) <= MAX_CHARACTERS else value[:MAX_CHARACTERS] + " ..."
+        words = len(value.split())
+        return Picture(name, text=text, caption=f"{words:,} word{'' if words == 1 else 's'}")
+    array = np.asarray(value)
+    if not array.ndim or array.dtype.kind not in "fiub":
+        return Picture(name, text=str(value)[:MAX_CHARACTERS], caption=kind)
+    shown = ", ".join(f"{x:.3g}" for x in array.ravel()[:8]) + ", ..." * (array.size > 8)
+    return Picture(name, text=shown, caption=f"{kind} {' x '.join(map(str, array.shape))}")
+
+
+def show_image(name: str, image: torch.Tensor, more: str = "") -> Picture:
+    """Show uint8 (3, H, W)."""
+    from PIL import Image
+
+    pixels = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+    pixels.thumbnail((SIDE, SIDE))
+    return Picture(name, image=pixels, caption=f"{image.shape[2]} x {image.shape[1]} pixels{more}")
+
+
+def show_clip(name: str, clip: Clip, more: str = "") -> Picture:
+    """Show the first seconds of a clip."""
+    count = min(clip.frames, MAX_READ * clip.rate)
+    samples = clip.read(0, count).numpy()
+    edges = np.linspace(0, len(samples), min(POINTS, len(samples)) + 1).astype(int)
+    wave = np.stack(
+        [np.minimum.reduceat(samples, edges[:-1]), np.maximum.reduceat(samples, edges[:-1])], axis=1
+    )
+    seconds = f"{clip.frames / clip.rate:.2f} s, {clip.rate:,} Hz"
+    return Picture(name, wave=wave, caption=f"{seconds}, peak {np.abs(samples).max():.3f}{more}")
+
+
+MAX_GROUPS = 12  # of a finding on the page
+MAX_MEMBERS = 6  # of a group
+MAX_FILES = 20  # names of files of a finding
+NAMES = {  # of findings, as titles of the page and the table
+    "duplicate_id": "duplicate ids",
+    "empty_id": "empty ids",
+    "empty_sample": "empty samples",
+    "path": "paths outside the folder",
+    "split": "rows without a split",
+    "column": "columns of one name",
+    "file": "files out of place",
+    "unreadable": "unreadable values",
+    "silent": "silent sounds",
+    "blank": "blank values",
+    "near_empty_text": "nearly empty texts",
+    "encoding_damage": "encoding damage",
+    "orphan_files": "orphan files",
+    "same_content": "copies across splits",
+    "same_sample": "whole samples in several splits",
+    "similar_content": "near copies across splits",
+    "unlabelled": "no label",
+    "split_of_one": "splits of one sample",
+    "missing_split": "missing splits",
+    "absent_class": "absent classes",
+    "imbalance": "unbalanced classes",
+    "mostly_missing": "mostly missing modality",
+    "missing_by_class": "missing by class",
+    "missing_by_split": "missing by split",
+    "class_name_in_text": "text names the class",
+    "one_word_rule": "one word predicts the class",
+}
+
+
+def write_report(report: Report, path: Path) -> None:
+    """Write the page of an audit."""
+    counts = Counter(finding.severity for finding in report.findings)
+    dataset = report.scan.dataset
+    write_text(
+        path,
+        _template("page.html").render(
+            title=f"Audit of {dataset.source}",
+            report=report,
+            dataset=dataset,
+            counts=counts,
+            splits=_split_sizes(report.scan),
+            findings=[_finding(report, finding) for finding in report.findings],
+            facts=[_with_bars(table) for table in report.facts],
+            seconds=sum(report.seconds.values()),
+            version=__version__,
+        ),
+    )
+
+
+def write_sheet(scan: Scan, rows: list[int], path: Path) -> None:
+    """Write a contact sheet of some rows as a page."""
+    samples = [_sample(scan, row, None) for row in rows]
+    title = f"{len(rows)} of {len(scan.rows):,} samples of {scan.dataset.source}"
+    write_text(
+        path, _template("sheet.html").render(title=title, samples=samples, version=__version__)
+    )
+
+
+def _split_sizes(scan: Scan) -> list[tuple[str, int]]:
+    counts = Counter(scan.splits[scan.rows].tolist())
+    names = [*scan.split_names, *([""] if counts[""] else [])]
+    return [(name or "no split", counts[name]) for name in names]
+
+
+def _finding(report: Report, finding: Finding) -> dict[str, Any]:
+    names = [finding.modality] if finding.modality in report.scan.dataset.modalities else None
+    groups = [
+        [
+            _sample(report.scan, row, names, finding.details.get(row, ""))
+            for row in group[:MAX_MEMBERS]
+        ]
+        for group in finding.groups[:MAX_GROUPS]
+    ]
+    shown = len({row for group in finding.groups[:MAX_GROUPS] for row in group[:MAX_MEMBERS]})
+    return {
+        "finding": finding,
+        "name": NAMES.get(finding.check, finding.check),
+        "groups": groups,
+        "more": len(finding.rows) - shown,
+        "files": finding.files[:MAX_FILES],
+        "more_files": max(0, len(finding.files) - MAX_FILES),
+    }
+
+
+def _sample(scan: Scan, row: int, names: list[str] | None, detail: str = "") -> dict[str, Any]:
+    label = scan.labels[row]
+    return {
+        "row": scan.row_number(row),
+        "id": scan.ids[row],
+        "split": scan.splits[row],
+        "label": "" if label is None else str(label),
+        "detail": detail,
+        "pictures": show_sample(scan.dataset, row, names),
+    }
+
+
+def _with_bars(table: Any) -> dict[str, Any]:
+    """Add the length of each bar, in per cent, to a histogram."""
+    bars: list[float] = []
+    if table.header == ("range", "values"):
+        counts = [int(count.replace(",", "")) for _, count in table.rows]
+        bars = [100 * count / max(counts) for count in counts]
+    return {"title": table.title, "header": table.header, "rows": table.rows, "bars": bars}
+
+
+def _template(name: str) -> Any:
+    try:
+        from jinja2 import Environment, PackageLoader
+    except ImportError:
+        raise FusionZooError("HTML pages need Jinja: pip install 'fusionzoo[benchmark]'") from None
+    return Environment(
+        loader=PackageLoader("fusionzoo.tools.audit", "."),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    ).get_template(name)
+
+
+CELL = 280  # pixels, width of a sample in a PNG
+MARGIN = 12
+FONT_SIZE = 13
+LINE = 17  # pixels between lines
+WAVE_HEIGHT = 44
+MAX_LINES = 5  # of a text
+INK, FAINT, MARK, PAPER, SOFT = "#1b1f24", "#5b6570", "#0072b2", "#ffffff", "#f3f5f7"
+
+
+def pick_rows(scan: Scan, number: int, seed: int) -> list[int]:
+    """Draw rows at random, the classes in turn, so that each is shown once before any twice."""
+    rows = np.random.default_rng(seed).permutation(scan.rows)
+    rank: dict[str, int] = {}
+    turns = []
+    for row in rows:
+        label = str(scan.labels[row])
+        rank[label] = rank.get(label, 0) + 1
+        turns.append(rank[label])
+    return [int(row) for row in rows[np.argsort(turns, kind="stable")][:number]]
+
+
+def write_contact_sheet(scan: Scan, rows: list[int], path: Path) -> None:
+    """Write some rows as .html or .png."""
+    suffix = path.suffix.lower()
+    if suffix in (".html", ".htm"):
+        write_sheet(scan, rows, path)
+    elif suffix == ".png":
+        image = draw_sheet(scan, rows)
+        with replacing(path) as partial:
+            image.save(partial, "PNG")
+    else:
+        raise FusionZooError(f"--out {path}: a contact sheet is a .html or a .png file")
+
+
+def draw_sheet(scan: Scan, rows: list[int]) -> Any:
+    """Draw some rows as one picture, a grid that is about square."""
+    from PIL import Image
+
+    cells = [_draw_sample(scan, row) for row in rows]
+    columns = max(1, round(len(cells) ** 0.5))
+    lines = [cells[start : start + columns] for start in range(0, len(cells), columns)]
+    heights = [max(cell.height for cell in line) for line in lines]
+    size = (MARGIN + columns * (CELL + MARGIN), MARGIN + sum(heights) + MARGIN * len(lines))
+    sheet = Image.new("RGB", size, PAPER)
+    top = MARGIN
+    for line, height in zip(lines, heights, strict=True):
+        for column, cell in enumerate(line):
+            left = MARGIN + column * (CELL + MARGIN)
+            sheet.paste(SOFT, (left, top, left + CELL, top + height))
+            sheet.paste(cell, (left, top))
+        top += height + MARGIN
+    return sheet
+
+
+def _draw_sample(scan: Scan, row: int) -> Any:
+    from PIL import Image, ImageDraw
+
+    pictures = show_sample(scan.dataset, row)
+    canvas = Image.new("RGB", (CELL, 4000), SOFT)
+    draw = ImageDraw.Draw(canvas)
+    label = "" if scan.labels[row] is None else str(scan.labels[row])
+    top = _draw_lines(draw, wrap(scan.ids[row], 36)[:2], 8, INK)
+    facts = " · ".join(x for x in (f"row {scan.row_number(row)}", scan.splits[row], label) if x)
+    top = _draw_lines(draw, wrap(facts, 36)[:2], top, FAINT)
+    for picture in pictures:
+        top = _draw_picture(canvas, draw, picture, top + 6)
+    if not pictures:
+        top = _draw_lines(draw, ["no value"], top, FAINT)
+    return canvas.crop((0, 0, CELL, top + 8))
+
+
+def _draw_picture(canvas: Any, draw: Any, picture: Picture, top: int) -> int:
+    """Draw one value; return where the next one begins."""
+    if picture.problem:
+        lines = wrap(f"{picture.modality} cannot be decoded: {picture.problem}", 40)
+        return _draw_lines(draw, lines[:MAX_LINES], top, FAINT)
+    if picture.image is not None:
+        scale = max(1, SIDE // max(picture.image.size) // 2)  # small pictures are enlarged
+        size = (picture.image.width * scale, picture.image.height * scale)
+        canvas.paste(picture.image.resize(size, 0), (8, top))
+        top += size[1] + 4
+    elif picture.wave is not None:
+        middle, scale = top + WAVE_HEIGHT / 2, WAVE_HEIGHT / 2 / max(0.05, abs(picture.wave).max())
+        step = (CELL - 16) / len(picture.wave)
+        for place, (low, high) in enumerate(picture.wave.tolist()):
+            left = 8 + place * step
+            box = (left, middle - scale * high, left + step, middle - scale * low + 1)
+            draw.rectangle(box, fill=MARK)
+        top += WAVE_HEIGHT + 4
+    else:
+        lines = [line for part in picture.text.splitlines() for line in wrap(part, 40)]
+        more = ["..."] if len(lines) > MAX_LINES else []
+        top = _draw_lines(draw, [*lines[:MAX_LINES], *more] or ["(empty)"], top, INK)
+    return _draw_lines(draw, [f"{picture.modality}: {picture.caption}"], top, FAINT)
+
+
+def _draw_lines(draw: Any, lines: list[str], top: int, colour: str) -> int:
+    for line in lines:
+        draw.text((8, top), line, fill=colour, font=_font())
+        top += LINE
+    return top
+
+
+def _font() -> Any:
+    """Return a font with many scripts if matplotlib brings it, else Pillow's."""
+    from PIL import ImageFont
+
+    package = find_spec("matplotlib")
+    if package is not None and package.origin is not None:
+        file = Path(package.origin).parent / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf"
+        if file.is_file():
+            return ImageFont.truetype(str(file), FONT_SIZE)
+    return ImageFont.load_default(FONT_SIZE)

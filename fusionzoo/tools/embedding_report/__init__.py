@@ -1,0 +1,1 @@
+"""A quality report of one or two files of embeddings."""

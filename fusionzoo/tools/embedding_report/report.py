@@ -1,0 +1,442 @@
+"""The quality report of one or two files of embeddings: figures, tables, a page, exports."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from fusionzoo.config.flags import Tree
+from fusionzoo.config.load import run_command
+from fusionzoo.config.schema import Count, option
+from fusionzoo.errors import FusionZooError, __version__, print_table
+from fusionzoo.evaluation.statistics import Interval
+from fusionzoo.files import write_json, write_text
+
+from ..search.file import VectorFile, open_vectors, unit
+from ..search.search import Samples, open_samples, template
+from .figures import (
+    MIN_POINTS,
+    MIN_ROWS,
+    EmbeddedSample,
+    cka_table,
+    column_figures,
+    draw_rows,
+    map_data,
+    pair_figures,
+    project,
+    read_sample,
+    retrieval,
+)
+
+HOW = {
+    "vectors": "Linear probe and nearest neighbours (10, cosine): accuracy over 5 grouped folds"
+    " with 95 % intervals, beside the most frequent class of the training folds. Silhouette: -1 to"
+    " 1, higher where classes lie apart. Uniformity (Wang & Isola 2020): lower is more evenly"
+    " spread, 0 is a single point. Effective rank: how many directions are in use, of the width.",
+    "pairs": "Alignment (Wang & Isola 2020): mean squared distance of a sample's vectors of two"
+    " modalities, 0 is best; beside it that to another sample's. Gap: distance between the means"
+    " of the modalities, 0 if they share one region.",
+    "cka": "Linear CKA, debiased: 1 where two spaces are equal up to rotation and scale, about 0"
+    " where they are unrelated.",
+    "retrieval": "How well the vectors of one modality find those of another, in the common space,"
+    " with 95 % intervals of a bootstrap over queries (over groups, if the data has some). Samples"
+    " of equal content are one query and one answer; answers of the same content or group are"
+    " right. recall@k: share of queries with a right answer among the first k.",
+}
+
+
+TRAINED_ON = (
+    "Rows of the training split are among them, on which a trained model is better than on new"
+    " ones: --split test leaves them out."
+)
+
+
+@dataclass(frozen=True)
+class EmbeddingReport:
+    """What `embed_report` measured."""
+
+    samples: list[EmbeddedSample]
+    columns: list[dict[str, Any]]
+    pairs: list[dict[str, Any]]
+    cka: tuple[list[str], list[list[float]]]
+    retrieval: dict[str, dict[str, dict[str, Interval]]]  # file -> direction -> figure
+    notes: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures as plain values, for JSON; NaN becomes None."""
+        names, matrix = self.cka
+        figures = {
+            "files": [str(sample.file.path) for sample in self.samples],
+            "columns": self.columns,
+            "pairs": self.pairs,
+            "cka": {"columns": names, "matrix": matrix},
+            "retrieval": self.retrieval,
+            "notes": self.notes,
+        }
+        return dict(_plain(figures))
+
+    def sections(self) -> list[dict[str, Any]]:
+        """Return the tables: title, how to read it, header, rows of text."""
+        names, matrix = self.cka
+        tables = [
+            ("Vectors", "vectors", *_vector_rows(self.columns, len(self.samples) > 1)),
+            ("Modalities in the common space", "pairs", *_pair_rows(self.pairs)),
+            ("Similarity of spaces", "cka", ["CKA", *names], _cka_rows(names, matrix)),
+        ]
+        for file, directions in self.retrieval.items():
+            title = f"Retrieval: {file}" if len(self.samples) > 1 else "Retrieval"
+            tables.append((title, "retrieval", *_retrieval_rows(directions)))
+        return [
+            {"title": title, "how": HOW[how], "header": header, "rows": rows}
+            for title, how, header, rows in tables
+            if rows
+        ]
+
+    def to_html(self, path: str | Path, points: int = 1500, thumbnails: int = 1500) -> Path:
+        """Write the page, with a map of at most `points` points of the first file."""
+        path, first = Path(path), self.samples[0]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        page = template("page.html", "fusionzoo.tools.embedding_report").render(
+            title=f"Embeddings of {' and '.join(sample.name for sample in self.samples)}",
+            verdict=self.verdict(),
+            notes=self.notes,
+            sections=self.sections(),
+            data=map_data(first, points, thumbnails),
+            version=__version__,
+        )
+        write_text(path, page)
+        return path
+
+    def verdict(self) -> str:
+        """Return the main figures in a sentence or two."""
+        first, rows = self.samples[0], self.samples[0].file.rows
+        drawn = "" if len(first.ids) == rows else f" ({len(first.ids):,} drawn for the figures)"
+        parts = [f"{rows:,} rows{drawn}, vectors {', '.join(first.vectors)}."]
+        probed = [x for x in self.columns if not math.isnan(x["linear_probe"].mean)]
+        if probed:
+            best = max(probed, key=lambda line: line["linear_probe"].mean)
+            name = f"{best['vectors']} of {best['file']}" if self.samples[1:] else best["vectors"]
+            probe, chance = best["linear_probe"], best["majority"].mean
+            parts.append(
+                f"Best linear probe: {name}, accuracy {probe.mean:.3f} [{probe.low:.3f},"
+                f" {probe.high:.3f}]; the most frequent class has {chance:.3f}."
+            )
+        return " ".join(parts)
+
+
+def embed_report(
+    embeddings: str | Path | VectorFile,
+    other: str | Path | VectorFile | None = None,
+    *,
+    data: Any = None,
+    samples: int = 5000,
+    split: str = "all",
+    plugins: str | Sequence[str] = "",
+    html: str | Path = "",
+) -> EmbeddingReport:
+    """Measure a file of embeddings: `embed_report("emb.parquet", html="report.html")`.
+
+    `other`, a second file, say of another model, is measured on the same ids. At most `samples`
+    rows are drawn at random, of a `split` or of all. `data` is the data set behind the rows, if not
+    the one that the file names: thumbnails, groups and equal content come from there.
+    """
+    file = open_vectors(embeddings)
+    if min(samples, file.rows) < MIN_ROWS:
+        raise FusionZooError(f"{file.path}: a report needs at least {MIN_ROWS} rows")
+    source = open_samples(file, data, plugins)
+    notes = [f"Without thumbnails and groups: {source.problem}."] if source.problem else []
+    drawn = draw_rows(file, samples, split)
+    measured = [read_sample(file, drawn, source, file.path.stem)]
+    if other is not None:
+        second = open_vectors(other)
+        measured.append(_same_ids(measured[0], second, source))
+    if split == "all" and "train" in measured[0].splits:
+        notes.append(TRAINED_ON)
+    cka_names, matrix = cka_table(measured)
+    report = EmbeddingReport(
+        measured,
+        [column_figures(sample, column) for sample in measured for column in sample.vectors],
+        [line for sample in measured for line in pair_figures(sample)],
+        (cka_names, matrix),
+        {sample.name: found for sample in measured if (found := retrieval(sample))},
+        notes,
+    )
+    if html:
+        report.to_html(html)
+    return report
+
+
+def _same_ids(first: EmbeddedSample, file: VectorFile, source: Samples) -> EmbeddedSample:
+    """Read the rows of another file that have the ids of the first."""
+    rows = np.array(file.rows_of(first.ids), np.int64)
+    order = np.argsort(rows)
+    name = file.path.stem if file.path.stem != first.name else str(file.path)
+    drawn = read_sample(file, rows[order], source, name)
+    back = np.argsort(order)
+    ids = [drawn.ids[row] for row in back]
+    assert ids == first.ids
+    return EmbeddedSample(
+        name,
+        file,
+        rows,
+        ids,
+        [drawn.splits[row] for row in back],
+        [drawn.targets[row] for row in back],
+        {n: x[back] for n, x in drawn.vectors.items()},
+        {n: x[back] for n, x in drawn.usable.items()},
+        source,
+        first.content,
+        first.groups,
+    )
+
+
+def _vector_rows(
+    columns: Sequence[Mapping[str, Any]], several: bool
+) -> tuple[list[str], list[list[str]]]:
+    header = [*(["file"] if several else []), "vectors", "width", "samples", "linear probe"]
+    header += ["neighbours", "majority", "silhouette", "uniformity", "effective rank"]
+    rows = []
+    for line in columns:
+        cells = [line["file"]] if several else []
+        cells += [line["vectors"], f"{line['width']:,}", f"{line['samples']:,}"]
+        cells += [_interval(line["linear_probe"]), _interval(line["knn"])]
+        cells += [_number(line["majority"].mean), _number(line["silhouette"])]
+        cells += [_number(line["uniformity"]), _number(line["effective_rank"], 1)]
+        rows.append(cells)
+    return header, rows
+
+
+def _pair_rows(pairs: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    header = ["modalities", "samples", "alignment", "to other samples", "gap", "file"]
+    names = ("alignment", "of_others", "gap")
+    rows = [
+        [x["pair"], f"{x['samples']:,}", *(_number(x[name]) for name in names), x["file"]]
+        for x in pairs
+    ]
+    return header, rows
+
+
+def _cka_rows(names: Sequence[str], matrix: Sequence[Sequence[float]]) -> list[list[str]]:
+    if len(names) < 2:
+        return []
+    return [[name, *map(_number, line)] for name, line in zip(names, matrix, strict=True)]
+
+
+def _retrieval_rows(
+    directions: Mapping[str, Mapping[str, Interval]],
+) -> tuple[list[str], list[list[str]]]:
+    header = ["query → answers", *next(iter(directions.values()))]
+    rows = [
+        [name.replace("_to_", " → "), *map(_interval, figures.values())]
+        for name, figures in directions.items()
+    ]
+    return header, rows
+
+
+def _number(value: float, digits: int = 3) -> str:
+    return "" if math.isnan(value) else f"{value:.{digits}f}"
+
+
+def _interval(x: Interval) -> str:
+    return "" if math.isnan(x.mean) else f"{x.mean:.3f} [{x.low:.3f}, {x.high:.3f}]"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Interval):
+        return {name: _plain(x) for name, x in value._asdict().items()}
+    if isinstance(value, Mapping):
+        return {str(name): _plain(x) for name, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(x) for x in value]
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    return value
+
+
+HELP = """
+Measure embeddings: `fusionzoo embed-report emb.parquet [other.parquet] --html report.html`.
+
+Probes, neighbours, geometry, similarity of spaces and retrieval, with intervals, and a map.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedReportConfig:
+    """Settings of `fusionzoo embed-report`."""
+
+    embeddings: str = option("", "file that `fusionzoo embed` wrote (required)")
+    other: str = option("", "a second file with the same ids, say of another model")
+    data: Tree = option({}, "data set behind the rows; empty = the one that the file names")
+    plugins: str | list[str] = option("", "files or modules with components of your own")
+    split: str = option("all", "rows to measure: train | val | test | all")
+    samples: Count = option(5000, "rows that are drawn for the figures")
+    points: Count = option(1500, "points of each map")
+    thumbnails: int = option(1500, "samples that the page shows pictures of")
+    html: str = option("embed-report.html", "page to write; empty = none")
+    json: str = option("", "file for the figures")
+    export: str | list[str] = option("", "also write for other viewers: tensorboard,atlas")
+    out: str = option("", "folder of the exports; empty = embed-export")
+
+
+def embed_report_command(args: Sequence[str]) -> int:
+    """Run `fusionzoo embed-report FILE [OTHER] ...`; return 0, or 2 after a user's mistake."""
+    flags, names = list(args), ("embeddings", "other")
+    for number, name in enumerate(names):
+        if number < len(flags) and not flags[number].startswith("-"):
+            flags[number] = f"--{name}={flags[number]}"
+        else:
+            break
+    return run_command(EmbedReportConfig, HELP, flags, _report)
+
+
+def _report(cfg: EmbedReportConfig) -> int:
+    from fusionzoo.datasets.table import word_list
+
+    if not cfg.embeddings:
+        raise FusionZooError("no file of embeddings: it comes first, or as --embeddings")
+    if cfg.out and not cfg.export:
+        raise FusionZooError("--out is the folder of --export; --html names the page")
+    report = embed_report(
+        cfg.embeddings,
+        cfg.other or None,
+        data=cfg.data or None,
+        samples=cfg.samples,
+        split=cfg.split,
+        plugins=cfg.plugins,
+    )
+    for section in report.sections():
+        print_table(section["title"], section["header"], section["rows"])
+    print(report.verdict())
+    for note in report.notes:
+        print(f"note: {note}")
+    if cfg.json:
+        write_json(Path(cfg.json), report.to_dict())
+        print(f"wrote {cfg.json}")
+    if cfg.html:
+        print(f"wrote {report.to_html(cfg.html, cfg.points, cfg.thumbnails)}")
+    folder = Path(cfg.out or "embed-export")
+    for path in export(report.samples[0], word_list(cfg.export), folder) if cfg.export else ():
+        opened = atlas_command(path) if path.suffix else f"tensorboard --logdir {path}"
+        print(f"wrote {path}: {opened}")
+    return 0
+
+
+KINDS = ("tensorboard", "atlas")
+NEIGHBOURS = 15
+SPRITE = 32  # pixels of a picture in TensorBoard
+MAX_SPRITE = 8192  # pixels of a side of the picture of all of them, which browsers can load
+
+
+def export(sample: EmbeddedSample, kinds: list[str], folder: Path) -> list[Path]:
+    """Write the exports into a folder; return their paths."""
+    writers = {"tensorboard": export_tensorboard, "atlas": export_atlas}
+    for kind in kinds:
+        if kind not in KINDS:
+            raise FusionZooError(f"--export {kind}: it is one of {', '.join(KINDS)}")
+    if kinds:
+        folder.mkdir(parents=True, exist_ok=True)
+    return [writers[kind](sample, folder) for kind in kinds]
+
+
+def export_tensorboard(sample: EmbeddedSample, folder: Path) -> Path:
+    """Write every column of vectors for the projector: `tensorboard --logdir FOLDER`."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    out = folder / "tensorboard"
+    with SummaryWriter(str(out)) as writer:
+        for column, vectors in sample.vectors.items():
+            rows = sample.usable[column].nonzero()[:, 0]
+            if not len(rows):
+                continue
+            lines = [
+                [_cell(sample.ids[row]), _cell(sample.targets[row]), _cell(sample.splits[row])]
+                for row in rows.tolist()
+            ]
+            writer.add_embedding(
+                vectors[rows],
+                metadata=lines,
+                metadata_header=["id", "class", "split"],
+                label_img=_sprites(sample, rows.tolist()),
+                tag=column,
+            )
+    return out
+
+
+def export_atlas(sample: EmbeddedSample, folder: Path) -> Path:
+    """Write a Parquet file with projection and neighbours, and the command that opens it."""
+    column = "fused" if "fused" in sample.vectors else next(iter(sample.vectors))
+    rows = sample.usable[column].nonzero()[:, 0]
+    if len(rows) < MIN_POINTS:
+        raise FusionZooError(f"{sample.file.path}: fewer than {MIN_POINTS} rows have {column!r}")
+    vectors = unit(sample.vectors[column][rows])
+    points = project(vectors.numpy())
+    columns: dict[str, Any] = {
+        "id": [sample.ids[row] for row in rows.tolist()],
+        "class": [sample.targets[row] for row in rows.tolist()],
+        "split": [sample.splits[row] for row in rows.tolist()],
+        "projection_x": points[:, 0],
+        "projection_y": points[:, 1],
+        "neighbors": _neighbours(vectors),
+    }
+    texts = [_text(sample, row) for row in rows.tolist()]
+    if any(texts):
+        columns["text"] = texts
+    path = folder / "atlas.parquet"
+    pq.write_table(pa.table(columns), path, write_page_checksum=True)
+    return path
+
+
+def atlas_command(path: Path) -> str:
+    """Return the command that opens the export in Embedding Atlas."""
+    text = " --text text" if "text" in pq.read_schema(path).names else ""
+    axes = "--x projection_x --y projection_y --neighbors neighbors"
+    return f"embedding-atlas {path}{text} {axes}"
+
+
+def _neighbours(vectors: torch.Tensor) -> list[dict[str, Any]]:
+    """Return the nearest rows of each, as Embedding Atlas reads them: row numbers, distances."""
+    count = min(NEIGHBOURS + 1, len(vectors))
+    neighbours: list[dict[str, Any]] = []
+    for rows in torch.arange(len(vectors)).split(1024):
+        top = (vectors[rows] @ vectors.T).topk(count, dim=1)
+        for ids, cosines in zip(top.indices.tolist(), top.values.tolist(), strict=True):
+            distances = [max(0.0, 1 - cosine) for cosine in cosines]
+            neighbours.append({"ids": ids, "distances": distances})
+    return neighbours
+
+
+def _sprites(sample: EmbeddedSample, rows: list[int]) -> torch.Tensor | None:
+    """Return small pictures of the samples, (N, 3, 32, 32) in [0, 1]; None without pictures."""
+    if sample.samples.dataset is None or len(rows) > (MAX_SPRITE // SPRITE) ** 2:
+        return None
+    sprites = torch.ones(len(rows), 3, SPRITE, SPRITE)
+    has_any = False
+    for number, row in enumerate(rows):
+        for picture in sample.samples.pictures(sample.ids[row]):
+            if picture.image is not None:
+                small = picture.image.convert("RGB").resize((SPRITE, SPRITE))
+                sprites[number] = torch.from_numpy(np.array(small)).permute(2, 0, 1) / 255
+                has_any = True
+                break
+    return sprites if has_any else None
+
+
+def _text(sample: EmbeddedSample, row: int) -> str:
+    sources = sample.samples.sources(sample.ids[row])
+    dataset = sample.samples.dataset
+    kinds = {} if dataset is None else dataset.modalities
+    return next((x for name, x in sources.items() if kinds.get(name) == "text"), "")
+
+
+def _cell(value: str | None) -> str:
+    """Return a cell of a TSV file."""
+    return " ".join(json.dumps(value or "", ensure_ascii=False)[1:-1].split())

@@ -1,0 +1,1 @@
+"""Search files of embeddings by text, image, audio, id or vector."""

@@ -1,0 +1,291 @@
+"""Read vectors of a file of embeddings in blocks, and find exact nearest neighbours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fusionzoo.embeddings.files import EmbeddingFile, matrix_of, open_embedding_file, scaled
+from fusionzoo.errors import FusionZooError, did_you_mean, one_line
+
+BLOCK = 1 << 16  # rows in memory that are compared at a time
+READ = 1 << 14  # rows read at a time
+OTHER_LISTS = ("probabilities", "weights")  # columns of lists that are no embeddings
+ALIGNED = "aligned"  # the mean of a row's `aligned_<modality>` vectors
+
+
+class Block(NamedTuple):
+    """Consecutive rows of a column of vectors."""
+
+    start: int  # row of the first
+    vectors: Tensor  # (B, D) float32
+    usable: Tensor  # (B,) bool; False where the row lacks the vector
+
+
+@dataclass(frozen=True)
+class VectorFile:
+    """A file of embeddings: one row per sample, vectors in columns of lists."""
+
+    path: Path
+    rows: int
+    dims: dict[str, int]  # column of vectors -> width
+    columns: list[str]  # the others, without scales of vectors
+    stored: EmbeddingFile = field(repr=False, compare=False)
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def check_column(self, name: str) -> None:
+        """Raise an error that lists the columns of vectors, if there is none of this name."""
+        if name not in self.dims:
+            raise FusionZooError(
+                f"{self.path} has no vectors {name!r}.{did_you_mean(name, self.dims)}"
+                f" It has: {', '.join(self.dims)}"
+            )
+
+    def modality(self, name: str) -> str:
+        """Return the modality whose presence decides whether a row has a vector, or ""."""
+        modality = name.removeprefix(f"{ALIGNED}_")
+        return modality if f"present_{modality}" in self.columns else ""
+
+    def blocks(self, name: str, size: int = READ) -> Iterator[Block]:
+        """Yield the vectors of a column in blocks, so that memory does not grow with the file."""
+        self.check_column(name)
+        start = 0
+        for batch in self.batches(self._needed(name), size):
+            yield Block(start, *self._decode(batch, name))
+            start += len(batch)
+
+    def matrix(self, name: str) -> tuple[Tensor, Tensor]:
+        """Return all vectors of a column, (N, D) float32, and which rows have one, (N,) bool."""
+        self.check_column(name)
+        vectors = torch.empty(self.rows, self.dims[name])
+        usable = torch.zeros(self.rows, dtype=torch.bool)
+        for block in self.blocks(name):
+            rows = slice(block.start, block.start + len(block.usable))
+            vectors[rows], usable[rows] = block.vectors, block.usable
+        return vectors, usable
+
+    def some(self, name: str, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return the vectors of some rows, (n, D) float32, and which have one, (n,) bool."""
+        self.check_column(name)
+        wanted, places = np.unique(np.asarray(rows, np.int64), return_inverse=True)
+        with self._one_line_errors():
+            table = self.stored.take(wanted.tolist(), self._needed(name)).combine_chunks()
+        batches = table.to_batches() or [pa.RecordBatch.from_pylist([], table.schema)]
+        vectors, usable = self._decode(batches[0], name)
+        return vectors[places], usable[places]
+
+    def batches(self, columns: Sequence[str], size: int = READ) -> Iterator[pa.RecordBatch]:
+        """Yield some columns in batches of rows."""
+        with self._one_line_errors():
+            yield from self.stored.batches(columns, size)
+
+    def take(self, rows: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
+        """Return some cells of some rows; only their row groups are read."""
+        wanted = sorted(set(rows))
+        with self._one_line_errors():
+            cells = self.stored.take(wanted, columns).to_pylist()
+        by_row = dict(zip(wanted, cells, strict=True))
+        return [dict(by_row[row]) for row in rows]
+
+    def strings(self, name: str) -> list[str | None]:
+        """Return a column as text."""
+        return [
+            None if cell is None else str(cell)
+            for batch in self.batches([name])
+            for cell in batch.column(0).to_pylist()
+        ]
+
+    def rows_of(self, ids: Sequence[str]) -> list[int]:
+        """Return the rows of ids."""
+        wanted = {sample_id: -1 for sample_id in ids}
+        values, start = pa.array(list(wanted), pa.string()), 0
+        for batch in self.batches(["id"]):
+            column = batch.column(0).cast(pa.string())
+            found = np.flatnonzero(pa.compute.is_in(column, values).to_numpy(zero_copy_only=False))
+            for row in found.tolist():
+                wanted[column[row].as_py()] = start + row
+            start += len(batch)
+        for sample_id, row in wanted.items():
+            if row < 0:
+                raise FusionZooError(f"{self.path} has no row with the id {sample_id!r}")
+        return [wanted[sample_id] for sample_id in ids]
+
+    def state(self) -> dict[str, Any]:
+        """Return what changes when the file is written anew."""
+        stats = [path.stat() for path in self.stored.files]
+        modified = max(about.st_mtime_ns for about in stats)
+        size = sum(about.st_size for about in stats)
+        return {"bytes": size, "modified_ns": modified, "rows": self.rows}
+
+    @contextmanager
+    def _one_line_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            raise FusionZooError(f"{self.path} cannot be read: {one_line(error)}") from error
+
+    def _parts(self, name: str) -> list[str]:
+        """Return the columns of which a column that is not stored is the mean."""
+        is_stored = name != ALIGNED or ALIGNED in self.stored.schema.names
+        return [] if is_stored else [x for x in self.dims if x.startswith(f"{ALIGNED}_")]
+
+    def _needed(self, name: str) -> list[str]:
+        """Return the stored columns from which the vectors of a column are decoded."""
+        if parts := self._parts(name):
+            return list(dict.fromkeys(x for part in parts for x in self._needed(part)))
+        presence = [f"present_{self.modality(name)}"] if self.modality(name) else []
+        scale = [x for x in [f"{name}_scale"] if x in self.stored.schema.names]
+        return [name, *presence, *scale]
+
+    def _decode(self, batch: pa.RecordBatch, name: str) -> tuple[Tensor, Tensor]:
+        """Return a column's vectors (B, D), zero where a row has none, and which rows have one."""
+        if parts := self._parts(name):
+            decoded = [self._decode(batch, part) for part in parts]
+            total = torch.stack([unit(vectors) for vectors, _ in decoded]).sum(0)
+            return total, (total != 0).any(1)
+        try:
+            matrix = matrix_of(batch.column(name), self.dims[name])
+        except FusionZooError as error:
+            raise FusionZooError(f"{self.path}: {name!r}: {error}") from None
+        if f"{name}_scale" in batch.schema.names:
+            matrix = scaled(matrix, batch.column(f"{name}_scale"))
+        matrix = matrix.astype(np.float32, copy=not matrix.flags.writeable)
+        vectors = torch.from_numpy(matrix)
+        usable = _have_directions(vectors)
+        if self.modality(name):
+            present = batch.column(f"present_{self.modality(name)}").fill_null(False)
+            usable &= torch.from_numpy(np.array(present))
+        return (vectors if usable.all() else vectors.masked_fill(~usable[:, None], 0)), usable
+
+
+def open_vectors(path: str | Path | VectorFile) -> VectorFile:
+    """Open a file of embeddings, without reading its vectors."""
+    if isinstance(path, VectorFile):
+        return path
+    path = Path(path)
+    try:
+        stored = open_embedding_file(path)
+        schema, rows = stored.schema, stored.rows
+        metadata = json.loads((schema.metadata or {}).get(b"fusionzoo", b"{}"))
+    except (pa.ArrowException, ValueError, OSError) as error:
+        if isinstance(error, FusionZooError):
+            raise
+        raise FusionZooError(f"{path} cannot be read as embeddings: {one_line(error)}") from None
+    lists = [x for x in schema if _holds_vectors(x.type)]
+    dims = {x.name: _width(stored, x) for x in lists if x.name not in OTHER_LISTS}
+    if "id" not in schema.names or not dims:
+        raise FusionZooError(
+            f"{path} is no file of embeddings: it needs a column `id` and columns of vectors; it"
+            f" has {', '.join(schema.names)}"
+        )
+    scales = {f"{name}_scale" for name in dims}
+    columns = [x.name for x in schema if x not in lists and x.name not in scales]
+    aligned = {dim for name, dim in dims.items() if name.startswith(f"{ALIGNED}_")}
+    if len(aligned) == 1 and ALIGNED not in dims:
+        dims[ALIGNED] = aligned.pop()
+    return VectorFile(path, rows, dims, columns, stored, metadata)
+
+
+def unit(vectors: Tensor) -> Tensor:
+    """Scale vectors to length 1; zeros stay zeros."""
+    return F.normalize(vectors.float(), dim=-1)
+
+
+def _holds_vectors(kind: pa.DataType) -> bool:
+    is_list = pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind)
+    is_list = is_list or pa.types.is_large_list(kind)
+    return is_list and (pa.types.is_floating(kind.value_type) or pa.types.is_int8(kind.value_type))
+
+
+def _have_directions(vectors: Tensor) -> Tensor:
+    """Return which rows are finite and not all zero, bool (N,)."""
+    lengths = vectors.norm(dim=1)
+    usable = lengths.isfinite() & (lengths > 0)
+    if not usable.all():  # the length of very large or small numbers overflows
+        doubtful = vectors[~usable]
+        usable[~usable] = doubtful.isfinite().all(1) & (doubtful != 0).any(1)
+    return usable
+
+
+def _width(stored: EmbeddingFile, column: pa.Field) -> int:
+    """Return a fixed-size list's width, else that of the first vector."""
+    if pa.types.is_fixed_size_list(column.type):
+        return int(column.type.list_size)
+    for batch in stored.batches([column.name], 1024):
+        rows = batch.column(0).drop_null()
+        if len(rows):
+            return len(rows[0])
+    return 0
+
+
+COPIED = 0.25  # of a block: where fewer rows are allowed, comparing all of them would take longer
+
+
+def nearest(
+    blocks: Iterable[Block],
+    queries: Tensor,
+    k: int,
+    allowed: Tensor | None = None,
+    *,
+    are_units: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Return cosines and rows of the k nearest, both (Q, k), best first, equal ones by row.
+
+    `queries` (Q, D); `allowed` (N,) bool restricts the rows. `are_units`: the blocks' vectors have
+    length 1. Where fewer than k rows are allowed, the last cosines are -inf and their rows -1.
+    """
+    queries = unit(queries)
+    best = torch.full((len(queries), 0), -torch.inf)
+    best_rows = torch.full((len(queries), 0), -1, dtype=torch.int64)
+    for start, vectors, usable in blocks:
+        if allowed is not None:
+            usable = usable & allowed[start : start + len(usable)]
+        rows = usable.nonzero()[:, 0]
+        if not len(rows):
+            continue
+        if len(rows) < COPIED * len(usable):
+            vectors, start_rows = vectors[rows], start + rows
+            usable = usable[rows]
+        else:
+            start_rows = torch.arange(start, start + len(usable))
+        cosines = queries @ vectors.T
+        if not are_units:  # the products are divided: a division of the vectors would copy them
+            cosines = (cosines / vectors.norm(dim=1).clamp_(min=1e-12)).nan_to_num_(nan=0.0)
+        cosines.masked_fill_(~usable, -torch.inf)
+        top = cosines.topk(min(k, len(rows)), dim=1)
+        best = torch.cat([best, top.values], dim=1)
+        best_rows = torch.cat([best_rows, start_rows[top.indices]], dim=1)
+        best, best_rows = _keep(best, best_rows, k)
+    missing = k - best.shape[1]
+    if missing > 0:
+        best = torch.cat([best, best.new_full((len(best), missing), -torch.inf)], dim=1)
+        best_rows = torch.cat([best_rows, best_rows.new_full((len(best), missing), -1)], dim=1)
+    return best, best_rows
+
+
+def _keep(cosines: Tensor, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Sort candidates by cosine, equal ones by row, and keep k."""
+    by_row = rows.argsort(dim=1)
+    rows, cosines = rows.gather(1, by_row), cosines.gather(1, by_row)
+    order = cosines.argsort(dim=1, descending=True, stable=True)[:, :k]
+    return cosines.gather(1, order), rows.gather(1, order)
+
+
+def array_blocks(
+    vectors: NDArray[np.float32], usable: NDArray[np.bool_], size: int
+) -> Iterable[Block]:
+    """Yield an array, or a file that is mapped copy-on-write, in blocks without a copy."""
+    for start in range(0, len(vectors), size):
+        rows = slice(start, start + size)
+        yield Block(start, torch.from_numpy(vectors[rows]), torch.from_numpy(usable[rows]))

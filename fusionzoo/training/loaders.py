@@ -1,0 +1,78 @@
+"""Data loaders of a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import DataLoader
+
+from fusionzoo.config import RunConfig
+from fusionzoo.datasets import PairedBatchSampler, PairedDataset, make_sampler
+from fusionzoo.datasets.samplers import group_values
+from fusionzoo.distributed import World
+from fusionzoo.structures import Batch
+from fusionzoo.worker_memory import ReusedMemory
+
+
+def num_workers(setting: int | None, world: World) -> int:
+    """Choose the number of loader processes: 0 on small machines, where each would cost a core."""
+    if setting is not None:
+        return setting
+    cores = len(os.sched_getaffinity(0)) // world.size
+    return 0 if cores <= 2 else min(8, cores - 1)
+
+
+def build_loader(
+    dataset: PairedDataset, collate: Any, cfg: RunConfig, world: World, split: str
+) -> DataLoader[Batch]:
+    """Build the loader of one split; the order is a function of the seed and the epoch alone."""
+    train = split == "train"
+    weights: Literal["class"] | None = (
+        "class" if train and cfg.train.sampler == "class_weighted" else None
+    )
+    sampler = make_sampler(
+        dataset,
+        shuffle=train,
+        distributed=(world.rank, world.size),
+        weights=weights,
+        seed=cfg.seed,
+        pad=train,
+    )
+    size = cfg.train.batch_size if train else cfg.train.eval_batch_size or cfg.train.batch_size
+    similar = group_values(dataset, cfg.train.group_by) if cfg.train.group_by else None
+    workers = num_workers(cfg.train.num_workers, world)
+    return DataLoader(
+        dataset,  # type: ignore[arg-type]
+        batch_sampler=PairedBatchSampler(sampler, size, lengths=similar),
+        collate_fn=ReusedMemory.of(collate),
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        pin_memory=world.device.type == "cuda",
+        generator=torch.Generator(),  # so that creating an iterator leaves the global one alone
+    )
+
+
+def chunks(
+    loader: DataLoader[Batch],
+    size: int,
+    epoch: int,
+    *,
+    skip: int = 0,
+    max_chunks: int | None = None,
+) -> Iterator[list[Batch]]:
+    """Yield an epoch's batches, `size` at a time; the last list may be shorter.
+
+    The first `skip` lists are left out (not even loaded), and no more than `max_chunks` follow.
+    """
+    sampler = loader.batch_sampler
+    assert isinstance(sampler, PairedBatchSampler)
+    epoch_length = sampler.epoch_length()
+    stop = epoch_length if max_chunks is None else min(epoch_length, (skip + max_chunks) * size)
+    sampler.set_iters(epoch * epoch_length + skip * size, epoch * epoch_length + stop)
+    batches = iter(loader)
+    while chunk := list(islice(batches, size)):
+        yield chunk

@@ -1,0 +1,206 @@
+"""Several tasks in one head: their logits are concatenated, and so are their labels.
+
+Shapes: `B` rows, `N` rows of a split, `K` logits and `C` label columns of all tasks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fusionzoo.config import BenchmarkConfig, RunConfig, split_name
+from fusionzoo.datasets import PairedDataset
+from fusionzoo.errors import FusionZooError, check_number
+from fusionzoo.targets import OneOf, Target
+
+from .tasks import OBJECTIVES, Classification, Task
+
+Metrics = Mapping[str, float]
+TaskSettings = RunConfig | BenchmarkConfig  # both have `objective` and `targets`
+ERRORS = ("mae", "rmse", "loss", "median_rank")  # metrics of which lower is better
+
+
+class Tasks(nn.Module):
+    """The tasks of a run: their combined loss and metrics.
+
+    `plain` is one classification whose labels are indices, int64 (B,); otherwise labels are
+    float32 (B, C), NaN where missing. A row's loss is the weighted sum over the tasks for which it
+    has a label. Metrics of several tasks are named `column.metric`, and the loss chooses the best
+    epoch; with one task its leading metric does, and the loss breaks ties.
+    """
+
+    def __init__(
+        self, tasks: Sequence[Task], weights: Sequence[float] = (1.0,), plain: bool = False
+    ) -> None:
+        super().__init__()
+        self.tasks, self.weights, self.plain = nn.ModuleList(tasks), list(weights), plain
+        self.widths = [max(1, task.target.width) for task in tasks]  # no target: an idle logit
+        self.columns = [task.target.columns for task in tasks]
+        first = tasks[0]
+        self.leading, self.higher, self.shown = first.leading, first.higher, first.shown
+        if len(tasks) > 1:
+            self.leading, self.higher = "loss", False
+            names = [(task.target.name, *task.shown[0]) for task in tasks]
+            self.shown = tuple((f"{name}.{key}", f"{name}: {title}") for name, key, title in names)
+
+    @property
+    def first(self) -> Task:
+        """The only task of a plain run."""
+        task = self.tasks[0]
+        assert isinstance(task, Task)
+        return task
+
+    def criterion(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return each row's loss in single precision: (B, K), labels -> (B,)."""
+        if self.plain:
+            return self.first.criterion(logits, target)
+        total = logits.new_zeros(len(logits), dtype=torch.float32)
+        for weight, (task, task_logits, label) in zip(
+            self.weights, self._parts(logits, target), strict=True
+        ):
+            missing = label.isnan().any(-1)
+            loss = task.criterion(task_logits, label.nan_to_num())
+            total = total + weight * loss.masked_fill(missing, 0)
+        return total
+
+    def row_weight(self, target: Tensor) -> Tensor | None:
+        """Return each row's weight in a plain run's `criterion`, (B,); None: all 1."""
+        return self.first.row_weight(target) if self.plain else None
+
+    def check_loss_of(self, fusion: str, ignores: Sequence[str]) -> None:
+        """Raise on objective settings that the fusion's own loss ignores."""
+        for name in ignores:
+            if value := getattr(self.first, name, None):
+                raise FusionZooError(
+                    f"--objective.{name} {value:g}: {fusion} learns by a loss of its own, which has"
+                    f" no place for {name}: leave it out, or choose another --fusion.name"
+                )
+
+    def metrics(self, logits: Tensor, target: Tensor) -> dict[str, float]:
+        """Return the metrics of a split, each task's on the rows with its label: (N, K), labels."""
+        if self.plain:
+            return self.first.metrics(logits, target)
+        by_task: dict[str, dict[str, float]] = {}
+        for task, task_logits, label in self._parts(logits, target):
+            has_label = ~label.isnan().any(-1)
+            if not has_label.any():
+                raise FusionZooError(f"no sample of this split has a label {task.target.name!r}")
+            by_task[task.target.name] = task.metrics(task_logits[has_label], label[has_label])
+        if len(by_task) == 1:
+            return next(iter(by_task.values()))
+        losses = zip(
+            self.weights, (task_logits["loss"] for task_logits in by_task.values()), strict=True
+        )
+        total = {"loss": sum(weight * loss for weight, loss in losses)}
+        return total | {
+            f"{name}.{key}": x
+            for name, task_logits in by_task.items()
+            for key, x in task_logits.items()
+        }
+
+    def rank(self, figures: Metrics) -> tuple[float, float]:
+        """Return a sort key, higher is better: the leading metric, then the negative loss."""
+        return self.leading_value(figures), _nan_last(-figures["loss"])
+
+    def leading_value(self, figures: Metrics) -> float:
+        """Return the leading metric, negated if lower is better."""
+        leading = figures.get(self.leading, 0.0)
+        return _nan_last(leading if self.higher else -leading)
+
+    def gain(self, name: str, figures: Metrics, reference: Metrics) -> str:
+        """Format how much better one of the shown metrics is than that of another model."""
+        gain = figures[name] - reference[name]
+        if self.plain:
+            return f"{100 * gain:+.1f} points"
+        return f"{-gain if name.rpartition('.')[2] in ERRORS else gain:+.3f}"
+
+    def prior(self, labels: Tensor) -> Tensor:
+        """Return the prediction without any input, as exp(logits): labels of a split -> (K,)."""
+        if self.plain:
+            return self.first.prior(labels)
+        parts = self._parts(labels.new_zeros(len(labels), sum(self.widths)), labels)
+        return torch.cat(
+            [
+                task.prior(task_labels[~task_labels.isnan().any(-1)])
+                for task, _, task_labels in parts
+            ]
+        )
+
+    def unlabelled(self, labels: Tensor) -> list[str]:
+        """Return the tasks for which no row has a label: labels of a split (N, C)."""
+        if self.plain:
+            return []
+        parts = self._parts(labels.new_zeros(len(labels), sum(self.widths)), labels)
+        return [
+            task.target.name for task, _, task_labels in parts if task_labels.isnan().any(-1).all()
+        ]
+
+    def _parts(self, logits: Tensor, target: Tensor) -> list[tuple[Task, Tensor, Tensor]]:
+        slices = logits.split(self.widths, dim=-1), target.split(self.columns, dim=-1)
+        return list(zip(self.tasks, *slices, strict=True))  # type: ignore[arg-type]
+
+
+def _nan_last(x: float) -> float:
+    return -math.inf if math.isnan(x) else x
+
+
+def plain_tasks() -> Tasks:
+    """Return a single classification task with cross-entropy."""
+    return Tasks([Classification(OneOf("target"), torch.zeros(0))], plain=True)
+
+
+def targets_of(cfg: TaskSettings) -> dict[str, str] | None:
+    """Return {label column: kind of target} of a run; None: the class in column `target`."""
+    name, _ = split_name(cfg.objective, "objective")
+    kind = OBJECTIVES[name].name
+    if not cfg.targets:
+        return None if kind == "classification" else {} if kind == "none" else {"target": kind}
+    if cfg.objective != {"name": "classification"}:
+        raise FusionZooError(
+            "--objective is about the one column `target`; with --targets, give each column its"
+            f" own: --targets.{next(iter(cfg.targets))}.name {name}"
+        )
+    return {
+        name: split_name(component, f"targets.{name}")[0] for name, component in cfg.targets.items()
+    }
+
+
+def build_tasks(cfg: TaskSettings, train_set: PairedDataset) -> Tasks:
+    """Build a run's tasks from its settings and the labels of the training split."""
+    required, scheme = targets_of(cfg), train_set.scheme
+    available = None if scheme is None else {target.name: target.kind for target in scheme}
+    if required != available:
+        raise FusionZooError(
+            f"the data set reads the targets {available}, the objective needs {required}: leave"
+            " --data.targets to train.py, which sets it by --objective or --targets"
+        )
+    return create_tasks(cfg, scheme, train_set.classes, train_set.targets)
+
+
+def create_tasks(
+    cfg: TaskSettings, scheme: Sequence[Target] | None, class_names: Sequence[str], labels: Tensor
+) -> Tasks:
+    """Create the tasks of these targets from the labels of the training split.
+
+    `scheme` None is a single class of `class_names`, with labels (N,); else labels are (N, C).
+    """
+    if scheme is None:
+        name, settings = split_name(cfg.objective, "objective")
+        classes = OneOf("target", tuple(class_names))
+        return Tasks([OBJECTIVES.create(name, classes, labels, **settings)], plain=True)
+    if not scheme:
+        name, settings = split_name(cfg.objective, "objective")
+        return Tasks([OBJECTIVES.create(name, Target(""), labels, **settings)])
+    tasks, weights = [], []
+    parts = labels.split([target.columns for target in scheme], 1)
+    for target, task_labels in zip(scheme, parts, strict=True):
+        name, settings = split_name(cfg.targets.get(target.name, cfg.objective), "objective")
+        if cfg.targets:
+            weights.append(settings.pop("weight", 1.0))
+            check_number(f"targets.{target.name}.weight", weights[-1], 0)
+        labelled = task_labels[~task_labels.isnan().any(-1)]
+        tasks.append(OBJECTIVES.create(name, target, labelled, **settings))
+    return Tasks(tasks, weights or [1.0])

@@ -1,0 +1,305 @@
+"""Report a run: data summary, learning-rate groups, metrics.json, final table, model folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fusionzoo.datasets import PairedDataset
+from fusionzoo.datasets.summary import data_summary
+from fusionzoo.distributed import gather
+from fusionzoo.errors import FusionZooError, command_line
+from fusionzoo.files import whole_lines, write_json
+from fusionzoo.fsdp import full_state_dict, sharded
+from fusionzoo.loading import load
+from fusionzoo.model import FusionModel
+from fusionzoo.plugins import plugin_list
+from fusionzoo.trained_on import TrainedOn
+
+from .checkpoint import State
+from .multitask import Tasks
+from .optim import describe, group_rows
+from .tasks import NoTarget
+from .tracker import Tracker, environment
+from .trainer import Trainer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def show_data(dataset: PairedDataset, dropped: Sequence[str], tracker: Tracker) -> None:
+    """Print the data summary, and settings dropped with the modalities that they belong to."""
+    if tracker.world.main:
+        tracker.say(*data_summary(dataset))
+    if dropped:
+        tracker.say(f"unused settings, left out by --data.modalities: {', '.join(dropped)}")
+
+
+def show_groups(folder: Path, trainer: Trainer, tracker: Tracker) -> None:
+    """Print the table of learning-rate groups, and write it to groups.json."""
+    unfreezing = trainer.freeze_plan.unfreezing
+    groups = trainer.optimizer.param_groups
+    described = describe(groups, trainer.module.model, trainer.cfg.optim, unfreezing)
+    tracker.table("Learning-rate groups", *group_rows(described))
+    if tracker.world.main:
+        write_json(folder / "groups.json", described)
+
+
+def save_model(folder: Path, trainer: Trainer, splits: Mapping[str, PairedDataset]) -> None:
+    """Write the model folder; called by all processes, for they may share the weights."""
+    module, model = trainer.module, trainer.module.model
+    prefixes: set[int] = set()
+    for strategy in module.balance.values():
+        prefixes |= {*getattr(strategy, "prefixes", ())}
+        if strategy.aligns:
+            model.set_align(strategy.project)  # type: ignore[arg-type]
+    if prefixes:
+        model.spec["matryoshka"] = sorted(prefixes)
+    if len(module.heads.heads):
+        model.set_heads(module.heads)
+    weights = full_state_dict(model) if sharded(module) else None
+    if trainer.world.main:
+        model.trained_on = TrainedOn.of(trainer.cfg.data, splits)
+        model.save(folder / "model", weights)
+
+
+def out_of_memory(trainer: Trainer) -> FusionZooError:
+    """Say what to make smaller: the batch, or the largest encoder."""
+    sizes = {name: sum(p.numel() for p in ps) for name, ps in trainer.encoders.items()}
+    largest = max(sizes, key=sizes.__getitem__)
+    return FusionZooError(
+        f"{trainer.world.device} is out of memory: --train.batch_size is"
+        f" {trainer.cfg.train.batch_size} (a smaller one with --train.accumulate learns the same),"
+        f" the largest encoder is {largest} with {sizes[largest]:,} parameters;"
+        " --train.checkpointing and --train.amp bf16 save memory"
+    )
+
+
+def reports_each_alone(trainer: Trainer) -> bool:
+    """Whether the test split is also evaluated given each modality only."""
+    module = trainer.module
+    return len(module.model.encoders) > 1 and module.tasks.leading != NoTarget.leading
+
+
+def report_results(
+    folder: Path, trainer: Trainer, state: State, test: Mapping[str, Any], tracker: Tracker
+) -> None:
+    """Write metrics.json, and print the final table and what to run next."""
+    results = write_results(folder, trainer, state, test, tracker)
+    show_results(folder, trainer, results, tracker)
+
+
+def write_results(
+    folder: Path, trainer: Trainer, state: State, test: Mapping[str, Any], tracker: Tracker
+) -> dict[str, Any]:
+    """Write metrics.json (on the main process), and return what it holds."""
+    tasks = trainer.module.tasks
+    groups = ("unimodal", "given_only", "where_present")
+    shared = {name: x for name, x in test.items() if name not in groups}
+    results = {
+        "train": {"loss": state.best["train_loss"]},
+        "val": {name: state.best[name] for name in shared if name in state.best},
+        "test": shared,
+        "unimodal": test["unimodal"],
+        "given_only": test.get("given_only", {}),
+        "where_present": test.get("where_present", {}),
+        "best_epoch": state.best["epoch"],
+        **({"soup": state.best["soup"]} if "soup" in state.best else {}),
+        "throughput": {
+            "samples_per_second": trainer.rows / tracker.busy if tracker.busy else None,
+            "seconds": {part: round(time, 2) for part, time in tracker.seconds.items()},
+        },
+        "environment": environment(tracker.world),
+    }
+    header, rows = result_rows(tasks, trainer.cfg.fusion["name"], results)
+    names = [name for name, _ in tasks.shown if name in shared]
+    results["table"] = {"header": header, "rows": rows, "metrics": names}
+    if tracker.world.main:
+        write_json(folder / "metrics.json", results)
+    return results
+
+
+def show_results(
+    folder: Path, trainer: Trainer, results: Mapping[str, Any], tracker: Tracker
+) -> None:
+    """Print what each modality and the fusion reach, where the model is, and what to run next."""
+    cfg, tasks = trainer.cfg, trainer.module.tasks
+    tracker.table(
+        f"Test split, best epoch {results['best_epoch']} by validation",
+        results["table"]["header"],
+        results["table"]["rows"],
+    )
+    heads = {name: x["unimodal"] for name, x in results["where_present"].items() if x["unimodal"]}
+    short = falls_short(tasks, heads, results["given_only"])
+    if short and "modality_dropout" not in cfg.balance:
+        tracker.say(
+            f"Given {' or '.join(short)} only, the fusion falls far short of that modality's own"
+            " head: --balance modality_dropout trains it for missing modalities"
+        )
+    tracker.say(f"model   {folder / 'model'}   (fusionzoo.load reads it)")
+    plugins = ",".join(plugin_list(cfg.plugins))
+    flags = f"--model {folder} --out {cfg.data['name']}.parquet"
+    flags += f" --plugins {plugins}" if plugins else ""
+    tracker.say(f"next    {command_line('embed')} {flags}")
+    if cfg.log == "tensorboard":
+        tracker.say(f"        tensorboard --logdir {folder / 'tensorboard'}")
+
+
+def report_failures(dataset: PairedDataset, tracker: Tracker) -> None:
+    """Warn of files that could not be read, on any process."""
+    shards = gather(dataset.failures(), tracker.world)
+    failed = {failure for shard in shards for failure in shard}
+    if failed:
+        some = ", ".join(f"{key} ({modality})" for key, modality in sorted(failed)[:5])
+        tracker.say(f"warning: {len(failed)} values could not be decoded: {some} ...")
+
+
+def result_rows(
+    tasks: Tasks, fusion: str, results: Mapping[str, Any]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return header and rows of the final table: each modality's own head, the fusion given each
+    modality only, the fusion given all, its gain.
+
+    What some samples lack is measured among those that have it, and the line says how many."""
+    test, unimodal = results["test"], results["unimodal"]
+    shown = [(name, title) for name, title in tasks.shown if name in test]
+    lines = {f"{name} alone": metrics for name, metrics in unimodal.items()}
+    for name, metrics in results["given_only"].items():
+        present = results["where_present"][name]
+        among = ""
+        if present["samples"] < present["of"]:
+            among = f", {present['samples']:,} with it"
+            if present["unimodal"]:
+                lines[f"{name} alone{among}"] = present["unimodal"]
+        lines[f"fusion given {name} only{among}"] = metrics
+    lines |= {f"fusion: {fusion}": test}
+    rows = [
+        (line, *(f"{metrics[name]:.3f}" for name, _ in shown)) for line, metrics in lines.items()
+    ]
+    if len(unimodal) > 1:
+        best = max(unimodal, key=lambda name: tasks.leading_value(unimodal[name]))
+        gains = [tasks.gain(name, test, unimodal[best]) for name, _ in shown]
+        rows.append((f"gain over {best} alone", *gains))
+    return ("", *(title for _, title in shown)), rows
+
+
+def falls_short(
+    tasks: Tasks, unimodal: Mapping[str, Any], given_only: Mapping[str, Any]
+) -> list[str]:
+    """Name the modalities given which alone the fusion is more than 10 points worse than that
+    modality's own head on the same samples; of an error, more than a tenth worse."""
+    short = []
+    for name in unimodal:
+        if name not in given_only:
+            continue
+        head, fusion = (tasks.leading_value(m[name]) for m in (unimodal, given_only))
+        if head - fusion > (0.1 if tasks.higher else 0.1 * abs(head)):
+            short.append(name)
+    return short
+
+
+@dataclass
+class Run:
+    """What training left in a run folder; in a notebook it shows its table.
+
+    `exit_code` is 0 for a finished run, 130 (Ctrl-C) or 75 (another signal) for one that was
+    stopped: it has a history and a model with the weights of its last step, but no metrics.
+    """
+
+    folder: Path
+    exit_code: int = 0
+    stopped_model: FusionModel | None = None
+
+    @cached_property
+    def model(self) -> FusionModel:
+        """The model of the best epoch, in evaluation mode, on the CPU."""
+        return load(self.folder) if self.stopped_model is None else self.stopped_model.eval()
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        """What metrics.json holds: `train`, `val`, `test`, `unimodal`, ...; {} of a stopped run."""
+        file = self.folder / "metrics.json"
+        if self.exit_code or not file.is_file():
+            return {}
+        metrics: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return metrics
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """One dict for each epoch, as metrics.jsonl has them: `epoch`, `step`, `train`, `val`."""
+        return self._events("epoch")
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """One dict for each logged step (every `log_every`): `step`, `loss`, `lr`, `grad_norm`."""
+        return self._events("step")
+
+    def _events(self, kind: str) -> list[dict[str, Any]]:
+        events = map(json.loads, whole_lines(self.folder / "metrics.jsonl"))
+        return [event for event in events if event["event"] == kind]
+
+    def table(self) -> str:
+        """Return the final table as Markdown: each modality alone, the fusion, the gain."""
+        header, rows = self._table()
+        lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+    def plot(self) -> Figure:
+        """Draw the losses and the validation metric of every epoch (needs matplotlib)."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise FusionZooError("run.plot() needs pip install 'fusionzoo[notebooks]'") from error
+
+        class NotebookFigure(Figure):
+            """Shows itself where matplotlib.pyplot was not imported."""
+
+            def _repr_png_(self) -> bytes:
+                picture = BytesIO()
+                self.savefig(picture, format="png")
+                return picture.getvalue()
+
+        history = self.history
+        epochs = [event["epoch"] for event in history]
+        figure = NotebookFigure(figsize=(9, 3.2), layout="constrained")
+        losses, metric = figure.subplots(1, 2)
+        losses.plot(epochs, [event["train"]["loss"] for event in history], label="train")
+        losses.plot(epochs, [event["val"]["loss"] for event in history], label="validation")
+        losses.set(xlabel="epoch", ylabel="loss")
+        losses.legend()
+        name = self._leading_metric(history)
+        metric.plot(epochs, [event["val"][name] for event in history], label="fusion")
+        for modality in history[-1]["val"]["unimodal"] if history else ():
+            values = [event["val"]["unimodal"][modality].get(name) for event in history]
+            metric.plot(epochs, values, label=f"{modality} alone", linestyle="--")
+        metric.set(xlabel="epoch", ylabel=f"validation {name}")
+        metric.legend()
+        return figure
+
+    def _leading_metric(self, history: list[dict[str, Any]]) -> str:
+        """Return the name of the metric that the run's table shows first, else the loss."""
+        shown = self.metrics.get("table", {}).get("metrics", [])
+        names = [*shown, *(history[-1]["val"] if history else ()), "loss"]
+        return next(n for n in names if n != "loss" or n == names[-1])
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        if "table" not in self.metrics:
+            raise FusionZooError(f"{self.folder} holds no results: the run was stopped")
+        return self.metrics["table"]["header"], self.metrics["table"]["rows"]
+
+    def _repr_html_(self) -> str:
+        """Show the final table in a notebook."""
+        if self.exit_code:
+            return f"<p>stopped after {len(self.history)} epochs: {escape(str(self.folder))}</p>"
+        header, rows = self._table()
+        head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

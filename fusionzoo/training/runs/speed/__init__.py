@@ -1,1 +1,0 @@
-"""`--speed auto`: settings chosen by a short measurement before the work begins."""

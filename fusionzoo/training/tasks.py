@@ -1,0 +1,263 @@
+"""Objectives: the loss, metrics and prior of each kind of target."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fusionzoo.errors import FusionZooError, check_number
+from fusionzoo.evaluation.metrics import classification, multilabel, ordinal, regression
+from fusionzoo.registry import Entry, Registry
+from fusionzoo.targets import Level, Number, Target
+
+
+class Task(nn.Module):
+    """One target. `labels` (N, C) are those of the training split, without the missing ones.
+
+    Buffers are not stored: they follow from settings and data.
+    """
+
+    leading: str  # the figure that chooses the best epoch
+    higher = True  # whether more of it is better
+    shown: tuple[tuple[str, str], ...]  # figures of the final table, and their titles
+
+    def __init__(self, target: Target, labels: Tensor) -> None:
+        super().__init__()
+        self.target, self.labelled = target, len(labels)
+
+    def criterion(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return each row's loss in single precision: (B, K), (B, C) -> (B,)."""
+        raise NotImplementedError
+
+    def row_weight(self, target: Tensor) -> Tensor | None:
+        """Return how much each row counts in `criterion`, (B,); None: all the same."""
+        return None
+
+    def metrics(self, logits: Tensor, target: Tensor) -> dict[str, float]:
+        """Measure a whole split, on the CPU: (N, K), (N, C)."""
+        raise NotImplementedError
+
+    def prior(self, labels: Tensor) -> Tensor:
+        """Return what to answer where nothing is known, exp(logits): (N, C) -> (K,)."""
+        raise NotImplementedError
+
+
+OBJECTIVES: Registry[Task, Entry[Task]] = Registry(
+    "objective", "docs/objectives.md", Entry, ("objective",)
+)
+
+
+def as_index(target: Tensor) -> Tensor:
+    """Return class indices (N,) as they are, or from their column (N, 1)."""
+    return target if target.ndim == 1 else target[:, 0].long()
+
+
+@OBJECTIVES.register("classification", family="objective")
+class Classification(Task):
+    """Classify into one of several classes by cross-entropy or the focal loss.
+
+    The loss of a row of class y is w_y (1 - p_y)^gamma CE; gamma > 0 is the focal loss (Lin et al.
+    2017, arXiv:1708.02002). Labels are class indices: (N,) int64, or a column (N, 1).
+
+    Settings:
+        label_smoothing: share of the target spread evenly over all classes, 0 to below 1
+        class_weights: weight w of each class: a list of numbers, at least 0, in the order of the
+            classes; "balanced" for N / (K n_y), with n_y of N training samples in class y and K
+            classes that occur; None for 1
+        gamma: exponent of the focal loss, at least 0; 0 for cross-entropy
+    """
+
+    leading, shown = "accuracy", (("accuracy", "accuracy"), ("macro_f1", "macro F1"))
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        target: Target,
+        labels: Tensor,
+        *,
+        label_smoothing: float = 0.0,
+        class_weights: Literal["balanced"] | list[float] | None = None,
+        gamma: float = 0.0,
+    ) -> None:
+        super().__init__(target, labels)
+        check_number("label_smoothing", label_smoothing, 0, 1)
+        check_number("gamma", gamma, 0)
+        self.label_smoothing, self.gamma = label_smoothing, gamma
+        self.register_buffer("weight", self._weights(class_weights, labels), persistent=False)
+
+    def _weights(self, given: Any, labels: Tensor) -> Tensor | None:
+        if given is None:
+            return None
+        if given == "balanced":
+            counts = self.prior_counts(labels)
+            weights = len(labels) / ((counts > 0).sum() * counts.clamp(min=1))
+            return weights * (counts > 0)  # a class that no sample has weighs nothing
+        classes = self.target.classes
+        if not isinstance(given, list) or len(given) != len(classes):
+            raise FusionZooError(
+                f"class_weights={given!r} is neither null, balanced, nor a number for each of the"
+                f" {len(classes)} classes {', '.join(classes[:10])}"
+            )
+        for weight in given:
+            check_number("class_weights", weight, 0)
+        return torch.tensor(given, dtype=torch.float32)
+
+    def row_weight(self, target: Tensor) -> Tensor | None:
+        """Return the weight of each row's class, (B,)."""
+        return None if self.weight is None else self.weight.float()[as_index(target)]
+
+    def prior_counts(self, labels: Tensor) -> Tensor:
+        return torch.bincount(as_index(labels), minlength=self.target.width)
+
+    def criterion(self, logits: Tensor, target: Tensor) -> Tensor:
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        target = as_index(target)
+        smoothing = self.label_smoothing
+        weight = None if self.weight is None else self.weight.float()
+        loss = F.cross_entropy(logits, target, weight, reduction="none", label_smoothing=smoothing)
+        if self.gamma == 0:
+            return loss
+        right = F.cross_entropy(logits, target, reduction="none").neg().exp()
+        # The power has no finite slope at 0 for gamma < 1.
+        return (1 - right).clamp(min=1e-7) ** self.gamma * loss
+
+    def metrics(self, logits: Tensor, target: Tensor) -> dict[str, float]:
+        return classification(logits, as_index(target))
+
+    def prior(self, labels: Tensor) -> Tensor:
+        counts = self.prior_counts(labels)
+        return counts / counts.sum()
+
+
+@OBJECTIVES.register("multilabel", family="objective")
+class Multilabel(Task):
+    """Predict several binary labels by binary cross-entropy, averaged over the labels.
+
+    Settings:
+        pos_weight: weight of positive samples per label: "balanced" for n_0 / n_1, the ratio of
+            negative to positive training samples, so that both count equally; None for 1
+    """
+
+    leading, shown = "map", (("map", "mAP"), ("macro_f1", "macro F1"))
+    weight: Tensor | None
+
+    def __init__(
+        self, target: Target, labels: Tensor, *, pos_weight: Literal["balanced"] | None = None
+    ) -> None:
+        super().__init__(target, labels)
+        weight = self.prior(labels).reciprocal() if pos_weight else None
+        self.register_buffer("weight", weight, persistent=False)
+
+    def criterion(self, logits: Tensor, target: Tensor) -> Tensor:
+        weight = None if self.weight is None else self.weight.float()
+        each = F.binary_cross_entropy_with_logits(
+            logits.float(), target.float(), reduction="none", pos_weight=weight
+        )
+        return each.mean(-1)
+
+    def metrics(self, logits: Tensor, target: Tensor) -> dict[str, float]:
+        return multilabel(logits, target.long())
+
+    def prior(self, labels: Tensor) -> Tensor:
+        """Return the odds of each label, half a sample added on both sides: none is infinite."""
+        there = labels.sum(0)
+        return (there + 0.5) / (len(labels) - there + 0.5)
+
+
+@OBJECTIVES.register("none", family="objective")
+class NoTarget(Task):
+    """Train without a target, on the losses of training strategies only.
+
+    For contrastive pre-training. The best epoch is chosen by the mean recall@1 of
+    `evaluation.retrieval.retrieval_figures`, which the training strategy adds to the metrics of a
+    split.
+    """
+
+    leading = "recall@1"
+    shown = (("recall@1", "recall@1"), ("recall@10", "recall@10"), ("mrr", "MRR"))
+
+    def criterion(self, logits: Tensor, target: Tensor) -> Tensor:
+        return 0.0 * logits.float().sum(-1)  # zero, but with a gradient, as DDP requires
+
+    def metrics(self, logits: Tensor, target: Tensor) -> dict[str, float]:
+        return {"loss": 0.0}
+
+    def prior(self, labels: Tensor) -> Tensor:
+        return torch.ones(1)
+
+
+@OBJECTIVES.register("ordinal", family="objective", paper="Shi et al. 2023, arXiv:2111.08851")
+class Ordinal(Task):
+    """Predict one of K ordered levels by K - 1 conditional probabilities (CORN).
+
+    z_k is the logit of P(level > k | level >= k). The loss of a row is sum_{k <= y} BCE(z_k, y > k)
+    = -log P(level = y). Differs from the paper, which averages each threshold's loss over the rows
+    that reach it; here the loss of a row is its negative log-likelihood.
+    """
+
+    leading = "kappa"
+    shown = (("kappa", "kappa"), ("mae", "MAE in levels"), ("accuracy", "accuracy"))
+
+    def criterion(self, logits: Tensor, target: Tensor) -> Tensor:
+        level = target[:, :1]
+        k = torch.arange(logits.shape[1], device=logits.device)
+        each = F.binary_cross_entropy_with_logits(
+            logits.float(), (level > k).float(), reduction="none"
+        )
+        return each.masked_fill(level < k, 0).sum(-1)
+
+    def metrics(self, logits: Tensor, target: Tensor) -> dict[str, float]:
+        assert isinstance(self.target, Level)
+        loss = self.criterion(logits, target).mean().item()
+        return {**ordinal(self.target.rank(logits), target[:, 0].long()), "loss": loss}
+
+    def prior(self, labels: Tensor) -> Tensor:
+        counts = torch.bincount(as_index(labels), minlength=self.target.width + 1)
+        above = counts.sum() - counts.cumsum(0)
+        return (above / counts)[:-1]  # every level occurs
+
+
+@OBJECTIVES.register("regression", family="objective")
+class Regression(Task):
+    """Predict a number, with the squared, absolute or Huber error as loss.
+
+    The number is standardised by mean and standard deviation of the training split.
+
+    Settings:
+        loss: error function: "mse" (squared), "mae" (absolute) or "huber"
+        delta: error, in standard deviations, above which the Huber loss is linear, at least 1e-6
+    """
+
+    leading, higher = "mae", False
+    shown = (("mae", "MAE"), ("r2", "R2"), ("spearman", "Spearman"))
+
+    def __init__(
+        self,
+        target: Target,
+        labels: Tensor,
+        *,
+        loss: Literal["mse", "mae", "huber"] = "mse",
+        delta: float = 1.0,
+    ) -> None:
+        super().__init__(target, labels)
+        check_number("delta", delta, 1e-6)
+        self.loss, self.delta = loss, delta
+
+    def criterion(self, logits: Tensor, target: Tensor) -> Tensor:
+        answer, wanted = logits.float()[:, 0], target.float()[:, 0]
+        if self.loss == "huber":
+            return F.huber_loss(answer, wanted, reduction="none", delta=self.delta)
+        error = answer - wanted
+        return error.square() if self.loss == "mse" else error.abs()
+
+    def metrics(self, logits: Tensor, target: Tensor) -> dict[str, float]:
+        assert isinstance(self.target, Number)
+        answer, wanted = (self.target.original(x[:, 0]) for x in (logits, target))
+        loss = self.criterion(logits, target).mean().item()
+        return {**regression(answer, wanted), "loss": loss}
+
+    def prior(self, labels: Tensor) -> Tensor:
+        return torch.ones(1)  # exp(0): the mean

@@ -1,0 +1,333 @@
+"""Logging (rank 0 only): progress bar, tables, metrics.jsonl, experiment loggers."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+from uuid import uuid4
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+from fusionzoo.config.flags import in_seconds
+from fusionzoo.distributed import World
+from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.files import whole_lines
+
+from .checkpoint import State
+from .multitask import Tasks
+from .trainer import StepResult
+
+PROJECT = "fusionzoo"
+
+
+class Logger(Protocol):
+    """A destination for metrics."""
+
+    def scalars(self, step: int, figures: Mapping[str, float]) -> None:
+        """Log the metrics of a step."""
+
+    def close(self) -> None:
+        """Flush and close."""
+
+
+def open_logger(name: str, folder: Path, step: int) -> Logger | None:
+    """Open the logger `name` for the run in `folder`, which continues after `step`."""
+    if name == "none":
+        return None
+    try:
+        return LOGGERS[name](folder, step)
+    except ImportError as error:
+        raise FusionZooError(f"--log {name} needs pip install 'fusionzoo[{name}]'") from error
+    except Exception as error:  # each logger raises its own types, say for a missing login
+        raise FusionZooError(f"--log {name}: {one_line(error)}; --log none goes without") from error
+
+
+class TensorBoard:
+    """TensorBoard's event files."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # Hides events newer than the checkpoint, which will be written again.
+        purge = step + 1 if step else None
+        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
+
+    def scalars(self, step: int, figures: Mapping[str, float]) -> None:
+        for name, value in figures.items():
+            self.writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class WandB:
+    """Weights & Biases."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        import wandb
+
+        key = _key(folder, "wandb", lambda: uuid4().hex[:12])
+        self.run = wandb.init(
+            project=PROJECT, name=folder.name, dir=str(folder), id=key, resume="allow"
+        )
+
+    def scalars(self, step: int, figures: Mapping[str, float]) -> None:
+        self.run.log(dict(figures), step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+class MLflow:
+    """MLflow."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 wants a database
+        from mlflow.tracking import MlflowClient
+
+        uri = os.environ.get("MLFLOW_TRACKING_URI", (folder / "mlruns").absolute().as_uri())
+        self.client = MlflowClient(tracking_uri=uri)
+        self.run = _key(folder, "mlflow", lambda: self._create(folder.name))
+
+    def _create(self, name: str) -> str:
+        existing = self.client.get_experiment_by_name(PROJECT)
+        experiment = existing.experiment_id if existing else self.client.create_experiment(PROJECT)
+        return str(self.client.create_run(experiment, run_name=name).info.run_id)
+
+    def scalars(self, step: int, figures: Mapping[str, float]) -> None:
+        for name, value in figures.items():
+            allowed = re.sub(r"[^\w/.\- :]", "_", name)
+            self.client.log_metric(self.run, allowed, value, step=step)
+
+    def close(self) -> None:
+        self.client.set_terminated(self.run)
+
+
+class Trackio:
+    """Trackio, on this machine unless its environment variables say otherwise."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        os.environ.setdefault("TRACKIO_DIR", str((folder / "trackio").absolute()))
+        import trackio
+
+        self.trackio = trackio
+        name = _key(folder, "trackio", lambda: folder.name)
+        trackio.init(project=PROJECT, name=name, resume="allow", embed=False)
+
+    def scalars(self, step: int, figures: Mapping[str, float]) -> None:
+        self.trackio.log(dict(figures), step=step)
+
+    def close(self) -> None:
+        self.trackio.finish()
+
+
+LOGGERS: dict[str, Any] = {
+    "tensorboard": TensorBoard,
+    "wandb": WandB,
+    "mlflow": MLflow,
+    "trackio": Trackio,
+}
+
+
+def _key(folder: Path, logger: str, make: Any) -> str:
+    """Return the id of this run in a logger, created once and kept in the run folder."""
+    id_file = folder / f"{logger}.id"
+    if not id_file.is_file():
+        id_file.write_text(make())
+    return id_file.read_text()
+
+
+PACKAGES = ("torch", "torchvision", "torchaudio", "transformers", "timm", "fusionzoo")
+
+
+class Tracker:
+    """Show a run's progress, append a line per event to metrics.jsonl, feed a logger."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.bar: tqdm[Any] | None = None
+        self.file: TextIO | None = None
+        self.logger: Logger | None = None
+        self.seconds: dict[str, float] = {}
+        self._phase = ""
+        self._since = time.perf_counter()
+        self._created = time.monotonic()
+
+    def is_late(self, time_limit: str | float | None) -> bool:
+        """Whether the run has taken longer than `--train.time_limit`, set-up included."""
+        if time_limit is None:
+            return False
+        return time.monotonic() - self._created >= in_seconds(time_limit, "train.time_limit")
+
+    def start(self, folder: Path, state: State, logger: str) -> None:
+        """Open the files; a resumed run drops log lines newer than its checkpoint."""
+        if not self.world.main:
+            return
+        path = folder / "metrics.jsonl"
+        lines = whole_lines(path) if state.step else []
+        path.write_text(
+            "".join(line for line in lines if _before_checkpoint(json.loads(line), state))
+        )
+        self.file = path.open("a", buffering=1)
+        self.logger = open_logger(logger, folder, state.step)
+
+    def progress(self, total: int, done: int) -> None:
+        """Show a progress bar over the run's steps, of which `done` are behind."""
+        self.lap("set up")
+        quiet = not self.world.main
+        self.bar = tqdm(total=total, initial=done, unit="step", disable=quiet, dynamic_ncols=True)
+
+    def advance(self) -> None:
+        """Count a step."""
+        if self.bar is not None:
+            self.bar.update()
+
+    def lap(self, part: str) -> None:
+        """Add the time since the last call to `part`."""
+        now = time.perf_counter()
+        self.seconds[part] = self.seconds.get(part, 0.0) + now - self._since
+        self._since = now
+
+    @property
+    def busy(self) -> float:
+        """Seconds spent on steps; 0 where a run resumed after its last one, or an epoch's."""
+        return self.seconds.get("data", 0.0) + self.seconds.get("train", 0.0)
+
+    def log(self, step: int, event: str, figures: Mapping[str, Any]) -> None:
+        """Record `figures` (numbers, nested by name) of one event."""
+        if self.bar is not None and "loss" in figures:
+            rates = {n: f"{x:.1e}" for n, x in figures.get("lr", {}).items() if "/" not in n}
+            same = len(set(rates.values())) == 1
+            rates = {"lr": next(iter(rates.values()))} if same else rates
+            shown = {"loss": f"{figures['loss']:.3f}", **rates}
+            self.bar.set_postfix(shown, refresh=False)
+        if self.file is not None:
+            self.file.write(json.dumps({"step": step, "event": event, **figures}) + "\n")
+        self._send(step, dict(_flat(figures, event)))
+
+    def _send(self, step: int, figures: Mapping[str, float]) -> None:
+        """Send metrics to the logger; a server that does not answer must not end a run."""
+        if self.logger is None:
+            return
+        try:
+            self.logger.scalars(step, figures)
+        except Exception as error:
+            problem = f"step {step} is in metrics.jsonl, and not in the logger"
+            self.say(f"warning: {problem}: {one_line(error)}")
+
+    def log_step(
+        self, step: int, loss: float, rates: Mapping[str, float], result: StepResult
+    ) -> None:
+        """Record a step: its mean loss, the learning rates, gradient norms and loss terms."""
+        norms, losses = (
+            {name: x.item() for name, x in tensors.items()}
+            for tensors in (result.grad_norms, result.losses)
+        )
+        metrics = {"loss": loss, "lr": rates, "grad_norm": norms, "losses": losses}
+        self.log(step, "step", metrics)
+
+    def log_epoch(
+        self, state: State, train_loss: float, val: Mapping[str, Any], tasks: Tasks, rows: int
+    ) -> None:
+        """Record an epoch and print one line with its leading metric; `rows` were learned from so
+        far."""
+        figures = {"epoch": state.evaluated, "train": {"loss": train_loss}, "val": val}
+        leading = tasks.leading
+        if shares := utilisation(val, leading, tasks.higher):
+            figures["utilisation"] = shares
+        self.log(state.step, "epoch", figures)
+        if self.busy:
+            waits = {"time/data_wait": self.seconds.get("data", 0.0) / self.busy}
+            self._send(state.step, waits | {"time/samples_per_second": rows / self.busy})
+        unimodal = [
+            f"{m} {metrics[leading]:.3f}"
+            for m, metrics in val["unimodal"].items()
+            if leading in metrics
+        ]
+        has_leading = leading != "loss" and leading in val
+        self.say(
+            f"epoch {state.evaluated:3d}  train loss {train_loss:.3f}"
+            + (f"  val loss {val['loss']:.3f}" if val["loss"] else "")  # 0: nothing to predict
+            + (f"  val {leading} {val[leading]:.3f}" if has_leading else "")
+            + (f"  ({', '.join(unimodal)})" if unimodal else "")
+        )
+
+    def phase(self, name: str) -> None:
+        """Announce a new phase of the fusion's training, if it has several."""
+        if name != self._phase:
+            self._phase = name
+            if name != "train":
+                self.say(f"phase: {name}")
+
+    def say(self, *lines: str) -> None:
+        """Print lines above the progress bar."""
+        if self.world.main:
+            for line in lines:
+                tqdm.write(line)
+
+    def table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Print a table; all columns but the first hold numbers."""
+        if self.world.main:
+            table = Table()
+            for number, name in enumerate(header):
+                table.add_column(name, justify="right" if number else "left", no_wrap=True)
+            for row in rows:
+                table.add_row(*row)
+            # Wider than a narrow terminal rather than cut: a file has 80 columns.
+            Console(width=max(Console().width, 120)).print(title, table, sep="\n")
+
+    def close(self) -> None:
+        """Flush and close everything."""
+        for resource in (self.bar, self.file, self.logger):
+            if resource is not None:
+                resource.close()
+        self.bar = self.file = self.logger = None
+
+
+def environment(world: World) -> dict[str, Any]:
+    """Describe software and hardware of a run."""
+    gpu = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else None
+    return {
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in PACKAGES},
+        "machine": platform.machine(),
+        "device": gpu or "cpu",
+        "processes": world.size,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def utilisation(val: Mapping[str, Any], leading: str, higher: bool) -> dict[str, float]:
+    """Return the ratio of each unimodal head's metric to the fusion's; 1: equally good."""
+    ratios, fusion_value = {}, val.get(leading)
+    for name, metrics in val["unimodal"].items():
+        pair = (metrics.get(leading), fusion_value)
+        numerator, denominator = pair if higher else pair[::-1]  # of an error, less is better
+        if denominator and numerator is not None:
+            ratios[name] = numerator / denominator
+    return ratios
+
+
+def _before_checkpoint(line: Mapping[str, Any], state: State) -> bool:
+    """Whether a log line is not newer than the checkpoint."""
+    return line["step"] <= state.step and line.get("epoch", 0) <= state.evaluated
+
+
+def _flat(figures: Mapping[str, Any], prefix: str) -> list[tuple[str, float]]:
+    pairs: list[tuple[str, float]] = []
+    for name, value in figures.items():
+        if isinstance(value, Mapping):
+            pairs += _flat(value, f"{prefix}/{name}")
+        elif isinstance(value, int | float):
+            pairs.append((f"{prefix}/{name}", value))
+    return pairs
