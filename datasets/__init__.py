@@ -11,6 +11,7 @@ from typing import Any
 from fusionzoo.errors import FusionZooError
 from fusionzoo.registry import import_siblings
 
+from . import builtin, sources
 from .base import DATASETS, DatasetEntry
 from .collate import Collate
 from .paired import PairedDataset
@@ -30,7 +31,8 @@ __all__ = [
     "split_by_hash",
 ]
 
-import_siblings(__path__, __name__)  # what registers data sets
+for folder in (builtin, sources):  # what registers data sets
+    import_siblings(folder.__path__, folder.__name__)
 
 
 def create_dataset(name: Any, **settings: Any) -> PairedDataset:

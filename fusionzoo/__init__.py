@@ -49,7 +49,7 @@ _HOME = {
     "embed": "api",
     "analyse": "api",
     "benchmark": "benchmark",  # the package itself, which can be called
-    "Report": "benchmark.report.report",
+    "Report": "benchmark.report.page",
     "convert": "data_convert",
     "PairedDataset": "datasets",
     "create_dataset": "datasets",
@@ -58,17 +58,17 @@ _HOME = {
     "list_encoders": "encoders",
     "wrap_encoder": "encoders",
     "FusionZooError": "errors",
-    "read_embeddings": "evaluation.embeddings",
+    "read_embeddings": "embeddings.files",
     "create_fusion": "fusion",
     "fusion_info": "fusion",
     "list_fusions": "fusion",
-    "create_model": "creating",
+    "create_model": "model",
     "load": "loading",
-    "Run": "training.runs.run",
-    "register": "components",
-    "search": "vectors.search",
-    "embed_report": "embedding_report.report",
-    "Searcher": "vectors.search",
+    "Run": "training.report",
+    "register": "api",
+    "search": "tools.search.search",
+    "embed_report": "tools.embedding_report.report",
+    "Searcher": "tools.search.search",
 }
 __all__ = [*_HOME, "__version__"]  # noqa: PLE0604
 
