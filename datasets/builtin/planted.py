@@ -43,7 +43,7 @@ def interactions(
 
     Each modality holds a fair bit, as +1 or -1 along a fixed direction, under normal noise. A bit
     is misread with probability Q(sqrt(width) / noise), 1e-21 by default; while that is small, the
-    best possible accuracy is `bayes_accuracy(task, num_modalities, flip)`. The split is 60/20/20.
+    best possible accuracy is `interactions_bayes_accuracy(task, num_modalities, flip)`. The split is 60/20/20.
 
     Settings:
         task: the class is, in `redundant`, the bit that all share; in `unique`, a's bit; in `xor`,
@@ -124,7 +124,7 @@ def interactions_bayes_accuracy(
 
     By default all modalities are known.
 
-    >>> [bayes_accuracy(task, 2, known=1) for task in TASKS]
+    >>> [interactions_bayes_accuracy(task, 2, known=1) for task in TASKS]
     [1.0, 1.0, 0.5, 0.75, 0.5]
     """
     known = num_modalities if known is None else known
@@ -366,7 +366,7 @@ def situations(
     """Draw data in which one circumstance decides how modalities should be fused.
 
     Four equally frequent classes, signals of length 1 under normal noise. All modalities together
-    reach `bayes_accuracy(situation)`, none alone does. The split is 60/20/20.
+    reach `situations_bayes_accuracy(situation)`, none alone does. The split is 60/20/20.
 
     Settings:
         situation: `missing_at_test`: four sensors, each right with probability 0.75; test values
@@ -434,9 +434,9 @@ def situations_bayes_accuracy(
     Exact but for items that are misread (probability below 1e-5 at the default noise and width);
     of `reliability`, with known noise levels (lengths tell them).
 
-    >>> [round(bayes_accuracy(name), 3) for name in SITUATIONS]
+    >>> [round(situations_bayes_accuracy(name), 3) for name in SITUATIONS]
     [0.792, 0.863, 1.0, 1.0, 1.0, 0.932, 0.8]
-    >>> [round(bayes_accuracy(name, "a"), 3) for name in ("reliability", "starved", "long")]
+    >>> [round(situations_bayes_accuracy(name, "a"), 3) for name in ("reliability", "starved", "long")]
     [0.612, 0.85, 0.775]
     """
     s = _checked(situation, share, width, None).share or 0.0 if share is None else share

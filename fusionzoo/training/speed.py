@@ -161,7 +161,7 @@ def describe_choice(choice: Choice, defaults: Settings, where: str) -> str:
 
     >>> choice = Choice({"amp": "bf16"}, [Trial("", None, 10.0, "the defaults"),
     ...                 Trial("amp", "bf16", 15.0, "chosen")], 3.0)
-    >>> describe(choice, {"amp": "none"}, "a.json")
+    >>> describe_choice(choice, {"amp": "none"}, "a.json")
     '--speed auto: amp bf16 (15 samples/s; 10 with the defaults); measured in 3.0 s, see a.json'
     """
     changed = {name: x for name, x in choice.settings.items() if x != defaults.get(name)}

@@ -185,8 +185,8 @@ def test_the_area_of_lost_parts_is_that_of_its_curves(tmp_path: Path) -> None:
     assert row["lost_area_low"] < row["lost_area"] < row["lost_area_high"]
     table = (tmp_path / "table.md").read_text(encoding="utf-8")
     assert f"{row['lost_area']:.3f} ({row['lost_area_low']:.3f} to" in table
-    page = report.page.read_text(encoding="utf-8")
-    section = page[page.index("<h2>Trained with missing") :]
+    text = report.page.read_text(encoding="utf-8")
+    section = text[text.index("<h2>Trained with missing") :]
     section = section[: section.index("</table>")]
     assert "change of lost parts</th>" in section
     for name in ("sum", "sum, 50 % damaged", "sum + modality_dropout"):

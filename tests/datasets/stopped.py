@@ -19,15 +19,20 @@ class Stop(Exception):
 
 def stop_at(value: int, convert: Callable[[], Any]) -> None:
     """Convert until the `value`-th value is to be stored."""
-    calls, real = iter(range(10**6)), write.stored_value
+    calls, real, values_of = iter(range(10**6)), write.stored_value, write._Conversion._values
 
     def failing(kind: str, stored: Any, prepare: bool) -> Any:
         if next(calls) == value:
             raise Stop
         return real(kind, stored, prepare)
 
+    def values(conversion: Any, position: int) -> dict[str, Any]:
+        with pytest.MonkeyPatch.context() as patch:  # planning reads some values, too
+            patch.setattr(write, "stored_value", failing)
+            return values_of(conversion, position)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(write, "stored_value", failing)
+        patch.setattr(write._Conversion, "_values", values)
         with pytest.raises(Stop):
             convert()
 

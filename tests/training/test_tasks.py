@@ -350,8 +350,8 @@ def checkpoint_of(data: Path, out: Path, epoch: int) -> Any:
     kept: list[Any] = []
     save = checkpoint.save
 
-    def spy(path: Path, trainer: Any, state: Any, keep: int = 1) -> None:
-        save(path, trainer, state, keep)
+    def spy(path: Path, trainer: Any, state: Any, *options: Any, **more: Any) -> None:
+        save(path, trainer, state, *options, **more)
         if path.name == "last.pt" and state.evaluated == epoch:
             kept.append(run_folder.read(path))
 
