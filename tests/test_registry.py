@@ -163,7 +163,7 @@ NEW_FILES = {
     "@FUSIONS.register(family='late')\nclass New(Fusion):\n    '''New.'''\n",
     "encoders/dropped_in.py": "from fusionzoo.encoders import ENCODERS, Encoder, Processor\n"
     "@ENCODERS.register(family='text')\nclass New(Encoder):\n    '''New.'''\n",
-    "datasets/builtin/dropped_in.py": "from fusionzoo.datasets import DATASETS, PairedDataset, Collate\n"
+    "datasets/builtin/dropped_in.py": "from fusionzoo.datasets import DATASETS, PairedDataset\n"
     "@DATASETS.register(family='built-in')\ndef new():\n    '''New.'''\n",
     "datasets/sources/another.py": "from fusionzoo.datasets import DATASETS, split_by_hash\n"
     "@DATASETS.register(family='format')\ndef new():\n    '''New.'''\n",

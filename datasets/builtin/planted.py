@@ -43,7 +43,8 @@ def interactions(
 
     Each modality holds a fair bit, as +1 or -1 along a fixed direction, under normal noise. A bit
     is misread with probability Q(sqrt(width) / noise), 1e-21 by default; while that is small, the
-    best possible accuracy is `interactions_bayes_accuracy(task, num_modalities, flip)`. The split is 60/20/20.
+    best possible accuracy is `interactions_bayes_accuracy(task, num_modalities, flip)`. The split
+    is 60/20/20.
 
     Settings:
         task: the class is, in `redundant`, the bit that all share; in `unique`, a's bit; in `xor`,
@@ -436,7 +437,8 @@ def situations_bayes_accuracy(
 
     >>> [round(situations_bayes_accuracy(name), 3) for name in SITUATIONS]
     [0.792, 0.863, 1.0, 1.0, 1.0, 0.932, 0.8]
-    >>> [round(situations_bayes_accuracy(name, "a"), 3) for name in ("reliability", "starved", "long")]
+    >>> names = ("reliability", "starved", "long")
+    >>> [round(situations_bayes_accuracy(name, "a"), 3) for name in names]
     [0.612, 0.85, 0.775]
     """
     s = _checked(situation, share, width, None).share or 0.0 if share is None else share

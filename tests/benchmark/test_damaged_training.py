@@ -16,6 +16,7 @@ from fusionzoo.benchmark import api, job, schedule, strategies
 from fusionzoo.benchmark.bench import Bench, Unit, damaged_rows, open_bench
 from fusionzoo.benchmark.feeds import SEVERITY, ProbeFeed, damaged_modalities, replace_rows
 from fusionzoo.benchmark.prepare import prepare
+from fusionzoo.benchmark.report.page import breakable
 from fusionzoo.benchmark.report.results import lost_area
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.evaluation.robustness import CORRUPTIONS, LOST_PART, corrupt
@@ -190,7 +191,7 @@ def test_the_area_of_lost_parts_is_that_of_its_curves(tmp_path: Path) -> None:
     section = section[: section.index("</table>")]
     assert "change of lost parts</th>" in section
     for name in ("sum", "sum, 50 % damaged", "sum + modality_dropout"):
-        assert f"<td>{page.breakable(name)}</td>" in section
+        assert f"<td>{breakable(name)}</td>" in section
 
 
 def test_a_modality_that_a_strategy_does_not_see_leaves_its_score_as_it_is() -> None:
