@@ -261,7 +261,7 @@ def set_memory_format(model: FusionModel, *, channels_last: bool) -> None:
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
     for _, encoder in model.named_encoders():
         if encoder.kind in ("image", "audio"):
-            encoder.to(memory_format=memory_format)  # type: ignore[call-overload]
+            encoder.to(memory_format=memory_format)  # type: ignore[call-overload, unused-ignore]
 
 
 Loaders = dict[str, DataLoader[Batch]]

@@ -46,6 +46,7 @@ TINY = {
     "num_attention_heads": 2,
     "intermediate_size": 16,
 }
+TORCHAUDIO = [tiny.needs_torchaudio]
 SLOW = [
     "torchaudio",  # no bundle is small
     "hf-audio, CLAP",
@@ -88,7 +89,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     [
         pytest.param(
             x,
-            marks=[pytest.mark.slow] * (x in SLOW) + [tiny.needs_torchaudio] * ("torchaudio" in x),
+            marks=[pytest.mark.slow] * (x in SLOW) + TORCHAUDIO * ("torchaudio" in x),
         )
         for x in VARIANTS
     ],
