@@ -332,7 +332,9 @@ def test_a_model_that_did_not_embed_the_file_is_refused(
         metadata = {"fusionzoo": json.dumps(facts)}
         pq.write_table(table.replace_schema_metadata(metadata), path)
     assert fz.search(right, text="a").notes == [
-        "the file does not name its data: --data says where it is"
+        "the file does not name its data: --data says where it is",
+        "ranked by score: 0 is the median row with the same modalities, 1 the nearest 1 %",
+        "without audio: 1 of 6 rows, 1 of 6 hits",
     ]
     with pytest.raises(FusionZooError, match="is not the model that embedded"):
         fz.search(wrong, text="a")
@@ -374,3 +376,76 @@ def test_a_block_has_at_most_the_rows_that_were_asked_for(write: Write) -> None:
     sizes = [len(block.usable) for block in open_vectors(path).blocks("fused", 100)]
     assert max(sizes) <= 100 and sum(sizes) == 1000
     assert vector_file.READ * 256 * 4 <= 2**24  # bytes of a block of 256 numbers
+
+
+def incomplete(write: Write, flags: bool = True, images: int = 1800) -> Path:
+    """Write texts and pictures of shared contents, each modality with an offset of its own."""
+    rng = np.random.default_rng(0)
+    contents, offsets = drawn(2000, 32), 8 * drawn(2, 32, seed=1) / 32**0.5
+    noise = drawn(4000, 32, seed=2).reshape(2, 2000, 32)
+    text, image = ((contents + noise) / 3 + offsets[:, None]).astype(np.float32)
+    has_image = rng.permutation(2000) < images
+    image[~has_image] = 0
+    present = {"present_image": has_image} if flags else {}
+    return write(aligned_text=text, aligned_image=image, **present)
+
+
+def near_texts(path: Path) -> torch.Tensor:
+    vectors = open_vectors(path).some("aligned_text", range(0, 2000, 50))[0]
+    return vectors + 0.02 * torch.from_numpy(drawn(40, 32, seed=6))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("flags", [True, False])
+def test_rows_that_lack_a_picture_are_found_as_often_as_they_occur(
+    flags: bool, stream: bool, write: Write
+) -> None:
+    path = incomplete(write, flags)
+    lacks = ~open_vectors(path).some("aligned_image", range(2000))[1]
+    _, found = Searcher(path, stream=stream).nearest(near_texts(path), "aligned", 20)
+    assert lacks.double().mean() == 0.1
+    assert 0.05 < lacks[found].double().mean() < 0.2
+
+
+@pytest.mark.parametrize("images", [3, 1997])
+def test_a_few_rows_with_other_modalities_are_neither_first_nor_last(
+    images: int, write: Write
+) -> None:
+    path = incomplete(write, images=images)
+    has = open_vectors(path).some("aligned_image", range(2000))[1]
+    few = has if images == 3 else ~has
+    found = Searcher(path).nearest(near_texts(path), "aligned", 2000)[1]
+    places = few[found].nonzero()[:, 1].double()
+    assert 500 < places.mean() < 1500
+
+
+def test_results_say_how_many_rows_and_hits_lack_what(
+    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = incomplete(write)
+    found = fz.search(path, vector=near_texts(path)[0], by="aligned", k=20)
+    lacking = sum(not hit.columns["present_image"] for hit in found)
+    line = f"without image: 200 of 2,000 rows, {lacking} of 20 hits"
+    assert line in found.notes and line in found.to_html(tmp_path / "x.html").read_text()
+    scores = [hit.score for hit in found]
+    assert None not in scores and scores == sorted(scores, reverse=True)  # type: ignore[type-var]
+    expected = cosines(open_vectors(path).matrix("aligned")[0].numpy(), near_texts(path)[0].numpy())
+    assert [h.cosine for h in found] == pytest.approx([expected[h.row] for h in found], abs=1e-4)
+    assert main(["search", str(path), "--id", "s0", "--by", "aligned"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "score" in shown and "without image: 199 of 1,999 rows" in shown  # without s0
+    alone = fz.search(path, vector=near_texts(path)[0], by="aligned_image")
+    assert alone.hits[0].score is None and not any("without" in note for note in alone.notes)
+
+
+def test_an_index_of_means_is_refused_where_rows_lack_modalities(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = incomplete(write)
+    query: dict[str, Any] = {"vector": near_texts(path)[0], "by": "aligned"}
+    with pytest.raises(FusionZooError, match="rows lack modalities, and an index of 'aligned'"):
+        fz.search(path, **query, method="index")
+    monkeypatch.setattr("fusionzoo.tools.search.search.MAX_EXACT", 10)
+    assert fz.search(path, **query).method == "exact"
+    complete = fz.search(incomplete(write, images=2000), **query, method="index")
+    assert complete.method.startswith("index") and complete.hits[0].score is None

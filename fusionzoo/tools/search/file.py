@@ -75,6 +75,21 @@ class VectorFile:
             vectors[rows], usable[rows] = block.vectors, block.usable
         return vectors, usable
 
+    def parts(self, name: str) -> list[str]:
+        """Return the columns of which a column that is not stored is the mean."""
+        is_stored = name != ALIGNED or ALIGNED in self.stored.schema.names
+        return [] if is_stored else [x for x in self.dims if x.startswith(f"{ALIGNED}_")]
+
+    def has_parts(self, name: str) -> Tensor:
+        """Return of which of its parts each row's vector is the mean, bool (N, M)."""
+        parts, start = self.parts(name), 0
+        has = torch.zeros(self.rows, len(parts), dtype=torch.bool)
+        for batch in self.batches(self._needed(name)):
+            usable = torch.stack([self._decode(batch, part)[1] for part in parts], dim=1)
+            has[start : start + len(batch)] = usable
+            start += len(batch)
+        return has
+
     def some(self, name: str, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the vectors of some rows, (n, D) float32, and which have one, (n,) bool."""
         self.check_column(name)
@@ -135,14 +150,9 @@ class VectorFile:
         except (pa.ArrowException, OSError) as error:
             raise FusionZooError(f"{self.path} cannot be read: {one_line(error)}") from error
 
-    def _parts(self, name: str) -> list[str]:
-        """Return the columns of which a column that is not stored is the mean."""
-        is_stored = name != ALIGNED or ALIGNED in self.stored.schema.names
-        return [] if is_stored else [x for x in self.dims if x.startswith(f"{ALIGNED}_")]
-
     def _needed(self, name: str) -> list[str]:
         """Return the stored columns from which the vectors of a column are decoded."""
-        if parts := self._parts(name):
+        if parts := self.parts(name):
             return list(dict.fromkeys(x for part in parts for x in self._needed(part)))
         presence = [f"present_{self.modality(name)}"] if self.modality(name) else []
         scale = [x for x in [f"{name}_scale"] if x in self.stored.schema.names]
@@ -150,7 +160,7 @@ class VectorFile:
 
     def _decode(self, batch: pa.RecordBatch, name: str) -> tuple[Tensor, Tensor]:
         """Return a column's vectors (B, D), zero where a row has none, and which rows have one."""
-        if parts := self._parts(name):
+        if parts := self.parts(name):
             decoded = [self._decode(batch, part) for part in parts]
             total = torch.stack([unit(vectors) for vectors, _ in decoded]).sum(0)
             return total, (total != 0).any(1)
@@ -229,6 +239,94 @@ def _width(stored: EmbeddingFile, column: pa.Field) -> int:
     return 0
 
 
+FEW = 100  # rows; the 99th percentile of fewer is little more than their maximum
+SAMPLED = 8192  # rows from which percentiles of cosines are measured
+NEAR = 0.99  # quantile of the cosines that has a score of 1; the median has 0
+
+
+class Scale(NamedTuple):
+    """What each query's cosines to rows with the same parts are compared with."""
+
+    set_of: Tensor  # (N,) each row's set of parts
+    median: Tensor  # (Q, P) by set
+    spread: Tensor  # (Q, P) from the median to the 99th percentile
+
+    def scores(self, cosines: Tensor, rows: Tensor) -> Tensor:
+        """Return the scores (Q, B) of cosines (Q, B) to rows, (B,) or (Q, B)."""
+        median, spread = self._of(rows)
+        return (cosines - median) / spread
+
+    def cosines(self, scores: Tensor, rows: Tensor) -> Tensor:
+        """Return the cosines that `scores` were made of."""
+        median, spread = self._of(rows)
+        return scores * spread + median
+
+    def _of(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        sets = self.set_of[rows].expand(len(self.median), -1)
+        return self.median.gather(1, sets), self.spread.gather(1, sets)
+
+
+class PartsOfRows:
+    """Which parts each row's mean vector has, and how near a query is to such means in general.
+
+    A mean of fewer vectors, or of the query's own modality, has other cosines than a complete one
+    whatever its content. A row is therefore compared with what rows that have its parts, and maybe
+    more, would get if they had those alone: 0 is their median, 1 their 99th percentile. Mean and
+    standard deviation would not do: such cosines are skewed, and hits come from their upper tail.
+    Where fewer than 100 rows have all of a set's parts, vectors of the parts are paired at random.
+    """
+
+    def __init__(self, file: VectorFile, column: str) -> None:
+        self.has = file.has_parts(column)  # (N, M)
+        self.modalities = [file.modality(x) or x.partition("_")[2] for x in file.parts(column)]
+        self.sets, self.set_of = self.has.unique(dim=0, return_inverse=True)  # (P, M) bool, (N,)
+        self.is_even = int(self.sets.any(1).sum()) < 2  # rows that have a vector have equal parts
+        if not self.is_even:
+            self._sample(file, column)
+
+    def scale(self, queries: Tensor) -> Scale:
+        """Return what makes cosines of queries (Q, D) comparable between sets."""
+        medians, spreads = [], []
+        for members in self.sets:
+            vectors, weights = self._means(members)
+            cosines = unit(queries) @ unit(vectors).T
+            medians.append(_quantile(cosines, weights, 0.5))
+            spreads.append(_quantile(cosines, weights, NEAR) - medians[-1])
+        spread = torch.stack(spreads, dim=1).clamp(min=1e-6)  # 0 where all rows are equal
+        return Scale(self.set_of, torch.stack(medians, dim=1), spread)
+
+    def _sample(self, file: VectorFile, column: str) -> None:
+        """Draw rows of each set; each stands for its share of the set."""
+        draw = torch.Generator().manual_seed(0)
+        most = max(FEW, SAMPLED // len(self.sets))
+        members = [(self.set_of == place).nonzero()[:, 0] for place in range(len(self.sets))]
+        chosen = [rows[torch.randperm(len(rows), generator=draw)[:most]] for rows in members]
+        rows = torch.cat(chosen)
+        self._weights = torch.cat(
+            [torch.full((len(x),), len(y) / len(x)) for x, y in zip(chosen, members, strict=True)]
+        )
+        parts = [unit(file.some(part, rows.tolist())[0]) for part in file.parts(column)]
+        self._vectors, self._sampled = torch.stack(parts, dim=1), self.has[rows]  # (S, M, D)
+
+    def _means(self, members: Tensor) -> tuple[Tensor, Tensor]:
+        """Return sums of the vectors of some parts, (S, D), and their rows' weights."""
+        rows = self._sampled[:, members].all(1)
+        if not members.any() or int(rows.sum()) >= FEW:
+            return self._vectors[rows][:, members].sum(1), self._weights[rows]
+        draw, total = torch.Generator().manual_seed(0), torch.zeros(1)
+        for part in members.nonzero()[:, 0].tolist():
+            weights = self._weights * self._sampled[:, part]
+            total = total + self._vectors[weights.multinomial(1024, True, generator=draw), part]
+        return total, torch.ones(len(total))
+
+
+def _quantile(values: Tensor, weights: Tensor, level: float) -> Tensor:
+    """Return a quantile of each row of values (Q, S), of which each counts by its weight (S,)."""
+    ordered, order = values.sort(dim=1)
+    below = (weights[order].cumsum(1) < level * weights.sum()).sum(1, keepdim=True)
+    return ordered.gather(1, below.clamp(max=len(weights) - 1))[:, 0]
+
+
 COPIED = 0.25  # of a block: where fewer rows are allowed, comparing all of them would take longer
 
 
@@ -239,11 +337,13 @@ def nearest(
     allowed: Tensor | None = None,
     *,
     are_units: bool = False,
+    scale: Scale | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return cosines and rows of the k nearest, both (Q, k), best first, equal ones by row.
 
     `queries` (Q, D); `allowed` (N,) bool restricts the rows. `are_units`: the blocks' vectors have
-    length 1. Where fewer than k rows are allowed, the last cosines are -inf and their rows -1.
+    length 1. With `scale`, its scores rank instead of cosines. Where fewer than k rows are allowed,
+    the last cosines are -inf and their rows -1.
     """
     queries = unit(queries)
     best = torch.full((len(queries), 0), -torch.inf)
@@ -262,6 +362,8 @@ def nearest(
         cosines = queries @ vectors.T
         if not are_units:  # the products are divided: a division of the vectors would copy them
             cosines = (cosines / vectors.norm(dim=1).clamp_(min=1e-12)).nan_to_num_(nan=0.0)
+        if scale is not None:
+            cosines = scale.scores(cosines, start_rows)
         cosines.masked_fill_(~usable, -torch.inf)
         top = cosines.topk(min(k, len(rows)), dim=1)
         best = torch.cat([best, top.values], dim=1)

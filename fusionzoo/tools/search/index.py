@@ -20,9 +20,9 @@ from torch import Tensor
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.files import write_json
 
-from .file import BLOCK, VectorFile, array_blocks, nearest, unit
+from .file import BLOCK, PartsOfRows, VectorFile, array_blocks, nearest, unit
 
-FORMAT = 1
+FORMAT = 2  # raised when an index of another version must be built again
 TRAINING_VECTORS = 64  # per cell, from which its centre is learnt
 ROUNDS = 10  # of k-means
 MIN_PER_CELL = 39  # vectors; with fewer, FAISS warns that centres are poor
@@ -49,6 +49,10 @@ class About:
 def index_folder(file: VectorFile, column: str) -> Path:
     """Return where the index of a column stands: `emb.parquet.fused.index`."""
     return file.path.with_name(f"{file.path.name}.{column}.index")
+
+
+class UnevenRowsError(FusionZooError):
+    """Rows of a column are means of different modalities, which an index cannot compare."""
 
 
 class Index:
@@ -122,6 +126,11 @@ def open_index(file: VectorFile, column: str, say: Any = print) -> Index:
 def build_index(file: VectorFile, column: str, say: Any = print) -> Index:
     """Build the index of a column of vectors."""
     faiss, folder = import_faiss(), index_folder(file, column)
+    if file.parts(column) and not PartsOfRows(file, column).is_even:
+        raise UnevenRowsError(
+            f"{file.path}: rows lack modalities, and an index of {column!r} would find the"
+            " incomplete ones first: --method exact, or --by aligned_<modality>"
+        )
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()

@@ -33,8 +33,18 @@ from fusionzoo.plugins import load_plugins
 from fusionzoo.training.build import open_dataset
 
 from ..audit.page import show_sample
-from .file import ALIGNED, BLOCK, Block, VectorFile, nearest, open_vectors, unit
-from .index import Index, open_index
+from .file import (
+    ALIGNED,
+    BLOCK,
+    Block,
+    PartsOfRows,
+    Scale,
+    VectorFile,
+    nearest,
+    open_vectors,
+    unit,
+)
+from .index import Index, UnevenRowsError, open_index
 from .where import Where
 
 FUSED = "fused"
@@ -307,6 +317,7 @@ class Hit:
     row: int
     columns: dict[str, Any]  # split, target and whatever else the file has
     sources: dict[str, str]  # modality -> path or text
+    score: float | None = None  # what ranks `aligned` means of different modalities
 
 
 @dataclass(frozen=True)
@@ -394,12 +405,14 @@ class Searcher:
         self.file = open_vectors(path)
         if method not in ("auto", "exact", "index"):
             raise FusionZooError(f"method={method!r} is none of auto, exact, index")
-        self.indexed = method == "index" or (method == "auto" and self.file.rows > MAX_EXACT)
+        self.method, self.indexed = method, method == "index"
+        self.indexed |= method == "auto" and self.file.rows > MAX_EXACT
         self.stream, self.say, self._plugins, self._data = stream, say, plugins, data
         self._model_source, self._model = model, None if isinstance(model, str) else model
         self._samples: Samples | None = None
         self._vectors: dict[str, tuple[Tensor, Tensor]] = {}
-        self._indexes: dict[str, Index] = {}
+        self._indexes: dict[str, Index | None] = {}  # None: exact search instead
+        self._parts: PartsOfRows | None = None
 
     @property
     def model(self) -> FusionModel:
@@ -448,13 +461,15 @@ class Searcher:
         allowed = self._allowed(condition, [] if ids_from else rows)
         parts = [query_from_rows(other, column, rows)] if rows else []
         query = self._query(values, vector, column, parts)
-        cosines, found = self._nearest(query, column, k, allowed, visited)
-        hits = self._hits(cosines[0].tolist(), found[0].tolist())
+        scale = self._scale(query, column)
+        scores, found = self._nearest(query, column, k, allowed, visited, scale)
+        hits = self._hits(scores[0], found[0], scale)
         words = [f"{name} {value}" for name, value in values.items()]
         words += [f"id {sample_id}" for sample_id in ids] + ["a vector"] * (vector is not None)
         notes = [self.samples.problem] if self.samples.problem else []
         if not hits:
             notes.append("no row matches the filter" if where else f"no row has {column}")
+        notes += self._lacking(column, hits, allowed)
         searched = self.file.rows if allowed is None else int(allowed.sum())
         return Found(
             *(hits, " + ".join(words), column, self._how(column), searched, notes, self.samples)
@@ -463,10 +478,14 @@ class Searcher:
     def nearest(
         self, queries: Tensor, column: str, k: int, visited: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return cosines and rows of the k nearest of each query (Q, D): both (Q, k)."""
+        """Return cosines and rows of the k nearest of each query (Q, D): both (Q, k).
+
+        By `aligned` in a file whose rows lack modalities, scores instead of cosines.
+        """
         self.file.check_column(column)
         check_fit(self.file, column, queries, "the query")
-        return self._nearest(queries, column, k, None, visited)
+        scale = self._scale(queries, column)
+        return self._nearest(queries, column, k, None, visited, scale)
 
     def _query(
         self, values: Mapping[str, Any], vector: Any, column: str, parts: list[Tensor]
@@ -507,38 +526,83 @@ class Searcher:
             start += len(batch)
         return allowed
 
-    def _nearest(
-        self, query: Tensor, column: str, k: int, allowed: Tensor | None, visited: int | None
-    ) -> tuple[Tensor, Tensor]:
-        k = min(k, self.file.rows)
-        if self.indexed:
-            if column not in self._indexes:
+    def _index(self, column: str) -> Index | None:
+        """Return the index of a column; None where the search is exact."""
+        if self.indexed and column not in self._indexes:
+            try:
                 self._indexes[column] = open_index(self.file, column, self.say)
-            return self._indexes[column].search(query, k, allowed, visited)
-        if self.stream:
-            return nearest(self.file.blocks(column), query, k, allowed)
+            except UnevenRowsError:
+                if self.method == "index":
+                    raise
+                self._indexes[column] = None
+        return self._indexes.get(column)
+
+    def _scale(self, query: Tensor, column: str) -> Scale | None:
+        """Return what makes cosines of rows with different modalities comparable, if any are."""
+        if not self.file.parts(column) or self._index(column) is not None:
+            return None
+        if self._parts is None:
+            self._parts = PartsOfRows(self.file, column)
+        return None if self._parts.is_even else self._parts.scale(query)
+
+    def _lacking(self, column: str, hits: Sequence[Hit], allowed: Tensor | None) -> list[str]:
+        """Return how many rows and hits lack which modality of an `aligned` mean."""
+        if column == ALIGNED and not self.file.parts(column):
+            return ["the file stores `aligned` itself: rows that lack a modality may come first"]
+        if self._parts is None or not self.file.parts(column):
+            return []
+        has = self._parts.has if allowed is None else self._parts.has[allowed]
+        of_hits = self._parts.has[[hit.row for hit in hits]]
+        notes = [
+            f"without {name}: {int((~rows).sum()):,} of {len(rows):,} rows,"
+            f" {int((~found).sum())} of {len(found)} hits"
+            for name, rows, found in zip(self._parts.modalities, has.T, of_hits.T, strict=True)
+            if not rows.all()
+        ]
+        ranked = "ranked by score: 0 is the median row with the same modalities, 1 the nearest 1 %"
+        return [ranked, *notes] if not self._parts.is_even else notes
+
+    def _nearest(
+        self,
+        query: Tensor,
+        column: str,
+        k: int,
+        allowed: Tensor | None,
+        visited: int | None,
+        scale: Scale | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return cosines, or the scores of a scale, and rows of the k nearest, both (Q, k)."""
+        k = min(k, self.file.rows)
+        if index := self._index(column):
+            return index.search(query, k, allowed, visited)
+        if self.stream or self.indexed:  # too large for memory
+            return nearest(self.file.blocks(column), query, k, allowed, scale=scale)
         if column not in self._vectors:
             vectors, usable = self.file.matrix(column)
             for block in vectors.split(BLOCK):
                 block.div_(block.norm(dim=1, keepdim=True).clamp_(min=1e-12))
             self._vectors[column] = vectors, usable
         blocks = tensor_blocks(*self._vectors[column])
-        return nearest(blocks, query, k, allowed, are_units=True)
+        return nearest(blocks, query, k, allowed, are_units=True, scale=scale)
 
-    def _hits(self, cosines: Sequence[float], rows: Sequence[int]) -> list[Hit]:
-        pairs = [(cosine, row) for cosine, row in zip(cosines, rows, strict=True) if row >= 0]
-        cells = self.file.take([row for _, row in pairs], self.file.columns)
+    def _hits(self, scores: Tensor, rows: Tensor, scale: Scale | None) -> list[Hit]:
+        """Return the hits of one query's scores and rows, both (k,)."""
+        scores, rows = scores[rows >= 0], rows[rows >= 0]
+        cosines = scores if scale is None else scale.cosines(scores[None], rows)[0]
+        cells = self.file.take(rows.tolist(), self.file.columns)
         hits = []
-        for rank, ((cosine, row), columns) in enumerate(zip(pairs, cells, strict=True), start=1):
+        for place, (row, columns) in enumerate(zip(rows.tolist(), cells, strict=True)):
             sample_id = str(columns.pop("id"))
             sources = self.samples.sources(sample_id)
-            hits.append(Hit(rank, sample_id, round(cosine, 6), row, columns, sources))
+            cosine, score = (round(float(x[place]), 6) for x in (cosines, scores))
+            shown = None if scale is None else score
+            hits.append(Hit(place + 1, sample_id, cosine, row, columns, sources, shown))
         return hits
 
     def _how(self, column: str) -> str:
-        if column not in self._indexes:
+        if (index := self._index(column)) is None:
             return "exact"
-        about = self._indexes[column].about
+        about = index.about
         return f"index, recall@10 {about.recall:.3f} measured on rows of the file"
 
 
@@ -667,9 +731,11 @@ def print_found(found: Found) -> None:
     sources = list(dict.fromkeys(name for hit in found.hits for name in hit.sources))
     root = found.samples.dataset.root if found.samples.dataset is not None else None
     folder = f"{root}/" if root else ""
+    has_scores = any(hit.score is not None for hit in found.hits)
     rows = [
         (
             escape(hit.id),
+            *([f"{hit.score:.2f}"] if has_scores else []),
             f"{hit.cosine:.3f}",
             *(_cell(hit.columns, name) for name in names),
             *(_cell(hit.sources, name, folder) for name in sources),
@@ -679,7 +745,8 @@ def print_found(found: Found) -> None:
     title = (
         f"Nearest to {escape(found.query)} by {found.column} vectors, of {found.searched:,} rows"
     )
-    print_table(f"{title} ({found.method})", ("id", "cosine", *names, *sources), rows)
+    measures = ["score"] * has_scores + ["cosine"]
+    print_table(f"{title} ({found.method})", ("id", *measures, *names, *sources), rows)
     if folder and sources:
         print(f"paths start from {root}")
     for note in found.notes:
