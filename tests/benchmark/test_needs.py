@@ -104,7 +104,7 @@ def test_a_second_run_reads_them_and_off_leaves_the_trials_alone(
     cfg = small(tmp_path, seeds=1, corruptions=False, controls=False, fusions="gmu", analyses=True)
     first = run(cfg).figures["needs"]
     trials = sorted((tmp_path / "cells").iterdir())
-    monkeypatch.setattr(needs, "pid", None)  # would raise
+    monkeypatch.setattr(needs, "decompose_data", None)  # would raise
     assert run(cfg).figures["needs"] == first
     off = run(replace(cfg, analyses=False))
     assert "needs" not in off.figures

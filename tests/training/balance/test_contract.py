@@ -15,7 +15,15 @@ from fusionzoo.distributed import World
 from fusionzoo.plugins import load_plugins
 from fusionzoo.structures import FusionOutput, StepContext
 from fusionzoo.testing.checks import Checks
-from fusionzoo.testing.strategies import CHECKS, ShortRun, Strategy, assert_equal, strategy
+from fusionzoo.testing.strategies import (
+    CHECKS,
+    ShortRun,
+    Strategy,
+    assert_equal,
+    learn,
+    learn_in_two,
+    strategy,
+)
 from fusionzoo.training.balance import BALANCE, Balance, LossTerm, StrategyInputs
 
 SMALL: dict[str, dict[str, Any]] = {  # a dozen rows suffice; the others have their defaults
@@ -54,9 +62,9 @@ def test_two_processes_learn_what_one_does(teachers: dict[str, Any], tmp_path: P
     """As the check, for all of them, and the sound one below, in the same two processes."""
     strategies = [small(name, teachers) for name in BALANCE]
     strategies.append(strategy(f"{__file__}:Sound"))
-    for rank, states in enumerate(strategies.learn_in_two(strategies, tmp_path)):
+    for rank, states in enumerate(learn_in_two(strategies, tmp_path)):
         for one, state in zip(strategies, states, strict=True):
-            expected = strategies.learn(one, World())
+            expected = learn(one, World())
             assert_equal(state, expected, f"{one.target}, process {rank}", tolerance=1e-6)
 
 
