@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from fusionzoo.targets import kind_of
+
 SPLITS = ("train", "val", "test")
 SHARES = (0.70, 0.15, 0.15)  # of data sets without a split column
 BATCH = 1 << 16  # keys that are hashed at a time
@@ -96,10 +98,11 @@ def make_splits(
 
 def class_columns(columns: Mapping[str, Any], kinds: Mapping[str, str]) -> list[Any]:
     """Return the label columns with classes, for `make_splits`; `kinds` says what columns hold."""
+    standard = {name: kind_of(kinds[name]).standard_kind() for name in columns if name in kinds}
     single = ("classification", "ordinal")
-    labels = [columns[name] for name in columns if kinds.get(name) in single]
+    labels = [columns[name] for name in columns if standard.get(name) in single]
     for name in columns:
-        if kinds.get(name) == "multilabel":
+        if standard.get(name) == "multilabel":
             words = pc.split_pattern_regex(_flat(columns[name]), r"\s*;\s*")
             flat = words.flatten()
             known = pc.if_else(pc.equal(flat, ""), pa.scalar(None, pa.string()), flat)

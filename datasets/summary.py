@@ -128,7 +128,7 @@ def _target_hints(dataset: PairedDataset) -> list[str]:
             hints.append(objective_hint(dataset.table["target"].take(rows)))
         return [hint for hint in hints if hint]
     hints = [case_hint(target.classes) for target in dataset.scheme]
-    several = [target for target in dataset.scheme if target.kind == "multilabel"]
+    several = [target for target in dataset.scheme if target.standard_kind() == "multilabel"]
     hints += [separator_hint(target.name, target.classes) for target in several]
     return [hint for hint in hints if hint]
 

@@ -34,7 +34,7 @@ from fusionzoo.training.fit import measurable
 from fusionzoo.training.loaders import num_workers
 from fusionzoo.training.multitask import Tasks
 from fusionzoo.training.speed import as_float32, choose_for_inference
-from fusionzoo.training.tasks import OBJECTIVES
+from fusionzoo.training.tasks import OBJECTIVES, standard_objective
 from fusionzoo.worker_memory import ReusedMemory
 
 
@@ -340,7 +340,7 @@ def tasks_of_model(model: FusionModel, labels: Tensor) -> Tasks:
         return Tasks([OBJECTIVES.create("classification", target, labels)], plain=True)
     parts = labels.split([target.columns for target in model.targets], dim=1)
     tasks = [
-        OBJECTIVES.create(target.kind, target, values[~values.isnan().any(-1)])
+        OBJECTIVES.create(standard_objective(target.kind), target, values[~values.isnan().any(-1)])
         for target, values in zip(model.targets, parts, strict=True)
     ]
     return Tasks(tasks, [1.0] * len(tasks))

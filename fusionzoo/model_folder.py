@@ -69,7 +69,7 @@ def read_config(folder: Path) -> tuple[FolderConfig, list[Target] | None]:
     try:
         targets = None if checked.targets is None else [from_spec(one) for one in checked.targets]
     except FusionZooError as error:
-        raise FusionZooError(f"{path}: targets: {error}") from None
+        raise FusionZooError(f"{path}: targets: {why_not_built(checked, error)}") from None
     _check_names(checked, path)
     _check_sizes(checked, targets, path)
     return checked, targets
@@ -155,10 +155,11 @@ def _check_sizes(config: FolderConfig, targets: Sequence[Target] | None, path: P
 
 
 def sources(model: torch.nn.Module) -> list[str]:
-    """Return the plugins whose encoders and fusions a model holds: `["my_module.py"]`."""
+    """Return the plugins whose encoders, fusion and targets a model holds: `["my_module.py"]`."""
     parts = [x for x in model.modules() if isinstance(x, Encoder | Fusion)]
     # FSDP puts a class of torch's before a module's own.
     classes = [next(c for c in type(x).__mro__ if not _is_torch(c)) for x in parts]
+    classes += [type(target) for target in getattr(model, "targets", None) or ()]
     return sorted({source for source in map(source_of, classes) if source is not None})
 
 

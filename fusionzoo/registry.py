@@ -174,15 +174,15 @@ class Registry(Generic[T, E]):
                     f"{did_you_mean(fact, self._fact_names())} Known:"
                     f" {', '.join(self._fact_names())}."
                 )
-        summary = inspect.cleandoc(cls.__doc__ or "").partition("\n")[0]
-        entry = self.entry(name=name, cls=cls, summary=summary, **facts)
-        if entry.family not in self.families:
-            problem = f"unknown family {entry.family!r}" if entry.family else "family= is missing"
+        family = facts.get("family", "")
+        if family not in self.families:
+            problem = f"unknown family {family!r}" if family else "family= is missing"
             raise FusionZooError(
-                f"{self.noun} {name!r}: {problem}.{did_you_mean(entry.family, self.families)}"
+                f"{self.noun} {name!r}: {problem}.{did_you_mean(family, self.families)}"
                 f" There are: {', '.join(self.families)}."
             )
-        return entry
+        summary = inspect.cleandoc(cls.__doc__ or "").partition("\n")[0]
+        return self.entry(name=name, cls=cls, summary=summary, **facts)
 
     def _fact_names(self) -> list[str]:
         return [x.name for x in fields(self.entry) if x.name not in ("name", "cls", "summary")]

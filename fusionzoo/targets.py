@@ -11,13 +11,16 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from .errors import FusionZooError, did_you_mean
+from .plugins import definition_of
 from .structures import Labels, predictions
+
+T = TypeVar("T", bound="type[Target]")
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,15 @@ class Target:
     deviation: float = 1.0  # standard deviation of a number
     kind: ClassVar[str] = ""
     numbers: ClassVar[int] = 0  # numbers that encode a label; 0 = one per class
+    examples: ClassVar[tuple[str, ...]] = ()  # cells on which `fusionzoo.testing` tries objectives
+
+    @classmethod
+    def standard_kind(cls) -> str:
+        """Return the built-in kind that this one is or derives from; empty: no target.
+
+        What differs by kind, say the metric of a benchmark, is looked up by it.
+        """
+        return next((parent.kind for parent in cls.__mro__ if parent in STANDARD), "")
 
     @classmethod
     def learn(cls, name: str, cells: Sequence[str]) -> Target:
@@ -63,6 +75,10 @@ class Target:
         """Turn logits (N, width) into a prediction for each row."""
         raise NotImplementedError
 
+    def strata(self, labels: Tensor) -> Tensor:
+        """Return the classes by which folds are stratified: encoded labels (N, C) -> (N,) int64."""
+        return labels[:, 0].long()
+
     def index(self, word: str) -> int:
         """Return the index of a class."""
         if word not in self.classes:
@@ -74,6 +90,7 @@ class OneOf(Target):
     """One class of several, as its index."""
 
     kind, numbers = "classification", 1
+    examples = ("a", "b", "a", "c", "b", "a")
 
     @classmethod
     def learn(cls, name: str, cells: Sequence[str]) -> Target:
@@ -90,6 +107,7 @@ class AnyOf(Target):
     """Any number of labels (`sun;beach`), encoded as 0 or 1 per label; `;` means no label."""
 
     kind = "multilabel"
+    examples = ("b;c", "c", ";", "a;b", "c", "b;c")
 
     def encode(self, cell: str) -> list[float]:
         indices = {self.index(word) for word in words(cell)}
@@ -99,11 +117,17 @@ class AnyOf(Target):
         rows = [dict(zip(self.classes, x, strict=True)) for x in logits.float().sigmoid().tolist()]
         return [Labels([word for word, p in row.items() if p > 0.5], row) for row in rows]
 
+    def strata(self, labels: Tensor) -> Tensor:
+        """Return each row's rarest label."""
+        rarity = labels.sum(0).argsort().argsort()  # 0 = the rarest
+        return torch.where(labels > 0, rarity, len(rarity)).min(1).values
+
 
 class Number(Target):
     """A number, standardised by mean and standard deviation of the training split."""
 
     kind, numbers = "regression", 1
+    examples = ("3.5", "-1", "4", "2.2", "7.3", "0.4")
 
     @staticmethod
     def check(cell: str) -> None:
@@ -126,8 +150,21 @@ class Number(Target):
         """Undo the standardisation, in double precision."""
         return values.double() * self.deviation + self.mean
 
+    def predicted(self, logits: Tensor) -> Tensor:
+        """Return the numbers that logits predict, in the data's unit: (N, 1) -> (N,) float64."""
+        return self.original(logits[:, 0])
+
+    def logits_of(self, labels: Tensor) -> Tensor:
+        """Return the logits that predict encoded labels, the inverse of `predicted`: (N, 1)."""
+        return labels
+
     def decode(self, logits: Tensor) -> list[Any]:
-        return self.original(logits[:, 0]).tolist()
+        return self.predicted(logits).tolist()
+
+    def strata(self, labels: Tensor) -> Tensor:
+        """Return each number's fifth, cut at the quintiles."""
+        cuts = torch.quantile(labels[:, 0].double(), torch.tensor([0.2, 0.4, 0.6, 0.8]).double())
+        return torch.bucketize(labels[:, 0].double(), cuts)
 
 
 class Level(Target):
@@ -138,6 +175,7 @@ class Level(Target):
     """
 
     kind, numbers = "ordinal", 1
+    examples = ("1", "2", "2", "4", "3", "2")
 
     @staticmethod
     def check(cell: str) -> None:
@@ -174,7 +212,21 @@ class Level(Target):
         return predictions(self.classes, shares, self.rank(logits).tolist())
 
 
-KINDS: dict[str, type[Target]] = {target.kind: target for target in (OneOf, AnyOf, Number, Level)}
+STANDARD: tuple[type[Target], ...] = (OneOf, AnyOf, Number, Level)
+KINDS: dict[str, type[Target]] = {target.kind: target for target in STANDARD}
+
+
+def target_kind(cls: T) -> T:
+    """Add the decorated class to the kinds of targets; it derives from a built-in kind."""
+    where = f"kind of target {cls.kind!r} ({definition_of(cls)})"
+    if not cls.standard_kind():
+        names = ", ".join(target.__name__ for target in STANDARD)
+        raise FusionZooError(f"{where} derives from none of {names}: derive it from the nearest")
+    known = KINDS.get(cls.kind)
+    if known is not None and definition_of(known) != definition_of(cls):
+        raise FusionZooError(f"{where} is there already, {definition_of(known)}: set another kind")
+    KINDS[cls.kind] = cls
+    return cls
 
 
 def kind_of(kind: str) -> type[Target]:

@@ -28,7 +28,9 @@ def forget_plugins() -> Iterator[Callable[[], None]]:
     """Let a test register components and import plugins; what is returned undoes all of it, as a
     new process would. It is called at the test's end."""
     from fusionzoo.api import REGISTRIES
+    from fusionzoo.targets import KINDS
 
+    kinds = dict(KINDS)
     entries = {name: dict(registry._entries) for name, registry in REGISTRIES.items()}
     modules, path, groups = set(sys.modules), list(sys.path), set(plugins._loaded_groups)
 
@@ -36,6 +38,8 @@ def forget_plugins() -> Iterator[Callable[[], None]]:
         for name, registry in REGISTRIES.items():
             registry._entries.clear()
             registry._entries.update(entries[name])
+        KINDS.clear()
+        KINDS.update(kinds)
         for name in set(sys.modules) - modules:
             if name.startswith("fusionzoo.plugins.") or "own_plugin" in name:
                 del sys.modules[name]

@@ -10,21 +10,25 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import fusionzoo
+from fusionzoo.benchmark import api
+from fusionzoo.config import BenchmarkConfig, from_tree
 from fusionzoo.encoders import Encoder
 from fusionzoo.plugins import load_plugins
 from fusionzoo.scripts.train import main as train
-from fusionzoo.testing.runner import fusion_suite
+from fusionzoo.testing.runner import fusion_suite, objective_suite
 from fusionzoo.training.balance import BALANCE
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 BLOCK = r"\n### [^`\n]+`(\S+\.py)`\n.*?```python\n(.*?)```"  # below a heading with a file's name
 FILES = {Path(path): code for path, code in re.findall(BLOCK, TEXT, re.DOTALL)}
-NAMES = {path.parts[0]: path.stem for path in FILES}
+PLACED = {path: code for path, code in FILES.items() if len(path.parts) > 1}
+NAMES = {path.parts[0]: path.stem for path in PLACED}
 LISTED = """
 import fusionzoo as fz
 from fusionzoo.training.balance import BALANCE
@@ -104,10 +108,76 @@ def test_each_file_is_found_in_the_folder_that_its_heading_names(tmp_path: Path)
     package = tmp_path / "fusionzoo"
     source = Path(fusionzoo.__file__).parent
     shutil.copytree(source, package, ignore=shutil.ignore_patterns("__pycache__"))
-    for path, code in FILES.items():
+    for path, code in PLACED.items():
         inside = path.relative_to("fusionzoo") if path.parts[0] == "fusionzoo" else path
         (package / inside).write_text(code)
     done = subprocess.run(
         [sys.executable, "-c", LISTED], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert set(NAMES.values()) <= set(done.stdout.split()), done.stderr
+
+
+def count_table(path: Path) -> dict[str, object]:
+    """Write two vectors whose first numbers determine the rate of a count, 1.6 on average."""
+    draw = np.random.default_rng(0)
+    a, b = draw.standard_normal((2, 150, 3))
+    counts = draw.poisson(np.exp(0.5 * a[:, 0] + 0.5 * b[:, 0] + 0.2))
+    rows = zip(counts.tolist(), a.tolist(), b.tolist(), strict=True)
+    lines = [
+        json.dumps({"id": f"s{row}", "target": str(count), "a": x, "b": y})
+        for row, (count, x, y) in enumerate(rows)
+    ]
+    path.write_text("\n".join(lines))
+    return {"name": "manifest", "root": str(path), "kinds": {"a": "vector", "b": "vector"}}
+
+
+@pytest.mark.usefixtures("plugins")
+def test_the_objective_keeps_the_contract() -> None:
+    suite = objective_suite()
+    results = list(suite.checks.run(suite.load("poisson", {})))
+    assert len(results) == 9
+    assert [(name, problem) for name, problem in results if problem] == []
+
+
+def test_the_objective_trains_and_its_model_needs_the_plugin(
+    plugins: str, tmp_path: Path, forget_plugins: Callable[[], None]
+) -> None:
+    data = count_table(tmp_path / "data.jsonl")
+    flags = ["--plugins", plugins, "--objective.name", "poisson", "--data.name", "manifest"]
+    flags += ["--data.root", str(data["root"]), "--data.kinds.a", "vector"]
+    flags += ["--data.kinds.b", "vector", "--fusion", "sum", "--fusion.dim", "8"]
+    flags += ["--optim.lr", "0.02", "--train.epochs", "12", "--log", "none"]
+    assert train([*flags, "--out", str(tmp_path / "run")]) == 0
+    model = fusionzoo.load(tmp_path / "run")
+    low, high = model.predict([{"a": [x, 0, 0], "b": [x, 0, 0]} for x in (-1.5, 1.5)])
+    assert 0 < low < 1 < high  # expected counts; 0.3 and 5.5 are right
+    forget_plugins()
+    with pytest.raises(fusionzoo.FusionZooError, match=r"'count' is no kind.*plugins=.*poisson.py"):
+        fusionzoo.load(tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_the_objective_is_benchmarked(plugins: str, tmp_path: Path) -> None:
+    tree = {
+        "plugins": plugins,
+        "data": count_table(tmp_path / "data.jsonl"),
+        "encoders": {name: {"name": "vector/identity"} for name in "ab"},
+        "objective": {"name": "poisson"},
+        "fusions": "sum",
+        "fusion": {"dim": 8},
+        "folds": 3,
+        "seeds": 1,
+        "tune": 0,
+        "epochs": 12,
+        "batch_size": 16,
+        "optim": {"lr": 2e-2},
+        "corruptions": False,
+        "jobs": 1,
+        "out": str(tmp_path / "out"),
+    }
+    report = api.run(from_tree(BenchmarkConfig, tree))
+    assert report.failed == {}
+    assert report.figures["metric"] == "mae"  # that of `regression`, from which `count` derives
+    error = {line["strategy"]: line["mae"] for line in report.figures["leaderboard"]}
+    assert error["sum"] < error["alone:a"] < error["frequencies of the labels"]
+    assert error["ridge regression on everything"] < error["frequencies of the labels"]

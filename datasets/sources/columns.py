@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 from fusionzoo.files import fold
 from fusionzoo.structures import KINDS
+from fusionzoo.targets import kind_of
 
 from ..arrays import DIMENSIONS
 from ..arrow import list_names
@@ -26,7 +27,7 @@ from ..tabular import join_cells
 
 NA = ("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None")
 COMMA_NUMBER = r"^\s*([+-]?[0-9]*),([0-9]+([eE][+-]?[0-9]+)?)\s*$"
-NUMBERS = ("regression", "ordinal")  # kinds of label columns that hold numbers
+NUMBERS = ("regression", "ordinal")  # standard kinds of label columns that hold numbers
 Words = str | int | float | Sequence[str | int | float]
 
 
@@ -80,9 +81,10 @@ class CellRules:
 
         `where` names a row for messages.
         """
-        if kind in NUMBERS:
+        standard = kind and kind_of(kind).standard_kind()  # empty: a class
+        if standard in NUMBERS:
             return self.numbers(column)
-        if kind != "multilabel" or self.label_separator == ";":
+        if standard != "multilabel" or self.label_separator == ";":
             return column
         has_semicolon = pc.match_substring(column, ";").fill_null(False)
         if pc.any(has_semicolon).as_py():

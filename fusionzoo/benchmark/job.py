@@ -30,7 +30,7 @@ from fusionzoo.files import replacing
 from fusionzoo.fusion import Fusion, create_fusion
 from fusionzoo.model import FusionModel, create_model
 from fusionzoo.structures import Features, keep_only, seed_of
-from fusionzoo.targets import Target
+from fusionzoo.targets import Number, Target
 from fusionzoo.training.build import choose_encoders
 from fusionzoo.training.multitask import Tasks
 
@@ -381,19 +381,21 @@ def _fit_target(
 ) -> list[Matrix]:
     labelled = ~labels.isnan().any(1).numpy()
     x, y = x[labelled], labels.numpy()[labelled]
-    if target.kind == "regression":
+    kind = target.standard_kind()
+    if isinstance(target, Number):
         from sklearn.linear_model import Ridge
 
         model = Ridge(alpha=len(x) / penalty / 100).fit(x, y)
-        return [model.predict(other).reshape(len(other), -1) for other in others]
-    if target.kind == "multilabel":
+        labels_of = [model.predict(other).reshape(len(other), -1) for other in others]
+        return [target.logits_of(torch.from_numpy(found)).numpy() for found in labels_of]
+    if kind == "multilabel":
         columns = [_classify(x, column, 2, others, penalty) for column in y.T]
         return [
             np.stack([logits[n][:, 1] - logits[n][:, 0] for logits in columns], 1)
             for n in range(len(others))
         ]
     classes = _classify(x, y[:, 0], len(target.classes), others, penalty)
-    if target.kind == "classification":
+    if kind == "classification":
         return classes
     return [_above(np.exp(logits)) for logits in classes]
 

@@ -15,15 +15,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from fusionzoo.benchmark import job
-from fusionzoo.config import BenchmarkConfig
+from fusionzoo.config import BenchmarkConfig, split_name
 from fusionzoo.errors import FusionZooError, __version__
 from fusionzoo.features import key_of
 from fusionzoo.files import whole_lines
 from fusionzoo.fusion import FUSIONS, fusion_info
 from fusionzoo.plugins import code_digest, file_digest, load_plugins
 from fusionzoo.structures import seed_of
+from fusionzoo.targets import kind_of
 from fusionzoo.training import run_folder
 from fusionzoo.training.balance import BALANCE
+from fusionzoo.training.multitask import targets_of
+from fusionzoo.training.tasks import OBJECTIVES
 
 from .bench import Bench, Settings, Unit
 from .clock import Clock
@@ -287,6 +290,9 @@ def _plugin_code(cfg: BenchmarkConfig, unit: Unit) -> list[str]:
     names = [fusion_of(unit.strategy), *unit.settings.values()]  # `base` names a fusion too
     digests = [code_digest(FUSIONS[x].cls) for x in names if isinstance(x, str) and x in FUSIONS]
     digests += [code_digest(BALANCE[name].cls) for name in parse(unit.strategy).balance]
+    for settings in (cfg.objective, *cfg.targets.values()):
+        digests.append(code_digest(OBJECTIVES[split_name(settings, "objective")[0]].cls))
+    digests += [code_digest(kind_of(kind)) for kind in (targets_of(cfg) or {}).values()]
     if cfg.mode == "finetune":  # of cached features the description has the encoder's
         digests += map(file_digest, load_plugins(cfg.plugins))
     return [digest for digest in digests if digest is not None]

@@ -92,7 +92,7 @@ def list_strategies(cfg: BenchmarkConfig, bench: Bench) -> tuple[list[str], list
 
 def linear_baseline(bench: Bench) -> str:
     """Return the linear baseline of the targets."""
-    numbers = bench.scheme is not None and any(t.kind == "regression" for t in bench.scheme)
+    numbers = any(target.standard_kind() == "regression" for target in bench.scheme or ())
     return RIDGE if numbers else LOGISTIC
 
 

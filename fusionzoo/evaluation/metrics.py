@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -121,6 +122,34 @@ TASKS: dict[
     "multilabel": (multilabel, multilabel_scores),
     "regression": (regression, closeness),
     "ordinal": (ordinal, closeness),
+}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure: the mean of the samples' scores, up to its sign."""
+
+    name: str  # key of a row of results
+    title: str
+    higher: bool  # whether more of it is better
+    share: bool  # whether it lies in 0 to 1, with differences in points of 0.01
+
+    def shown(self, score: float) -> float:
+        """Return the figure of a score."""
+        return score if self.higher else -score
+
+    def difference(self, gain: float) -> str:
+        """Format a difference between scores, above 0 = better: in points, else in its own unit."""
+        return f"{100 * gain:+.1f}" if self.share else f"{gain:+.3g}"
+
+
+# kind of target -> the figure by which a benchmark compares candidates
+METRICS = {
+    "classification": Metric("accuracy", "accuracy", True, True),
+    "multilabel": Metric("sample_f1", "sample F1", True, True),
+    "regression": Metric("mae", "MAE", False, False),
+    "ordinal": Metric("mae", "MAE in levels", False, False),
+    "several": Metric("loss", "loss", False, False),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,19 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusionzoo.targets import AnyOf, Level, Number, OneOf, Target
-from fusionzoo.training.tasks import OBJECTIVES, Task
+from fusionzoo.targets import Target, kind_of
+from fusionzoo.training.tasks import NO_TARGET, OBJECTIVES, Task
 
 from .checks import Checks, find
 
 ROWS = 60
-TARGETS: dict[str, Target] = {
-    "classification": OneOf("y", ("a", "b", "c")),
-    "multilabel": AnyOf("y", ("a", "b", "c")),
-    "regression": Number("y", mean=3.0, deviation=2.0),
-    "ordinal": Level("y", ("1", "2", "3", "4")),
-    "none": Target(""),
-}
 
 
 @dataclass
@@ -43,31 +37,27 @@ class Subject:
         """Whether the constructor has a setting."""
         return setting in inspect.signature(self.cls).parameters
 
-    @property
+    @cached_property
     def target(self) -> Target:
-        """The target that it learns."""
-        return TARGETS[self.kind]
+        """The target that it learns, from the example cells of its kind."""
+        if not self.learns:
+            return Target("")
+        cls = kind_of(self.kind)
+        return cls.learn("y", cls.examples)
 
     @property
     def learns(self) -> bool:
         """Whether it has a loss of its own: without a target only training strategies have."""
-        return self.kind != "none"
+        return self.kind != NO_TARGET
 
     @cached_property
     def labels(self) -> Tensor:
         """Labels in which every class and level occurs: (N,) int64 of classes, else (N, C)."""
-        draw = torch.Generator().manual_seed(0)
-        if self.kind == "classification":
-            return torch.tensor([0, 1, 0, 2, 1, 0]).repeat(ROWS // 6)
-        if self.kind == "multilabel":
-            shares = torch.tensor([0.2, 0.5, 0.7])
-            return (torch.rand(ROWS, 3, generator=draw) < shares).float()
-        if self.kind == "regression":
-            values = torch.randn(ROWS, 1, generator=draw)
-            return (values - values.mean()) / values.std(correction=0)
-        if self.kind == "ordinal":
-            return torch.tensor([0.0, 1, 1, 3, 2, 1]).repeat(ROWS // 6)[:, None]
-        return torch.zeros(ROWS, 0)
+        if not self.learns:
+            return torch.zeros(ROWS, 0)
+        cells = itertools.islice(itertools.cycle(self.target.examples), ROWS)
+        labels = torch.tensor([self.target.encode(cell) for cell in cells])
+        return labels[:, 0].long() if self.kind == "classification" else labels.float()
 
     @cached_property
     def logits(self) -> Tensor:
@@ -87,12 +77,12 @@ def gradient_of(task: Task, logits: Tensor, labels: Tensor) -> tuple[Tensor, Ten
 def subject(target: str, settings: Mapping[str, Any] | None = None) -> Subject:
     """Return the objective of a name, `module:Class` or `file.py:Class`.
 
-    An objective learns the kind of target that it is named after, or that of the registered class
-    that it derives from; else one class of several.
+    It learns the kind of target that it, or the class that it derives from, is registered with;
+    a class that is not registered learns one class of several.
     """
     cls = find(target, OBJECTIVES)
-    names = {OBJECTIVES[name].cls: name for name in OBJECTIVES}
-    known = [names[base] for base in inspect.getmro(cls) if names.get(base) in TARGETS]
+    kinds = {OBJECTIVES[name].cls: OBJECTIVES[name].target for name in OBJECTIVES}
+    known = [kinds[base] for base in inspect.getmro(cls) if base in kinds]
     return Subject(cls, known[0] if known else "classification", settings or {})
 
 

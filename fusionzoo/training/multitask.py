@@ -16,7 +16,7 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError, check_number
 from fusionzoo.targets import OneOf, Target
 
-from .tasks import OBJECTIVES, Classification, Task
+from .tasks import NO_TARGET, OBJECTIVES, Classification, Task
 
 Metrics = Mapping[str, float]
 TaskSettings = RunConfig | BenchmarkConfig  # both have `objective` and `targets`
@@ -155,16 +155,17 @@ def plain_tasks() -> Tasks:
 def targets_of(cfg: TaskSettings) -> dict[str, str] | None:
     """Return {label column: kind of target} of a run; None: the class in column `target`."""
     name, _ = split_name(cfg.objective, "objective")
-    kind = OBJECTIVES[name].name
+    kind = OBJECTIVES[name].target
     if not cfg.targets:
-        return None if kind == "classification" else {} if kind == "none" else {"target": kind}
+        return None if kind == "classification" else {} if kind == NO_TARGET else {"target": kind}
     if cfg.objective != {"name": "classification"}:
         raise FusionZooError(
             "--objective is about the one column `target`; with --targets, give each column its"
             f" own: --targets.{next(iter(cfg.targets))}.name {name}"
         )
     return {
-        name: split_name(component, f"targets.{name}")[0] for name, component in cfg.targets.items()
+        name: OBJECTIVES[split_name(component, f"targets.{name}")[0]].target
+        for name, component in cfg.targets.items()
     }
 
 

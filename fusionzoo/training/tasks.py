@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -9,9 +10,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fusionzoo.errors import FusionZooError, check_number
-from fusionzoo.evaluation.metrics import classification, multilabel, ordinal, regression
+from fusionzoo.evaluation.metrics import (
+    METRICS,
+    Metric,
+    classification,
+    closeness,
+    multilabel,
+    multilabel_scores,
+    ordinal,
+    regression,
+    right,
+)
 from fusionzoo.registry import Entry, Registry
-from fusionzoo.targets import Level, Number, Target
+from fusionzoo.targets import Level, Number, Target, kind_of
 
 
 class Task(nn.Module):
@@ -44,10 +55,54 @@ class Task(nn.Module):
         """Return what to answer where nothing is known, exp(logits): (N, C) -> (K,)."""
         raise NotImplementedError
 
+    @property
+    def metric(self) -> Metric:
+        """The figure by which a benchmark compares candidates: the mean of `scores`."""
+        return METRICS[self.target.standard_kind()]
 
-OBJECTIVES: Registry[Task, Entry[Task]] = Registry(
-    "objective", "docs/objectives.md", Entry, ("objective",)
+    def scores(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return each row's score, the higher the better: (N, K), (N, C) -> (N,) float64."""
+        kind = self.target
+        if isinstance(kind, Number):
+            return closeness(kind.predicted(logits), kind.original(target[:, 0]))
+        if isinstance(kind, Level):
+            return closeness(kind.rank(logits), target[:, 0])
+        if kind.standard_kind() == "multilabel":
+            return multilabel_scores(logits, target)
+        return right(logits, as_index(target))
+
+
+NO_TARGET = "none"  # the kind of target of an objective that reads no labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveEntry(Entry[Task]):
+    """Facts about an objective. `target` is the kind of target that it learns."""
+
+    target: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.target:
+            raise FusionZooError(
+                f"objective {self.name!r}: target= is missing; register it with the kind of target"
+                " that it reads, such as target='regression'"
+            )
+        if self.target != NO_TARGET:
+            kind_of(self.target)  # raises an error that lists the kinds there are
+
+
+OBJECTIVES: Registry[Task, ObjectiveEntry] = Registry(
+    "objective", "docs/objectives.md", ObjectiveEntry, ("objective",)
 )
+
+
+def standard_objective(kind: str) -> str:
+    """Return the first registered objective of a kind of target, which measures a stored model."""
+    kind_of(kind)
+    names = [name for name in OBJECTIVES if OBJECTIVES[name].target == kind]
+    if not names:
+        raise FusionZooError(f"no objective reads targets of the kind {kind!r}: --plugins adds one")
+    return names[0]
 
 
 def as_index(target: Tensor) -> Tensor:
@@ -55,7 +110,7 @@ def as_index(target: Tensor) -> Tensor:
     return target if target.ndim == 1 else target[:, 0].long()
 
 
-@OBJECTIVES.register("classification", family="objective")
+@OBJECTIVES.register("classification", family="objective", target="classification")
 class Classification(Task):
     """Classify into one of several classes by cross-entropy or the focal loss.
 
@@ -132,7 +187,7 @@ class Classification(Task):
         return counts / counts.sum()
 
 
-@OBJECTIVES.register("multilabel", family="objective")
+@OBJECTIVES.register("multilabel", family="objective", target="multilabel")
 class Multilabel(Task):
     """Predict several binary labels by binary cross-entropy, averaged over the labels.
 
@@ -167,7 +222,7 @@ class Multilabel(Task):
         return (there + 0.5) / (len(labels) - there + 0.5)
 
 
-@OBJECTIVES.register("none", family="objective")
+@OBJECTIVES.register("none", family="objective", target=NO_TARGET)
 class NoTarget(Task):
     """Train without a target, on the losses of training strategies only.
 
@@ -189,7 +244,9 @@ class NoTarget(Task):
         return torch.ones(1)
 
 
-@OBJECTIVES.register("ordinal", family="objective", paper="Shi et al. 2023, arXiv:2111.08851")
+@OBJECTIVES.register(
+    "ordinal", family="objective", target="ordinal", paper="Shi et al. 2023, arXiv:2111.08851"
+)
 class Ordinal(Task):
     """Predict one of K ordered levels by K - 1 conditional probabilities (CORN).
 
@@ -220,7 +277,7 @@ class Ordinal(Task):
         return (above / counts)[:-1]  # every level occurs
 
 
-@OBJECTIVES.register("regression", family="objective")
+@OBJECTIVES.register("regression", family="objective", target="regression")
 class Regression(Task):
     """Predict a number, with the squared, absolute or Huber error as loss.
 
@@ -255,7 +312,7 @@ class Regression(Task):
 
     def metrics(self, logits: Tensor, target: Tensor) -> dict[str, float]:
         assert isinstance(self.target, Number)
-        answer, wanted = (self.target.original(x[:, 0]) for x in (logits, target))
+        answer, wanted = self.target.predicted(logits), self.target.original(target[:, 0])
         loss = self.criterion(logits, target).mean().item()
         return {**regression(answer, wanted), "loss": loss}
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from fusionzoo.cli import main
 from fusionzoo.targets import KINDS
 from fusionzoo.testing.checks import Checks
-from fusionzoo.testing.objectives import CHECKS, TARGETS, subject
-from fusionzoo.training.tasks import OBJECTIVES, Classification, Regression, Task
+from fusionzoo.testing.objectives import CHECKS, subject
+from fusionzoo.training.tasks import NO_TARGET, OBJECTIVES, Classification, Regression, Task
 
 SETTINGS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in OBJECTIVES),
@@ -40,7 +40,8 @@ def test_contract(name: str, settings: dict[str, Any], check: str) -> None:
 
 
 def test_every_kind_of_target_is_tried() -> None:
-    assert set(TARGETS) == {*KINDS, "none"} == {*OBJECTIVES}
+    assert {OBJECTIVES[name].target for name in OBJECTIVES} == {*KINDS, NO_TARGET}
+    assert all(kind.examples for kind in KINDS.values())
 
 
 class Sound(Task):

@@ -401,7 +401,7 @@ MISTAKES = [
     ([*KIND, "--objective.gamma", "-1"], "gamma=-1; it must be"),
     ([*KIND, "--objective.class_weights", "[1]"], "each of the 2"),
     (["--targets.agee.name", "regression"], "no column 'agee' for --targets.agee. Did you mean"),
-    (["--targets.age.name", "number"], "'number' is no kind of target"),
+    (["--targets.age.name", "number"], "unknown objective 'number'."),
     (["--targets.age.weight", "2"], "targets.age has no name: give --targets.age.name"),
     ([*SEVERAL, "--targets.age.weight", "-1"], "targets.age.weight=-1; it must be"),
     ([*SEVERAL, "--objective.gamma", "1"], "--objective is about the one column `target`"),

@@ -87,7 +87,7 @@ class SubsetDistill(Balance):
         self.tasks = (
             [("classification", self.fusion.num_outputs)]
             if targets is None
-            else [(target.kind, max(1, target.width)) for target in targets]
+            else [(target.standard_kind(), max(1, target.width)) for target in targets]
         )
         self.average: nn.Module | None = None
         self._loaded: tuple[FusionModel, ...] = ()  # in a tuple, so that it is no submodule
