@@ -62,7 +62,7 @@ class Fusion(nn.Module):
         `groups` holds a group name per sample: samples of one group are not independent and must
         not be separated by a split (empty: all samples are independent). `seed` is the run's seed.
         The returned module keeps its state in buffers. It is saved in checkpoints, not in the
-        model, and passed to `loss` as `moment.memory`.
+        model, and passed to `loss` as `context.memory`.
         """
         return None
 

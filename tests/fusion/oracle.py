@@ -40,7 +40,7 @@ def given(**pooled: Tensor) -> dict[str, Features]:
     }
 
 
-def moment(rows: int, *, epoch: float = 1.0, phase: int = 0, memory: object = None) -> StepContext:
+def context(rows: int, *, epoch: float = 1.0, phase: int = 0, memory: object = None) -> StepContext:
     return StepContext(
         rows=torch.arange(rows), epoch=epoch, phase=phase, criterion=entropy, memory=memory
     )  # type: ignore[arg-type]

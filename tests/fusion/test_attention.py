@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 import torch
-from oracle import TWO, WIDTHS, aligned, close, copy, made, moment
+from oracle import TWO, WIDTHS, aligned, close, context, copy, made
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError
@@ -295,7 +295,7 @@ def test_incomplete_samples_teach_the_router_their_combination() -> None:
     target = torch.tensor([1])
     scores = output.extra["scores"][output.extra["mask"].flatten()]
     wanted = -scores.log_softmax(-1)[:, 2].mean()
-    loss = fusion.loss(output, target, moment(1)) - moment(1).criterion(output.logits, target)
+    loss = fusion.loss(output, target, context(1)) - context(1).criterion(output.logits, target)
     close(loss[0], wanted, 1e-6)
 
 

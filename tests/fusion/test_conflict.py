@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import WIDTHS, close, copy, made, moment
+from oracle import WIDTHS, close, context, copy, made
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError
@@ -85,7 +85,7 @@ def test_dividing_by_all_modalities_raises_the_uncertainty_and_keeps_the_class(n
 def test_the_loss_is_the_mean_evidential_loss_and_the_conflict_of_pairs(name: str) -> None:
     fusion, x = made(name, conflict=0.7), features(patterns(3))
     output = fusion(x)
-    found = fusion.loss(output, TARGET, moment(8, epoch=25.0))
+    found = fusion.loss(output, TARGET, context(8, epoch=25.0))
     for row, present in enumerate(patterns(3)[:-1].tolist()):
         views = output.extra["views"][row, present]
         count = len(views)
@@ -96,7 +96,7 @@ def test_the_loss_is_the_mean_evidential_loss_and_the_conflict_of_pairs(name: st
         )
         wanted = sum(terms) / (count + 1) + 0.7 * conflict / max(count - 1, 1)
         close(found[row].double(), wanted[0], 1e-5)
-    close(found[-1].double(), moment(1).criterion(output.logits[-1:], TARGET[-1:])[0], 1e-6)
+    close(found[-1].double(), context(1).criterion(output.logits[-1:], TARGET[-1:])[0], 1e-6)
 
 
 def test_a_single_modality_is_its_own_answer() -> None:

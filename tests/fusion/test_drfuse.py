@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import WIDTHS, close, made, moment
+from oracle import WIDTHS, close, context, made
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -122,7 +122,7 @@ def test_ranking_leaves_unknown_labels_out_and_numbers_alone() -> None:
 
 def test_the_loss_adds_up_its_terms_over_what_is_present() -> None:
     fusion, x = made("drfuse", disentangle=0.5, rank=0.3), features(patterns(3))
-    output, criterion, present = fusion(x), moment(8).criterion, patterns(3)
+    output, criterion, present = fusion(x), context(8).criterion, patterns(3)
     extra = output.extra
     wanted = criterion(extra["shared_logits"], TARGET) + 0.5 * divergence(extra["shared"], present)
     for column, logits in enumerate(output.unimodal.values()):
@@ -132,7 +132,7 @@ def test_the_loss_adds_up_its_terms_over_what_is_present() -> None:
     votes = torch.stack([*output.unimodal.values(), extra["shared_logits"]], dim=1)
     wanted += 0.3 * ranking(extra["attention"], votes, TARGET, present)
     total = criterion(output.logits, TARGET)
-    found = fusion.loss(output, TARGET, moment(8))
+    found = fusion.loss(output, TARGET, context(8))
     close(found[:-1], (total + wanted)[:-1], 1e-5)
     close(found[-1], total[-1], 1e-6)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from oracle import WIDTHS, close, made, moment
+from oracle import WIDTHS, close, context, made
 from torch import Tensor, nn
 
 from fusionzoo.errors import FusionZooError
@@ -111,17 +111,17 @@ def test_no_branch_meets_an_absent_modality() -> None:
 
 def test_phases_train_branches_then_the_gate_softly_then_as_it_answers() -> None:
     fusion, x = made("dynmm", budget=1.0).train(), features(patterns(3))
-    output, criterion = fusion(x), moment(8).criterion
+    output, criterion = fusion(x), context(8).criterion
     heads, joint = output.extra["heads"], output.extra["branch_logits"][:, 3]
     for row, here in enumerate(patterns(3)[:-1]):
         answers = [heads[row, k] for k in range(3) if here[k]] + [joint[row]] * bool(here.all())
         losses = [criterion(z[None], TARGET[row : row + 1])[0] for z in answers]
-        first = fusion.loss(output, TARGET, moment(8, phase=0))
+        first = fusion.loss(output, TARGET, context(8, phase=0))
         close(first[row], torch.stack(losses).mean())
     soft = criterion(output.extra["soft_logits"], TARGET)
-    close(fusion.loss(output, TARGET, moment(8, phase=1))[:-1], soft[:-1])
+    close(fusion.loss(output, TARGET, context(8, phase=1))[:-1], soft[:-1])
     hard = criterion(output.logits, TARGET)
-    close(fusion.loss(output, TARGET, moment(8, phase=2)), hard)
+    close(fusion.loss(output, TARGET, context(8, phase=2)), hard)
     assert [phase.name for phase in fusion.phases] == ["branches", "soft", "hard"]
     assert [phase.encoders for phase in fusion.phases] == [True, False, False]
     free = made("dynmm", freeze=False, hard=False).phases
@@ -136,12 +136,12 @@ def test_the_penalty_is_the_mean_cost_above_the_budget() -> None:
     fusion = made("dynmm", costs=costs, budget=0.1, cost=2.0).train()
     output = fusion(features(full(8)))
     spent = output.extra["branch_weights"] @ torch.tensor(costs).double()
-    task = moment(8).criterion(output.logits, TARGET)
+    task = context(8).criterion(output.logits, TARGET)
     assert spent.mean() > 0.1
-    loss = fusion.loss(output, TARGET, moment(8, phase=2))
+    loss = fusion.loss(output, TARGET, context(8, phase=2))
     close((loss - task).mean(), 2.0 * (spent.mean() - 0.1), 1e-6)
     fusion.budget = 0.999
-    close(fusion.loss(output, TARGET, moment(8, phase=2)), task)
+    close(fusion.loss(output, TARGET, context(8, phase=2)), task)
 
 
 def test_the_penalty_of_two_processes_is_that_of_all_their_rows(
@@ -166,7 +166,7 @@ def test_equal_branches_leave_the_gate_without_a_gradient_of_the_task() -> None:
         nn.init.ones_(layer.bias)
     output = fusion(features(full(8)))
     for phase in (1, 2):
-        loss = fusion.loss(output, TARGET, moment(8, phase=phase)).sum()
+        loss = fusion.loss(output, TARGET, context(8, phase=phase)).sum()
         slopes = torch.autograd.grad(loss, [*fusion.gate.parameters()], retain_graph=True)
         assert all(slope.abs().max() < 1e-12 for slope in slopes)
 

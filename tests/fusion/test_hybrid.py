@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import WIDTHS, aligned, close, copy, made, moment
+from oracle import WIDTHS, aligned, close, context, copy, made
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError
@@ -122,7 +122,7 @@ def test_the_embedding_is_the_mean_in_evaluation_and_a_draw_in_training() -> Non
     drawn = torch.stack([fusion.train()(x).embedding for _ in range(400)])
     error = 4 * (output.extra["variance"] / 400).sqrt()
     assert ((drawn.mean(0) - output.extra["mean"]).abs() < error).float().mean() > 0.98
-    loss = fusion.loss(fusion(x), TARGET, moment(4))
+    loss = fusion.loss(fusion(x), TARGET, context(4))
     loss.sum().backward()
     assert all(p.grad is not None for p in fusion.parameters())
 
@@ -136,10 +136,10 @@ def test_a_subset_decodes_its_own_modalities_and_no_others() -> None:
     for subset in (every, *({m} for m in WIDTHS)):
         columns = torch.tensor([m in subset for m in WIDTHS]).expand(4, 3)
         sample, _ = multiply(output.extra["means"], output.extra["precision"], columns)
-        wanted += moment(4).criterion(fusion.head(sample), TARGET)
+        wanted += context(4).criterion(fusion.head(sample), TARGET)
         for m in subset:
             wanted += (fusion.decoders[m](sample) - x[m].pooled).square().mean(-1)
-    close(fusion.loss(output, TARGET, moment(4)), wanted)
+    close(fusion.loss(output, TARGET, context(4)), wanted)
 
 
 # ---- missing_tokens
@@ -177,7 +177,7 @@ def test_a_wrapped_strategy_keeps_its_own_loss_and_phases() -> None:
     assert [phase.name for phase in fusion.phases] == ["base", "stack"]
     assert "base.joiner" in fusion.phases[1].trains
     target = torch.arange(8) % 4
-    later = moment(8, phase=1, memory=fusion.prepare(target))
+    later = context(8, phase=1, memory=fusion.prepare(target))
     assert torch.isfinite(fusion.loss(fusion(x), target, later)).all()
     with pytest.raises(FusionZooError, match="unknown fusion 'mbtt'"):
         create_fusion("missing_tokens", WIDTHS, 8, 4, base="mbtt")
@@ -209,11 +209,11 @@ def test_an_absent_modality_borrows_the_mean_of_what_the_others_share() -> None:
 def test_alignment_is_nothing_only_where_shared_vectors_are_equal() -> None:
     fusion, x = made("shaspec", alignment=1.0, domain=0.0), features(full(4))
     output = fusion(x)
-    extra = fusion.loss(output, TARGET, moment(4)) - moment(4).criterion(output.logits, TARGET)
+    extra = fusion.loss(output, TARGET, context(4)) - context(4).criterion(output.logits, TARGET)
     assert (extra > 0).all()
     same = output.extra["shared"][:, :1].expand_as(output.extra["shared"])
     output = output._replace(extra={**output.extra, "shared": same})
-    extra = fusion.loss(output, TARGET, moment(4)) - moment(4).criterion(output.logits, TARGET)
+    extra = fusion.loss(output, TARGET, context(4)) - context(4).criterion(output.logits, TARGET)
     close(extra, torch.zeros(4).double())
 
 
@@ -254,7 +254,7 @@ def test_errors_count_only_what_was_hidden() -> None:
 
 def test_the_teacher_gets_no_gradient_from_the_imagination() -> None:
     fusion, x = made("mmin"), features(full(4))
-    fusion.loss(fusion(x), TARGET, moment(4, phase=1)).sum().backward()
+    fusion.loss(fusion(x), TARGET, context(4, phase=1)).sum().backward()
     assert all(p.grad is None for p in fusion.project.parameters())
     assert all(p.grad is not None for p in fusion.forth.parameters())
     assert all(p.grad is not None for p in fusion.back.parameters())

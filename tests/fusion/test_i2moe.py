@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from oracle import WIDTHS, close, copy, made, moment
+from oracle import WIDTHS, close, context, copy, made
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError
@@ -161,9 +161,9 @@ def test_the_loss_of_the_base_is_added_for_each_expert(base: str) -> None:
     output, wanted = fusion(x), torch.zeros(8).double()
     for number, expert in enumerate(fusion.experts):
         own = None if memory is None else memory[number]
-        wanted += expert.loss(expert(x), TARGET, moment(8, memory=own)) / 5
-    wanted += moment(8).criterion(output.logits, TARGET)
-    close(fusion.loss(output, TARGET, moment(8, memory=memory)), wanted, 1e-6)
+        wanted += expert.loss(expert(x), TARGET, context(8, memory=own)) / 5
+    wanted += context(8).criterion(output.logits, TARGET)
+    close(fusion.loss(output, TARGET, context(8, memory=memory)), wanted, 1e-6)
     assert fusion.classes_only == fusion.experts[0].classes_only
 
 
@@ -172,8 +172,8 @@ def test_the_loss_is_the_task_and_a_share_of_every_experts() -> None:
     output = fusion(x)
     extra = output.extra
     parts = interaction_losses(extra["expert_logits"], extra["perturbed"], extra["present"])
-    wanted = moment(8).criterion(output.logits, TARGET) + 0.1 * parts.sum(1)
-    close(fusion.loss(output, TARGET, moment(8)), wanted, 1e-6)
+    wanted = context(8).criterion(output.logits, TARGET) + 0.1 * parts.sum(1)
+    close(fusion.loss(output, TARGET, context(8)), wanted, 1e-6)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from oracle import WIDTHS, close, copy, given, made, moment
+from oracle import WIDTHS, close, context, copy, given, made
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -101,7 +101,7 @@ def test_confidence_ignores_constants_and_the_order_of_classes() -> None:
 
 def test_the_unimodal_ensemble_learns_what_separate_runs_learn() -> None:
     fusion, x = made("ume"), features(full(6))
-    fusion.loss(fusion(x), TARGET, moment(6)).sum().backward()
+    fusion.loss(fusion(x), TARGET, context(6)).sum().backward()
     for m in WIDTHS:
         alone = {n: p.clone().detach().requires_grad_() for n, p in fusion.named_parameters()}
         z = F.linear(x[m].pooled, alone[f"project.{m}.weight"], alone[f"project.{m}.bias"])
@@ -185,14 +185,14 @@ def test_the_logits_of_tmc_are_the_expected_distribution() -> None:
     close(fusion(x).logits.softmax(-1), alpha / alpha.sum(-1, keepdim=True))
     pseudo = made("tmc", pseudo_view=True)
     assert "joint.weight" in dict(pseudo.named_parameters())
-    assert torch.isfinite(pseudo.loss(pseudo(x), TARGET[:4], moment(4))).all()
+    assert torch.isfinite(pseudo.loss(pseudo(x), TARGET[:4], context(4))).all()
 
 
 def test_class_weights_multiply_the_evidential_loss_of_each_row() -> None:
     fusion, x = made("tmc"), features(full(6))
     output, weight = fusion(x), torch.tensor([0.0, 1.0, 2.5, 4.0])[TARGET]
-    plain = fusion.loss(output, TARGET, moment(6))
-    close(fusion.loss(output, TARGET, moment(6)._replace(row_weight=weight)), weight * plain, 1e-6)
+    plain = fusion.loss(output, TARGET, context(6))
+    close(fusion.loss(output, TARGET, context(6)._replace(row_weight=weight)), weight * plain, 1e-6)
 
 
 # ---- qmf
@@ -244,10 +244,10 @@ def test_the_history_adds_up_what_was_seen_and_only_of_what_is_present() -> None
 def test_qmf_remembers_in_training_only() -> None:
     fusion, x = made("qmf"), features(full(6))
     history = fusion.prepare(TARGET)
-    fusion.loss(fusion(x), TARGET, moment(6, memory=history))
+    fusion.loss(fusion(x), TARGET, context(6, memory=history))
     assert (history.total == 0).all()
     fusion.train()
-    fusion.loss(fusion(x), TARGET, moment(6, memory=history))
+    fusion.loss(fusion(x), TARGET, context(6, memory=history))
     close(
         history.total,
         F.cross_entropy(
@@ -276,7 +276,7 @@ def test_no_classifier_learns_from_its_own_fold() -> None:
     folds = fusion.prepare(TARGET)
     for row in range(6):
         fusion.zero_grad()
-        loss = fusion.loss(fusion(x), TARGET, moment(6, memory=folds))
+        loss = fusion.loss(fusion(x), TARGET, context(6, memory=folds))
         loss[row].backward()
         for m in WIDTHS:
             per_fold = fusion.heads[m].grad.abs().sum((1, 2))
@@ -287,7 +287,7 @@ def test_no_classifier_learns_from_its_own_fold() -> None:
 def test_the_stacker_learns_from_the_fold_that_never_saw_the_sample() -> None:
     fusion, x = made("late_stacking", folds=3), features(full(6))
     output, folds = fusion(x), fusion.prepare(TARGET)
-    loss = fusion.loss(output, TARGET, moment(6, phase=1, memory=folds))
+    loss = fusion.loss(output, TARGET, context(6, phase=1, memory=folds))
     loss.sum().backward()
     assert all(fusion.heads[m].grad is None for m in WIDTHS)
     shares = output.extra["fold_logits"].softmax(-1)
@@ -306,7 +306,7 @@ def test_random_labels_look_learnt_in_fold_and_are_chance_out_of_fold() -> None:
     optimizer = torch.optim.Adam(fusion.parameters(), lr=1e-2)
     for _ in range(150):
         optimizer.zero_grad()
-        fusion.loss(fusion(x), target, moment(60, memory=folds)).mean().backward()
+        fusion.loss(fusion(x), target, context(60, memory=folds)).mean().backward()
         optimizer.step()
     votes = fusion(x).extra["fold_logits"][:, 0].argmax(-1)  # (60, folds)
     fold = folds.fold
@@ -363,7 +363,7 @@ def test_the_stacker_does_not_trust_what_was_memorised_if_groups_are_known() -> 
             optimizer = torch.optim.Adam(learning, lr=(2e-2, 1e-1)[number])
             for _ in range((30, 40)[number]):
                 optimizer.zero_grad()
-                loss = fusion.loss(fusion(x), target, moment(200, phase=number, memory=folds))
+                loss = fusion.loss(fusion(x), target, context(200, phase=number, memory=folds))
                 loss.mean().backward()
                 optimizer.step()
             accuracy.append((fusion(new).logits.argmax(-1) == wanted).float().mean().item())

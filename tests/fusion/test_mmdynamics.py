@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import WIDTHS, close, made, moment
+from oracle import WIDTHS, close, context, made
 from torch import nn
 
 from fusionzoo.errors import FusionZooError
@@ -61,14 +61,14 @@ def test_an_absent_modality_has_the_mean_of_its_scaled_features() -> None:
 @pytest.mark.parametrize("confidence", ["linear", "sigmoid"])
 def test_the_loss_is_that_of_its_classifiers_confidences_and_open_gates(confidence: str) -> None:
     fusion, x = made("mmdynamics", confidence=confidence, gate=0.5), features(patterns(3))
-    output, criterion = fusion(x), moment(8).criterion
+    output, criterion = fusion(x), context(8).criterion
     wanted = criterion(output.logits, TARGET)
     for column, logits in enumerate(output.unimodal.values()):
         p = logits.softmax(-1)[torch.arange(8), TARGET]
         error = (output.extra["confidence"][:, column] - p).square()
         own = criterion(logits, TARGET) + error + 0.5 * output.extra["openness"][:, column]
         wanted = wanted + own * patterns(3)[:, column]
-    close(fusion.loss(output, TARGET, moment(8)), wanted, 1e-6)
+    close(fusion.loss(output, TARGET, context(8)), wanted, 1e-6)
 
 
 def test_open_gates_alone_are_always_pushed_to_close() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import WIDTHS, close, made, moment
+from oracle import WIDTHS, close, context, made
 from torch import Tensor, nn
 
 from fusionzoo.errors import FusionZooError
@@ -93,16 +93,16 @@ def test_modalities_meet_only_after_the_experts() -> None:
 
 def test_the_first_phase_trains_each_expert_alone_and_the_last_the_fusion() -> None:
     fusion, x = made("momke"), features(patterns(3))
-    output, criterion = fusion(x), moment(8).criterion
+    output, criterion = fusion(x), context(8).criterion
     losses = [criterion(z, TARGET) for z in output.extra["expert_logits"].unbind(1)]
     here = patterns(3).double()
     wanted = (torch.stack(losses, dim=1) * here).sum(1) / here.sum(1).clamp(min=1)
-    close(fusion.loss(output, TARGET, moment(8, phase=0))[:-1], wanted[:-1])
+    close(fusion.loss(output, TARGET, context(8, phase=0))[:-1], wanted[:-1])
     task = criterion(output.logits, TARGET)
-    close(fusion.loss(output, TARGET, moment(8, phase=1)), task)
+    close(fusion.loss(output, TARGET, context(8, phase=1)), task)
     whole = made("momke", expert_share=0.0)
     assert len(whole.phases) == 1 and "expert_logits" not in whole(x).extra
-    close(whole.loss(whole(x), TARGET, moment(8)), criterion(whole(x).logits, TARGET))
+    close(whole.loss(whole(x), TARGET, context(8)), criterion(whole(x).logits, TARGET))
 
 
 def test_shares_name_the_experts_that_present_modalities_used() -> None:

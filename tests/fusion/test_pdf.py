@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from oracle import WIDTHS, close, copy, made, moment
+from oracle import WIDTHS, close, context, copy, made
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -85,13 +85,13 @@ def test_the_fused_loss_teaches_the_confidence_nothing_and_its_own_the_encoder_n
 
 def test_the_loss_is_that_of_every_classifier_and_the_error_of_the_confidence() -> None:
     fusion, x = made("pdf"), features(patterns(3))
-    output, criterion = fusion(x), moment(8).criterion
+    output, criterion = fusion(x), context(8).criterion
     wanted = criterion(output.logits, TARGET)
     for column, logits in enumerate(output.unimodal.values()):
         p = logits.softmax(-1)[torch.arange(8), TARGET]
         error = (output.extra["confidence"][:, column] - p).abs()
         wanted += (criterion(logits, TARGET) + error) * patterns(3)[:, column]
-    close(fusion.loss(output, TARGET, moment(8)), wanted, 1e-6)
+    close(fusion.loss(output, TARGET, context(8)), wanted, 1e-6)
 
 
 def test_without_activations_a_confidence_head_is_one_linear_map() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import WIDTHS, aligned, close, copy, made, moment
+from oracle import WIDTHS, aligned, close, context, copy, made
 from torch import nn
 
 from fusionzoo.errors import FusionZooError
@@ -76,7 +76,7 @@ def test_the_loss_is_the_mean_over_the_steps_that_happened(training: bool) -> No
     fusion, x = made("multimodn", dropout=0.0, encode=0.7, change=0.3), features(patterns(3))
     output = fusion.train(training)(x)
     steps, states = output.extra["steps"], output.extra["states"]
-    found, criterion = fusion.loss(output, TARGET, moment(8)), moment(1).criterion
+    found, criterion = fusion.loss(output, TARGET, context(8)), context(1).criterion
     for row in range(8):
         here = [0, *(k + 1 for k in range(3) if output.extra["happened"][row, k])]
         losses = [criterion(steps[row, k][None], TARGET[row : row + 1])[0] for k in here]

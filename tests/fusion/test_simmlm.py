@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import WIDTHS, close, copy, made, moment
+from oracle import WIDTHS, close, context, copy, made
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import create_fusion
@@ -96,15 +96,15 @@ def test_what_is_drawn_for_a_row_does_not_depend_on_what_other_rows_lack() -> No
 
 def test_the_last_phase_compares_nested_subsets_and_the_first_trains_each_expert() -> None:
     fusion, x = made("simmlm", alpha=0.2).train(), features(patterns(3))
-    output, criterion = fusion(x), moment(8).criterion
+    output, criterion = fusion(x), context(8).criterion
     more, fewer = criterion(output.logits, TARGET), criterion(output.extra["fewer"], TARGET)
     wanted = (more + fewer) / 2 + 0.2 * (more - fewer).clamp(min=0)
-    found = fusion.loss(output, TARGET, moment(8, phase=1))
+    found = fusion.loss(output, TARGET, context(8, phase=1))
     close(found[:-1], wanted[:-1])
     alone = patterns(3).sum(1) == 1
     close(found[alone], more[alone])
     own = torch.stack([criterion(z, TARGET) for z in output.unimodal.values()], dim=1)
-    first = fusion.loss(output, TARGET, moment(8, phase=0))
+    first = fusion.loss(output, TARGET, context(8, phase=0))
     close(first[:-1], (own * patterns(3)).sum(1)[:-1])
     assert [phase.name for phase in fusion.phases] == ["experts", "all"]
     assert len(made("simmlm", expert_share=0.0).phases) == 1

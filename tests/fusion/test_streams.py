@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import WIDTHS, close, copy, made, moment
+from oracle import WIDTHS, close, context, copy, made
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -109,11 +109,11 @@ def test_without_a_channel_for_it_the_first_largest_subset_answers() -> None:
 
 def test_a_channel_learns_only_from_rows_that_have_all_of_it() -> None:
     mca, target = made("mca"), torch.tensor([1])
-    losses = moment(1).criterion
+    losses = context(1).criterion
 
     def loss(*names: str) -> tuple[Tensor, Tensor]:
         x = keep_only(features(full(1)), *names)
-        return mca.loss(mca(x), target, moment(1)), mca.head(mca.pooled_streams(x))[0]
+        return mca.loss(mca(x), target, context(1)), mca.head(mca.pooled_streams(x))[0]
 
     found, streams = loss("image", "audio")
     wanted = [losses(streams[n : n + 1], target) for n in (0, 2, 4)]  # two alone, and their pair
@@ -127,10 +127,10 @@ def test_a_channel_learns_only_from_rows_that_have_all_of_it() -> None:
 def test_zorros_own_loss_averages_over_present_modalities() -> None:
     fusion, target = made("zorro"), torch.tensor([2])
     output = fusion(keep_only(features(full(1)), "text", "audio"))
-    criterion = moment(1).criterion
+    criterion = context(1).criterion
     own = [criterion(output.unimodal[m], target) for m in ("text", "audio")]
     close(
-        fusion.loss(output, target, moment(1)),
+        fusion.loss(output, target, context(1)),
         criterion(output.logits, target) + torch.stack(own).mean(0),
     )
 
