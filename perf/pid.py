@@ -1,6 +1,6 @@
 """Measure `pid` in its three modes on gates whose parts are known: `python perf/pid.py`.
 
-4,000 noisy vectors of a gate's two bits in five folds, as tests/analysis plants them. Writes
+4,000 noisy vectors of a gate's two bits in five folds, planted by tests/helpers/gates.py. Writes
 results/pid.csv: parts in bits, the largest error of a part, seconds. About two minutes on one
 core.
 """
@@ -23,7 +23,7 @@ MODES = ("cvx", "batch", "sample")
 
 def measure(gate: str, mode: str, samples: int) -> dict[str, str]:
     """Return a row of the table."""
-    from gates import GATES, planted
+    from helpers.gates import GATES, planted
 
     setup = planted(gate, samples)
     start = time.process_time()
@@ -36,8 +36,8 @@ def measure(gate: str, mode: str, samples: int) -> dict[str, str]:
 
 
 def main() -> None:
-    sys.path.insert(0, str(ROOT / "tests" / "analysis"))
-    from gates import GATES
+    sys.path.insert(0, str(ROOT / "tests"))
+    from helpers.gates import GATES
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=4000)

@@ -88,7 +88,7 @@ TABLES = (
     script("hostile", ("perf/_hostile_cases.py", "perf/_hostile_families.py", *READING)),
     script("rows", ("fusionzoo/scripts/embed.py", "fusionzoo/training/loaders.py", *READING)),
     script("storage", ("datasets/shards", *READING)),
-    script("pid", ("fusionzoo/tools", "tests/analysis/gates.py")),
+    script("pid", ("fusionzoo/tools", "tests/helpers/gates.py")),
     script("search", ("fusionzoo/tools/search",)),
     script("retrieval", (*TRAINING, "fusionzoo/evaluation", "configs/stamps_contrastive.yaml")),
     script("cells", (*BENCHMARK, "configs/benchmarks/mfeat.yaml")),

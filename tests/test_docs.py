@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import tiny_models
 import yaml
 
 import fusionzoo
@@ -22,6 +21,7 @@ from fusionzoo.datasets import DATASETS
 from fusionzoo.fusion import fusion_info, list_fusions
 from fusionzoo.training.balance import BALANCE
 from fusionzoo.zoo.cards import BALANCE_FAMILIES, FAMILIES, BalanceCard, balance_cards, card
+from helpers import tiny_models
 
 DOCS = Path(__file__).parents[1] / "docs"
 GENERATED = [

@@ -17,6 +17,7 @@ import pytest
 import fusionzoo
 
 ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "fusionzoo"
 ROOMS = (  # from the ground up: a module imports from its own room or from below
     ("errors", "_unlinked"),
     ("files", "plugins", "registry", "resampling", "structures", "targets", "worker_memory"),
@@ -146,6 +147,20 @@ def test_functions_are_short(module: str) -> None:
             first = node.body[1 if has_docstring else 0]  # settings are a table, and no code
             lines = (node.end_lineno or 0) - first.lineno + 1
             assert lines <= MOST_FUNCTION_LINES, f"{node.name} has {lines} lines"
+
+
+def test_tests_mirror_the_folders_and_share_code_in_helpers() -> None:
+    """The tests of fusionzoo/training/ are in tests/training/, those of perf/ in tests/perf/."""
+    tests = ROOT / "tests"
+    for path in sorted(tests.rglob("*.py")):
+        place = path.relative_to(tests)
+        if place.parts[0] in ("helpers", "golden"):
+            continue
+        tested = place.parent
+        assert (PACKAGE / tested).is_dir() or (ROOT / tested).is_dir(), f"{place} mirrors no folder"
+        assert place.name.startswith("test_") or place.name == "conftest.py", (
+            f"{place} is no test: move it to tests/helpers"
+        )
 
 
 def test_importing_fusionzoo_imports_nothing_heavy() -> None:

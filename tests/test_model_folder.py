@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import needs_torchaudio
 
 import fusionzoo
 from fusionzoo.encoders._torchaudio import torchaudio_or_none
@@ -22,6 +21,7 @@ from fusionzoo.files import files_of_model, write_digests
 from fusionzoo.loading import _check_finite
 from fusionzoo.model import FusionModel, create_model
 from fusionzoo.targets import Level, Number, OneOf
+from helpers.tiny_models import needs_torchaudio
 
 NET = {"pretrained": False, "channels": [8, 8, 8, 8], "stem_width": 8}
 ENCODERS: dict[str, dict[str, dict[str, Any]]] = {

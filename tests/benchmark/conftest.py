@@ -8,7 +8,5 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def _own_cache(own_cache: Path) -> None:
     """Use an empty cache instead of the user's."""
-    monkeypatch.setenv("FUSIONZOO_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"

@@ -16,7 +16,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from setup_benchmark import SMALL, small
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 
@@ -30,6 +29,7 @@ from fusionzoo.config import BenchmarkConfig, from_tree
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import cache_root
 from fusionzoo.scripts.benchmark import main
+from helpers.setup_benchmark import SMALL, small
 
 ROOT = Path(fusionzoo.__file__).parents[1]
 TABLES = ("results.parquet", "summary.json", "table.md", "table.tex")

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import planted
 import pytest
 import torch
-from setup_benchmark import small
 
 from fusionzoo.benchmark import api, job, schedule, strategies
 from fusionzoo.benchmark.bench import Bench, Unit, damaged_rows, open_bench
@@ -22,6 +20,8 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.evaluation.robustness import CORRUPTIONS, LOST_PART, corrupt
 from fusionzoo.features import feature_cache
 from fusionzoo.structures import Features, seed_of
+from helpers import planted
+from helpers.setup_benchmark import small
 
 RATES = [0, 0.2, 0.4]
 

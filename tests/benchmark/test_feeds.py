@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from setup_benchmark import small
 
 from fusionzoo.benchmark import feeds, schedule, strategies
 from fusionzoo.benchmark.bench import Unit, open_bench
 from fusionzoo.features import StoredFeatures
+from helpers.setup_benchmark import small
 
 
 def ragged(rows: int, width: int) -> StoredFeatures:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from setup_benchmark import small
 from torch import Tensor
 
 from fusionzoo import create_fusion, fusion_info, list_fusions
@@ -22,6 +21,7 @@ from fusionzoo.benchmark.train import (
 )
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Features
+from helpers.setup_benchmark import small
 
 DIMS = {"image": 12, "text": 8, "audio": 6}
 DRAW = torch.Generator().manual_seed(0)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from setup_benchmark import small
 
 from fusionzoo.benchmark.api import run
 from fusionzoo.benchmark.report import needs
 from fusionzoo.benchmark.report.needs import affordable, clustering_seconds, read_stored
+from helpers.setup_benchmark import small
 
 
 def bench(tmp_path: Path, **changes: Any) -> Any:

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from planted import strategy, summary
-from setup_benchmark import small
 
 from fusionzoo.benchmark.api import run
 from fusionzoo.benchmark.bench import METRICS
@@ -24,6 +22,8 @@ from fusionzoo.benchmark.report.page import heat_map
 from fusionzoo.benchmark.report.results import StrategyResults, Summary, data_title
 from fusionzoo.benchmark.report.verdict import figures
 from fusionzoo.fusion import FUSIONS, list_fusions
+from helpers.planted import strategy, summary
+from helpers.setup_benchmark import small
 
 ARTEFACTS = Path(__file__).parents[2] / "build" / "artefacts"
 CHROMIUM = shutil.which("chromium")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from setup_benchmark import small
 
 from fusionzoo.benchmark import api, job, strategies
 from fusionzoo.benchmark.bench import Bench, Unit, open_bench
@@ -14,6 +13,7 @@ from fusionzoo.benchmark.feeds import ProbeFeed, removed_modalities
 from fusionzoo.benchmark.prepare import prepare
 from fusionzoo.benchmark.strategies import Strategy, parse, select_balance
 from fusionzoo.errors import FusionZooError
+from helpers.setup_benchmark import small
 
 
 def opened(tmp_path: Path, **changes: object) -> Bench:

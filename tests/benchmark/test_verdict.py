@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from planted import CLASSES, ITEMS, TARGET, strategy, summary
 
 from fusionzoo.benchmark.report.page import environment
 from fusionzoo.benchmark.report.results import Summary
 from fusionzoo.benchmark.report.summary import controls
 from fusionzoo.benchmark.report.verdict import tied_with_leader, verdict
+from helpers.planted import CLASSES, ITEMS, TARGET, strategy, summary
 
 IMAGE = ("alone:image", [0.30, 0.31, 0.30])
 

@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from stopped import without_checksums
 
 import fusionzoo as fz
 from fusionzoo.embeddings.files import read_embeddings
 from fusionzoo.errors import FusionZooError
+from helpers.stopped import without_checksums
 
 
 def npy(value: float, size: int = 64) -> bytes:

@@ -16,13 +16,13 @@ import pytest
 import soundfile
 import torch
 from PIL import Image
-from stopped import hashes, stop_at, without_checksums
 from torch.utils.data import DataLoader
 
 import fusionzoo as fz
 from fusionzoo.datasets import PairedBatchSampler, PairedDataset, make_sampler
 from fusionzoo.datasets.shards.blocks import StoredCells
 from fusionzoo.errors import FusionZooError
+from helpers.stopped import hashes, stop_at, without_checksums
 
 ROWS = 18
 FORMATS = pytest.mark.parametrize("format", ["parquet", "webdataset"])

@@ -18,7 +18,6 @@ import pytest
 import soundfile
 import torch
 from PIL import Image
-from stopped import hashes, stop_at
 from torch.utils.data import DataLoader
 
 import fusionzoo as fz
@@ -28,6 +27,7 @@ from fusionzoo.datasets.shards.blocks import Blocks, StoredCells
 from fusionzoo.datasets.shards.write import Settings, write_shards
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import replacing
+from helpers.stopped import hashes, stop_at
 
 ROWS = 60
 SMALL = {"shard_mb": 1, "block_mb": 0.002}  # several blocks

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models as tiny
 
 from fusionzoo.encoders import ENCODERS
 from fusionzoo.testing.encoders import CHECKS, maker
+from helpers import tiny_models as tiny
 
 # What an entry is built with: a small model of its family, without weights from a hub.
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {

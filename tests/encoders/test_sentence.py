@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models as tiny
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from fusionzoo.encoders import Encoder, create_encoder
 from fusionzoo.errors import FusionZooError
+from helpers import tiny_models as tiny
 
 TEXTS = ["a red cat", "a much longer line of text", ""]
 

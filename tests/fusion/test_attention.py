@@ -6,7 +6,6 @@ from typing import Literal
 
 import pytest
 import torch
-from oracle import TWO, WIDTHS, aligned, close, context, copy, made
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError
@@ -15,6 +14,7 @@ from fusionzoo.fusion.attention._blocks import Experts, Router, imbalance
 from fusionzoo.fusion.base import combination_of
 from fusionzoo.structures import Features
 from fusionzoo.testing.fusions import features, full, patterns, rows_of
+from helpers.oracle import TWO, WIDTHS, aligned, close, context, copy, made
 
 Given = dict[str, Features]
 

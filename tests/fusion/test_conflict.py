@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import WIDTHS, close, context, copy, made
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError
@@ -13,6 +12,7 @@ from fusionzoo.fusion.late._conflict import conflict_of, discount, uncertainty
 from fusionzoo.fusion.late.tmc import combine, evidential_loss
 from fusionzoo.structures import keep_only
 from fusionzoo.testing.fusions import features, full, patterns
+from helpers.oracle import WIDTHS, close, context, copy, made
 
 TARGET = torch.arange(8) % 4
 

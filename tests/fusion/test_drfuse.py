@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import WIDTHS, close, context, made
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -13,6 +12,7 @@ from fusionzoo.fusion import create_fusion
 from fusionzoo.fusion.base import Draws
 from fusionzoo.fusion.hybrid._disentangle import divergence, pooled_logit, random_part, ranking
 from fusionzoo.testing.fusions import features, full, patterns
+from helpers.oracle import WIDTHS, close, context, made
 
 TARGET = torch.arange(8) % 4
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from oracle import WIDTHS, close, context, made
 from torch import Tensor, nn
 
 from fusionzoo.errors import FusionZooError
@@ -15,6 +14,7 @@ from fusionzoo.fusion import create_fusion
 from fusionzoo.fusion.hybrid import dynmm
 from fusionzoo.structures import keep_only
 from fusionzoo.testing.fusions import features, full, patterns
+from helpers.oracle import WIDTHS, close, context, made
 
 TARGET = torch.arange(8) % 4
 TRIPLE = [["image", "text", "audio"]]

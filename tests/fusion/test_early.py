@@ -7,12 +7,12 @@ from functools import reduce
 
 import pytest
 import torch
-from oracle import TWO, WIDTHS, aligned, close, copy, given, made
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import create_fusion
 from fusionzoo.structures import Features
 from fusionzoo.testing.fusions import features, full, patterns
+from helpers.oracle import TWO, WIDTHS, aligned, close, copy, given, made
 
 
 def pooled(x: dict[str, Features]) -> list[torch.Tensor]:

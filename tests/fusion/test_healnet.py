@@ -6,13 +6,13 @@ import itertools
 
 import pytest
 import torch
-from oracle import WIDTHS, close, copy, made
 from torch import nn
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import create_fusion
 from fusionzoo.structures import Features, keep_only
 from fusionzoo.testing.fusions import features, full
+from helpers.oracle import WIDTHS, close, copy, made
 
 
 @pytest.mark.parametrize("self_attention", [False, True])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import WIDTHS, aligned, close, context, copy, made
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError
@@ -14,6 +13,7 @@ from fusionzoo.fusion.hybrid.mmin import random_subset, squared_error
 from fusionzoo.fusion.hybrid.mvae_poe import multiply
 from fusionzoo.structures import StepContext
 from fusionzoo.testing.fusions import features, full, patterns
+from helpers.oracle import WIDTHS, aligned, close, context, copy, made
 
 ALL = torch.ones(12, dtype=torch.bool)
 TARGET = torch.tensor([0, 1, 2, 3])

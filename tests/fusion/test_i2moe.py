@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from oracle import WIDTHS, close, context, copy, made
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError
@@ -15,6 +14,7 @@ from fusionzoo.fusion.base import Draws, RunningMeans
 from fusionzoo.fusion.hybrid._interaction import Moments, interaction_losses
 from fusionzoo.model import create_model
 from fusionzoo.testing.fusions import features, full, patterns
+from helpers.oracle import WIDTHS, close, context, copy, made
 
 KINDS = dict.fromkeys(("a", "b"), "vector")
 TARGET = torch.arange(8) % 4

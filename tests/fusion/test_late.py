@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from oracle import WIDTHS, close, context, copy, given, made
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -19,6 +18,7 @@ from fusionzoo.fusion.late.qmf import History, ranking_loss
 from fusionzoo.fusion.late.tmc import combine, divergence, evidential_loss
 from fusionzoo.structures import Features
 from fusionzoo.testing.fusions import features, full, patterns, rows_of
+from helpers.oracle import WIDTHS, close, context, copy, given, made
 
 TARGET = torch.tensor([0, 1, 2, 3, 0, 1])
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from oracle import WIDTHS, close, made
 from torch import Tensor, nn
 
 from fusionzoo.fusion import list_fusions
 from fusionzoo.fusion.base import RunningMeans
 from fusionzoo.structures import Features
 from fusionzoo.testing.fusions import features, full, patterns, poison
+from helpers.oracle import WIDTHS, close, made
 
 
 def follows_features(module: nn.Module) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import WIDTHS, close, context, made
 from torch import nn
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import Fusion, create_fusion
 from fusionzoo.structures import keep_only
 from fusionzoo.testing.fusions import Inputs, features, full, patterns
+from helpers.oracle import WIDTHS, close, context, made
 
 TARGET = torch.arange(8) % 4
 

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from oracle import WIDTHS, close, made
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -21,6 +20,7 @@ from fusionzoo.fusion.attention.mult import (
 )
 from fusionzoo.structures import Features
 from fusionzoo.testing.fusions import features, full, patterns
+from helpers.oracle import WIDTHS, close, made
 
 Given = dict[str, Features]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import WIDTHS, close, made
 from torch import nn
 
 from fusionzoo.errors import FusionZooError
@@ -12,6 +11,7 @@ from fusionzoo.fusion import create_fusion
 from fusionzoo.fusion.attention._blocks import Block, join
 from fusionzoo.structures import keep_only, masked_mean
 from fusionzoo.testing.fusions import features, full, patterns
+from helpers.oracle import WIDTHS, close, made
 
 
 @pytest.mark.parametrize("share", ["attention", "none"])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from oracle import WIDTHS, close, context, copy, made
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusionzoo.fusion.late.pdf import co_belief, relative_calibration
 from fusionzoo.structures import keep_only
 from fusionzoo.testing.fusions import features, full, patterns
+from helpers.oracle import WIDTHS, close, context, copy, made
 
 TARGET = torch.arange(8) % 4
 

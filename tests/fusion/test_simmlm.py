@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import WIDTHS, close, context, copy, made
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import create_fusion
@@ -12,6 +11,7 @@ from fusionzoo.fusion.base import Draws
 from fusionzoo.fusion.late.simmlm import more_beats_fewer, nested_subsets
 from fusionzoo.structures import keep_only
 from fusionzoo.testing.fusions import features, full, patterns
+from helpers.oracle import WIDTHS, close, context, copy, made
 
 TARGET = torch.arange(8) % 4
 

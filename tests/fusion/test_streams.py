@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import WIDTHS, close, context, copy, made
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -12,6 +11,7 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import Fusion, create_fusion
 from fusionzoo.structures import Features, keep_only
 from fusionzoo.testing.fusions import DIMS, features, full, patterns
+from helpers.oracle import WIDTHS, close, context, copy, made
 
 Inputs = dict[str, Features]
 SUBSETS = [(0, 1), (0, 2), (1, 2), (0, 1, 2)]

@@ -27,7 +27,7 @@ def near_vectors(vectors: NDArray[Any], least: float) -> tuple[Pairs, NDArray[np
     """Return the pairs of vectors whose cosine is at least `least`, and the cosines.
 
     A vector of zeros has no neighbours. Of pairs with a cosine of 0.97, more than 99 % are found
-    among 10,000 vectors (`tests/test_audit.py` measures it).
+    among 10,000 vectors (`tests/tools/test_audit.py` measures it).
     """
     units = vectors.astype(np.float32)
     norms = np.linalg.norm(units, axis=1)

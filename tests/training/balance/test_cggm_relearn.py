@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from strategies import (
+
+from fusionzoo.config import OptimConfig
+from fusionzoo.structures import Phase, StepContext
+from fusionzoo.targets import AnyOf, Level, Number, OneOf
+from fusionzoo.training.balance.cggm import misdirection, modulation, points_of
+from fusionzoo.training.balance.relearn import purity
+from fusionzoo.training.optim import rates, set_rates
+from fusionzoo.training.schedules import phased
+from helpers.strategies import (
     WIDTHS,
     close,
     make_batch,
@@ -19,14 +27,6 @@ from strategies import (
     only,
     see,
 )
-
-from fusionzoo.config import OptimConfig
-from fusionzoo.structures import Phase, StepContext
-from fusionzoo.targets import AnyOf, Level, Number, OneOf
-from fusionzoo.training.balance.cggm import misdirection, modulation, points_of
-from fusionzoo.training.balance.relearn import purity
-from fusionzoo.training.optim import rates, set_rates
-from fusionzoo.training.schedules import phased
 
 SGD = {"optim": {"name": "sgd", "lr": 0.1, "momentum": 0.9, "clip": None}}
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from strategies import DIMS, make_batch, make_model, make_objective, make_trainer, save_teachers
 
 from fusionzoo.config import RunConfig, from_tree
 from fusionzoo.datasets import create_dataset
@@ -16,6 +15,14 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import StepContext
 from fusionzoo.training.balance import BALANCE, StrategyInputs, build_balance
 from fusionzoo.training.build import build_objective
+from helpers.strategies import (
+    DIMS,
+    make_batch,
+    make_model,
+    make_objective,
+    make_trainer,
+    save_teachers,
+)
 
 RIVALS = sorted(name for name in BALANCE if BALANCE[name].cls.surgery)  # type: ignore[attr-defined]
 

@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from strategies import (
+
+from fusionzoo.distributed import World
+from fusionzoo.structures import Batch, StepContext
+from fusionzoo.training.balance import StrategyInputs
+from fusionzoo.training.balance.gblend import GBlend, blend
+from fusionzoo.training.balance.modality_dropout import ModalityDropout
+from helpers.strategies import (
     CLASSES,
     ROWS,
     SOME,
@@ -27,12 +33,6 @@ from strategies import (
     save_teachers,
     see,
 )
-
-from fusionzoo.distributed import World
-from fusionzoo.structures import Batch, StepContext
-from fusionzoo.training.balance import StrategyInputs
-from fusionzoo.training.balance.gblend import GBlend, blend
-from fusionzoo.training.balance.modality_dropout import ModalityDropout
 
 # ---- modality_dropout
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from strategies import close, make_batch, make_objective, mean, only, see
 
 import fusionzoo as fz
 from fusionzoo.config import RunConfig, from_settings
 from fusionzoo.training.balance.base import prefix_sizes, with_matryoshka
 from fusionzoo.training.balance.matryoshka import halves
+from helpers.strategies import close, make_batch, make_objective, mean, only, see
 
 
 def test_the_loss_is_that_of_a_linear_head_on_each_prefix() -> None:

@@ -6,15 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from strategies import (
-    ROWS,
-    TARGETS,
-    make_batch,
-    make_model,
-    make_objective,
-    make_trainer,
-    only,
-)
 
 from fusionzoo.config import RunConfig, from_tree
 from fusionzoo.datasets import create_dataset
@@ -24,6 +15,15 @@ from fusionzoo.structures import Batch, Features, StepContext
 from fusionzoo.training.balance import StrategyInputs, build_balance
 from fusionzoo.training.balance.mixup import MixUp, mix, partner_features
 from fusionzoo.training.build import build_objective
+from helpers.strategies import (
+    ROWS,
+    TARGETS,
+    make_batch,
+    make_model,
+    make_objective,
+    make_trainer,
+    only,
+)
 
 
 def features(tokens: list[list[float]]) -> Features:

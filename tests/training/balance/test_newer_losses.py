@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from strategies import (
+
+from fusionzoo.errors import FusionZooError
+from fusionzoo.structures import Batch, FusionOutput, StepContext, keep_only
+from fusionzoo.training.balance import BALANCE, LossTerm, MeanLoss, StrategyInputs
+from fusionzoo.training.balance._shared import SubsetDraws, hidden_except, nt_xent
+from fusionzoo.training.balance.curriculum_dropout import hidden_shares, solve_rates
+from fusionzoo.training.balance.more_fewer import average
+from fusionzoo.training.balance.opm import hiding_rates
+from fusionzoo.training.balance.subset_distill import divergence, margin_aware
+from helpers.strategies import (
     ALONE,
     CLASSES,
     ROWS,
@@ -23,15 +32,6 @@ from strategies import (
     only,
     see,
 )
-
-from fusionzoo.errors import FusionZooError
-from fusionzoo.structures import Batch, FusionOutput, StepContext, keep_only
-from fusionzoo.training.balance import BALANCE, LossTerm, MeanLoss, StrategyInputs
-from fusionzoo.training.balance._shared import SubsetDraws, hidden_except, nt_xent
-from fusionzoo.training.balance.curriculum_dropout import hidden_shares, solve_rates
-from fusionzoo.training.balance.more_fewer import average
-from fusionzoo.training.balance.opm import hiding_rates
-from fusionzoo.training.balance.subset_distill import divergence, margin_aware
 
 
 def build(name: str, size: int = ROWS, modalities: int = 3, **settings: Any) -> Any:

@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from strategies import (
+
+from fusionzoo.structures import Features, StepContext
+from fusionzoo.training.balance.mmpareto import weigh
+from fusionzoo.training.balance.ogm_ge import damping
+from fusionzoo.training.balance.pmr import PMR, distances, lag
+from fusionzoo.training.objective import Objective
+from helpers.strategies import (
     CLASSES,
     ROWS,
     TARGETS,
@@ -26,12 +32,6 @@ from strategies import (
     see,
     take,
 )
-
-from fusionzoo.structures import Features, StepContext
-from fusionzoo.training.balance.mmpareto import weigh
-from fusionzoo.training.balance.ogm_ge import damping
-from fusionzoo.training.balance.pmr import PMR, distances, lag
-from fusionzoo.training.objective import Objective
 
 Gradients = dict[str, torch.Tensor]
 

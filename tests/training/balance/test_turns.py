@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from strategies import (
+
+from fusionzoo.structures import StepContext
+from fusionzoo.training.balance import LossTerm
+from fusionzoo.training.balance.mla import shrink
+from fusionzoo.training.trainer import Trainer
+from helpers.strategies import (
     CLASSES,
     ROWS,
     TARGETS,
@@ -21,11 +26,6 @@ from strategies import (
     only,
     see,
 )
-
-from fusionzoo.structures import StepContext
-from fusionzoo.training.balance import LossTerm
-from fusionzoo.training.balance.mla import shrink
-from fusionzoo.training.trainer import Trainer
 
 
 def every(values: torch.Tensor) -> LossTerm:

@@ -10,15 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from strategies import (
-    make_batch,
-    make_loaders,
-    make_model,
-    make_objective,
-    make_trainer,
-    save_teachers,
-    take,
-)
 
 from fusionzoo.config import DistConfig, RunConfig, from_tree
 from fusionzoo.datasets import create_dataset
@@ -30,6 +21,15 @@ from fusionzoo.training.build import build_objective, choose_encoders
 from fusionzoo.training.loaders import build_loader
 from fusionzoo.training.optim import build_optimizer, param_groups
 from fusionzoo.training.trainer import Trainer
+from helpers.strategies import (
+    make_batch,
+    make_loaders,
+    make_model,
+    make_objective,
+    make_trainer,
+    save_teachers,
+    take,
+)
 
 # With two processes, rank 1 takes the odd rows: it then sees no audio at all.
 pytestmark = pytest.mark.slow
@@ -119,7 +119,7 @@ def work(rank: int, folder: Path) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of what two processes learnt."""
     folder = tmp_path_factory.mktemp("two")
-    path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
     ranks = [
         subprocess.Popen([sys.executable, "-P", __file__, str(rank), str(folder)], env=env)

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from strategies import (
+
+from fusionzoo.scripts.train import main as train
+from fusionzoo.structures import StepContext
+from fusionzoo.training.balance import BALANCE
+from fusionzoo.training.balance.base import BatchSum
+from fusionzoo.training.objective import Objective
+from fusionzoo.training.trainer import Trainer
+from helpers.strategies import (
     OFF,
     ROWS,
     make_batch,
@@ -23,13 +30,6 @@ from strategies import (
     see,
     take,
 )
-
-from fusionzoo.scripts.train import main as train
-from fusionzoo.structures import StepContext
-from fusionzoo.training.balance import BALANCE
-from fusionzoo.training.balance.base import BatchSum
-from fusionzoo.training.objective import Objective
-from fusionzoo.training.trainer import Trainer
 
 STEPS = 4
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-PERF = Path(__file__).parents[1] / "perf"
+PERF = Path(__file__).parents[2] / "perf"
 
 
 def test_a_second_start_writes_the_table_without_training_again(

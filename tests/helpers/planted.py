@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from setup_benchmark import small
 from torch.nn.functional import one_hot
 
 from fusionzoo.benchmark.bench import Bench, Fold
 from fusionzoo.benchmark.report.leaderboard import leaderboard
 from fusionzoo.benchmark.report.results import StrategyResults, Summary
 from fusionzoo.evaluation.metrics import right
+from helpers.setup_benchmark import small
 
 ITEMS, CLASSES = 200, 4
 TARGET = torch.arange(ITEMS) % CLASSES

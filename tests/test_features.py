@@ -35,6 +35,7 @@ from fusionzoo.features import (
 from fusionzoo.model import LENGTH, Standardise, encode_rows
 from fusionzoo.structures import Features
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 SCRATCH = {
     "image": ("timm/resnet10t", {"pretrained": False, "size": 32, "channels": [8, 8, 8, 8]}),
     "text": ("chars", {"dim": 16, "max_length": 16}),

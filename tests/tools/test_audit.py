@@ -35,7 +35,7 @@ from fusionzoo.tools.audit.scan import (
     shingles,
 )
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 WORDS = [
     f"{first}{second}" for first in ("ba", "ce", "do", "fu") for second in ("lim", "nor", "ty")
 ]

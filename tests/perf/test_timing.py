@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-PERF = Path(__file__).parents[1] / "perf"
+PERF = Path(__file__).parents[2] / "perf"
 
 
 @pytest.fixture

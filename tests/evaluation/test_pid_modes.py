@@ -10,7 +10,6 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 import torch
-from gates import GATES, planted, planted_letters, table_of
 
 import fusionzoo as fz
 from fusionzoo.cli import main
@@ -37,6 +36,7 @@ from fusionzoo.evaluation.pid_probes import (
     split_samples,
     surprises,
 )
+from helpers.gates import GATES, planted, planted_letters, table_of
 
 
 def exact_values(name: str) -> np.ndarray:

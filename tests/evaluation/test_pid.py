@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gates import GATES, planted, table_of
 
 import fusionzoo as fz
 from fusionzoo.cli import main
@@ -26,6 +25,7 @@ from fusionzoo.evaluation.pid import (
     least_informative,
     pid,
 )
+from helpers.gates import GATES, planted, table_of
 
 
 @pytest.mark.parametrize("name", GATES)
