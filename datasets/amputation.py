@@ -7,8 +7,7 @@ of the quantity they depend on, as in `mice::ampute` and pyampute (Schouten et a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +20,7 @@ from fusionzoo.structures import seed_of
 
 from .media import decode
 from .provenance import Amputation
-from .table import SampleTable, presence, word_list
+from .table import Samples, presence, word_list
 
 Mechanism = Literal["mcar", "mar", "mnar"]
 STRENGTH = 2.0  # log-odds by which the highest and the lowest rank differ from the middle one
@@ -31,105 +30,66 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 
-class Incomplete(SampleTable):
-    """A table whose values can be removed; `PairedDataset` is one."""
-
-    def drop(self, rate: float, seed: int = 0) -> Self:
-        """Remove a share `rate` of each modality at random (MCAR), always the same for one seed.
-
-        A sample that would lose everything keeps one value, chosen at random. Each value is drawn
-        independently, so the share is met on average; `amputate` meets it exactly.
-        """
-        if not 0 <= rate < 1:
-            raise FusionZooError(f"missing={rate}; it must be at least 0 and below 1")
-        table = drop_values(self.table, self.modalities, rate, seed)
-        return self._removed(table, Amputation("mcar", rate, seed, tuple(self.modalities)))
-
-    def amputate(
-        self,
-        mechanism: Mechanism = "mcar",
-        *,
-        rate: float,
-        seed: int = 0,
-        modalities: str | Sequence[str] | None = None,
-        depends_on: str | None = None,
-    ) -> Self:
-        """Remove a share `rate` of the values of each of `modalities`; no sample loses all of them.
-
-        The probability that a value is removed is, by mechanism:
-
-        - `mcar`: the same for all;
-        - `mar`: rising with `depends_on`: the `label` (number of its class, or first target) or the
-          quantity of a modality that stays complete; by default the label, if there is one;
-        - `mnar`: rising with the value's own quantity.
-
-        The quantity of a text is its length, of a picture its brightness, of a sound its RMS level,
-        of an array the mean of its absolute entries. The share is met to a single value in the
-        samples of this view; `provenance.amputations` and the data summary record what was removed.
-        """
-        chosen = [] if modalities is None else word_list(modalities)
-        depends_on = self._check_amputation(mechanism, rate, chosen, depends_on)
-        names = chosen or [name for name in self.modalities if name != depends_on]
-        if not names:
+def amputated(
+    dataset: Samples,
+    mechanism: Mechanism,
+    rate: float,
+    seed: int,
+    modalities: str | Sequence[str] | None,
+    depends_on: str | None,
+) -> tuple[pa.Table, Amputation]:
+    """Return the table without the removed values, and the record; see `PairedDataset.amputate`."""
+    chosen = [] if modalities is None else word_list(modalities)
+    depends_on = _check_amputation(dataset, mechanism, rate, chosen, depends_on)
+    names = chosen or [name for name in dataset.modalities if name != depends_on]
+    if not names:
+        raise FusionZooError(f"{dataset.source} has nothing but {depends_on}, which stays complete")
+    keep = dataset.present.numpy().copy()
+    observed = _quantity(dataset, depends_on) if mechanism == "mar" else None
+    for name in names:
+        column = list(dataset.modalities).index(name)
+        scores = _quantity(dataset, name) if mechanism == "mnar" else observed
+        generator = np.random.default_rng(seed_of(seed, mechanism, name))
+        may_go = keep[:, column] & (keep.sum(1) > 1)
+        count = round(rate * int(keep[:, column].sum()))
+        if count > may_go.sum():
             raise FusionZooError(
-                f"{self.source} has nothing but {depends_on}, which stays complete"
+                f"rate={rate} cannot be met: every sample keeps a value, so only"
+                f" {int(may_go.sum()):,} of the {count:,} values of {name} may be removed"
             )
-        keep = self.present.numpy().copy()
-        observed = _quantity(self, depends_on) if mechanism == "mar" else None
-        for name in names:
-            column = list(self.modalities).index(name)
-            scores = _quantity(self, name) if mechanism == "mnar" else observed
-            generator = np.random.default_rng(seed_of(seed, mechanism, name))
-            may_go = keep[:, column] & (keep.sum(1) > 1)
-            count = round(rate * int(keep[:, column].sum()))
-            if count > may_go.sum():
-                raise FusionZooError(
-                    f"rate={rate} cannot be met: every sample keeps a value, so only"
-                    f" {int(may_go.sum()):,} of the {count:,} values of {name} may be removed"
-                )
-            keep[_draw_rows(may_go, scores, count, generator), column] = False
-        record = Amputation(mechanism, rate, seed, tuple(names), depends_on)
-        return self._removed(_without(self, keep), record)
+        keep[_draw_rows(may_go, scores, count, generator), column] = False
+    record = Amputation(mechanism, rate, seed, tuple(names), depends_on)
+    return _without(dataset, keep), record
 
-    def _check_amputation(
-        self, mechanism: str, rate: float, names: Sequence[str], depends_on: str | None
-    ) -> str:
-        """Return what the probabilities depend on; raise an error for what does not exist."""
-        if mechanism not in get_args(Mechanism):
-            known = ", ".join(get_args(Mechanism))
-            raise FusionZooError(f"mechanism={mechanism!r} is none of {known}")
-        if not 0 <= rate < 1:
-            raise FusionZooError(f"rate={rate}; it must be at least 0 and below 1")
-        for name in names:
-            self.check_modality(name)
-        if mechanism != "mar":
-            if depends_on is not None:
-                raise FusionZooError(f"depends_on={depends_on!r} is for mechanism='mar' only")
-            return ""
-        has_labels = bool(self.classes) or self.label_values.shape[1] > 0
-        if depends_on is None:
-            depends_on = LABEL if has_labels else next(iter(self.modalities))
-        choices = [*([LABEL] if has_labels else []), *self.modalities]
-        if depends_on not in choices:
-            raise FusionZooError(
-                f"depends_on={depends_on!r}; with mechanism='mar' it is one of:"
-                f" {', '.join(choices)}"
-            )
-        if depends_on in names:
-            raise FusionZooError(
-                f"depends_on={depends_on!r} is to be removed itself: that is mechanism='mnar'"
-            )
-        return depends_on
 
-    def _removed(self, table: pa.Table, record: Amputation) -> Self:
-        view = self._with(table, self.modalities)
-        amputations = (*self.provenance.amputations, record)
-        view.provenance = replace(self.provenance, amputations=amputations)
-        return view
-
-    def _with(self, table: pa.Table, modalities: Mapping[str, str]) -> Self:
-        """Return a view of another table's modalities, without samples that have none of them."""
-        raise NotImplementedError
+def _check_amputation(
+    dataset: Samples, mechanism: str, rate: float, names: Sequence[str], depends_on: str | None
+) -> str:
+    """Return what the probabilities depend on; raise an error for what does not exist."""
+    if mechanism not in get_args(Mechanism):
+        known = ", ".join(get_args(Mechanism))
+        raise FusionZooError(f"mechanism={mechanism!r} is none of {known}")
+    if not 0 <= rate < 1:
+        raise FusionZooError(f"rate={rate}; it must be at least 0 and below 1")
+    for name in names:
+        dataset.check_modality(name)
+    if mechanism != "mar":
+        if depends_on is not None:
+            raise FusionZooError(f"depends_on={depends_on!r} is for mechanism='mar' only")
+        return ""
+    has_labels = bool(dataset.classes) or dataset.label_values.shape[1] > 0
+    if depends_on is None:
+        depends_on = LABEL if has_labels else next(iter(dataset.modalities))
+    choices = [*([LABEL] if has_labels else []), *dataset.modalities]
+    if depends_on not in choices:
+        raise FusionZooError(
+            f"depends_on={depends_on!r}; with mechanism='mar' it is one of: {', '.join(choices)}"
+        )
+    if depends_on in names:
+        raise FusionZooError(
+            f"depends_on={depends_on!r} is to be removed itself: that is mechanism='mnar'"
+        )
+    return depends_on
 
 
 def _draw_rows(
@@ -174,7 +134,7 @@ def _ranks(scores: Floats) -> Floats:
     return ranks
 
 
-def _quantity(dataset: SampleTable, name: str) -> Floats:
+def _quantity(dataset: Samples, name: str) -> Floats:
     """Return the number on which probabilities depend, NaN where it is unknown."""
     if name == LABEL and name not in dataset.modalities:
         labels = dataset.targets.double().numpy()
@@ -204,7 +164,7 @@ def _measure(kind: str, value: Any) -> float:
     return float(torch.as_tensor(value).double().abs().mean())
 
 
-def _without(dataset: SampleTable, keep: Flags) -> pa.Table:
+def _without(dataset: Samples, keep: Flags) -> pa.Table:
     """Return the table with null for what is not kept of the samples."""
     remains = presence(dataset.table, dataset.modalities).numpy()
     remains[dataset.rows.numpy()] &= keep

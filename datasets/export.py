@@ -25,10 +25,10 @@ from .paths import holds_paths
 from .provenance import with_kinds
 from .shards.blocks import StoredCells
 from .sound import Stretch, is_video
-from .table import SampleTable
+from .table import Samples
 
 
-def in_files(dataset: SampleTable, name: str) -> bool:
+def in_files(dataset: Samples, name: str) -> bool:
     """Whether every value of a modality is a file."""
     values = dataset.memory.get(name)
     if isinstance(values, SourceValues):
@@ -51,7 +51,7 @@ def files_of(value: Any) -> list[Any]:
     return [] if value is None else [value.source if isinstance(value, Stretch) else value]
 
 
-def has_several(dataset: SampleTable, name: str, *, decoded: bool) -> bool:
+def has_several(dataset: Samples, name: str, *, decoded: bool) -> bool:
     """Whether a sample has several items; if `decoded`, the pictures of a video count as such."""
     values = dataset.memory.get(name)
     if isinstance(values, SourceValues):
@@ -68,9 +68,7 @@ def has_several(dataset: SampleTable, name: str, *, decoded: bool) -> bool:
     )
 
 
-def segment_columns(
-    dataset: SampleTable, types: Mapping[str, pa.DataType]
-) -> dict[str, pa.DataType]:
+def segment_columns(dataset: Samples, types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
     """Return the columns of segments, for files of which only a part is used."""
     columns: dict[str, pa.DataType] = {}
     for name, kind in types.items():
@@ -89,7 +87,7 @@ BATCH = 500  # samples written together
 MEDIA = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
-def write_manifest(dataset: SampleTable, path: Path, embed: bool) -> dict[str, Any]:
+def write_manifest(dataset: Samples, path: Path, embed: bool) -> dict[str, Any]:
     """Write the samples to a table; return the settings that open it, see `to_manifest`."""
     path = path.expanduser()
     suffix = path.suffix.lower()
@@ -132,7 +130,7 @@ def _modality_settings(modalities: Mapping[str, str]) -> dict[str, Any]:
     return settings
 
 
-def _target_settings(dataset: SampleTable) -> dict[str, Any]:
+def _target_settings(dataset: Samples) -> dict[str, Any]:
     if dataset.scheme is None:
         return {}
     return {"targets": {target.name: target.kind for target in dataset.scheme}}
@@ -141,9 +139,7 @@ def _target_settings(dataset: SampleTable) -> dict[str, Any]:
 class _Values:
     """The rows of a manifest, in batches; `outside`: whether a file is not below its folder."""
 
-    def __init__(
-        self, dataset: SampleTable, types: Mapping[str, pa.DataType], folder: Path
-    ) -> None:
+    def __init__(self, dataset: Samples, types: Mapping[str, pa.DataType], folder: Path) -> None:
         self.dataset, self.types, self.folder = dataset, types, folder
         self.outside = False
 
@@ -219,7 +215,7 @@ def media_bytes(kind: str, value: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _column_type(dataset: SampleTable, name: str, embed: bool, suffix: str) -> pa.DataType:
+def _column_type(dataset: Samples, name: str, embed: bool, suffix: str) -> pa.DataType:
     """Return how the values of a modality are stored."""
     kind = dataset.modalities[name]
     if kind not in KINDS:
@@ -241,7 +237,7 @@ def _column_type(dataset: SampleTable, name: str, embed: bool, suffix: str) -> p
     return pa.list_(pa.float32()) if kind == "vector" else pa.list_(pa.list_(pa.float32()))
 
 
-def table_columns(dataset: SampleTable) -> list[str]:
+def table_columns(dataset: Samples) -> list[str]:
     """Return the columns besides the modalities; those without any value are left out."""
     names = [name for name in dataset.table.column_names if name not in dataset.modalities]
     return [

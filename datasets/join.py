@@ -15,7 +15,7 @@ from fusionzoo.errors import FusionZooError, did_you_mean
 from .paths import is_collecting
 from .provenance import Provenance
 from .splits import class_columns, make_splits
-from .table import ROLES, SampleTable
+from .table import ROLES, Samples
 
 How = Literal["inner", "left", "outer"]  # keys that all sources have, those of the first, or all
 RowsByKey = Mapping[str, Mapping[str, list[int | None]]]  # source -> key -> positions in it
@@ -39,9 +39,7 @@ class JoinedRows(NamedTuple):
         )
 
 
-def match_rows(
-    sources: Mapping[str, SampleTable], columns: Mapping[str, str], how: How
-) -> JoinedRows:
+def match_rows(sources: Mapping[str, Samples], columns: Mapping[str, str], how: How) -> JoinedRows:
     """Match rows by the key in `columns`; at most one source may have several rows of one key.
 
     Ids are those of the source with several rows per key, else of the first source. A sample that
@@ -72,7 +70,7 @@ def match_rows(
     return JoinedRows(sample_ids, sample_keys, rows, repeated, overlap)
 
 
-def _rows_by_key(name: str, source: SampleTable, column: str) -> dict[str, list[int | None]]:
+def _rows_by_key(name: str, source: Samples, column: str) -> dict[str, list[int | None]]:
     by_key: dict[str, list[int | None]] = {}
     for row, key in enumerate(source.column(column)):
         if key is None:
@@ -134,7 +132,7 @@ def _overlap(by_key: RowsByKey, repeated: str, how: How) -> str:
     return f"{', '.join(parts)} (--data.how {how})"
 
 
-def key_columns(sources: Mapping[str, SampleTable], on: str | Mapping[str, str]) -> dict[str, str]:
+def key_columns(sources: Mapping[str, Samples], on: str | Mapping[str, str]) -> dict[str, str]:
     """Return the column of each source on which it is joined."""
     if not isinstance(on, str):
         for name in on:
@@ -153,7 +151,7 @@ def key_columns(sources: Mapping[str, SampleTable], on: str | Mapping[str, str])
     return columns
 
 
-def modality_names(sources: Mapping[str, SampleTable]) -> dict[str, dict[str, str]]:
+def modality_names(sources: Mapping[str, Samples]) -> dict[str, dict[str, str]]:
     """Return the modalities of each source, by their names in the joined data set.
 
     A source gives the modality it is named after, or its only one under its own name, else all. If
@@ -178,7 +176,7 @@ def modality_names(sources: Mapping[str, SampleTable]) -> dict[str, dict[str, st
     }
 
 
-Sources = Mapping[str, SampleTable]
+Sources = Mapping[str, Samples]
 
 
 class SplitRule(NamedTuple):
@@ -208,7 +206,7 @@ def join_splits(
     return _collect_splits(sources, joined, made)
 
 
-def is_made(source: SampleTable) -> bool:
+def is_made(source: Samples) -> bool:
     """Whether a source's splits were made by a hash."""
     return source.provenance.split_shares is not None
 
@@ -317,7 +315,7 @@ def join_tables(
     )
 
 
-def _positions(source: SampleTable, modality: str, rows: Sequence[int | None]) -> list[int | None]:
+def _positions(source: Samples, modality: str, rows: Sequence[int | None]) -> list[int | None]:
     """Return `rows`, None where the source's row lacks the modality."""
     present = source.present[:, list(source.modalities).index(modality)].tolist()
     return [row if row is not None and present[row] else None for row in rows]
@@ -413,7 +411,7 @@ def _agreed(column: str, sources: Sources, joined: JoinedRows) -> list[str | Non
     return agreed
 
 
-def _label_names(source: SampleTable) -> list[str]:
+def _label_names(source: Samples) -> list[str]:
     """Return the columns that a source reads as labels, besides `target`."""
     return [target.name for target in source.scheme or () if target.name != "target"]
 
@@ -469,7 +467,7 @@ def _provenance(
 class SourceValues:
     """The undecoded values of a source's modality, by position in the source."""
 
-    def __init__(self, source: SampleTable, modality: str) -> None:
+    def __init__(self, source: Samples, modality: str) -> None:
         self.source, self.modality = source, modality
 
     def __getitem__(self, index: int) -> Any:
@@ -488,10 +486,6 @@ def join_arguments(
     drop_empty: bool = False,
 ) -> dict[str, Any]:
     """Return the arguments of the `PairedDataset` that joins other ones."""
-    if not isinstance(sources, Mapping) or not all(
-        isinstance(source, SampleTable) for source in sources.values()
-    ):
-        raise FusionZooError('join takes data sets by name: {"photos": photos, "clips": clips}')
     policies = {name: source.on_error for name, source in sources.items()}
     if len(set(policies.values())) > 1:
         raise FusionZooError(f"sources to join need the same on_error, found {policies}")

@@ -20,54 +20,30 @@ from torch.utils.data import Dataset
 
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 from fusionzoo.structures import Sample
+from fusionzoo.targets import Target
 
-from .amputation import Incomplete
-from .arrays import ArrayItem
-from .arrow import cell_lengths, rows_equal_to
+from .amputation import Mechanism, amputated, drop_values
+from .arrays import ArrayItem, check_rows, refer
+from .arrow import cell_lengths, count_values, positions_in, repeated_value, rows_equal_to
 from .export import write_manifest
 from .join import How, join_arguments
 from .media import decode
-from .provenance import Provenance
+from .paths import check_paths, holds_paths, is_collecting, labels_of_join, repair_rows
+from .provenance import Amputation, Provenance
 from .shards.order import Blocking, find_blocking, sort_by_window, stored_lengths
-from .sound import Stretch, cost
+from .sound import Stretch, cost, cut
 from .splits import SPLITS
-from .table import SampleTable, presence, word_list
+from .table import (
+    NOT_FILES,
+    Samples,
+    SingleCells,
+    check_modalities,
+    find_classes,
+    presence,
+    read_labels,
+    word_list,
+)
 from .tabular import learn_columns
-
-
-class Exchange(SampleTable):
-    """A `SampleTable` that joins with others and is written as a manifest."""
-
-    @classmethod
-    def join(
-        cls,
-        sources: Mapping[str, Self],
-        how: How = "inner",
-        on: str | Mapping[str, str] = "id",
-    ) -> Self:
-        """Pair separate sources by id: `join({"image": photos, "audio": clips}, how="outer")`.
-
-        A source gives the modality it is named after, or its only one under its own name, else all.
-        `inner` keeps the ids that all have, `left` those of the first source, `outer` all, with
-        modalities missing. Splits and targets must agree; splits of a column come before those made
-        by a hash.
-
-        `on` is another column to join on, or one for each source, and then one source may have
-        several samples for each sample of the others: `join({"photo": a, "review": b},
-        on="product")`. Ids are that source's; samples of one product are a group.
-        """
-        return cls(**join_arguments(sources, how, on))
-
-    def to_manifest(self, path: str | os.PathLike[str], *, embed: bool = False) -> dict[str, Any]:
-        """Write the samples as a manifest; return the settings that open it.
-
-        Its suffix is .parquet, .jsonl, .csv or .tsv. Files are referenced relative to the manifest,
-        or in Parquet with `embed` copied into it. Values in memory need Parquet, except for text.
-        `create_dataset(**ds.to_manifest("a.csv"))` opens the same samples; of Parquet files the
-        path is enough.
-        """
-        return write_manifest(self, Path(path), embed)
-
 
 OnError = Literal["raise", "missing", "skip"]
 MAX_ERRORS = 0.05  # share of a modality's values that may fail
@@ -157,45 +133,20 @@ def check_policy(on_error: str, max_errors: float) -> None:
         raise FusionZooError(f"max_errors={max_errors}; it is a share, from 0 to 1")
 
 
-class Measured(SampleTable):
-    """A `SampleTable` whose samples are ordered by length."""
-
-    def lengths(self) -> Tensor:
-        """Return a rough cost per sample, from the sizes of its text, audio and sequences."""
-        total = torch.zeros(len(self.table), dtype=torch.float64)
-        for name, kind in self.modalities.items():
-            counts = getattr(self.memory.get(name), "counts", None)  # of items in shards
-            has_lists = counts is not None or pa.types.is_list(self.table[name].type)
-            if kind in ("text", "audio", "sequence") or (kind == "image" and has_lists):
-                sizes = self._lengths(name, kind)
-                total += sizes / sizes.mean().clamp(min=1e-9)
-        return total[self.rows]
-
-    def by_length(self) -> list[int]:
-        """Return the samples' positions, the longest first; in shards, the longest of a window."""
-        order, blocking = self.lengths().argsort(descending=True, stable=True), self.blocking()
-        if blocking is not None:
-            order = sort_by_window(order, blocking.windows(torch.arange(len(self)), None))
-        return order.tolist()
-
-    def blocking(self) -> Blocking | None:
-        """Return the blocks of shards that the samples are in; None: they are in none."""
-        return find_blocking(self)
-
-    def _lengths(self, name: str, kind: str) -> Tensor:
-        """Return the size of each value of a modality, float64 (rows of the table,)."""
-        is_plain = name not in self.memory and not (name in self.paths and kind == "text")
-        is_list = kind == "sequence" and not pa.types.is_string(self.table[name].type)
-        is_list |= kind == "image"  # here only if a sample may have several
-        sizes = cell_lengths(self.table[name]) if is_plain and (kind == "text" or is_list) else None
-        if sizes is not None:
-            return sizes
-        known = stored_lengths(self, name)
-        if known is not None:
-            return known
-        rows = range(len(self.table))
-        costs = [cost(self.reference(name, row)) for row in rows]
-        return torch.tensor(costs, dtype=torch.float64)
+def _sizes(dataset: Samples, name: str, kind: str) -> Tensor:
+    """Return the size of each value of a modality, float64 (rows of the table,)."""
+    is_plain = name not in dataset.memory and not (name in dataset.paths and kind == "text")
+    is_list = kind == "sequence" and not pa.types.is_string(dataset.table[name].type)
+    is_list |= kind == "image"  # here only if a sample may have several
+    sizes = cell_lengths(dataset.table[name]) if is_plain and (kind == "text" or is_list) else None
+    if sizes is not None:
+        return sizes
+    known = stored_lengths(dataset, name)
+    if known is not None:
+        return known
+    rows = range(len(dataset.table))
+    costs = [cost(dataset.reference(name, row)) for row in rows]
+    return torch.tensor(costs, dtype=torch.float64)
 
 
 ENCODERS: dict[str, dict[str, Any]] = {  # by kind of modality
@@ -209,7 +160,7 @@ ENCODERS: dict[str, dict[str, Any]] = {  # by kind of modality
 
 
 def fill_encoders(
-    data: SampleTable, encoders: Mapping[str, Mapping[str, Any]], width: Callable[[str], int]
+    data: Samples, encoders: Mapping[str, Mapping[str, Any]], width: Callable[[str], int]
 ) -> dict[str, dict[str, Any]]:
     """Return the encoder settings of each modality, with those that follow from the data.
 
@@ -231,44 +182,44 @@ MAX_CLASSES = 8  # shown with their counts
 MAX_TEXT = 60  # characters of a value
 
 
-class Displayed(SampleTable):
-    """A `SampleTable` with `repr`, and with tables of HTML for notebooks."""
-
-    def __repr__(self) -> str:
-        present = self.present.sum(0).tolist()
-        names = [_modality(name, kind) for name, kind in self.modalities.items()]
-        have = ", ".join(f"{name} {count:,}" for name, count in zip(names, present, strict=True))
-        splits = ", ".join(f"{name} {count:,}" for name, count in _splits(self).items())
-        lines = [
-            f"{type(self).__name__} {self.source}: {len(self):,} samples ({splits})",
-            f"  have    {have}",
-            f"  {_targets(self)}",
-        ]
-        if len(self):
-            values = ", ".join(f"{name} {value}" for name, value in _sample(self, 0).items())
-            lines.append(f"  first   {values}")
-        return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        present = self.present.sum(0).tolist()
-        shares = [f"{count:,} ({count / max(len(self), 1):.0%})" for count in present]
-        modalities = [
-            (name, kind, share)
-            for (name, kind), share in zip(self.modalities.items(), shares, strict=True)
-        ]
-        splits = [(name, f"{count:,}") for name, count in _splits(self).items()]
-        parts = [
-            f"<p><b>{_escape(self.source)}</b>: {len(self):,} samples</p>",
-            _table(("split", "samples"), splits),
-            _table(("modality", "kind", "present"), modalities),
-            f"<p>{_escape(_targets(self))}</p>",
-        ]
-        if len(self):
-            parts.append(_table(("first sample", ""), list(_sample(self, 0).items())))
-        return "\n".join(parts)
+def _as_text(dataset: Samples) -> str:
+    """Return what `repr` shows of a data set."""
+    present = dataset.present.sum(0).tolist()
+    names = [_modality(name, kind) for name, kind in dataset.modalities.items()]
+    have = ", ".join(f"{name} {count:,}" for name, count in zip(names, present, strict=True))
+    splits = ", ".join(f"{name} {count:,}" for name, count in _splits(dataset).items())
+    lines = [
+        f"{type(dataset).__name__} {dataset.source}: {len(dataset):,} samples ({splits})",
+        f"  have    {have}",
+        f"  {_targets(dataset)}",
+    ]
+    if len(dataset):
+        values = ", ".join(f"{name} {value}" for name, value in _sample(dataset, 0).items())
+        lines.append(f"  first   {values}")
+    return "\n".join(lines)
 
 
-def _splits(dataset: SampleTable) -> dict[str, int]:
+def _as_html(dataset: Samples) -> str:
+    """Return tables of HTML for notebooks."""
+    present = dataset.present.sum(0).tolist()
+    shares = [f"{count:,} ({count / max(len(dataset), 1):.0%})" for count in present]
+    modalities = [
+        (name, kind, share)
+        for (name, kind), share in zip(dataset.modalities.items(), shares, strict=True)
+    ]
+    splits = [(name, f"{count:,}") for name, count in _splits(dataset).items()]
+    parts = [
+        f"<p><b>{_escape(dataset.source)}</b>: {len(dataset):,} samples</p>",
+        _table(("split", "samples"), splits),
+        _table(("modality", "kind", "present"), modalities),
+        f"<p>{_escape(_targets(dataset))}</p>",
+    ]
+    if len(dataset):
+        parts.append(_table(("first sample", ""), list(_sample(dataset, 0).items())))
+    return "\n".join(parts)
+
+
+def _splits(dataset: Samples) -> dict[str, int]:
     counts = dataset.splits
     return {name: counts[name] for name in [*(x for x in SPLITS if x in counts), *counts]}
 
@@ -277,7 +228,7 @@ def _modality(name: str, kind: str) -> str:
     return name if name == kind else f"{name} ({kind})"
 
 
-def _targets(dataset: SampleTable) -> str:
+def _targets(dataset: Samples) -> str:
     """Return the classes with their counts, or the other targets."""
     if dataset.scheme is not None:
         names = [f"{target.name} ({target.kind})" for target in dataset.scheme]
@@ -289,7 +240,7 @@ def _targets(dataset: SampleTable) -> str:
     return f"classes {len(dataset.classes)}: {', '.join(shown)}{rest}" if shown else "classes none"
 
 
-def _sample(dataset: SampleTable, position: int) -> dict[str, str]:
+def _sample(dataset: Samples, position: int) -> dict[str, str]:
     """Describe a sample's id, target and undecoded values."""
     row = int(dataset.rows[position])
     cells = {"id": repr(dataset.table["id"][row].as_py())}
@@ -342,7 +293,7 @@ def _escape(text: str) -> str:
     return html.escape(text)
 
 
-class PairedDataset(Displayed, Exchange, Incomplete, Measured, Dataset[Sample | None]):
+class PairedDataset(Dataset[Sample | None]):
     """Samples with an id, a split, a target and, per modality, a value or nothing.
 
     `table` has text columns `id`, `split`, `target` and a column per modality, which `modalities`
@@ -362,6 +313,8 @@ class PairedDataset(Displayed, Exchange, Incomplete, Measured, Dataset[Sample | 
     an error ends the run, see `Failures.too_many`.
     """
 
+    sample_rate: int | None = None  # Hz, of audio in arrays
+    frames: int | None = None  # pictures taken of a video; None: `stretch.FRAMES`
     reuse_memory = True  # whether batches of loader processes go through `worker_memory`
 
     def __init__(
@@ -381,22 +334,36 @@ class PairedDataset(Displayed, Exchange, Incomplete, Measured, Dataset[Sample | 
         provenance: Provenance | None = None,
     ) -> None:
         check_policy(on_error, max_errors)
-        super().__init__(
-            table,
-            modalities,
-            memory=memory,
-            root=root,
-            source=source,
-            targets=targets,
-            paths=paths,
-            allow_outside=allow_outside,
-            files_must_exist=on_error == "raise",
-            provenance=provenance,
-        )
+        check_modalities(modalities, paths, source)
+        self.table, self.modalities = table.combine_chunks(), dict(modalities)
+        self._cells = SingleCells(self.table)
+        self.memory, self.root, self.source = dict(memory or {}), root, source
+        self.paths = frozenset(name for name, kind in modalities.items() if kind not in NOT_FILES)
+        self.paths |= frozenset(paths)
+        self.allow_outside = allow_outside or root is None
+        self.provenance = provenance or Provenance()
+        self.rows = torch.arange(len(table))
+        self.readers: dict[str, Callable[[int], Any]] = {}
         self.on_error: OnError = on_error
         self.max_errors = max_errors
         self._encoders = {name: dict(settings) for name, settings in (encoders or {}).items()}
         self.failed = Failures(len(table), len(modalities))
+        if is_collecting():
+            self._repair()
+            targets = {}  # the audit reads the column `target` itself
+        else:
+            self._check_rows()
+            self._check_files()
+        self.scheme: tuple[Target, ...] | None = None  # of label columns; None: column `target`
+        self.label_values = torch.zeros(len(table), 0)  # of label columns, float32 (N, W)
+        if targets is None:
+            self.classes = find_classes(self.table, self.where)
+            self.class_indices = {label: index for index, label in enumerate(self.classes)}
+        else:
+            self._read_labels(targets)
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
     def __getitem__(self, key: int | tuple[int, int]) -> Sample | None:
         index, seed = key if isinstance(key, tuple) else (key, 0)
@@ -425,6 +392,117 @@ class PairedDataset(Displayed, Exchange, Incomplete, Measured, Dataset[Sample | 
         """Return (id, modality) of every value that could not be used so far."""
         names = list(self.modalities)
         return [(self._cell("id", row), names[column]) for row, column in self.failed.cells()]
+
+    # ---- columns
+
+    @property
+    def ids(self) -> list[str]:
+        """The samples' ids."""
+        return self.column("id")
+
+    @property
+    def split_names(self) -> list[str]:
+        """The samples' splits."""
+        return self.column("split")
+
+    @property
+    def splits(self) -> dict[str, int]:
+        """The number of samples in each split."""
+        return count_values(self.chosen("split"))
+
+    @property
+    def labels(self) -> list[str | None]:
+        """The samples' targets as text."""
+        return self.column("target")
+
+    @property
+    def groups(self) -> list[str]:
+        """The samples' groups, which folds keep together: column `group`, else the id."""
+        return self.column("group" if "group" in self.table.column_names else "id")
+
+    @property
+    def targets(self) -> Tensor:
+        """Indices into `classes`, int64 (N,); with a `scheme` the label values, float32 (N, W)."""
+        if self.scheme is not None:
+            return self.label_values[self.rows]
+        if not self.classes:
+            raise FusionZooError(f"{self.source} has no target column")
+        return positions_in(self.chosen("target"), self.classes)
+
+    @property
+    def present(self) -> Tensor:
+        """Which modalities each sample has, according to the table, bool (N, M)."""
+        return presence(self.table, self.modalities)[self.rows]
+
+    def where(self, row: int) -> str:
+        """Return the place of a row of the table for messages: `file.csv, row 7`."""
+        numbers = self.provenance.row_numbers
+        return f"{self.source}, row {numbers.number(row)}" if numbers else self.source
+
+    def sample_place(self, row: int) -> str:
+        """Return `where` with the id of the row's sample."""
+        return f"{self.where(row)}, sample {self._cell('id', row)!r}"
+
+    def check_modality(self, name: str) -> None:
+        """Raise an error that lists the modalities, if there is none of this name."""
+        if name not in self.modalities:
+            raise FusionZooError(
+                f"{self.source} has no modality {name!r}.{did_you_mean(name, self.modalities)}"
+                f" It has: {', '.join(self.modalities)}"
+            )
+
+    def references(self, modality: str) -> list[Any]:
+        """Return each sample's undecoded value: a path, text, a value from memory, or None."""
+        return [self.reference(modality, row) for row in self.rows.tolist()]
+
+    def reference(self, name: str, row: int) -> Any:
+        """Return the undecoded value in a row of the table, see `references`."""
+        cell, kind = self._cell(name, row), self.modalities[name]
+        if cell is None:
+            return None
+        if name in self.memory:
+            value = self.memory[name][cell]
+        elif name not in self.paths:
+            return cell
+        elif kind == "text":
+            return (self.root or Path()) / cell if isinstance(cell, str) else cell
+        else:
+            value = refer(cell, kind, self.root, self.sample_rate)
+        if kind not in ("image", "audio"):
+            return value
+        return cut(kind, value, *self._cells.segment(name, row), self.frames)
+
+    def column(self, name: str) -> list[Any]:
+        """Return the samples' cells of a column of the table."""
+        return self.chosen(name).to_pylist()
+
+    def chosen(self, name: str) -> Any:
+        """Return the samples' cells of a column of the table, as an Arrow array."""
+        return self.table[name].take(pa.array(self.rows.numpy()))
+
+    # ---- order
+
+    def lengths(self) -> Tensor:
+        """Return a rough cost per sample, from the sizes of its text, audio and sequences."""
+        total = torch.zeros(len(self.table), dtype=torch.float64)
+        for name, kind in self.modalities.items():
+            counts = getattr(self.memory.get(name), "counts", None)  # of items in shards
+            has_lists = counts is not None or pa.types.is_list(self.table[name].type)
+            if kind in ("text", "audio", "sequence") or (kind == "image" and has_lists):
+                sizes = _sizes(self, name, kind)
+                total += sizes / sizes.mean().clamp(min=1e-9)
+        return total[self.rows]
+
+    def by_length(self) -> list[int]:
+        """Return the samples' positions, the longest first; in shards, the longest of a window."""
+        order, blocking = self.lengths().argsort(descending=True, stable=True), self.blocking()
+        if blocking is not None:
+            order = sort_by_window(order, blocking.windows(torch.arange(len(self)), None))
+        return order.tolist()
+
+    def blocking(self) -> Blocking | None:
+        """Return the blocks of shards that the samples are in; None: they are in none."""
+        return find_blocking(self)
 
     # ---- views
 
@@ -479,7 +557,100 @@ class PairedDataset(Displayed, Exchange, Incomplete, Measured, Dataset[Sample | 
         view._read_labels(targets)
         return view
 
-    def _with(self, table: pa.Table, modalities: Mapping[str, str]) -> PairedDataset:
+    def read_by(self, readers: Mapping[str, Callable[[int], Any]]) -> Self:
+        """Return the same samples; values of some modalities are not decoded, but read by row of
+        the table."""
+        view = copy.copy(self)
+        view.readers = dict(readers)
+        return view
+
+    def drop(self, rate: float, seed: int = 0) -> Self:
+        """Remove a share `rate` of each modality at random (MCAR), always the same for one seed.
+
+        A sample that would lose everything keeps one value, chosen at random. Each value is drawn
+        independently, so the share is met on average; `amputate` meets it exactly.
+        """
+        if not 0 <= rate < 1:
+            raise FusionZooError(f"missing={rate}; it must be at least 0 and below 1")
+        table = drop_values(self.table, self.modalities, rate, seed)
+        return self._removed(table, Amputation("mcar", rate, seed, tuple(self.modalities)))
+
+    def amputate(
+        self,
+        mechanism: Mechanism = "mcar",
+        *,
+        rate: float,
+        seed: int = 0,
+        modalities: str | Sequence[str] | None = None,
+        depends_on: str | None = None,
+    ) -> Self:
+        """Remove a share `rate` of the values of each of `modalities`; no sample loses all of them.
+
+        The probability that a value is removed is, by mechanism:
+
+        - `mcar`: the same for all;
+        - `mar`: rising with `depends_on`: the `label` (number of its class, or first target) or the
+          quantity of a modality that stays complete; by default the label, if there is one;
+        - `mnar`: rising with the value's own quantity.
+
+        The quantity of a text is its length, of a picture its brightness, of a sound its RMS level,
+        of an array the mean of its absolute entries. The share is met to a single value in the
+        samples of this view; `provenance.amputations` and the data summary record what was removed.
+        """
+        table, record = amputated(self, mechanism, rate, seed, modalities, depends_on)
+        return self._removed(table, record)
+
+    # ---- exchange
+
+    @classmethod
+    def join(
+        cls,
+        sources: Mapping[str, Self],
+        how: How = "inner",
+        on: str | Mapping[str, str] = "id",
+    ) -> Self:
+        """Pair separate sources by id: `join({"image": photos, "audio": clips}, how="outer")`.
+
+        A source gives the modality it is named after, or its only one under its own name, else all.
+        `inner` keeps the ids that all have, `left` those of the first source, `outer` all, with
+        modalities missing. Splits and targets must agree; splits of a column come before those made
+        by a hash.
+
+        `on` is another column to join on, or one for each source, and then one source may have
+        several samples for each sample of the others: `join({"photo": a, "review": b},
+        on="product")`. Ids are that source's; samples of one product are a group.
+        """
+        if not isinstance(sources, Mapping) or not all(
+            isinstance(source, PairedDataset) for source in sources.values()
+        ):
+            raise FusionZooError('join takes data sets by name: {"photos": photos, "clips": clips}')
+        return cls(**join_arguments(sources, how, on))
+
+    def to_manifest(self, path: str | os.PathLike[str], *, embed: bool = False) -> dict[str, Any]:
+        """Write the samples as a manifest; return the settings that open it.
+
+        Its suffix is .parquet, .jsonl, .csv or .tsv. Files are referenced relative to the manifest,
+        or in Parquet with `embed` copied into it. Values in memory need Parquet, except for text.
+        `create_dataset(**ds.to_manifest("a.csv"))` opens the same samples; of Parquet files the
+        path is enough.
+        """
+        return write_manifest(self, Path(path), embed)
+
+    def __repr__(self) -> str:
+        return _as_text(self)
+
+    def _repr_html_(self) -> str:
+        return _as_html(self)
+
+    # ---- making views
+
+    def _removed(self, table: pa.Table, record: Amputation) -> Self:
+        view = self._with(table, self.modalities)
+        amputations = (*self.provenance.amputations, record)
+        view.provenance = replace(self.provenance, amputations=amputations)
+        return view
+
+    def _with(self, table: pa.Table, modalities: Mapping[str, str]) -> Self:
         """Return a view of another table's modalities, without samples that have none of them."""
         has_any = presence(table, modalities).any(1)
         rows = self.rows[has_any[self.rows]]
@@ -495,6 +666,10 @@ class PairedDataset(Displayed, Exchange, Incomplete, Measured, Dataset[Sample | 
         return view
 
     # ---- decoding
+
+    def _cell(self, column: str, row: int) -> Any:
+        self._cells = self._cells.of(self.table)
+        return self._cells(column, row)
 
     def _decode(self, name: str, row: int) -> Any:
         reference = self.reference(name, row)
@@ -530,3 +705,66 @@ class PairedDataset(Displayed, Exchange, Incomplete, Measured, Dataset[Sample | 
                 if self.on_error == "raise":
                     raise
         raise FusionZooError(f"{self.source}: no {name} can be read, so its width is unknown")
+
+    # ---- checks
+
+    def _path_columns(self) -> list[str]:
+        """Return the modalities whose cells are paths."""
+        outside = [name for name in self.modalities if name in self.paths - self.memory.keys()]
+        return [
+            name for name in outside if holds_paths(self.modalities[name], self.table[name].type)
+        ]
+
+    def _repair(self) -> None:
+        self.table = repair_rows(
+            self.table,
+            self.modalities,
+            self._path_columns(),
+            self.root or Path(),
+            self.allow_outside,
+            self.provenance.row_numbers,
+        )
+
+    def _check_files(self) -> None:
+        """Raise an error for a path that leaves the folder, or a file that cannot be used."""
+        files, must_exist = self._path_columns(), self.on_error == "raise"
+        arrays = {name: self.modalities[name] for name in files if self.modalities[name] != "text"}
+        check_paths(
+            self.table,
+            files,
+            self.root or Path(),
+            arrays=list(arrays),
+            allow_outside=self.allow_outside,
+            must_exist=must_exist,
+            where=self.where,
+        )
+        if must_exist:
+            check_rows(self.table, arrays, self.root or Path(), self.sample_place)
+
+    def _read_labels(self, targets: Mapping[str, str]) -> None:
+        labels = read_labels(
+            self.table, targets, self.source, list(self.modalities), where=self.where
+        )
+        self.classes, (self.scheme, self.label_values) = [], labels
+
+    def _target(self, row: int) -> int | tuple[float, ...] | None:
+        if self.scheme is not None:
+            return tuple(self.label_values[row].tolist())
+        return self.class_indices[self._cell("target", row)] if self.classes else None
+
+    def _check_rows(self) -> None:
+        if not len(self.table):
+            raise FusionZooError(f"{self.source} has no rows")
+        ids = self.table["id"]
+        if ids.null_count:
+            row = ids.is_null().to_pylist().index(True)
+            raise FusionZooError(f"{self.where(row)}: the id is empty")
+        repeated = repeated_value(ids)
+        if repeated is not None:
+            key, count = repeated
+            numbers, rows = self.provenance.row_numbers, rows_equal_to(ids, key).tolist()
+            where = numbers.list_rows(rows) if numbers else ""
+            raise FusionZooError(f"{self.source}: id {key!r} occurs {count} times{where}")
+        empty = (~self.present.any(1)).nonzero()[:, 0].tolist()
+        if empty and labels_of_join() is None:
+            raise FusionZooError(f"{self.sample_place(empty[0])}: every modality is empty")

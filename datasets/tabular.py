@@ -14,7 +14,7 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.files import category_of, is_number, read_cell, read_cells
 from fusionzoo.targets import decimal_hint
 
-from .table import SampleTable
+from .table import Samples
 
 MAX_CATEGORIES = 1000  # of a column; the rarest ones count as unknown
 MAX_SHOWN = 20  # columns in the data summary
@@ -63,7 +63,7 @@ def _is(column: Any, tests: Collection[Any]) -> bool:
     return any(test(column.type) for test in tests)
 
 
-def learn_columns(data: SampleTable, modality: str) -> list[dict[str, Any]]:
+def learn_columns(data: Samples, modality: str) -> list[dict[str, Any]]:
     """Return the setting `columns` of a modality's encoder, from the table's training split.
 
     A column is numeric if all of its cells are numbers, and else categorical. One of which most
@@ -84,7 +84,7 @@ def learn_columns(data: SampleTable, modality: str) -> list[dict[str, Any]]:
     return learned
 
 
-def _columns(data: SampleTable, modality: str, rows: list[int]) -> dict[str, Any]:
+def _columns(data: Samples, modality: str, rows: list[int]) -> dict[str, Any]:
     """Return the cells of each column of a modality in some rows."""
     if modality in data.memory:
         return _columns_in_memory(data, modality, rows)
@@ -92,7 +92,7 @@ def _columns(data: SampleTable, modality: str, rows: list[int]) -> dict[str, Any
     return dict(zip([field.name for field in cells.type], cells.flatten(), strict=True))
 
 
-def _columns_in_memory(data: SampleTable, modality: str, rows: list[int]) -> dict[str, Any]:
+def _columns_in_memory(data: Samples, modality: str, rows: list[int]) -> dict[str, Any]:
     values = [data.reference(modality, row) for row in rows]
     samples = [{} if value is None else read_cells(value) or {} for value in values]
     columns = {}
@@ -151,7 +151,7 @@ def _moments(numbers: Any, counts: Any) -> dict[str, float]:
     return {"mean": mean, "std": std or 1.0}  # a constant is standardised to 0
 
 
-def describe_columns(data: SampleTable, modality: str) -> tuple[str, list[str]]:
+def describe_columns(data: Samples, modality: str) -> tuple[str, list[str]]:
     """Return what the columns of a modality hold, and hints, for the data summary."""
     try:
         columns = learn_columns(data, modality)

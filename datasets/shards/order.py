@@ -13,7 +13,7 @@ from torch import Tensor
 from fusionzoo.errors import FusionZooError
 
 from ..join import SourceValues
-from ..table import SampleTable
+from ..table import Samples
 from .blocks import Blocks, StoredCells
 from .storage import BYTES, ITEMS, OFFSETS, SAMPLES, struct_entries
 
@@ -63,7 +63,7 @@ def window_sizes(order: Tensor, windows: Tensor) -> list[int]:
     return counts
 
 
-def find_blocking(dataset: SampleTable) -> Blocking | None:
+def find_blocking(dataset: Samples) -> Blocking | None:
     """Return the blocks that a data set's samples are in; None: it has no values in shards.
 
     The first modality in shards decides, then others in the same ones; a sample that has none of
@@ -84,7 +84,7 @@ def find_blocking(dataset: SampleTable) -> Blocking | None:
     return Blocking(torch.from_numpy(numbers.astype(np.int64)), blocks.window)
 
 
-def stored_lengths(dataset: SampleTable, name: str) -> Tensor | None:
+def stored_lengths(dataset: Samples, name: str) -> Tensor | None:
     """Return the bytes of a modality's values by row of the table, float64; None: not in shards.
 
     Of lists of pictures, the number of items.
@@ -99,7 +99,7 @@ def stored_lengths(dataset: SampleTable, name: str) -> Tensor | None:
     return torch.from_numpy(np.where(cells < 0, 0.0, sizes[cells]).astype(np.float64))
 
 
-def _stored_rows(dataset: SampleTable, name: str) -> tuple[Blocks, np.ndarray] | None:
+def _stored_rows(dataset: Samples, name: str) -> tuple[Blocks, np.ndarray] | None:
     """Return the row in shards of each sample's value, -1 without one, and the shards' blocks."""
     values = dataset.memory.get(name)
     if not isinstance(values, StoredCells | SourceValues):

@@ -26,7 +26,7 @@ from fusionzoo.files import replacing, write_json, write_text
 
 from ..export import has_several, table_columns
 from ..sources.hugging_face import LIBRARY, undecoded_stream
-from ..table import SampleTable
+from ..table import Samples
 from .storage import (
     BYTES,
     DIGESTS,
@@ -73,7 +73,7 @@ class Part:
     positions: np.ndarray  # of its samples in the data set
 
 
-def light_table(dataset: SampleTable) -> pa.Table:
+def light_table(dataset: Samples) -> pa.Table:
     """Return the columns that are no pictures, clips or arrays, texts read from their files."""
     columns: dict[str, Any] = {name: dataset.chosen(name) for name in table_columns(dataset)}
     for name, kind in dataset.modalities.items():
@@ -90,7 +90,7 @@ def light_table(dataset: SampleTable) -> pa.Table:
     return pa.table(columns)
 
 
-def make_plan(dataset: SampleTable, settings: Settings) -> list[Part]:
+def make_plan(dataset: Samples, settings: Settings) -> list[Part]:
     """Divide each split into shards of about the size that is asked for."""
     sizes = _sizes(dataset)
     names = np.array(dataset.split_names, dtype=object)
@@ -127,13 +127,13 @@ def fingerprint(table: pa.Table, kinds: Mapping[str, str], settings: Settings) -
     return digest.hexdigest()
 
 
-def modalities_with_lists(dataset: SampleTable) -> list[str]:
+def modalities_with_lists(dataset: Samples) -> list[str]:
     """Return the modalities of which a sample may have several pictures or clips."""
     media = [name for name, kind in dataset.modalities.items() if kind in ("image", "audio")]
     return [name for name in media if has_several(dataset, name, decoded=False)]
 
 
-def _texts(dataset: SampleTable, name: str) -> list[str | None]:
+def _texts(dataset: Samples, name: str) -> list[str | None]:
     """Read the texts of a modality."""
     from ..media import decode
 
@@ -149,7 +149,7 @@ def _texts(dataset: SampleTable, name: str) -> list[str | None]:
     return texts
 
 
-def _sizes(dataset: SampleTable) -> np.ndarray:
+def _sizes(dataset: Samples) -> np.ndarray:
     """Return an estimate of the bytes of each sample, float64 (N,)."""
     total = np.full(len(dataset), 200.0)
     for name, kind in dataset.modalities.items():
@@ -174,7 +174,7 @@ def _file_bytes(value: Any) -> int:
     return value.stat().st_size if isinstance(value, Path) and value.is_file() else 0
 
 
-def _typical_size(dataset: SampleTable, name: str, kind: str, cells: list[Any]) -> float:
+def _typical_size(dataset: Samples, name: str, kind: str, cells: list[Any]) -> float:
     """Return the mean bytes of a few values."""
     rows = [row for row, cell in zip(dataset.rows.tolist(), cells, strict=True) if cell is not None]
     sizes = []
@@ -295,7 +295,7 @@ CHUNK = 64  # samples whose values are read at once, by several threads
 
 
 def write_shards(
-    dataset: SampleTable, out: Path, settings: Settings, *, progress: bool = False
+    dataset: Samples, out: Path, settings: Settings, *, progress: bool = False
 ) -> Written:
     """Write a data set as shards into the folder `out`, or go on with a conversion there."""
     if settings.format not in FORMATS:
@@ -319,7 +319,7 @@ def write_shards(
 class _Conversion:
     """A conversion that is under way."""
 
-    def __init__(self, data: SampleTable, out: Path, settings: Settings, light: pa.Table) -> None:
+    def __init__(self, data: Samples, out: Path, settings: Settings, light: pa.Table) -> None:
         self.dataset, self.out, self.settings, self.light = data, out, settings, light
         self.stored = [name for name, kind in data.modalities.items() if kind in STORED]
         self.lists = modalities_with_lists(data)

@@ -23,7 +23,7 @@ from ..paths import PathChecker, is_collecting, refuse
 from ..provenance import Provenance
 from ..shards.blocks import StoredCells
 from ..sound import VIDEOS, spread
-from ..table import SampleTable
+from ..table import Samples
 from .columns import Columns, Roles
 
 BINARY_TYPES = (
@@ -128,7 +128,7 @@ def row_numbers(has_value: np.ndarray) -> pa.Array:
     return pa.array(np.arange(len(has_value)), mask=~has_value)
 
 
-def check_cell_paths(dataset: SampleTable, must_exist: bool) -> None:
+def check_cell_paths(dataset: Samples, must_exist: bool) -> None:
     """Raise an error for the path of a struct that leaves the folder or, if it must, is no file.
 
     Text is in its cell: a struct there would name a file that no setting says is to be read.
