@@ -33,7 +33,7 @@ from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.files import cache_root, cannot_write, is_running
 from fusionzoo.plugins import code_digest
 from fusionzoo.structures import Audio, Batch, Features
-from fusionzoo.worker_memory import ReusedMemory
+from fusionzoo.worker_memory import make_loader
 
 FORMAT = 4  # of an entry; also raised when an encoder or processor computes something else
 LIBRARIES = ("torch", "torchvision", "torchaudio", "timm", "transformers")
@@ -137,13 +137,8 @@ def _longest_first(
 ) -> DataLoader[Batch]:
     """Load all samples, the longest first; those of a further view get a seed for augmentation."""
     rows = [(row, 1 + row + view * len(samples) if view else 0) for row in samples.by_length()]
-    return DataLoader(
-        samples,  # type: ignore[arg-type]
-        batch_sampler=[rows[at : at + batch_size] for at in range(0, len(rows), batch_size)],
-        collate_fn=ReusedMemory(collate),
-        num_workers=num_workers,
-        generator=torch.Generator(),
-    )
+    batches = [rows[at : at + batch_size] for at in range(0, len(rows), batch_size)]
+    return make_loader(samples, batches, collate, num_workers=num_workers)
 
 
 def _warn_of_failures(samples: PairedDataset, name: str) -> None:

@@ -11,7 +11,6 @@ import pyarrow as pa
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from fusionzoo.config import EvaluateConfig, PredictConfig, merge, read_yaml
@@ -35,7 +34,7 @@ from fusionzoo.training.loaders import num_workers
 from fusionzoo.training.multitask import Tasks
 from fusionzoo.training.speed import as_float32, choose_for_inference
 from fusionzoo.training.tasks import OBJECTIVES, standard_objective
-from fusionzoo.worker_memory import ReusedMemory
+from fusionzoo.worker_memory import make_loader
 
 
 def data_settings_of(given: Tree, model: str, trained_on: TrainedOn | None) -> Tree:
@@ -107,10 +106,10 @@ def encode_batches(
         print(note)
     sampler = make_sampler(dataset, shuffle=False, pad=False)
     lengths = dataset.lengths() if by_length else None
-    loader: Any = DataLoader(
+    loader = make_loader(
         dataset,
-        batch_sampler=PairedBatchSampler(sampler, speed.batch_size, lengths=lengths),
-        collate_fn=ReusedMemory(model.collate()),
+        PairedBatchSampler(sampler, speed.batch_size, lengths=lengths),
+        model.collate(),
         num_workers=num_workers(speed.num_workers, World()),
     )
     progress = tqdm(total=len(dataset), desc=label, unit="sample", dynamic_ncols=True)

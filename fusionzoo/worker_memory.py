@@ -1,4 +1,4 @@
-"""Send batches from loader workers through shared memory that is used again.
+"""Load batches; workers send them through shared memory that is used again.
 
 PyTorch puts every tensor that a worker sends into new shared memory, whose pages the system clears
 and maps one by one: on a virtual machine 4 us for 4 KB, a fifth of what decoding a picture and a
@@ -11,7 +11,7 @@ import math
 import os
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary, finalize
@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary, finalize
 import numpy as np
 import torch
 from torch import Tensor, UntypedStorage
-from torch.utils.data import get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 
 from .files import is_running
 from .structures import Batch, Sample
@@ -33,6 +33,33 @@ SHARED_FOLDER = "/dev/shm"
 Collate = Callable[[Sequence[Sample | None]], Batch]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Key = tuple[int, str, int]  # of a block: process, a name of it that is unique, number
+
+
+def make_loader(
+    dataset: Any,
+    batches: Iterable[Sequence[Any]],
+    collate: Any,
+    *,
+    num_workers: int = 0,
+    device: torch.device | None = None,
+    persistent: bool = False,
+    generator: torch.Generator | None = None,
+) -> DataLoader[Batch]:
+    """Make the loader of a data set: `batches` are lists of keys, `collate` makes a batch of each.
+
+    `device` is where the batches go to: memory is pinned for CUDA. `persistent` workers stay for
+    the next epoch. `generator` draws the workers' seed; by default it is the loader's own, so that
+    creating an iterator leaves the global one alone.
+    """
+    return DataLoader(
+        dataset,
+        batch_sampler=batches,
+        collate_fn=ReusedMemory.of(collate),
+        num_workers=num_workers,
+        persistent_workers=persistent and num_workers > 0,
+        pin_memory=device is not None and device.type == "cuda",
+        generator=generator or torch.Generator(),
+    )
 
 
 class ReusedMemory:

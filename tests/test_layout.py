@@ -163,6 +163,13 @@ def test_tests_mirror_the_folders_and_share_code_in_helpers() -> None:
         )
 
 
+def test_loaders_are_made_in_one_place() -> None:
+    """Two more: `model.py` shows the call in a message; the contract of data sets sends samples."""
+    calls = {module for module, text in sources().items() if "DataLoader(" in text}
+    makes = {"worker_memory", "model", "testing.data"}
+    assert calls == {f"fusionzoo.{module}" for module in makes}
+
+
 def test_importing_fusionzoo_imports_nothing_heavy() -> None:
     code = (
         "import sys, fusionzoo; print([m for m in ('torch', 'timm', 'numpy') if m in sys.modules])"

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from fusionzoo.config import BenchmarkConfig
 from fusionzoo.datasets import Collate, PairedDataset
@@ -21,7 +20,7 @@ from fusionzoo.features import StoredFeatures, load_features
 from fusionzoo.model import RAW_KINDS, FusionModel, Standardise
 from fusionzoo.structures import Batch, Features, Sample, seed_of
 from fusionzoo.training.loaders import num_workers
-from fusionzoo.worker_memory import ReusedMemory
+from fusionzoo.worker_memory import make_loader
 
 from .bench import Bench, Fold, Unit
 from .strategies import modalities_of, parse, reads_tokens
@@ -208,11 +207,9 @@ class BatchFeed:
         ]
         collate, device = self.model.collate(train=train), device_of(self.cfg)
         if workers := loader_workers(self.cfg):
-            loader: Any = DataLoader(
-                self.dataset,
-                batch_sampler=keys,
-                collate_fn=ReusedMemory(collate),
-                num_workers=workers,
+            generator = torch.default_generator  # as in the results that are recorded
+            loader = make_loader(
+                self.dataset, keys, collate, num_workers=workers, generator=generator
             )
             yield from (batch.to(device) for batch in loader)
         else:

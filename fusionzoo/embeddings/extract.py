@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from fusionzoo.config import EmbedConfig, TrainConfig
 from fusionzoo.datasets import PairedDataset
@@ -27,7 +26,7 @@ from fusionzoo.structures import Batch, quiet
 from fusionzoo.training.balance.base import prefix_sizes
 from fusionzoo.training.freezing import save_memory_and_compile
 from fusionzoo.training.objective import dummy_batch
-from fusionzoo.worker_memory import ReusedMemory
+from fusionzoo.worker_memory import make_loader
 
 from .parts import Parts, WritingThread
 
@@ -473,13 +472,12 @@ def extract(
 def _batches(job: Extraction, numbers: Sequence[int]) -> Iterator[tuple[PlannedBatch, Batch]]:
     """Yield each planned batch with what was loaded for it."""
     keys = ([(row, 0) for row in planned.rows.tolist()] for planned in job.plan.batches(numbers))
-    loader: Any = DataLoader(
+    loader = make_loader(
         job.dataset,
-        batch_sampler=keys,
-        collate_fn=ReusedMemory(job.model.collate()),
+        keys,
+        job.model.collate(),
         num_workers=job.num_workers,
-        pin_memory=job.model.device.type == "cuda",
-        generator=torch.Generator(),  # so that creating an iterator leaves the global one alone
+        device=job.model.device,
     )
     yield from zip(job.plan.batches(numbers), loader, strict=True)
 

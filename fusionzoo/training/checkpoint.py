@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from fusionzoo.datasets import Collate, PairedDataset
@@ -29,7 +28,7 @@ from fusionzoo.fusion import fusion_info
 from fusionzoo.identity import changes, data_identity
 from fusionzoo.model import RAW_KINDS, FusionModel, Moments, Standardise, encode_rows
 from fusionzoo.structures import quiet, seed_of
-from fusionzoo.worker_memory import ReusedMemory
+from fusionzoo.worker_memory import make_loader
 
 from .loaders import num_workers
 from .multitask import Tasks
@@ -92,12 +91,11 @@ def _measure(
 ) -> Standardise:
     """Measure one modality's features on the training samples that have it."""
     cfg, world, name = trainer.cfg, trainer.world, encoder.modality
-    loader = DataLoader(
+    loader = make_loader(
         samples,
-        batch_sampler=_share(trainer, samples, by_length=stored is None),
-        collate_fn=ReusedMemory(Collate({name: stored or encoder.processor(False)})),
+        _share(trainer, samples, by_length=stored is None),
+        Collate({name: stored or encoder.processor(False)}),
         num_workers=num_workers(cfg.train.num_workers, world),
-        generator=torch.Generator(),  # so that creating an iterator leaves the global one alone
     )
     pooled = tokens = Moments.of(torch.zeros(0, encoder.dim))
     label, silent = f"standardise {name}", not world.main

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Literal
 
-import torch
 from torch.utils.data import DataLoader
 
 from fusionzoo.config import RunConfig
@@ -15,7 +14,7 @@ from fusionzoo.datasets import PairedBatchSampler, PairedDataset, make_sampler
 from fusionzoo.datasets.samplers import group_values
 from fusionzoo.distributed import World
 from fusionzoo.structures import Batch
-from fusionzoo.worker_memory import ReusedMemory
+from fusionzoo.worker_memory import make_loader
 
 
 def num_workers(setting: int | None, world: World) -> int:
@@ -44,15 +43,13 @@ def build_loader(
     )
     size = cfg.train.batch_size if train else cfg.train.eval_batch_size or cfg.train.batch_size
     similar = group_values(dataset, cfg.train.group_by) if cfg.train.group_by else None
-    workers = num_workers(cfg.train.num_workers, world)
-    return DataLoader(
-        dataset,  # type: ignore[arg-type]
-        batch_sampler=PairedBatchSampler(sampler, size, lengths=similar),
-        collate_fn=ReusedMemory.of(collate),
-        num_workers=workers,
-        persistent_workers=workers > 0,
-        pin_memory=world.device.type == "cuda",
-        generator=torch.Generator(),  # so that creating an iterator leaves the global one alone
+    return make_loader(
+        dataset,
+        PairedBatchSampler(sampler, size, lengths=similar),
+        collate,
+        num_workers=num_workers(cfg.train.num_workers, world),
+        device=world.device,
+        persistent=True,
     )
 
 

@@ -24,7 +24,7 @@ from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.files import write_json
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Batch, Features
-from fusionzoo.worker_memory import ReusedMemory
+from fusionzoo.worker_memory import make_loader
 
 from .loaders import build_loader, num_workers
 from .objective import Objective
@@ -196,15 +196,8 @@ def measure_loading(
     prepared beforehand does not count.
     """
     warm, least = 1 + workers, max(3, 2 * workers)
-    batches: Any = DataLoader(
-        dataset,
-        batch_sampler=list(islice(cycle(keys), warm + MOST_BATCHES)),
-        collate_fn=ReusedMemory.of(collate),
-        num_workers=workers,
-        pin_memory=device.type == "cuda",
-        generator=torch.Generator(),  # so that creating an iterator leaves the global one alone
-    )
-    iterator = iter(batches)
+    batches = list(islice(cycle(keys), warm + MOST_BATCHES))
+    iterator = iter(make_loader(dataset, batches, collate, num_workers=workers, device=device))
     started = time.perf_counter()
     for batch in islice(iterator, warm):
         work(batch.to(device))

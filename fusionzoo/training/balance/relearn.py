@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from fusionzoo.distributed import from_main, gather
 from fusionzoo.fsdp import reshard, shard_like, sharded
 from fusionzoo.structures import Batch, StepContext, quiet
+from fusionzoo.worker_memory import make_loader
 
 from ..optim import autocast
 from .base import BALANCE, Balance, RunningTrainer, StrategyInputs, pooled_of
@@ -181,13 +181,8 @@ class Relearn(Balance):
         shares = np.array_split(rows.numpy(), self.world.size)
         size = int(getattr(loader.batch_sampler, "batch_size", 0) or 1)
         batches = np.array_split(shares[self.world.rank], ceil(len(shares[0]) / size))
-        yield from DataLoader(
-            dataset,
-            batch_sampler=[batch.tolist() for batch in batches],
-            collate_fn=loader.collate_fn,
-            num_workers=loader.num_workers,
-            generator=torch.Generator(),
-        )
+        keys = [batch.tolist() for batch in batches]
+        yield from make_loader(dataset, keys, loader.collate_fn, num_workers=loader.num_workers)
 
     def share(self, train: Rows, val: Rows, *, seed: int = 0) -> float:
         """Return w of a modality: its features, presence and classes in both splits."""
