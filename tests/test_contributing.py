@@ -135,12 +135,15 @@ def count_table(path: Path) -> dict[str, object]:
 def test_the_objective_keeps_the_contract() -> None:
     suite = objective_suite()
     results = list(suite.checks.run(suite.load("poisson", {})))
-    assert len(results) == 9
+    assert len(results) == len(suite.checks) == 10
     assert [(name, problem) for name, problem in results if problem] == []
 
 
 def test_the_objective_trains_and_its_model_needs_the_plugin(
-    plugins: str, tmp_path: Path, forget_plugins: Callable[[], None]
+    plugins: str,
+    tmp_path: Path,
+    forget_plugins: Callable[[], None],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     data = count_table(tmp_path / "data.jsonl")
     flags = ["--plugins", plugins, "--objective.name", "poisson", "--data.name", "manifest"]
@@ -148,6 +151,8 @@ def test_the_objective_trains_and_its_model_needs_the_plugin(
     flags += ["--data.kinds.b", "vector", "--fusion", "sum", "--fusion.dim", "8"]
     flags += ["--optim.lr", "0.02", "--train.epochs", "12", "--log", "none"]
     assert train([*flags, "--out", str(tmp_path / "run")]) == 0
+    figures = capsys.readouterr().out
+    assert "deviance" in figures
     model = fusionzoo.load(tmp_path / "run")
     low, high = model.predict([{"a": [x, 0, 0], "b": [x, 0, 0]} for x in (-1.5, 1.5)])
     assert 0 < low < 1 < high  # expected counts; 0.3 and 5.5 are right
@@ -177,7 +182,7 @@ def test_the_objective_is_benchmarked(plugins: str, tmp_path: Path) -> None:
     }
     report = api.run(from_tree(BenchmarkConfig, tree))
     assert report.failed == {}
-    assert report.figures["metric"] == "mae"  # that of `regression`, from which `count` derives
-    error = {line["strategy"]: line["mae"] for line in report.figures["leaderboard"]}
+    assert report.figures["metric"] == "deviance"  # its own
+    error = {line["strategy"]: line["deviance"] for line in report.figures["leaderboard"]}
     assert error["sum"] < error["alone:a"] < error["frequencies of the labels"]
     assert error["ridge regression on everything"] < error["frequencies of the labels"]
