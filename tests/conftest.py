@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -36,9 +37,11 @@ def forget_plugins() -> Iterator[Callable[[], None]]:
     """Let a test register components and import plugins; what is returned undoes all of it, as a
     new process would. It is called at the test's end."""
     from fusionzoo.api import REGISTRIES
+    from fusionzoo.evaluation.robustness import CORRUPTIONS
     from fusionzoo.targets import KINDS
 
-    kinds = dict(KINDS)
+    tables: list[dict[str, Any]] = [KINDS, *CORRUPTIONS.values()]
+    stored = [dict(table) for table in tables]
     entries = {name: dict(registry._entries) for name, registry in REGISTRIES.items()}
     modules, path, groups = set(sys.modules), list(sys.path), set(plugins._loaded_groups)
 
@@ -46,8 +49,9 @@ def forget_plugins() -> Iterator[Callable[[], None]]:
         for name, registry in REGISTRIES.items():
             registry._entries.clear()
             registry._entries.update(entries[name])
-        KINDS.clear()
-        KINDS.update(kinds)
+        for table, before in zip(tables, stored, strict=True):
+            table.clear()
+            table.update(before)
         for name in set(sys.modules) - modules:
             if name.startswith("fusionzoo.plugins.") or "own_plugin" in name:
                 del sys.modules[name]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +17,11 @@ import torch
 
 import fusionzoo
 from fusionzoo.benchmark import api
+from fusionzoo.benchmark.bench import Bench, conditions, open_bench
+from fusionzoo.benchmark.prepare import _entry
 from fusionzoo.config import BenchmarkConfig, from_tree
 from fusionzoo.encoders import Encoder
+from fusionzoo.evaluation.robustness import SEVERITIES, corrupt
 from fusionzoo.plugins import load_plugins
 from fusionzoo.scripts.train import main as train
 from fusionzoo.testing.runner import fusion_suite, objective_suite
@@ -135,12 +139,15 @@ def count_table(path: Path) -> dict[str, object]:
 def test_the_objective_keeps_the_contract() -> None:
     suite = objective_suite()
     results = list(suite.checks.run(suite.load("poisson", {})))
-    assert len(results) == 9
+    assert len(results) == len(suite.checks) == 10
     assert [(name, problem) for name, problem in results if problem] == []
 
 
 def test_the_objective_trains_and_its_model_needs_the_plugin(
-    plugins: str, tmp_path: Path, forget_plugins: Callable[[], None]
+    plugins: str,
+    tmp_path: Path,
+    forget_plugins: Callable[[], None],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     data = count_table(tmp_path / "data.jsonl")
     flags = ["--plugins", plugins, "--objective.name", "poisson", "--data.name", "manifest"]
@@ -148,6 +155,8 @@ def test_the_objective_trains_and_its_model_needs_the_plugin(
     flags += ["--data.kinds.b", "vector", "--fusion", "sum", "--fusion.dim", "8"]
     flags += ["--optim.lr", "0.02", "--train.epochs", "12", "--log", "none"]
     assert train([*flags, "--out", str(tmp_path / "run")]) == 0
+    figures = capsys.readouterr().out
+    assert "deviance" in figures
     model = fusionzoo.load(tmp_path / "run")
     low, high = model.predict([{"a": [x, 0, 0], "b": [x, 0, 0]} for x in (-1.5, 1.5)])
     assert 0 < low < 1 < high  # expected counts; 0.3 and 5.5 are right
@@ -177,7 +186,47 @@ def test_the_objective_is_benchmarked(plugins: str, tmp_path: Path) -> None:
     }
     report = api.run(from_tree(BenchmarkConfig, tree))
     assert report.failed == {}
-    assert report.figures["metric"] == "mae"  # that of `regression`, from which `count` derives
-    error = {line["strategy"]: line["mae"] for line in report.figures["leaderboard"]}
+    assert report.figures["metric"] == "deviance"  # its own
+    error = {line["strategy"]: line["deviance"] for line in report.figures["leaderboard"]}
     assert error["sum"] < error["alone:a"] < error["frequencies of the labels"]
     assert error["ridge regression on everything"] < error["frequencies of the labels"]
+
+
+def opened(plugins: str, out: Path) -> Bench:
+    """Open a benchmark of the digits, with every corruption."""
+    tree = {
+        "plugins": plugins,
+        "data": {"name": "digits", "samples": 90},
+        "fusions": "mean",
+        "folds": 3,
+        "corruptions": "full",
+        "out": str(out),
+    }
+    return open_bench(from_tree(BenchmarkConfig, tree))[0]
+
+
+def test_the_corruption_is_tried_by_a_benchmark(plugins: str, tmp_path: Path) -> None:
+    image = torch.arange(256, dtype=torch.uint8).expand(3, 2, 256)
+    damaged = [corrupt(image, "image", "posterise", severity) for severity in SEVERITIES]
+    assert [len(x.unique()) for x in damaged] == [16, 8, 4, 3, 2]
+    assert {x for x in conditions(opened(plugins, tmp_path)) if x[1] == "posterise"} == {
+        ("image", "posterise", severity) for severity in SEVERITIES
+    }
+
+
+def test_a_corruption_whose_file_changes_is_another_entry_of_the_cache(
+    plugins: str, tmp_path: Path, forget_plugins: Callable[[], None]
+) -> None:
+    def entries() -> list[dict[str, Any]]:
+        bench, rows = opened(plugins, tmp_path), torch.arange(3)
+        both = (("image", "blur", 1), ("image", "posterise", 1))
+        return [_entry(bench, {}, "", rows, condition).description for condition in both]
+
+    blurred, posterised = entries()
+    file = next(path for path in map(Path, plugins.split(",")) if path.stem == "posterise")
+    forget_plugins()
+    file.write_text(file.read_text().replace("16, 32,", "8, 32,"))
+    load_plugins(plugins)
+    again = entries()
+    assert again[0] == blurred == {"samples": "", "corruption": ("blur", 1)}
+    assert again[1] != posterised

@@ -18,11 +18,12 @@ from fusionzoo.distributed import World, seed_everything
 from fusionzoo.encoders import Encoder, create_encoder, shared_checkpoints
 from fusionzoo.encoders.augment import set_augmentation
 from fusionzoo.errors import FusionZooError
-from fusionzoo.evaluation.robustness import LOST_PART, Corrupted
+from fusionzoo.evaluation.robustness import CORRUPTIONS, LOST_PART, Corrupted
 from fusionzoo.features import describe, encode, feature_cache, fingerprint, key_of
 from fusionzoo.files import cache_root, make_cache_folder, write_json
 from fusionzoo.fusion import create_fusion
 from fusionzoo.model import FusionModel, encode_rows
+from fusionzoo.plugins import code_digest
 from fusionzoo.structures import Batch, quiet, seed_of
 from fusionzoo.training import run_folder
 from fusionzoo.training.build import choose_encoders
@@ -316,7 +317,7 @@ def describe_corrupted(
     damaged = {}
     for condition in conditions(bench):
         name = condition[0]
-        damaged[condition] = _entry(descriptions[name], samples[name], rows[name], condition)
+        damaged[condition] = _entry(bench, descriptions[name], samples[name], rows[name], condition)
     return damaged
 
 
@@ -341,13 +342,18 @@ def describe_damaged_train(
         if len(rows):
             condition = (name, LOST_PART[kind], SEVERITY)
             samples = fingerprint(dataset.subset(rows), name)
-            damaged[condition] = _entry(descriptions[name], samples, rows, condition)
+            damaged[condition] = _entry(bench, descriptions[name], samples, rows, condition)
     return damaged
 
 
-def _entry(description: Description, samples: str, rows: Tensor, condition: Condition) -> Damaged:
+def _entry(
+    bench: Bench, description: Description, samples: str, rows: Tensor, condition: Condition
+) -> Damaged:
     """Return the cache entry of these rows, whose fingerprint is `samples`, damaged in one way."""
-    return Damaged({**description, "samples": samples, "corruption": condition[1:]}, rows)
+    modality, *how = condition
+    code = code_digest(CORRUPTIONS[bench.modalities[modality]][condition[1]])
+    corruption = tuple(how if code is None else (*how, code))  # of a plug-in, its file's digest
+    return Damaged({**description, "samples": samples, "corruption": corruption}, rows)
 
 
 def encode_all_damaged(bench: Bench) -> None:

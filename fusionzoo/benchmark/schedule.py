@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from fusionzoo.benchmark import job
-from fusionzoo.config import BenchmarkConfig, split_name
+from fusionzoo.config import split_name
 from fusionzoo.errors import FusionZooError, __version__
+from fusionzoo.evaluation.robustness import CORRUPTIONS
 from fusionzoo.features import key_of
 from fusionzoo.files import whole_lines
 from fusionzoo.fusion import FUSIONS, fusion_info
@@ -28,7 +29,7 @@ from fusionzoo.training.balance import BALANCE
 from fusionzoo.training.multitask import targets_of
 from fusionzoo.training.tasks import OBJECTIVES
 
-from .bench import Bench, Settings, Unit
+from .bench import Bench, Settings, Unit, conditions
 from .clock import Clock
 from .executors import map_unordered
 from .job import TrialResult
@@ -277,7 +278,7 @@ def path_of(bench: Bench, unit: Unit) -> Path:
     if not unit.shuffled and bench.corrupted:
         key += [str(condition) for condition in bench.corrupted[unit.fold]]
     key += [(name, bench.cfg.balance_settings.get(name)) for name in parse(unit.strategy).balance]
-    code = _plugin_code(bench.cfg, unit)
+    code = _plugin_code(bench, unit)
     if code:
         key.append(code)
     name = re.sub(r"[^\w.-]", "-", unit.strategy) + ("-shuffled" if unit.shuffled else "")
@@ -285,14 +286,17 @@ def path_of(bench: Bench, unit: Unit) -> Path:
     return job.folder_of(bench.cfg.out) / file_name
 
 
-def _plugin_code(cfg: BenchmarkConfig, unit: Unit) -> list[str]:
+def _plugin_code(bench: Bench, unit: Unit) -> list[str]:
     """Return digests of the code that a unit runs and that is not fusionzoo's own."""
+    cfg = bench.cfg
     names = [fusion_of(unit.strategy), *unit.settings.values()]  # `base` names a fusion too
     digests = [code_digest(FUSIONS[x].cls) for x in names if isinstance(x, str) and x in FUSIONS]
     digests += [code_digest(BALANCE[name].cls) for name in parse(unit.strategy).balance]
     for settings in (cfg.objective, *cfg.targets.values()):
         digests.append(code_digest(OBJECTIVES[split_name(settings, "objective")[0]].cls))
     digests += [code_digest(kind_of(kind)) for kind in (targets_of(cfg) or {}).values()]
+    tried = dict.fromkeys((modality, name) for modality, name, _ in conditions(bench))
+    digests += [code_digest(CORRUPTIONS[bench.modalities[m]][name]) for m, name in tried]
     if cfg.mode == "finetune":  # of cached features the description has the encoder's
         digests += map(file_digest, load_plugins(cfg.plugins))
     return [digest for digest in digests if digest is not None]

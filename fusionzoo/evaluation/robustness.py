@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import combinations
 from math import comb
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,11 +16,50 @@ from torch import Tensor
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.files import Cell, is_number
-from fusionzoo.structures import Audio, Sample, seed_of
+from fusionzoo.plugins import definition_of
+from fusionzoo.structures import KINDS, Audio, Sample, seed_of
 
 Cells = Mapping[str, Cell]
+SEVERITIES = (1, 2, 3, 4, 5)
+Random = np.random.Generator
+Corruption = Callable[[Any, int, Random], Any]
+C = TypeVar("C", bound=Corruption)
+
+CORRUPTIONS: dict[str, dict[str, Corruption]] = {kind: {} for kind in KINDS}  # by kind and name
 
 
+def corruption(*kinds: str) -> Callable[[C], C]:
+    """Add the decorated function to the corruptions of these kinds of values, under its name.
+
+    It takes a decoded value, a severity from 1 to 5 and a generator, from which alone it draws, and
+    returns a new value of the same type and size. A benchmark tries it on every modality of the
+    kind.
+    """
+
+    def decorate(function: C) -> C:
+        name = function.__name__
+        for kind in kinds:
+            if kind not in CORRUPTIONS:
+                raise FusionZooError(
+                    f"corruption {name!r}: {kind!r} is no kind of value."
+                    f"{did_you_mean(kind, CORRUPTIONS)} There are: {', '.join(CORRUPTIONS)}."
+                )
+            known = CORRUPTIONS[kind].get(name)
+            if known is not None and definition_of(known) != definition_of(function):
+                raise FusionZooError(
+                    f"corruption {name!r} of {kind} is defined twice: {definition_of(known)} and"
+                    f" {definition_of(function)}; name one of them anew"
+                )
+            CORRUPTIONS[kind][name] = function
+        return function
+
+    return decorate
+
+
+# ---- columns of a table
+
+
+@corruption("tabular")
 def inexact_numbers(cells: Cells, severity: int, draw: np.random.Generator) -> dict[str, Cell]:
     """Scale each number by a log-normal factor, of 10 to 150 %; text stays."""
     level = (0.1, 0.25, 0.5, 1.0, 1.5)[severity - 1]
@@ -31,6 +70,7 @@ def inexact_numbers(cells: Cells, severity: int, draw: np.random.Generator) -> d
     }
 
 
+@corruption("tabular")
 def empty_cells(cells: Cells, severity: int, draw: np.random.Generator) -> dict[str, Cell]:
     """Empty 10 to 90 % of the cells, but never the last one."""
     filled = [name for name, cell in cells.items() if cell is not None]
@@ -42,14 +82,10 @@ def empty_cells(cells: Cells, severity: int, draw: np.random.Generator) -> dict[
     return {name: None if name in emptied else cell for name, cell in cells.items()}
 
 
-SEVERITIES = (1, 2, 3, 4, 5)
-Random = np.random.Generator
-Corruption = Callable[[Any, int, Random], Any]
-
-
 # ---- images: uint8 (3, H, W)
 
 
+@corruption("image")
 def blur(picture: Tensor, severity: int, draw: Random) -> Tensor:
     """Gaussian blur, sigma 0.5 to 8 % of the shorter side."""
     from PIL import ImageFilter
@@ -59,6 +95,7 @@ def blur(picture: Tensor, severity: int, draw: Random) -> Tensor:
     return pil_to_tensor(to_pil_image(picture).filter(ImageFilter.GaussianBlur(sigma)))
 
 
+@corruption("image")
 def noise(picture: Tensor, severity: int, draw: Random) -> Tensor:
     """White noise, 4 to 40 % of full scale."""
     level = (0.04, 0.08, 0.14, 0.24, 0.4)[severity - 1] * 255
@@ -66,6 +103,7 @@ def noise(picture: Tensor, severity: int, draw: Random) -> Tensor:
     return (picture + torch.from_numpy(added)).clamp(0, 255).to(torch.uint8)
 
 
+@corruption("image")
 def jpeg(picture: Tensor, severity: int, draw: Random) -> Tensor:
     """JPEG compression, quality 40 down to 3."""
     from PIL import Image
@@ -76,6 +114,7 @@ def jpeg(picture: Tensor, severity: int, draw: Random) -> Tensor:
     return pil_to_tensor(Image.open(stored).convert("RGB"))
 
 
+@corruption("image")
 def occlusion(picture: Tensor, severity: int, draw: Random) -> Tensor:
     """Cover 10 to 70 % of the area by a grey rectangle."""
     share = (0.1, 0.2, 0.35, 0.5, 0.7)[severity - 1]
@@ -88,6 +127,7 @@ def occlusion(picture: Tensor, severity: int, draw: Random) -> Tensor:
     return out
 
 
+@corruption("image")
 def contrast(picture: Tensor, severity: int, draw: Random) -> Tensor:
     """Reduce contrast to 60 down to 5 %, around the mean."""
     share = (0.6, 0.4, 0.25, 0.12, 0.05)[severity - 1]
@@ -98,6 +138,7 @@ def contrast(picture: Tensor, severity: int, draw: Random) -> Tensor:
 # ---- text
 
 
+@corruption("text")
 def typos(text: str, severity: int, draw: Random) -> str:
     """Swap, drop, double or replace 3 to 40 % of the letters."""
     share = (0.03, 0.08, 0.15, 0.25, 0.4)[severity - 1]
@@ -115,6 +156,7 @@ def typos(text: str, severity: int, draw: Random) -> str:
     return "".join(letters)
 
 
+@corruption("text")
 def word_drop(text: str, severity: int, draw: Random) -> str:
     """Drop 10 to 90 % of the words."""
     words = text.split()
@@ -122,11 +164,13 @@ def word_drop(text: str, severity: int, draw: Random) -> str:
     return " ".join(word for word, keep in zip(words, keep_mask, strict=True) if keep)
 
 
+@corruption("text")
 def truncation(text: str, severity: int, draw: Random) -> str:
     """Keep the first 80 down to 10 % of the letters."""
     return text[: int(len(text) * (0.8, 0.6, 0.4, 0.25, 0.1)[severity - 1])]
 
 
+@corruption("text")
 def empty(text: str, severity: int, draw: Random) -> str:
     """Empty 20 to 100 % of the texts."""
     return "" if draw.random() < severity / 5 else text
@@ -135,6 +179,7 @@ def empty(text: str, severity: int, draw: Random) -> str:
 # ---- audio: Audio(samples (n,) in [-1, 1], rate in Hz)
 
 
+@corruption("audio")
 def background(clip: Audio, severity: int, draw: Random) -> Audio:
     """White noise at a signal-to-noise ratio of 20 down to -5 dB."""
     ratio = (20.0, 12.0, 6.0, 0.0, -5.0)[severity - 1]
@@ -144,6 +189,7 @@ def background(clip: Audio, severity: int, draw: Random) -> Audio:
     return _clip(clip.samples + torch.from_numpy(added), clip.rate)
 
 
+@corruption("audio")
 def clipping(clip: Audio, severity: int, draw: Random) -> Audio:
     """Clip at 50 down to 2 % of the peak, then rescale to the original peak."""
     peak = float(clip.samples.abs().max()) if len(clip.samples) else 0.0
@@ -151,6 +197,7 @@ def clipping(clip: Audio, severity: int, draw: Random) -> Audio:
     return _clip(clip.samples.clamp(-limit, limit) * (peak / limit if limit else 1.0), clip.rate)
 
 
+@corruption("audio")
 def low_pass(clip: Audio, severity: int, draw: Random) -> Audio:
     """Low-pass filter at 4,000 down to 250 Hz."""
     highest = (4000, 2000, 1000, 500, 250)[severity - 1]
@@ -162,11 +209,13 @@ def low_pass(clip: Audio, severity: int, draw: Random) -> Audio:
     return _clip(torch.fft.irfft(spectrum, len(clip.samples)), clip.rate)
 
 
+@corruption("audio")
 def gain(clip: Audio, severity: int, draw: Random) -> Audio:
     """Attenuate by 10 to 50 dB."""
     return _clip(clip.samples * 10 ** (-severity / 2), clip.rate)
 
 
+@corruption("audio")
 def silence(clip: Audio, severity: int, draw: Random) -> Audio:
     """Silence a stretch of 15 to 95 % of the clip."""
     count = len(clip.samples)
@@ -184,6 +233,7 @@ def _clip(samples: Tensor, rate: int) -> Audio:
 # ---- feature vectors and sequences: float (D,) or (T, D)
 
 
+@corruption("vector", "sequence")
 def jitter(values: Tensor, severity: int, draw: Random) -> Tensor:
     """White noise of 0.2 to 3 times the vector's standard deviation."""
     level = (0.2, 0.5, 1.0, 2.0, 3.0)[severity - 1] * float(values.std(correction=0))
@@ -191,22 +241,12 @@ def jitter(values: Tensor, severity: int, draw: Random) -> Tensor:
     return values + torch.from_numpy(added)
 
 
+@corruption("vector", "sequence")
 def dropout(values: Tensor, severity: int, draw: Random) -> Tensor:
     """Zero 10 to 90 % of the entries."""
     lost = draw.random(tuple(values.shape)) < (0.1, 0.3, 0.5, 0.7, 0.9)[severity - 1]
     return values.masked_fill(torch.from_numpy(lost), 0)
 
-
-CORRUPTIONS: Mapping[str, Mapping[str, Corruption]] = {
-    "image": {"blur": blur, "noise": noise, "jpeg": jpeg, "occlusion": occlusion}
-    | {"contrast": contrast},
-    "text": {"typos": typos, "word_drop": word_drop, "truncation": truncation, "empty": empty},
-    "audio": {"background": background, "clipping": clipping, "low_pass": low_pass, "gain": gain}
-    | {"silence": silence},
-    "vector": {"jitter": jitter, "dropout": dropout},
-    "sequence": {"jitter": jitter, "dropout": dropout},
-    "tabular": {"inexact_numbers": inexact_numbers, "empty_cells": empty_cells},
-}
 
 # The corruption of each kind that takes a part away and leaves the rest as it is.
 LOST_PART = {"image": "occlusion", "text": "word_drop", "audio": "silence"}

@@ -196,6 +196,26 @@ def its_metrics_are_finite(subject: Subject) -> None:
 
 
 @CHECKS.add
+def its_scores_average_to_its_metric(subject: Subject) -> None:
+    """Tried: the mean of `scores`, by which a benchmark compares, against `metrics`."""
+    if not subject.learns:
+        return
+    task, rows = subject.build(), (subject.logits, subject.labels)
+    scores, metrics, metric = task.scores(*rows), task.metrics(*rows), task.metric
+    assert scores.shape == (ROWS,), f"scores() of {ROWS} rows has shape {tuple(scores.shape)}"
+    assert metric.name in metrics, f"metrics() lacks {metric.name!r}; it has {', '.join(metrics)}"
+    mean, expected = metric.shown(scores.mean().item()), metrics[metric.name]
+    assert math.isclose(mean, expected, rel_tol=1e-4, abs_tol=1e-6), (
+        f"the scores average to a {metric.name} of {mean:.4f}; metrics() has {expected:.4f}"
+    )
+    is_error = metric.name in task.errors
+    assert is_error != metric.higher, (
+        f"metric.higher is {metric.higher}, and {metric.name!r} is"
+        f" {'one' if is_error else 'none'} of the `errors`, of which less is better"
+    )
+
+
+@CHECKS.add
 def a_lower_loss_means_a_better_leading_metric(subject: Subject) -> None:
     """Tried: descending the loss over free logits of each row; the leading metric improves."""
     if not subject.learns:

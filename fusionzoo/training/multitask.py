@@ -20,7 +20,6 @@ from .tasks import NO_TARGET, OBJECTIVES, Classification, Task
 
 Metrics = Mapping[str, float]
 TaskSettings = RunConfig | BenchmarkConfig  # both have `objective` and `targets`
-ERRORS = ("mae", "rmse", "loss", "median_rank")  # metrics of which lower is better
 
 
 class Tasks(nn.Module):
@@ -115,7 +114,13 @@ class Tasks(nn.Module):
         gain = figures[name] - reference[name]
         if self.plain:
             return f"{100 * gain:+.1f} points"
-        return f"{-gain if name.rpartition('.')[2] in ERRORS else gain:+.3f}"
+        return f"{-gain if self._is_error(name) else gain:+.3f}"
+
+    def _is_error(self, name: str) -> bool:
+        """Whether less of a figure is better, `mae` or `age.mae`."""
+        column, _, key = name.rpartition(".")
+        tasks = [x for x in self.tasks if column in ("", x.target.name)]  # type: ignore[union-attr]
+        return any(key in task.errors for task in tasks)  # type: ignore[operator, union-attr]
 
     def prior(self, labels: Tensor) -> Tensor:
         """Return the prediction without any input, as exp(logits): labels of a split -> (K,)."""

@@ -34,6 +34,12 @@ class Task(nn.Module):
     leading: str  # the figure that chooses the best epoch
     higher = True  # whether more of it is better
     shown: tuple[tuple[str, str], ...]  # figures of the final table, and their titles
+    errors: tuple[str, ...] = (
+        "mae",
+        "rmse",
+        "loss",
+        "median_rank",
+    )  # less is better
 
     def __init__(self, target: Target, labels: Tensor) -> None:
         super().__init__()
@@ -57,7 +63,11 @@ class Task(nn.Module):
 
     @property
     def metric(self) -> Metric:
-        """The figure by which a benchmark compares candidates: the mean of `scores`."""
+        """The figure that a benchmark compares candidates by: the mean of `scores`, up to sign.
+
+        By default that of the kind of target. A class attribute `metric = Metric(...)` and a method
+        `scores` make another of it, whose name is one of the figures of `metrics`.
+        """
         return METRICS[self.target.standard_kind()]
 
     def scores(self, logits: Tensor, target: Tensor) -> Tensor:

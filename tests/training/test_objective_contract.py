@@ -114,6 +114,11 @@ class WrongWayRound(Sound):
     higher = False
 
 
+class ScoresOfAnotherFigure(Sound):
+    def scores(self, logits: Tensor, target: Tensor) -> Tensor:
+        return -self.criterion(logits, target).double()
+
+
 class WeightsIgnored(Classification):
     def criterion(self, logits: Tensor, target: Tensor) -> Tensor:
         weight, self.weight = self.weight, None
@@ -138,6 +143,7 @@ CAUGHT_BY: dict[type[Task], str] = {
     FarFromTheMean: "its_prior_is_the_best_constant",
     UndefinedForOneRow: "its_metrics_are_finite",
     NoLeadingFigure: "its_metrics_are_finite",
+    ScoresOfAnotherFigure: "its_scores_average_to_its_metric",
     WrongWayRound: "a_lower_loss_means_a_better_leading_metric",
     WeightsIgnored: "weights_are_honoured",
 }

@@ -541,3 +541,17 @@ def test_what_a_fusions_own_loss_cannot_honour_is_one_line_at_the_start(
         f"error: --objective.{setting} 0.5: {fusion} learns by a loss of its own"
     )
     assert said.count("\n") == 1
+
+
+def test_a_gain_in_an_error_of_ones_own_is_above_zero_where_the_error_is_lower() -> None:
+    class Deviance(Regression):
+        errors = (*Regression.errors, "deviance")
+
+    numbers = [Deviance(Number(name), torch.zeros(1, 1)) for name in ("age", "size")]
+    less, more = {"deviance": 1.0, "age.deviance": 1.0}, {"deviance": 3.0, "age.deviance": 3.0}
+    assert Tasks(numbers[:1]).gain("deviance", less, more) == "+2.000"
+    assert Tasks(numbers, [1, 1]).gain("age.deviance", less, more) == "+2.000"
+    plain = Regression(Number("size"), torch.zeros(1, 1))
+    assert Tasks([numbers[0], plain], [1, 1]).gain("size.r2", {"size.r2": 1}, {"size.r2": 0}) == (
+        "+1.000"
+    )
