@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,54 +14,103 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.registry import Entry, Registry
+from fusionzoo.registry import Entry, Registry, type_hints
 
 from .amputation import Mechanism
-from .paired import PairedDataset
+from .paired import MAX_ERRORS, OnError, PairedDataset, check_policy
 from .paths import labels_of_join
 from .table import word_list
 
 
 @dataclass(frozen=True, kw_only=True)
+class SharedSettings:
+    """The settings of all data sets; `DATASETS.create` applies them.
+
+    Settings:
+        on_error: `raise` on a value that cannot be read, treat it as `missing` or `skip` its sample
+        max_errors: share of a modality's values that may fail before the run ends, 0 to 1
+        modalities: names of those to keep, comma-separated or a list
+        missing: share of each modality's values to remove, at least 0 and below 1
+        missing_mechanism: `mcar` removes values at random, `mar` depending on the label, `mnar` on
+            the value itself (length, brightness, loudness)
+        reuse_memory: whether loader processes hand batches over in memory that is used again, `on`
+            or `off`
+    """
+
+    on_error: OnError = "raise"
+    max_errors: float = MAX_ERRORS
+    modalities: str | Sequence[str] | None = None
+    missing: float = 0.0
+    missing_mechanism: Mechanism = "mcar"
+    reuse_memory: bool | str = True
+
+    def __post_init__(self) -> None:
+        check_policy(self.on_error, self.max_errors)
+        switch = {"on": True, "off": False}.get(str(self.reuse_memory), self.reuse_memory)
+        if not isinstance(switch, bool):
+            raise FusionZooError(
+                f"--data.reuse_memory: reuse_memory={switch!r} is neither on nor off"
+            )
+        object.__setattr__(self, "reuse_memory", switch)
+
+    def view(self, dataset: PairedDataset) -> PairedDataset:
+        """Keep some modalities of a data set, and remove some values."""
+        if self.modalities is not None:
+            names = self.modalities
+            in_join = labels_of_join() is not None  # rows without them may have another source's
+            dataset = dataset.only(word_list(names)) if in_join else dataset.select(names)
+        if self.missing_mechanism != "mcar":
+            if not self.missing:
+                raise FusionZooError(
+                    f"--data.missing_mechanism {self.missing_mechanism} needs --data.missing RATE"
+                )
+            return dataset.amputate(self.missing_mechanism, rate=self.missing)
+        return dataset.drop(self.missing) if self.missing else dataset
+
+
+DEFAULTS = SharedSettings()
+SHARED = dict(inspect.signature(SharedSettings).parameters)
+POLICY = ("on_error", "max_errors")  # attributes of a `PairedDataset`
+
+
+@dataclass(frozen=True, kw_only=True)
 class DatasetEntry(Entry[PairedDataset]):
-    """Facts about one data set, or about a format of one's own data."""
+    """Facts about one data set, or about a format of one's own data.
+
+    A function that opens files takes the `SharedSettings` as `shared`, as `on_error` decides
+    whether they must exist.
+    """
 
     # Downloads it into a folder (None: the cache), and returns where it is.
     fetch: Callable[[Path | None], Path] | None = None
 
+    @property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        own = {name: p for name, p in super().parameters.items() if name != "shared"}
+        return {**own, **{name: p for name, p in SHARED.items() if name not in own}}
 
-class DatasetRegistry(Registry[PairedDataset, DatasetEntry]):
-    """The registry of data sets, which all have the setting `reuse_memory`."""
+    @property
+    def hints(self) -> dict[str, Any]:
+        return {**type_hints(SharedSettings), **super().hints}
 
-    def create(
-        self, name: str, *args: Any, reuse_memory: bool | str = True, **settings: Any
-    ) -> PairedDataset:
-        switch = {"on": True, "off": False}.get(str(reuse_memory), reuse_memory)
-        if not isinstance(switch, bool):
-            raise FusionZooError(f"--data.reuse_memory: {reuse_memory=} is neither on nor off")
-        dataset = super().create(name, *args, **settings)
-        dataset.reuse_memory = switch
-        return dataset
+    def build(self, *args: Any, **settings: Any) -> PairedDataset:
+        """Open the data set, and apply those of `SharedSettings` that it has not as its own."""
+        own = super().parameters
+        given = {name: settings.pop(name) for name in SHARED if name in settings.keys() - own}
+        shared = SharedSettings(**given)
+        opens_files = "shared" in own
+        if opens_files:
+            settings["shared"] = shared
+        dataset = self.cls(*args, **settings)
+        for name in ("reuse_memory",) if opens_files else ("reuse_memory", *POLICY):
+            if name in given:
+                setattr(dataset, name, getattr(shared, name))
+        return shared.view(dataset)
 
 
-DATASETS = DatasetRegistry("data set", "fusionzoo data list", DatasetEntry, ("built-in", "format"))
-
-
-def apply_shared_settings(
-    dataset: PairedDataset,
-    modalities: str | Sequence[str] | None,
-    missing: float,
-    mechanism: Mechanism = "mcar",
-) -> PairedDataset:
-    """Apply the settings that all data sets have: keep some modalities, remove some values."""
-    if modalities is not None:
-        in_join = labels_of_join() is not None  # rows without them may have another source's
-        dataset = dataset.only(word_list(modalities)) if in_join else dataset.select(modalities)
-    if mechanism != "mcar":
-        if not missing:
-            raise FusionZooError(f"--data.missing_mechanism {mechanism} needs --data.missing RATE")
-        return dataset.amputate(mechanism, rate=missing)
-    return dataset.drop(missing) if missing else dataset
+DATASETS: Registry[PairedDataset, DatasetEntry] = Registry(
+    "data set", "fusionzoo data list", DatasetEntry, ("built-in", "format")
+)
 
 
 def from_memory(

@@ -9,7 +9,7 @@ from typing import Any
 
 from fusionzoo.errors import FusionZooError, did_you_mean
 
-from .base import DATASETS, apply_shared_settings
+from .base import DATASETS, SharedSettings
 from .paired import PairedDataset
 from .shards.read import is_sharded
 from .shards.storage import is_url
@@ -70,4 +70,5 @@ def view_of(dataset: PairedDataset, settings: Mapping[str, Any]) -> PairedDatase
             )
     targets = settings.get("targets")
     view = dataset if targets is None else dataset.with_targets(targets)
-    return apply_shared_settings(view, settings.get("modalities"), settings.get("missing", 0.0))
+    shared = {name: settings[name] for name in settings if name != "targets"}
+    return SharedSettings(**shared).view(view)

@@ -46,6 +46,15 @@ class Entry(Generic[T]):
         arguments = inspect.signature(self.cls).parameters.values()
         return any(p.kind is p.VAR_KEYWORD for p in arguments)
 
+    @property
+    def hints(self) -> dict[str, Any]:
+        """The types of the arguments, where they can be looked up."""
+        return type_hints(self.cls)
+
+    def build(self, *args: Any, **settings: Any) -> T:
+        """Call the constructor."""
+        return self.cls(*args, **settings)
+
 
 class Registry(Generic[T, E]):
     """A mapping of names to entries that never overwrites and that suggests the nearest name.
@@ -107,9 +116,9 @@ class Registry(Generic[T, E]):
                     f"{did_you_mean(key, [*entry.parameters, 'name'])} It has: "
                     f"{', '.join(entry.parameters) or 'none'}."
                 )
-        hints = _hints(entry.cls)
-        arguments = inspect.signature(entry.cls).bind_partial(*args, **settings).arguments
-        for key, value in arguments.items():
+        hints = entry.hints
+        positional = inspect.signature(entry.cls).bind_partial(*args).arguments
+        for key, value in {**positional, **settings}.items():
             # What a command line or a file holds; objects of Python code are the constructor's.
             if key in hints and (
                 value is None or isinstance(value, str | int | float | list | dict)
@@ -117,7 +126,7 @@ class Registry(Generic[T, E]):
                 problem = _problem(hints[key], value)
                 if problem:
                     raise FusionZooError(f"{self.noun} {name!r}: {key}={value!r}: {problem}")
-        return entry.cls(*args, **settings)
+        return entry.build(*args, **settings)
 
     def registered(self, name: str) -> bool:
         """Whether a name is registered so far; unlike `in`, this imports no plugin."""
@@ -196,7 +205,7 @@ def import_siblings(path: Iterable[str], package: str) -> None:
 
 
 @cache
-def _hints(cls: Callable[..., Any]) -> dict[str, Any]:
+def type_hints(cls: Callable[..., Any]) -> dict[str, Any]:
     """Return the types of a constructor's arguments, where they can be looked up."""
     try:
         return get_type_hints(cls.__init__ if isinstance(cls, type) else cls)  # type: ignore[misc]

@@ -229,7 +229,6 @@ def test_the_data_page_names_settings_that_exist() -> None:
         *DATASETS["layout"].parameters,
         "name",
         "augment",
-        "reuse_memory",
     }
     named = set(re.findall(r"--data\.([a-z_]+)", text))
     assert len(named) > 15

@@ -13,6 +13,7 @@ import pytest
 import fusionzoo
 from fusionzoo.cli import main
 from fusionzoo.datasets import DATASETS, DatasetEntry, PairedDataset
+from fusionzoo.datasets.base import from_memory
 from fusionzoo.encoders import ENCODERS, Encoder, EncoderEntry
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import FUSIONS, Fusion, FusionEntry
@@ -156,6 +157,36 @@ def test_data_fetch_lists_what_can_be_downloaded_and_calls_it(
     assert "'digits' is not downloaded; those that are:" in capsys.readouterr().err
     assert main(["data", "fetch", "remot"]) == 2
     assert "Did you mean 'remote'?" in capsys.readouterr().err
+
+
+def test_a_data_set_that_declares_no_setting_takes_those_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(DATASETS, "_entries", dict(DATASETS._entries))
+
+    @DATASETS.register("plain", family="built-in")
+    def plain() -> PairedDataset:
+        """Letters and numbers."""
+        rows = range(20)
+        return from_memory(
+            {"text": [f"row {row}" for row in rows], "other": ["word"] * 20},
+            {"text": "text", "other": "text"},
+            ids=[str(row) for row in rows],
+            splits=["train"] * 20,
+            target=["x", "y"] * 10,
+        )
+
+    assert {"on_error", "max_errors", "missing", "reuse_memory"} <= DATASETS[
+        "plain"
+    ].parameters.keys()
+    opened = DATASETS.create("plain", missing=0.5, on_error="skip", reuse_memory="off")
+    assert (opened.on_error, opened.reuse_memory) == ("skip", False)
+    assert not opened.present.all()
+    assert list(DATASETS.create("plain", modalities="text").modalities) == ["text"]
+    with pytest.raises(FusionZooError, match=r"no setting 'mising'.* Did you mean 'missing'"):
+        DATASETS.create("plain", mising=0.5)
+    with pytest.raises(FusionZooError, match="max_errors=2; it is a share"):
+        DATASETS.create("plain", max_errors=2)
 
 
 NEW_FILES = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ import torch
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Audio
 
-from ..amputation import Mechanism
-from ..base import DATASETS, apply_shared_settings, from_memory
-from ..paired import MAX_ERRORS, OnError, PairedDataset
+from ..base import DATASETS, from_memory
+from ..paired import PairedDataset
 from ..provenance import Provenance
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -55,11 +53,6 @@ def digits(
     *,
     seed: int = 0,
     samples: int = 1797,
-    on_error: OnError = "raise",
-    max_errors: float = MAX_ERRORS,
-    modalities: str | Sequence[str] | None = None,
-    missing: float = 0.0,
-    missing_mechanism: Mechanism = "mcar",
 ) -> PairedDataset:
     """Load 1,797 handwritten digits with number words and DTMF tones, each degraded.
 
@@ -71,12 +64,6 @@ def digits(
     Settings:
         seed: of the random degradation
         samples: number of samples to keep, the first ones, 50 to 1797
-        on_error: `raise` on a value that cannot be read, treat it as `missing` or `skip` its sample
-        max_errors: share of a modality's values that may fail before the run ends, 0 to 1
-        modalities: names of those to keep, comma-separated or a list
-        missing: share of each modality's values to remove, at least 0 and below 1
-        missing_mechanism: `mcar` removes values at random, `mar` depending on the label, `mnar` on
-            the value itself (length, brightness, loudness)
     """
     if not 50 <= samples <= 1797:
         raise FusionZooError(f"samples={samples}; it must be 50 to 1797")
@@ -94,14 +81,10 @@ def digits(
         splits=_stratified(target),
         target=[str(digit) for digit in target],
         source="digits",
-        on_error=on_error,
-        max_errors=max_errors,
         encoders=ENCODERS,
         provenance=Provenance(split_rule="fixed, stratified by class"),
     )
-    return apply_shared_settings(
-        dataset.subset(range(samples)), modalities, missing, missing_mechanism
-    )
+    return dataset.subset(range(samples))
 
 
 def read_digits() -> tuple[np.ndarray, np.ndarray]:

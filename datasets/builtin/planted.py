@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from fusionzoo.errors import FusionZooError, did_you_mean
 
-from ..amputation import Mechanism
-from ..base import DATASETS, apply_shared_settings, from_memory
-from ..paired import MAX_ERRORS, OnError, PairedDataset
+from ..base import DATASETS, from_memory
+from ..paired import PairedDataset
 from ..provenance import Provenance
 
 SPLIT_CYCLE = ("train", "val", "train", "test", "train")
@@ -33,11 +32,6 @@ def interactions(
     noise: float = 0.3,
     flip: float = 0.0,
     seed: int = 0,
-    on_error: OnError = "raise",
-    max_errors: float = MAX_ERRORS,
-    modalities: str | Sequence[str] | None = None,
-    missing: float = 0.0,
-    missing_mechanism: Mechanism = "mcar",
 ) -> PairedDataset:
     """Draw vectors a, b, ... with known redundant, unique or synergistic information.
 
@@ -55,29 +49,20 @@ def interactions(
         noise: root-mean-square length of a vector's noise; its signal has length 1
         flip: share of classes replaced by random ones, 0 to 1
         seed: of all random draws
-        on_error: `raise` on a value that cannot be read, treat it as `missing` or `skip` its sample
-        max_errors: share of a modality's values that may fail before the run ends, 0 to 1
-        modalities: names of those to keep, comma-separated or a list
-        missing: share of each modality's values to remove, at least 0 and below 1
-        missing_mechanism: `mcar` removes values at random, `mar` depending on the label, `mnar` on
-            the value itself (length, brightness, loudness)
     """
     generator = np.random.default_rng(seed)
     bits, target = _draw_bits(task, num_modalities, samples, flip, generator)
     vectors = _draw_vectors(bits, width, noise, generator)
-    dataset = from_memory(
+    return from_memory(
         vectors,
         dict.fromkeys(vectors, "vector"),
         ids=[str(row) for row in range(samples)],
         splits=[SPLIT_CYCLE[row % 5] for row in range(samples)],
         target=[str(label) for label in target],
         source=f"interactions ({task})",
-        on_error=on_error,
-        max_errors=max_errors,
         encoders={name: {"name": "vector/mlp", "dim": 32, "hidden": 32} for name in vectors},
         provenance=Provenance(split_rule="fixed"),
     )
-    return apply_shared_settings(dataset, modalities, missing, missing_mechanism)
 
 
 def _check_task(task: str, num_modalities: int) -> None:
@@ -358,11 +343,6 @@ def situations(
     tokens: int | None = None,
     noise: float = 0.3,
     seed: int = 0,
-    on_error: OnError = "raise",
-    max_errors: float = MAX_ERRORS,
-    modalities: str | Sequence[str] | None = None,
-    missing: float = 0.0,
-    missing_mechanism: Mechanism = "mcar",
 ) -> PairedDataset:
     """Draw data in which one circumstance decides how modalities should be fused.
 
@@ -384,12 +364,6 @@ def situations(
         tokens: tokens of a sequence in `long`; null: 64
         noise: root-mean-square length of a vector's noise
         seed: of all random draws
-        on_error: `raise` on a value that cannot be read, treat it as `missing` or `skip` its sample
-        max_errors: share of a modality's values that may fail before the run ends, 0 to 1
-        modalities: names of those to keep, comma-separated or a list
-        missing: share of each modality's values to remove, at least 0 and below 1
-        missing_mechanism: `mcar` removes values at random, `mar` depending on the label, `mnar` on
-            the value itself (length, brightness, loudness)
     """
     entry = _checked(situation, share, width, tokens)
     setup = Setup(
@@ -400,17 +374,10 @@ def situations(
         share=(entry.share or 0.0) if share is None else share,
         tokens=tokens or entry.tokens or 0,
     )
-    dataset = _dataset(entry, setup, f"situations ({situation})", on_error, max_errors)
-    return apply_shared_settings(dataset, modalities, missing, missing_mechanism)
+    return _dataset(entry, setup, f"situations ({situation})")
 
 
-def _dataset(
-    entry: Situation,
-    setup: Setup,
-    source: str,
-    on_error: OnError,
-    max_errors: float,
-) -> PairedDataset:
+def _dataset(entry: Situation, setup: Setup, source: str) -> PairedDataset:
     planted = entry.draw(setup)
     return from_memory(
         {name: torch.from_numpy(x.astype(np.float32)) for name, x in planted.values.items()},
@@ -420,8 +387,6 @@ def _dataset(
         target=[str(label) for label in planted.target],
         present=planted.present,
         source=source,
-        on_error=on_error,
-        max_errors=max_errors,
         encoders=dict.fromkeys(planted.values, ENCODERS[entry.kind]),
         provenance=Provenance(split_rule="fixed"),
     )

@@ -16,9 +16,8 @@ import pyarrow as pa
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import cache_root, make_cache_folder
 
-from ..amputation import Mechanism
-from ..base import DATASETS, apply_shared_settings
-from ..paired import MAX_ERRORS, OnError, PairedDataset
+from ..base import DATASETS, DEFAULTS, SharedSettings
+from ..paired import PairedDataset
 from ..provenance import Provenance
 from ..splits import split_by_hash
 
@@ -99,11 +98,7 @@ def stamps(
     speech_language: str = "fr",
     svg: bool = False,
     min_class_size: int = 12,
-    on_error: OnError = "raise",
-    max_errors: float = MAX_ERRORS,
-    modalities: str | Sequence[str] | None = None,
-    missing: float = 0.0,
-    missing_mechanism: Mechanism = "mcar",
+    shared: SharedSettings = DEFAULTS,
 ) -> PairedDataset:
     """Load Tux Paint's stamps: image, description and spoken name; 12 classes of things.
 
@@ -118,28 +113,21 @@ def stamps(
         speech_language: of the recordings, such as `fr`; a stamp without one lacks audio
         svg: whether to add stamps that exist only as drawings; needs the extra `svg`
         min_class_size: number of images below which a class is left out
-        on_error: `raise` on a value that cannot be read, treat it as `missing` or `skip` its sample
-        max_errors: share of a modality's values that may fail before the run ends, 0 to 1
-        modalities: names of those to keep, comma-separated or a list
-        missing: share of each modality's values to remove, at least 0 and below 1
-        missing_mechanism: `mcar` removes values at random, `mar` depending on the label, `mnar` on
-            the value itself (length, brightness, loudness)
     """
     top = find(root)
     images = _find_images(top, svg, min_class_size)
     columns = _read_columns(top, images, text_language, speech_language)
-    dataset = PairedDataset(
+    return PairedDataset(
         pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()}),
         {"image": "image", "text": "text", "audio": "audio"},
         root=top,
         allow_outside=True,  # the paths come from our own search; the files may be links
         source="stamps",
-        on_error=on_error,
-        max_errors=max_errors,
+        on_error=shared.on_error,
+        max_errors=shared.max_errors,
         encoders=ENCODERS,
         provenance=Provenance(split_rule="by a hash of the group", group_rule="near-duplicates"),
     )
-    return apply_shared_settings(dataset, modalities, missing, missing_mechanism)
 
 
 def _find_images(top: Path, svg: bool, min_class_size: int) -> dict[str, Path]:

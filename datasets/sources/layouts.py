@@ -14,10 +14,9 @@ import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 
-from ..amputation import Mechanism
-from ..base import DATASETS
+from ..base import DATASETS, DEFAULTS, SharedSettings
 from ..media import CLIPS, IMAGES
-from ..paired import MAX_ERRORS, OnError, PairedDataset
+from ..paired import PairedDataset
 from ..provenance import Loaded, Provenance
 from ..splits import SHARES, split_by_hash
 from .manifest import manifest
@@ -290,11 +289,7 @@ def open_layout(
     layout: str = "",
     root: str = "",
     shares: Sequence[float] = SHARES,
-    on_error: OnError = "raise",
-    max_errors: float = MAX_ERRORS,
-    modalities: str | Sequence[str] | None = None,
-    missing: float = 0.0,
-    missing_mechanism: Mechanism = "mcar",
+    shared: SharedSettings = DEFAULTS,
     targets: Mapping[str, str] | None = None,
     allow_outside: bool = False,
 ) -> PairedDataset:
@@ -308,12 +303,6 @@ def open_layout(
         layout: its name
         root: the folder
         shares: of train, val and test, where the data set has no splits
-        on_error: `raise` on a value that cannot be read, treat it as `missing` or `skip` its sample
-        max_errors: share of a modality's values that may fail before the run ends, 0 to 1
-        modalities: names of those to keep, comma-separated or a list
-        missing: share of each modality's values to remove, at least 0 and below 1
-        missing_mechanism: `mcar` removes values at random, `mar` depending on the label, `mnar` on
-            the value itself (length, brightness, loudness)
         targets: label columns and what they hold, `{"level": "classification"}`; train.py sets it
         allow_outside: whether paths may leave the folder, links resolved
     """
@@ -345,11 +334,7 @@ def open_layout(
         root=loaded,
         kinds={name: kind for name, kind in read.kinds.items() if name in columns},
         shares=shares,
-        on_error=on_error,
-        max_errors=max_errors,
-        modalities=modalities,
-        missing=missing,
-        missing_mechanism=missing_mechanism,
+        shared=shared,
         targets=targets,
         allow_outside=allow_outside,
     )

@@ -12,11 +12,10 @@ import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError
 
-from ..amputation import Mechanism
-from ..base import DATASETS, apply_shared_settings
+from ..base import DATASETS, DEFAULTS, SharedSettings
 from ..join import How, join_arguments
 from ..media import SUFFIXES
-from ..paired import MAX_ERRORS, OnError, PairedDataset
+from ..paired import PairedDataset
 from ..paths import part_of_join, refuse
 from ..provenance import Loaded, Provenance
 from ..shards.read import open_shards
@@ -87,11 +86,7 @@ def manifest(
     columns: Mapping[str, str | Sequence[str]] | None = None,
     kinds: Mapping[str, str] | None = None,
     shares: Sequence[float] = SHARES,
-    on_error: OnError = "raise",
-    max_errors: float = MAX_ERRORS,
-    modalities: str | Sequence[str] | None = None,
-    missing: float = 0.0,
-    missing_mechanism: Mechanism = "mcar",
+    shared: SharedSettings = DEFAULTS,
     targets: Mapping[str, str] | None = None,
     paths: str | Sequence[str] = (),
     allow_outside: bool = False,
@@ -131,12 +126,6 @@ def manifest(
             those of a tabular modality, `{"tabular": "age,weight,colour"}`
         kinds: kinds of modalities with other names, `{"xray": "image"}`
         shares: of train, val and test in splits by hash
-        on_error: `raise` on a value that cannot be read, treat it as `missing` or `skip` its sample
-        max_errors: share of a modality's values that may fail before the run ends, 0 to 1
-        modalities: names of those to keep, comma-separated or a list
-        missing: share of each modality's values to remove, at least 0 and below 1
-        missing_mechanism: `mcar` removes values at random, `mar` depending on the label, `mnar` on
-            the value itself (length, brightness, loudness)
         targets: label columns and what they hold, `{"age": "regression"}`; train.py sets it
         paths: modalities of text whose cells are paths of files
         allow_outside: whether paths may leave the file's folder, links resolved
@@ -175,8 +164,8 @@ def manifest(
         columns=columns,
         kinds=kinds,
         shares=shares,
-        on_error=on_error,
-        max_errors=max_errors,
+        on_error=shared.on_error,
+        max_errors=shared.max_errors,
         targets={} if join else targets,
         paths=paths,
         allow_outside=allow_outside,
@@ -189,10 +178,11 @@ def manifest(
     )
     if join:
         open_source = partial(
-            manifest,
+            DATASETS.create,
+            "manifest",
             shares=shares,
-            on_error=on_error,
-            max_errors=max_errors,
+            on_error=shared.on_error,
+            max_errors=shared.max_errors,
             targets={},
             allow_outside=allow_outside,
         )
@@ -203,7 +193,7 @@ def manifest(
         dataset = open_root()
     del loaded
     pa.default_memory_pool().release_unused()  # reading takes several times the table's memory
-    return apply_shared_settings(dataset, modalities, missing, missing_mechanism)
+    return dataset
 
 
 def _load(root: Any, text_format: TextFormat, fields: Sequence[str], stream_limit: int) -> Loaded:
@@ -234,11 +224,7 @@ def folders(
     *,
     root: str = "",
     shares: Sequence[float] = SHARES,
-    on_error: OnError = "raise",
-    max_errors: float = MAX_ERRORS,
-    modalities: str | Sequence[str] | None = None,
-    missing: float = 0.0,
-    missing_mechanism: Mechanism = "mcar",
+    shared: SharedSettings = DEFAULTS,
     allow_outside: bool = False,
 ) -> PairedDataset:
     """Open files in class folders: `root/[split/]class/id.png|jpg|txt|wav|flac|ogg|mp3`.
@@ -250,12 +236,6 @@ def folders(
         root: the top folder
         shares: of train, val and test, if there are no folders of these names; a hash of the id
             assigns the split, and leaves none without a class where it can
-        on_error: `raise` on a value that cannot be read, treat it as `missing` or `skip` its sample
-        max_errors: share of a modality's values that may fail before the run ends, 0 to 1
-        modalities: names of those to keep, comma-separated or a list
-        missing: share of each modality's values to remove, at least 0 and below 1
-        missing_mechanism: `mcar` removes values at random, `mar` depending on the label, `mnar` on
-            the value itself (length, brightness, loudness)
         allow_outside: whether links may lead to files outside of `root`
     """
     top = Path(root).expanduser()
@@ -271,18 +251,17 @@ def folders(
         made = make_splits(table["id"], [table["target"]], shares)
         table = table.set_column(1, "split", made.splits)
         rule = f"by a hash of folder and stem{made.exceptions}"
-    dataset = PairedDataset(
+    return PairedDataset(
         table,
         {kind: kind for kind in kinds},
         root=top,
         source=str(top),
-        on_error=on_error,
+        on_error=shared.on_error,
         paths=kinds,
         allow_outside=allow_outside,
         provenance=Provenance(split_rule=rule, split_shares=None if has_splits else tuple(shares)),
-        max_errors=max_errors,
+        max_errors=shared.max_errors,
     )
-    return apply_shared_settings(dataset, modalities, missing, missing_mechanism)
 
 
 def _find_samples(top: Path, has_splits: bool) -> list[dict[str, str]]:

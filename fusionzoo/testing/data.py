@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from fusionzoo.datasets import DATASETS, Collate, PairedDataset
+from fusionzoo.datasets import DATASETS, Collate, DatasetEntry, PairedDataset
 from fusionzoo.encoders import ENCODERS, create_encoder
 from fusionzoo.structures import Sample
 
@@ -72,7 +72,8 @@ def _comparable(value: Any) -> Any:
 
 def source(target: str, settings: Mapping[str, Any] | None = None) -> Source:
     """Return the data set of a name, `module:function` or `file.py:function`."""
-    return Source(partial(find(target, DATASETS), **(settings or {})))
+    entry = DatasetEntry(name=target, cls=find(target, DATASETS), summary="")
+    return Source(partial(entry.build, **(settings or {})))
 
 
 CHECKS: Checks[Source] = Checks()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fusionzoo.datasets import DATASETS
+from fusionzoo.datasets.base import SharedSettings
 from fusionzoo.encoders import ENCODERS, create_encoder
 from fusionzoo.fusion import FUSIONS
 from fusionzoo.training.balance import BALANCE, Balance
@@ -23,7 +24,7 @@ COMPONENTS = [
     for registry in REGISTRIES
     for name in registry
 ]
-NOT_FOR_USERS = {"assets"}  # set when a model folder is loaded
+NOT_FOR_USERS = {"assets", "shared"}  # set by model folders and by `DATASETS.create`
 
 
 def keyword_only(component: Component) -> set[str]:
@@ -52,7 +53,7 @@ def test_a_setting_is_described_by_more_than_its_name(component: Component) -> N
         assert "default" not in meaning, f"{name}: the signature has the default"
 
 
-@pytest.mark.parametrize("shared", [Balance, create_encoder])
+@pytest.mark.parametrize("shared", [Balance, create_encoder, SharedSettings])
 def test_common_settings_are_described_where_they_are_declared(shared: Component) -> None:
     described = set(settings_block(shared.__doc__))
     assert described - NOT_FOR_USERS == keyword_only(shared) - NOT_FOR_USERS

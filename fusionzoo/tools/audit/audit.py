@@ -54,9 +54,7 @@ FACTS: tuple[Describe, ...] = (class_table, length_tables)
 def open_leniently(settings: Mapping[str, Any]) -> tuple[PairedDataset, list[Refusal]]:
     """Open a data set by its settings; return it with what `create_dataset` would refuse."""
     name, options = split_name(settings, "data")
-    for key, value in (("on_error", "missing"), ("max_errors", 1.0)):
-        if key in DATASETS[name].parameters:
-            options[key] = value
+    options |= {"on_error": "missing", "max_errors": 1.0}
     with collecting() as refusals:
         dataset = DATASETS.create(name, **options)
     return dataset, refusals
