@@ -119,8 +119,8 @@ class Tasks(nn.Module):
     def _is_error(self, name: str) -> bool:
         """Whether less of a figure is better, `mae` or `age.mae`."""
         column, _, key = name.rpartition(".")
-        tasks = [x for x in self.tasks if column in ("", x.target.name)]  # type: ignore[union-attr]
-        return any(key in task.errors for task in tasks)  # type: ignore[operator, union-attr]
+        tasks = [task for task in self.tasks if isinstance(task, Task)]
+        return any(key in task.errors for task in tasks if column in ("", task.target.name))
 
     def prior(self, labels: Tensor) -> Tensor:
         """Return the prediction without any input, as exp(logits): labels of a split -> (K,)."""

@@ -15,12 +15,12 @@ from typing import Any, cast
 import pytest
 
 from fusionzoo.benchmark.api import run
-from fusionzoo.benchmark.bench import METRICS
 from fusionzoo.benchmark.report import page as report_html
 from fusionzoo.benchmark.report.leaderboard import table
 from fusionzoo.benchmark.report.page import heat_map
 from fusionzoo.benchmark.report.results import StrategyResults, Summary, data_title
 from fusionzoo.benchmark.report.verdict import figures
+from fusionzoo.evaluation.metrics import METRICS
 from fusionzoo.fusion import FUSIONS, list_fusions
 from helpers.planted import strategy, summary
 from helpers.setup_benchmark import small

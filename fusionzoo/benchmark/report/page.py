@@ -19,11 +19,12 @@ import numpy as np
 
 from fusionzoo.errors import FusionZooError, __version__, print_table
 from fusionzoo.evaluation.calibration import risk_coverage
+from fusionzoo.evaluation.metrics import Metric
 from fusionzoo.evaluation.robustness import subsets
 from fusionzoo.evaluation.statistics import LEVEL, Ranking, rank
 from fusionzoo.files import replacing, write_text
 
-from ..bench import Metric, metric_named
+from ..bench import metric_named
 from ..clock import read_laps
 from ..strategies import ALONE, is_single
 from . import plots

@@ -90,13 +90,109 @@ __all__ = [
 ]
 
 
-class Balance(nn.Module):
+class Overrides:
+    """A flag of a class that says whether a subclass overrides a hook."""
+
+    def __init__(self, hook: str) -> None:
+        self.hook = hook
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.default = getattr(owner, self.hook)
+
+    def __get__(self, strategy: object, cls: type) -> bool:
+        return getattr(cls, self.hook) is not self.default
+
+
+class DataHooks:
+    """What changes the data: the batch that is encoded, and the features that the fusion reads."""
+
+    raw_inputs = True  # whether it may read or change `batch.inputs`, or read tokens of features
+    mixes_rows = False  # whether rows stand for two samples; then only family `data` goes with it
+
+    makes_views = Overrides("views")
+
+    def edit_batch(self, batch: Batch, rows: Tensor, context: StepContext) -> Batch:
+        """Change the batch before it is encoded; on the CPU."""
+        return batch
+
+    def views(self, batch: Batch, rows: Tensor, context: StepContext) -> tuple[Batch, Batch]:
+        """Return two augmented versions of the batch, after `edit_batch` and on the CPU.
+
+        Both are encoded besides the batch itself, and `extra_losses` finds their features in
+        `context.views`. `batch.second` has the inputs of a second augmentation by the encoders'
+        processors.
+        """
+        raise NotImplementedError
+
+    def edit_features(self, context: StepContext) -> Mapping[str, Features]:
+        """Change the features that the fusion reads; the modalities' own heads read the others."""
+        return context.features
+
+
+class LossHooks:
+    """What changes the loss: what it is computed from, its value for each row, and its mean."""
+
+    aligns = Overrides("embed")
+
+    def edit_output(self, context: StepContext) -> FusionOutput:
+        """Change the fusion's output before its loss is computed."""
+        return context.output
+
+    def main_loss(self, context: StepContext, loss: LossTerm) -> LossTerm:
+        """Change the fusion's own loss."""
+        return loss
+
+    def extra_losses(self, context: StepContext) -> dict[str, LossTerm]:
+        """Return losses to add to the fusion's own; each is logged under its name."""
+        return {}
+
+    def weigh(self, means: Mapping[str, MeanLoss]) -> Mapping[str, MeanLoss]:
+        """Change the mean losses of a batch before they are summed, those of other strategies too.
+
+        The fusion's own loss has the name "". Names must stay. The log holds the losses before.
+        """
+        return means
+
+    def embed(self, features: Mapping[str, Features]) -> Mapping[str, Tensor]:
+        """Map each modality into one space, where partners are near, in evaluation: (B, D) each."""
+        raise NotImplementedError
+
+
+class GradientHooks:
+    """What changes the gradients: whose encoder learns in a step, and how fast."""
+
+    surgery = False  # whether it decides how fast each encoder learns; a run takes one of these
+    two_pass = Overrides("combine_gradients")  # `extra_losses` then have a backward pass of theirs
+
+    def turns(self, context: StepContext) -> Sequence[str | None]:
+        """Return who learns in this step, in turn: a modality's encoder alone, or None for all.
+
+        Each turn has a forward and a backward pass and an update of its own.
+        """
+        return (None,)
+
+    def combine_gradients(self, main: list[Tensor], extra: list[Tensor]) -> list[Tensor]:
+        """Combine an encoder's gradients of the main loss and of `extra_losses`.
+
+        Must commute with scaling, for a loss scaler may have scaled both.
+        """
+        raise NotImplementedError
+
+    def edit_gradients(
+        self, encoders: Mapping[str, Sequence[nn.Parameter]], context: StepContext
+    ) -> None:
+        """Change the gradients, unscaled and summed over processes, before they are clipped."""
+
+
+class Balance(DataHooks, LossHooks, GradientHooks, nn.Module):
     """Change how a model is trained, never what it is: evaluation and the saved model know nothing.
 
-    The hooks below stand in the order in which training calls them, and only while the strategy is
-    `active`; a strategy that is switched off leaves every weight as plain training would, bit for
-    bit. So nothing here may draw from the global generators: `draw` gives a generator that depends
-    on the seed and its key alone, the same on every process.
+    Its hooks are those of `DataHooks`, `LossHooks` and `GradientHooks`, each in the order in which
+    training calls them, and two about time: `begin_epoch` and `after_step`. They are called only
+    while the strategy is `active`; one that is switched off leaves every weight as plain training
+    would, bit for bit. So nothing here may draw from the global generators: `draw` gives a
+    generator that depends on the seed and its key alone, the same on every process.
+
     Buffers are state: checkpoints keep them, and they must be equal on all processes (sum over
     `world` what each process computed). Parameters learn in a group of their own, clipped by their
     own norm.
@@ -106,14 +202,8 @@ class Balance(nn.Module):
         end: epochs of training after which it becomes inactive; None for never
     """
 
-    surgery = False  # whether it decides how fast each encoder learns; a run takes one of these
     shards = True  # whether it works with weights that FSDP shards
-    aligns = False  # whether `embed` maps modalities into one space, where partners are near
     encoders_only = False  # whether it changes nothing where all encoders are frozen
-    raw_inputs = True  # whether it may read or change `batch.inputs`, or read tokens of features
-    mixes_rows = False  # whether rows stand for two samples; then only family `data` goes with it
-    two_pass = False  # whether `combine_gradients` wants those of `extra_losses` by themselves
-    makes_views = False  # whether `views` returns something
     lr_scale = 1.0  # learning rate of its own parameters, as a multiple of the base rate
 
     def __init__(
@@ -173,58 +263,6 @@ class Balance(nn.Module):
         self, trainer: RunningTrainer, loaders: Mapping[str, Any], context: StepContext
     ) -> None:
         """Prepare an epoch; not called when a run resumes within one."""
-
-    def turns(self, context: StepContext) -> Sequence[str | None]:
-        """Return who learns in this step, in turn: a modality's encoder alone, or None for all."""
-        return (None,)
-
-    def edit_batch(self, batch: Batch, rows: Tensor, context: StepContext) -> Batch:
-        """Change the batch before it is encoded; on the CPU."""
-        return batch
-
-    def edit_features(self, context: StepContext) -> Mapping[str, Features]:
-        """Change the features that the fusion reads; the modalities' own heads read the others."""
-        return context.features
-
-    def views(self, batch: Batch, rows: Tensor, context: StepContext) -> tuple[Batch, Batch]:
-        """Return two augmented versions of the batch, after `edit_batch` and on the CPU.
-
-        Called where `makes_views` is set. Both are encoded besides the batch itself, and
-        `extra_losses` finds their features in `context.views`. `batch.second` has the inputs of a
-        second augmentation by the encoders' processors.
-        """
-        raise NotImplementedError
-
-    def edit_output(self, context: StepContext) -> FusionOutput:
-        """Change the fusion's output before its loss is computed."""
-        return context.output
-
-    def main_loss(self, context: StepContext, loss: LossTerm) -> LossTerm:
-        """Change the fusion's own loss."""
-        return loss
-
-    def extra_losses(self, context: StepContext) -> dict[str, LossTerm]:
-        """Return losses to add to the fusion's own; each is logged under its name."""
-        return {}
-
-    def weigh(self, means: Mapping[str, MeanLoss]) -> Mapping[str, MeanLoss]:
-        """Change the mean losses of a batch before they are summed, those of other strategies too.
-
-        The fusion's own loss has the name "". Names must stay. The log holds the losses before.
-        """
-        return means
-
-    def combine_gradients(self, main: list[Tensor], extra: list[Tensor]) -> list[Tensor]:
-        """Combine an encoder's gradients of the main loss and of `extra_losses`.
-
-        Must commute with scaling, for a loss scaler may have scaled both.
-        """
-        raise NotImplementedError
-
-    def edit_gradients(
-        self, encoders: Mapping[str, Sequence[nn.Parameter]], context: StepContext
-    ) -> None:
-        """Change the gradients, unscaled and summed over processes, before they are clipped."""
 
     def after_step(self) -> None:
         """Constrain the strategy's own parameters after an update."""

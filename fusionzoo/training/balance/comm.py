@@ -55,7 +55,6 @@ class CoMM(Balance):
     Shapes: embeddings (B, dim of the fusion) -> z (B, dim) -> a loss per row and k (n,)
     """
 
-    makes_views = True
     encoders_only = True
 
     def __init__(

@@ -64,7 +64,6 @@ class ContrastiveAlign(Balance):
 
     encoders_only = True
     raw_inputs = False
-    aligns = True
 
     def __init__(
         self,

@@ -37,7 +37,6 @@ class MMPareto(Balance):
     raw_inputs = False
     surgery = True
     shards = False  # two backward passes
-    two_pass = True
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from fusionzoo.datasets import create_dataset
 from fusionzoo.distributed import World
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import StepContext
-from fusionzoo.training.balance import BALANCE, StrategyInputs, build_balance
+from fusionzoo.training.balance import BALANCE, Balance, StrategyInputs, build_balance
 from fusionzoo.training.build import build_objective
 from helpers.strategies import (
     DIMS,
@@ -163,3 +163,23 @@ def test_samples_that_are_not_of_the_split_are_refused_where_chance_goes_by_samp
     batch = make_batch()._replace(ids=[f"x{row}" for row in range(12)])
     with pytest.raises(FusionZooError, match="not of the training split"):
         trainer.step([batch], StepContext())
+
+
+def test_what_a_strategy_needs_of_training_follows_from_the_hooks_that_it_overrides() -> None:
+    by_flag = {
+        flag: {name for name in BALANCE if getattr(BALANCE[name].cls, flag)}
+        for flag in ("makes_views", "aligns", "two_pass")
+    }
+    assert by_flag == {
+        "makes_views": {"comm"},
+        "aligns": {"contrastive_align"},
+        "two_pass": {"mmpareto"},
+    }
+
+    class Set(Balance):  # a flag may be set, too, in a class or an object
+        makes_views = True  # type: ignore[assignment]
+
+    strategy = Set(StrategyInputs(make_model(), torch.zeros(9), 0, World()))
+    assert strategy.makes_views and not strategy.two_pass
+    strategy.two_pass = True  # type: ignore[misc, assignment]
+    assert strategy.two_pass and not Set.two_pass
