@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 
 from fusionzoo.benchmark.api import run
 from fusionzoo.benchmark.report import page as report_html
-from fusionzoo.benchmark.report.leaderboard import table
+from fusionzoo.benchmark.report.leaderboard import page_table, text_table
 from fusionzoo.benchmark.report.page import heat_map
 from fusionzoo.benchmark.report.results import StrategyResults, Summary, data_title
 from fusionzoo.benchmark.report.verdict import figures
@@ -227,7 +228,7 @@ def test_names_are_shown_as_code_and_each_strategy_has_its_calibration(page: Pat
 
 
 def lines_of(*lines: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    columns, rows = table(lines, "mae")
+    columns, rows = page_table(lines, "mae")
     return [column.title for column in columns], [[cell.text for cell in row] for row in rows]
 
 
@@ -242,8 +243,32 @@ def test_columns_without_values_are_left_out_and_unknown_numbers_come_last() -> 
     assert rows[1][1:] == ["1.500", "", "", "", "baseline", ""]
 
 
+def test_the_page_and_the_text_tables_show_the_same_cells() -> None:
+    lines = [
+        {"strategy": "gmu", "family": "early", "kind": "fusion", "mae": 1234.56, "low": math.nan}
+        | {"high": math.nan, "gain_difference": -3.25, "gain_low": -4.0, "gain_high": 1.5}
+        | {"gain_p_holm": 0.2, "missing_area": 1.0, "missing_area_low": 0.5},
+        {"strategy": "alone:image", "family": "single", "kind": "single", "mae": 12.3456}
+        | {"low": 11.0, "high": 13.0},
+    ]
+    columns, cells = page_table(lines, "mae")
+    titles = [column.title.replace("\u00a0", " ") for column in columns]
+    page_rows = [dict(zip(titles, [x.text for x in row], strict=True)) for row in cells]
+    header, rows = text_table(lines, "mae")
+    # Areas with intervals are shown only where a row was trained on incomplete data.
+    gain = "gain over best single"
+    assert header == ["strategy", "family", "MAE", "95 %", gain, "p (Holm)"]
+    assert rows[0] == ["gmu", "early", "1,235", "one seed", "-3.25 (-4 to +1.5)", "0.200"]
+    for row, page_row in zip(rows, page_rows, strict=True):
+        text_row = dict(zip(header, row, strict=True))
+        for title in ("strategy", "family", "MAE", "p (Holm)"):
+            assert text_row[title] == page_row[title]
+    without_gain = [line for line in lines if line["kind"] == "single"]
+    assert text_table(without_gain, "mae")[0] == ["strategy", "family", "MAE", "95 %"]
+
+
 def test_numbers_with_units_or_separators_carry_the_number_that_sorts_them() -> None:
-    columns, (row,) = table(
+    columns, (row,) = page_table(
         [{"strategy": "gmu", "accuracy": 0.5, "parameters": 128396, "samples_per_second": 54321.0}],
         "accuracy",
     )

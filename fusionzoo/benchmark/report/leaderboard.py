@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -148,7 +148,8 @@ class Column:
     title: str
     text: Callable[..., str]  # of the values of the keys
     note: str = ""  # what the column shows, where the heading does not say it
-    default: bool = True  # otherwise behind the switch "all columns"
+    default: bool = True  # on the page; otherwise behind the switch "all columns"
+    kind: str = ""  # left out if no line is of this kind
 
 
 class Cell(NamedTuple):
@@ -159,97 +160,142 @@ class Cell(NamedTuple):
     style: str = ""  # CSS class
 
 
-# Columns that are the same for every metric.
-DETAILS = (
-    Column(keys=("family",), title="family", text=str),
-    Column(keys=("macro_f1",), title="macro F1", text=decimal),
-    Column(
+def _interval(low: float, high: float) -> str:
+    return f"{decimal(low)} to {decimal(high)}"
+
+
+def _with_interval(value: float, low: float, high: float) -> str:
+    return f"{decimal(value)} ({_interval(low, high)})"
+
+
+def _p_value(p: float) -> str:
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+# Columns that are the same for every metric, by name.
+COMMON = {
+    "strategy": Column(keys=("strategy",), title="strategy", text=str),
+    "p": Column(keys=("gain_p_holm",), title="p\u00a0(Holm)", text=_p_value),
+    "outcome": Column(keys=("outcome",), title="outcome", text=str),
+    "family": Column(keys=("family",), title="family", text=str),
+    "macro_f1": Column(keys=("macro_f1",), title="macro F1", text=decimal),
+    "ece": Column(keys=("ece",), title="ECE", text=decimal),
+    "ece_marked": Column(
         keys=("ece", "calibration"),
         title="ECE",
         text=lambda ece, words: decimal(ece) + (" *" if words == NOT_CALIBRATED else ""),
         note="expected calibration error; * not calibrated",
     ),
-    Column(keys=("parameters",), title="param\u00adeters", text=readable),
-    Column(keys=("seconds",), title="train s", text=lambda seconds: f"{seconds:.2f}"),
-    Column(keys=("macs",), title="MACs", text=readable, default=False),
-    Column(keys=("latency_ms",), title="latency ms", text=decimal, default=False),
-    Column(keys=("samples_per_second",), title="samples/s", text=thousands, default=False),
-    Column(keys=("memory_mb",), title="memory MB", text=decimal, default=False),
-    Column(keys=("ece_debiased",), title="ECE debiased", text=decimal, default=False),
-    Column(
+    "parameters": Column(keys=("parameters",), title="param\u00adeters", text=readable),
+    "seconds": Column(keys=("seconds",), title="train s", text=lambda seconds: f"{seconds:.2f}"),
+    "macs": Column(keys=("macs",), title="MACs", text=readable, default=False),
+    "latency": Column(keys=("latency_ms",), title="latency ms", text=decimal, default=False),
+    "speed": Column(keys=("samples_per_second",), title="samples/s", text=thousands, default=False),
+    "memory": Column(keys=("memory_mb",), title="memory MB", text=decimal, default=False),
+    "ece_debiased": Column(
+        keys=("ece_debiased",), title="ECE debiased", text=decimal, default=False
+    ),
+    "ece_if_calibrated": Column(
         keys=("ece_if_calibrated", "ece_limit"),
         title="ECE if calibrated",
         text=lambda mean, limit: f"{mean:.3f} (up to {limit:.3f})",
         default=False,
     ),
-    Column(keys=("calibration",), title="calibration", text=str, default=False),
-    Column(keys=("brier",), title="Brier", text=decimal, default=False),
-    Column(keys=("nll",), title="NLL", text=decimal, default=False),
-    Column(keys=("aurc",), title="AURC", text=decimal, default=False),
-    Column(keys=("val_accuracy",), title="validation accuracy", text=decimal, default=False),
+    "calibration": Column(keys=("calibration",), title="calibration", text=str, default=False),
+    "brier": Column(keys=("brier",), title="Brier", text=decimal, default=False),
+    "nll": Column(keys=("nll",), title="NLL", text=decimal, default=False),
+    "aurc": Column(keys=("aurc",), title="AURC", text=decimal, default=False),
+    "val_accuracy": Column(
+        keys=("val_accuracy",), title="validation accuracy", text=decimal, default=False
+    ),
+}
+# The columns of each rendering, by name and in order.
+PAGE = (
+    *("strategy", "metric", "interval", "untuned", "gain", "gain_interval", "p", "outcome"),
+    *("missing", "lost", "family", "macro_f1", "ece_marked", "parameters", "seconds", "macs"),
+    *("latency", "speed", "memory", "ece_debiased", "ece_if_calibrated", "calibration", "brier"),
+    *("nll", "aurc", "val_accuracy"),
 )
+TEXT = (  # Markdown, LaTeX and notebooks
+    *("strategy", "family", "metric", "interval", "untuned", "macro_f1", "ece", "ece_debiased"),
+    *("ece_if_calibrated", "calibration", "missing_with_interval", "lost_with_interval"),
+    *("gain_with_interval", "p"),
+)
+TERMINAL = ("strategy", "metric", "interval", "untuned", "gain_with_interval")
 
 
-def columns(metric: str) -> list[Column]:
-    """Return the columns of a leaderboard that is ranked by `metric`."""
-    gain, share = metric_named(metric).difference, metric_named(metric).share
-    name = metric_name(metric)
-    score = f"{name} over missing rates from 0 to 0.9, averaged"
-    return [
-        Column(keys=("strategy",), title="strategy", text=str),
-        Column(keys=(metric,), title=name, text=decimal),
-        Column(keys=("low", "high"), title="95 %", text=_interval, note=f"interval of the {name}"),
-        Column(
+def columns(metric: str) -> dict[str, Column]:
+    """Return all columns of a leaderboard that is ranked by `metric`, by name."""
+    gain, points = metric_named(metric).difference, ", points" * metric_named(metric).share
+    title = metric_name(metric)
+    over_missing = f"{title} over missing rates from 0 to 0.9, averaged"
+    over_lost = f"{title} over the severity of a lost part, averaged"
+
+    def area_with_interval(key: str, title: str) -> Column:
+        keys = (key, f"{key}_low", f"{key}_high")
+        return Column(keys=keys, title=title, text=_with_interval, kind="incomplete")
+
+    return COMMON | {
+        "metric": Column(keys=(metric,), title=title, text=decimal),
+        "interval": Column(
+            keys=("low", "high"), title="95 %", text=_interval, note=f"interval of the {title}"
+        ),
+        "untuned": Column(
             keys=("untuned",),
             title="untuned",
             text=decimal,
-            note=f"{name} before tuning, of the first seed",
+            note=f"{title} before tuning, of the first seed",
         ),
-        Column(
+        "gain": Column(
             keys=("gain_difference",),
-            title="gain, points" if share else "gain",
+            title=f"gain{points}",
             text=gain,
             note="over the best single modality",
         ),
-        Column(
+        "gain_interval": Column(
             keys=("gain_low", "gain_high"),
             title="95 %",
             text=lambda low, high: f"{gain(low)} to {gain(high)}",
             note="interval of the gain",
         ),
-        Column(keys=("gain_p_holm",), title="p\u00a0(Holm)", text=_p_value),
-        Column(keys=("outcome",), title="outcome", text=str),
-        Column(keys=("missing_area",), title="missing", text=decimal, note=score),
-        Column(
-            keys=("lost_area",),
-            title="lost parts",
-            text=decimal,
-            note=f"{name} over the severity of a lost part, averaged",
-            default=False,
+        "gain_with_interval": Column(
+            keys=("gain_difference", "gain_low", "gain_high"),
+            title=f"gain over best single{points}",
+            text=lambda value, low, high: f"{gain(value)} ({gain(low)} to {gain(high)})",
         ),
-        *DETAILS,
+        "missing": Column(keys=("missing_area",), title="missing", text=decimal, note=over_missing),
+        "lost": Column(
+            keys=("lost_area",), title="lost parts", text=decimal, note=over_lost, default=False
+        ),
+        "missing_with_interval": area_with_interval("missing_area", "missing"),
+        "lost_with_interval": area_with_interval("lost_area", "lost parts"),
+    }
+
+
+def present_columns(lines: Sequence[Line], metric: str, names: Sequence[str]) -> list[Column]:
+    """Return those of the named columns that the lines have values for."""
+    by_name, kinds = columns(metric), {line.get("kind") for line in lines}
+    return [
+        column
+        for column in (by_name[name] for name in names)
+        if any(_has_value(line.get(column.keys[0])) for line in lines)
+        and (not column.kind or column.kind in kinds)
     ]
 
 
-def present_columns(lines: Sequence[Line], metric: str) -> list[Column]:
-    """Return the columns that the lines have values for; numbers of other keys come last."""
-    listed: dict[tuple[str, ...], Column] = {}
-    for column in columns(metric):
-        listed.setdefault(column.keys, column)
-    covered = {key for keys in listed for key in keys} | HIDDEN
+def _other_numbers(lines: Sequence[Line], listed: Sequence[Column]) -> list[Column]:
+    """Return a column for each number of the lines that no listed column shows."""
+    covered = {key for column in listed for key in column.keys} | HIDDEN
     others = dict.fromkeys(
         key
         for line in lines
         for key, value in line.items()
         if key not in covered and isinstance(value, int | float) and not isinstance(value, bool)
     )
-    generic = (
-        Column(keys=(key,), title=metric_name(key), text=decimal, default=False) for key in others
-    )
     return [
-        column
-        for column in (*listed.values(), *generic)
-        if any(_has_value(line.get(column.keys[0])) for line in lines)
+        Column(keys=(key,), title=metric_name(key), text=decimal, default=False)
+        for key in others
+        if any(_has_value(line.get(key)) for line in lines)
     ]
 
 
@@ -265,20 +311,22 @@ def cell(column: Column, line: Line) -> Cell:
     return Cell(text, "", style)
 
 
-def table(lines: Iterable[Line], metric: str) -> tuple[list[Column], list[list[Cell]]]:
-    """Return the columns of the leaderboard and the cells of each line."""
-    all_lines = list(lines)
-    shown = present_columns(all_lines, metric)
-    return shown, [[cell(column, line) for column in shown] for line in all_lines]
+def page_table(lines: Sequence[Line], metric: str) -> tuple[list[Column], list[list[Cell]]]:
+    """Return the columns of the page and the cells of each line; unlisted numbers come last."""
+    by_name = columns(metric)
+    shown = present_columns(lines, metric, PAGE)
+    shown += _other_numbers(lines, [by_name[name] for name in PAGE])
+    return shown, [[cell(column, line) for column in shown] for line in lines]
+
+
+def text_table(
+    lines: Sequence[Line], metric: str, names: Sequence[str] = TEXT
+) -> tuple[list[str], list[list[str]]]:
+    """Return the leaderboard as text: header and rows."""
+    shown = present_columns(lines, metric, names)
+    header = [column.title.replace("\u00a0", " ") for column in shown]
+    return header, [[cell(column, line).text for column in shown] for line in lines]
 
 
 def _has_value(value: Any) -> bool:
     return value is not None and not (isinstance(value, float) and math.isnan(value))
-
-
-def _interval(low: float, high: float) -> str:
-    return f"{decimal(low)} to {decimal(high)}"
-
-
-def _p_value(p: float) -> str:
-    return "<0.001" if p < 0.001 else f"{p:.3f}"

@@ -11,9 +11,8 @@ import re
 import webbrowser
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,7 +27,7 @@ from ..bench import metric_named
 from ..clock import read_laps
 from ..strategies import ALONE, is_single
 from . import plots
-from .leaderboard import ECE_NOTE, table
+from .leaderboard import ECE_NOTE, TERMINAL, page_table, text_table
 from .results import (
     MAJORITY,
     PRIOR,
@@ -284,7 +283,7 @@ def page(summary: Summary, figures: Mapping[str, Any], laps: Sequence[tuple[str,
     metric = str(figures["metric"])
     facts = {strategy.name: strategy.facts for strategy in summary.strategies}
     lines = [{**line, **facts.get(line["strategy"], {})} for line in figures["leaderboard"]]
-    columns, cells = table(lines, metric)
+    columns, cells = page_table(lines, metric)
     text = (
         environment()
         .get_template("page.html")
@@ -373,7 +372,6 @@ def csv_text(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return out.getvalue()
 
 
-GAIN = ("difference", "low", "high")
 COSTS = ("parameters", "macs", "seconds", "latency_ms", "samples_per_second", "memory_mb")
 
 
@@ -413,12 +411,8 @@ def print_report(
     figures: Mapping[str, Any], out: Path, laps: Sequence[tuple[str, float]] = ()
 ) -> None:
     """Print the leaderboard's main columns, the verdict and where the minutes went."""
-    wanted = [column for column in text_columns(figures) if column.printed]
-    rows = [
-        [line["strategy"], *(column.text(line) for column in wanted)]
-        for line in figures["leaderboard"]
-    ]
-    print_table("Test samples", ["strategy", *(column.title for column in wanted)], rows)
+    header, rows = text_table(figures["leaderboard"], figures["metric"], TERMINAL)
+    print_table("Test samples", header, rows)
     for name, error in figures["failed"].items():
         print(f"failed  {name}: {error}")
     print(f"\n{figures['verdict']}\n")
@@ -430,7 +424,7 @@ def print_report(
 
 def markdown(figures: Mapping[str, Any]) -> str:
     """Return the verdict, the leaderboard as a Markdown table, and a note on ECE."""
-    header, rows = text_table(figures)
+    header, rows = text_table(figures["leaderboard"], figures["metric"])
     lines = [figures["verdict"], "", f"| {' | '.join(header)} |"]
     lines += [f"| {' | '.join(['---'] * len(header))} |"]
     for line, row in zip(figures["leaderboard"], rows, strict=True):
@@ -442,86 +436,17 @@ def markdown(figures: Mapping[str, Any]) -> str:
 
 def latex(figures: Mapping[str, Any]) -> str:
     """Return the leaderboard as a booktabs table."""
-    header, rows = text_table(figures)
+    header, rows = text_table(figures["leaderboard"], figures["metric"])
     lines = [
         "% " + figures["verdict"].replace("%", r"\%"),
         *(["% " + ECE_NOTE.replace("%", r"\%")] if "ECE" in header else []),
         rf"\begin{{tabular}}{{ll{'r' * (len(header) - 2)}}}",
         r"\toprule",
-        " & ".join(map(_escape, header[:-1])) + r" & $p$ (Holm) \\",
+        " & ".join(_escape(title).replace("p (Holm)", "$p$ (Holm)") for title in header) + r" \\",
         r"\midrule",
     ]
     lines += [" & ".join(map(_escape, row)) + r" \\" for row in rows]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
-
-
-class TextColumn(NamedTuple):
-    """A column of the table as text."""
-
-    title: str
-    text: Callable[[Mapping[str, Any]], str]  # of a leaderboard line
-    printed: bool = True  # on the terminal too
-
-
-def text_table(figures: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return the leaderboard as text: header and rows."""
-    columns = text_columns(figures)
-    rows = [
-        [line["strategy"], *(column.text(line) for column in columns)]
-        for line in figures["leaderboard"]
-    ]
-    return ["strategy", *(column.title for column in columns)], rows
-
-
-def text_columns(figures: Mapping[str, Any]) -> list[TextColumn]:
-    """Return the columns after the strategy's name; those that no line has are left out."""
-    metric = metric_named(figures["metric"])
-    lines = figures["leaderboard"]
-
-    def has(key: str) -> bool:
-        return any(not math.isnan(line.get(key, math.nan)) for line in lines)
-
-    columns = [
-        TextColumn("family", lambda line: line["family"], False),
-        TextColumn(metric_name(metric.name), lambda line: f"{line[metric.name]:.3f}"),
-        TextColumn("95 %", lambda line: f"{line['low']:.3f} to {line['high']:.3f}"),
-    ]
-    if has("untuned"):
-        columns.append(TextColumn("untuned", lambda line: _decimal(line["untuned"])))
-    if has("macro_f1"):
-        columns.append(TextColumn("macro F1", lambda line: _decimal(line["macro_f1"]), False))
-    if has("ece"):
-        columns += [
-            TextColumn("ECE", lambda line: f"{line['ece']:.3f}", False),
-            TextColumn("ECE debiased", lambda line: f"{line['ece_debiased']:.3f}", False),
-            TextColumn(
-                "ECE if calibrated",
-                lambda line: f"{line['ece_if_calibrated']:.3f} (up to {line['ece_limit']:.3f})",
-                False,
-            ),
-            TextColumn("calibration", lambda line: line["calibration"], False),
-        ]
-    if any(line["kind"] == "incomplete" for line in lines):
-        columns += [
-            TextColumn(title, partial(_area, key), False)
-            for key, title in (("missing_area", "missing"), ("lost_area", "lost parts"))
-            if has(key)
-        ]
-    gain = "gain over best single" + (", points" if metric.share else "")
-    columns.append(TextColumn(gain, lambda line: _gain(line, metric)))
-    columns.append(TextColumn("p (Holm)", _p, False))
-    return columns
-
-
-def _area(key: str, line: Mapping[str, Any]) -> str:
-    """Write an area under a curve with its interval."""
-    if math.isnan(line.get(key, math.nan)):
-        return ""
-    return f"{line[key]:.3f} ({line[f'{key}_low']:.3f} to {line[f'{key}_high']:.3f})"
-
-
-def _decimal(number: float) -> str:
-    return "" if math.isnan(number) else f"{number:.3f}"
 
 
 def _parquet(summary: Summary, path: Path) -> None:
@@ -540,19 +465,6 @@ def _without_nan(tree: Any) -> Any:
     if isinstance(tree, Sequence) and not isinstance(tree, str):
         return [_without_nan(value) for value in tree]
     return None if isinstance(tree, float) and math.isnan(tree) else tree
-
-
-def _gain(line: Mapping[str, Any], metric: Metric) -> str:
-    if "gain_difference" not in line:
-        return ""
-    gain, low, high = (metric.difference(line[f"gain_{key}"]) for key in GAIN)
-    return f"{gain} ({low} to {high})"
-
-
-def _p(line: Mapping[str, Any]) -> str:
-    if "gain_p_holm" not in line:
-        return ""
-    return "<0.001" if line["gain_p_holm"] < 0.001 else f"{line['gain_p_holm']:.3f}"
 
 
 def _escape(text: str) -> str:
@@ -625,7 +537,7 @@ class Report:
         print_report(self.figures, self.folder, read_laps(self.folder))
 
     def _repr_html_(self) -> str:
-        header, rows = text_table(self.figures)
+        header, rows = text_table(self.figures["leaderboard"], self.figures["metric"])
         template = environment().get_template("notebook.html")
         return str(
             template.render(figures=self.figures, header=header, rows=rows, page=str(self.page))
