@@ -60,14 +60,17 @@ def embed(
     """
     from fusionzoo.distributed import gather
     from fusionzoo.embeddings.extract import Extraction, untrained_prefixes
+    from fusionzoo.embeddings.files import check_out
     from fusionzoo.embeddings.open import open_model_and_data
-    from fusionzoo.embeddings.parts import Parts, check_out, merge
+    from fusionzoo.embeddings.parts import Parts, merge
+    from fusionzoo.plugins import load_plugins
     from fusionzoo.training.loaders import num_workers
     from fusionzoo.training.report import report_failures
     from fusionzoo.training.speed import choose_for_inference
     from fusionzoo.training.tracker import Tracker
 
     out = Path(cfg.out)
+    load_plugins(cfg.plugins)  # one may hold the format of the file
     check_out(out)
     if cfg.engine == "ray":
         if world.size > 1:

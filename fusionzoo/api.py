@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fusionzoo.config import EmbedConfig, EvaluateConfig, PredictConfig, RunConfig, from_settings
 from fusionzoo.datasets import DATASETS, PairedDataset
 from fusionzoo.distributed import World, keep_freed_memory, launched, pick_device, process_group
+from fusionzoo.embeddings.files import FORMATS, EmbeddingFile
 from fusionzoo.encoders import ENCODERS, Encoder
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.fusion import FUSIONS, Fusion
@@ -172,23 +173,31 @@ REGISTRIES: dict[str, Registry[Any, Any]] = {
     "dataset": DATASETS,
     "balance": BALANCE,
     "objective": OBJECTIVES,
+    "embedding_format": FORMATS,
 }
 BASES: dict[str, type] = {
     "fusion": Fusion,
     "encoder": Encoder,
     "balance": Balance,
     "objective": Task,
+    "embedding_format": EmbeddingFile,
 }
-DEFAULT_FAMILIES = {"fusion": "early", "dataset": "built-in", "objective": "objective"}
+DEFAULT_FAMILIES = {
+    "fusion": "early",
+    "dataset": "built-in",
+    "objective": "objective",
+    "embedding_format": "file",
+}
 
 
 def register(component: C, *, kind: str | None = None, name: str | None = None, **facts: Any) -> C:
     """Register a class, or the function that opens a data set, and return it.
 
-    `kind` is fusion, encoder, dataset, balance or objective; default: by the base class, and a
-    function opens a data set. `name` is by default that of the class, `MyFusion` as `my_fusion`.
-    Facts such as `family` and `paper` are those of the decorators, `FUSIONS.register(...)`; the
-    family is by default `early` of a fusion, its `kind` of an encoder, `built-in` of a data set.
+    `kind` is fusion, encoder, dataset, balance, objective or embedding_format; default: by the base
+    class, and a function opens a data set. `name` is by default that of the class, `MyFusion` as
+    `my_fusion`. Facts such as `family` and `paper` are those of the decorators,
+    `FUSIONS.register(...)`; the family is by default `early` of a fusion, its `kind` of an encoder,
+    `built-in` of a data set, `file` of an embedding format.
     """
     kind = kind or _kind_of(component)
     if kind not in REGISTRIES:

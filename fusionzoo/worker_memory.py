@@ -37,7 +37,7 @@ Key = tuple[int, str, int]  # of a block: process, a name of it that is unique, 
 
 def make_loader(
     dataset: Any,
-    batches: Iterable[Sequence[Any]],
+    batches: Iterable[list[Any]],
     collate: Any,
     *,
     num_workers: int = 0,

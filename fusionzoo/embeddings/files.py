@@ -1,17 +1,23 @@
-"""Files of embeddings: Parquet, folders, Lance, NumPy; read without a copy where possible."""
+"""Formats of embeddings: Parquet, folders, NumPy, Lance; read without a copy where possible."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
+from fusionzoo.files import replacing
+from fusionzoo.registry import Entry, Registry
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,76 +63,67 @@ def scaled(matrix: Matrix, scale: pa.Array | pa.ChunkedArray) -> Matrix:
     return matrix.astype(np.float32) * factors[:, None]
 
 
-ROWS_SUFFIX = ".rows.parquet"  # beside an .npy file: the columns that are no vectors
+class EmbeddingFile(ABC):
+    """Embeddings in one format: a class writes and reads it. Vectors are in columns of lists.
 
-
-class EmbeddingFile:
-    """Embeddings in one format; columns of vectors are lists of numbers. Here: Parquet files.
-
-    Errors of the libraries pass through: whoever opens a file says what it was to be.
+    A subclass is registered under its suffix without the dot, in the family `file` or `folder`. It
+    needs `write`, `schema` and `read`; the other methods are there to be faster. Errors of the
+    libraries pass through: whoever opens a file says what it was to be.
     """
 
-    def __init__(self, path: Path, parquets: Sequence[Path]) -> None:
-        self.path, self.parquets = path, list(parquets)
+    library: ClassVar[str] = "pyarrow"  # that the format needs
+    install: ClassVar[str] = "pyarrow"  # what pip is to install for it
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def import_library(cls) -> Any:
+        """Import the library that the format needs; where it is missing, say how to install it."""
+        try:
+            return import_module(cls.library)
+        except ImportError:
+            raise FusionZooError(
+                f"embeddings in this format need the library {cls.library}, which is not"
+                f" installed: pip install {cls.install}"
+            ) from None
+
+    @classmethod
+    @abstractmethod
+    def write(cls, tables: Iterator[pa.Table], schema: pa.Schema, out: Path) -> None:
+        """Write tables one below another, with the schema's metadata; what was there is replaced
+        once all is written."""
+
+    @property
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """The columns, and the metadata."""
+
+    @abstractmethod
+    def read(self, columns: Sequence[str]) -> pa.Table:
+        """Return some columns whole, each as one piece of memory where possible."""
 
     @property
     def files(self) -> list[Path]:
         """All files that it is made of."""
-        return self.parquets
-
-    @cached_property
-    def schema(self) -> pa.Schema:
-        """The columns, and the metadata."""
-        first = self._opened[0].schema_arrow
-        for path, parquet in zip(self.parquets, self._opened, strict=True):
-            if not parquet.schema_arrow.equals(first):
-                raise FusionZooError(f"{path} has other columns than {self.parquets[0].name}")
-        return first
+        if self.path.is_dir():
+            return [path for path in self.path.rglob("*") if path.is_file()]
+        return [self.path]
 
     @property
     def rows(self) -> int:
         """The number of rows."""
-        return sum(parquet.metadata.num_rows for parquet in self._opened)
-
-    @cached_property
-    def _opened(self) -> list[Any]:
-        import pyarrow.parquet as pq
-
-        return [pq.ParquetFile(path, page_checksum_verification=True) for path in self.parquets]
+        return len(self.read(["id"]))
 
     def batches(self, columns: Sequence[str], size: int) -> Iterator[pa.RecordBatch]:
-        """Yield some columns in batches of at most `size` rows.
-
-        Row groups are opened one by one: Arrow keeps what it has read of all that it was asked for.
-        """
-        for parquet, group in self._row_groups():
-            yield from parquet.iter_batches(size, row_groups=[group], columns=list(columns))
+        """Yield some columns in batches of at most `size` rows."""
+        yield from self.read(columns).to_batches(size)
 
     def take(self, rows: Sequence[int], columns: Sequence[str]) -> pa.Table:
-        """Return some rows, whose numbers ascend; only their row groups are read."""
+        """Return some rows, whose numbers ascend."""
         import pyarrow as pa
 
-        wanted, first = np.asarray(rows, np.int64), 0
-        tables = []
-        for parquet, group in self._row_groups():
-            size = parquet.metadata.row_group(group).num_rows
-            low, high = np.searchsorted(wanted, [first, first + size])
-            if low < high:
-                table = parquet.read_row_group(group, columns=list(columns))
-                tables.append(table.take(pa.array(wanted[low:high] - first)))
-            first += size
-        return pa.concat_tables(tables) if tables else self.schema.empty_table().select(columns)
-
-    def read(self, columns: Sequence[str]) -> pa.Table:
-        """Return some columns whole, each as one piece of memory where possible."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        mapped = [
-            pq.ParquetFile(path, memory_map=True, page_checksum_verification=True)
-            for path in self.parquets
-        ]
-        return pa.concat_tables([parquet.read(columns=list(columns)) for parquet in mapped])
+        return self.read(columns).take(pa.array(rows, pa.int64()))
 
     def matrix(self, column: str) -> Matrix:
         """Return a column of vectors; read-only, without a copy where the format allows it."""
@@ -141,42 +138,141 @@ class EmbeddingFile:
         matrix.flags.writeable = False  # it is Arrow's memory
         return matrix
 
+
+FORMATS: Registry[EmbeddingFile, Entry[EmbeddingFile]] = Registry(
+    "embedding format", "fusionzoo embed --help", Entry, ("file", "folder")
+)
+NO_SUFFIX = "parts"  # the format of a folder without a suffix
+
+
+def format_of(path: Path) -> type[EmbeddingFile]:
+    """Return the format of a suffix; with any other, a Parquet file or a folder of them."""
+    name = path.suffix[1:]
+    is_known = name in FORMATS and name != NO_SUFFIX
+    if not is_known or (path.is_dir() and FORMATS[name].family == "file"):
+        is_file = path.suffix or path.is_file()
+        name = "parquet" if is_file and not path.is_dir() else NO_SUFFIX
+    cls: Any = FORMATS[name].cls
+    return cls
+
+
+def check_out(out: Path) -> None:
+    """Refuse a name whose format is unknown, and one whose library is not installed."""
+    suffixes = [f".{name}" for name in FORMATS if name != NO_SUFFIX]
+    if out.suffix and out.suffix not in suffixes:
+        raise FusionZooError(
+            f"--out {out}: embeddings are written as {', '.join(suffixes[:-1])} or {suffixes[-1]},"
+            " or into a folder, whose name has no suffix; --plugins names the file of a format of"
+            " your own"
+        )
+    is_folder = FORMATS[out.suffix[1:] or NO_SUFFIX].family == "folder"
+    if out.exists() and out.is_dir() != is_folder:
+        raise FusionZooError(f"--out {out} is a {'folder' if out.is_dir() else 'file'}")
+    format_of(out).import_library()
+
+
+def open_embedding_file(path: Path) -> EmbeddingFile:
+    """Open what `fusionzoo embed` wrote, by its suffix; a folder by the Parquet files in it."""
+    if not path.exists():
+        raise FusionZooError(
+            f"{path}: there is no such file of embeddings; `fusionzoo embed` writes one"
+        )
+    return format_of(path)(path)
+
+
+PLAIN = ("id", "split", "target")  # columns worth compressing
+
+
+def _parquet_writer(path: Path, schema: pa.Schema) -> Any:
+    import pyarrow.parquet as pq
+
+    # Numbers that hardly repeat: neither a dictionary nor compression makes them smaller.
+    return pq.ParquetWriter(
+        path,
+        schema,
+        use_dictionary=list(PLAIN),
+        compression={name: "snappy" for name in PLAIN},
+        write_page_checksum=True,
+    )
+
+
+@FORMATS.register("parquet", family="file")
+class ParquetFile(EmbeddingFile):
+    """A Parquet file; subclasses read several as one."""
+
+    def __init__(self, path: Path, parquets: Sequence[Path] = ()) -> None:
+        super().__init__(path)
+        self.parquets = list(parquets) or [path]
+
+    @classmethod
+    def write(cls, tables: Iterator[pa.Table], schema: pa.Schema, out: Path) -> None:
+        with replacing(out) as partial, _parquet_writer(partial, schema) as writer:
+            for table in tables:
+                writer.write_table(table, row_group_size=max(1, len(table)))
+
+    @property
+    def files(self) -> list[Path]:
+        return self.parquets
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        first = self._opened[0].schema_arrow
+        for path, parquet in zip(self.parquets, self._opened, strict=True):
+            if not parquet.schema_arrow.equals(first):
+                raise FusionZooError(f"{path} has other columns than {self.parquets[0].name}")
+        return first
+
+    @property
+    def rows(self) -> int:
+        return sum(parquet.metadata.num_rows for parquet in self._opened)
+
+    @cached_property
+    def _opened(self) -> list[Any]:
+        import pyarrow.parquet as pq
+
+        return [pq.ParquetFile(path, page_checksum_verification=True) for path in self.parquets]
+
+    def batches(self, columns: Sequence[str], size: int) -> Iterator[pa.RecordBatch]:
+        # One by one: Arrow keeps what it has read of all that it was asked for.
+        for parquet, group in self._row_groups():
+            yield from parquet.iter_batches(size, row_groups=[group], columns=list(columns))
+
+    def take(self, rows: Sequence[int], columns: Sequence[str]) -> pa.Table:
+        # Only the row groups of these rows are read.
+        import pyarrow as pa
+
+        wanted, first = np.asarray(rows, np.int64), 0
+        tables = []
+        for parquet, group in self._row_groups():
+            size = parquet.metadata.row_group(group).num_rows
+            low, high = np.searchsorted(wanted, [first, first + size])
+            if low < high:
+                table = parquet.read_row_group(group, columns=list(columns))
+                tables.append(table.take(pa.array(wanted[low:high] - first)))
+            first += size
+        return pa.concat_tables(tables) if tables else self.schema.empty_table().select(columns)
+
+    def read(self, columns: Sequence[str]) -> pa.Table:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        mapped = [
+            pq.ParquetFile(path, memory_map=True, page_checksum_verification=True)
+            for path in self.parquets
+        ]
+        return pa.concat_tables([parquet.read(columns=list(columns)) for parquet in mapped])
+
     def _row_groups(self) -> Iterator[tuple[Any, int]]:
         for parquet in self._opened:
             for group in range(parquet.num_row_groups):
                 yield parquet, group
 
 
-class LanceFile(EmbeddingFile):
-    """A Lance data set."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, [])
-        self._lance = import_lance().dataset(str(path))
-
-    @property
-    def files(self) -> list[Path]:
-        return [path for path in self.path.rglob("*") if path.is_file()]
-
-    @cached_property
-    def schema(self) -> pa.Schema:
-        return self._lance.schema
-
-    @property
-    def rows(self) -> int:
-        return int(self._lance.count_rows())
-
-    def batches(self, columns: Sequence[str], size: int) -> Iterator[pa.RecordBatch]:
-        yield from self._lance.to_batches(columns=list(columns), batch_size=size)
-
-    def take(self, rows: Sequence[int], columns: Sequence[str]) -> pa.Table:
-        return self._lance.take(list(rows), columns=list(columns))
-
-    def read(self, columns: Sequence[str]) -> pa.Table:
-        return self._lance.to_table(columns=list(columns))
+ROWS_SUFFIX = ".rows.parquet"  # beside an .npy file: the columns that are no vectors
 
 
-class NumpyFiles(EmbeddingFile):
+@FORMATS.register("npy", family="file")
+class NumpyFiles(ParquetFile):
     """An .npy file per column of vectors, mapped, beside a Parquet file of the other columns."""
 
     def __init__(self, path: Path) -> None:
@@ -193,6 +289,30 @@ class NumpyFiles(EmbeddingFile):
             if file.name.startswith(f"{path.stem}.") and file.suffix == ".npy" and file != path
         }
         self._matrices: dict[str, Matrix] = {}
+
+    @classmethod
+    def write(cls, tables: Iterator[pa.Table], schema: pa.Schema, out: Path) -> None:
+        import pyarrow as pa
+
+        vectors = vector_columns(schema)
+        rows = pa.schema([f for f in schema if f.name not in vectors], schema.metadata)
+        with ExitStack() as stack:
+            # Entered first, so renamed last: its presence says that the others are complete.
+            partial = stack.enter_context(replacing(out.with_suffix(ROWS_SUFFIX)))
+            paths = {x: stack.enter_context(replacing(array_path(out, x))) for x in vectors}
+            files = {name: stack.enter_context(path.open("w+b")) for name, path in paths.items()}
+            writer = stack.enter_context(_parquet_writer(partial, rows))
+            for name, file in files.items():
+                _write_header(file, schema.field(name).type, 0)
+            count = 0
+            for table in tables:
+                count += len(table)
+                writer.write_table(table.select(rows.names), row_group_size=max(1, len(table)))
+                for name, file in files.items():
+                    file.write(matrix_of(table[name].combine_chunks()).tobytes())
+            for name, file in files.items():
+                file.seek(0)
+                _write_header(file, schema.field(name).type, count)
 
     @property
     def files(self) -> list[Path]:
@@ -260,33 +380,76 @@ class NumpyFiles(EmbeddingFile):
         return pa.record_batch(arrays, names=list(columns))
 
 
-def open_embedding_file(path: Path) -> EmbeddingFile:
-    """Open what `fusionzoo embed` wrote, by its suffix; a folder by the Parquet files in it."""
-    if not path.exists():
-        raise FusionZooError(
-            f"{path}: there is no such file of embeddings; `fusionzoo embed` writes one"
-        )
-    if path.suffix == ".npy":
-        return NumpyFiles(path)
-    if path.suffix == ".lance":
-        return LanceFile(path)
-    files = [path]
-    if path.is_dir():
+def _write_header(file: Any, kind: Any, count: int) -> None:
+    """Write an .npy header, padded so that one for any number of rows has the same length."""
+    header = {
+        "descr": np.lib.format.dtype_to_descr(np.dtype(kind.value_type.to_pandas_dtype())),
+        "fortran_order": False,
+        "shape": (count, kind.list_size),
+    }
+    np.lib.format.write_array_header_1_0(file, header)
+
+
+@FORMATS.register("lance", family="folder")
+class LanceFile(EmbeddingFile):
+    """A Lance data set."""
+
+    library, install = "lance", "'fusionzoo[lance]'"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._lance = self.import_library().dataset(str(path))
+
+    @classmethod
+    def write(cls, tables: Iterator[pa.Table], schema: pa.Schema, out: Path) -> None:
+        import pyarrow as pa
+
+        partial = out.with_name(f"{out.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        batches = (batch for table in tables for batch in table.to_batches())
+        reader = pa.RecordBatchReader.from_batches(schema, batches)
+        cls.import_library().write_dataset(reader, str(partial), schema=schema)
+        shutil.rmtree(out, ignore_errors=True)
+        partial.replace(out)
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._lance.schema
+
+    @property
+    def rows(self) -> int:
+        return int(self._lance.count_rows())
+
+    def batches(self, columns: Sequence[str], size: int) -> Iterator[pa.RecordBatch]:
+        yield from self._lance.to_batches(columns=list(columns), batch_size=size)
+
+    def take(self, rows: Sequence[int], columns: Sequence[str]) -> pa.Table:
+        return self._lance.take(list(rows), columns=list(columns))
+
+    def read(self, columns: Sequence[str]) -> pa.Table:
+        return self._lance.to_table(columns=list(columns))
+
+
+@FORMATS.register(NO_SUFFIX, family="folder")
+class ParquetFolder(ParquetFile):
+    """A folder of Parquet files, one for each part."""
+
+    def __init__(self, path: Path) -> None:
         files = sorted(x for x in path.rglob("*.parquet") if not x.name.startswith(("_", ".")))
         if not files:
             raise FusionZooError(f"{path} has no Parquet file: it is no folder of embeddings")
-    return EmbeddingFile(path, files)
+        super().__init__(path, files)
 
-
-def import_lance() -> Any:
-    """Import Lance, which the extra `lance` installs."""
-    try:
-        import lance
-    except ImportError:
-        raise FusionZooError(
-            "a .lance file needs pylance: pip install 'fusionzoo[lance]'"
-        ) from None
-    return lance
+    @classmethod
+    def write(cls, tables: Iterator[pa.Table], schema: pa.Schema, out: Path) -> None:
+        names = set()
+        out.mkdir(parents=True, exist_ok=True)
+        for number, table in enumerate(tables):
+            ParquetFile.write(iter([table]), schema, out / f"part-{number:05d}.parquet")
+            names.add(f"part-{number:05d}.parquet")
+        for path in out.glob("part-*.parquet"):  # of an earlier, longer table
+            if path.name not in names:
+                path.unlink()
 
 
 class Embeddings(NamedTuple):

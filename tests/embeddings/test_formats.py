@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 import fusionzoo as fz
 from fusionzoo import FusionZooError
 from fusionzoo.cli import main
-from fusionzoo.embeddings.files import read_about
+from fusionzoo.embeddings.files import check_out, read_about
 from fusionzoo.tools.search.file import open_vectors
 from fusionzoo.tools.search.search import Searcher
 
@@ -162,3 +164,41 @@ def test_files_that_do_not_belong_together_are_one_line(data: Any, tmp_path: Pat
         with pytest.raises(FusionZooError, match=re.escape(message)) as error:
             fz.search(path, vector=[1.0, 2.0], by="fused")
         assert "\n" not in str(error.value)
+
+
+@pytest.fixture
+def arrow_plugin(tmp_path: Path, forget_plugins: Callable[[], None]) -> str:
+    """Write the example of CONTRIBUTING.md to a file."""
+    text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+    section = text.partition("## An embedding format in one file\n")[2]
+    (tmp_path / "arrow.py").write_text(section.split("```python\n")[1].partition("```")[0])
+    return str(tmp_path / "arrow.py")
+
+
+def test_a_format_is_one_class_in_one_file(
+    arrow_plugin: str, data: Any, expected: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(FusionZooError, match=r"as .parquet, .npy or .lance, or into a folder"):
+        embed(data, tmp_path, "e.arrow")
+    out = embed(data, tmp_path, "e.arrow", plugins=arrow_plugin)
+    hits = []
+    for path in (expected, out):
+        capsys.readouterr()
+        flags = ["--plugins", arrow_plugin, "--id", "s8", "--json", "-"]
+        assert main(["search", str(path), *flags]) == 0
+        hits.append(json.loads(capsys.readouterr().out)["hits"])
+    assert hits[0] == hits[1] and len(hits[0]) == 10
+    for column in ("fused", "a", "b"):
+        ids, vectors = fz.read_embeddings(out, column)
+        assert ids == fz.read_embeddings(expected, column).ids
+        np.testing.assert_array_equal(vectors, fz.read_embeddings(expected, column).vectors)
+    rows = open_vectors(out).some("a", [50, 3, 50])[0]
+    np.testing.assert_array_equal(rows, open_vectors(expected).some("a", [50, 3, 50])[0])
+
+
+def test_a_missing_library_is_named_before_anything_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "lance", None)
+    with pytest.raises(FusionZooError, match=r"lance, .* pip install 'fusionzoo\[lance\]'"):
+        check_out(tmp_path / "e.lance")

@@ -20,6 +20,7 @@ from fusionzoo.config.schema import Count, option
 from fusionzoo.errors import FusionZooError, __version__, print_table
 from fusionzoo.evaluation.statistics import Interval
 from fusionzoo.files import write_json, write_text
+from fusionzoo.plugins import load_plugins
 
 from ..search.file import VectorFile, open_vectors, unit
 from ..search.search import Samples, open_samples, template
@@ -149,6 +150,7 @@ def embed_report(
     rows are drawn at random, of a `split` or of all. `data` is the data set behind the rows, if not
     the one that the file names: thumbnails, groups and equal content come from there.
     """
+    load_plugins(plugins)  # one may hold the file's format
     file = open_vectors(embeddings)
     if min(samples, file.rows) < MIN_ROWS:
         raise FusionZooError(f"{file.path}: a report needs at least {MIN_ROWS} rows")

@@ -402,6 +402,7 @@ class Searcher:
         plugins: str | Sequence[str] = "",
         say: Callable[[str], Any] = print,
     ) -> None:
+        load_plugins(plugins)  # one may hold the file's format
         self.file = open_vectors(path)
         if method not in ("auto", "exact", "index"):
             raise FusionZooError(f"method={method!r} is none of auto, exact, index")
