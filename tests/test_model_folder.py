@@ -249,9 +249,11 @@ def test_a_checkpoint_that_a_config_names_is_not_opened(
     spoilt["encoders"]["image"]["checkpoint_path"] = str(tmp_path / "pickle.pth")
     try:
         config.write_text(json.dumps(spoilt))
-        fusionzoo.load(folders["image"])
+        loaded = fusionzoo.load(folders["image"])
     finally:
         config.write_text(whole)
+    expected = fusionzoo.load(folders["image"]).state_dict()
+    assert all(torch.equal(x, expected[key]) for key, x in loaded.state_dict().items())
 
 
 @pytest.fixture

@@ -191,6 +191,7 @@ def test_a_file_beside_it_is_imported_relatively(tmp_path: Path) -> None:
     (tmp_path / "own_plugin.py").write_text("from .own_helper import VALUE\n")
     (tmp_path / "own_helper.py").write_text("VALUE = 3\n")
     load_plugins(str(tmp_path / "own_plugin.py"))
+    assert plugins.import_class(f"{tmp_path / 'own_plugin.py'}:VALUE") == 3
 
 
 def test_a_module_in_the_working_folder_is_imported_by_its_name(

@@ -92,7 +92,8 @@ def test_every_training_command_is_understood(
 ) -> None:
     monkeypatch.chdir(ROOT)
     if flags not in (["--help"],) and "--resume" not in flags:
-        from_args(RunConfig, flags)
+        changed = from_args(RunConfig, flags) != from_args(RunConfig, [])
+        assert changed == bool(flags), "its flags change no setting"
 
 
 @pytest.mark.parametrize("flags", commands("embed.py"), ids=" ".join)

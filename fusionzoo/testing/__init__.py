@@ -1,5 +1,66 @@
-"""The contracts of components, as checks that anyone can run: `fusionzoo zoo check my.py:MyFusion`.
+"""The contracts of components, as checks that anyone can run on a component of their own.
 
-A check builds the component, tries inputs that commonly break one, and raises `AssertionError` with
-the smallest input that fails. `runner` names the suite of each kind of component.
+In a test of yours; a class stands at the top of its module, or is named as on a command line:
+
+    from fusionzoo.testing import check_fusion
+    from my_package.fusions import MyFusion
+
+    def test_my_fusion_keeps_the_contract() -> None:
+        check_fusion(MyFusion, heads=4)  # settings of its constructor
+
+On the command line: `fusionzoo zoo check my.py:MyFusion --set heads=4`. A check builds the
+component, tries inputs that commonly break one, and raises `AssertionError` with the smallest input
+that fails; a function below runs all of a kind, and names those that failed. A name that is unknown
+and a file that is missing are a `FusionZooError`. Nothing here needs pytest, and torch is imported
+when the first component is checked. `runner` names the suite of each kind.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Target = str | Callable[..., Any]  # a name, `module:Class`, `file.py:Class`, or the class itself
+
+
+def check_fusion(target: Target, /, **settings: Any) -> None:
+    """Hold a fusion to the contract: missing content changes nothing, it learns, it compiles.
+
+    Takes some seconds; every check is a `Tried:` line of `fusionzoo.testing.fusions`.
+    """
+    _check(target, "fusion", settings)
+
+
+def check_encoder(target: Target, /, **settings: Any) -> None:
+    """Hold an encoder to the contract: a row's features depend on that row alone, it rebuilds.
+
+    `timm/resnet18` is a name, too; `pretrained=False` spares the download.
+    """
+    _check(target, "encoder", settings)
+
+
+def check_dataset(target: Target, /, **settings: Any) -> None:
+    """Hold a data set to the contract: ids, splits, targets, decoded alike in every process.
+
+    `target` is a function that returns a `PairedDataset`, or names one.
+    """
+    _check(target, "data", settings)
+
+
+def check_strategy(target: Target, /, **settings: Any) -> None:
+    """Hold a training strategy to the contract: off is off, and two processes learn what one does.
+
+    Its settings must be values of JSON, which a second process reads.
+    """
+    _check(target, "balance", settings)
+
+
+def check_objective(target: Target, /, **settings: Any) -> None:
+    """Hold an objective to the contract: a finite loss for each row, a prior, metrics."""
+    _check(target, "objective", settings)
+
+
+def _check(target: Target, kind: str, settings: dict[str, Any]) -> None:
+    from .runner import require
+
+    require(target, kind, settings)

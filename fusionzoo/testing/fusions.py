@@ -133,7 +133,7 @@ def counts_for(make: Maker) -> list[int]:
 def maker(target: str, settings: Mapping[str, Any] | None = None) -> Maker:
     """Return what builds the fusion of a name, `module:Class` or `file.py:Class`."""
     cls: Maker = find(target, FUSIONS)
-    return partial(cls, **settings) if settings else cls
+    return partial(FUSIONS.create, target, **settings) if settings else cls
 
 
 CHECKS: Checks[Maker] = Checks()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from fusionzoo.errors import FusionZooError
+from fusionzoo.plugins import definition_of
 
 from .checks import Checks
 
@@ -21,14 +22,9 @@ class Suite(NamedTuple):
 
 def fusion_suite() -> Suite:
     """Return the checks of fusions."""
-    from fusionzoo.testing import fusions
+    from .fusions import CHECKS, build, maker
 
-    from .fusions import Maker, build, maker
-
-    checks: Checks[Maker] = Checks(
-        {**fusions.CHECKS, **fusions.CHECKS, **fusions.CHECKS, **fusions.CHECKS}
-    )
-    return Suite(checks, maker, build)
+    return Suite(CHECKS, maker, build)
 
 
 def encoder_suite() -> Suite:
@@ -40,12 +36,9 @@ def encoder_suite() -> Suite:
 
 def data_suite() -> Suite:
     """Return the checks of data sets."""
-    from fusionzoo.testing import data
+    from .data import CHECKS, source
 
-    from .data import Source, source
-
-    checks: Checks[Source] = Checks({**data.CHECKS, **data.CHECKS})
-    return Suite(checks, source, lambda opened: opened.data)
+    return Suite(CHECKS, source, lambda opened: opened.data)
 
 
 def balance_suite() -> Suite:
@@ -71,10 +64,26 @@ SUITES: dict[str, Callable[[], Suite]] = {  # each imports only what it needs
 }
 
 
-def main_check(target: str, kind: str = "fusion", settings: Mapping[str, Any] | None = None) -> int:
-    """Print what was tried and what failed; return 0 if nothing did."""
+KINDS = {  # what an option names
+    "encoder": "an encoder",
+    "data": "a data set",
+    "balance": "a training strategy",
+    "objective": "an objective",
+}
+
+
+class Result(NamedTuple):
+    """What one check found."""
+
+    check: str  # what must hold, in words
+    tried: str
+    problem: str | None  # None: it holds
+
+
+def results(target: str, kind: str, settings: Mapping[str, Any]) -> Iterator[Result]:
+    """Yield what each check finds in a component that `target` names."""
     suite = SUITES[kind]()
-    component, failed = suite.load(target, settings or {}), 0
+    component = suite.load(target, settings)
     try:
         suite.build(component)
     except FusionZooError:  # a wrong setting, a download that is needed
@@ -82,20 +91,42 @@ def main_check(target: str, kind: str = "fusion", settings: Mapping[str, Any] | 
     except Exception:
         pass  # a bug of the component, which the checks report
     for name, problem in suite.checks.run(component):
-        print(f"{'FAIL' if problem else 'ok  '}  {name.replace('_', ' ')}")
+        yield Result(name.replace("_", " "), suite.checks[name].__doc__ or "", problem)
+
+
+def main_check(target: str, kind: str = "fusion", settings: Mapping[str, Any] | None = None) -> int:
+    """Print what was tried and what failed; return 0 if nothing did."""
+    failed = total = 0
+    for check, tried, problem in results(target, kind, settings or {}):
+        total += 1
+        print(f"{'FAIL' if problem else 'ok  '}  {check}")
         if problem:
             failed += 1
-            print(f"      {suite.checks[name].__doc__}\n      Found: {problem}")
-    print(f"{target}: {len(suite.checks) - failed} of {len(suite.checks)} checks passed")
+            print(f"      {tried}\n      Found: {problem}")
+    print(f"{target}: {total - failed} of {total} checks passed")
     return int(failed > 0)
 
 
-KINDS = {  # what an option names
-    "encoder": "an encoder",
-    "data": "a data set",
-    "balance": "a training strategy",
-    "objective": "an objective",
-}
+def require(target: str | Callable[..., Any], kind: str, settings: Mapping[str, Any]) -> None:
+    """Raise an `AssertionError` that names the checks that failed, if any did."""
+    name = target if isinstance(target, str) else _reference(target)
+    found = list(results(name, kind, settings))
+    failed = [f"\n- {x.check}\n  {x.tried}\n  Found: {x.problem}" for x in found if x.problem]
+    if failed:
+        what = KINDS.get(kind, "a fusion")
+        raise AssertionError(
+            f"{name} fails {len(failed)} of {len(found)} checks of {what}:{''.join(failed)}"
+        )
+
+
+def _reference(component: Callable[..., Any]) -> str:
+    """Return what names a class or function, also to another process."""
+    if not component.__qualname__.isidentifier():
+        raise FusionZooError(
+            f"{component.__qualname__} is defined inside of a function or class, where no other"
+            " process finds it: move it to the top of its module"
+        )
+    return definition_of(component)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,129 @@
+"""The contracts in a plug-in author's own tests: `check_fusion` and its like."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fusionzoo.datasets import PairedDataset, create_dataset
+from fusionzoo.errors import FusionZooError
+from fusionzoo.fusion import Fusion
+from fusionzoo.structures import Features, FusionOutput
+from fusionzoo.testing import (
+    check_dataset,
+    check_encoder,
+    check_fusion,
+    check_objective,
+    check_strategy,
+    fusions,
+)
+from fusionzoo.testing.checks import Checks
+from fusionzoo.testing.runner import SUITES
+
+
+class Summed(Fusion):
+    """The sum of aligned vectors, those of absent modalities left out."""
+
+    reads = "pooled"
+
+    def __init__(
+        self, dims: Mapping[str, int], dim: int, num_outputs: int, *, scale: float = 1.0
+    ) -> None:
+        super().__init__(dims, dim, num_outputs)
+        self.project, self.scale = self.align(), scale
+        self.head = nn.Linear(dim, num_outputs)
+
+    def vectors(self, features: Mapping[str, Features]) -> dict[str, Tensor]:
+        return self.pooled(features)  # zeros where a modality is absent
+
+    def forward(self, features: Mapping[str, Features]) -> FusionOutput:
+        present = self.present(features)
+        aligned = torch.stack([self.project[m](x) for m, x in self.vectors(features).items()], 1)
+        kept = aligned.masked_fill(~present[..., None], 0)
+        embedding = self.or_null(kept.sum(1) * self.scale, present)
+        return FusionOutput(embedding, self.head(embedding), {}, None)
+
+
+class Leaking(Summed):
+    """What stands in the place of an absent modality moves the others."""
+
+    def vectors(self, features: Mapping[str, Features]) -> dict[str, Tensor]:
+        alone = {m: features[m].pooled for m in self.dims}
+        return {m: x + sum(y.mean() for y in alone.values()) for m, x in alone.items()}
+
+
+def thirty() -> PairedDataset:
+    return create_dataset("interactions", samples=30)
+
+
+def repeated() -> PairedDataset:
+    return thirty().subset([*range(30), 0])
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the checks of fusions that train or compile: they take seconds."""
+    slow = ("compiles", "learn", "cost_more", "dropped")
+    few = [name for name in fusions.CHECKS if not any(word in name for word in slow)]
+    suite = SUITES["fusion"]()._replace(checks=Checks({x: fusions.CHECKS[x] for x in few}))
+    monkeypatch.setitem(SUITES, "fusion", lambda: suite)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_fusion_that_keeps_the_contract_passes_by_class_and_by_name() -> None:
+    check_fusion(Summed, scale=0.5)
+    check_fusion("sum")
+    check_fusion(f"{__file__}:Summed")
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_broken_fusion_is_told_which_checks_fail_and_what_was_tried() -> None:
+    with pytest.raises(AssertionError) as caught:
+        check_fusion(Leaking)
+    said = str(caught.value)
+    assert ":Leaking fails " in said and " checks of a fusion:\n- " in said
+    assert "\n- the content of a missing modality changes nothing\n  Tried: " in said
+    assert "\n  Found: AssertionError: " in said
+    assert "the same seed builds the same fusion" not in said
+
+
+def test_a_wrong_setting_is_an_error_that_names_it() -> None:
+    with pytest.raises(FusionZooError, match="'ranks'"):
+        check_fusion("lmf", ranks=3)
+    with pytest.raises(FusionZooError, match="no setting 'scael'"):
+        check_fusion(Summed, scael=2)
+
+
+def test_a_class_within_a_function_is_to_be_moved() -> None:
+    class Inner(Summed):
+        pass
+
+    with pytest.raises(FusionZooError, match="Inner is defined inside of a function"):
+        check_fusion(Inner)
+
+
+def test_an_objective_is_held_to_its_contract() -> None:
+    check_objective("regression")
+
+
+@pytest.mark.slow
+def test_data_sets_encoders_and_strategies_are_held_to_their_contracts() -> None:
+    check_dataset(thirty)
+    with pytest.raises(AssertionError, match="checks of a data set:\n- ids are unique"):
+        check_dataset(repeated)
+    check_encoder("chars", dim=8, num_heads=2, num_layers=1)
+    check_strategy("modality_dropout", rate=0.3)
+
+
+def test_importing_it_needs_neither_torch_nor_pytest() -> None:
+    code = (
+        "import sys; from fusionzoo.testing import check_fusion\n"
+        "print([name for name in ('torch', 'pytest', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
