@@ -106,8 +106,8 @@ def group_names(path: Path, key: str) -> list[str] | None:
     if path.suffix.lower() not in HDF5:
         return None
     with _hdf5().File(path, "r") as file:
-        found = _follow(file, key, path)
-        return _dataset_names(found) if isinstance(found, _hdf5().Group) else None
+        target = _follow(file, key, path)
+        return _dataset_names(target) if isinstance(target, _hdf5().Group) else None
 
 
 @lru_cache(maxsize=64)
@@ -208,15 +208,15 @@ def _open_dataset(path: Path, key: str) -> Any:
 def _follow(file: Any, key: str, path: Path) -> Any:
     """Return what a key names; links, which may lead to other files, are an error."""
     h5py = _hdf5()
-    found = file
+    target = file
     for part in key.split("/"):
-        names = list(found) if isinstance(found, h5py.Group) else []
+        names = list(target) if isinstance(target, h5py.Group) else []
         if part not in names:
             _choose(part, names, path)
-        if not isinstance(found.get(part, getlink=True), h5py.HardLink):
+        if not isinstance(target.get(part, getlink=True), h5py.HardLink):
             raise FusionZooError(f"{path}::{key} is a link, which is not followed")
-        found = found[part]
-    return found
+        target = target[part]
+    return target
 
 
 def _dataset_names(group: Any) -> list[str]:
@@ -344,12 +344,12 @@ class ArrayRows:
         self.array, self.offsets, self.lengths = array, offsets, lengths
 
     def __getitem__(self, row: int) -> ArrayItem:
-        array, rows = self.array, row
+        array = self.array
         if self.offsets is not None:
             packed = int(self.offsets[row]), int(self.offsets[row + 1])
             return ArrayItem(array.path, array.key, packed, rate=array.rate)
         length = None if self.lengths is None else int(self.lengths[row])
-        return ArrayItem(array.path, array.key, rows, length, array.rate)
+        return ArrayItem(array.path, array.key, row, length, array.rate)
 
 
 class NamedArrays:
@@ -403,8 +403,8 @@ def _problem(
     array: Mapping[str, Any], cells: pa.Table, kind: str, root: Path, first: tuple[str, int] | None
 ) -> int | tuple[str, int]:
     """Return the width of an array's values, or what is wrong with it and a row that says so."""
-    same = pc.and_(pc.equal(cells["file"], array["file"]), pc.equal(cells["key"], array["key"]))
-    rows = cells.filter(pc.and_(same, pc.equal(cells["is_row"], array["is_row"])))
+    of_array = pc.and_(pc.equal(cells["file"], array["file"]), pc.equal(cells["key"], array["key"]))
+    rows = cells.filter(pc.and_(of_array, pc.equal(cells["is_row"], array["is_row"])))
     row = rows["row"][0].as_py()
     try:
         shape = tuple(open_array(root / array["file"], array["key"]).shape)
@@ -415,9 +415,9 @@ def _problem(
         return f"is out of range: the array has shape {shape}", outside["row"][0].as_py()
     if kind not in DIMENSIONS:
         return 0
-    value = shape[1:] if array["is_row"] else shape
-    if len(value) != DIMENSIONS[kind]:
-        return f"has shape {value}; a {kind} has {DIMENSIONS[kind]} dimension(s)", row
-    if first is not None and first[1] != value[-1]:
-        return f"is {value[-1]} wide, and {first[0]} has values of width {first[1]}", row
-    return int(value[-1])
+    value_shape = shape[1:] if array["is_row"] else shape
+    if len(value_shape) != DIMENSIONS[kind]:
+        return f"has shape {value_shape}; a {kind} has {DIMENSIONS[kind]} dimension(s)", row
+    if first is not None and first[1] != value_shape[-1]:
+        return f"is {value_shape[-1]} wide, and {first[0]} has values of width {first[1]}", row
+    return int(value_shape[-1])

@@ -115,8 +115,7 @@ def load(
     except Exception as error:
         raise FusionZooError(f"{weights}: {one_line(error)}") from error
     _check_finite(model, weights)
-    model.trained_on = TrainedOn.load(folder)
-    model.to(device).eval()
+    model.complete(trained_on=TrainedOn.load(folder)).to(device).eval()
     with bounded_allocation(weights):
         _answer_blank(model, folder)
     return model
@@ -130,31 +129,36 @@ def _build(
 ) -> FusionModel:
     """Build what config.json describes, with weights yet to be loaded."""
     try:
-        model = create_model(
-            config.fusion,
-            {**{m: _without_sources(spec) for m, spec in config.encoders.items()}, **encoders},
-            config.num_outputs,
-            classes=config.classes,
-            targets=targets,
-            kinds=config.kinds,
-            assets=folder,
+        return _with_parts(
+            config,
+            create_model(
+                config.fusion,
+                {**{m: _without_sources(spec) for m, spec in config.encoders.items()}, **encoders},
+                config.num_outputs,
+                classes=config.classes,
+                targets=targets,
+                kinds=config.kinds,
+                assets=folder,
+            ),
         )
-        dims = {name: encoder.dim for name, encoder in model.named_encoders()}
-        if config.unimodal_dim is not None:
-            prior = torch.ones(config.num_outputs)
-            model.set_heads(UnimodalHeads(dims, config.unimodal_dim, prior))
-        if config.prior is not None:
-            model.set_prior(torch.tensor(config.prior))
-        if config.standardise:
-            model.set_standardise({m: Standardise(dims[m]) for m in config.standardise})
-        if config.matryoshka:
-            model.spec["matryoshka"] = config.matryoshka
-        if config.align:
-            model.set_align({m: nn.Linear(dims[m], n) for m, n in config.align.items()})
     except Exception as error:
         reason = why_not_built(config, error)
         raise FusionZooError(f"{folder / 'config.json'}: {reason}") from error
-    return model
+
+
+def _with_parts(config: FolderConfig, model: FusionModel) -> FusionModel:
+    """Add what training measured or learnt beside encoders and fusion."""
+    dims = {name: encoder.dim for name, encoder in model.named_encoders()}
+    heads = None
+    if config.unimodal_dim is not None:
+        heads = UnimodalHeads(dims, config.unimodal_dim, torch.ones(config.num_outputs))
+    return model.complete(
+        prior=None if config.prior is None else torch.tensor(config.prior),
+        standardise={name: Standardise(dims[name]) for name in config.standardise},
+        align={name: nn.Linear(dims[name], width) for name, width in config.align.items()},
+        matryoshka=config.matryoshka,
+        heads=heads,
+    )
 
 
 def _check_finite(model: FusionModel, weights: Path) -> None:

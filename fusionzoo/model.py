@@ -34,18 +34,20 @@ def encode_rows(encoder: Encoder, inputs: Inputs, present: Tensor) -> Features:
     if not len(rows) and encoder.sharded:
         return _run_blank(encoder, inputs, len(present))
     if not len(rows):
-        touch = sum((p.flatten()[:1].sum() for p in encoder.parameters() if p.requires_grad), 0.0)
+        zero_gradient = sum(
+            (p.flatten()[:1].sum() for p in encoder.parameters() if p.requires_grad), 0.0
+        )
         dtype = next((p.dtype for p in encoder.parameters()), torch.get_default_dtype())
         empty = torch.zeros(len(present), encoder.dim, device=present.device, dtype=dtype)
-        pooled = empty + 0.0 * touch
+        pooled = empty + 0.0 * zero_gradient
         mask = torch.zeros(len(present), 1, dtype=torch.bool, device=present.device)
         return Features(pooled[:, None], mask, pooled)
-    some: Features = encoder({name: x.index_select(0, rows) for name, x in inputs.items()})
+    encoded: Features = encoder({name: x.index_select(0, rows) for name, x in inputs.items()})
 
     def scatter(x: Tensor) -> Tensor:
         return x.new_zeros(len(present), *x.shape[1:]).index_copy(0, rows, x)
 
-    return Features(*map(scatter, some))
+    return Features(*map(scatter, encoded))
 
 
 def _hide_absent(features: Features, present: Tensor) -> Features:
@@ -62,10 +64,10 @@ def _run_blank(encoder: Encoder, inputs: Mapping[str, Tensor], count: int) -> Fe
         blank = encoder.processor(False).blank()
         inputs = {name: blank[name][None].to(x) for name, x in inputs.items()}
     with quiet(encoder):
-        made: Features = encoder({name: x[:1] for name, x in inputs.items()})
-    tokens = (0.0 * made.tokens).expand(count, -1, -1)
+        blank_features: Features = encoder({name: x[:1] for name, x in inputs.items()})
+    tokens = (0.0 * blank_features.tokens).expand(count, -1, -1)
     mask = torch.zeros(count, tokens.shape[1], dtype=torch.bool, device=tokens.device)
-    return Features(tokens, mask, (0.0 * made.pooled).expand(count, -1))
+    return Features(tokens, mask, (0.0 * blank_features.pooled).expand(count, -1))
 
 
 class UnimodalHeads(nn.Module):
@@ -227,7 +229,7 @@ class FusionModel(nn.Module):
     Only rows that have a modality are encoded (gathered, encoded, scattered back), so a missing
     picture costs nothing and touches no running statistic. Where a whole batch lacks a modality,
     its encoder's parameters take part with weight zero: under DDP each rank then has a gradient for
-    every parameter, and nothing waits.
+    every parameter, and nothing waits. `complete` adds what training measures or learns beside.
 
     Shapes: `forward(batch)` returns embedding (B, dim), logits (B, K).
     """
@@ -235,42 +237,76 @@ class FusionModel(nn.Module):
     prior_logits: Tensor | None
 
     def __init__(
-        self, encoders: Mapping[str, Encoder], fusion: Fusion, spec: Raw, classes: Sequence[str]
+        self,
+        encoders: Mapping[str, Encoder],
+        fusion: Fusion,
+        components: Raw,
+        classes: Sequence[str],
     ) -> None:
         super().__init__()
         self.encoders = nn.ModuleDict(encoders)
         self.fusion = fusion
-        self.spec = dict(spec)
+        self._components = dict(components)
         self.classes = list(classes)
-        targets = self.spec.get("targets")  # None: one class of `classes`
-        self.targets = None if targets is None else [from_spec(one) for one in targets]
+        targets = components.get("targets")  # None: one class of `classes`
+        self.targets = None if targets is None else [from_spec(target) for target in targets]
         self.standardise = nn.ModuleDict()  # modality -> Standardise, of encoders that stay frozen
         self.align = nn.ModuleDict()  # modality -> map to a space where partners are near
         self.heads: UnimodalHeads | None = None  # a classifier of each modality alone
         self.trained_on: TrainedOn | None = None  # None: not known
-        # Logits (K,) of a sample without any modality; not stored, for they follow from `spec`.
+        self._prior: list[float] | None = None
+        self._matryoshka: list[int] = []
+        # Logits (K,) of a sample without any modality; not stored, for they follow from the prior.
         self.register_buffer("prior_logits", None, persistent=False)
 
-    def set_prior(self, prior: Tensor) -> None:
-        """Answer samples without any modality by `prior`, exp(logits) (K,) of the training split:
-        class frequencies, odds of labels, 1 for a standardised number."""
-        self.spec["prior"] = prior.tolist()
-        self.prior_logits = prior.float().clamp(min=1e-9).log().to(self.device)
+    def complete(
+        self,
+        *,
+        prior: Tensor | None = None,
+        standardise: Mapping[str, Standardise] | None = None,
+        align: Mapping[str, nn.Linear] | None = None,
+        matryoshka: Sequence[int] = (),
+        heads: UnimodalHeads | None = None,
+        trained_on: TrainedOn | None = None,
+    ) -> FusionModel:
+        """Add what training measures or learns beside encoders and fusion; return the model.
 
-    def set_heads(self, heads: UnimodalHeads) -> None:
-        """Take the modalities' own heads: `predict` may then fall back to them."""
-        self.heads = heads
-        self.spec["unimodal_dim"] = heads.dim
+        Args:
+            prior: exp(logits) (K,) of the training split, the answer to samples without any
+                modality: class frequencies, odds of labels, 1 for a standardised number
+            standardise: modality -> what centres and scales its features, for all that reads them
+            align: modality -> map that contrastive training learnt: `embed` returns its vectors
+            matryoshka: sizes of the fused vector's prefixes that were trained
+            heads: the modalities' own heads: `predict` may then fall back to them
+            trained_on: the data of the training
+        """
+        if prior is not None:
+            self._prior = prior.tolist()
+            self.prior_logits = prior.float().clamp(min=1e-9).log().to(self.device)
+        if standardise:
+            self.standardise = nn.ModuleDict(standardise).to(self.device)
+        if align:
+            self.align = nn.ModuleDict(align)
+        if matryoshka:
+            self._matryoshka = list(matryoshka)
+        if heads is not None:
+            self.heads = heads
+        if trained_on is not None:
+            self.trained_on = trained_on
+        return self
 
-    def set_standardise(self, modules: Mapping[str, Standardise]) -> None:
-        """Centre and scale these modalities' features, for the fusion and all that reads them."""
-        self.standardise = nn.ModuleDict(modules).to(self.device)
-        self.spec["standardise"] = list(modules)
-
-    def set_align(self, maps: Mapping[str, nn.Linear]) -> None:
-        """Take the maps that contrastive training learnt: `embed` then returns their vectors."""
-        self.align = nn.ModuleDict(maps)
-        self.spec["align"] = {name: one.out_features for name, one in maps.items()}
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What `config.json` says of the model: its components' settings, and what was added."""
+        align = {name: linear.out_features for name, linear in self.align.items()}
+        added = {
+            "prior": self._prior,
+            "standardise": list(self.standardise),
+            "align": align,
+            "matryoshka": self._matryoshka,
+            "unimodal_dim": None if self.heads is None else self.heads.dim,
+        }
+        return {**self._components, **{key: x for key, x in added.items() if x}}
 
     @property
     def modalities(self) -> dict[str, str]:
@@ -407,7 +443,7 @@ class FusionModel(nn.Module):
         processors = {
             name: encoder.loader_processor(train) for name, encoder in self.named_encoders()
         }
-        columns = None if self.targets is None else sum(one.columns for one in self.targets)
+        columns = None if self.targets is None else sum(target.columns for target in self.targets)
         return Collate(processors, columns)
 
     def save(self, folder: str | Path, weights: Mapping[str, Tensor] | None = None) -> Path:
@@ -443,7 +479,7 @@ class FusionModel(nn.Module):
             return samples.to(self.device)
         if isinstance(samples, Mapping | str):
             raise FusionZooError("give a list of samples: [{'image': 'cat.png', 'text': ...}]")
-        rows = [self._sample(one, number) for number, one in enumerate(samples)]
+        rows = [self._sample(sample, number) for number, sample in enumerate(samples)]
         batch: Batch = self.collate()(rows)
         return batch.to(self.device)
 
@@ -458,8 +494,9 @@ class FusionModel(nn.Module):
                     f"sample {number}: the model has no modality {name!r}."
                     f"{did_you_mean(name, self.encoders)} It has: {', '.join(self.encoders)}."
                 )
-        given = {name: raw.get(name) for name in self.encoders}
-        values = {m: None if x is None else decode(self.modalities[m], x) for m, x in given.items()}
+        kinds = self.modalities
+        raw_values = {name: raw.get(name) for name in self.encoders}
+        values = {m: None if x is None else decode(kinds[m], x) for m, x in raw_values.items()}
         return Sample(str(number), "", None, values)
 
 
@@ -489,7 +526,7 @@ def create_model(
     if not encoders:
         raise FusionZooError("a model needs at least one encoder: encoders={'image': ...}")
     if num_outputs is None:
-        widths = [one.width for one in targets or ()]
+        widths = [target.width for target in targets or ()]
         num_outputs = len(classes) if targets is None else max(1, sum(widths))
     if num_outputs < 1:
         raise FusionZooError("a model needs num_outputs, or the names of its classes")
@@ -498,20 +535,20 @@ def create_model(
             modality: _build_encoder(modality, encoder, (kinds or {}).get(modality), assets)
             for modality, encoder in encoders.items()
         }
-    given = {"dim": dim, **_component(fusion)}
-    name, settings = split_name(given, "fusion")
+    fusion_settings = {"dim": dim, **_component(fusion)}
+    name, settings = split_name(fusion_settings, "fusion")
     dims = {modality: encoder.dim for modality, encoder in built.items()}
     head = create_fusion(name, dims, settings.pop("dim"), num_outputs, **settings)
-    spec = {
+    components = {
         "num_outputs": num_outputs,
-        "fusion": given,
+        "fusion": fusion_settings,
         "encoders": {m: e.spec for m, e in built.items()},
     }
-    spec["kinds"] = {m: e.kind for m, e in built.items()}
+    components["kinds"] = {m: e.kind for m, e in built.items()}
     if targets is not None:
-        spec["targets"] = [one.spec for one in targets]
+        components["targets"] = [target.spec for target in targets]
         refuse_other_answers(name, head)
-    return FusionModel(built, head, spec, classes)
+    return FusionModel(built, head, components, classes)
 
 
 def _build_encoder(
@@ -535,5 +572,5 @@ def refuse_other_answers(name: str, fusion: Fusion) -> None:
         )
 
 
-def _component(given: str | Raw) -> dict[str, Any]:
-    return {"name": given} if isinstance(given, str) else dict(given)
+def _component(component: str | Raw) -> dict[str, Any]:
+    return {"name": component} if isinstance(component, str) else dict(component)

@@ -71,7 +71,7 @@ def test_every_fusion_answers_the_prior_where_nothing_is_present_and_no_other_ro
     }
     with torch.no_grad():
         before = model.fuse(features)
-        model.set_prior(torch.tensor([0.5, 0.3, 0.2]))
+        model.complete(prior=torch.tensor([0.5, 0.3, 0.2]))
         after = model.fuse(features)
         compiled = torch.compile(model.fuse, backend="eager") if name == "gmu" else model.fuse
         assert torch.equal(compiled(features).logits, after.logits)

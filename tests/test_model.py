@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 import fusionzoo
 from fusionzoo.errors import FusionZooError
-from fusionzoo.model import FusionModel, create_model, encode_rows
+from fusionzoo.model import FusionModel, Standardise, UnimodalHeads, create_model, encode_rows
 from fusionzoo.structures import Batch
 
 ENCODERS: dict[str, dict[str, Any]] = {
@@ -185,3 +185,25 @@ def test_a_loader_that_is_given_collate_itself_is_told_to_call_it() -> None:
         next(iter(loader))
     called: Any = DataLoader(data, collate_fn=model.collate())  # type: ignore[arg-type]
     assert len(next(iter(called)).ids) == 1
+
+
+def test_a_model_with_all_that_training_adds_is_stored_and_loaded_whole(tmp_path: Path) -> None:
+    encoders = {name: {"name": "vector/identity", "in_dim": 3} for name in ("a", "b")}
+    kinds = dict.fromkeys(encoders, "vector")
+    bare = create_model({"name": "concat", "dim": 8}, encoders, classes=["x", "y"], kinds=kinds)
+    assert list(bare.spec) == ["num_outputs", "fusion", "encoders", "kinds"]
+    prior = torch.tensor([0.25, 0.75])
+    model = bare.complete(
+        prior=prior,
+        standardise={"a": Standardise.measure(torch.randn(20, 3), None, True)},
+        align={"b": torch.nn.Linear(3, 5)},
+        matryoshka=[2, 4],
+        heads=UnimodalHeads({"a": 3, "b": 3}, 8, prior),
+    ).eval()
+    assert model is bare
+    loaded = fusionzoo.load(model.save(tmp_path))
+    assert loaded.spec == model.spec and len(model.spec) == 9
+    weights = loaded.state_dict()
+    assert all(torch.equal(weights[name], x) for name, x in model.state_dict().items())
+    answer = loaded.predict([{}, {"a": [1.0, 2.0, 3.0]}], fallback="unimodal")
+    assert answer == model.predict([{}, {"a": [1.0, 2.0, 3.0]}], fallback="unimodal")

@@ -447,7 +447,7 @@ def run_job(bench: Bench, unit: Unit, trained: Trained | None = None) -> list[Tr
     results = []
     for seed, model, fit_result in zip(unit.seeds, models, trained.fits, strict=True):
         model.load_state_dict(fit_result.weights)
-        model.set_prior(prior)
+        model.complete(prior=prior)
         results.append(examiner.examine(model, seed, fit_result, trained.seconds))
     return results
 

@@ -84,7 +84,7 @@ def build_objective(
     prior = tasks.prior(targets)
     heads = UnimodalHeads(dims if with_heads else {}, model.spec["fusion"]["dim"], prior)
     if train_set.scheme != ():
-        model.set_prior(prior)
+        model.complete(prior=prior)
     objective = Objective(model, heads, tasks, ids, targets, train_set.groups, cfg.seed)
     objective.notes = notes
     unused = freeze_unused(objective)

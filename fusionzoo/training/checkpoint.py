@@ -70,7 +70,7 @@ def standardise_frozen(
             name: _measure(trainer, encoder, train_set.only(name), stored.get(name))
             for name, encoder in encoders.items()
         }
-    module.model.set_standardise(modules)
+    module.model.complete(standardise=modules)
     names = ", ".join(modules)
     return [f"{names}: features standardised by the training split (--train.standardise auto)"]
 
@@ -82,8 +82,7 @@ def restore_standardise(model: FusionModel, weights: Mapping[str, Tensor]) -> No
         for name, _ in model.named_encoders()
     }
     modules = {name: Standardise(len(mean)) for name, mean in means.items() if mean is not None}
-    if modules:
-        model.set_standardise(modules)
+    model.complete(standardise=modules)
 
 
 def _measure(

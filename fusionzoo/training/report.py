@@ -54,18 +54,17 @@ def show_groups(folder: Path, trainer: Trainer, tracker: Tracker) -> None:
 def save_model(folder: Path, trainer: Trainer, splits: Mapping[str, PairedDataset]) -> None:
     """Write the model folder; called by all processes, for they may share the weights."""
     module, model = trainer.module, trainer.module.model
-    prefixes: set[int] = set()
-    for strategy in module.balance.values():
-        prefixes |= {*getattr(strategy, "prefixes", ())}
-        if strategy.aligns:
-            model.set_align(strategy.project)  # type: ignore[arg-type]
-    if prefixes:
-        model.spec["matryoshka"] = sorted(prefixes)
-    if len(module.heads.heads):
-        model.set_heads(module.heads)
+    strategies = list(module.balance.values())
+    prefixes = {size for strategy in strategies for size in getattr(strategy, "prefixes", ())}
+    projections: list[Any] = [strategy.project for strategy in strategies if strategy.aligns]
+    model.complete(
+        align=projections[-1] if projections else None,
+        matryoshka=sorted(prefixes),
+        heads=module.heads if len(module.heads.heads) else None,
+    )
     weights = full_state_dict(model) if sharded(module) else None
     if trainer.world.main:
-        model.trained_on = TrainedOn.of(trainer.cfg.data, splits)
+        model.complete(trained_on=TrainedOn.of(trainer.cfg.data, splits))
         model.save(folder / "model", weights)
 
 

@@ -287,7 +287,7 @@ def stamps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         "sum", encoders, classes=["a", "b"], kinds={m: m for m in encoders}, dim=8
     )
     dims = {name: encoder.dim for name, encoder in model.named_encoders()}
-    model.set_align({name: nn.Linear(width, 5) for name, width in dims.items()})
+    model.complete(align={name: nn.Linear(width, 5) for name, width in dims.items()})
     saved = model.save(folder / "model")
     out = folder / "emb.parquet"
     data = {"name": "manifest", "root": str(folder / "d.parquet")}

@@ -83,8 +83,8 @@ def standardised_model() -> FusionModel:
         "b": {"name": "vector/mlp", "in_dim": 4, "dim": 6},
     }
     model = create_model({"name": "concat", "dim": 8}, encoders, classes=["x", "y"]).eval()
-    model.set_standardise({"a": Standardise.measure(3 + 2 * torch.randn(20, 3), None, True)})
-    return model
+    measured = Standardise.measure(3 + 2 * torch.randn(20, 3), None, True)
+    return model.complete(standardise={"a": measured})
 
 
 def small_batch() -> Batch:
@@ -136,7 +136,7 @@ def test_a_saved_model_holds_the_statistics(tmp_path: Path) -> None:
 
 def test_embed_returns_each_encoders_own_vectors() -> None:
     model, batch = standardised_model(), small_batch()
-    model.set_align({"a": nn.Linear(3, 5)})
+    model.complete(align={"a": nn.Linear(3, 5)})
     vectors, features = model.embed(batch), model.encode(batch)
     values = batch.inputs["a"]["values"]  # type: ignore[call-overload]
     assert torch.equal(vectors["a"], values * batch.present[:, :1])

@@ -463,8 +463,8 @@ class Searcher:
         parts = [query_from_rows(other, column, rows)] if rows else []
         query = self._query(values, vector, column, parts)
         scale = self._scale(query, column)
-        scores, found = self._nearest(query, column, k, allowed, visited, scale)
-        hits = self._hits(scores[0], found[0], scale)
+        scores, nearest_rows = self._nearest(query, column, k, allowed, visited, scale)
+        hits = self._hits(scores[0], nearest_rows[0], scale)
         words = [f"{name} {value}" for name, value in values.items()]
         words += [f"id {sample_id}" for sample_id in ids] + ["a vector"] * (vector is not None)
         notes = [self.samples.problem] if self.samples.problem else []
@@ -552,13 +552,14 @@ class Searcher:
             return ["the file stores `aligned` itself: rows that lack a modality may come first"]
         if self._parts is None or not self.file.parts(column):
             return []
-        has = self._parts.has if allowed is None else self._parts.has[allowed]
-        of_hits = self._parts.has[[hit.row for hit in hits]]
+        rows_have = self._parts.has if allowed is None else self._parts.has[allowed]
+        hits_have = self._parts.has[[hit.row for hit in hits]]
+        presence = zip(self._parts.modalities, rows_have.T, hits_have.T, strict=True)
         notes = [
-            f"without {name}: {int((~rows).sum()):,} of {len(rows):,} rows,"
-            f" {int((~found).sum())} of {len(found)} hits"
-            for name, rows, found in zip(self._parts.modalities, has.T, of_hits.T, strict=True)
-            if not rows.all()
+            f"without {name}: {int((~in_rows).sum()):,} of {len(in_rows):,} rows,"
+            f" {int((~in_hits).sum())} of {len(in_hits)} hits"
+            for name, in_rows, in_hits in presence
+            if not in_rows.all()
         ]
         ranked = "ranked by score: 0 is the median row with the same modalities, 1 the nearest 1 %"
         return [ranked, *notes] if not self._parts.is_even else notes
