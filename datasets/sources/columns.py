@@ -19,6 +19,7 @@ from fusionzoo.structures import KINDS
 
 from ..arrays import DIMENSIONS
 from ..arrow import list_names
+from ..hugging_face import MEDIA
 from ..paths import refuse
 from ..provenance import FUSIONZOO, Loaded, RowNumbers
 from ..table import ROLES, word_list
@@ -428,7 +429,6 @@ def _is_integer(value: Any) -> bool:
 
 
 HUGGING_FACE = b"huggingface"  # key of a schema's metadata
-MEDIA = {"Image": "image", "Audio": "audio"}  # features of Hugging Face -> kinds
 
 
 @dataclass(frozen=True)
