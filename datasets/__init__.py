@@ -31,7 +31,7 @@ __all__ = [
     "split_by_hash",
 ]
 
-for folder in (builtin, sources):  # what registers data sets
+for folder in (builtin, sources):  # what registers data sets; a layout is a manifest, too
     import_siblings(folder.__path__, folder.__name__)
 
 

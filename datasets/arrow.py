@@ -13,6 +13,18 @@ from torch import Tensor
 
 from fusionzoo.errors import FusionZooError, one_line
 
+BINARY_TYPES = (
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_binary_view,
+    pa.types.is_fixed_size_binary,
+)
+
+
+def row_numbers(has_value: np.ndarray) -> pa.Array:
+    """Return the numbers of the rows, null where a row has no value."""
+    return pa.array(np.arange(len(has_value)), mask=~has_value)
+
 
 def repeated_value(column: Any) -> tuple[Any, int] | None:
     """Return the first value that a column holds several times, and its count.
@@ -153,3 +165,11 @@ def list_names(names: Sequence[str]) -> str:
     """
     shown = ", ".join(name[:100] for name in names[:MAX_NAMES])
     return shown + (f" and {len(names) - MAX_NAMES:,} more" if len(names) > MAX_NAMES else "")
+
+
+def plain_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column of an extension type as the plain type it is stored in."""
+    if not isinstance(column.type, pa.BaseExtensionType):
+        return column
+    chunks = [chunk.storage for chunk in column.chunks]
+    return pa.chunked_array(chunks, column.type.storage_type)

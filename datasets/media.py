@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -373,3 +373,32 @@ def _read(source: str | Path | bytes, budget: str) -> tuple[str, bytes]:
     if not data:
         raise FusionZooError(f"{source} is empty")
     return str(source), data
+
+
+def media_value(value: Any, root: Path | None) -> Any:
+    """Return a value that `media.decode` reads.
+
+    Of `{bytes, path}` the bytes, else the path; of `{array, sampling_rate}`, or of an audio decoder
+    of torchcodec, `(samples, rate)`. Of a list, each of its values.
+    """
+    if isinstance(value, list) and value and not isinstance(value[0], str | float | int):
+        return [media_value(item, root) for item in value]
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    if hasattr(value, "get_all_samples"):
+        clip = value.get_all_samples()
+        return clip.data.mean(0), int(clip.sample_rate)
+    if not isinstance(value, Mapping):
+        return value
+    if value.get("bytes") is not None:
+        return bytes(value["bytes"])
+    if value.get("path") is not None:
+        return (root or Path()) / value["path"]
+    if value.get("array") is not None and "sampling_rate" in value:
+        return np.asarray(value["array"]), value["sampling_rate"]
+    if value and not {"bytes", "path"} & set(value):
+        raise FusionZooError(
+            f"a mapping of {', '.join(map(str, value))} is no value: expected bytes and path, or"
+            " array and sampling_rate"
+        )
+    return None

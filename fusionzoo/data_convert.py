@@ -68,8 +68,8 @@ def convert(data: Any, out: str | Path, **settings: Any) -> Any:
     those of the data set. A stream of Hugging Face is written as it comes, whatever its length.
     """
     from .datasets import create_dataset
+    from .datasets.hugging_face import is_hugging_face, is_stream
     from .datasets.shards.write import Settings, write_shards, write_stream
-    from .datasets.sources.hugging_face import is_hugging_face, is_stream
 
     progress = settings.pop("progress", False)
     names = ("format", "prepare", "shard_mb", "block_mb")

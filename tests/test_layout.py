@@ -111,6 +111,20 @@ def test_imports_flow_one_way(module: str) -> None:
         assert room(module) not in APART or room(other) not in APART, f"{module} imports {other}"
 
 
+def test_sources_and_shards_of_data_sets_stand_side_by_side() -> None:
+    """What both need stands below both, in `datasets/` itself, and what needs both above."""
+    apart = {"sources", "shards"}
+    for module, others in imports().items():
+        part = part_of_datasets(module)
+        if part in apart:
+            wrong = [x for x in others if part_of_datasets(x) in apart - {part}]
+            assert wrong == [], f"{module} imports {wrong}"
+
+
+def part_of_datasets(module: str) -> str:
+    return module.removeprefix("fusionzoo.datasets.").partition(".")[0]
+
+
 def test_applications_stand_on_the_library() -> None:
     above = {"tools", "scripts", "api", "cli", "__main__", ""}
     for module, others in imports().items():

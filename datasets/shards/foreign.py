@@ -20,12 +20,11 @@ from numpy.lib import format as npy_format
 from fusionzoo.errors import FusionZooError, one_line
 
 from ..arrays import check_npy
+from ..arrow import BINARY_TYPES, row_numbers
 from ..budgets import check_budget
-from ..media import SUFFIXES
+from ..media import SUFFIXES, media_value
+from ..parquet import SHARD, check_parquet
 from ..provenance import Loaded
-from ..sources.files import check_parquet
-from ..sources.media_columns import BINARY_TYPES, media_value, row_numbers
-from ..sources.parquet import SHARD
 from ..splits import USUAL_NAMES
 from .blocks import ParquetBlocks, StoredCells, TarBlocks
 from .order import stored_cells

@@ -9,14 +9,14 @@ import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError
 
-from ..provenance import Loaded, with_kinds
-from ..sources.parquet import (
+from ..parquet import (
     files_by_split,
     is_parquet_folder,
     is_saved_folder,
     read_parquet_folder,
     read_saved_folder,
 )
+from ..provenance import Loaded, with_kinds
 from .blocks import Blocks, ParquetBlocks, TarBlocks
 from .foreign import has_bytes, open_parquet_files, open_tar_files
 from .order import check_items, has_items, stored_cells, stored_items

@@ -25,7 +25,7 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.files import replacing, write_json, write_text
 
 from ..export import has_several, table_columns
-from ..sources.hugging_face import LIBRARY, undecoded_stream
+from ..hugging_face import LIBRARY, undecoded_stream
 from ..table import Samples
 from .storage import (
     BYTES,

@@ -20,6 +20,7 @@ from fusionzoo.targets import kind_of
 
 from ..arrays import DIMENSIONS
 from ..arrow import list_names
+from ..hugging_face import MEDIA
 from ..paths import refuse
 from ..provenance import FUSIONZOO, Loaded, RowNumbers
 from ..table import ROLES, word_list
@@ -430,7 +431,6 @@ def _is_integer(value: Any) -> bool:
 
 
 HUGGING_FACE = b"huggingface"  # key of a schema's metadata
-MEDIA = {"Image": "image", "Audio": "audio"}  # features of Hugging Face -> kinds
 
 
 @dataclass(frozen=True)

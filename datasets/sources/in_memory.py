@@ -15,9 +15,11 @@ from torch.utils.data import IterableDataset
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.structures import Audio
 
+from ..arrow import row_numbers
+from ..hugging_face import is_hugging_face, read_hugging_face
+from ..media import media_value
 from ..provenance import Loaded
-from .hugging_face import is_hugging_face, read_hugging_face
-from .media_columns import ObjectCells, media_value, row_numbers
+from .media_columns import ObjectCells
 
 SKIPPED = "_"  # in `fields`: an entry that nothing uses
 

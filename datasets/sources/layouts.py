@@ -15,11 +15,11 @@ import pyarrow as pa
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 
 from ..base import DATASETS, DEFAULTS, SharedSettings
+from ..manifest import manifest
 from ..media import CLIPS, IMAGES
 from ..paired import PairedDataset
 from ..provenance import Loaded, Provenance
 from ..splits import SHARES, split_by_hash
-from .manifest import manifest
 
 
 def first_of(top: Path, names: Sequence[str]) -> Path:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -16,22 +16,22 @@ import pyarrow.compute as pc
 
 from fusionzoo.errors import FusionZooError
 
-from ..arrow import first_true, is_list_of_text
+from ..arrow import BINARY_TYPES, first_true, is_list_of_text, row_numbers
 from ..budgets import check_budget
+from ..media import media_value
 from ..paired import OnError
 from ..paths import PathChecker, is_collecting, refuse
 from ..provenance import Provenance
-from ..shards.blocks import StoredCells
 from ..sound import VIDEOS, spread
 from ..table import Samples
 from .columns import Columns, Roles
 
-BINARY_TYPES = (
-    pa.types.is_binary,
-    pa.types.is_large_binary,
-    pa.types.is_binary_view,
-    pa.types.is_fixed_size_binary,
-)
+
+@runtime_checkable
+class HasPaths(Protocol):
+    """Values some of which are in files of their own."""
+
+    def paths(self) -> list[tuple[int, str]]: ...
 
 
 class ArrowCells:
@@ -74,35 +74,6 @@ class ObjectCells:
         return media_value(self.values[row], None)
 
 
-def media_value(value: Any, root: Path | None) -> Any:
-    """Return a value that `media.decode` reads.
-
-    Of `{bytes, path}` the bytes, else the path; of `{array, sampling_rate}`, or of an audio decoder
-    of torchcodec, `(samples, rate)`. Of a list, each of its values.
-    """
-    if isinstance(value, list) and value and not isinstance(value[0], str | float | int):
-        return [media_value(item, root) for item in value]
-    if isinstance(value, bytearray | memoryview):
-        return bytes(value)
-    if hasattr(value, "get_all_samples"):
-        clip = value.get_all_samples()
-        return clip.data.mean(0), int(clip.sample_rate)
-    if not isinstance(value, Mapping):
-        return value
-    if value.get("bytes") is not None:
-        return bytes(value["bytes"])
-    if value.get("path") is not None:
-        return (root or Path()) / value["path"]
-    if value.get("array") is not None and "sampling_rate" in value:
-        return np.asarray(value["array"]), value["sampling_rate"]
-    if value and not {"bytes", "path"} & set(value):
-        raise FusionZooError(
-            f"a mapping of {', '.join(map(str, value))} is no value: expected bytes and path, or"
-            " array and sampling_rate"
-        )
-    return None
-
-
 def take_out(
     table: pa.Table, root: Path | None, kept: Collection[str] = ()
 ) -> tuple[pa.Table, dict[str, ArrowCells]]:
@@ -123,11 +94,6 @@ def take_out(
     return table, cells
 
 
-def row_numbers(has_value: np.ndarray) -> pa.Array:
-    """Return the numbers of the rows, null where a row has no value."""
-    return pa.array(np.arange(len(has_value)), mask=~has_value)
-
-
 def check_cell_paths(dataset: Samples, must_exist: bool) -> None:
     """Raise an error for the path of a struct that leaves the folder or, if it must, is no file.
 
@@ -145,7 +111,7 @@ def check_cell_paths(dataset: Samples, must_exist: bool) -> None:
         dataset.root or Path(), allow_outside=dataset.allow_outside, must_exist=must_exist
     )
     for name, cells in dataset.memory.items():
-        for row, path in cells.paths() if isinstance(cells, ArrowCells | StoredCells) else ():
+        for row, path in cells.paths() if isinstance(cells, HasPaths) else ():
             problem = checker.problem(path)
             if problem:
                 raise FusionZooError(f"{dataset.sample_place(row)}: {name} {problem}")

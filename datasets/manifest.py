@@ -12,19 +12,19 @@ import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError
 
-from ..base import DATASETS, DEFAULTS, SharedSettings
-from ..join import How, join_arguments
-from ..media import SUFFIXES
-from ..paired import PairedDataset
-from ..paths import part_of_join, refuse
-from ..provenance import Loaded, Provenance
-from ..shards.read import open_shards
-from ..splits import SHARES, SPLITS, make_splits
-from ..table import word_list
-from .columns import NA, CellRules, Words
-from .files import TextFormat, read_table, table_suffix
-from .in_memory import STREAM_LIMIT, read_objects
-from .open_table import open_table
+from .base import DATASETS, DEFAULTS, SharedSettings
+from .join import How, join_arguments
+from .media import SUFFIXES
+from .paired import PairedDataset
+from .paths import part_of_join, refuse
+from .provenance import Loaded, Provenance
+from .shards.read import open_shards
+from .sources.columns import NA, CellRules, Words
+from .sources.files import TextFormat, read_table, table_suffix
+from .sources.in_memory import STREAM_LIMIT, read_objects
+from .sources.open_table import open_table
+from .splits import SHARES, SPLITS, make_splits
+from .table import word_list
 
 MAIN = "root"  # the name of the manifest itself among the sources
 

@@ -15,11 +15,12 @@ import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError, one_line
 
-from ..provenance import Loaded
-from .columns import MEDIA
-from .media_columns import media_value, row_numbers
+from .arrow import plain_column, row_numbers
+from .media import media_value
+from .provenance import Loaded
 
 LIBRARY = "datasets"
+MEDIA = {"Image": "image", "Audio": "audio"}  # features of Hugging Face -> kinds
 BATCH = 1000  # rows looked at together, to see which have a value
 SPLIT_RULE = "the keys of the DatasetDict"
 
@@ -152,11 +153,3 @@ def _is_media(feature: Any) -> bool:
 
 def _metadata(dataset: Any) -> dict[bytes, bytes] | None:
     return dataset.features.arrow_schema.metadata if dataset.features else None
-
-
-def plain_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column of an extension type as the plain type it is stored in."""
-    if not isinstance(column.type, pa.BaseExtensionType):
-        return column
-    chunks = [chunk.storage for chunk in column.chunks]
-    return pa.chunked_array(chunks, column.type.storage_type)
