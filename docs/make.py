@@ -19,8 +19,8 @@ from statistics import fmean, median
 from tempfile import TemporaryDirectory
 
 from fusionzoo import fusion_info, list_datasets, list_encoders, list_fusions
+from fusionzoo.benchmark.candidates import LINEAR
 from fusionzoo.benchmark.report.summary import CHOSEN_ALONE, MEAN_ALONE
-from fusionzoo.benchmark.strategies import LINEAR
 from fusionzoo.evaluation.statistics import seed_interval
 from fusionzoo.structures import KINDS
 from fusionzoo.training.balance import BALANCE as STRATEGIES

@@ -1,4 +1,4 @@
-"""A trial of the benchmark against a bare loop: `python perf/cells.py`. Needs the data set `mfeat`.
+"""A job of the benchmark against a bare loop: `python perf/cells.py`. Needs the data set `mfeat`.
 
 The same model (vector/mlp encoders, one fusion), batches of 128, 20 epochs, on tensors in memory,
 with AdamW, cosine schedule, clipping and a look at the validation split after each epoch in both.
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from _timing import compare, cpu_seconds
 
 from fusionzoo.benchmark import bench as setup
-from fusionzoo.benchmark import job, prepare, strategies, train
+from fusionzoo.benchmark import candidates, jobs, prepare, train
 from fusionzoo.config import BenchmarkConfig, from_tree, read_yaml
 from fusionzoo.distributed import keep_freed_memory, seed_everything
 
@@ -25,14 +25,14 @@ ROOT = Path(__file__).parents[1]
 FUSIONS = ("concat", "gmu", "late_mean", "lmf")
 
 
-def bare(bench: setup.Bench, unit: setup.Unit) -> float:
+def bare(bench: setup.Bench, job: setup.Job) -> float:
     """Train as one writes it by hand; return the CPU seconds."""
     cfg, fold = bench.cfg, bench.folds[0]
-    (model,), feed = job.build(bench, unit)
+    (model,), feed = jobs.build(bench, job)
     data = {name: feed.whole.inputs[name]["values"] for name in bench.modalities}
     y = bench.targets
     began = cpu_seconds()
-    seed_everything(unit.seeds[0])
+    seed_everything(job.seeds[0])
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": cfg.optim.weight_decay}]
@@ -72,13 +72,13 @@ def bare(bench: setup.Bench, unit: setup.Unit) -> float:
     return cpu_seconds() - began
 
 
-def ours(bench: setup.Bench, unit: setup.Unit) -> float:
+def ours(bench: setup.Bench, job: setup.Job) -> float:
     """Train as benchmark.py does; return the CPU seconds."""
     fold = bench.folds[0]
-    (model,), feed = job.build(bench, unit)
+    (model,), feed = jobs.build(bench, job)
     began = cpu_seconds()
     trainer = train.SingleTrainer(model, bench.cfg, bench.targets[fold.train])
-    train.fit(trainer, feed, bench.targets, fold.train, fold.val, unit.seeds)
+    train.fit(trainer, feed, bench.targets, fold.train, fold.val, job.seeds)
     return cpu_seconds() - began
 
 
@@ -98,9 +98,9 @@ def main() -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["fusion", "ours_s", "bare_s", "ratio", "quartile_low", "quartile_high"])
         for name in FUSIONS:
-            unit = setup.Unit(name, 0, (0,), False, strategies.settings_of(bench.cfg, name), {})
-            bare(bench, unit)
-            pairs = [(ours(bench, unit), bare(bench, unit)) for _ in range(flags.rounds)]
+            job = setup.Job(name, 0, (0,), False, candidates.settings_of(bench.cfg, name), {})
+            bare(bench, job)
+            pairs = [(ours(bench, job), bare(bench, job)) for _ in range(flags.rounds)]
             figures = compare(*zip(*pairs, strict=True))
             writer.writerow([name, *(f"{x:.3f}" for x in figures.values())])
             print(name, *(f"{x:.3f}" for x in figures.values()), flush=True)

@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fusionzoo.benchmark.candidates import LINEAR
 from fusionzoo.benchmark.report.summary import MEAN_ALONE
-from fusionzoo.benchmark.strategies import LINEAR
 from fusionzoo.fusion import FUSIONS
 
 ROOT = Path(__file__).parents[1]

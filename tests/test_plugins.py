@@ -645,9 +645,9 @@ def test_a_plugins_changed_code_makes_benchmark_cells_anew(mine: Path, tmp_path:
     cfg = BenchmarkConfig(data={"name": "own_pairs"}, seeds=1, folds=0, tune=0, controls=False)
     cfg = replace(cfg, out=str(tmp_path))
     bench = replace(open_bench(cfg)[0], features=({},))
-    units = {unit.strategy: unit for unit in schedule.units(bench, ["sum", "own_sum"])}
-    before = {name: schedule.path_of(bench, unit) for name, unit in units.items()}
+    jobs = {job.candidate: job for job in schedule.list_jobs(bench, ["sum", "own_sum"])}
+    before = {name: schedule.path_of(bench, job) for name, job in jobs.items()}
     mine.write_text(MINE + "\n# changed\n")
-    after = {name: schedule.path_of(bench, unit) for name, unit in units.items()}
+    after = {name: schedule.path_of(bench, job) for name, job in jobs.items()}
     assert before["sum"] == after["sum"]
     assert before["own_sum"] != after["own_sum"]

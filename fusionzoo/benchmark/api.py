@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fusionzoo.benchmark import schedule, strategies
+from fusionzoo.benchmark import candidates, schedule
 from fusionzoo.config import BenchmarkConfig, from_settings, write_yaml
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed import keep_freed_memory
@@ -79,20 +79,20 @@ def run(cfg: BenchmarkConfig, dataset: PairedDataset | None = None) -> Report:
     keep_freed_memory()
     clock = Clock(Path(cfg.out))
     bench, dataset = open_bench(cfg, dataset)
-    names, notes = strategies.list_strategies(bench.cfg, bench)
+    names, notes = candidates.list_candidates(bench.cfg, bench)
     bench = replace(bench, notes=(*bench.notes, *notes))
-    strategies.check_settings(bench.cfg, names)
+    candidates.check_settings(bench.cfg, names)
     out = Path(cfg.out)
     out.mkdir(parents=True, exist_ok=True)
     write_yaml(bench.cfg, out / "config.yaml")
 
-    # ---- features: encoders run once, for all strategies and seeds
-    tokens = any(strategies.reads_tokens(name) for name in names)
+    # ---- features: encoders run once, for all candidates and seeds
+    tokens = any(candidates.reads_tokens(name) for name in names)
     bench = prepare(bench, dataset, tokens, clock)
     if not bench.features:  # nothing for a linear model to read
-        names = [name for name in names if name not in strategies.LINEAR]
+        names = [name for name in names if name not in candidates.LINEAR]
 
-    # ---- trials: strategies x folds x seeds, and the controls
+    # ---- jobs: candidates x folds x seeds, and the controls
     results = schedule.run_all(bench, names, clock)
 
     # ---- report

@@ -44,7 +44,7 @@ def make_folds(
 
     Fold f tests on part f; of the others it validates on an eighth and trains on the rest, with 5
     folds on 20, 10 and 70 % of the samples. `labels` (N,) are the classes to stratify by, by
-    default the targets; -1 marks samples without a label, which are trained on (strategies may
+    default the targets; -1 marks samples without a label, which are trained on (candidates may
     learn from them) but neither validate nor test.
     """
     labels = dataset.targets if labels is None else labels
@@ -175,9 +175,9 @@ class Damaged(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """What all trials of a benchmark share; never changed. Features stay in the cache's files.
+    """What all jobs of a benchmark share; never changed. Features stay in the cache's files.
 
-    `open_bench` fills the fields down to `dataset`, `features.prepare` the rest, in a new object.
+    `open_bench` fills the fields down to `dataset`, `prepare.prepare` the rest, in a new object.
     """
 
     cfg: BenchmarkConfig
@@ -189,7 +189,7 @@ class Bench:
     groups: tuple[str, ...] = ()  # (N,) names; folds keep the samples of a group together
     notes: tuple[str, ...] = ()  # shown in the report
     scheme: tuple[Target, ...] | None = None  # the targets; None: one class of `classes`
-    metric: Metric = METRICS["classification"]  # the figure by which strategies are compared
+    metric: Metric = METRICS["classification"]  # the figure by which candidates are compared
     identity: Mapping[str, str] = field(default_factory=dict)  # of the data, by part
     dataset: PairedDataset | None = None  # if it was passed as an object; None: cfg.data opens it
     dims: Mapping[str, int] = field(default_factory=dict)  # modality -> width of its features
@@ -211,16 +211,20 @@ class Bench:
         return sum(target.width for target in self.scheme)
 
 
-class Unit(NamedTuple):
-    """A unit of work: one trial, or the trials of several seeds that are trained together."""
+class Job(NamedTuple):
+    """A piece of a benchmark's work: a candidate on a fold, with one seed or several together."""
 
-    strategy: str
+    candidate: str
     fold: int
     seeds: tuple[int, ...]
     shuffled: bool  # a control: the labels of training and validation are shuffled
     settings: Settings  # all settings of the fusion
     training: Settings  # settings of training that tuning changed: `epochs`, `optim`
     whole: bool = True  # whether to examine subsets and damage too, not the test split only
+
+    def stored(self) -> dict[str, Any]:
+        """Return the fields under the names of stored files, which results are found by."""
+        return {{"candidate": "strategy"}.get(k, k): v for k, v in self._asdict().items()}
 
 
 def open_bench(
@@ -258,7 +262,7 @@ def open_bench(
 
 
 def tuning_trials(cfg: BenchmarkConfig) -> int:
-    """Return the number of Optuna trials of each strategy: 8, and none in finetune mode."""
+    """Return the number of tuning trials of each candidate: 8, and none in finetune mode."""
     if cfg.tune is not None:
         return cfg.tune
     return 0 if cfg.mode == "finetune" else 8
@@ -284,7 +288,7 @@ def dataset_of(bench: Bench) -> PairedDataset:
 
 
 def conditions(bench: Bench) -> list[Condition]:
-    """Return every corruption, of every modality and severity, that strategies are tested on."""
+    """Return every corruption, of every modality and severity, that candidates are tested on."""
     if not bench.cfg.corruptions:
         return []
     severities = SEVERITIES if bench.cfg.corruptions == "full" else SEVERITIES[::2]

@@ -36,7 +36,7 @@ def map_unordered(
     threads = max(1, cores // (cfg.jobs or cores))
     if not pieces:
         return
-    bar = tqdm(total=len(pieces), desc=label, unit="unit", dynamic_ncols=True, smoothing=0.05)
+    bar = tqdm(total=len(pieces), desc=label, unit="job", dynamic_ncols=True, smoothing=0.05)
     set_up = (threads, absolute(cfg.plugins))
     if cfg.engine == "ray":
         results = _map_on_ray(shared, pieces, function, set_up)

@@ -22,28 +22,28 @@ from fusionzoo.structures import Batch, Features, Sample, seed_of
 from fusionzoo.training.loaders import num_workers
 from fusionzoo.worker_memory import make_loader
 
-from .bench import Bench, Fold, Unit
-from .strategies import modalities_of, parse, reads_tokens
+from .bench import Bench, Fold, Job
+from .candidates import modalities_of, parse, reads_tokens
 
 SEVERITY = 3  # the middle one
 
 
-def damaged_modalities(bench: Bench, unit: Unit) -> Tensor | None:
-    """Return which modalities lose a part in a unit's training and validation, bool (N, M).
+def damaged_modalities(bench: Bench, job: Job) -> Tensor | None:
+    """Return which modalities lose a part in a job's training and validation, bool (N, M).
 
-    M are the modalities of the strategy. None: all samples are whole.
+    M are the modalities of the candidate. None: all samples are whole.
     """
-    rate = parse(unit.strategy).damaged
+    rate = parse(job.candidate).damaged
     if not rate:
         return None
-    columns = [list(bench.modalities).index(m) for m in modalities_of(bench, unit.strategy)]
-    return draw_damaged(bench, bench.folds[unit.fold], rate)[:, columns]
+    columns = [list(bench.modalities).index(m) for m in modalities_of(bench, job.candidate)]
+    return draw_damaged(bench, bench.folds[job.fold], rate)[:, columns]
 
 
 def draw_damaged(bench: Bench, fold: Fold, rate: float) -> Tensor:
     """Draw which modalities of a fold's training and validation samples lose a part, bool (N, M).
 
-    Each that a sample has is drawn with this rate, the same ones for every strategy; a higher rate
+    Each that a sample has is drawn with this rate, the same ones for every candidate; a higher rate
     adds to those of a lower one. The test split stays whole.
     """
     generator = torch.Generator().manual_seed(seed_of("damaged in training", bench.cfg.seed))
@@ -219,12 +219,12 @@ class BatchFeed:
 class ProbeFeed:
     """Cached features; with several views, each epoch reads the next one."""
 
-    def __init__(self, bench: Bench, unit: Unit) -> None:
-        self.tokens = reads_tokens(unit.strategy)
-        modalities = modalities_of(bench, unit.strategy)
-        descriptions = bench.features[unit.fold]
-        train = bench.folds[unit.fold].train
-        removed = removed_modalities(bench, unit)
+    def __init__(self, bench: Bench, job: Job) -> None:
+        self.tokens = reads_tokens(job.candidate)
+        modalities = modalities_of(bench, job.candidate)
+        descriptions = bench.features[job.fold]
+        train = bench.folds[job.fold].train
+        removed = removed_modalities(bench, job)
         self.removed: dict[str, Tensor] = {}  # modality -> (N,)
         if removed is not None:
             self.removed = dict(zip(modalities, removed.unbind(1), strict=True))
@@ -240,7 +240,7 @@ class ProbeFeed:
                     for name, x in stored.items()
                 }
             self.views.append(stored)
-        self.damaged = self._load_damaged(bench, unit)
+        self.damaged = self._load_damaged(bench, job)
         self.whole = [  # padded and scaled once, where memory allows
             {
                 name: self._with_damaged(number, name, x, torch.arange(len(x.pooled)))
@@ -268,14 +268,14 @@ class ProbeFeed:
         features = stored.take(rows, self.tokens)
         return self.standardise[name](features) if name in self.standardise else features
 
-    def _load_damaged(self, bench: Bench, unit: Unit) -> list[dict[str, DamagedFeatures]]:
+    def _load_damaged(self, bench: Bench, job: Job) -> list[dict[str, DamagedFeatures]]:
         """Return by view the features of samples that lose a part of a modality."""
-        damaged = damaged_modalities(bench, unit)
+        damaged = damaged_modalities(bench, job)
         if damaged is None:
             return [{} for _ in self.views]
-        masks = dict(zip(modalities_of(bench, unit.strategy), damaged.unbind(1), strict=True))
+        masks = dict(zip(modalities_of(bench, job.candidate), damaged.unbind(1), strict=True))
         entries = {
-            condition[0]: entry for condition, entry in bench.damaged_train[unit.fold].items()
+            condition[0]: entry for condition, entry in bench.damaged_train[job.fold].items()
         }
         return [
             {
@@ -316,13 +316,13 @@ def measure(stored: StoredFeatures, rows: Tensor, kind: str, with_tokens: bool) 
     return Standardise.measure(stored.pooled[present_rows], tokens, kind in RAW_KINDS)
 
 
-def removed_modalities(bench: Bench, unit: Unit) -> Tensor | None:
-    """Return which modalities training and validation lack, (N, M) of the strategy's modalities.
+def removed_modalities(bench: Bench, job: Job) -> Tensor | None:
+    """Return which modalities training and validation lack, (N, M) of the candidate's modalities.
 
-    Each is removed with the strategy's missing rate, the same ones for every strategy; a sample
+    Each is removed with the candidate's missing rate, the same ones for every candidate; a sample
     keeps at least one of those that it has. The test split stays whole. None: nothing is removed.
     """
-    rate = parse(unit.strategy).missing
+    rate = parse(job.candidate).missing
     if not rate:
         return None
     generator = torch.Generator().manual_seed(seed_of("missing in training", bench.cfg.seed))
@@ -330,10 +330,10 @@ def removed_modalities(bench: Bench, unit: Unit) -> Tensor | None:
     draws = draws.masked_fill(~bench.present, -1.0)
     last = draws == draws.max(1, keepdim=True).values  # the one that would be removed last
     removed = bench.present & (draws < rate) & ~last
-    fold = bench.folds[unit.fold]
+    fold = bench.folds[job.fold]
     learned = torch.zeros(len(removed), dtype=torch.bool)
     learned[torch.cat([fold.train, fold.val])] = True
-    columns = [list(bench.modalities).index(m) for m in modalities_of(bench, unit.strategy)]
+    columns = [list(bench.modalities).index(m) for m in modalities_of(bench, job.candidate)]
     return (removed & learned[:, None])[:, columns]
 
 

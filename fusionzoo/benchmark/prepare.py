@@ -167,10 +167,10 @@ def augmentation_notes(cfg: BenchmarkConfig, encoders: Mapping[str, Encoder]) ->
 
 
 def pretrain_seed(cfg: BenchmarkConfig) -> int:
-    """Return a seed that no trial uses.
+    """Return a seed that no job uses.
 
-    An encoder's features fit the head that it was trained under. A strategy whose head started from
-    the same weights would know the labels before it sees any, even shuffled ones.
+    An encoder's features fit the head that it was trained under. A candidate whose head started
+    from the same weights would know the labels before it sees any, even shuffled ones.
     """
     return seed_of("encoders alone", cfg.seed)
 
@@ -268,7 +268,7 @@ def describe_features(
     bench: Bench, dataset: PairedDataset, encoder: Encoder, tokens: bool
 ) -> Description:
     """Describe an encoder's features of a data set, but for the view."""
-    # Where no strategy reads tokens, one per sample tells which samples have the modality.
+    # Where no candidate reads tokens, one per sample tells which samples have the modality.
     max_tokens = bench.cfg.max_tokens.get(encoder.modality) if tokens else 1
     return describe(encoder, dataset, max_tokens=max_tokens, precision=bench.cfg.precision)
 
@@ -407,7 +407,7 @@ def choose_workers(bench: Bench, dataset: PairedDataset, encoders: Encoders) -> 
     """Return the bench with the number of loader processes that encodes fastest.
 
     On a CPU encoders are in channels-last format anyway; bf16 would change features, which
-    `--precision` decides. So nothing that is compared changes, and stored trials stay valid.
+    `--precision` decides. So nothing that is compared changes, and stored results stay valid.
     """
     cfg, device = bench.cfg, device_of(bench.cfg)
     if cfg.speed == "off":
@@ -444,7 +444,7 @@ def prepare(
 ) -> Bench:
     """Return the bench with feature widths and, in probe mode, cached features of every fold.
 
-    `tokens`: whether any strategy reads tokens, not pooled vectors only.
+    `tokens`: whether any candidate reads tokens, not pooled vectors only.
     """
     clock = clock or Clock()
     encoders = build_encoders(bench.cfg, dataset)

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import fusionzoo as fz
-from fusionzoo.benchmark import api, job
+from fusionzoo.benchmark import api, jobs
 from fusionzoo.benchmark.api import dataset_settings
 from fusionzoo.benchmark.report.page import Report
 from fusionzoo.config import BenchmarkConfig, from_tree
@@ -193,7 +193,7 @@ def test_a_second_call_runs_nothing_again(
         raise AssertionError("a finished trial was run again")
 
     monkeypatch.setenv("FUSIONZOO_CACHE", str(report.folder / "cache"))
-    monkeypatch.setattr(job, "run_job", never)
+    monkeypatch.setattr(jobs, "run_job", never)
     again = fz.benchmark({"name": "interactions", **DATA}, out=report.folder, **SETTINGS)
     assert not again.failed
     pd.testing.assert_frame_equal(again.leaderboard, report.leaderboard)

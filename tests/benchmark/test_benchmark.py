@@ -21,7 +21,7 @@ from sklearn.metrics import log_loss
 
 import fusionzoo
 from fusionzoo import features
-from fusionzoo.benchmark import api, bench, job, prepare, schedule, strategies
+from fusionzoo.benchmark import api, bench, candidates, jobs, prepare, schedule
 from fusionzoo.benchmark import bench as setup
 from fusionzoo.benchmark import prepare as encoding
 from fusionzoo.benchmark.clock import read_laps
@@ -61,8 +61,8 @@ def test_the_report_is_complete(report: Path) -> None:
     assert {"sum", "gmu", "mbt", "alone:a", "alone:b", "majority class"} <= names
     assert summary["verdict"].startswith("Fusion ")
     rows = pq.read_table(report / "results.parquet").to_pylist()
-    for strategy in ("sum", "gmu", "mbt"):
-        selected = [row for row in rows if row["strategy"] == strategy]
+    for candidate in ("sum", "gmu", "mbt"):
+        selected = [row for row in rows if row["strategy"] == candidate]
         assert {row["seed"] for row in selected} == {0, 1, 2}
         assert {row["subset"] for row in selected} == {"none", "a", "b", "a+b"}
         damage = {"undamaged", "jitter", "dropout"}
@@ -118,7 +118,7 @@ def test_a_second_run_trains_nothing_and_writes_the_same_tables(
     def never(*_: Any) -> None:
         raise AssertionError("a finished trial was run again")
 
-    monkeypatch.setattr(job, "run_job", never)
+    monkeypatch.setattr(jobs, "run_job", never)
     run(small(report, seeds=3, fusions="sum,gmu,mbt", epochs=6))
     assert before == {name: (report / name).read_bytes() for name in TABLES}
 
@@ -128,11 +128,11 @@ def test_more_strategies_reuse_finished_trials(
 ) -> None:
     monkeypatch.setenv("FUSIONZOO_CACHE", str(report / "cache"))
     ran: list[str] = []
-    before = job.run_job
+    before = jobs.run_job
     monkeypatch.setattr(
-        job,
+        jobs,
         "run_job",
-        lambda bench, unit, *rest: ran.append(unit.strategy) or before(bench, unit, *rest),
+        lambda bench, job, *rest: ran.append(job.candidate) or before(bench, job, *rest),
     )
     run(small(report, seeds=3, fusions="sum,gmu,mbt,max", epochs=6))
     assert set(ran) == {"max"}
@@ -215,16 +215,16 @@ def test_the_report_states_that_one_seed_is_not_all_of_the_variation(tmp_path: P
 def test_a_strategy_that_fails_is_reported_and_stops_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = job.run_job
+    before = jobs.run_job
 
     def fail(
-        bench: setup.Bench, unit: setup.Unit, trained: job.Trained | None
-    ) -> list[job.TrialResult]:
-        if unit.strategy == "gmu":
+        bench: setup.Bench, job: setup.Job, trained: jobs.Trained | None
+    ) -> list[jobs.SeedResult]:
+        if job.candidate == "gmu":
             raise RuntimeError("no luck today")
-        return before(bench, unit, trained)
+        return before(bench, job, trained)
 
-    monkeypatch.setattr(job, "run_job", fail)
+    monkeypatch.setattr(jobs, "run_job", fail)
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(json.dumps({**SMALL, "corruptions": False}))
     assert main(["--config", str(recipe), "--out", str(tmp_path)]) == 1
@@ -317,9 +317,9 @@ def test_tuning_never_evaluates_on_the_test_split_and_continues_where_it_stopped
 ) -> None:
     changes = {"tune": 3, "fusions": "gmu", "corruptions": False, "controls": False}
     examined: list[Any] = []
-    before = job.Examiner.examine
+    before = jobs.Examiner.examine
     monkeypatch.setattr(
-        job.Examiner,
+        jobs.Examiner,
         "examine",
         lambda self, *rest: examined.append(rest) or before(self, *rest),
     )
@@ -416,8 +416,8 @@ def test_no_strategy_starts_from_the_head_that_an_encoder_was_trained_under(
     bench, dataset = setup.open_bench(cfg)
     bench = prepare.prepare(bench, dataset, tokens=False)
     assert len(heads) == 2
-    settings = strategies.settings_of(cfg, "alone:a")
-    models, _ = job.build(bench, setup.Unit("alone:a", 0, (0, 1, 2), False, settings, {}))
+    settings = candidates.settings_of(cfg, "alone:a")
+    models, _ = jobs.build(bench, setup.Job("alone:a", 0, (0, 1, 2), False, settings, {}))
     for model in models:
         start = model.fusion.head.weight
         assert start.shape == heads[0].shape
@@ -536,12 +536,19 @@ def test_preparing_returns_a_new_bench_and_changes_none(tmp_path: Path) -> None:
 def test_settings_that_do_not_change_a_trial_do_not_change_its_file_name(tmp_path: Path) -> None:
     bench, dataset = setup.open_bench(small(tmp_path))
     bench = prepare.prepare(bench, dataset, tokens=False)
-    (unit, *_) = schedule.units(bench, ["sum"])
+    (job, *_) = schedule.list_jobs(bench, ["sum"])
     names = []
     for changes in ({}, {"jobs": 7, "engine": "ray", "fusions": "all"}, {"epochs": 5}):
         other = setup.Bench(**{**vars(bench), "cfg": small(tmp_path, **changes)})
-        names.append(schedule.path_of(other, unit).name)
+        names.append(schedule.path_of(other, job).name)
     assert names[0] == names[1] != names[2]
+
+
+def test_a_job_is_stored_under_the_names_that_earlier_versions_wrote() -> None:
+    stored = setup.Job("gmu", 1, (0, 1), False, {"dim": 8}, {}).stored()
+    names = ["strategy", "fold", "seeds", "shuffled", "settings", "training", "whole"]
+    assert list(stored) == names
+    assert list(stored.values()) == ["gmu", 1, (0, 1), False, {"dim": 8}, {}, True]
 
 
 def test_vectors_give_end_to_end_training_its_linear_baseline(tmp_path: Path) -> None:

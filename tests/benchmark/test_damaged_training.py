@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from fusionzoo.benchmark import api, job, schedule, strategies
-from fusionzoo.benchmark.bench import Bench, Unit, damaged_rows, open_bench
+from fusionzoo.benchmark import api, candidates, jobs, schedule
+from fusionzoo.benchmark.bench import Bench, Job, damaged_rows, open_bench
 from fusionzoo.benchmark.feeds import SEVERITY, ProbeFeed, damaged_modalities, replace_rows
 from fusionzoo.benchmark.prepare import prepare
 from fusionzoo.benchmark.report.page import breakable
@@ -32,8 +32,8 @@ def opened(tmp_path: Path, **changes: Any) -> tuple[Bench, PairedDataset]:
     return prepare(bench, dataset, tokens=False), dataset
 
 
-def unit(bench: Bench, name: str) -> Unit:
-    return Unit(name, 0, (0,), False, strategies.settings_of(bench.cfg, name), {})
+def job(bench: Bench, name: str) -> Job:
+    return Job(name, 0, (0,), False, candidates.settings_of(bench.cfg, name), {})
 
 
 def damaged_value(dataset: PairedDataset, row: int, name: str) -> torch.Tensor:
@@ -52,7 +52,7 @@ def test_every_kind_has_a_corruption_that_takes_a_part() -> None:
 def test_rows_of_both_rates_and_training_strategies_combine(tmp_path: Path) -> None:
     changes = {"missing_train": [0, 0.3], "damaged_train": [0.1], "balance": "none,mla"}
     bench, _ = opened(tmp_path, fusions="sum", **changes)
-    names, _ = strategies.list_strategies(bench.cfg, bench)
+    names, _ = candidates.list_candidates(bench.cfg, bench)
     endings = ("", ", 10 % damaged", ", 30 % missing", ", 30 % missing, 10 % damaged")
     expected = {f"{base}{end}" for base in ("sum", "sum + mla", "alone:a") for end in endings}
     assert expected <= set(names)
@@ -66,29 +66,29 @@ def test_the_drawn_modalities_are_the_same_for_all_and_about_the_share(
     bench, _ = opened(tmp_path, folds=folds, data={"missing": 0.2})
     fold = bench.folds[0]
     learned = torch.cat([fold.train, fold.val])
-    damaged = damaged_modalities(bench, unit(bench, "gmu, 40 % damaged"))
+    damaged = damaged_modalities(bench, job(bench, "gmu, 40 % damaged"))
     assert damaged is not None
     assert damaged[learned][bench.present[learned]].double().mean() == pytest.approx(0.4, abs=0.06)
     assert not damaged[~bench.present].any()
     assert not damaged[fold.test].any()
-    balanced = damaged_modalities(bench, unit(bench, "sum + mla, 30 % missing, 40 % damaged"))
+    balanced = damaged_modalities(bench, job(bench, "sum + mla, 30 % missing, 40 % damaged"))
     assert balanced is not None and torch.equal(balanced, damaged)
-    single = damaged_modalities(bench, unit(bench, "alone:b, 40 % damaged"))
+    single = damaged_modalities(bench, job(bench, "alone:b, 40 % damaged"))
     assert single is not None and torch.equal(single[:, 0], damaged[:, 1])
-    fewer = damaged_modalities(bench, unit(bench, "gmu, 20 % damaged"))
+    fewer = damaged_modalities(bench, job(bench, "gmu, 20 % damaged"))
     assert fewer is not None and 0 < fewer.sum() < damaged.sum()
     assert (damaged | fewer).equal(damaged)
-    assert damaged_modalities(bench, unit(bench, "gmu, 40 % missing")) is None
+    assert damaged_modalities(bench, job(bench, "gmu, 40 % missing")) is None
 
 
 def test_a_probe_reads_the_features_of_damaged_samples_in_training_only(tmp_path: Path) -> None:
     bench, dataset = opened(tmp_path, standardise=False)
     name, fold = "gmu, 40 % damaged", bench.folds[0]
-    damaged = damaged_modalities(bench, unit(bench, name))
+    damaged = damaged_modalities(bench, job(bench, name))
     assert damaged is not None
     every = torch.arange(len(dataset))
-    (whole,) = ProbeFeed(bench, unit(bench, "gmu"))([every], 0)
-    (changed,) = ProbeFeed(bench, unit(bench, name))([every], 0)
+    (whole,) = ProbeFeed(bench, job(bench, "gmu"))([every], 0)
+    (changed,) = ProbeFeed(bench, job(bench, name))([every], 0)
     for column, modality in enumerate("ab"):
         rows = damaged[:, column]
         assert torch.equal(changed[modality].pooled[~rows], whole[modality].pooled[~rows])
@@ -103,10 +103,10 @@ def test_a_probe_reads_the_features_of_damaged_samples_in_training_only(tmp_path
 def test_end_to_end_training_reads_samples_through_the_corruption(tmp_path: Path) -> None:
     encoders = {m: {"name": "vector/mlp", "dim": 8, "hidden": 8} for m in "ab"}
     bench, dataset = opened(tmp_path, mode="finetune", encoders=encoders)
-    damaged_unit = unit(bench, "sum, 40 % damaged")
-    damaged = damaged_modalities(bench, damaged_unit)
+    damaged_job = job(bench, "sum, 40 % damaged")
+    damaged = damaged_modalities(bench, damaged_job)
     assert damaged is not None
-    _, feed = job.build(bench, damaged_unit)
+    _, feed = jobs.build(bench, damaged_job)
     rows = torch.tensor([damaged[:, 0].nonzero()[0, 0], bench.folds[0].test[0]])
     (batch,) = feed([rows], 0)
     (inputs,) = batch.inputs["a"].values()
@@ -122,7 +122,7 @@ def test_without_damage_in_training_nothing_else_is_encoded_or_run_again(tmp_pat
     assert bench.damaged_train == ({},)
     other, _ = opened(tmp_path)
     assert len(list(feature_cache().entries())) == entries + 2
-    (plain, *_) = schedule.units(bench, ["sum"])
+    (plain, *_) = schedule.list_jobs(bench, ["sum"])
     assert schedule.path_of(bench, plain) == schedule.path_of(other, plain)
 
 
@@ -160,7 +160,7 @@ def test_digits_trained_on_damage_differ_and_are_run_once(
     def refuse(*arguments: object) -> None:
         raise AssertionError("a finished trial is run again")
 
-    monkeypatch.setattr(job, "run_job", refuse)
+    monkeypatch.setattr(jobs, "run_job", refuse)
     assert api.benchmark(**settings).figures["leaderboard"] == report.figures["leaderboard"]
 
 
@@ -170,11 +170,11 @@ def test_the_area_of_lost_parts_is_that_of_its_curves(tmp_path: Path) -> None:
     report = api.run(cfg)
     (row, *_) = [x for x in report.figures["leaderboard"] if x["strategy"] == "sum"]
     bench, _ = open_bench(cfg)
-    (path,) = job.folder_of(str(tmp_path)).glob("sum-f0-*.npz")
-    trials = job.load(path)
-    assert trials is not None and len(trials) == 2
+    (path,) = jobs.folder_of(str(tmp_path)).glob("sum-f0-*.npz")
+    seed_results = jobs.load(path)
+    assert seed_results is not None and len(seed_results) == 2
     curves = []
-    for result in trials:
+    for result in seed_results:
         of = {(x["modality"], x["corruption"], x["severity"]): x["score"] for x in result.rows}
         start = of["", "undamaged", 0]
         for modality in "ab":
@@ -195,12 +195,12 @@ def test_the_area_of_lost_parts_is_that_of_its_curves(tmp_path: Path) -> None:
 
 
 def test_a_modality_that_a_strategy_does_not_see_leaves_its_score_as_it_is() -> None:
-    strategy = planted.strategy("alone:image", [0.5])
-    assert lost_area(strategy, ["image", "audio"]) is None
-    strategy.lost_conditions = [("", "undamaged", 0), ("image", "occlusion", 1)]
-    strategy.lost_conditions.append(("image", "occlusion", 5))
-    strategy.lost_scores = np.array([[[1.0, 0.0], [0.5, 0.0], [0.0, 1.0]]])
-    areas = lost_area(strategy, ["image", "audio"])
+    candidate = planted.candidate("alone:image", [0.5])
+    assert lost_area(candidate, ["image", "audio"]) is None
+    candidate.lost_conditions = [("", "undamaged", 0), ("image", "occlusion", 1)]
+    candidate.lost_conditions.append(("image", "occlusion", 5))
+    candidate.lost_scores = np.array([[[1.0, 0.0], [0.5, 0.0], [0.0, 1.0]]])
+    areas = lost_area(candidate, ["image", "audio"])
     assert areas is not None
     image = [(0.75 * 1 + 0.25 * 4) / 5, (0.0 + 0.5 * 4) / 5]
     np.testing.assert_allclose(areas, [[(image[0] + 1.0) / 2, (image[1] + 0.0) / 2]])
@@ -209,7 +209,7 @@ def test_a_modality_that_a_strategy_does_not_see_leaves_its_score_as_it_is() -> 
 def test_trials_of_earlier_versions_are_read_without_scores_of_lost_parts(tmp_path: Path) -> None:
     cfg = small(tmp_path, controls=False, fusions="sum", seeds=1)
     api.run(cfg)
-    for path in job.folder_of(str(tmp_path)).glob("*.npz"):
+    for path in jobs.folder_of(str(tmp_path)).glob("*.npz"):
         with np.load(path) as arrays:
             old = {name: x for name, x in arrays.items() if not name.startswith("lost")}
         np.savez_compressed(path, allow_pickle=False, **old)

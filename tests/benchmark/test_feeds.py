@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from fusionzoo.benchmark import feeds, schedule, strategies
-from fusionzoo.benchmark.bench import Unit, open_bench
+from fusionzoo.benchmark import candidates, feeds, schedule
+from fusionzoo.benchmark.bench import Job, open_bench
 from fusionzoo.features import StoredFeatures
 from helpers.setup_benchmark import small
 
@@ -31,12 +31,12 @@ def test_features_scaled_once_equal_those_scaled_by_batch(
     stored = {"a": ragged(len(dataset), 5), "b": ragged(len(dataset), 3)}
     monkeypatch.setattr(feeds, "load_features", lambda description: stored[description["name"]])
     bench = replace(bench, features=({x: {"name": x} for x in stored},))
-    unit = Unit(name, 0, (0,), False, strategies.settings_of(bench.cfg, name), {})
+    job = Job(name, 0, (0,), False, candidates.settings_of(bench.cfg, name), {})
     rows = [torch.randint(0, len(dataset), (seeds, 9)).squeeze(0) for _ in range(8)]
     rows.append(torch.where(~stored["a"].present)[0])  # all lack a modality
 
     def batches() -> list[Any]:
-        return [[tuple(x[m]) for m in "ab"] for x in feeds.ProbeFeed(bench, unit)(rows, 0)]
+        return [[tuple(x[m]) for m in "ab"] for x in feeds.ProbeFeed(bench, job)(rows, 0)]
 
     once = batches()
     monkeypatch.setattr(feeds, "WHOLE_BYTES", 0)
@@ -48,10 +48,10 @@ def test_trials_on_pooled_vectors_do_not_depend_on_the_tokens_beside_them(
     name: str, same: bool, tmp_path: Path
 ) -> None:
     bench, _ = open_bench(small(tmp_path, fusions="mbt,gmu"))
-    unit = Unit(name, 0, (0,), False, strategies.settings_of(bench.cfg, name), {})
+    job = Job(name, 0, (0,), False, candidates.settings_of(bench.cfg, name), {})
     few, many = (
         replace(bench, features=({x: {"name": x, "max_tokens": tokens} for x in "ab"},))
         for tokens in (1, None)
     )
-    assert (schedule.path_of(few, unit) == schedule.path_of(many, unit)) == same
-    assert (schedule._path(few, unit) == schedule._path(many, unit)) == same
+    assert (schedule.path_of(few, job) == schedule.path_of(many, job)) == same
+    assert (schedule._path(few, job) == schedule._path(many, job)) == same

@@ -103,11 +103,11 @@ def test_a_second_run_reads_them_and_off_leaves_the_trials_alone(
 ) -> None:
     cfg = small(tmp_path, seeds=1, corruptions=False, controls=False, fusions="gmu", analyses=True)
     first = run(cfg).figures["needs"]
-    trials = sorted((tmp_path / "cells").iterdir())
+    stored = sorted((tmp_path / "cells").iterdir())
     monkeypatch.setattr(needs, "decompose_data", None)  # would raise
     assert run(cfg).figures["needs"] == first
     off = run(replace(cfg, analyses=False))
     assert "needs" not in off.figures
     assert "What the data needs" not in off.page.read_text()
-    assert sorted((tmp_path / "cells").iterdir()) == trials
+    assert sorted((tmp_path / "cells").iterdir()) == stored
     assert json.loads((tmp_path / needs.FILE).read_text())["emap"]["fusion"] == "gmu"

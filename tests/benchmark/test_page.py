@@ -19,11 +19,11 @@ from fusionzoo.benchmark.api import run
 from fusionzoo.benchmark.report import page as report_html
 from fusionzoo.benchmark.report.leaderboard import page_table, text_table
 from fusionzoo.benchmark.report.page import heat_map
-from fusionzoo.benchmark.report.results import StrategyResults, Summary, data_title
+from fusionzoo.benchmark.report.results import CandidateResults, Summary, data_title
 from fusionzoo.benchmark.report.verdict import figures
 from fusionzoo.evaluation.metrics import METRICS
 from fusionzoo.fusion import FUSIONS, list_fusions
-from helpers.planted import strategy, summary
+from helpers.planted import candidate, summary
 from helpers.setup_benchmark import small
 
 ARTEFACTS = Path(__file__).parents[2] / "build" / "artefacts"
@@ -125,7 +125,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out / "index.html"
 
 
-def damaged(results: StrategyResults, score: float) -> None:
+def damaged(results: CandidateResults, score: float) -> None:
     """Add scores without modalities and on corrupted samples."""
     row = {"fold": 0, "seed": 0, "subset": "full", "modality": "", "corruption": "", "severity": 0}
     for subset, share in (("none", 0.3), ("image", 0.9), ("audio", 0.6)):
@@ -144,17 +144,17 @@ def many_strategies() -> Summary:
     """A planted report with every fusion, long names, baselines and a training strategy."""
     names = [*sorted(FUSIONS), "alone:image", "alone:audio", "majority class"]
     names += ["logistic regression on everything", "mean of single modalities"]
-    strategies = []
+    candidates = []
     for number, name in enumerate(names):
         score = 0.4 + 0.01 * number
-        results = strategy(name, [score, score + 0.02, score - 0.01], shift=number)
+        results = candidate(name, [score, score + 0.02, score - 0.01], shift=number)
         if results.kind != "baseline":
             damaged(results, score)
-        strategies.append(results)
-    combined = strategy("gmu", [0.7, 0.72, 0.71])
+        candidates.append(results)
+    combined = candidate("gmu", [0.7, 0.72, 0.71])
     damaged(combined, 0.7)
-    strategies.append(replace(combined, name="concat_transformer + gblend"))
-    whole = summary(strategies)
+    candidates.append(replace(combined, name="concat_transformer + gblend"))
+    whole = summary(candidates)
     cfg = replace(whole.bench.cfg, seeds=3)
     return replace(whole, bench=replace(whole.bench, cfg=cfg))
 
@@ -279,15 +279,15 @@ def test_numbers_with_units_or_separators_carry_the_number_that_sorts_them() -> 
 
 
 def test_a_page_without_classes_shows_the_metric_that_there_is() -> None:
-    strategies = [strategy(name, [0.5, 0.6]) for name in ("gmu", "alone:image", "majority class")]
-    whole = summary(strategies)
+    candidates = [candidate(name, [0.5, 0.6]) for name in ("gmu", "alone:image", "majority class")]
+    whole = summary(candidates)
     content = {**figures(whole), "metric": "mae", "shapley": {}, "controls": None}
     content["data"] = {**content["data"], "classes": 0, "test": 12345}
     for number, line in enumerate(whole.leaderboard):
         for key in set(line) - {"strategy", "family", "kind", "score", "low", "high", "seeds"}:
             del line[key]
         line["mae"] = 1200.5 + number
-        for row in whole.strategy(line["strategy"]).rows:
+        for row in whole.candidate(line["strategy"]).rows:
             row["mae"] = line["mae"]
     text = report_html.page(whole, content, [])
     assert "12,345 test samples" in text
@@ -417,8 +417,8 @@ def parse_readable(text: str) -> float:
 
 
 def test_the_strongest_colour_is_the_best_figure_of_an_error_too() -> None:
-    whole = summary([strategy("gmu", [0.6]), strategy("alone:image", [0.5])])
-    damaged(whole.strategies[0], 0.6)
+    whole = summary([candidate("gmu", [0.6]), candidate("alone:image", [0.5])])
+    damaged(whole.candidates[0], 0.6)
     regression = replace(whole, bench=replace(whole.bench, metric=METRICS["regression"]))
     shares = {"gmu": {"image": 0.1, "audio": 0.1}}
     for planted, best in ((whole, max), (regression, min)):

@@ -12,7 +12,7 @@ import torch
 
 from fusionzoo.benchmark import api
 from fusionzoo.benchmark.bench import fold_labels, metric_of, open_bench, sample_scores
-from fusionzoo.benchmark.strategies import list_strategies
+from fusionzoo.benchmark.candidates import list_candidates
 from fusionzoo.config import BenchmarkConfig, from_tree
 from fusionzoo.errors import FusionZooError
 from fusionzoo.targets import AnyOf, Level, Number, OneOf, Target
@@ -107,12 +107,12 @@ def test_folds_of_numbers_have_all_sizes_of_them(tmp_path: Path) -> None:
 def test_fusions_of_class_probabilities_are_left_out_or_an_error(tmp_path: Path) -> None:
     cfg = config(tmp_path, "regression", fusions="late")
     bench, _ = open_bench(cfg)
-    names, notes = list_strategies(cfg, bench)
+    names, notes = list_candidates(cfg, bench)
     assert "tmc" not in names and "late_weighted" in names
     assert "tmc" in notes[0]
     named = config(tmp_path, "regression", fusions="sum,tmc")
     with pytest.raises(FusionZooError, match="'tmc' joins the probabilities of classes"):
-        list_strategies(named, bench)
+        list_candidates(named, bench)
 
 
 def tasks(kind: str, target: Target) -> Tasks:

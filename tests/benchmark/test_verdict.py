@@ -9,7 +9,7 @@ from fusionzoo.benchmark.report.page import environment
 from fusionzoo.benchmark.report.results import Summary
 from fusionzoo.benchmark.report.summary import controls
 from fusionzoo.benchmark.report.verdict import tied_with_leader, verdict
-from helpers.planted import CLASSES, ITEMS, TARGET, strategy, summary
+from helpers.planted import CLASSES, ITEMS, TARGET, candidate, summary
 
 IMAGE = ("alone:image", [0.30, 0.31, 0.30])
 
@@ -19,15 +19,15 @@ def words(whole: Summary) -> str:
 
 
 def test_a_clear_gain_is_a_win_and_the_fusion_leads_the_table() -> None:
-    text = words(summary([strategy("gmu", [0.8, 0.81, 0.8]), strategy("alone:audio", [0.6] * 3)]))
+    text = words(summary([candidate("gmu", [0.8, 0.81, 0.8]), candidate("alone:audio", [0.6] * 3)]))
     assert text.startswith("Fusion helps: +20.3 points (95 % interval +")
     assert "In the table `gmu` leads with 0.803." in text
 
 
 def test_a_clear_loss_is_a_loss_and_the_single_modality_leads_the_table() -> None:
-    strategies = [strategy("gmu", [0.52, 0.51, 0.52]), strategy("sum", [0.4, 0.4, 0.41])]
-    strategies += [strategy("alone:audio", [0.62, 0.62, 0.61]), strategy(*IMAGE)]
-    text = words(summary(strategies))
+    candidates = [candidate("gmu", [0.52, 0.51, 0.52]), candidate("sum", [0.4, 0.4, 0.41])]
+    candidates += [candidate("alone:audio", [0.62, 0.62, 0.61]), candidate(*IMAGE)]
+    text = words(summary(candidates))
     assert text.startswith("Fusion hurts: -10.0 points (95 % interval -")
     assert "A tie" not in text
     assert "Of 2 fusions none beats audio alone and 2 lose to it" in text
@@ -39,8 +39,8 @@ def test_a_clear_loss_is_a_loss_and_the_single_modality_leads_the_table() -> Non
 
 def test_a_loss_that_cannot_be_shown_is_reported_with_the_width_of_its_interval() -> None:
     # 10 points below on average, but the two seeds differ by 30.
-    strategies = [strategy("gmu", [0.65, 0.35], shift=60), strategy("sum", [0.3, 0.3], shift=90)]
-    text = words(summary([*strategies, strategy("alone:audio", [0.6, 0.6])]))
+    candidates = [candidate("gmu", [0.65, 0.35], shift=60), candidate("sum", [0.3, 0.3], shift=90)]
+    text = words(summary([*candidates, candidate("alone:audio", [0.6, 0.6])]))
     assert text.startswith("Fusion shows no difference: -10.0 points (95 % interval -")
     assert "leaves room for a loss of 100.0 and a gain of 100.0 points" in text  # two seeds
     assert "In the table audio alone leads with 0.600, above every fusion" in text
@@ -48,55 +48,55 @@ def test_a_loss_that_cannot_be_shown_is_reported_with_the_width_of_its_interval(
 
 
 def test_a_small_gain_that_cannot_be_shown_leads_but_ties_with_the_single() -> None:
-    strategies = [strategy("gmu", [0.62, 0.61], shift=40), strategy("alone:audio", [0.6, 0.6])]
-    text = words(summary(strategies))
+    candidates = [candidate("gmu", [0.62, 0.61], shift=40), candidate("alone:audio", [0.6, 0.6])]
+    text = words(summary(candidates))
     assert text.startswith("Fusion shows no difference: +1.5 points (95 % interval -")
     assert "a gain of" in text
     assert "In the table `gmu` leads with 0.615; it cannot be told apart from audio alone." in text
 
 
 def test_fusions_that_tie_with_the_leader_are_counted() -> None:
-    strategies = [strategy("gmu", [0.8, 0.8, 0.8]), strategy("sum", [0.795, 0.8, 0.8], shift=3)]
-    strategies += [strategy("max", [0.5, 0.5, 0.5]), strategy("alone:audio", [0.55] * 3)]
-    text = words(summary(strategies))
+    candidates = [candidate("gmu", [0.8, 0.8, 0.8]), candidate("sum", [0.795, 0.8, 0.8], shift=3)]
+    candidates += [candidate("max", [0.5, 0.5, 0.5]), candidate("alone:audio", [0.55] * 3)]
+    text = words(summary(candidates))
     assert "Of 3 fusions 2 beat audio alone and 1 loses to it (Holm-corrected)" in text
     assert "1 other fusion cannot be told apart from `gmu`" in text
     assert "ahead of every other" not in text
 
 
 def test_a_baseline_that_scores_above_every_fusion_leads() -> None:
-    strategies = [strategy("gmu", [0.7, 0.7]), strategy("alone:audio", [0.6, 0.6])]
-    strategies.append(strategy("mean of single modalities", [0.75, 0.75]))
-    text = words(summary(strategies))
+    candidates = [candidate("gmu", [0.7, 0.7]), candidate("alone:audio", [0.6, 0.6])]
+    candidates.append(candidate("mean of single modalities", [0.75, 0.75]))
+    text = words(summary(candidates))
     assert text.startswith("Fusion helps")
     assert "In the table the baseline `mean of single modalities` leads with 0.750" in text
     assert "the best of them is `gmu` with 0.700" in text
 
 
 def test_the_verdict_names_the_majority_class_if_it_beats_every_fusion() -> None:
-    strategies = [strategy("gmu", [0.2, 0.2]), strategy("alone:audio", [0.6, 0.6])]
-    text = words(summary([*strategies, strategy("majority class", [0.3, 0.3])]))
+    candidates = [candidate("gmu", [0.2, 0.2]), candidate("alone:audio", [0.6, 0.6])]
+    text = words(summary([*candidates, candidate("majority class", [0.3, 0.3])]))
     assert "Every fusion scores below the majority class (0.300)." in text
 
 
 def test_equal_scores_lead_together() -> None:
-    strategies = [strategy("gmu", [0.6, 0.6]), strategy("alone:audio", [0.6, 0.6])]
-    text = words(summary(strategies))
+    candidates = [candidate("gmu", [0.6, 0.6]), candidate("alone:audio", [0.6, 0.6])]
+    text = words(summary(candidates))
     assert text.startswith("Fusion shows no difference: +0.0 points")
     assert "In the table `gmu` and audio alone lead with 0.600" in text
 
 
 def test_the_verdict_states_how_one_seed_and_folds_limit_the_interval() -> None:
-    strategies = [strategy("gmu", [0.8]), strategy("alone:audio", [0.6])]
-    one_seed = words(summary(strategies))
+    candidates = [candidate("gmu", [0.8]), candidate("alone:audio", [0.6])]
+    one_seed = words(summary(candidates))
     assert "One seed: the interval covers test samples only" in one_seed
     assert "folds" not in one_seed
-    assert "Every sample was tested once in 4 folds" in words(summary(strategies, folds=4))
+    assert "Every sample was tested once in 4 folds" in words(summary(candidates, folds=4))
 
 
 def test_folds_whose_training_data_overlaps_widen_the_interval() -> None:
-    strategies = [strategy("gmu", [0.8, 0.7]), strategy("alone:audio", [0.6, 0.6])]
-    one, four = (summary(strategies, folds=count).line("gmu") for count in (1, 4))
+    candidates = [candidate("gmu", [0.8, 0.7]), candidate("alone:audio", [0.6, 0.6])]
+    one, four = (summary(candidates, folds=count).line("gmu") for count in (1, 4))
     assert one["gain_difference"] == four["gain_difference"]
     widths = [line["gain_high"] - line["gain_low"] for line in (one, four)]
     assert widths[1] == pytest.approx(widths[0] * (4 / 3) ** 0.5)
@@ -117,7 +117,7 @@ def predictions(correct: float, target: torch.Tensor = TARGET) -> torch.Tensor:
 
 def judge(predicted: dict[str, torch.Tensor], target: torch.Tensor = TARGET) -> dict[str, object]:
     accuracies = {"alone:audio": [0.6], "gmu": [0.7]}
-    whole = summary([strategy(name, x) for name, x in accuracies.items()], controls=predicted)
+    whole = summary([candidate(name, x) for name, x in accuracies.items()], controls=predicted)
     whole.target = target
     return controls(whole)
 
@@ -173,4 +173,4 @@ def test_html_shows_names_as_code_and_escapes_the_rest() -> None:
 
 def test_planted_strategies_are_right_as_often_as_planted() -> None:
     assert CLASSES > 2
-    assert strategy("sum", [0.25]).logits.argmax(-1).eq(TARGET).double().mean() == 0.25
+    assert candidate("sum", [0.25]).logits.argmax(-1).eq(TARGET).double().mean() == 0.25

@@ -11,7 +11,7 @@ from torch.nn.functional import one_hot
 
 from fusionzoo.benchmark.bench import Bench, Fold
 from fusionzoo.benchmark.report.leaderboard import leaderboard
-from fusionzoo.benchmark.report.results import StrategyResults, Summary
+from fusionzoo.benchmark.report.results import CandidateResults, Summary
 from fusionzoo.evaluation.metrics import right
 from helpers.setup_benchmark import small
 
@@ -20,7 +20,7 @@ TARGET = torch.arange(ITEMS) % CLASSES
 ALL = torch.arange(ITEMS)
 
 
-def strategy(name: str, accuracies: list[float], shift: int = 0) -> StrategyResults:
+def candidate(name: str, accuracies: list[float], shift: int = 0) -> CandidateResults:
     """A strategy that classifies this share of items correctly in each seed, in a fixed order.
 
     `shift` rotates the order, so that two strategies are correct on different items.
@@ -52,13 +52,13 @@ def strategy(name: str, accuracies: list[float], shift: int = 0) -> StrategyResu
     family = "early" if kind == "fusion" else kind
     seeds = list(range(len(accuracies)))
     scores = right(logits.flatten(0, 1), TARGET.repeat(len(seeds))).reshape(len(seeds), -1).numpy()
-    return StrategyResults(
+    return CandidateResults(
         name, kind, family, seeds, logits.float(), scores, float(np.mean(accuracies)), 1.0, rows
     )
 
 
 def summary(
-    strategies: list[StrategyResults],
+    candidates: list[CandidateResults],
     folds: int = 1,
     controls: Mapping[str, torch.Tensor] | None = None,
     target: torch.Tensor = TARGET,
@@ -75,6 +75,6 @@ def summary(
         tuple(Fold(ALL[:0], ALL[:0], part) for part in parts),
     )
     logits = {name: one_hot(x).float() for name, x in (controls or {}).items()}
-    whole = Summary(bench, target, strategies, logits, {})
+    whole = Summary(bench, target, candidates, logits, {})
     whole.leaderboard = leaderboard(whole)
     return whole

@@ -16,7 +16,7 @@ from fusionzoo.evaluation.calibration import calibration_error, risk_coverage
 
 from ..bench import metric_named
 from .results import (
-    StrategyResults,
+    CandidateResults,
     Summary,
     area,
     best_single,
@@ -42,7 +42,7 @@ LABELS = ("fold", "seed", "subset", "modality", "corruption", "severity", "loss"
 
 
 def leaderboard(summary: Summary) -> list[dict[str, Any]]:
-    """Return a line per strategy, the best first."""
+    """Return a line per candidate, the best first."""
     best = best_single(summary)
     comparisons = {}
     if best is not None:
@@ -52,47 +52,47 @@ def leaderboard(summary: Summary) -> list[dict[str, Any]]:
     corrected = statistics.holm([comparison.p for comparison in comparisons.values()])
     holm = dict(zip(comparisons, corrected, strict=True))
     lines = []
-    for strategy in summary.strategies:
-        line = _metrics(summary, strategy)
-        if strategy.name in comparisons:
-            comparison, p = comparisons[strategy.name], holm[strategy.name]
+    for candidate in summary.candidates:
+        line = _metrics(summary, candidate)
+        if candidate.name in comparisons:
+            comparison, p = comparisons[candidate.name], holm[candidate.name]
             line |= {f"gain_{key}": value for key, value in comparison._asdict().items()}
             line["gain_p_holm"] = p
             line["outcome"] = outcome(comparison.difference, p)
-        if strategy.kind != "baseline":
-            line |= _robustness(summary, strategy)
+        if candidate.kind != "baseline":
+            line |= _robustness(summary, candidate)
         lines.append(line)
     return sorted(lines, key=lambda line: (-line["score"], line["strategy"]))
 
 
-def _metrics(summary: Summary, strategy: StrategyResults) -> dict[str, Any]:
+def _metrics(summary: Summary, candidate: CandidateResults) -> dict[str, Any]:
     metric = summary.bench.metric
-    interval = summary.interval(strategy.scores)
+    interval = summary.interval(candidate.scores)
     low, high = sorted((metric.shown(interval.low), metric.shown(interval.high)))
     line = {
-        "strategy": strategy.name,
-        "family": strategy.family,
-        "kind": strategy.kind,
-        "seeds": len(strategy.seeds),
+        "strategy": candidate.name,
+        "family": candidate.family,
+        "kind": candidate.kind,
+        "seeds": len(candidate.seeds),
         "score": interval.mean,
         metric.name: metric.shown(interval.mean),
         "low": low,
         "high": high,
-        "untuned": metric.shown(strategy.untuned),
-        f"val_{metric.name}": metric.shown(strategy.val_score),
+        "untuned": metric.shown(candidate.untuned),
+        f"val_{metric.name}": metric.shown(candidate.val_score),
     }
-    others = [key for key in strategy.rows[0] if key not in (*LABELS, *line, "ece")]
-    line |= {key: strategy.mean(key) for key in others}
+    others = [key for key in candidate.rows[0] if key not in (*LABELS, *line, "ece")]
+    line |= {key: candidate.mean(key) for key in others}
     if summary.bench.scheme is None:
-        line |= _calibration(strategy, summary.target)
-        curves = [risk_coverage(x, summary.target).mean() for x in strategy.logits]
+        line |= _calibration(candidate, summary.target)
+        curves = [risk_coverage(x, summary.target).mean() for x in candidate.logits]
         line["aurc"] = float(np.mean(curves))
     return line
 
 
-def _calibration(strategy: StrategyResults, target: Tensor) -> dict[str, Any]:
+def _calibration(candidate: CandidateResults, target: Tensor) -> dict[str, Any]:
     """Return the calibration error over all test samples, of several folds too."""
-    error = calibration_error(strategy.logits, target)
+    error = calibration_error(candidate.logits, target)
     return {
         "ece": error.ece,
         "ece_debiased": error.debiased,
@@ -109,7 +109,7 @@ def outcome(difference: float, p: float) -> str:
     return "win" if difference > 0 else "loss"
 
 
-def _robustness(summary: Summary, strategy: StrategyResults) -> dict[str, float]:
+def _robustness(summary: Summary, candidate: CandidateResults) -> dict[str, float]:
     """Return areas under the score's curves: over missing rates, over severities by modality.
 
     Those over missing rates and over the severity of lost parts have intervals.
@@ -117,8 +117,8 @@ def _robustness(summary: Summary, strategy: StrategyResults) -> dict[str, float]
     modalities, areas = list(summary.bench.modalities), {}
     shown = summary.bench.metric.shown
     for name, by_sample in (
-        ("missing_area", missing_area(strategy, modalities)),
-        ("lost_area", lost_area(strategy, modalities)),
+        ("missing_area", missing_area(candidate, modalities)),
+        ("lost_area", lost_area(candidate, modalities)),
     ):
         if by_sample is not None:
             interval = summary.interval(by_sample, damaged=name == "lost_area")
@@ -126,9 +126,9 @@ def _robustness(summary: Summary, strategy: StrategyResults) -> dict[str, float]
             low, high = sorted((shown(interval.low), shown(interval.high)))
             areas |= {f"{name}_low": low, f"{name}_high": high}
     for modality in modalities:
-        curves = corruption_curves(strategy, modality)
+        curves = corruption_curves(candidate, modality)
         if curves:
-            at = severities(strategy)
+            at = severities(candidate)
             mean = float(np.mean([area(curve, at) for curve in curves.values()]))
             areas[f"damaged_{modality}_area"] = shown(mean)
     return areas

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusionzoo.benchmark import job
+from fusionzoo.benchmark import jobs
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.pid import (
     CLUSTERS,
@@ -32,11 +32,11 @@ from fusionzoo.features import key_of, load_features
 from fusionzoo.files import write_text
 from fusionzoo.structures import Features
 
-from ..bench import Bench, Unit, tasks_of
-from ..job import Examiner
+from ..bench import Bench, Job, tasks_of
+from ..candidates import LINEAR
+from ..jobs import Examiner
 from ..schedule import Results, path_of
-from ..strategies import LINEAR
-from .results import StrategyResults, Summary, chosen_fusion
+from .results import CandidateResults, Summary, chosen_fusion
 
 FILE = "needs.json"
 VERSION = 3  # raised when a figure is redefined: stored figures are then computed again
@@ -60,15 +60,15 @@ def analyse_needs(bench: Bench, summary: Summary, results: Results) -> Needs | N
     if wanted is False or (wanted is None and not probe):
         return None
     chosen = chosen_fusion(summary) if probe else None
-    unit = None if chosen is None else first_unit(chosen, results)
-    trial_file = "" if unit is None else path_of(bench, unit).name
+    job = None if chosen is None else first_job(chosen, results)
+    job_file = "" if job is None else path_of(bench, job).name
     data = [list(bench.features), dict(bench.identity)]
-    key = key_of([*data, trial_file, wanted, bench.cfg.seed, VERSION])
+    key = key_of([*data, job_file, wanted, bench.cfg.seed, VERSION])
     path = Path(bench.cfg.out) / FILE
     stored = read_stored(path, key)
     if stored is None:
         stored = {"notes": [] if probe else [NOT_CACHED]}
-        for part in (_information(bench), _interactions(bench, chosen, unit)):
+        for part in (_information(bench), _interactions(bench, chosen, job)):
             stored["notes"] += part.pop("notes", [])
             stored |= part
         write_text(path, json.dumps({"key": key, **stored}, indent=1) + "\n")
@@ -155,29 +155,29 @@ def clustering_seconds(bench: Bench, *, fixed: bool) -> float:
 # ---- emap
 
 
-def first_unit(chosen: StrategyResults, results: Results) -> Unit | None:
-    """Return the unit of a strategy on the first fold, with its first seed only."""
+def first_job(chosen: CandidateResults, results: Results) -> Job | None:
+    """Return the job of a candidate on the first fold, with its first seed only."""
     for result in results.reported:
-        unit = result.unit
-        if unit.strategy == chosen.name and unit.fold == 0 and not unit.shuffled:
-            return unit._replace(seeds=unit.seeds[:1])
+        job = result.job
+        if job.candidate == chosen.name and job.fold == 0 and not job.shuffled:
+            return job._replace(seeds=job.seeds[:1])
     return None
 
 
-def _interactions(bench: Bench, chosen: StrategyResults | None, unit: Unit | None) -> Needs:
+def _interactions(bench: Bench, chosen: CandidateResults | None, job: Job | None) -> Needs:
     """Return how much of the score of the fusion chosen on validation data needs interactions."""
-    if chosen is None or unit is None or chosen.name in LINEAR:
+    if chosen is None or job is None or chosen.name in LINEAR:
         return {}
     seconds = chosen.facts.get("seconds", 0.0)
     if bench.cfg.analyses is None and seconds > SECONDS:
         said = f"emap would train {chosen.name} again for about {seconds:.0f} s: `--analyses true`."
         return {"notes": [said]}
-    (model,), feed = job.build(bench, unit)
-    (best,) = job.train(bench, unit, [model], feed)
+    (model,), feed = jobs.build(bench, job)
+    (best,) = jobs.train(bench, job, [model], feed)
     model.load_state_dict(best.weights)
     model.eval()
     fold = bench.folds[0]
-    features = Examiner(bench, unit, feed).test_features(model)
+    features = Examiner(bench, job, feed).test_features(model)
     present = torch.stack([x.mask.any(1) for x in features.values()])
     complete = present.all(0).nonzero()[:, 0]
     if len(features) < 2 or len(complete) < FEWEST_SAMPLES:

@@ -24,15 +24,15 @@ from fusionzoo.evaluation.statistics import LEVEL, Ranking, rank
 from fusionzoo.files import replacing, write_text
 
 from ..bench import metric_named
+from ..candidates import ALONE, is_single
 from ..clock import read_laps
-from ..strategies import ALONE, is_single
 from . import plots
 from .leaderboard import ECE_NOTE, TERMINAL, page_table, text_table
 from .results import (
     MAJORITY,
     PRIOR,
     RATES,
-    StrategyResults,
+    CandidateResults,
     Summary,
     best_single,
     chosen_fusion,
@@ -81,7 +81,7 @@ def heat_map(summary: Summary, shapley: Mapping[str, Mapping[str, float]]) -> di
         columns = [s for s in columns if len(s) <= 1 or len(s) >= len(modalities) - 1]
     rows = []
     for name, values in shapley.items():
-        score = _scores_where_present(summary, summary.strategy(name))
+        score = _scores_where_present(summary, summary.candidate(name))
         figures = [summary.bench.metric.shown(score[s]) for s in columns]
         rows.append((name, figures, [values[m] for m in modalities]))
     cells = [figure for _, figures, _ in rows for figure in figures if not math.isnan(figure)]
@@ -113,20 +113,20 @@ def _shade(cells: Sequence[float], *, higher: bool) -> Callable[[float], str]:
 
 
 def _scores_where_present(
-    summary: Summary, strategy: StrategyResults
+    summary: Summary, candidate: CandidateResults
 ) -> dict[frozenset[str], float]:
     """Return the score given each subset of the modalities, among the test samples with one of
     them; given all or none, among all samples."""
     modalities = list(summary.bench.modalities)
-    scores = strategy.score_by_subset(modalities)
+    scores = candidate.score_by_subset(modalities)
     order = subsets(modalities)[::-1]
-    if strategy.subset_scores is None or strategy.subset_scores.shape[1] != len(order):
+    if candidate.subset_scores is None or candidate.subset_scores.shape[1] != len(order):
         return scores
     present = summary.bench.present[summary.rows].numpy()
     for number, subset in enumerate(order[1:-1], 1):
         rows = present[:, [name in subset for name in modalities]].any(1)
         if not rows.all():
-            known = strategy.subset_scores[:, number, rows]
+            known = candidate.subset_scores[:, number, rows]
             scores[subset] = float(known.mean()) if known.size else math.nan
     return scores
 
@@ -198,22 +198,22 @@ def _missing(summary: Summary, metric: str) -> dict[str, Any] | None:
     return {"svg": svg, "table": (["missing", "strategy", *RATES], rows)}
 
 
-def _incomplete_fusions(summary: Summary) -> list[StrategyResults]:
+def _incomplete_fusions(summary: Summary) -> list[CandidateResults]:
     """Return the fusions that were trained with modalities removed or damaged."""
     return [s for s in summary.of_kind("incomplete") if not is_single(s.name)]
 
 
 def _corruptions(summary: Summary, metric: str) -> dict[str, Any] | None:
-    panels: dict[str, dict[str, dict[str, list[float]]]] = {}  # modality -> corruption -> strategy
+    panels: dict[str, dict[str, dict[str, list[float]]]] = {}  # modality -> corruption -> candidate
     singles, at = summary.of_kind("single"), [0]
     fusions = [*summary.of_kind("fusion"), *_incomplete_fusions(summary)]
     for modality in summary.bench.modalities:
         alone = [single for single in singles if single.name == f"{ALONE}{modality}"]
-        for strategy in [*fusions, *alone]:
-            for corruption, curve in corruption_curves(strategy, modality).items():
+        for candidate in [*fusions, *alone]:
+            for corruption, curve in corruption_curves(candidate, modality).items():
                 curves = panels.setdefault(modality, {}).setdefault(corruption, {})
-                curves[strategy.name] = _shown(summary, curve)
-                at = severities(strategy)
+                curves[candidate.name] = _shown(summary, curve)
+                at = severities(candidate)
     if not panels:
         return None
     rows = [
@@ -235,15 +235,17 @@ def _shown(summary: Summary, curve: Sequence[float]) -> list[float]:
 def _calibration(summary: Summary) -> dict[str, Any] | None:
     if not any("ece" in line for line in summary.leaderboard):
         return None  # no classes
-    strategies = [s for s in (chosen_fusion(summary), best_single(summary)) if s]
-    names = {strategy.name for strategy in strategies}
-    strategies += [summary.strategy(name) for name in highlighted(summary) if name not in names]
-    strategies = strategies[:4]
+    candidates = [s for s in (chosen_fusion(summary), best_single(summary)) if s]
+    names = {candidate.name for candidate in candidates}
+    candidates += [summary.candidate(name) for name in highlighted(summary) if name not in names]
+    candidates = candidates[:4]
     target = summary.target
-    bins = {strategy.name: reliability_of(strategy, target) for strategy in strategies}
+    bins = {candidate.name: reliability_of(candidate, target) for candidate in candidates}
     risks = {
-        strategy.name: np.mean([risk_coverage(x, target).numpy() for x in strategy.logits], axis=0)
-        for strategy in strategies
+        candidate.name: np.mean(
+            [risk_coverage(x, target).numpy() for x in candidate.logits], axis=0
+        )
+        for candidate in candidates
     }
     rows = [[name, *line] for name, lines in bins.items() for line in lines]
     header = ["strategy", "confidence", "accuracy", "count"]
@@ -251,7 +253,7 @@ def _calibration(summary: Summary) -> dict[str, Any] | None:
 
 
 def _pareto(summary: Summary, metric: str) -> dict[str, Any] | None:
-    fusions = [s for s in summary.strategies if s.facts and s.kind == "fusion"]
+    fusions = [s for s in summary.candidates if s.facts and s.kind == "fusion"]
     if not fusions:
         return None
     panels: dict[str, dict[str, tuple[float, float]]] = {
@@ -281,7 +283,7 @@ Table = tuple[Sequence[str], Sequence[Sequence[Any]]]  # header, rows
 def page(summary: Summary, figures: Mapping[str, Any], laps: Sequence[tuple[str, float]]) -> str:
     """Render the report; `figures` are those of `verdict.figures`, `laps` those of the clock."""
     metric = str(figures["metric"])
-    facts = {strategy.name: strategy.facts for strategy in summary.strategies}
+    facts = {candidate.name: candidate.facts for candidate in summary.candidates}
     lines = [{**line, **facts.get(line["strategy"], {})} for line in figures["leaderboard"]]
     columns, cells = page_table(lines, metric)
     text = (
@@ -399,9 +401,9 @@ def write(
     write_text(out / "table.tex", latex(figures))
     _parquet(summary, out / "results.parquet")
     costs = [
-        [strategy.name, *(f"{strategy.facts[key]:.6g}" for key in COSTS)]
-        for strategy in summary.strategies
-        if strategy.facts
+        [candidate.name, *(f"{candidate.facts[key]:.6g}" for key in COSTS)]
+        for candidate in summary.candidates
+        if candidate.facts
     ]
     write_text(out / "costs.csv", csv_text(["strategy", *COSTS], costs))
     write_text(out / "index.html", page(summary, figures, laps))
@@ -508,7 +510,7 @@ class Report:
 
     @property
     def leaderboard(self) -> pd.DataFrame:
-        """The leaderboard as a pandas DataFrame: a row per strategy, the best first."""
+        """The leaderboard as a pandas DataFrame: a row per candidate, the best first."""
         try:
             import pandas as pd
         except ImportError:
@@ -520,7 +522,7 @@ class Report:
 
     @property
     def failed(self) -> dict[str, str]:
-        """The error of each strategy that failed."""
+        """The error of each candidate that failed."""
         return dict(self.figures["failed"])
 
     @property
@@ -554,7 +556,7 @@ def combine(folders: Sequence[str], out: Path) -> int:
     """Write index.html, summary.json and table.md: average ranks, Friedman's and Nemenyi's tests.
 
     Each data set is a block, ranked by the mean over seeds of its report's own metric, which its
-    column names. Below `FEWEST` data sets there are ranks, and no tests. Strategies that a report
+    column names. Below `FEWEST` data sets there are ranks, and no tests. Candidates that a report
     lacks are left out and named.
     """
     require_packages()
@@ -568,7 +570,7 @@ def combine(folders: Sequence[str], out: Path) -> int:
     left_out = [name for name in every if name not in common]
     if len(common) < 3:
         raise FusionZooError(
-            f"ranks need three strategies or more that all reports have; there are {common}"
+            f"ranks need three candidates or more that all reports have; there are {common}"
         )
     scores = np.array([[by_name[name] for name in common] for _, _, by_name in reports])
     ranking = rank(scores)
@@ -607,7 +609,7 @@ def combine(folders: Sequence[str], out: Path) -> int:
 
 
 def verdict(names: Sequence[str], ranking: Ranking, data_sets: Sequence[str]) -> str:
-    """Say in words which strategy leads over the data sets, and whether the strategies differ."""
+    """Say in words which candidate leads over the data sets, and whether the candidates differ."""
     order = np.argsort(ranking.ranks, kind="stable")
     best = names[order[0]]
     words = (

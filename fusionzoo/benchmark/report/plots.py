@@ -17,7 +17,7 @@ import numpy as np
 from fusionzoo.evaluation.statistics import Ranking, cliques
 
 from ..bench import metric_named
-from ..strategies import ALONE
+from ..candidates import ALONE
 from .results import metric_name, readable
 
 INK, FAINT = "#010203", "#b4b4b4"  # text and axes; grid and curves in the background
@@ -328,7 +328,7 @@ class Layout(NamedTuple):
 
     name: str  # CSS class of the drawing
     width: float  # inches
-    label: int  # most characters in a line of a strategy's name
+    label: int  # most characters in a line of a candidate's name
 
     def columns(self, wide: int, narrow: int) -> int:
         """Return the number of panels in a row."""
@@ -423,14 +423,14 @@ def finish(layout: Layout, figure: Any, x: str | None = None, y: str | None = No
 FAMILY: dict[str, str] = dict(
     zip(("early", "late", "attention", "hybrid", "single", "baseline"), COLOURS, strict=True)
 )
-Curves = Mapping[str, Sequence[float]]  # strategy -> values
+Curves = Mapping[str, Sequence[float]]  # candidate -> values
 
 
 @drawn_twice("score of each strategy and its interval")
 def intervals(
     layout: Layout, lines: Sequence[Mapping[str, Any]], single: float | None, metric: str
 ) -> Any:
-    """Draw the score and its interval over seeds, a row per strategy, the best on top."""
+    """Draw the score and its interval over seeds, a row per candidate, the best on top."""
     figure, axes = row_axes(layout, [line["strategy"] for line in lines])
     places = axes.get_yticks()
     scores = [line[metric] for line in lines]

@@ -20,14 +20,14 @@ from fusionzoo.evaluation.calibration import reliability
 from fusionzoo.evaluation.robustness import expected, subset_label, subsets
 
 from ..bench import Bench, Condition, damaged_rows
-from ..job import Row
+from ..jobs import Row
 
 MAJORITY, PRIOR = "majority class", "frequencies of the labels"  # baselines without any input
 
 
 @dataclass
-class StrategyResults:
-    """All results of one strategy, seed by seed."""
+class CandidateResults:
+    """All results of one candidate, seed by seed."""
 
     name: str
     kind: (
@@ -73,9 +73,9 @@ class Summary:
 
     bench: Bench
     target: Tensor  # (N,) or (N, C), of the test splits of all folds
-    strategies: list[StrategyResults]
-    controls: dict[str, Tensor]  # strategy -> logits (N, K) after training on shuffled labels
-    failed: dict[str, str]  # strategy -> error
+    candidates: list[CandidateResults]
+    controls: dict[str, Tensor]  # candidate -> logits (N, K) after training on shuffled labels
+    failed: dict[str, str]  # candidate -> error
     leaderboard: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -94,8 +94,8 @@ class Summary:
         """The number of folds whose training splits overlap; 1 with the data set's own split."""
         return len(self.bench.folds)
 
-    def compare(self, a: StrategyResults, b: StrategyResults) -> statistics.Comparison:
-        """Compare two strategies on the same seeds, samples and folds."""
+    def compare(self, a: CandidateResults, b: CandidateResults) -> statistics.Comparison:
+        """Compare two candidates on the same seeds, samples and folds."""
         return statistics.compare(a.scores, b.scores, groups=self.groups, folds=self.folds)
 
     @cached_property
@@ -115,18 +115,18 @@ class Summary:
         groups = self.damaged_groups if damaged else self.groups
         return statistics.crossed(statistics.by_group(scores, groups), self.folds)[0]
 
-    def strategy(self, name: str) -> StrategyResults:
-        """Return the results of one strategy."""
-        return next(strategy for strategy in self.strategies if strategy.name == name)
+    def candidate(self, name: str) -> CandidateResults:
+        """Return the results of one candidate."""
+        return next(candidate for candidate in self.candidates if candidate.name == name)
 
     def line(self, name: str) -> dict[str, Any]:
-        """Return one strategy's line of the leaderboard."""
+        """Return one candidate's line of the leaderboard."""
         return next(line for line in self.leaderboard if line["strategy"] == name)
 
-    def of_kind(self, kind: str) -> list[StrategyResults]:
-        """Return the strategies of a kind, the best on the test split first."""
-        strategies = [strategy for strategy in self.strategies if strategy.kind == kind]
-        return sorted(strategies, key=lambda strategy: (-strategy.scores.mean(), strategy.name))
+    def of_kind(self, kind: str) -> list[CandidateResults]:
+        """Return the candidates of a kind, the best on the test split first."""
+        candidates = [candidate for candidate in self.candidates if candidate.kind == kind]
+        return sorted(candidates, key=lambda candidate: (-candidate.scores.mean(), candidate.name))
 
 
 def row_label(subset: frozenset[str], modalities: Sequence[str]) -> str:
@@ -134,7 +134,7 @@ def row_label(subset: frozenset[str], modalities: Sequence[str]) -> str:
     return "full" if len(subset) == len(modalities) else subset_label(subset)
 
 
-def best_single(summary: Summary) -> StrategyResults | None:
+def best_single(summary: Summary) -> CandidateResults | None:
     """Return the single modality that does best on the test split itself.
 
     Choosing it there can only favour it over the fusions, so a fusion that beats it beats every
@@ -143,25 +143,25 @@ def best_single(summary: Summary) -> StrategyResults | None:
     return next(iter(summary.of_kind("single")), None)
 
 
-def chosen_fusion(summary: Summary) -> StrategyResults | None:
+def chosen_fusion(summary: Summary) -> CandidateResults | None:
     """Return the fusion that does best on the validation split, chosen without the test split."""
     fusions = summary.of_kind("fusion")
     return best_on_validation(fusions) if fusions else None
 
 
-def best_on_validation(strategies: Sequence[StrategyResults]) -> StrategyResults:
-    """Return the strategy with the highest validation score, then the lowest loss."""
-    return max(strategies, key=lambda strategy: (strategy.val_score, -strategy.val_loss))
+def best_on_validation(candidates: Sequence[CandidateResults]) -> CandidateResults:
+    """Return the candidate with the highest validation score, then the lowest loss."""
+    return max(candidates, key=lambda candidate: (candidate.val_score, -candidate.val_loss))
 
 
 RATES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of missing modalities
 
 
 def missing_curve(
-    strategy: StrategyResults, modalities: Sequence[str], only: str | None = None
+    candidate: CandidateResults, modalities: Sequence[str], only: str | None = None
 ) -> list[float]:
     """Return the expected score at each of RATES: all modalities missing at random, or one."""
-    scores = strategy.score_by_subset(modalities)
+    scores = candidate.score_by_subset(modalities)
     return [
         expected(scores, {name: rate if only in (None, name) else 0.0 for name in modalities})
         for rate in RATES
@@ -169,63 +169,63 @@ def missing_curve(
 
 
 def missing_area(
-    strategy: StrategyResults, modalities: Sequence[str]
+    candidate: CandidateResults, modalities: Sequence[str]
 ) -> NDArray[np.float64] | None:
     """Return each sample's area under its missing-rate curve, (S, N): linear in its subset scores.
 
     None where not every subset was tested.
     """
     order = subsets(modalities)[::-1]
-    if strategy.subset_scores is None or strategy.subset_scores.shape[1] != len(order):
+    if candidate.subset_scores is None or candidate.subset_scores.shape[1] != len(order):
         return None
     weights = []
     for subset in order:
         only = {other: float(other == subset) for other in order}
         curve = [expected(only, dict.fromkeys(modalities, rate)) for rate in RATES]
         weights.append(area(curve, RATES))
-    return np.einsum("u,sun->sn", np.array(weights), strategy.subset_scores)
+    return np.einsum("u,sun->sn", np.array(weights), candidate.subset_scores)
 
 
-def lost_area(strategy: StrategyResults, modalities: Sequence[str]) -> NDArray[np.float64] | None:
+def lost_area(candidate: CandidateResults, modalities: Sequence[str]) -> NDArray[np.float64] | None:
     """Return each damaged sample's area under its curve over the severity of a lost part, (S, n).
 
-    Averaged over all modalities; one that the strategy does not see changes nothing. Linear in the
+    Averaged over all modalities; one that the candidate does not see changes nothing. Linear in the
     sample's scores. None where lost parts were not tested.
     """
-    if strategy.lost_scores is None:
+    if candidate.lost_scores is None:
         return None
-    weights = np.zeros(len(strategy.lost_conditions))
+    weights = np.zeros(len(candidate.lost_conditions))
     for modality in modalities:
         numbers = [0]  # undamaged
-        numbers += [n for n, x in enumerate(strategy.lost_conditions) if x[0] == modality]
+        numbers += [n for n, x in enumerate(candidate.lost_conditions) if x[0] == modality]
         if len(numbers) == 1:
             weights[0] += 1
             continue
-        at = [strategy.lost_conditions[number][2] for number in numbers]
+        at = [candidate.lost_conditions[number][2] for number in numbers]
         for number, curve in zip(numbers, np.eye(len(at)), strict=True):
             weights[number] += area(curve.tolist(), at)
-    return np.einsum("c,scn->sn", weights / len(modalities), strategy.lost_scores)
+    return np.einsum("c,scn->sn", weights / len(modalities), candidate.lost_scores)
 
 
-def severities(strategy: StrategyResults) -> list[int]:
+def severities(candidate: CandidateResults) -> list[int]:
     """Return the severities that were tested, 0 first."""
-    return sorted({row["severity"] for row in strategy.rows})
+    return sorted({row["severity"] for row in candidate.rows})
 
 
-def corruption_curves(strategy: StrategyResults, modality: str) -> dict[str, list[float]]:
+def corruption_curves(candidate: CandidateResults, modality: str) -> dict[str, list[float]]:
     """Return the score at each severity, from 0, for each corruption of a modality."""
     corruptions = dict.fromkeys(
         row["corruption"]
-        for row in strategy.rows
+        for row in candidate.rows
         if row["modality"] == modality and row["severity"]
     )
-    undamaged = strategy.mean(corruption="undamaged")  # on the samples that are damaged elsewhere
+    undamaged = candidate.mean(corruption="undamaged")  # on the samples that are damaged elsewhere
     return {
         corruption: [
             undamaged,
             *(
-                strategy.mean(modality=modality, corruption=corruption, severity=severity)
-                for severity in severities(strategy)[1:]
+                candidate.mean(modality=modality, corruption=corruption, severity=severity)
+                for severity in severities(candidate)[1:]
             ),
         ]
         for corruption in corruptions
@@ -237,10 +237,10 @@ def area(curve: Sequence[float], at: Sequence[float]) -> float:
     return float(np.trapezoid(curve, at) / (at[-1] - at[0]))
 
 
-def reliability_of(strategy: StrategyResults, target: Tensor) -> list[tuple[float, float, int]]:
+def reliability_of(candidate: CandidateResults, target: Tensor) -> list[tuple[float, float, int]]:
     """Return (confidence, accuracy, count) of each bin, with the seeds pooled."""
-    probabilities = strategy.logits.double().softmax(-1).flatten(0, 1)
-    bins = reliability(probabilities, target.repeat(len(strategy.logits)))
+    probabilities = candidate.logits.double().softmax(-1).flatten(0, 1)
+    bins = reliability(probabilities, target.repeat(len(candidate.logits)))
     return list(zip(*(x.tolist() for x in bins), strict=True))
 
 

@@ -16,83 +16,83 @@ from fusionzoo.evaluation.robustness import subset_label
 from fusionzoo.fusion import fusion_info
 
 from ..bench import Bench, Condition, sample_scores, tasks_of
-from ..job import TrialResult, score_row, takes_part
-from ..schedule import Results, UnitResult
-from ..strategies import LINEAR, fusion_of, is_single, modalities_of, parse
+from ..candidates import LINEAR, fusion_of, is_single, modalities_of, parse
+from ..jobs import SeedResult, score_row, takes_part
+from ..schedule import JobResult, Results
 from .leaderboard import SIGNIFICANT, leaderboard
-from .results import MAJORITY, PRIOR, StrategyResults, Summary, best_on_validation
+from .results import MAJORITY, PRIOR, CandidateResults, Summary, best_on_validation
 
 MEAN_ALONE, CHOSEN_ALONE = "mean of single modalities", "single by validation"
 
 
 def summarise(bench: Bench, results: Results) -> Summary:
-    """Join trials to strategies, add the baselines, compare with the best single modality."""
+    """Join the jobs' results by candidate, add baselines, compare with the best single modality."""
     target = torch.cat([bench.targets[fold.test] for fold in bench.folds])
     every = [*results.reported, *results.untuned]
-    failed = {result.unit.strategy: result.error for result in every if result.error}
-    names = dict.fromkeys(result.unit.strategy for result in results.reported)
-    strategies = [_strategy(bench, name, results) for name in names if name not in failed]
+    failed = {result.job.candidate: result.error for result in every if result.error}
+    names = dict.fromkeys(result.job.candidate for result in results.reported)
+    candidates = [_candidate(bench, name, results) for name in names if name not in failed]
     controls = {name: _control(name, results.reported) for name in names if name not in failed}
     run_controls = {name: x for name, x in controls.items() if x is not None}
-    summary = Summary(bench, target, strategies, run_controls, failed)
+    summary = Summary(bench, target, candidates, run_controls, failed)
     _add_baselines(summary)
     summary.leaderboard = leaderboard(summary)
     return summary
 
 
 def parquet_rows(summary: Summary) -> list[dict[str, Any]]:
-    """Return a row per strategy, fold, seed, subset and corruption."""
+    """Return a row per candidate, fold, seed, subset and corruption."""
     all_modalities = list(summary.bench.modalities)
     rows = []
-    for strategy in summary.strategies:
+    for candidate in summary.candidates:
         modalities = all_modalities
-        if is_single(strategy.name):
-            modalities = modalities_of(summary.bench, strategy.name)
-        names = {"strategy": strategy.name, "family": strategy.family}
-        for row in strategy.rows:
+        if is_single(candidate.name):
+            modalities = modalities_of(summary.bench, candidate.name)
+        names = {"strategy": candidate.name, "family": candidate.family}
+        for row in candidate.rows:
             subset = subset_label(modalities) if row["subset"] == "full" else row["subset"]
             rows.append({**names, **row, "subset": subset})
     return rows
 
 
-def _trials(name: str, results: Sequence[UnitResult]) -> dict[tuple[int, int], TrialResult]:
-    """Return the trials of a strategy, without its control, by seed and fold."""
+def _seed_results(name: str, results: Sequence[JobResult]) -> dict[tuple[int, int], SeedResult]:
+    """Return the results of a candidate, without its control, by seed and fold."""
     return {
-        (trial.seed, result.unit.fold): trial
+        (seed_result.seed, result.job.fold): seed_result
         for result in results
-        if result.unit.strategy == name and not result.unit.shuffled
-        for trial in result.trials
+        if result.job.candidate == name and not result.job.shuffled
+        for seed_result in result.seed_results
     }
 
 
-def _strategy(bench: Bench, name: str, results: Results) -> StrategyResults:
-    trials = _trials(name, results.reported)
-    seeds = sorted({seed for seed, _ in trials})
-    by_seed = [[trials[seed, fold] for fold in range(len(bench.folds))] for seed in seeds]
+def _candidate(bench: Bench, name: str, results: Results) -> CandidateResults:
+    seed_results = _seed_results(name, results.reported)
+    seeds = sorted({seed for seed, _ in seed_results})
+    by_seed = [[seed_results[seed, fold] for fold in range(len(bench.folds))] for seed in seeds]
     subsets = [np.concatenate([t.scores for t in folds], 1) for folds in by_seed]
     rows = [
         {"fold": fold, "seed": seed, **row}
-        for (seed, fold), trial in sorted(trials.items())
-        for row in trial.rows
+        for (seed, fold), seed_result in sorted(seed_results.items())
+        for row in seed_result.rows
     ]
     val_scores, val_losses = [], []
-    for (_, fold), trial in trials.items():
+    for (_, fold), seed_result in seed_results.items():
         tasks, val = tasks_of(bench, bench.folds[fold].train), bench.folds[fold].val
-        logits = torch.from_numpy(trial.val_logits)
+        logits = torch.from_numpy(seed_result.val_logits)
         val_scores.append(sample_scores(tasks, logits, bench.targets[val]).mean().item())
         val_losses.append(tasks.criterion(logits, bench.targets[val]).mean().item())
     facts = {
-        key: float(np.mean([trial.facts[key] for trial in trials.values()]))
-        for key in next(iter(trials.values())).facts
+        key: float(np.mean([seed_result.facts[key] for seed_result in seed_results.values()]))
+        for key in next(iter(seed_results.values())).facts
     }
     untuned = [
-        trial.scores[0].mean()
-        for (seed, _), trial in _trials(name, results.untuned).items()
+        seed_result.scores[0].mean()
+        for (seed, _), seed_result in _seed_results(name, results.untuned).items()
         if seed == bench.cfg.seed
     ]
     scores = np.stack(subsets).astype(np.float64)  # (S, U, N)
     logits_by_seed = [[torch.from_numpy(t.logits) for t in folds] for folds in by_seed]
-    return StrategyResults(
+    return CandidateResults(
         name,
         *_kind_and_family(name),
         seeds,
@@ -109,10 +109,10 @@ def _strategy(bench: Bench, name: str, results: Results) -> StrategyResults:
 
 
 def _lost_parts(
-    bench: Bench, by_seed: Sequence[Sequence[TrialResult]]
+    bench: Bench, by_seed: Sequence[Sequence[SeedResult]]
 ) -> tuple[NDArray[np.float64] | None, list[Condition]]:
     """Return the scores (S, C, n) of the damaged samples, by lost part, and what C stands for."""
-    folds_by_seed = [[trial.lost_scores for trial in folds] for folds in by_seed]
+    folds_by_seed = [[seed_result.lost_scores for seed_result in folds] for folds in by_seed]
     known = [[scores for scores in folds if scores is not None] for folds in folds_by_seed]
     if [len(folds) for folds in known] != [len(folds) for folds in by_seed]:
         return None, []  # not tested, or by an earlier version
@@ -123,7 +123,7 @@ def _lost_parts(
 
 
 def _kind_and_family(name: str) -> tuple[str, str]:
-    """Return a strategy's kind, and its family in tables."""
+    """Return a candidate's kind, and its family in tables."""
     if name in LINEAR:
         return "baseline", "baseline"
     family = "single" if is_single(name) else fusion_info(fusion_of(name)).family
@@ -132,20 +132,20 @@ def _kind_and_family(name: str) -> tuple[str, str]:
     return ("single" if is_single(name) else "fusion"), family
 
 
-def _control(name: str, results: Sequence[UnitResult]) -> Tensor | None:
-    """Return the logits (N, K) of a strategy trained on shuffled labels, None if not run."""
+def _control(name: str, results: Sequence[JobResult]) -> Tensor | None:
+    """Return the logits (N, K) of a candidate trained on shuffled labels, None if not run."""
     logits = {
-        result.unit.fold: torch.from_numpy(result.trials[0].logits)
+        result.job.fold: torch.from_numpy(result.seed_results[0].logits)
         for result in results
-        if result.unit.strategy == name and result.unit.shuffled
+        if result.job.candidate == name and result.job.shuffled
     }
     return torch.cat([logits[fold] for fold in sorted(logits)]) if logits else None
 
 
 def _add_baselines(summary: Summary) -> None:
-    """Add the strategies that need no training: the labels' prior, combinations of singles."""
+    """Add the candidates that need no training: the labels' prior, combinations of singles."""
     bench = summary.bench
-    singles = [strategy for strategy in summary.strategies if strategy.kind == "single"]
+    singles = [candidate for candidate in summary.candidates if candidate.kind == "single"]
     seeds = singles[0].seeds if singles else [bench.cfg.seed]
     prior = _prior(bench).expand(len(seeds), -1, -1)
     baselines = {MAJORITY if bench.scheme is None else PRIOR: (prior, math.nan, math.nan)}
@@ -164,8 +164,8 @@ def _add_baselines(summary: Summary) -> None:
             sample, row = _score(summary, seed_logits)
             scores.append(sample.numpy())
             rows.append({"fold": -1, "seed": seed, **row})
-        summary.strategies.append(
-            StrategyResults(
+        summary.candidates.append(
+            CandidateResults(
                 name,
                 "baseline",
                 "baseline",
@@ -203,10 +203,10 @@ RENAMINGS = 10_000  # random permutations of the class names
 def controls(summary: Summary) -> dict[str, Any]:
     """Return the controls' figures and, under `words`, what they show.
 
-    A strategy that was trained on shuffled labels knows nothing about the test labels. Its accuracy
-    is tested in three ways: does one strategy exceed what chance allows on so many samples; if so,
+    A candidate that was trained on shuffled labels knows nothing of the test labels. Its accuracy
+    is tested in three ways: does one candidate exceed what chance allows on so many samples; if so,
     do its predictions follow the true classes, or was its shuffle a lucky one; and are the
-    strategies above chance on average (one-sided t-test: each has its own shuffle)?
+    candidates above chance on average (one-sided t-test: each has its own shuffle)?
     """
     from scipy.stats import ttest_1samp
 
@@ -258,7 +258,7 @@ def _of_scores(summary: Summary) -> dict[str, Any]:
     if not summary.controls:
         return {"words": NOT_RUN, "above_chance": False}
     tasks = tasks_of(bench, bench.folds[0].train)
-    prior = summary.strategy(PRIOR)
+    prior = summary.candidate(PRIOR)
     scores, p_values = {}, []
     for name, logits in summary.controls.items():
         sample = sample_scores(tasks, logits, summary.target).numpy()[None]

@@ -13,12 +13,12 @@ from fusionzoo.evaluation import statistics
 from fusionzoo.evaluation.robustness import interactions, shapley
 from fusionzoo.evaluation.statistics import Interval
 
-from ..strategies import ALONE, parse
+from ..candidates import ALONE, parse
 from .leaderboard import SIGNIFICANT, outcome
 from .results import (
     MAJORITY,
     PRIOR,
-    StrategyResults,
+    CandidateResults,
     Summary,
     best_single,
     chosen_fusion,
@@ -32,18 +32,18 @@ from .summary import controls
 
 
 def pairwise(
-    summary: Summary, strategies: Sequence[StrategyResults]
+    summary: Summary, candidates: Sequence[CandidateResults]
 ) -> tuple[list[list[str]], list[dict[str, Any]]]:
     """Compare all pairs; return win/tie/loss of row against column, and the comparisons."""
-    pairs = [(i, j) for i in range(len(strategies)) for j in range(i)]
-    comparisons = [summary.compare(strategies[i], strategies[j]) for i, j in pairs]
+    pairs = [(i, j) for i in range(len(candidates)) for j in range(i)]
+    comparisons = [summary.compare(candidates[i], candidates[j]) for i, j in pairs]
     corrected = statistics.holm([comparison.p for comparison in comparisons])
-    matrix = [[""] * len(strategies) for _ in strategies]
+    matrix = [[""] * len(candidates) for _ in candidates]
     lines = []
     for (i, j), comparison, p in zip(pairs, comparisons, corrected, strict=True):
         matrix[i][j] = outcome(comparison.difference, p)
         matrix[j][i] = outcome(-comparison.difference, p)
-        names = {"a": strategies[i].name, "b": strategies[j].name}
+        names = {"a": candidates[i].name, "b": candidates[j].name}
         lines.append({**names, **comparison._asdict(), "p_holm": p})
     return matrix, lines
 
@@ -121,7 +121,7 @@ def _fusion_figures(summary: Summary, tied: Sequence[str]) -> dict[str, Any]:
 
 
 def verdict(summary: Summary, tied: Sequence[str]) -> str:
-    """Say in words whether fusion helped, which strategy leads, and which ones tie with it."""
+    """Say in words whether fusion helped, which candidate leads, and which ones tie with it."""
     chosen, best = chosen_fusion(summary), best_single(summary)
     if chosen is None or best is None:
         return "No verdict: no fusion or no single modality was trained to the end."
@@ -230,40 +230,40 @@ DROPOUT = "modality_dropout"  # the training strategy that removes modalities
 
 
 def incomplete(summary: Summary) -> dict[str, Any] | None:
-    """Return the table of these strategies: score and areas, and their change, with intervals.
+    """Return the table of these candidates: score and areas, and their change, with intervals.
 
-    A change is paired: against the same strategy trained on whole samples without a training
-    strategy. None: no strategy was trained for missing or damaged modalities.
+    A change is paired: against the same candidate trained on whole samples without a training
+    strategy. None: no candidate was trained for missing or damaged modalities.
     """
-    trained = [parse(strategy.name) for strategy in summary.strategies]
+    trained = [parse(candidate.name) for candidate in summary.candidates]
     bases = dict.fromkeys(x.base for x in trained if x.incomplete or DROPOUT in x.balance)
-    whole = {s.name: s for s in summary.strategies if s.name in bases}
-    strategies = [
-        strategy
+    whole = {s.name: s for s in summary.candidates if s.name in bases}
+    candidates = [
+        candidate
         for base in bases
-        for strategy in summary.strategies
-        if strategy.kind != "baseline" and parse(strategy.name).base == base
+        for candidate in summary.candidates
+        if candidate.kind != "baseline" and parse(candidate.name).base == base
     ]
-    if not strategies:
+    if not candidates:
         return None
     metric = metric_name(summary.bench.metric.name)
     titles = [
         metric,
-        *(x for x in (MISSING, LOST) if any(x in _scores(summary, s) for s in strategies)),
+        *(x for x in (MISSING, LOST) if any(x in _scores(summary, s) for s in candidates)),
     ]
     rows, numbers = [], []
-    for strategy in strategies:
-        intervals = _intervals(summary, strategy)
-        changes = _changes(summary, strategy, whole.get(parse(strategy.name).base))
+    for candidate in candidates:
+        intervals = _intervals(summary, candidate)
+        changes = _changes(summary, candidate, whole.get(parse(candidate.name).base))
         rows.append(
             [
-                strategy.name,
+                candidate.name,
                 *(_value(summary, intervals.get(title)) for title in titles),
                 *(_change(summary, changes.get(title)) for title in titles),
             ]
         )
         both = [x.get(title) for x in (intervals, changes) for title in titles]
-        numbers.append([strategy.name, *(x for interval in both for x in interval or ("",) * 3)])
+        numbers.append([candidate.name, *(x for interval in both for x in interval or ("",) * 3)])
     changed = [f"change of {title}" for title in titles]
     ends = [f"{title}{end}" for title in (*titles, *changed) for end in ("", " low", " high")]
     return {
@@ -273,33 +273,33 @@ def incomplete(summary: Summary) -> dict[str, Any] | None:
     }
 
 
-def _scores(summary: Summary, strategy: StrategyResults) -> dict[str, NDArray[np.float64]]:
+def _scores(summary: Summary, candidate: CandidateResults) -> dict[str, NDArray[np.float64]]:
     """Return by title the scores (S, N) of samples, and their areas under both curves."""
     modalities = list(summary.bench.modalities)
     scores = {
-        metric_name(summary.bench.metric.name): strategy.scores,
-        MISSING: missing_area(strategy, modalities),
-        LOST: lost_area(strategy, modalities),
+        metric_name(summary.bench.metric.name): candidate.scores,
+        MISSING: missing_area(candidate, modalities),
+        LOST: lost_area(candidate, modalities),
     }
     return {title: x for title, x in scores.items() if x is not None}
 
 
-def _intervals(summary: Summary, strategy: StrategyResults) -> dict[str, Interval]:
+def _intervals(summary: Summary, candidate: CandidateResults) -> dict[str, Interval]:
     return {
         title: summary.interval(scores, damaged=title == LOST)
-        for title, scores in _scores(summary, strategy).items()
+        for title, scores in _scores(summary, candidate).items()
     }
 
 
 def _changes(
-    summary: Summary, strategy: StrategyResults, whole: StrategyResults | None
+    summary: Summary, candidate: CandidateResults, whole: CandidateResults | None
 ) -> dict[str, Interval]:
-    if whole is None or whole is strategy:
+    if whole is None or whole is candidate:
         return {}
     before = _scores(summary, whole)
     return {
         title: summary.interval(scores - before[title], damaged=title == LOST)
-        for title, scores in _scores(summary, strategy).items()
+        for title, scores in _scores(summary, candidate).items()
         if title in before
     }
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusionzoo.benchmark import api, job, strategies
-from fusionzoo.benchmark.bench import Bench, Unit, open_bench
+from fusionzoo.benchmark import api, candidates, jobs
+from fusionzoo.benchmark.bench import Bench, Job, open_bench
+from fusionzoo.benchmark.candidates import Candidate, parse, select_balance
 from fusionzoo.benchmark.feeds import ProbeFeed, removed_modalities
 from fusionzoo.benchmark.prepare import prepare
-from fusionzoo.benchmark.strategies import Strategy, parse, select_balance
 from fusionzoo.errors import FusionZooError
 from helpers.setup_benchmark import small
 
@@ -21,22 +21,22 @@ def opened(tmp_path: Path, **changes: object) -> Bench:
     return prepare(bench, dataset, tokens=False)
 
 
-def unit(bench: Bench, name: str, seed: int = 0) -> Unit:
-    return Unit(name, 0, (seed,), False, strategies.settings_of(bench.cfg, name), {})
+def job(bench: Bench, name: str, seed: int = 0) -> Job:
+    return Job(name, 0, (seed,), False, candidates.settings_of(bench.cfg, name), {})
 
 
 @pytest.mark.parametrize(
     "named",
     [
-        Strategy("gmu"),
-        Strategy("alone:text", (), 0.3),
-        Strategy("gmu", ("mla", "modality_dropout")),
-        Strategy("mbt", ("umt",), 0.125),
-        Strategy("alone:text", (), 0.0, 0.07),
-        Strategy("gmu", ("mla", "modality_dropout"), 0.3, 0.25),
+        Candidate("gmu"),
+        Candidate("alone:text", (), 0.3),
+        Candidate("gmu", ("mla", "modality_dropout")),
+        Candidate("mbt", ("umt",), 0.125),
+        Candidate("alone:text", (), 0.0, 0.07),
+        Candidate("gmu", ("mla", "modality_dropout"), 0.3, 0.25),
     ],
 )
-def test_a_strategys_name_says_all_of_it(named: Strategy) -> None:
+def test_the_name_of_a_candidate_says_all_of_it(named: Candidate) -> None:
     assert parse(named.name) == named
 
 
@@ -50,14 +50,14 @@ def test_the_full_trainer_without_a_strategy_learns_what_the_short_one_does(
 ) -> None:
     """Rows with and without --balance are comparable: the step is the same."""
     bench = opened(tmp_path)
-    plain = unit(bench, "gmu")
-    models, feed = job.build(bench, plain)
-    expected = job.train(bench, plain, models, feed)[0]
-    idle = unit(bench, "gmu + modality_dropout")
+    plain = job(bench, "gmu")
+    models, feed = jobs.build(bench, plain)
+    expected = jobs.train(bench, plain, models, feed)[0]
+    idle = job(bench, "gmu + modality_dropout")
     settings = {"modality_dropout": {"rate": 0.0}}
     bench = opened(tmp_path, balance="modality_dropout", balance_settings=settings)
-    models, feed = job.build(bench, idle)
-    result = job.train(bench, idle, models, feed)[0]
+    models, feed = jobs.build(bench, idle)
+    result = jobs.train(bench, idle, models, feed)[0]
     assert result.best_epoch == expected.best_epoch
     for name, weight in expected.weights.items():
         torch.testing.assert_close(result.weights[name], weight)
@@ -94,16 +94,16 @@ def test_removed_modalities_are_the_same_for_all_and_never_in_the_test_split(
     tmp_path: Path,
 ) -> None:
     bench = opened(tmp_path, missing_train=[0, 0.4])
-    removed = removed_modalities(bench, unit(bench, "gmu, 40 % missing"))
+    removed = removed_modalities(bench, job(bench, "gmu, 40 % missing"))
     assert removed is not None
     fold = bench.folds[0]
     learned = torch.cat([fold.train, fold.val])
     assert removed[learned].double().mean() == pytest.approx(0.4 - 0.08, abs=0.06)
     assert not removed.all(1).any()  # a sample keeps one
     assert not removed[fold.test].any()
-    other = removed_modalities(bench, unit(bench, "alone:b, 40 % missing"))
+    other = removed_modalities(bench, job(bench, "alone:b, 40 % missing"))
     assert other is not None and torch.equal(other[:, 0], removed[:, 1])
-    (features,) = ProbeFeed(bench, unit(bench, "gmu, 40 % missing"))([fold.train], 0)
+    (features,) = ProbeFeed(bench, job(bench, "gmu, 40 % missing"))([fold.train], 0)
     assert torch.equal(features["a"].mask[:, 0], ~removed[fold.train, 0])
 
 

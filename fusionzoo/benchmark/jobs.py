@@ -38,8 +38,8 @@ from .bench import (
     Bench,
     Condition,
     Fold,
+    Job,
     Settings,
-    Unit,
     conditions,
     damaged_rows,
     dataset_of,
@@ -47,6 +47,7 @@ from .bench import (
     target_spec,
     tasks_of,
 )
+from .candidates import LINEAR, fusion_of, modalities_of, parse, reads_tokens
 from .feeds import (
     BatchFeed,
     LostParts,
@@ -56,7 +57,6 @@ from .feeds import (
     loader_workers,
     removed_modalities,
 )
-from .strategies import LINEAR, fusion_of, modalities_of, parse, reads_tokens
 from .train import (
     BalancedTrainer,
     CachedEncoder,
@@ -72,8 +72,8 @@ from .train import (
 Row = dict[str, Any]  # of results.parquet
 
 
-class TrialResult(NamedTuple):
-    """The result of one trial: one strategy on one fold with one seed."""
+class SeedResult(NamedTuple):
+    """The result of one candidate on one fold with one seed; a job has one for each seed."""
 
     seed: int
     rows: list[Row]  # one per subset, broken pairing and corruption
@@ -86,12 +86,12 @@ class TrialResult(NamedTuple):
 
 
 def folder_of(out: str) -> Path:
-    """Return the folder of stored trials in the folder of a report."""
+    """Return the folder of the stored results of jobs in the folder of a report."""
     return Path(out) / "cells"
 
 
-def save(path: Path, unit: Unit, results: Sequence[TrialResult]) -> None:
-    """Write the results of a unit, completely or not at all."""
+def save(path: Path, job: Job, results: Sequence[SeedResult]) -> None:
+    """Write the results of a job, completely or not at all."""
     arrays: dict[str, np.ndarray] = {}
     for number, result in enumerate(results):
         arrays[f"logits{number}"], arrays[f"val{number}"] = result.logits, result.val_logits
@@ -99,14 +99,14 @@ def save(path: Path, unit: Unit, results: Sequence[TrialResult]) -> None:
         if result.lost_scores is not None:
             arrays[f"lost{number}"] = result.lost_scores
     entries = [[result.seed, result.rows, result.facts] for result in results]
-    metadata = json.dumps({"unit": unit._asdict(), "cells": entries})
+    metadata = json.dumps({"unit": job.stored(), "cells": entries})
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, many_writers=True) as partial, partial.open("wb") as file:
         np.savez_compressed(file, about=np.array(metadata), allow_pickle=False, **arrays)
 
 
-def load(path: Path) -> list[TrialResult] | None:
-    """Read the results of a unit; None if there are none, or if the file is damaged."""
+def load(path: Path) -> list[SeedResult] | None:
+    """Read the results of a job; None if there are none, or if the file is damaged."""
     if not path.is_file():
         return None
     try:
@@ -114,15 +114,15 @@ def load(path: Path) -> list[TrialResult] | None:
             entries = json.loads(str(arrays["about"]))["cells"]
             names = ("logits", "val", "scores")
             results = [
-                TrialResult(*entry, *(arrays[f"{name}{number}"] for name in names))
+                SeedResult(*entry, *(arrays[f"{name}{number}"] for name in names))
                 for number, entry in enumerate(entries)
             ]
-            return [  # trials of earlier versions lack these scores
+            return [  # files of earlier versions lack these scores
                 result._replace(lost_scores=arrays.get(f"lost{number}"))
                 for number, result in enumerate(results)
             ]
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-        print(f"warning: {path} is damaged ({error}); its trials are run again")
+        print(f"warning: {path} is damaged ({error}); its job is run again")
         path.unlink()
         return None
 
@@ -132,19 +132,19 @@ UNDAMAGED: Condition = ("", "undamaged", 0)
 
 
 class Examiner:
-    """Computes the metrics of the models of one unit."""
+    """Computes the metrics of the models of one job."""
 
-    def __init__(self, bench: Bench, unit: Unit, feed: ProbeFeed | BatchFeed) -> None:
-        self.bench, self.unit, self.feed = bench, unit, feed
-        self.modalities = modalities_of(bench, unit.strategy)
-        self.fold = bench.folds[unit.fold]
+    def __init__(self, bench: Bench, job: Job, feed: ProbeFeed | BatchFeed) -> None:
+        self.bench, self.job, self.feed = bench, job, feed
+        self.modalities = modalities_of(bench, job.candidate)
+        self.fold = bench.folds[job.fold]
         self.target = bench.targets[self.fold.test]
         self.tasks = tasks_of(bench, self.fold.train)
         self.sorted_test, self.test_order = self.fold.test.sort()
 
     def examine(
         self, model: FusionModel, seed: int, fit_result: FitResult, seconds: float
-    ) -> TrialResult:
+    ) -> SeedResult:
         """Return all metrics of one trained model; a control gets those of the test split only."""
         model.eval()
         test, val, corrupted = self._features(model)
@@ -152,7 +152,7 @@ class Examiner:
         logits = predict(model, test)
         scores = [self._scores(logits)]
         rows, lost_scores = [self._row(logits, "full")], None
-        if self.unit.whole and not self.unit.shuffled:
+        if self.job.whole and not self.job.shuffled:
             for subset in subsets(self.modalities)[-2::-1]:  # the full one first, as in `scores`
                 masked = predict(model, keep_only(test, *subset))
                 scores.append(self._scores(masked))
@@ -166,9 +166,9 @@ class Examiner:
             "val_loss": fit_result.loss,
             "seconds": seconds,
             **head_cost(model.fusion, test),
-            "stacked": len(self.unit.seeds) > 1,
+            "stacked": len(self.job.seeds) > 1,
         }
-        return TrialResult(
+        return SeedResult(
             seed,
             rows,
             facts,
@@ -205,7 +205,7 @@ class Examiner:
 
     def _corrupted_from_cache(self, feed: ProbeFeed) -> Iterator[tuple[Condition, Features]]:
         rows = damaged_rows(self.bench, self.fold)
-        for condition, damaged in self.bench.corrupted[self.unit.fold].items():
+        for condition, damaged in self.bench.corrupted[self.job.fold].items():
             if condition[0] in self.modalities:
                 stored = load_features(damaged.description)
                 places = torch.searchsorted(damaged.rows, rows)  # entries are in order of rows
@@ -220,7 +220,7 @@ class Examiner:
             device=device_of(cfg),
             progress=False,
         )
-        return stored.take(_all_rows(stored), reads_tokens(self.unit.strategy))
+        return stored.take(_all_rows(stored), reads_tokens(self.job.candidate))
 
     def _scores(self, logits: Tensor) -> Tensor:
         return sample_scores(self.tasks, logits, self.target)
@@ -321,12 +321,12 @@ EDGE = 1e-7  # probabilities are kept this far from 0 and 1
 Matrix = NDArray[np.float64]
 
 
-def run_linear(bench: Bench, unit: Unit) -> list[TrialResult]:
+def run_linear(bench: Bench, job: Job) -> list[SeedResult]:
     """Fit the baseline on a fold; it has no seed, so all seeds share one result."""
     start = time.perf_counter()
-    fold = bench.folds[unit.fold]
+    fold = bench.folds[job.fold]
     tasks = tasks_of(bench, fold.train)
-    feed = ProbeFeed(bench, unit)
+    feed = ProbeFeed(bench, job)
     train, val, test = (_matrix(x) for x in feed([fold.train, fold.val, fold.test], -1))
     target = bench.targets
     best: tuple[float, float, Tensor, Tensor] | None = None
@@ -341,7 +341,7 @@ def run_linear(bench: Bench, unit: Unit) -> list[TrialResult]:
     row = score_row(tasks, test_logits, target[fold.test], scores, "full")
     facts = {"val_loss": loss, "penalty": penalty, "seconds": time.perf_counter() - start}
     return [
-        TrialResult(
+        SeedResult(
             seed,
             [row],
             facts,
@@ -349,7 +349,7 @@ def run_linear(bench: Bench, unit: Unit) -> list[TrialResult]:
             val_logits.numpy(),
             scores.numpy()[None].astype(np.float32),
         )
-        for seed in unit.seeds
+        for seed in job.seeds
     ]
 
 
@@ -426,26 +426,26 @@ def _above(shares: Matrix) -> Matrix:
 
 
 class Trained(NamedTuple):
-    """The trained models of a unit."""
+    """The trained models of a job."""
 
     fits: list[FitResult]  # one per seed
     seconds: float  # of training each
 
 
-def run_job(bench: Bench, unit: Unit, trained: Trained | None = None) -> list[TrialResult]:
-    """Train the models of a unit, unless they are trained already, and compute their metrics."""
-    if unit.strategy in LINEAR:
-        return run_linear(bench, unit)
+def run_job(bench: Bench, job: Job, trained: Trained | None = None) -> list[SeedResult]:
+    """Train the models of a job, unless they are trained already, and compute their metrics."""
+    if job.candidate in LINEAR:
+        return run_linear(bench, job)
     start = time.perf_counter()
-    models, feed = build(bench, unit)
+    models, feed = build(bench, job)
     if trained is None:
-        fits = train(bench, unit, models, feed)
+        fits = train(bench, job, models, feed)
         trained = Trained(fits, (time.perf_counter() - start) / len(models))
-    examiner = Examiner(bench, unit, feed)
-    train_rows = bench.folds[unit.fold].train
+    examiner = Examiner(bench, job, feed)
+    train_rows = bench.folds[job.fold].train
     prior = tasks_of(bench, train_rows).prior(bench.targets[train_rows])
     results = []
-    for seed, model, fit_result in zip(unit.seeds, models, trained.fits, strict=True):
+    for seed, model, fit_result in zip(job.seeds, models, trained.fits, strict=True):
         model.load_state_dict(fit_result.weights)
         model.complete(prior=prior)
         results.append(examiner.examine(model, seed, fit_result, trained.seconds))
@@ -454,20 +454,20 @@ def run_job(bench: Bench, unit: Unit, trained: Trained | None = None) -> list[Tr
 
 def train(
     bench: Bench,
-    unit: Unit,
+    job: Job,
     models: Sequence[FusionModel],
     feed: ProbeFeed | BatchFeed,
     stop_early: StopEarly | None = None,
 ) -> list[FitResult]:
-    """Train the models of a unit, with the training settings that tuning chose."""
-    cfg, fold = training_settings(bench.cfg, unit.training), bench.folds[unit.fold]
+    """Train the models of a job, with the training settings that tuning chose."""
+    cfg, fold = training_settings(bench.cfg, job.training), bench.folds[job.fold]
     targets = bench.targets
-    if unit.shuffled:
-        targets = shuffle_labels(targets, fold, seed_of(unit.strategy, unit.seeds[0]))
+    if job.shuffled:
+        targets = shuffle_labels(targets, fold, seed_of(job.candidate, job.seeds[0]))
     if cfg.mode == "finetune":
         targets = targets.to(device_of(cfg))
-    trainer = _trainer(bench, unit, models, feed, cfg, targets)
-    return fit(trainer, feed, targets, fold.train, fold.val, unit.seeds, stop_early)
+    trainer = _trainer(bench, job, models, feed, cfg, targets)
+    return fit(trainer, feed, targets, fold.train, fold.val, job.seeds, stop_early)
 
 
 def training_settings(cfg: BenchmarkConfig, changes: Mapping[str, Any]) -> BenchmarkConfig:
@@ -478,18 +478,18 @@ def training_settings(cfg: BenchmarkConfig, changes: Mapping[str, Any]) -> Bench
 
 def _trainer(
     bench: Bench,
-    unit: Unit,
+    job: Job,
     models: Sequence[FusionModel],
     feed: ProbeFeed | BatchFeed,
     cfg: BenchmarkConfig,
     targets: Tensor,
 ) -> Trainer:
-    fold = bench.folds[unit.fold]
+    fold = bench.folds[job.fold]
     tasks = tasks_of(bench, fold.train).to(targets.device)
     if len(models) > 1:
         return StackedTrainer(models, cfg, tasks)
     groups = [bench.groups[row] for row in fold.train.tolist()] if bench.groups else []
-    (model,), (seed,), balance = models, unit.seeds, parse(unit.strategy).balance
+    (model,), (seed,), balance = models, job.seeds, parse(job.candidate).balance
     if not balance:
         return SingleTrainer(model, cfg, targets[fold.train], groups, seed, tasks)
     splits = None
@@ -499,39 +499,39 @@ def _trainer(
     return BalancedTrainer(model, cfg, tasks, balance, targets, fold.train, groups, seed, splits)
 
 
-def build(bench: Bench, unit: Unit) -> tuple[list[FusionModel], ProbeFeed | BatchFeed]:
+def build(bench: Bench, job: Job) -> tuple[list[FusionModel], ProbeFeed | BatchFeed]:
     """Build a model for each seed, and the feed of their inputs."""
     if bench.cfg.mode == "finetune":
-        return _build_with_encoders(bench, unit)
+        return _build_with_encoders(bench, job)
     encoders: dict[str, Encoder] = {}
-    if parse(unit.strategy).balance:  # strategies ask the encoders for their widths
+    if parse(job.candidate).balance:  # training strategies ask the encoders for their widths
         encoders = {
             name: CachedEncoder(name, bench.modalities[name], bench.dims[name])
-            for name in modalities_of(bench, unit.strategy)
+            for name in modalities_of(bench, job.candidate)
         }
     models = []
-    for seed in unit.seeds:
+    for seed in job.seeds:
         seed_everything(seed)
-        fusion = build_fusion(bench, unit.strategy, unit.settings)
+        fusion = build_fusion(bench, job.candidate, job.settings)
         models.append(FusionModel(encoders, fusion, target_spec(bench), bench.classes))
-    return models, ProbeFeed(bench, unit)
+    return models, ProbeFeed(bench, job)
 
 
-def build_fusion(bench: Bench, strategy: str, settings: Settings) -> Fusion:
-    """Build the fusion of a strategy for cached features."""
-    dims = {name: bench.dims[name] for name in modalities_of(bench, strategy)}
-    return create_fusion(fusion_of(strategy), dims, num_outputs=bench.num_outputs, **settings)
+def build_fusion(bench: Bench, candidate: str, settings: Settings) -> Fusion:
+    """Build the fusion of a candidate for cached features."""
+    dims = {name: bench.dims[name] for name in modalities_of(bench, candidate)}
+    return create_fusion(fusion_of(candidate), dims, num_outputs=bench.num_outputs, **settings)
 
 
-def can_stack(bench: Bench, strategy: str, settings: Settings) -> bool:
-    """Whether the seeds of a strategy may be trained together."""
-    if strategy in LINEAR:
+def can_stack(bench: Bench, candidate: str, settings: Settings) -> bool:
+    """Whether the seeds of a candidate may be trained together."""
+    if candidate in LINEAR:
         return True  # the same for every seed
     if bench.cfg.mode == "finetune" or bench.cfg.seeds == 1 or not bench.cfg.stack:
         return False
-    if reads_tokens(strategy) or parse(strategy).balance:
+    if reads_tokens(candidate) or parse(candidate).balance:
         return False  # one copy keeps the machine busy already
-    fusion = build_fusion(bench, strategy, settings)
+    fusion = build_fusion(bench, candidate, settings)
     with torch.random.fork_rng(devices=[]):
         features = random_features({name: (1, width) for name, width in fusion.dims.items()}, 8)
     return stackable(fusion, features)
@@ -546,15 +546,15 @@ def shuffle_labels(targets: Tensor, fold: Fold, seed: int) -> Tensor:
     return shuffled
 
 
-def _build_with_encoders(bench: Bench, unit: Unit) -> tuple[list[FusionModel], BatchFeed]:
-    cfg, names = bench.cfg, modalities_of(bench, unit.strategy)
+def _build_with_encoders(bench: Bench, job: Job) -> tuple[list[FusionModel], BatchFeed]:
+    cfg, names = bench.cfg, modalities_of(bench, job.candidate)
     dataset = dataset_of(bench)
     encoders = choose_encoders(dataset, cfg.encoders)
     components = {name: encoders[name] for name in names}
     kinds = {name: dataset.modalities[name] for name in names}
-    fusion = {"name": fusion_of(unit.strategy), **unit.settings}
+    fusion = {"name": fusion_of(job.candidate), **job.settings}
     models = []
-    for seed in unit.seeds:
+    for seed in job.seeds:
         seed_everything(seed)
         model = create_model(
             fusion, components, classes=bench.classes, targets=bench.scheme, kinds=kinds
@@ -563,7 +563,7 @@ def _build_with_encoders(bench: Bench, unit: Unit) -> tuple[list[FusionModel], B
         models.append(model.to(device_of(cfg)))
     if len(names) == 1:
         dataset = dataset.only(names[0])
-    damaged = damaged_modalities(bench, unit)
+    damaged = damaged_modalities(bench, job)
     if damaged is not None:
         dataset = LostParts(dataset, dict(zip(names, damaged.unbind(1), strict=True)))
-    return models, BatchFeed(dataset, models[0], cfg, removed_modalities(bench, unit))
+    return models, BatchFeed(dataset, models[0], cfg, removed_modalities(bench, job))

@@ -1,6 +1,6 @@
-"""The strategies of a benchmark, by name, and their settings.
+"""The candidates of a benchmark, by name, and their settings.
 
-A strategy is a fusion (`gmu`), one modality (`alone:text`), a fusion under training strategies
+A candidate is a fusion (`gmu`), one modality (`alone:text`), a fusion under training strategies
 (`gmu + mla`), each perhaps trained with modalities removed or damaged (`gmu, 30 % missing, 20 %
 damaged`), or the linear model on everything.
 """
@@ -21,17 +21,17 @@ from fusionzoo.model import refuse_other_answers
 from fusionzoo.training.balance import BALANCE
 from fusionzoo.zoo.cards import FAMILIES
 
-from .bench import Bench, Settings, Unit
+from .bench import Bench, Job, Settings
 
-ALONE = "alone:"  # prefix of the strategies that see one modality
+ALONE = "alone:"  # prefix of the candidates that see one modality
 LOGISTIC = "logistic regression on everything"  # linear baselines on all features
 RIDGE = "ridge regression on everything"
 LINEAR = (LOGISTIC, RIDGE)
 _PLUS, _MISSING, _DAMAGED = " + ", " % missing", " % damaged"
 
 
-class Strategy(NamedTuple):
-    """What a strategy's name says."""
+class Candidate(NamedTuple):
+    """What a candidate's name says."""
 
     base: str  # a fusion, `alone:<modality>`, or a linear baseline
     balance: tuple[str, ...] = ()  # training strategies
@@ -53,16 +53,16 @@ class Strategy(NamedTuple):
         return bool(self.missing or self.damaged)
 
 
-def parse(name: str) -> Strategy:
-    """Read a strategy's name.
+def parse(name: str) -> Candidate:
+    """Read a candidate's name.
 
     >>> parse("gmu + mla+umt, 30 % missing")
-    Strategy(base='gmu', balance=('mla', 'umt'), missing=0.3, damaged=0.0)
+    Candidate(base='gmu', balance=('mla', 'umt'), missing=0.3, damaged=0.0)
     """
     name, damaged = _split_rate(name, _DAMAGED)
     name, missing = _split_rate(name, _MISSING)
     base, _, balance = name.partition(_PLUS)
-    return Strategy(base, tuple(balance.split("+")) if balance else (), missing, damaged)
+    return Candidate(base, tuple(balance.split("+")) if balance else (), missing, damaged)
 
 
 def _split_rate(name: str, ending: str) -> tuple[str, float]:
@@ -73,8 +73,8 @@ def _split_rate(name: str, ending: str) -> tuple[str, float]:
     return name, float(percent) / 100
 
 
-def list_strategies(cfg: BenchmarkConfig, bench: Bench) -> tuple[list[str], list[str]]:
-    """Return the names of all strategies, and notes on the fusions that were left out."""
+def list_candidates(cfg: BenchmarkConfig, bench: Bench) -> tuple[list[str], list[str]]:
+    """Return the names of all candidates, and notes on the fusions that were left out."""
     fusions = select_fusions(cfg.fusions, len(bench.modalities))
     notes: list[str] = []
     if bench.scheme is not None:
@@ -82,7 +82,7 @@ def list_strategies(cfg: BenchmarkConfig, bench: Bench) -> tuple[list[str], list
     missing, damaged = ({0.0, *rates} for rates in (cfg.missing_train, cfg.damaged_train))
     singles = [f"{ALONE}{name}" for name in bench.modalities]
     names = [
-        Strategy(base, balance, *rates).name
+        Candidate(base, balance, *rates).name
         for rates in itertools.product(sorted(missing), sorted(damaged))
         for base in (*singles, *fusions)
         for balance in (((),) if base.startswith(ALONE) else select_balance(cfg.balance))
@@ -147,12 +147,12 @@ def _build_small(fusion: str, settings: Settings) -> Fusion:
         return create_fusion(fusion, {"a": 8, "b": 8, "c": 8}, **arguments)
 
 
-def settings_of(cfg: BenchmarkConfig, strategy: str) -> Settings:
-    """Merge the common settings that a strategy's fusion has with those of the strategy itself."""
-    base = parse(strategy).base
+def settings_of(cfg: BenchmarkConfig, candidate: str) -> Settings:
+    """Merge the common settings that a candidate's fusion has with those of its own."""
+    base = parse(candidate).base
     if base in LINEAR:
         return {}
-    name = fusion_of(strategy)
+    name = fusion_of(candidate)
     info = fusion_info(name)
     known = {"dim", *info.parameters}
     common = {key: value for key, value in cfg.fusion.items() if key in known}
@@ -168,18 +168,18 @@ def settings_of(cfg: BenchmarkConfig, strategy: str) -> Settings:
     return common | specific
 
 
-def check_settings(cfg: BenchmarkConfig, strategies: Sequence[str]) -> None:
-    """Raise an error for a setting that no strategy has, before anything is computed."""
+def check_settings(cfg: BenchmarkConfig, candidates: Sequence[str]) -> None:
+    """Raise an error for a setting that no candidate has, before anything is computed."""
     for name in cfg.settings:
         if name not in FUSIONS and not name.startswith(ALONE):
             raise FusionZooError(
-                f"--settings.{name}: unknown fusion{did_you_mean(name, strategies)}"
+                f"--settings.{name}: unknown fusion{did_you_mean(name, candidates)}"
             )
-    fusions = [fusion_of(name) for name in strategies if name not in LINEAR]
+    fusions = [fusion_of(name) for name in candidates if name not in LINEAR]
     for key in cfg.fusion:
         if not any(key in {"dim", *fusion_info(n).parameters} for n in [*list_fusions(), *fusions]):
             raise FusionZooError(f"--fusion.{key}: no fusion has this setting")
-    for name in strategies:
+    for name in candidates:
         settings = settings_of(cfg, name)
         if name not in LINEAR and fusion_info(fusion_of(name)).open_ended:
             _build_small(fusion_of(name), settings)  # what it passes settings on to checks them
@@ -195,39 +195,39 @@ def check_settings(cfg: BenchmarkConfig, strategies: Sequence[str]) -> None:
             raise FusionZooError(f"--optim.{key} is a setting of train.py; benchmark.py has none")
 
 
-def modalities_of(bench: Bench, strategy: str) -> list[str]:
-    """Return the modalities that a strategy sees."""
-    base = parse(strategy).base
+def modalities_of(bench: Bench, candidate: str) -> list[str]:
+    """Return the modalities that a candidate sees."""
+    base = parse(candidate).base
     return [base.removeprefix(ALONE)] if base.startswith(ALONE) else list(bench.modalities)
 
 
-def fusion_of(strategy: str) -> str:
-    """Return the fusion of a strategy; a single modality goes through `concat`."""
-    base = parse(strategy).base
+def fusion_of(candidate: str) -> str:
+    """Return the fusion of a candidate; a single modality goes through `concat`."""
+    base = parse(candidate).base
     return "concat" if base.startswith(ALONE) else base
 
 
-def reads_tokens(strategy: str) -> bool:
-    """Whether a strategy reads tokens, or pooled vectors only."""
-    if parse(strategy).base in LINEAR:
+def reads_tokens(candidate: str) -> bool:
+    """Whether a candidate reads tokens, or pooled vectors only."""
+    if parse(candidate).base in LINEAR:
         return False
-    return fusion_info(fusion_of(strategy)).reads == "tokens"
+    return fusion_info(fusion_of(candidate)).reads == "tokens"
 
 
-def features_read(bench: Bench, unit: Unit) -> dict[str, Any]:
-    """Return what identifies the features that a unit reads; nothing where none are cached.
+def features_read(bench: Bench, job: Job) -> dict[str, Any]:
+    """Return what identifies the features that a job reads; nothing where none are cached.
 
     Pooled vectors are the same however many tokens are kept beside them: a benchmark of fusions
     that read nothing else goes on when one that reads tokens is added.
     """
-    descriptions = bench.features[unit.fold] if bench.features else {}
-    left_out = () if reads_tokens(unit.strategy) else ("max_tokens",)
+    descriptions = bench.features[job.fold] if bench.features else {}
+    left_out = () if reads_tokens(job.candidate) else ("max_tokens",)
     return {
         modality: {key: value for key, value in description.items() if key not in left_out}
         for modality, description in descriptions.items()
     }
 
 
-def is_single(strategy: str) -> bool:
-    """Whether a strategy sees one modality."""
-    return parse(strategy).base.startswith(ALONE)
+def is_single(candidate: str) -> bool:
+    """Whether a candidate sees one modality."""
+    return parse(candidate).base.startswith(ALONE)
