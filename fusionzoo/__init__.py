@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .api import train as train
     from .benchmark.api import benchmark as benchmark
     from .benchmark.report.page import Report as Report
-    from .data_convert import convert as convert
     from .datasets import PairedDataset as PairedDataset
     from .datasets import create_dataset as create_dataset
     from .datasets import list_datasets as list_datasets
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from .fusion import list_fusions as list_fusions
     from .loading import load as load
     from .model import create_model as create_model
+    from .tools.data_convert import convert as convert
     from .tools.embedding_report.report import embed_report as embed_report
     from .tools.search.search import Searcher as Searcher
     from .tools.search.search import search as search
@@ -50,7 +50,7 @@ _HOME = {
     "analyse": "api",
     "benchmark": "benchmark",  # the package itself, which can be called
     "Report": "benchmark.report.page",
-    "convert": "data_convert",
+    "convert": "tools.data_convert",
     "PairedDataset": "datasets",
     "create_dataset": "datasets",
     "list_datasets": "datasets",

@@ -85,7 +85,7 @@ COMMANDS = {  # first words -> module, and function that takes the words behind 
     ("analyse",): (".tools.analyse", "analyse_command"),
     ("data", "check"): (".tools.audit.audit", "check_command"),
     ("data", "show"): (".tools.audit.audit", "show_command"),
-    ("data", "convert"): (".data_convert", "convert_command"),
+    ("data", "convert"): (".tools.data_convert", "convert_command"),
 }
 
 

@@ -37,7 +37,7 @@ ROOMS = (  # from the ground up: a module imports from its own room or from belo
     ("training",),
     ("embeddings", "inference", "testing", "zoo"),
     ("benchmark",),
-    ("tools", "data_convert"),
+    ("tools",),
     ("scripts",),
     ("api", "cli", "__main__", ""),  # "": the package itself, which names what is public
 )

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from .config import merge
-from .config.flags import Tree
-from .config.load import run_command
-from .config.schema import Count, option
-from .errors import FusionZooError
-from .plugins import load_plugins
+from fusionzoo.config import merge
+from fusionzoo.config.flags import Tree
+from fusionzoo.config.load import run_command
+from fusionzoo.config.schema import Count, option
+from fusionzoo.errors import FusionZooError
+from fusionzoo.plugins import load_plugins
 
 HELP = """
 Turn a data set into shards: `fusionzoo data convert my.csv shards/ --prepare`.
@@ -67,9 +67,9 @@ def convert(data: Any, out: str | Path, **settings: Any) -> Any:
     Settings: `format` ("parquet" or "webdataset"), `prepare`, `shard_mb`, `progress`; others are
     those of the data set. A stream of Hugging Face is written as it comes, whatever its length.
     """
-    from .datasets import create_dataset
-    from .datasets.hugging_face import is_hugging_face, is_stream
-    from .datasets.shards.write import Settings, write_shards, write_stream
+    from fusionzoo.datasets import create_dataset
+    from fusionzoo.datasets.hugging_face import is_hugging_face, is_stream
+    from fusionzoo.datasets.shards.write import Settings, write_shards, write_stream
 
     progress = settings.pop("progress", False)
     names = ("format", "prepare", "shard_mb", "block_mb")
@@ -113,7 +113,7 @@ def _convert(cfg: ConvertConfig) -> int:
 
 def _convert_pickle(cfg: ConvertConfig) -> None:
     """Convert a pickle, and print what was written."""
-    from .datasets.pickles import convert_pickle
+    from fusionzoo.datasets.pickles import convert_pickle
 
     converted = convert_pickle(Path(cfg.source), Path(cfg.out), nonfinite=cfg.nonfinite)
     print("\n".join(converted.notes))
@@ -123,6 +123,6 @@ def _convert_pickle(cfg: ConvertConfig) -> None:
 
 def _settings(source: str, data: Mapping[str, Any]) -> Tree:
     """Return the settings of the source, with the flags over them."""
-    from .datasets.naming import settings_of
+    from fusionzoo.datasets.naming import settings_of
 
     return merge(settings_of(source), data)
