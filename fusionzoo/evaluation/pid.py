@@ -58,7 +58,7 @@ def decompose(table: Table, rounds: int = ROUNDS) -> Parts:
 
 def split(p: Table, q: Table) -> Parts:
     """Split the information of p (A, B, C), given the q of `least_informative` (A, B, C)."""
-    joint, least = (information(x.reshape(-1, x.shape[2])) for x in (p, q))
+    joint, least = (information(table.reshape(-1, table.shape[2])) for table in (p, q))
     alone_1, alone_2 = information(p.sum(1)), information(p.sum(0))
     redundancy = alone_1 + alone_2 - least
     return Parts(redundancy, alone_1 - redundancy, alone_2 - redundancy, joint - least)
@@ -112,18 +112,18 @@ class Coder:
         from sklearn.cluster import KMeans
 
         self.centre = train.mean(0)
-        deviation = train.std(0)
-        self.scale = np.where(deviation > 0, deviation, 1.0)
+        std = train.std(0)
+        self.scale = np.where(std > 0, std, 1.0)
         distinct = len(np.unique(train[:MOST_ROWS], axis=0))
         self.means = KMeans(min(clusters, distinct), n_init=4, random_state=seed)
         self.means.fit(self._standardise(train[:MOST_ROWS]))
 
-    def _standardise(self, x: FeatureArray) -> FeatureArray:
-        return (x - self.centre) / self.scale
+    def _standardise(self, features: FeatureArray) -> FeatureArray:
+        return (features - self.centre) / self.scale
 
-    def __call__(self, x: FeatureArray) -> Codes:
+    def __call__(self, features: FeatureArray) -> Codes:
         """Return the cluster of each row: (N, D) -> (N,)."""
-        return np.asarray(self.means.predict(self._standardise(x)), dtype=np.int64)
+        return np.asarray(self.means.predict(self._standardise(features)), dtype=np.int64)
 
 
 def count_table(first: Codes, second: Codes, target: Codes, classes: int) -> NDArray[np.float64]:
@@ -151,14 +151,15 @@ def choose_clusters(
     most = max(2, len(used) // 8)
     fewest = min(classes, most)
     for clusters in sorted({fewest, *(k for k in CLUSTERS if fewest < k <= most)}):
-        coders = [Coder(x[used], clusters, seed) for x in sources]
-        codes = [coder(x) for coder, x in zip(coders, sources, strict=True)]
+        coders = [Coder(source[used], clusters, seed) for source in sources]
+        codes = [coder(source) for coder, source in zip(coders, sources, strict=True)]
         losses = _log_losses(codes, target, classes, used, left_out)
         tried.append((clusters, coders, losses))
         if best is None or losses.mean() < best[0]:
             best = float(losses.mean()), float(losses.std() / np.sqrt(len(losses)))
     assert best is not None
-    return next((k, coders) for k, coders, losses in tried if losses.mean() <= sum(best))
+    most_loss = sum(best)
+    return next((number, coders) for number, coders, losses in tried if losses.mean() <= most_loss)
 
 
 def _log_losses(
@@ -204,8 +205,8 @@ class Limits(NamedTuple):
         """Return the number, 0 or 1, of a source of which a probe knows clearly more than its parts
         tell."""
         for number, left in enumerate((self.left_1, self.left_2)):
-            known, told = self.entropy - left, parts.redundancy + parts[1 + number]
-            if known - told > max(LITTLE, MORE * known):
+            by_probe, by_parts = self.entropy - left, parts.redundancy + parts[1 + number]
+            if by_probe - by_parts > max(LITTLE, MORE * by_probe):
                 return number
         return None
 
@@ -286,9 +287,9 @@ def pid(setup: Setup) -> list[Pair]:
 
 def pairs_of(names: Sequence[str]) -> list[Sources]:
     """Return all pairs of modalities, and with more than two each against all others."""
-    pairs: list[Sources] = [((a,), (b,)) for a, b in combinations(names, 2)]
+    pairs: list[Sources] = [((first,), (second,)) for first, second in combinations(names, 2)]
     if len(names) > 2:
-        pairs += [((a,), tuple(b for b in names if b != a)) for a in names]
+        pairs += [((name,), tuple(other for other in names if other != name)) for name in names]
     return pairs
 
 
@@ -336,14 +337,14 @@ def _count_tests(setup: Setup, first: tuple[str, ...], second: tuple[str, ...]) 
             usable_rows(fold, part, (*first, *second)) for part in (fold.train, fold.test)
         )
         sources = [joined(fold, names) for names in (first, second)]
-        number, coders = _coders(setup, [x[train] for x in sources], fold.target[train])
-        codes = [coder(x[test]) for coder, x in zip(coders, sources, strict=True)]
+        number, coders = _coders(setup, [source[train] for source in sources], fold.target[train])
+        codes = [coder(source[test]) for coder, source in zip(coders, sources, strict=True)]
         parts.append(debiased(codes, fold.target[test], setup.classes, setup.seed))
         clusters.append(number)
         rows += len(test)
-    values = np.array(parts)
-    spread = values.std(0, ddof=1) if len(values) > 1 else np.full(4, np.nan)
-    return values.mean(0), spread / np.sqrt(len(values)), tuple(clusters), rows
+    by_fold = np.array(parts)  # (F, 4)
+    std = by_fold.std(0, ddof=1) if len(by_fold) > 1 else np.full(4, np.nan)
+    return by_fold.mean(0), std / np.sqrt(len(by_fold)), tuple(clusters), rows
 
 
 def _count_all(setup: Setup, first: tuple[str, ...], second: tuple[str, ...]) -> Estimate:
@@ -351,20 +352,21 @@ def _count_all(setup: Setup, first: tuple[str, ...], second: tuple[str, ...]) ->
     fold = setup.folds[0]
     names = (*first, *second)
     rows = usable_rows(fold, np.arange(len(fold.target)), names)
-    sources = [joined(fold, chosen)[rows] for chosen in (first, second)]
+    sources = [joined(fold, modalities)[rows] for modalities in (first, second)]
     target = fold.target[rows]
     number, coders = _coders(setup, sources, target)
-    codes = [coder(x) for coder, x in zip(coders, sources, strict=True)]
-    whole = np.array(debiased(codes, target, setup.classes, setup.seed))
+    codes = [coder(source) for coder, source in zip(coders, sources, strict=True)]
+    estimate = np.array(debiased(codes, target, setup.classes, setup.seed))
     parts = []
     for group in _groups(setup):
         others = ~np.isin(rows, group)
-        first_codes, second_codes = (x[others] for x in codes)
+        first_codes, second_codes = (of_source[others] for of_source in codes)
         table = count_table(first_codes, second_codes, target[others], setup.classes)
         parts.append(decompose(table))  # what chance shows is the same for all: no spread
-    values = np.array(parts)
-    variance = (len(values) - 1) / len(values) * np.square(values - values.mean(0)).sum(0)
-    return whole, np.sqrt(variance), (number,), len(rows)
+    left_out = np.array(parts)  # (G, 4)
+    groups = len(left_out)
+    variance = (groups - 1) / groups * np.square(left_out - left_out.mean(0)).sum(0)
+    return estimate, np.sqrt(variance), (number,), len(rows)
 
 
 def _groups(setup: Setup) -> list[NDArray[np.int64]]:
@@ -380,18 +382,18 @@ def _coders(
 ) -> tuple[int, list[Coder]]:
     if setup.clusters is None:
         return choose_clusters(sources, target, setup.classes, setup.seed)
-    return setup.clusters, [Coder(x, setup.clusters, setup.seed) for x in sources]
+    return setup.clusters, [Coder(source, setup.clusters, setup.seed) for source in sources]
 
 
 def usable_rows(fold: Fold, rows: NDArray[np.int64], names: Sequence[str]) -> NDArray[np.int64]:
     """Return the rows that have a label and all these modalities."""
-    chosen: NDArray[np.int64] = rows[is_usable(fold, rows, names)]
-    if len(chosen) < FEWEST:
+    usable: NDArray[np.int64] = rows[is_usable(fold, rows, names)]
+    if len(usable) < FEWEST:
         raise FusionZooError(
-            f"{len(chosen)} samples of a fold have {', '.join(names)} and a label; pid needs"
+            f"{len(usable)} samples of a fold have {', '.join(names)} and a label; pid needs"
             f" {FEWEST}: fewer --folds, or more complete samples"
         )
-    return chosen
+    return usable
 
 
 def is_usable(fold: Fold, rows: NDArray[np.int64], names: Sequence[str]) -> NDArray[np.bool_]:
@@ -402,9 +404,13 @@ def is_usable(fold: Fold, rows: NDArray[np.int64], names: Sequence[str]) -> NDAr
 
 def joined(fold: Fold, names: Sequence[str]) -> FeatureArray:
     """Return the features of some modalities side by side; each has the same weight."""
-    parts = [fold.features[name] for name in names]
-    scaled = [x / (np.sqrt(x.shape[1]) * max(float(x.std()), 1e-12)) for x in parts]
-    return np.concatenate(scaled, axis=1) if len(parts) > 1 else parts[0]
+    if len(names) == 1:
+        return fold.features[names[0]]
+    scaled = []
+    for name in names:
+        values = fold.features[name]
+        scaled.append(values / (np.sqrt(values.shape[1]) * max(float(values.std()), 1e-12)))
+    return np.concatenate(scaled, axis=1)
 
 
 def debiased(
@@ -477,9 +483,9 @@ def project(logits: Logits, rows: int, modalities: int, completions: int, seed: 
         total = torch.zeros_like(projection)
         for _ in range(completions):
             drawn = generator.integers(rows, size=modalities)
-            chosen = [np.full(rows, row) for row in drawn]
-            chosen[modality] = every
-            total += logits(chosen)
+            row_numbers = [np.full(rows, row) for row in drawn]
+            row_numbers[modality] = every
+            total += logits(row_numbers)
         single = total / completions
         projection += single - single.mean(0)
     return projection
@@ -489,13 +495,13 @@ def logits_of(fusion: Fusion, features: Mapping[str, Features]) -> Logits:
     """Return the function from rows of each modality to the fusion's logits."""
 
     @torch.no_grad()
-    def logits(chosen: Sequence[NDArray[np.int64]]) -> Tensor:
+    def logits(row_numbers: Sequence[NDArray[np.int64]]) -> Tensor:
         parts = []
-        for start in range(0, len(chosen[0]), CHUNK):
-            rows = [torch.from_numpy(x[start : start + CHUNK]) for x in chosen]
+        for start in range(0, len(row_numbers[0]), CHUNK):
+            chunks = [torch.from_numpy(rows[start : start + CHUNK]) for rows in row_numbers]
             mixed = {
-                name: Features(*(part[index.to(part.device)] for part in x))
-                for (name, x), index in zip(features.items(), rows, strict=True)
+                name: Features(*(tensor[rows.to(tensor.device)] for tensor in tensors))
+                for (name, tensors), rows in zip(features.items(), chunks, strict=True)
             }
             with quiet(fusion):
                 parts.append(fusion(mixed).logits.double().cpu())
@@ -536,16 +542,16 @@ DOMINANT = 0.8  # share of the information from which on a single part decides
 def advise_fusion(pairs: Sequence[Pair]) -> str:
     """Return what the decompositions mean for the choice of a fusion."""
     whole = [pair for pair in pairs if "+" in pair.second] or list(pairs)
-    pair = max(whole, key=lambda one: one.parts.synergy)
+    pair = max(whole, key=lambda pair: pair.parts.synergy)
     total, parts = pair.parts.total, pair.parts
     for other in whole:
         number = None if other.limits is None else other.limits.lost(other.parts)
         if other.limits is not None and number is not None:
-            told = other.parts.redundancy + other.parts[1 + number]
-            known = other.limits.entropy - other.limits[1 + number]
+            by_parts = other.parts.redundancy + other.parts[1 + number]
+            by_probe = other.limits.entropy - other.limits[1 + number]
             return (
-                f"No advice: the parts of {(other.first, other.second)[number]} tell {told:.2f}"
-                f" bits, and a probe of it {known:.2f}; compare with --pid_mode batch."
+                f"No advice: the parts of {(other.first, other.second)[number]} tell {by_parts:.2f}"
+                f" bits, and a probe of it {by_probe:.2f}; compare with --pid_mode batch."
             )
     between = f"{pair.first} and {pair.second}"
     if total < LITTLE:
@@ -553,18 +559,19 @@ def advise_fusion(pairs: Sequence[Pair]) -> str:
             f"{between} tell {total:.2f} bits about the target: check labels, features or the"
             " number of clusters before choosing a fusion."
         )
-    low = pair.low.synergy
-    certain = isnan(low) or low > 0
+    least_synergy = pair.low.synergy
+    certain = isnan(least_synergy) or least_synergy > 0
     if parts.synergy >= max(LITTLE, SYNERGY * total) and certain:
         return (
             f"{parts.synergy / total:.0%} of the information is in the combination of {between}:"
             " take a fusion that multiplies or attends (gmu, lmf, concat, an attention fusion);"
             " late fusions and sums of unimodal terms cannot express it."
         )
-    alone = max(((one.parts.unique_1, one.first, one) for one in whole), key=lambda entry: entry[0])
-    if alone[0] >= DOMINANT * alone[2].parts.total:
+    alone = max(whole, key=lambda pair: pair.parts.unique_1)
+    if alone.parts.unique_1 >= DOMINANT * alone.parts.total:
         return (
-            f"{alone[0] / alone[2].parts.total:.0%} of the information is in {alone[1]} alone:"
+            f"{alone.parts.unique_1 / alone.parts.total:.0%} of the information is in"
+            f" {alone.first} alone:"
             " compare any fusion with that modality by itself."
         )
     if len(whole) == 1 and parts.unique_2 >= DOMINANT * total:
@@ -583,14 +590,14 @@ def advise_fusion(pairs: Sequence[Pair]) -> str:
     )
 
 
-def advise_model(found: Interactions) -> str:
+def advise_model(result: Interactions) -> str:
     """Return what the projection of a model means."""
-    if abs(found.gain) < 0.01 * max(abs(found.model), 1e-12):
+    if abs(result.gain) < 0.01 * max(abs(result.model), 1e-12):
         return (
-            f"Without interactions its {found.metric} stays at {found.additive:.3f}: this model"
+            f"Without interactions its {result.metric} stays at {result.additive:.3f}: this model"
             " uses none that matter, so a late fusion may do; the data may still hold some (pid)."
         )
     return (
-        f"Interactions change its {found.metric} from {found.additive:.3f} to {found.model:.3f}:"
+        f"Interactions change its {result.metric} from {result.additive:.3f} to {result.model:.3f}:"
         " this model needs a fusion that is not a sum of unimodal terms."
     )

@@ -105,7 +105,8 @@ def read_features(
     }
     cfg = replace(cfg, encoders={**cfg.encoders, **as_they_are})
     bench, opened = open_bench(cfg, opened if dataset is not None else None)
-    untrained = [n for n, e in build_encoders(bench.cfg, opened).items() if is_untrained(e)]
+    encoders = build_encoders(bench.cfg, opened)
+    untrained = [name for name, encoder in encoders.items() if is_untrained(encoder)]
     bench = prepare(bench, opened, tokens=False)
     notes = [f"features of: {', '.join(_describe(bench, name) for name in bench.modalities)}"]
     if untrained:
@@ -170,11 +171,15 @@ class Analysis:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        found: dict[str, Any] = {"source": self.source, "unit": "bits", "advice": self.advice}
-        found |= {"notes": list(self.notes)}
+        contents: dict[str, Any] = {"source": self.source, "unit": "bits", "advice": self.advice}
+        contents |= {"notes": list(self.notes)}
         if self.emap is not None:
-            return {**found, "emap": self.emap.to_dict()}
-        return {**found, "pid_mode": self.pid_mode, "pid": [pair.to_dict() for pair in self.pairs]}
+            return {**contents, "emap": self.emap.to_dict()}
+        return {
+            **contents,
+            "pid_mode": self.pid_mode,
+            "pid": [pair.to_dict() for pair in self.pairs],
+        }
 
 
 def analyse(
@@ -259,19 +264,25 @@ def _analyse_model(
     def score(logits: Tensor) -> tuple[str, float]:
         return tasks.leading, tasks.metrics(logits.float(), labels)[tasks.leading]
 
-    parts = [x for _, x in encode_batches(model, samples, settings, "encode", by_length=False)]
-    features = {name: join_batches([part[name] for part in parts]) for name in parts[0]}
-    found = interactions(model.fusion, features, score, completions=cfg.completions, seed=cfg.seed)
+    batches = [
+        features
+        for _, features in encode_batches(model, samples, settings, "encode", by_length=False)
+    ]
+    features = {name: join_batches([batch[name] for batch in batches]) for name in batches[0]}
+    result = interactions(model.fusion, features, score, completions=cfg.completions, seed=cfg.seed)
     note = f"{len(chosen)} of {len(complete)} complete samples of split {cfg.split!r}"
-    return Analysis(source=opened.source, emap=found, notes=(note,), advice=advise_model(found))
+    return Analysis(source=opened.source, emap=result, notes=(note,), advice=advise_model(result))
 
 
-def join_batches(parts: list[Features]) -> Features:
+def join_batches(batches: list[Features]) -> Features:
     """Put batches together, padded to the most tokens."""
-    most = max(x.tokens.shape[1] for x in parts)
-    tokens = [torch.nn.functional.pad(x.tokens, (0, 0, 0, most - x.tokens.shape[1])) for x in parts]
-    masks = [torch.nn.functional.pad(x.mask, (0, most - x.mask.shape[1])) for x in parts]
-    return Features(torch.cat(tokens), torch.cat(masks), torch.cat([x.pooled for x in parts]))
+    most = max(batch.tokens.shape[1] for batch in batches)
+    tokens, masks = [], []
+    for batch in batches:
+        padding = most - batch.tokens.shape[1]
+        tokens.append(torch.nn.functional.pad(batch.tokens, (0, 0, 0, padding)))
+        masks.append(torch.nn.functional.pad(batch.mask, (0, padding)))
+    return Features(torch.cat(tokens), torch.cat(masks), torch.cat([b.pooled for b in batches]))
 
 
 HELP = """
@@ -293,25 +304,25 @@ def _start(cfg: AnalyseConfig) -> int:
     if not cfg.source:
         raise FusionZooError(f"no source: {SOURCE.removesuffix(' (required)')} comes first")
     load_plugins(cfg.plugins)
-    found = analyse(replace(cfg, data=merge(data_settings(cfg.source), cfg.data)))
-    print_analysis(found)
+    analysis = analyse(replace(cfg, data=merge(data_settings(cfg.source), cfg.data)))
+    print_analysis(analysis)
     if cfg.json:
-        write_json(Path(cfg.json), found.to_dict())
+        write_json(Path(cfg.json), analysis.to_dict())
         print(f"wrote {cfg.json}")
     if cfg.by_sample:
-        write_samples(Path(cfg.by_sample), found.pairs)
+        write_samples(Path(cfg.by_sample), analysis.pairs)
         print(f"wrote {cfg.by_sample}")
     return 0
 
 
-def print_analysis(found: Analysis) -> None:
+def print_analysis(analysis: Analysis) -> None:
     """Print the figures as a table, notes, and what follows."""
-    if found.emap is not None:
-        result = found.emap
+    if analysis.emap is not None:
+        result = analysis.emap
         header = (f"{result.metric} of the model", "without interactions", "gain", "variance")
         figures = (f"{result.model:.3f}", f"{result.additive:.3f}", f"{result.gain:+.3f}")
         row = (*figures, f"{result.share:.1%} of interactions")
-        print_table(f"Interactions on {found.source}", header, [row])
+        print_table(f"Interactions on {analysis.source}", header, [row])
     else:
         columns = ("sources", "redundancy", "only the first", "only the second", "synergy", "sum")
         rows = [
@@ -322,17 +333,17 @@ def print_analysis(found: Analysis) -> None:
                     for bounds in zip(pair.parts, pair.low, pair.high, strict=True)
                 ),
                 f"{pair.parts.total:.3f}",
-                *_clusters_of(pair, found.pid_mode),
+                *_clusters_of(pair, analysis.pid_mode),
                 f"{pair.rows:,}",
             )
-            for pair in found.pairs
+            for pair in analysis.pairs
         ]
-        title = f"Information about the target in {found.source}, bits and 95 % interval"
-        clusters = ("clusters",) if found.pid_mode == "cvx" else ()
+        title = f"Information about the target in {analysis.source}, bits and 95 % interval"
+        clusters = ("clusters",) if analysis.pid_mode == "cvx" else ()
         print_table(title, (*columns, *clusters, "samples"), rows)
-    for note in found.notes:
+    for note in analysis.notes:
         print(note)
-    print(found.advice)
+    print(analysis.advice)
 
 
 def _with_interval(value: float, low: float, high: float) -> str:
