@@ -41,7 +41,7 @@ def create_dataset(name: Any, **settings: Any) -> PairedDataset:
     `name` is the name of a data set (`fusionzoo data list` shows names and settings), a path, or
     what is in memory, with the settings of `manifest`: a DataFrame, an Arrow table, a list of
     dicts, a dict of columns, a Hugging Face `Dataset` or `DatasetDict`, a PyTorch data set of
-    dicts. Cells may be PIL pictures, arrays, bytes, `(samples, rate)`, text and lists; they are
+    dicts. Cells may be PIL images, arrays, bytes, `(samples, rate)`, text and lists; they are
     decoded on access.
     """
     from .naming import is_path, settings_of, view_of  # imports formats, which import this package

@@ -155,7 +155,7 @@ def _quantity(dataset: Samples, name: str) -> Floats:
 
 
 def _measure(kind: str, value: Any) -> float:
-    if isinstance(value, list):  # of several pictures or clips
+    if isinstance(value, list):  # of several images or clips
         return sum(_measure(kind, item) for item in value) / len(value)
     if kind == "text":
         return float(len(value))

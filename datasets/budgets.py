@@ -27,16 +27,16 @@ BUDGETS = {
     "pixels": Budget(limit=89_478_485, unit="pixels", advice="store it smaller"),
     "aspect": Budget(limit=1_000, unit="times as long as wide", advice="cut it into pieces"),
     "image file": Budget(limit=1 << 29, unit="bytes", advice="store it smaller"),
-    # As many pictures of one sample may be kept at once: 1.6 GB.
-    "pixels of all pictures": Budget(
-        limit=1 << 29, unit="pixels", advice="take fewer pictures (--data.frames)"
+    # As many images of one sample may be kept at once: 1.6 GB.
+    "pixels of all images": Budget(
+        limit=1 << 29, unit="pixels", advice="take fewer frames (--data.frames)"
     ),
     "items": Budget(limit=1_000, unit="items", advice="take fewer (--data.frames)"),
     "video file": Budget(limit=1 << 36, unit="bytes", advice="cut it into shorter files"),
     # An hour and a quarter at 44.1 kHz, 800 MB as float32. Encoders read only the part in use of a
     # file, so the limit is that of a whole clip in memory.
     "samples": Budget(limit=200_000_000, unit="samples", advice="cut it into shorter files"),
-    "sound file": Budget(limit=1 << 34, unit="bytes", advice="cut it into shorter files"),
+    "audio file": Budget(limit=1 << 34, unit="bytes", advice="cut it into shorter files"),
     "rate": Budget(limit=768_000, unit="Hz", advice="resample it"),
     "characters": Budget(limit=10_000_000, unit="characters", advice="cut it into several texts"),
     "text file": Budget(limit=40_000_000, unit="bytes", advice="cut it into several texts"),
@@ -70,8 +70,8 @@ pixels: store it smaller
         )
 
 
-def check_picture(width: int, height: int, name: str) -> None:
-    """Raise an error for a picture with too many pixels, or far longer than wide."""
+def check_image(width: int, height: int, name: str) -> None:
+    """Raise an error for an image with too many pixels, or far longer than wide."""
     size = f"{width} x {height} pixels"
     check_budget("pixels", width * height, name, size)
     shorter = max(1, min(width, height))
@@ -151,10 +151,10 @@ def format_of(data: bytes) -> str:
     return next((name for magic, name in MAGIC.items() if data.startswith(magic)), "")
 
 
-def is_sound(data: bytes) -> bool:
+def is_audio(data: bytes) -> bool:
     """Return whether a file starts like WAV, FLAC, OGG or MP3.
 
-    >>> is_sound(b"fLaC"), is_sound(b"junk")
+    >>> is_audio(b"fLaC"), is_audio(b"junk")
     (True, False)
     """
     is_mp3 = data[:1] == b"\xff" and data[1:2] >= b"\xe0" and not format_of(data)

@@ -20,13 +20,13 @@ T = TypeVar("T")
 def decode_items(values: Sequence[Any], decode_one: Callable[[Any], Any]) -> Any:
     """Decode each item of a list; a list of a single item gives the item itself.
 
-    An item that is a video gives several pictures.
+    An item that is a video gives several images.
     """
     decoded: list[Any] = []
     for item in each_item(values, decode_one):
         decoded += item if isinstance(item, list) else [item]
         pixels = sum(x[0].numel() for x in decoded if isinstance(x, Tensor))
-        check_budget("pixels of all pictures", pixels, "the list")
+        check_budget("pixels of all images", pixels, "the list")
     if not decoded:
         raise FusionZooError("the list is empty")
     return decoded[0] if len(decoded) == 1 else decoded
@@ -70,7 +70,7 @@ class Collate:
     """Prepare each modality with its encoder's processor and align the rows, in loader workers.
 
     A sample that lacks a modality gets the processor's blank item, marked as absent in `present`;
-    one with several pictures or clips gets several items, see `several.collate_items`. A
+    one with several images or clips gets several items, see `several.collate_items`. A
     sample that the data set skips (`on_error="skip"`) has no row; a value that a processor refuses
     is treated like one that cannot be decoded. `columns` is the width of a target of numbers, or
     None for a class. With `second_view` the batch also holds the inputs of another augmentation.

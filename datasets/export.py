@@ -19,12 +19,12 @@ from fusionzoo.files import replacing
 from fusionzoo.structures import KINDS
 
 from .arrow import is_list_of_text
+from .audio import Segment, is_video
 from .join import SourceValues
 from .media import decode
 from .paths import holds_paths
 from .provenance import with_kinds
 from .shards.blocks import StoredCells
-from .sound import Stretch, is_video
 from .table import Samples
 
 
@@ -48,11 +48,11 @@ def files_of(value: Any) -> list[Any]:
     """Return the files of an undecoded value, or the value in a list if it is none."""
     if isinstance(value, list):
         return [file for item in value for file in files_of(item)]
-    return [] if value is None else [value.source if isinstance(value, Stretch) else value]
+    return [] if value is None else [value.source if isinstance(value, Segment) else value]
 
 
 def has_several(dataset: Samples, name: str, *, decoded: bool) -> bool:
-    """Whether a sample has several items; if `decoded`, the pictures of a video count as such."""
+    """Whether a sample has several items; if `decoded`, the images of a video count as such."""
     values = dataset.memory.get(name)
     if isinstance(values, SourceValues):
         return has_several(values.source, values.modality, decoded=decoded)
@@ -61,9 +61,9 @@ def has_several(dataset: Samples, name: str, *, decoded: bool) -> bool:
     is_listed = is_list_of_text(dataset.table[name].type)
     if is_listed or (name not in dataset.memory and not decoded):
         return is_listed
-    has_pictures = dataset.modalities[name] == "image"
+    has_images = dataset.modalities[name] == "image"
     return any(
-        isinstance(value, list) or (decoded and has_pictures and is_video(value))
+        isinstance(value, list) or (decoded and has_images and is_video(value))
         for value in (dataset.reference(name, row) for row in dataset.rows.tolist())
     )
 
@@ -77,7 +77,7 @@ def segment_columns(dataset: Samples, types: Mapping[str, pa.DataType]) -> dict[
             values = (
                 x for v in dataset.references(name) for x in (v if isinstance(v, list) else [v])
             )
-            if any(isinstance(x, Stretch) and (x.start or x.end is not None) for x in values):
+            if any(isinstance(x, Segment) and (x.start or x.end is not None) for x in values):
                 columns |= {f"{name}_start": pa.float64(), f"{name}_end": pa.float64()}
     return columns
 
@@ -183,7 +183,7 @@ class _Values:
         name, _, edge = column.rpartition("_")
         value = self.dataset.reference(name, int(self.dataset.rows[position]))
         value = value[0] if isinstance(value, list) and value else value
-        return getattr(value, edge) if isinstance(value, Stretch) else None
+        return getattr(value, edge) if isinstance(value, Segment) else None
 
     def _relative(self, file: Path) -> str:
         relative = os.path.relpath(file.absolute(), self.folder)
@@ -192,7 +192,7 @@ class _Values:
 
 
 def media_bytes(kind: str, value: Any) -> bytes:
-    """Return a picture or clip as bytes; what is no file yet as PNG, or WAV of 32-bit floats."""
+    """Return an image or clip as bytes; what is no file yet as PNG, or WAV of 32-bit floats."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, Path):

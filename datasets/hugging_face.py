@@ -35,7 +35,7 @@ class StreamedRows(NamedTuple):
 
 
 class HuggingFaceCells:
-    """Undecoded values of a column of pictures or clips, read on access."""
+    """Undecoded values of a column of images or clips, read on access."""
 
     def __init__(self, dataset: Any, name: str) -> None:
         self.dataset, self.name = dataset, name
@@ -64,7 +64,7 @@ def is_stream(data: Any) -> bool:
 def read_hugging_face(
     data: Any, read_stream: Callable[[Any, str], list[Any]]
 ) -> Loaded | StreamedRows:
-    """Read a data set; pictures and clips stay undecoded, in its memory or on its disk.
+    """Read a data set; images and clips stay undecoded, in its memory or on its disk.
 
     `read_stream` reads the rows of a streaming data set, whose name it gets for messages.
     """
@@ -134,7 +134,7 @@ def _present(column: Any, name: str) -> np.ndarray:
 
 
 def undecoded_stream(stream: Any) -> Any:
-    """Return a stream whose pictures and clips are not decoded."""
+    """Return a stream whose images and clips are not decoded."""
     for name, feature in (stream.features or {}).items():
         if _is_media(feature):
             stream = stream.cast_column(name, _undecoded(feature))

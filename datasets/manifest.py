@@ -20,9 +20,9 @@ from .paths import part_of_join, refuse
 from .provenance import Loaded, Provenance
 from .shards.read import open_shards
 from .sources.columns import NA, CellRules, Words
-from .sources.files import TextFormat, read_table, table_suffix
 from .sources.in_memory import STREAM_LIMIT, read_objects
 from .sources.open_table import open_table
+from .sources.table_files import TextFormat, read_table, table_suffix
 from .splits import SHARES, SPLITS, make_splits
 from .table import word_list
 
@@ -115,7 +115,7 @@ def manifest(
     without a class, and no `target` is known. Text is in its cell, vectors and sequences are lists,
     or parts of arrays such as `feats.npy[17]`, `feats.npz::key` or `feats.h5::group/key[2:40]`;
     paths are relative to the file. In Parquet, media may be bytes or `{bytes, path}`. Text files
-    may be compressed (`.csv.gz`). A cell of pictures or clips may be a list, or a pattern such as
+    may be compressed (`.csv.gz`). A cell of images or clips may be a list, or a pattern such as
     `frames/7/*.jpg`; `image` and `audio` may name the same video. Columns `start` and `end`, or
     `audio_start`, `image_end` and so on, are the seconds that are used of it.
 
@@ -149,8 +149,8 @@ def manifest(
         arrays: files of modalities that are no columns, `{"audio": "feats.npy"}`: a row per sample,
             or by id, `"feats.npy,ids.npy"`, `.npz` or HDF5 with `features` and `ids`, or named ids
         sample_rate: in Hz, of audio in arrays
-        frames: pictures taken of a video, uniformly spaced; null takes 8; a number holds for the
-            pictures that a pattern matches, too, of which null takes all
+        frames: images taken of a video, uniformly spaced; null takes 8; a number holds for the
+            images that a pattern matches, too, of which null takes all
     """
     names = word_list(fields) if fields else []
     loaded = _load(root, TextFormat(delimiter, encoding, sheet), names, stream_limit)

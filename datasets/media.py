@@ -23,9 +23,9 @@ from fusionzoo.files import read_cells
 from fusionzoo.targets import decimal_hint
 
 from .arrays import HDF5, ZIP, ArrayItem, find_item
-from .budgets import check_budget, check_picture, check_shape, file_size, how_to_convert
+from .audio import Segment, decode_audio, is_video
+from .budgets import check_budget, check_image, check_shape, file_size, how_to_convert
 from .collate import decode_items
-from .sound import Stretch, decode_audio, is_video
 from .video import decode_video
 
 SVG_SIDE = 512  # pixels of the rendered drawing's longer side
@@ -184,7 +184,7 @@ def decode(kind: str, value: Any) -> Any:
         return decoders[kind](value)
     if isinstance(value, str | Path):
         value = find_item(str(value)) or value
-    part = value if isinstance(value, Stretch) else Stretch(value)
+    part = value if isinstance(value, Segment) else Segment(value)
     if isinstance(part.source, ArrayItem):
         return _decode_item(kind, part)
     if kind in decoders:
@@ -192,7 +192,7 @@ def decode(kind: str, value: Any) -> Any:
     return decode_array(value, 1 if kind == "vector" else 2)
 
 
-def _decode_item(kind: str, part: Stretch) -> Any:
+def _decode_item(kind: str, part: Segment) -> Any:
     """Decode a value in an array; errors name its file, key and row."""
     item: ArrayItem = part.source
     array = item.read()
@@ -219,7 +219,7 @@ def decode_image(source: Any) -> Tensor:
     """
     if isinstance(source, np.ndarray | Tensor):
         image = _image_from_array(torch.as_tensor(source))
-        check_picture(image.shape[2], image.shape[1], "the image")
+        check_image(image.shape[2], image.shape[1], "the image")
         return image
     if not isinstance(source, str | Path | bytes):
         return _to_rgb(_load(_open(source, "the image"), "the image"))
@@ -227,7 +227,7 @@ def decode_image(source: Any) -> Tensor:
     data = render(data, path) if _is_svg(path, data) else data
     size = jpeg_size(data)
     if size is not None:
-        check_picture(*size, path)
+        check_image(*size, path)
         return _decode_plain(data, path)
     image = _open(data, path)  # reads the header only, and refuses an image that is too large
     return _decode_plain(data, path) if _is_plain(data) else _to_rgb(_load(image, path))
@@ -275,7 +275,7 @@ def _open(source: Any, path: str) -> Any:
         raise FusionZooError(f"{path} cannot be read as an image{hint}") from error
     except Exception as error:
         raise FusionZooError(f"{path} cannot be read as an image: {one_line(error)}") from error
-    check_picture(image.width, image.height, path)
+    check_image(image.width, image.height, path)
     if contents.startswith(b"\x89PNG") and END_OF_PNG not in contents:
         raise FusionZooError(f"{path} is cut off: its last chunk, IEND, is missing")
     return image

@@ -13,8 +13,8 @@ from .base import DATASETS, SharedSettings
 from .paired import PairedDataset
 from .shards.read import is_sharded
 from .shards.storage import is_url
-from .sources.files import READERS, table_suffix
 from .sources.in_memory import is_table
+from .sources.table_files import READERS, table_suffix
 
 IN_MEMORY = "in_memory"  # what config.yaml records of a PairedDataset, which cannot be opened again
 OPEN_SETTINGS = ("modalities", "missing", "targets")  # of a data set that is open

@@ -25,13 +25,13 @@ from fusionzoo.targets import Target
 from .amputation import Mechanism, amputated, drop_values
 from .arrays import ArrayItem, check_rows, refer
 from .arrow import cell_lengths, count_values, positions_in, repeated_value, rows_equal_to
+from .audio import Segment, cost, cut
 from .export import write_manifest
 from .join import How, join_arguments
 from .media import decode
 from .paths import check_paths, holds_paths, is_collecting, labels_of_join, repair_rows
 from .provenance import Amputation, Provenance
 from .shards.order import Blocking, find_blocking, sort_by_window, stored_lengths
-from .sound import Stretch, cost, cut
 from .splits import SPLITS
 from .table import (
     NOT_FILES,
@@ -270,11 +270,11 @@ def _described(value: Any) -> str:
     if isinstance(value, Mapping):  # cells by column
         shown = ", ".join(f"{column} {cell}" for column, cell in value.items() if cell is not None)
         return shown if len(shown) <= MAX_TEXT else shown[: MAX_TEXT - 3] + "..."
-    if hasattr(value, "getbands"):  # a PIL picture
+    if hasattr(value, "getbands"):  # a PIL image
         return f"{value.width} x {value.height} {value.mode}"
     if hasattr(value, "shape"):
         return f"{' x '.join(map(str, value.shape))} {value.dtype}"
-    if isinstance(value, Stretch):
+    if isinstance(value, Segment):
         return str(value)
     if isinstance(value, list) and value and not isinstance(value[0], int | float | list):
         return f"{len(value):,} items, the first {_described(value[0])}"
@@ -314,7 +314,7 @@ class PairedDataset(Dataset[Sample | None]):
     """
 
     sample_rate: int | None = None  # Hz, of audio in arrays
-    frames: int | None = None  # pictures taken of a video; None: `stretch.FRAMES`
+    frames: int | None = None  # images taken of a video; None: `stretch.FRAMES`
     reuse_memory = True  # whether batches of loader processes go through `worker_memory`
 
     def __init__(
@@ -593,7 +593,7 @@ class PairedDataset(Dataset[Sample | None]):
           quantity of a modality that stays complete; by default the label, if there is one;
         - `mnar`: rising with the value's own quantity.
 
-        The quantity of a text is its length, of a picture its brightness, of a sound its RMS level,
+        The quantity of a text is its length, of an image its brightness, of a clip its RMS level,
         of an array the mean of its absolute entries. The share is met to a single value in the
         samples of this view; `provenance.amputations` and the data summary record what was removed.
         """

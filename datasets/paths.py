@@ -114,7 +114,7 @@ def check_paths(
 
 
 def holds_paths(kind: str, column_type: pa.DataType) -> bool:
-    """Whether cells are paths; lists of text are, of pictures and clips, else they are numbers."""
+    """Whether cells are paths; lists of text are, of images and clips, else they are numbers."""
     is_several = kind in ("image", "audio") and is_list_of_text(column_type)
     return is_several or pa.types.is_string(column_type)
 

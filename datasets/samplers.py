@@ -14,9 +14,9 @@ from torch.utils.data import Sampler
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.structures import seed_of
 
+from .audio import is_video
 from .paired import PairedDataset
 from .shards.order import Blocking, sort_by_window, window_sizes
-from .sound import is_video
 
 
 def weights_of(dataset: Any, weights: str | Sequence[float] | Tensor, indices: Tensor) -> Tensor:
@@ -269,7 +269,7 @@ def group_values(dataset: PairedDataset, by: str) -> Tensor:
     """Return what similar samples share, float64 (N,): for `PairedBatchSampler(lengths=...)`.
 
     `length`: the sizes of texts, clips and sequences, so that batches need little padding;
-    `aspect_ratio`: width / height of the first modality of pictures, 1 where one is missing; else
+    `aspect_ratio`: width / height of the first modality of images, 1 where one is missing; else
     the name of a column of the data, numbers as they are and text in alphabetical order.
     """
     if by == "length":
@@ -283,7 +283,7 @@ def _aspect_ratios(dataset: PairedDataset) -> Tensor:
     images = [name for name, kind in dataset.modalities.items() if kind == "image"]
     if not images:
         raise FusionZooError(
-            f"--train.group_by aspect_ratio: {dataset.source} has no modality of pictures"
+            f"--train.group_by aspect_ratio: {dataset.source} has no modality of images"
         )
     ratios = [_aspect_ratio(value) for value in dataset.references(images[0])]
     return torch.tensor(ratios, dtype=torch.float64)
@@ -292,7 +292,7 @@ def _aspect_ratios(dataset: PairedDataset) -> Tensor:
 def _aspect_ratio(value: Any) -> float:
     """Return width / height; of a file from its header, without decoding it.
 
-    Of several pictures that of the first; a video counts as square.
+    Of several images that of the first; a video counts as square.
     """
     if isinstance(value, list):
         return _aspect_ratio(value[0]) if value else 1.0
@@ -309,7 +309,7 @@ def _aspect_ratio(value: Any) -> float:
         except (OSError, UnidentifiedImageError):
             return 1.0  # a drawing, or a file whose decoding reports the error
         return width / height
-    if hasattr(value, "width"):  # a PIL picture
+    if hasattr(value, "width"):  # a PIL image
         return float(value.width / value.height)
     shape = value.shape[:2] if value.shape[-1] in (1, 3, 4) else value.shape[-2:]
     return float(shape[1] / shape[0])

@@ -1,4 +1,4 @@
-"""Decode videos by PyAV (FFmpeg's libraries): pictures at uniformly spaced times, and the sound."""
+"""Decode videos by PyAV (FFmpeg's libraries): frames at uniformly spaced times, and the audio."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from torch import Tensor
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.structures import Audio
 
-from .budgets import check_budget, check_picture, file_size
-from .sound import MAX_READ_AT_ONCE, Stretch, checked_samples, container_of
+from .audio import MAX_READ_AT_ONCE, Segment, checked_samples, container_of
+from .budgets import check_budget, check_image, file_size
 
 JUMP = 5.0  # s; what lies nearer is decoded through, what lies farther is sought
-PREROLL = 0.2  # s of sound decoded before the part in use, as lossy codecs overlap
-EARLY = 1e-3  # s by which a picture's time may be rounded up in the file
+PREROLL = 0.2  # s of audio decoded before the part in use, as lossy codecs overlap
+EARLY = 1e-3  # s by which a frame's time may be rounded up in the file
 MOST_MISSING = 1.0  # s that may be missing at the end: headers are not exact
 
 
 @dataclass(frozen=True)
 class Soundtrack:
-    """The mono sound of a video, or a part of it; `read` decodes a part, `samples` all of it."""
+    """The mono audio of a video, or a part of it; `read` decodes a part, `samples` all of it."""
 
     source: Path | bytes
     rate: int  # Hz
@@ -39,7 +39,7 @@ class Soundtrack:
         count = min(count, self.frames - start)
         with _open(self.source) as container:
             stream = _stream(container, "audio", _name(self.source))
-            samples = _read_sound(container, stream, self.offset + start, count)
+            samples = _read_audio(container, stream, self.offset + start, count)
         _check_end(_name(self.source), count - len(samples), self.rate)
         return torch.from_numpy(checked_samples(samples, _name(self.source)))
 
@@ -51,30 +51,30 @@ class Soundtrack:
 
 
 def decode_video(kind: str, value: Any) -> Any:
-    """Return a video's pictures, uint8 (3, H, W), or a single one; of kind `audio` its sound."""
-    part = value if isinstance(value, Stretch) else Stretch(value)
+    """Return a video's frames, uint8 (3, H, W), or a single one; of kind `audio` its audio."""
+    part = value if isinstance(value, Segment) else Segment(value)
     if kind == "audio":
         return read_soundtrack(part)
-    pictures = read_pictures(part)
-    return pictures[0] if len(pictures) == 1 else pictures
+    frames = read_frames(part)
+    return frames[0] if len(frames) == 1 else frames
 
 
-def read_pictures(part: Stretch) -> list[Tensor]:
-    """Return the pictures in the middles of equal parts of a video; of a short one, all of them."""
+def read_frames(part: Segment) -> list[Tensor]:
+    """Return the frames in the middles of equal parts of a video; of a short one, all of them."""
     name = _name(part.source)
     with _open(part.source) as container:
         stream = _stream(container, "video", name)
         width, height = stream.codec_context.width, stream.codec_context.height
-        check_picture(width, height, name)
-        check_budget("items", part.frames, f"{name}: the number of pictures")
-        check_budget("pixels of all pictures", part.frames * width * height, name)
+        check_image(width, height, name)
+        check_budget("items", part.frames, f"{name}: the number of frames")
+        check_budget("pixels of all images", part.frames * width * height, name)
         start, end = part.bounds(_seconds(container, stream, name), name)
         times = [start + (i + 0.5) * (end - start) / part.frames for i in range(part.frames)]
         return [_tensor(frame, name) for frame in _frames_at(container, stream, times, name)]
 
 
-def read_soundtrack(part: Stretch) -> Audio | Soundtrack:
-    """Return a video's sound, its channels averaged; that of a long one is returned unread."""
+def read_soundtrack(part: Segment) -> Audio | Soundtrack:
+    """Return a video's audio, its channels averaged; that of a long one is returned unread."""
     name = _name(part.source)
     with _open(part.source) as container:
         stream = _stream(container, "audio", name)
@@ -85,9 +85,9 @@ def read_soundtrack(part: Stretch) -> Audio | Soundtrack:
         if count > MAX_READ_AT_ONCE:
             return Soundtrack(_source(part.source), rate, count, first)
         is_whole = part.end is None and not first
-        samples = _read_sound(container, stream, first, None if is_whole else count)
+        samples = _read_audio(container, stream, first, None if is_whole else count)
     if not len(samples):
-        raise FusionZooError(f"{name} contains no sound: 0 samples")
+        raise FusionZooError(f"{name} contains no audio: 0 samples")
     _check_end(name, count - len(samples), rate)
     return Audio(torch.from_numpy(checked_samples(samples, name)), rate)
 
@@ -107,7 +107,7 @@ def _frames_at(container: Any, stream: Any, times: Sequence[float], name: str) -
             shown, following = following, next(frames, None)
         frame = following if shown is None else shown
         if frame is None:
-            raise FusionZooError(f"{name} has no picture that can be decoded")
+            raise FusionZooError(f"{name} has no frame that can be decoded")
         if following is None:
             length = max((frame.duration or 0) * base, 1 / float(stream.average_rate or 1))
             _check_end(name, time - _begin(frame, origin) - length, 1)
@@ -125,7 +125,7 @@ def _origin(container: Any) -> float:
     return (container.start_time or 0) / 1e6
 
 
-def _read_sound(container: Any, stream: Any, first: int, count: int | None) -> np.ndarray:
+def _read_audio(container: Any, stream: Any, first: int, count: int | None) -> np.ndarray:
     """Decode samples `first` to `first + count`, or all, and average their channels."""
     import av
 
@@ -144,14 +144,14 @@ def _read_sound(container: Any, stream: Any, first: int, count: int | None) -> n
             mono = _mono(part.to_ndarray())
             blocks.append(mono[max(0, first - position) : None if end is None else end - position])
             position += len(mono)
-            check_budget("samples", position - first, "the sound")
+            check_budget("samples", position - first, "the audio")
         if end is not None and position >= end:
             break
     return np.concatenate([np.zeros(0, np.float32), *blocks])
 
 
 def _mono(channels: np.ndarray) -> np.ndarray:
-    """Average channels, (C, n) -> (n,); in the order in which `sound` adds them up."""
+    """Average channels, (C, n) -> (n,); in the order in which `audio` adds them up."""
     mono: np.ndarray = channels[0]
     for channel in channels[1:]:
         mono = mono + channel
@@ -159,7 +159,7 @@ def _mono(channels: np.ndarray) -> np.ndarray:
 
 
 def _tensor(frame: Any, name: str) -> Tensor:
-    check_picture(frame.width, frame.height, name)
+    check_image(frame.width, frame.height, name)
     pixels = frame.to_ndarray(format="rgb24")
     pixels = np.rot90(pixels, round((frame.rotation or 0) / 90) % 4)
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
@@ -189,10 +189,10 @@ def _seconds(container: Any, stream: Any, name: str) -> float:
 
 
 def _stream(container: Any, kind: str, name: str) -> Any:
-    """Return the first stream of pictures or of sound; it is decoded in a single thread."""
+    """Return the first stream of frames or of audio; it is decoded in a single thread."""
     streams = [x for x in getattr(container.streams, kind) if not _is_cover(x)]
     if not streams:
-        lacking = "no pictures" if kind == "video" else "no sound"
+        lacking = "no frames" if kind == "video" else "no audio"
         raise FusionZooError(f"{name} has {lacking}: leave its cell empty")
     streams[0].codec_context.thread_count = 1  # loaders have processes of their own
     return streams[0]

@@ -92,7 +92,7 @@ def change_colours(image: Tensor, strength: float, generator: torch.Generator) -
 
 
 def erase(image: Tensor, strength: float, generator: torch.Generator) -> Tensor:
-    """Cover 2 to 20 % of the picture by its mean colour, with probability 0.5 x strength."""
+    """Cover 2 to 20 % of the image by its mean colour, with probability 0.5 x strength."""
     height, width = image.shape[-2:]
     covers = uniform(0, 1, generator) < ERASED * strength
     area = uniform(*ERASED_AREA, generator)
@@ -314,7 +314,7 @@ class AugmentedProcessor(Processor):
         seed = seed_of(generator.initial_seed(), "augment", self.augmentation.modality)
         draws = torch.Generator().manual_seed(seed)
         item = self.processor(self._changed(value, draws), generator)
-        if self.augmentation.kind == "image" and _is_picture(item.get("pixels")):
+        if self.augmentation.kind == "image" and _is_image(item.get("pixels")):
             settings = self.augmentation
             pixels = change_pixels(item["pixels"], settings.strength, settings.operations, draws)
             return {**item, "pixels": pixels}
@@ -334,7 +334,7 @@ class AugmentedProcessor(Processor):
         return {**self.processor.collate(plain), MASKS: masks}
 
     def _changed(self, value: Any, draws: torch.Generator) -> Any:
-        """Change one value, or each of several (a sample with more than one picture or clip)."""
+        """Change one value, or each of several (a sample with more than one image or clip)."""
         if isinstance(value, list):
             return [self._changed(part, draws) for part in value]
         kind, strength = self.augmentation.kind, self.augmentation.strength
@@ -345,8 +345,8 @@ class AugmentedProcessor(Processor):
             return change_clip(value, strength, operations, draws)
         if "crop" in operations:
             value = crop(value, strength, draws)
-        if _is_picture(self.processor.blank().get("pixels")):
-            return value  # the rest is cheaper once the picture has its final size
+        if _is_image(self.processor.blank().get("pixels")):
+            return value  # the rest is cheaper once the image has its final size
         return change_pixels(value, strength, operations, draws)
 
     def _with_masks(self, item: Item, draws: torch.Generator | None) -> Item:
@@ -356,7 +356,7 @@ class AugmentedProcessor(Processor):
         return {**item, MASKS: drawn}
 
 
-def _is_picture(pixels: Tensor | None) -> bool:
+def _is_image(pixels: Tensor | None) -> bool:
     """Whether these are pixels as the image encoders of fusionzoo take them."""
     return pixels is not None and pixels.dtype == torch.uint8 and pixels.shape[-3] == 3
 
@@ -375,7 +375,7 @@ def set_augmentation(
 ) -> list[str]:
     """Let the encoders' training processors augment, as `data.augment` says; return what to say.
 
-    `settings`: a strength for all pictures, clips and texts, or a mapping from modality to its
+    `settings`: a strength for all images, clips and texts, or a mapping from modality to its
     strength or settings, in which `strength` is that of all others. `left_out` are modalities of
     the data that the run does not use.
     """

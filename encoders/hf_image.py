@@ -20,16 +20,14 @@ from .hf import aligned, find_source, load_auto, load_model, load_tower
 from .image import ImageEncoder, ImageProcessor
 
 MOST_PIXELS = 4096  # of a side
-LARGE_CONVNEXT = (
-    384  # from this size on, ConvNeXt's processor squashes pictures instead of cropping
-)
-NEAR = 0.02  # mean difference of two preparations of one picture, of pixels in [0, 1]
+LARGE_CONVNEXT = 384  # from this size on, ConvNeXt's processor squashes images instead of cropping
+NEAR = 0.02  # mean difference of two preparations of one image, of pixels in [0, 1]
 INTERPOLATIONS = {0: "nearest", 1: "bicubic", 2: "bilinear", 3: "bicubic"}  # 1 is Lanczos, in PIL
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """How a checkpoint's processor prepares pictures; mean and std are of pixels in [0, 1]."""
+    """How a checkpoint's processor prepares images; mean and std are of pixels in [0, 1]."""
 
     size: tuple[int, int]  # (H, W)
     mean: tuple[float, ...]
@@ -60,9 +58,9 @@ class CheckpointImage(ImageEncoder):
         interpolation: str | None = None,
         fit: str | None = None,
     ) -> None:
-        """Read how the checkpoint in `source` prepares pictures; settings that are set replace it.
+        """Read how the checkpoint in `source` prepares images; settings that are set replace it.
 
-        With `verify`, and without such settings, a picture prepared by the checkpoint's own
+        With `verify`, and without such settings, an image prepared by the checkpoint's own
         processor must look the same.
         """
         self.extractor = load_auto("AutoImageProcessor", source)
@@ -99,7 +97,7 @@ class CheckpointImage(ImageEncoder):
             raise
         except Exception as error:
             raise FusionZooError(
-                f"{type(self.net).__name__} cannot encode pictures of {height} x {width}:"
+                f"{type(self.net).__name__} cannot encode images of {height} x {width}:"
                 f" {one_line(error)}"
             ) from error
         self.train()
@@ -114,17 +112,17 @@ class CheckpointImage(ImageEncoder):
         self.extractor.save_pretrained(folder)
 
     def _verify(self, source: str) -> None:
-        """Compare a picture of smooth colours with what the checkpoint's own processor makes."""
+        """Compare an image of smooth colours with what the checkpoint's own processor makes."""
         down, across = torch.linspace(0, 255, 48), torch.linspace(0, 255, 64)
         grid = torch.stack(torch.meshgrid(down, across, indexing="ij"))
-        picture = torch.cat([grid, grid.mean(0, keepdim=True)]).to(torch.uint8)
+        image = torch.cat([grid, grid.mean(0, keepdim=True)]).to(torch.uint8)
         try:
-            expected = self.extractor(picture, return_tensors="pt")["pixel_values"][0]
+            expected = self.extractor(image, return_tensors="pt")["pixel_values"][0]
         except Exception as error:
             raise FusionZooError(
                 f"{source}: its image processor fails: {one_line(error)}"
             ) from error
-        prepared = self.normalise(self.processor(False)(picture)["pixels"])
+        prepared = self.normalise(self.processor(False)(image)["pixels"])
         if not isinstance(expected, Tensor) or expected.shape != prepared.shape:
             problem = f"makes another shape than (3, {self.settings[0][0]}, {self.settings[0][1]})"
         else:
@@ -133,7 +131,7 @@ class CheckpointImage(ImageEncoder):
         if problem:
             raise FusionZooError(
                 f"{source}: {type(self.extractor).__name__} {problem} in a way that is not"
-                " supported; size=, mean=, std= or fit= prepare pictures without it"
+                " supported; size=, mean=, std= or fit= prepare images without it"
             )
 
 
@@ -153,7 +151,7 @@ def read_preparation(extractor: Any, source: str, side: int | None) -> Preparati
             raise ValueError(f"size {settings.get('size')}, std {std}")
     except (TypeError, ValueError, KeyError, ZeroDivisionError) as error:
         raise FusionZooError(
-            f"{source}: {type(extractor).__name__} does not prepare pictures of one size and three"
+            f"{source}: {type(extractor).__name__} does not prepare images of one size and three"
             f" channels ({one_line(error)}); size= sets the side of a square"
         ) from None
     interpolation = INTERPOLATIONS.get(int(settings.get("resample") or 0), "bilinear")
@@ -180,7 +178,7 @@ def _geometry(settings: Mapping[str, Any], side: int | None) -> tuple[Any, str, 
 
 
 def size_options(net: Any, size: tuple[int, int]) -> dict[str, bool]:
-    """Return arguments of `forward` for pictures of another size than the model was trained on."""
+    """Return arguments of `forward` for images of another size than the model was trained on."""
     trained = _sides(getattr(net.config, "image_size", None))
     if trained in (None, size):
         return {}
@@ -227,7 +225,7 @@ def _channels(values: Any) -> tuple[float, ...]:
 class HFImage(CheckpointImage):
     """Encode images with a Hugging Face vision model: ViT, DINOv2, SigLIP, Swin, ConvNeXt, ...
 
-    Pictures are prepared as the checkpoint's own image processor does, by its size, mean, std,
+    Images are prepared as the checkpoint's own image processor does, by its size, mean, std,
     resizing and crop. Of CLIP and SigLIP the vision tower is used, before the projection.
 
     Settings:

@@ -1,4 +1,4 @@
-"""Encoders of pictures, texts and sounds by the towers of one joint model: CLIP, SigLIP, CLAP.
+"""Encoders of images, texts and audio by the towers of one joint model: CLIP, SigLIP, CLAP.
 
 Two modalities that name one checkpoint, `hf-clip/<name or folder>`, get its two towers, read from
 disk once, and their pooled vectors lie in one space.

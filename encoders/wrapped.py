@@ -164,7 +164,7 @@ def wrap_encoder(
     module takes by name, in which `attention_mask` says which tokens are real; it runs in the
     loader's workers, so it must be picklable. `kind` is what the data holds: image, text, audio,
     vector or sequence; default: the modality's name. `blank` is a value for samples that lack the
-    modality; only vectors and sequences, and modules that refuse a small black picture, need it.
+    modality; only vectors and sequences, and modules that refuse a small black image, need it.
     """
     if kind is not None and kind not in KINDS:
         raise FusionZooError(f"kind={kind!r} is none of {', '.join(KINDS)}")

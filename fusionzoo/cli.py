@@ -91,7 +91,7 @@ COMMANDS = {  # first words -> module, and function that takes the words behind 
 
 @quiet_pipe
 def main(args: Sequence[str] | None = None) -> int:
-    """Run one subcommand; an error that the user can mend is one line and exit code 2."""
+    """Run one subcommand; an error that the user can fix is one line and exit code 2."""
     args = list(sys.argv[1:] if args is None else args)
     for words, (module, function) in COMMANDS.items():
         if tuple(args[: len(words)]) == words:

@@ -273,7 +273,7 @@ def keep_freed_memory() -> bool:
     """Let glibc reuse large blocks; return whether that succeeded.
 
     By default glibc maps every block above 32 MiB anew and unmaps it when freed, so each
-    convolution on a CPU costs thousands of page faults: a frozen encoder of pictures is 3.2 times
+    convolution on a CPU costs thousands of page faults: a frozen encoder of images is 3.2 times
     as fast with it (results/LOG.md). No effect without glibc (macOS, musl).
     """
     name = ctypes.util.find_library("c")

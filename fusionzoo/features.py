@@ -26,8 +26,8 @@ from tqdm import tqdm
 
 from fusionzoo.datasets import Collate, PairedDataset
 from fusionzoo.datasets.arrays import ArrayItem
+from fusionzoo.datasets.audio import Segment
 from fusionzoo.datasets.media import decode
-from fusionzoo.datasets.sound import Stretch
 from fusionzoo.encoders import Encoder, Processor
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.files import cache_root, cannot_write, is_running
@@ -206,7 +206,7 @@ def weights_hash(module: nn.Module) -> str:
 
 
 def _decoded_bytes(kind: str, value: Any) -> bytes:
-    """Return the contents of a picture or clip in memory; of one that cannot be read, why."""
+    """Return the contents of an image or clip in memory; of one that cannot be read, why."""
     try:
         decoded = decode(kind, value)
     except FusionZooError as error:
@@ -228,7 +228,7 @@ def fingerprint(dataset: PairedDataset, modality: str) -> str:
 
 
 def value_bytes(value: Any, kind: str, root: Path | None = None) -> Iterator[bytes]:
-    """Yield what identifies an undecoded value; of several pictures or clips, that of each.
+    """Yield what identifies an undecoded value; of several images or clips, that of each.
 
     Of a file its size and time, and its path, from `root` on if that is given.
     """
@@ -236,7 +236,7 @@ def value_bytes(value: Any, kind: str, root: Path | None = None) -> Iterator[byt
         for number, item in enumerate(value):
             yield f"\0{number}\0".encode()
             yield from value_bytes(item, kind, root)
-    elif isinstance(value, Stretch):
+    elif isinstance(value, Segment):
         yield f"{value.start} {value.end} {value.frames} ".encode()
         yield from value_bytes(value.source, kind, root)
     elif isinstance(value, Path | ArrayItem):
@@ -248,7 +248,7 @@ def value_bytes(value: Any, kind: str, root: Path | None = None) -> Iterator[byt
         yield f"{value.rate}".encode() + value.samples.numpy().tobytes()
     elif isinstance(value, Tensor | np.ndarray):
         yield np.ascontiguousarray(value).tobytes()
-    elif isinstance(value, tuple) or hasattr(value, "getbands"):  # a clip, or a PIL picture
+    elif isinstance(value, tuple) or hasattr(value, "getbands"):  # a clip, or a PIL image
         yield _decoded_bytes(kind, value)
     else:
         yield repr(value).encode()

@@ -20,12 +20,12 @@ from fusionzoo.datasets.naming import IN_MEMORY
 from fusionzoo.distributed import World, pick_device
 from fusionzoo.encoders.augment import refuse_augmentation
 from fusionzoo.errors import FusionZooError, did_you_mean
-from fusionzoo.evaluation.retrieval import GROUP, AnswerKeys, any_pair, retrieval_intervals
+from fusionzoo.evaluation.retrieval import GROUP, RelevanceLabels, any_pair, retrieval_intervals
 from fusionzoo.evaluation.robustness import subset_label, subsets
 from fusionzoo.files import replacing, without_formulas, write_json
 from fusionzoo.loading import load
 from fusionzoo.model import FusionModel
-from fusionzoo.structures import Batch, Features, Labels, Prediction, keep_only, quiet
+from fusionzoo.structures import Batch, Features, Labels, Prediction, evaluating, keep_only
 from fusionzoo.targets import OneOf
 from fusionzoo.trained_on import TrainedOn, count_seen
 from fusionzoo.training.build import open_dataset
@@ -113,7 +113,7 @@ def encode_batches(
         num_workers=num_workers(speed.num_workers, World()),
     )
     progress = tqdm(total=len(dataset), desc=label, unit="sample", dynamic_ncols=True)
-    with progress, quiet(model):
+    with progress, evaluating(model):
         for batch in loader:
             batch = batch.to(model.device)
             with speed.autocast(model.device):
@@ -153,10 +153,10 @@ def retrieval_metrics(
     aligned = {n.partition("/")[2]: x for n, x in tensors.items() if n.startswith("aligned/")}
     if len(aligned) < 2 or not any_pair(tensors["present"]):
         return {}
-    keys = AnswerKeys(dataset).of(ids)
-    content = {n.partition("/")[2]: x for n, x in keys.items() if n.startswith("content/")}
+    labels = RelevanceLabels(dataset).of(ids)
+    content = {n.partition("/")[2]: x for n, x in labels.items() if n.startswith("content/")}
     directions = retrieval_intervals(
-        aligned, tensors["present"], content=content, groups=keys.get(GROUP)
+        aligned, tensors["present"], content=content, groups=labels.get(GROUP)
     )
     return {
         direction: {name: dict(x._asdict()) for name, x in figures.items()}

@@ -30,7 +30,7 @@ Data = Any  # str | PathLike | Mapping | PairedDataset | a table or data set in 
 def read_data(data: Data) -> Data:
     """Return `data`, or settings whose `root` is read if data is a table or data set in memory.
 
-    What Arrow can hold becomes an Arrow table, which `data_settings` stores; pictures, arrays and
+    What Arrow can hold becomes an Arrow table, which `data_settings` stores; images, arrays and
     data sets of other libraries stay what they are.
     """
     if isinstance(data, PairedDataset) or data is None:

@@ -22,7 +22,7 @@ from fusionzoo.structures import Batch, Sample
 from fusionzoo.targets import Target
 from fusionzoo.trained_on import TrainedOn
 
-SPARE = 2**24  # elements that a build may allocate beyond four times the weights: tables, a picture
+SPARE = 2**24  # elements that a build may allocate beyond four times the weights: tables, an image
 TENSOR = 4096  # elements that the bookkeeping of a module and its tensor is worth
 ATEN = torch.ops.aten
 GROWING = (  # what makes a tensor of a size that is not its input's, or another of its input's

@@ -16,7 +16,15 @@ from fusionzoo.errors import FusionZooError, __version__, did_you_mean
 from fusionzoo.files import files_of_model, replacing, write_digests, write_json
 from fusionzoo.fusion import Fusion, create_fusion
 from fusionzoo.model_folder import FORMAT, sources
-from fusionzoo.structures import Batch, Features, FusionOutput, Inputs, Sample, predictions, quiet
+from fusionzoo.structures import (
+    Batch,
+    Features,
+    FusionOutput,
+    Inputs,
+    Sample,
+    evaluating,
+    predictions,
+)
 from fusionzoo.targets import Target, decode, from_spec
 from fusionzoo.trained_on import TrainedOn
 
@@ -63,7 +71,7 @@ def _run_blank(encoder: Encoder, inputs: Mapping[str, Tensor], count: int) -> Fe
     if not count:
         blank = encoder.processor(False).blank()
         inputs = {name: blank[name][None].to(x) for name, x in inputs.items()}
-    with quiet(encoder):
+    with evaluating(encoder):
         blank_features: Features = encoder({name: x[:1] for name, x in inputs.items()})
     tokens = (0.0 * blank_features.tokens).expand(count, -1, -1)
     mask = torch.zeros(count, tokens.shape[1], dtype=torch.bool, device=tokens.device)
@@ -154,7 +162,7 @@ class Standardise(nn.Module):
 
     The pooled vector and the tokens have statistics of their own. An encoder's output is divided by
     a single number, which keeps the proportions of its dimensions; with `per_feature` each
-    dimension is also divided by its own deviation, as columns with different units need it. A
+    dimension is also divided by its own std, as columns with different units need it. A
     dimension that is constant on the training split is only centred. Buffers are stored with the
     model.
     """
@@ -220,14 +228,14 @@ def standardise(features: Mapping[str, Features], modules: nn.ModuleDict) -> dic
     return {name: modules[name](x) if name in modules else x for name, x in features.items()}
 
 
-Raw = Mapping[str, Any]  # modality -> path, PIL picture, string, array; absent = missing
+Raw = Mapping[str, Any]  # modality -> path, PIL image, string, array; absent = missing
 
 
 class FusionModel(nn.Module):
     """One encoder per modality, then a fusion.
 
     Only rows that have a modality are encoded (gathered, encoded, scattered back), so a missing
-    picture costs nothing and touches no running statistic. Where a whole batch lacks a modality,
+    image costs nothing and touches no running statistic. Where a whole batch lacks a modality,
     its encoder's parameters take part with weight zero: under DDP each rank then has a gradient for
     every parameter, and nothing waits. `complete` adds what training measures or learns beside.
 
@@ -363,7 +371,7 @@ class FusionModel(nn.Module):
     @torch.no_grad()
     def embed_and_answer(self, batch: Batch) -> tuple[dict[str, Tensor], FusionOutput]:
         """Return the vectors of `embed`, and the fusion's output, for a batch on the device."""
-        with quiet(self):
+        with evaluating(self):
             encoded = self._run_encoders(batch)
             features = standardise(encoded, self.standardise)
             output = self.fuse(features)
@@ -384,7 +392,7 @@ class FusionModel(nn.Module):
         redundancy.
         """
         batch = self._batch(samples)
-        with quiet(self):
+        with evaluating(self):
             shares = self.fusion.shares(self.fusion(self.encode(batch)))
         if not shares:
             raise FusionZooError(
@@ -415,7 +423,7 @@ class FusionModel(nn.Module):
                 " this version of fusionzoo and --train.unimodal true"
             )
         batch = self._batch(samples)
-        with quiet(self):
+        with evaluating(self):
             features = self.encode(batch)
             logits = self.fuse(features).logits.float()
             if fallback and self.heads is not None:

@@ -1,4 +1,4 @@
-"""Resampling of sound by a windowed sinc, in plain torch: the definition of torchaudio's default.
+"""Resampling of audio by a windowed sinc, in plain torch: the definition of torchaudio's default.
 
 Shapes: `N` samples of a wave, `K` taps of a filter. Rates in Hz.
 """

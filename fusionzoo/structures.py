@@ -58,7 +58,7 @@ class Sample(NamedTuple):
 
     A value is, by kind: image uint8 (3, H, W) RGB; text str; audio a `Clip`;
     vector float32 (D,); sequence float32 (T, D); tabular a dict of cells by column, each a number,
-    text or, if empty, None; of several pictures or clips a list of two or more; None where the
+    text or, if empty, None; of several images or clips a list of two or more; None where the
     sample lacks the modality.
     """
 
@@ -251,7 +251,7 @@ def seed_of(*parts: int | str) -> int:
 
 
 @contextmanager
-def quiet(module: nn.Module) -> Iterator[None]:
+def evaluating(module: nn.Module) -> Iterator[None]:
     """Put a module in evaluation mode: no dropout, nothing random, no statistic moves."""
     training = [one for one in module.modules() if one.training]
     module.eval()

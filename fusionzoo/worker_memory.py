@@ -1,7 +1,7 @@
 """Load batches; workers send them through shared memory that is used again.
 
 PyTorch puts every tensor that a worker sends into new shared memory, whose pages the system clears
-and maps one by one: on a virtual machine 4 us for 4 KB, a fifth of what decoding a picture and a
+and maps one by one: on a virtual machine 4 us for 4 KB, a fifth of what decoding an image and a
 clip takes. Here each worker has a few blocks, in which its batches take turns.
 """
 

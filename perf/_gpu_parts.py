@@ -151,7 +151,7 @@ WARM_UP = 4  # batches
 
 
 def random_data(size: Size) -> PairedDataset:
-    """Return pictures and sequences of noise, in memory."""
+    """Return images and sequences of noise, in memory."""
     side = size.image.get("img_size", 224)
     generator = torch.Generator().manual_seed(0)
     pictures = torch.randint(

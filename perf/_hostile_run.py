@@ -32,7 +32,7 @@ from fusionzoo.errors import FusionZooError
 BUDGET = 3 << 30  # bytes a process may take beyond what the parent holds
 SECONDS = 150  # of wall-clock time; a drawing may take 10 s of CPU, on a busy machine too
 SECRET = "the contents of a file outside of the root"
-COLOUR, LEVEL = (1, 200, 3), 0.1234  # of a secret picture and of a secret clip and vector
+COLOUR, LEVEL = (1, 200, 3), 0.1234  # of a secret image and of a secret clip and vector
 PROCESSORS = {
     "image": ImageProcessor((32, 32), 0.9, "bilinear", "crop", "none"),
     "audio": WaveProcessor(16_000, 1.0),

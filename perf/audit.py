@@ -298,13 +298,13 @@ def _saved(image: Image.Image, kind: str, **options: Any) -> bytes:
 
 
 def altered_image(image: Image.Image) -> bytes:
-    """Return a picture at 70 % of its size as JPEG of quality 50."""
+    """Return an image at 70 % of its size as JPEG of quality 50."""
     size = (max(1, round(image.width * 0.7)), max(1, round(image.height * 0.7)))
     return _saved(image.resize(size), "JPEG", quality=50)
 
 
 def altered_sound(wave: np.ndarray, rate: int) -> bytes:
-    """Return a sound at 60 % of its loudness, 20 ms of silence before it, as Ogg Vorbis."""
+    """Return a clip at 60 % of its loudness, 20 ms of silence before it, as Ogg Vorbis."""
     buffer = io.BytesIO()
     padded = np.concatenate([np.zeros(rate // 50), 0.6 * wave])
     soundfile.write(buffer, padded, rate, format="OGG", subtype="VORBIS")

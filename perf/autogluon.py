@@ -1,4 +1,4 @@
-"""Compare fine-tuning with AutoGluon Multimodal: picture and text of Tux Paint's stamps.
+"""Compare fine-tuning with AutoGluon Multimodal: image and text of Tux Paint's stamps.
 
 `python perf/autogluon.py` (needs `fusionzoo data fetch stamps` and PyPI) makes an environment for
 AutoGluon with its own torch, fits both on the same grouped stratified folds from the same weights
@@ -104,7 +104,7 @@ def make_environment(folder: Path) -> Path:
 
 
 def write_folds(dataset: PairedDataset, folder: Path, count: int) -> list[Path]:
-    """Write the pictures as PNG, and for each fold a table with the columns of a manifest."""
+    """Write the images as PNG, and for each fold a table with the columns of a manifest."""
     cells = []
     references = zip(dataset.references("image"), dataset.references("text"), strict=True)
     labels = zip(dataset.ids, dataset.labels, strict=True)

@@ -375,7 +375,7 @@ def poison(samples: str) -> Callable[[], None]:
 
 
 def broken_pictures(folder: Path) -> Path:
-    """Write a manifest of 40 pictures, the third of which is cut off."""
+    """Write a manifest of 40 images, the third of which is cut off."""
     from PIL import Image
 
     folder.mkdir()

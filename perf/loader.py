@@ -1,6 +1,6 @@
 """Time the data loader with 0, 1 and 2 workers against a bare loop: `python perf/loader.py`.
 
-Writes results/loader.csv. The data: `stamps` (if fetched), and JPEG pictures of 224 px, FLAC clips
+Writes results/loader.csv. The data: `stamps` (if fetched), and JPEG images of 224 px, FLAC clips
 of 5 s and of 180 s, of which 4 s are used, and short texts, in a CSV manifest. Both sides make
 batches of 32. The bare loop calls torchvision, Pillow and soundfile itself: it seeks, reads and
 decodes only what is used, checks nothing, prepares it with the encoders' processors, and stacks it
@@ -52,7 +52,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
 
 
 def make_files(root: Path, rows: int, seconds: float) -> Path:
-    """Write pictures, clips and a manifest; eight contents of clips repeat."""
+    """Write images, clips and a manifest; eight contents of clips repeat."""
     draw = np.random.default_rng(0)
     lines = [("id", "split", "target", "image", "text", "audio")]
     for i in range(rows):
@@ -70,7 +70,7 @@ def make_files(root: Path, rows: int, seconds: float) -> Path:
 
 
 def read_picture(path: Path) -> torch.Tensor:
-    """Decode a picture: a plain JPEG by torchvision, a PNG with transparency by Pillow."""
+    """Decode an image: a plain JPEG by torchvision, a PNG with transparency by Pillow."""
     if path.suffix == ".jpg":
         return decode_image(read_file(str(path)), ImageReadMode.RGB)
     image = Image.open(path).convert("RGBA")

@@ -2,15 +2,15 @@
 
 Trains configs/stamps_contrastive.yaml as train.py does (epoch chosen on validation data) in 5
 folds, stratified and with near-duplicates in one fold, so that every sample is tested once, by a
-model that saw nothing like it. A query is ranked among the answers of its test fold. Beside the
+model that saw nothing like it. A query is ranked among the items of its test fold. Beside the
 trained projections: the same ones before the first step, and chance (random vectors).
 
-What counts as a right answer, column `right`:
+Which items are relevant, column `right`:
 
-- `pair`: the query's partner. Samples with the same text (or file) are one query and one answer,
+- `pair`: the query's partner. Samples with the same text (or file) are one query and one item,
   which is right if any of them stands in a row with the query.
 - `group`: also the partners of its near-duplicates, as `fusionzoo evaluate` counts: all coins of a
-  currency are one group, all chessmen, all pictures of a horse.
+  currency are one group, all chessmen, all images of a horse.
 
 Figures are means over queries and seeds, `low` and `high` the 95 % interval of a bootstrap over
 groups of queries. It does not count that folds share training data, nor the seeds.

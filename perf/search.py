@@ -26,9 +26,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from fusionzoo.tools.search.file import nearest, open_vectors
 from fusionzoo.tools.search.index import build_index, import_faiss
 from fusionzoo.tools.search.search import Searcher
+from fusionzoo.tools.search.vectors import nearest, open_vectors
 
 OUT = Path(__file__).parents[1] / "results" / "search.csv"
 ROWS, DIM, CENTRES, QUERIES, K = 1_000_000, 256, 10_000, 50, 10

@@ -2,7 +2,7 @@
 
 `python perf/storage.py [--rows 1500]` writes results/storage.csv. Cold: the page cache was dropped
 (`/proc/sys/vm/drop_caches`, for which one must be root; else `posix_fadvise` for every file) right
-before the pass. "read" only fetches the bytes of every value; "decode" also decodes the picture,
+before the pass. "read" only fetches the bytes of every value; "decode" also decodes the image,
 the clip and the text. Sequential passes are in the order of the data, shuffled ones in that of
 training. One process, no workers. Bar: Parquet shards at least 5 times as fast as files, cold.
 """
@@ -33,7 +33,7 @@ ORDERS, STATES = ("sequential", "shuffled"), ("cold", "warm")
 
 
 def make_files(folder: Path, rows: int, size: str) -> Path:
-    """Write JPEG pictures, FLAC clips, texts and a manifest."""
+    """Write JPEG images, FLAC clips, texts and a manifest."""
     side, seconds = SIZES[size]
     draw = np.random.default_rng(0)
     pictures, clips = [], []

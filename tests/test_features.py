@@ -390,8 +390,8 @@ def test_standardised_training_features_are_centred_and_of_one_length(
     for vectors in (scaled.pooled[present], scaled.tokens[scaled.mask]):
         assert vectors.mean(0).abs().max() < 1e-4
         assert vectors.square().sum(1).mean().sqrt() == pytest.approx(LENGTH, rel=1e-3)
-        deviations = vectors.std(0, correction=0)
-        assert (deviations.max() / deviations.min() < 1.001) == per_feature
+        stds = vectors.std(0, correction=0)
+        assert (stds.max() / stds.min() < 1.001) == per_feature
     assert scaled.pooled[~present].abs().max() == 0
 
 

@@ -41,7 +41,7 @@ def mfeat(
     Modalities: `fou` 76 Fourier coefficients, `fac` 216 profile correlations, `kar` 64
     Karhunen-Loeve coefficients, `pix` 240 pixel averages, `zer` 47 Zernike moments, `mor` 6
     morphological features; 200 numerals of each of ten classes. Each feature is scaled to mean 0
-    and deviation 1 over the training split. The split is random, stratified by class.
+    and std 1 over the training split. The split is random, stratified by class.
 
     Settings:
         root: folder of the files, instead of the cache that `fusionzoo data fetch mfeat` fills
@@ -81,7 +81,7 @@ def _read_views(folder: Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
 
 
 def _standardise(values: np.ndarray, is_train: np.ndarray) -> torch.Tensor:
-    """Scale each feature to mean 0 and deviation 1 over the training rows, float32."""
+    """Scale each feature to mean 0 and std 1 over the training rows, float32."""
     train = values[is_train]
     scaled = (values - train.mean(0)) / train.std(0).clip(min=1e-9)
     return torch.from_numpy(scaled.astype(np.float32))

@@ -87,7 +87,7 @@ def find_blocking(dataset: Samples) -> Blocking | None:
 def stored_lengths(dataset: Samples, name: str) -> Tensor | None:
     """Return the bytes of a modality's values by row of the table, float64; None: not in shards.
 
-    Of lists of pictures, the number of items.
+    Of lists of images, the number of items.
     """
     values = dataset.memory.get(name)
     if not isinstance(values, StoredCells):

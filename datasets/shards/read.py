@@ -1,4 +1,4 @@
-"""Open a folder of shards, on this disk or behind a URL, without reading pictures and clips."""
+"""Open a folder of shards, on this disk or behind a URL, without reading images and clips."""
 
 from __future__ import annotations
 

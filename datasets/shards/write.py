@@ -74,7 +74,7 @@ class Part:
 
 
 def light_table(dataset: Samples) -> pa.Table:
-    """Return the columns that are no pictures, clips or arrays, texts read from their files."""
+    """Return the columns that are no images, clips or arrays, texts read from their files."""
     columns: dict[str, Any] = {name: dataset.chosen(name) for name in table_columns(dataset)}
     for name, kind in dataset.modalities.items():
         if kind == "text":
@@ -128,7 +128,7 @@ def fingerprint(table: pa.Table, kinds: Mapping[str, str], settings: Settings) -
 
 
 def modalities_with_lists(dataset: Samples) -> list[str]:
-    """Return the modalities of which a sample may have several pictures or clips."""
+    """Return the modalities of which a sample may have several images or clips."""
     media = [name for name, kind in dataset.modalities.items() if kind in ("image", "audio")]
     return [name for name in media if has_several(dataset, name, decoded=False)]
 

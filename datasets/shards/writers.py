@@ -17,16 +17,16 @@ import torch
 from fusionzoo.errors import FusionZooError
 from fusionzoo.resampling import resampler
 
+from ..audio import Segment, is_video
 from ..collate import each_item
 from ..export import media_bytes
 from ..media import decode
 from ..provenance import with_kinds
-from ..sound import Stretch, is_video
 from .storage import STORED
 
-SIDE = 256  # pixels of the shorter side of a prepared picture
+SIDE = 256  # pixels of the shorter side of a prepared image
 QUALITY = 95  # of JPEG
-RATE = 16_000  # Hz of prepared sound
+RATE = 16_000  # Hz of prepared audio
 MAGIC = {
     b"\x89PNG": ".png",
     b"\xff\xd8\xff": ".jpg",
@@ -43,7 +43,7 @@ MAGIC = {
 
 
 def stored_value(kind: str, value: Any, prepare: bool) -> Any:
-    """Return the bytes of a picture or clip, or float32 of a vector (D,) or sequence (T, D).
+    """Return the bytes of an image or clip, or float32 of a vector (D,) or sequence (T, D).
 
     Of a list, the bytes of each item.
     """
@@ -51,7 +51,7 @@ def stored_value(kind: str, value: Any, prepare: bool) -> Any:
         return decode(kind, value).numpy()
     if isinstance(value, list):
         return list(each_item(value, lambda item: stored_value(kind, item, prepare)))
-    if kind == "image" and is_video(value) and (prepare or isinstance(value, Stretch)):
+    if kind == "image" and is_video(value) and (prepare or isinstance(value, Segment)):
         raise FusionZooError(
             "shards hold whole videos, not parts or frames of them: convert without segments,"
             " --data.frames and --prepare"
@@ -61,7 +61,7 @@ def stored_value(kind: str, value: Any, prepare: bool) -> Any:
         return data
     # An SVG is known by the ending of its file.
     source = value if isinstance(value, Path) else data
-    return _smaller_picture(source, data) if kind == "image" else _smaller_clip(data)
+    return _smaller_image(source, data) if kind == "image" else _smaller_clip(data)
 
 
 def value_size(value: Any) -> int:
@@ -92,8 +92,8 @@ def suffix_of(kind: str, value: Any) -> str:
     return next(known, ".jpg" if kind == "image" else ".wav")
 
 
-def _smaller_picture(source: Path | bytes, data: bytes) -> bytes:
-    """Return a picture whose shorter side is at most 256: photos as JPEG, the rest as PNG."""
+def _smaller_image(source: Path | bytes, data: bytes) -> bytes:
+    """Return an image whose shorter side is at most 256: photos as JPEG, the rest as PNG."""
     from PIL import Image
 
     pixels = decode("image", source)  # (3, H, W)

@@ -71,7 +71,7 @@ class Entry:
     def __init__(self, skipped: int) -> None:
         self.values: list[Any] = [None] * skipped  # text, numbers and lists of text
         self.present = [False] * skipped
-        self.first_large: Any = None  # a picture, clip or array; not None: values are read again
+        self.first_large: Any = None  # an image, clip or array; not None: values are read again
 
     def add(self, value: Any) -> None:
         """Note the value of the next item."""
@@ -184,7 +184,7 @@ STREAM_LIMIT = 20_000  # samples of a stream that are read into memory
 
 
 def read_objects(data: Any, fields: Sequence[str] = (), stream_limit: int = STREAM_LIMIT) -> Loaded:
-    """Read a table or data set in memory; pictures, clips and arrays stay as they are.
+    """Read a table or data set in memory; images, clips and arrays stay as they are.
 
     `fields` names the entries of rows that are tuples. Of a stream (an `IterableDataset`, a
     generator) at most `stream_limit` samples are read.
@@ -330,7 +330,7 @@ def _arrow_table(data: Any) -> pa.Table:
 
 
 def _kind(name: str, cells: Any) -> dict[str, str]:
-    """Return the kind of a column of PIL pictures or clips, which the first value tells."""
+    """Return the kind of a column of PIL images or clips, which the first value tells."""
     first = next((cell for cell in cells if cell is not None), None)
     if isinstance(first, list):
         lists = [cell if isinstance(cell, list) else [cell] for cell in cells if cell is not None]

@@ -64,7 +64,7 @@ def json_object(text: str, where: str) -> dict[str, Any]:
 
 
 def middle_frame(top: Path, folders: Sequence[str], stem: str) -> str | None:
-    """Return the middle frame of a clip, from a folder of its frames, or a single picture."""
+    """Return the middle frame of a clip, from a folder of its frames, or a single image."""
     for folder in folders:
         below = top / folder / stem
         frames = sorted(x for x in below.glob("*") if x.suffix.lower() in IMAGES)
@@ -77,7 +77,7 @@ def middle_frame(top: Path, folders: Sequence[str], stem: str) -> str | None:
 
 
 def extracted(top: Path, stem: str) -> dict[str, str | None]:
-    """Return the sound and the frame that were extracted from a video; None where they were not."""
+    """Return the audio and the frame that were extracted from a video; None where they were not."""
     clips = (f"audio/{stem}{suffix}" for suffix in sorted(CLIPS))
     clip = next((name for name in clips if (top / name).is_file()), None)
     return {"audio": clip, "image": middle_frame(top, ("frames", "image"), stem)}
@@ -197,7 +197,7 @@ def vggsound(top: Path) -> LayoutTable:
 def av_mnist(top: Path) -> LayoutTable:
     """AV-MNIST: `image/train_data.npy`, `audio/train_data.npy`, `train_labels.npy`, also `test`.
 
-    The last twelfth of the training set is for validation. Pictures are vectors of 784 numbers,
+    The last twelfth of the training set is for validation. Images are vectors of 784 numbers,
     spectrograms are sequences of 112 steps.
     """
     rows: list[Row] = []
@@ -226,17 +226,17 @@ def flickr8k(top: Path) -> LayoutTable:
     rows, unlisted = [], 0
     for number, line in lines_of(path):
         key, tab, caption = line.partition("\t")
-        picture, hash_sign, index = key.partition("#")
+        image, hash_sign, index = key.partition("#")
         if not tab or not hash_sign:
             raise FusionZooError(f"{path}, row {number}: expected picture.jpg#0, a tab, a caption")
-        if picture not in splits:
+        if image not in splits:
             unlisted += 1
             continue
-        clip = f"flickr_audio/wavs/{Path(picture).stem}_{index}.wav"
-        row = {"id": key, "image": f"{folder}/{picture}", "text": caption.strip()}
-        row |= {"group": picture, "split": splits[picture]}
+        clip = f"flickr_audio/wavs/{Path(image).stem}_{index}.wav"
+        row = {"id": key, "image": f"{folder}/{image}", "text": caption.strip()}
+        row |= {"group": image, "split": splits[image]}
         rows.append({**row, "audio": clip if (top / clip).is_file() else None})
-    notes = [f"{unlisted:,} captions of pictures in no split"] if unlisted else []
+    notes = [f"{unlisted:,} captions of images in no split"] if unlisted else []
     return LayoutTable(rows=rows, notes=notes)
 
 

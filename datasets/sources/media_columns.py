@@ -17,12 +17,12 @@ import pyarrow.compute as pc
 from fusionzoo.errors import FusionZooError
 
 from ..arrow import BINARY_TYPES, first_true, is_list_of_text, row_numbers
+from ..audio import VIDEOS, spread
 from ..budgets import check_budget
 from ..media import media_value
 from ..paired import OnError
 from ..paths import PathChecker, is_collecting, refuse
 from ..provenance import Provenance
-from ..sound import VIDEOS, spread
 from ..table import Samples
 from .columns import Columns, Roles
 
@@ -62,7 +62,7 @@ class ArrowCells:
 
 
 class ObjectCells:
-    """Objects in memory, by row: PIL pictures, arrays, tensors, `(samples, rate)`, dicts."""
+    """Objects in memory, by row: PIL images, arrays, tensors, `(samples, rate)`, dicts."""
 
     def __init__(self, values: Sequence[Any] | np.ndarray) -> None:
         self.values = values
@@ -157,7 +157,7 @@ def _without_empty(column: Any, name: str) -> Any:
         return pa.nulls(len(column), pa.string())
     if not is_list_of_text(column.type):
         raise FusionZooError(
-            f"{name} is of pictures or clips, and its cells are lists of {column.type.value_type}:"
+            f"{name} is of images or clips, and its cells are lists of {column.type.value_type}:"
             " expected paths (--data.kinds says which kind a column is of)"
         )
     cells = [[x for x in cell or () if x and x.strip()] or None for cell in column.to_pylist()]
@@ -196,11 +196,11 @@ def expand_patterns(
     frames: int | None,
     on_error: OnError,
 ) -> tuple[pa.Table, Provenance]:
-    """Replace patterns in cells of pictures and clips by lists of the files that match, sorted.
+    """Replace patterns in cells of images and clips by lists of the files that match, sorted.
 
     `*` stands for any letters and `?` for one, within a folder; numbers in names are sorted by
     value. A pattern that matches nothing is an error or, unless `on_error` is `raise`, a file that
-    is not there. Of more than `frames` pictures as many are taken, uniformly spaced.
+    is not there. Of more than `frames` images as many are taken, uniformly spaced.
     """
     place = partial(_place, source, table, provenance)
     must_match = on_error == "raise"

@@ -29,7 +29,7 @@ class I2MoE(Fusion):
     one, is added for each expert by 1 / (M + 2). `extra["expert_weights"]` (B, M + 2) says per
     sample which kind of interaction the answer came from (`model.weights(samples)`). Differs from
     the authors' code: the experts start from different weights, and the noise has each feature's
-    running mean and deviation instead of 0 and 1.
+    running mean and std instead of 0 and 1.
 
     Missing: the experts' own rule; R reads 0 and a presence bit. Only present modalities are
     replaced by noise, and pairs that lack one are left out of the loss.
@@ -149,9 +149,9 @@ class I2MoE(Fusion):
             mask = features[name].mask
             drawn = []
             for kind, x in (("tokens", tokens[name]), ("pooled", pooled[name])):
-                mean, deviation = self.moments.of(f"{name}_{kind}")
+                mean, std = self.moments.of(f"{name}_{kind}")
                 normal = self.draws.normal(*x.shape).to(x.dtype)
-                drawn.append(mean.to(x.dtype) + deviation.to(x.dtype) * normal)
+                drawn.append(mean.to(x.dtype) + std.to(x.dtype) * normal)
             noise[name] = Features(drawn[0], mask, drawn[1])
         return noise
 

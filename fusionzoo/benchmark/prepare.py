@@ -24,7 +24,7 @@ from fusionzoo.files import cache_root, make_cache_folder, write_json
 from fusionzoo.fusion import create_fusion
 from fusionzoo.model import FusionModel, encode_rows
 from fusionzoo.plugins import code_digest
-from fusionzoo.structures import Batch, quiet, seed_of
+from fusionzoo.structures import Batch, evaluating, seed_of
 from fusionzoo.training import run_folder
 from fusionzoo.training.build import choose_encoders
 from fusionzoo.training.speed import (
@@ -420,7 +420,7 @@ def choose_workers(bench: Bench, dataset: PairedDataset, encoders: Encoders) -> 
     @torch.no_grad()
     def work(batch: Batch) -> None:
         for column, (name, encoder) in enumerate(copies.items()):
-            with quiet(encoder):
+            with evaluating(encoder):
                 encode_rows(encoder, batch.inputs[name], batch.present[:, column])
 
     def measured(settings: Settings) -> Timing:

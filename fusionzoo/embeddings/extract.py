@@ -22,7 +22,7 @@ from fusionzoo.features import key_of, weights_hash
 from fusionzoo.identity import data_identity
 from fusionzoo.model import FusionModel
 from fusionzoo.plugins import code_digest
-from fusionzoo.structures import Batch, quiet
+from fusionzoo.structures import Batch, evaluating
 from fusionzoo.training.balance.base import prefix_sizes
 from fusionzoo.training.freezing import save_memory_and_compile
 from fusionzoo.training.objective import dummy_batch
@@ -456,7 +456,7 @@ def extract(
     in_pieces = InPieces(
         job.model, job.wanted, parts.most_rows, say=say, changed=parts.note_most_rows
     )
-    with quiet(job.model), WritingThread(parts) as writing:
+    with evaluating(job.model), WritingThread(parts) as writing:
         collected = _Collected()
         for planned, batch in _batches(job, numbers):
             if batch.ids:  # none where the data set skips all of them

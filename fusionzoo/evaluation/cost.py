@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from fusionzoo.fusion import Fusion, create_fusion
-from fusionzoo.structures import Features, quiet
+from fusionzoo.structures import Features, evaluating
 
 # Reference sizes, (tokens, width) by modality: a ResNet feature map, MiniLM, a second of speech.
 STANDARD = {"image": (49, 512), "text": (32, 384), "audio": (50, 256)}
@@ -36,7 +36,7 @@ def macs(fusion: Fusion, features: Mapping[str, Features]) -> int:
     """Count the multiply-accumulates of matrix products, convolutions and attention."""
     on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     counter = FlopCounterMode(display=False, custom_mapping={on_cpu: _attention_flops})
-    with quiet(fusion), counter:
+    with evaluating(fusion), counter:
         fusion(features)
     return counter.get_total_flops() // 2
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import Fusion
-from fusionzoo.structures import Features, quiet
+from fusionzoo.structures import Features, evaluating
 
 Table = NDArray[np.float64]
 ROUNDS = 300  # of the search for q
@@ -503,7 +503,7 @@ def logits_of(fusion: Fusion, features: Mapping[str, Features]) -> Logits:
                 name: Features(*(tensor[rows.to(tensor.device)] for tensor in tensors))
                 for (name, tensors), rows in zip(features.items(), chunks, strict=True)
             }
-            with quiet(fusion):
+            with evaluating(fusion):
                 parts.append(fusion(mixed).logits.double().cpu())
         return torch.cat(parts)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError
 
-from .metrics import AT, TIE, figures_of, right_ranks
+from .metrics import AT, TIE, figures_of, relevant_ranks
 from .statistics import LEVEL, Interval
 
 Codes = NDArray[np.int64]
@@ -28,8 +28,8 @@ PLAIN = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.ty
 GROUP = "group"
 
 
-class AnswerKeys:
-    """Codes by sample: equal ones mean equal content of a modality, or the same group.
+class RelevanceLabels:
+    """Relevance labels by sample: equal codes mean equal content, or the same group.
 
     Content is compared by cells of the table: the same text, the same path, the same bytes.
     """
@@ -42,14 +42,14 @@ class AnswerKeys:
 
     @cached_property
     def all_distinct(self) -> bool:
-        """Whether each sample is the only right answer to its query."""
+        """Whether each sample is the only item relevant to its query."""
         every = [*self.content.values(), *([] if self.groups is None else [self.groups])]
         return all(len(np.unique(x[x >= 0])) == int((x >= 0).sum()) for x in every)
 
     def of(self, ids: Sequence[str]) -> dict[str, Tensor]:
         """Return `content/<modality>` and `group` of some samples, int64 (B,).
 
-        Nothing where each sample is the only right answer to its query, which is faster to rank.
+        Nothing where each sample is the only item relevant to its query, which is faster to rank.
         """
         if self.all_distinct:
             return {}
@@ -88,29 +88,29 @@ def _is_matrix(column: Any) -> bool:
     return len(widths) == 1 and widths[0] > 0
 
 
-_cache: WeakKeyDictionary[PairedDataset, AnswerKeys] = WeakKeyDictionary()
+_cache: WeakKeyDictionary[PairedDataset, RelevanceLabels] = WeakKeyDictionary()
 
 
-def answer_keys(dataset: PairedDataset) -> AnswerKeys:
-    """Return a data set's keys, computed once: validation asks for them in every epoch."""
+def relevance_labels(dataset: PairedDataset) -> RelevanceLabels:
+    """Return a data set's labels, computed once: validation asks for them in every epoch."""
     if dataset not in _cache:
-        _cache[dataset] = AnswerKeys(dataset)
+        _cache[dataset] = RelevanceLabels(dataset)
     return _cache[dataset]
 
 
 @dataclass(frozen=True)
 class Matching:
-    """Distinct queries and answers, as rows of the samples, and which answers are right."""
+    """Distinct queries and gallery items, as rows of the samples, and which are relevant."""
 
     queries: Codes  # (Q,) a row of each
-    answers: Codes  # (A,)
-    _items_of_queries: Any  # sparse (Q, items): what a query and its right answers share
-    _items_of_answers: Any  # sparse (items, A)
+    gallery: Codes  # (A,)
+    _labels_of_queries: Any  # sparse (Q, labels): what a query and its relevant items share
+    _labels_of_gallery: Any  # sparse (labels, A)
     without_self: bool
 
-    def right(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Return the right answers of queries start to stop, padded: columns and mask (B, T)."""
-        pairs = (self._items_of_queries[start:stop] @ self._items_of_answers).tocoo()
+    def relevant(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Return the relevant items of queries start to stop, padded: columns and mask (B, T)."""
+        pairs = (self._labels_of_queries[start:stop] @ self._labels_of_gallery).tocoo()
         rows, columns = pairs.row, pairs.col
         if self.without_self:
             others = columns != rows + start
@@ -127,33 +127,33 @@ class Matching:
 
 
 def match(
-    queries: Sequence[Codes], answers: Sequence[Codes], items: Codes | None = None
+    queries: Sequence[Codes], gallery: Sequence[Codes], labels: Codes | None = None
 ) -> Matching:
-    """Match queries and answers that stand in the same row or share an item: codes (N,) each.
+    """Match queries and items that stand in the same row or share a label: codes (N,) each.
 
-    Rows of equal codes are one query, or one answer. A query is what several modalities give if
+    Rows of equal codes are one query, or one item. A query is what several modalities give if
     `queries` has several codes.
     """
-    count = len(answers[0])
-    items = np.arange(count) if items is None else np.unique(items, return_inverse=True)[1]
+    count = len(gallery[0])
+    labels = np.arange(count) if labels is None else np.unique(labels, return_inverse=True)[1]
     first_query, query_of = _distinct(queries)
-    first_answer, answer_of = _distinct(answers)
-    width = int(items.max(initial=0)) + 1
+    first_item, item_of = _distinct(gallery)
+    width = int(labels.max(initial=0)) + 1
     return Matching(
         first_query,
-        first_answer,
-        _sparse(query_of, items, (len(first_query), width)),
-        _sparse(items, answer_of, (width, len(first_answer))),
+        first_item,
+        _sparse(query_of, labels, (len(first_query), width)),
+        _sparse(labels, item_of, (width, len(first_item))),
         without_self=False,
     )
 
 
-def match_others(content: Codes, items: Codes) -> Matching:
-    """Match each sample with the others that share its item, say its class; copies are one."""
+def match_others(content: Codes, labels: Codes) -> Matching:
+    """Match each sample with the others that share its label, say its class; copies are one."""
     first, place_of = _distinct([content])
-    items = np.unique(items, return_inverse=True)[1]
-    width = int(items.max(initial=0)) + 1
-    table = _sparse(place_of, items, (len(first), width))
+    labels = np.unique(labels, return_inverse=True)[1]
+    width = int(labels.max(initial=0)) + 1
+    table = _sparse(place_of, labels, (len(first), width))
     return Matching(first, first, table, table.T.tocsr(), without_self=True)
 
 
@@ -188,7 +188,7 @@ class Scores(NamedTuple):
     """Figures of each query (Q,), and the row of the samples at which it stands."""
 
     rows: NDArray[np.int64]
-    values: dict[str, NDArray[np.float64]]  # of NAMES, and `rank` of the first right answer
+    values: dict[str, NDArray[np.float64]]  # of NAMES, and `rank` of the first relevant item
 
 
 def retrieval_figures(
@@ -201,13 +201,13 @@ def retrieval_figures(
     """Return recall@1, 5, 10, median rank, MRR, mAP and nDCG@10 of every pair of modalities.
 
     `embeddings` maps each modality to (N, D); `present` (N, M) has its columns in that order, and
-    only samples that have both modalities count, as queries and as candidates. Names are
+    only samples that have both modalities count, as queries and as items. Names are
     `image_to_text.recall@1`; those without a direction are means over all directions.
 
     `content` holds codes (N,) by modality, `groups` codes (N,): samples of equal content are one
-    query and one answer, and an answer is right if its content is paired with the query's in any
-    sample, or in a sample of the same group. recall@k is the share of queries with a right answer
-    among the first k.
+    query and one item, and an item is relevant if its content is paired with the query's in any
+    sample, or in a sample of the same group. recall@k is the share of queries with a relevant
+    item among the first k.
     """
     by_direction = {
         direction: summary(scores)
@@ -260,8 +260,8 @@ def direction_scores(
             rows = np.flatnonzero(columns[first] & columns[second])
             if len(rows):
                 pair = ranks(embeddings[first][rows], embeddings[second][rows])
-                scores[f"{first}_to_{second}"] = _one_answer(rows, pair[0])
-                scores[f"{second}_to_{first}"] = _one_answer(rows, pair[1])
+                scores[f"{first}_to_{second}"] = _one_relevant(rows, pair[0])
+                scores[f"{second}_to_{first}"] = _one_relevant(rows, pair[1])
     else:
         pairs = [(tuple(n for n in embeddings if n != to), to) for to in embeddings]
         if not together:
@@ -272,9 +272,9 @@ def direction_scores(
             mask = np.logical_and.reduce([columns[name] for name in (*names, to)])
             if not mask.any():
                 continue
-            items = None if groups is None else groups.cpu().numpy()[mask]
+            labels = None if groups is None else groups.cpu().numpy()[mask]
             codes = [content_of(content, name, mask) for name in names]
-            matching = match(codes, [content_of(content, to, mask)], items)
+            matching = match(codes, [content_of(content, to, mask)], labels)
             query = sum(F.normalize(embeddings[n][mask].float(), dim=-1) for n in names)
             assert isinstance(query, Tensor)
             found = ranked(query, embeddings[to][mask], matching)
@@ -285,13 +285,13 @@ def direction_scores(
     return scores
 
 
-def ranked(queries: Tensor, answers: Tensor, matching: Matching) -> Scores:
-    """Score each distinct query by the ranks of its right answers: (N, D), (N, D).
+def ranked(queries: Tensor, gallery: Tensor, matching: Matching) -> Scores:
+    """Score each distinct query by the ranks of its relevant items: (N, D), (N, D).
 
-    Ties and NaN count against the right answers. Runs in blocks of queries.
+    Ties and NaN count against the relevant items. Runs in blocks of queries.
     """
     a = F.normalize(queries.float(), dim=-1)[matching.queries]
-    b = F.normalize(answers.float(), dim=-1)[matching.answers]
+    b = F.normalize(gallery.float(), dim=-1)[matching.gallery]
     parts: list[dict[str, Tensor]] = []
     size = max(1, CELLS // max(1, len(b)))
     for start in range(0, len(a), size):
@@ -299,14 +299,14 @@ def ranked(queries: Tensor, answers: Tensor, matching: Matching) -> Scores:
         cosines = a[start:stop] @ b.T
         if matching.without_self:
             cosines[torch.arange(stop - start), torch.arange(start, stop)] = -torch.inf
-        columns, mask = matching.right(start, stop)
-        parts.append(figures_of(right_ranks(cosines, columns.to(a.device), mask.to(a.device))))
+        columns, mask = matching.relevant(start, stop)
+        parts.append(figures_of(relevant_ranks(cosines, columns.to(a.device), mask.to(a.device))))
     values = {name: torch.cat([x[name] for x in parts]).cpu().numpy() for name in parts[0]}
-    answered = values["rank"] > 0  # a query without any right answer says nothing
-    return Scores(matching.queries[answered], {n: x[answered] for n, x in values.items()})
+    has_relevant = values["rank"] > 0  # a query without any relevant item says nothing
+    return Scores(matching.queries[has_relevant], {n: x[has_relevant] for n, x in values.items()})
 
 
-def _one_answer(rows: NDArray[np.int64], ranks: Tensor) -> Scores:
+def _one_relevant(rows: NDArray[np.int64], ranks: Tensor) -> Scores:
     figures = figures_of(ranks.cpu()[:, None])
     return Scores(rows, {name: x.numpy() for name, x in figures.items()})
 
@@ -348,12 +348,12 @@ def any_pair(present: Tensor) -> bool:
 def ranks(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     """Rank each row's partner by cosine, from 1, in both directions: (N, D) x 2 -> int32 (N,) x 2.
 
-    A rank counts the candidates that are at least as near, so ties and NaN count as misses. Runs
+    A rank counts the items that are at least as near, so ties and NaN count as misses. Runs
     in blocks of rows, so memory is bounded by `CELLS` similarities for any N.
     """
     a, b = (F.normalize(x.float(), dim=-1) for x in (first, second))
     threshold = (a * b).sum(-1) - TIE
-    # N minus the number of farther candidates; counting in 32 bits halves the time.
+    # N minus the number of farther items; counting in 32 bits halves the time.
     forward, backward = (torch.full_like(threshold, len(a), dtype=torch.int32) for _ in range(2))
     size = max(1, CELLS // max(1, len(a)))
     for rows in torch.arange(len(a), device=a.device).split(size):
@@ -364,5 +364,5 @@ def ranks(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rank_figures(ranks: Tensor) -> dict[str, float]:
-    """Return recall@k, median rank, MRR, mAP and nDCG@10 of the only right answers' ranks (N,)."""
-    return summary(_one_answer(np.arange(len(ranks)), ranks))
+    """Return recall@k, median rank, MRR, mAP and nDCG@10 of the only relevant items' ranks (N,)."""
+    return summary(_one_relevant(np.arange(len(ranks)), ranks))

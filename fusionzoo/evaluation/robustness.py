@@ -86,53 +86,53 @@ def empty_cells(cells: Cells, severity: int, draw: np.random.Generator) -> dict[
 
 
 @corruption("image")
-def blur(picture: Tensor, severity: int, draw: Random) -> Tensor:
+def blur(image: Tensor, severity: int, draw: Random) -> Tensor:
     """Gaussian blur, sigma 0.5 to 8 % of the shorter side."""
     from PIL import ImageFilter
     from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
 
-    sigma = (0.005, 0.01, 0.02, 0.04, 0.08)[severity - 1] * min(picture.shape[1:])
-    return pil_to_tensor(to_pil_image(picture).filter(ImageFilter.GaussianBlur(sigma)))
+    sigma = (0.005, 0.01, 0.02, 0.04, 0.08)[severity - 1] * min(image.shape[1:])
+    return pil_to_tensor(to_pil_image(image).filter(ImageFilter.GaussianBlur(sigma)))
 
 
 @corruption("image")
-def noise(picture: Tensor, severity: int, draw: Random) -> Tensor:
+def noise(image: Tensor, severity: int, draw: Random) -> Tensor:
     """White noise, 4 to 40 % of full scale."""
     level = (0.04, 0.08, 0.14, 0.24, 0.4)[severity - 1] * 255
-    added = level * draw.standard_normal(tuple(picture.shape), dtype=np.float32)
-    return (picture + torch.from_numpy(added)).clamp(0, 255).to(torch.uint8)
+    added = level * draw.standard_normal(tuple(image.shape), dtype=np.float32)
+    return (image + torch.from_numpy(added)).clamp(0, 255).to(torch.uint8)
 
 
 @corruption("image")
-def jpeg(picture: Tensor, severity: int, draw: Random) -> Tensor:
+def jpeg(image: Tensor, severity: int, draw: Random) -> Tensor:
     """JPEG compression, quality 40 down to 3."""
     from PIL import Image
     from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
 
     stored = io.BytesIO()
-    to_pil_image(picture).save(stored, "JPEG", quality=(40, 25, 15, 7, 3)[severity - 1])
+    to_pil_image(image).save(stored, "JPEG", quality=(40, 25, 15, 7, 3)[severity - 1])
     return pil_to_tensor(Image.open(stored).convert("RGB"))
 
 
 @corruption("image")
-def occlusion(picture: Tensor, severity: int, draw: Random) -> Tensor:
+def occlusion(image: Tensor, severity: int, draw: Random) -> Tensor:
     """Cover 10 to 70 % of the area by a grey rectangle."""
     share = (0.1, 0.2, 0.35, 0.5, 0.7)[severity - 1]
-    _, height, width = picture.shape
+    _, height, width = image.shape
     tall, wide = round(height * share**0.5), round(width * share**0.5)
     top = int(draw.integers(height - tall + 1))
     left = int(draw.integers(width - wide + 1))
-    out = picture.clone()
+    out = image.clone()
     out[:, top : top + tall, left : left + wide] = 128
     return out
 
 
 @corruption("image")
-def contrast(picture: Tensor, severity: int, draw: Random) -> Tensor:
+def contrast(image: Tensor, severity: int, draw: Random) -> Tensor:
     """Reduce contrast to 60 down to 5 %, around the mean."""
     share = (0.6, 0.4, 0.25, 0.12, 0.05)[severity - 1]
-    mean = picture.float().mean()
-    return ((picture - mean) * share + mean).round().clamp(0, 255).to(torch.uint8)
+    mean = image.float().mean()
+    return ((image - mean) * share + mean).round().clamp(0, 255).to(torch.uint8)
 
 
 # ---- text
@@ -217,7 +217,7 @@ def gain(clip: Audio, severity: int, draw: Random) -> Audio:
 
 @corruption("audio")
 def silence(clip: Audio, severity: int, draw: Random) -> Audio:
-    """Silence a stretch of 15 to 95 % of the clip."""
+    """Silence a segment of 15 to 95 % of the clip."""
     count = len(clip.samples)
     length = int(count * (0.15, 0.35, 0.55, 0.75, 0.95)[severity - 1])
     start = int(draw.integers(count - length + 1))
@@ -254,9 +254,9 @@ LOST_PART |= {"vector": "dropout", "sequence": "dropout", "tabular": "empty_cell
 
 
 def corrupt(value: Any, kind: str, name: str, severity: int, seed: int = 0) -> Any:
-    """Corrupt one decoded value: `corrupt(picture, "image", "blur", 3)`.
+    """Corrupt one decoded value: `corrupt(image, "image", "blur", 3)`.
 
-    Of several pictures or clips each is corrupted, by a draw of its own.
+    Of several images or clips each is corrupted, by a draw of its own.
     """
     if isinstance(value, list):
         seeds = [seed, *(seed_of(seed, number) for number in range(1, len(value)))]

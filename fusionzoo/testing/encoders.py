@@ -22,7 +22,7 @@ from .checks import Checks, assert_registered
 Maker = Callable[..., Encoder]  # (freeze=, assets=) -> Encoder
 Inputs = dict[str, Tensor]
 WIDTH = 5  # of vectors, and of the steps of sequences
-PICTURES = ((40, 60), (70, 50), (64, 64))  # height, width
+SIZES = ((40, 60), (70, 50), (64, 64))  # height, width
 TEXTS = (("a cat", "a much longer line of text about cats", ""), ("to do", "quite another", "x"))
 CLIPS = ((16_000, 9_000), (22_050, 20_000), (16_000, 100))  # Hz, samples
 STEPS = (3, 6, 1)
@@ -50,7 +50,7 @@ def raw_values(encoder: Encoder, seed: int = 0) -> list[Any]:
     if encoder.kind == "image":
         return [
             torch.randint(0, 256, (3, height, width), generator=draw, dtype=torch.uint8)
-            for height, width in PICTURES
+            for height, width in SIZES
         ]
     if encoder.kind == "text":
         return list(TEXTS[seed % len(TEXTS)])

@@ -34,7 +34,7 @@ class ConvertConfig:
     data: Tree = option({}, "settings of the data set, as in train.py: --data.<setting>")
     plugins: str | list[str] = option("", PLUGINS)
     format: Literal["parquet", "webdataset"] = option("parquet", "of the shards")
-    prepare: bool = option(False, "store pictures at 256 px and sound as FLAC at 16 kHz")
+    prepare: bool = option(False, "store images at 256 px and audio as FLAC at 16 kHz")
     shard_mb: Count = option(256, "MB of a shard")
     nonfinite: Literal["raise", "zero"] = option(
         "raise", "features of a pickle that are infinite or NaN: an error, or zeros"

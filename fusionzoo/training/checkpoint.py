@@ -27,7 +27,7 @@ from fusionzoo.fsdp import (
 from fusionzoo.fusion import fusion_info
 from fusionzoo.identity import changes, data_identity
 from fusionzoo.model import RAW_KINDS, FusionModel, Moments, Standardise, encode_rows
-from fusionzoo.structures import quiet, seed_of
+from fusionzoo.structures import evaluating, seed_of
 from fusionzoo.worker_memory import make_loader
 
 from .loaders import num_workers
@@ -37,7 +37,7 @@ from .optim import autocast
 from .run_folder import Contents, read_newest, store_config, write
 from .trainer import Trainer
 
-MAX_SAMPLES = 10_000  # of a larger split, at random: a mean is then off by 1 % of the deviation
+MAX_SAMPLES = 10_000  # of a larger split, at random: a mean is then off by 1 % of the std
 
 
 def frozen_encoders(model: FusionModel) -> dict[str, Encoder]:
@@ -62,7 +62,7 @@ def standardise_frozen(
     encoders = frozen_encoders(module.model)
     if cfg.train.standardise == "off" or not encoders:
         return []
-    with quiet(module), autocast(cfg.train, trainer.world.device):
+    with evaluating(module), autocast(cfg.train, trainer.world.device):
         if sharded(module):
             # FSDP's first forward pass must be that of the outermost module.
             module(dummy_batch(module.model).to(trainer.world.device))
@@ -161,7 +161,7 @@ class State:
         if self.bad > most:
             raise FusionZooError(
                 f"{self.bad} steps in a row were not finite (--train.max_bad_steps {most}). The"
-                f" last: {cause}. A lower --optim.lr, or mending those samples, may help"
+                f" last: {cause}. A lower --optim.lr, or fixing those samples, may help"
             )
 
     def refit(self, epoch_steps: int) -> list[str]:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from fusionzoo.config import TrainConfig
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed import World, catch_signals, exit_code, from_main, gather
-from fusionzoo.evaluation.retrieval import GROUP, answer_keys, any_pair, retrieval_figures
+from fusionzoo.evaluation.retrieval import GROUP, any_pair, relevance_labels, retrieval_figures
 from fusionzoo.fsdp import sharded
 from fusionzoo.structures import Batch, StepContext
 from fusionzoo.training import checkpoint, soup
@@ -71,7 +71,7 @@ def evaluate_module(
             continue
         tensors = _named_tensors(batch, output)
         if output.aligned and isinstance(loader.dataset, PairedDataset):
-            tensors |= answer_keys(loader.dataset).of(batch.ids)
+            tensors |= relevance_labels(loader.dataset).of(batch.ids)
         for name, tensor in tensors.items():
             collected.setdefault(name, []).append(tensor)
         after_batch()

@@ -18,8 +18,8 @@ from fusionzoo.structures import (
     FusionOutput,
     Sample,
     StepContext,
+    evaluating,
     keep_only,
-    quiet,
     seed_of,
 )
 
@@ -181,7 +181,7 @@ def freeze_unused(objective: Objective) -> list[str]:
     two samples with all modalities present.
     """
     batch = dummy_batch(objective.model)
-    with quiet(objective):
+    with evaluating(objective):
         for phase in range(len(objective.model.fusion.phases)):
             context = StepContext(phase=phase, rows=torch.zeros(2, dtype=torch.int64))
             output = objective(batch, context)

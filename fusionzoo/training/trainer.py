@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from fusionzoo.config import RunConfig
 from fusionzoo.distributed import Heap, World, broadcast_from_main, gather, total, wrap
 from fusionzoo.fsdp import sharded
-from fusionzoo.structures import FIRST_STEP, Batch, Features, StepContext, quiet
+from fusionzoo.structures import FIRST_STEP, Batch, Features, StepContext, evaluating
 
 from .balance import Balance, LossTerm, MeanLoss
 from .balance.base import RestartsSchedule, TwoPassBackward
@@ -148,7 +148,7 @@ def first_cause(objective: Objective, batches: Sequence[Batch]) -> str | None:
     """
     gradients = [name for name, p in objective.named_parameters() if _not_finite(p.grad)]
     # Every batch is run, since processes that share weights must run the same.
-    with quiet(objective):
+    with evaluating(objective):
         causes = [(_bad_input(batch), _bad_layer(objective, batch)) for batch in batches]
     for input_cause, layer_cause in causes:
         if input_cause or layer_cause:

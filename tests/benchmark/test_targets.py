@@ -101,7 +101,7 @@ def test_folds_of_numbers_have_all_sizes_of_them(tmp_path: Path) -> None:
     bench, _ = open_bench(config(tmp_path, "regression"))
     assert isinstance(bench.scheme, tuple)
     means = [bench.targets[fold.test].mean().item() for fold in bench.folds]
-    assert max(means) - min(means) < 0.2  # of a deviation
+    assert max(means) - min(means) < 0.2  # of a standard deviation
 
 
 def test_fusions_of_class_probabilities_are_left_out_or_an_error(tmp_path: Path) -> None:

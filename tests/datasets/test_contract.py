@@ -83,7 +83,7 @@ def write_mfeat(root: Path) -> None:
 
 
 def write_stamps(root: Path) -> None:
-    """Two classes of twenty pictures; some are described, some spoken."""
+    """Two classes of twenty images; some are described, some spoken."""
     for label in ("animals", "food"):
         for number in range(20):
             stem = root / label / f"{chr(ord('a') + number)}thing"

@@ -25,7 +25,7 @@ TINY += ["--encoders.image.size", "32", "--encoders.text.name", "chars"]
 
 
 class Pixel(Processor):
-    """The first pixel; a picture whose first pixel is 7 is refused."""
+    """The first pixel; an image whose first pixel is 7 is refused."""
 
     def __call__(self, value: Tensor, generator: torch.Generator | None = None) -> Item:
         if int(value[0, 0, 0]) == 7:
@@ -37,7 +37,7 @@ class Pixel(Processor):
 
 
 def manifest(folder: Path, rows: int = 40, missing: Any = range(0), sevens: Any = ()) -> str:
-    """Write pictures and texts, but for the rows in `missing`."""
+    """Write images and texts, but for the rows in `missing`."""
     lines = ["id,split,target,image,text"]
     for row in range(rows):
         split = ("train", "train", "val", "test")[row // 2 % 4]

@@ -20,7 +20,7 @@ from fusionzoo.errors import FusionZooError
 
 
 def products(number: int = 6, **changes: Any) -> list[dict[str, Any]]:
-    """A picture and a description of each product; its id is the product."""
+    """An image and a description of each product; its id is the product."""
     return [
         {
             "id": f"p{n}",

@@ -215,7 +215,7 @@ def test_the_middle_frame_of_a_clip_is_read(tmp_path: Path) -> None:
         ("hateful-memes", "1 rows of test_seen.jsonl without a label"),
         ("ave", "3 of 6 clips without a file"),
         ("vggsound", "1 of 43 clips without a file"),
-        ("flickr8k", "1 captions of pictures in no split"),
+        ("flickr8k", "1 captions of images in no split"),
     ],
 )
 def test_the_summary_says_what_was_left_out(name: str, note: str, tmp_path: Path) -> None:

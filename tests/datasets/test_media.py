@@ -1,4 +1,4 @@
-"""Whatever the file, a picture is RGB uint8, a clip mono float32, or one clear error."""
+"""Whatever the file, an image is RGB uint8, a clip mono float32, or one clear error."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import soundfile
 import torch
 from PIL import Image
 
+from fusionzoo.datasets.audio import decode_audio
 from fusionzoo.datasets.media import decode, decode_image, decode_text, jpeg_size
-from fusionzoo.datasets.sound import decode_audio
 from fusionzoo.errors import FusionZooError
 
 RED = (200, 30, 40)

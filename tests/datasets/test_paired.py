@@ -321,7 +321,7 @@ def test_modalities_may_be_selected_and_dropped_at_random(tmp_path: Path) -> Non
 def test_a_selection_keeps_the_classes_so_that_models_stay_comparable(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "data.csv", edit(ROWS, 2, 2, "emu"))
     data = create_dataset("manifest", root=path, modalities="image")
-    assert data.classes == ["cat", "dog", "emu"]  # though no picture of an emu is left
+    assert data.classes == ["cat", "dog", "emu"]  # though no image of an emu is left
     assert data.targets.tolist() == [0, 1, 1, 0]
     with pytest.raises(FusionZooError, match="no sample has audio"):
         create_dataset("manifest", root=path).split("test").select("audio")

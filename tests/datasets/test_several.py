@@ -1,4 +1,4 @@
-"""Several pictures or clips in a sample: lists, patterns, segments, and their batches."""
+"""Several images or clips in a sample: lists, patterns, segments, and their batches."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from PIL import Image
 
 import fusionzoo as fz
 from fusionzoo.datasets import Collate
+from fusionzoo.datasets.audio import Segment
 from fusionzoo.datasets.media import decode
 from fusionzoo.datasets.paths import collecting
 from fusionzoo.datasets.shards.writers import stored_value
-from fusionzoo.datasets.sound import Stretch
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.encoders import create_encoder
 from fusionzoo.encoders.audio import WaveProcessor
@@ -135,7 +135,7 @@ def test_a_missing_file_of_a_list_and_a_wrong_list_are_named(root: Path) -> None
     with pytest.raises(FusionZooError, match=r"row 1, sample 'x': image file .*gone\.png does not"):
         fz.create_dataset(write(root, [{"id": "x", "image": ["frames/1.png", "gone.png"]}]))
     with pytest.raises(
-        FusionZooError, match="image is of pictures or clips, and its cells are lists"
+        FusionZooError, match="image is of images or clips, and its cells are lists"
     ):
         fz.create_dataset(write(root, [{"id": "x", "image": [1.0, 2.0]}]))
     with pytest.raises(FusionZooError, match=r"item 2 of 2: .*a\.wav cannot be read as an image"):
@@ -156,7 +156,7 @@ def test_segments_read_their_stretch_of_a_clip(root: Path, monkeypatch: Any) -> 
     assert torch.equal(parts[1], whole[-RATE // 2 :])
     assert any("segments of audio by 'start' and 'end'" in line for line in data_summary(data))
     assert data.lengths()[0] < data.lengths()[2]
-    monkeypatch.setattr("fusionzoo.datasets.sound.MAX_READ_AT_ONCE", 100)
+    monkeypatch.setattr("fusionzoo.datasets.audio.MAX_READ_AT_ONCE", 100)
     lazy = data[0].values["audio"]
     assert lazy.frames == RATE // 2
     assert torch.equal(lazy.read(10, 50), whole[RATE + 10 : RATE + 60])
@@ -219,7 +219,7 @@ def test_a_manifest_of_lists_and_segments_is_written_and_read_again(root: Path) 
 
 
 @pytest.mark.parametrize(
-    ("value", "prepare"), [(Stretch(Path("a.mp4"), 1.0), False), (Path("a.mp4"), True)]
+    ("value", "prepare"), [(Segment(Path("a.mp4"), 1.0), False), (Path("a.mp4"), True)]
 )
 def test_shards_refuse_frames_of_videos(value: Any, prepare: bool) -> None:
     with pytest.raises(FusionZooError, match="shards hold whole videos, not parts or frames"):

@@ -1,4 +1,4 @@
-"""Lists of pictures and clips in shards: Parquet has lists of bytes, a tar numbered members."""
+"""Lists of images and clips in shards: Parquet has lists of bytes, a tar numbered members."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SMALL = {"shard_mb": 1, "block_mb": 0.002}  # several blocks
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with rows.jsonl: 0 to 3 pictures and 0 to 2 clips per sample, and one `icon`."""
+    """A folder with rows.jsonl: 0 to 3 images and 0 to 2 clips per sample, and one `icon`."""
     folder = tmp_path_factory.mktemp("rows")
     draw = np.random.default_rng(0)
     lines = []

@@ -51,7 +51,7 @@ class Row(NamedTuple):
     audio: np.ndarray | None  # float32 (n,)
     vector: np.ndarray | None  # float32 (WIDTH,)
 
-    png: bytes | None  # the picture as a file
+    png: bytes | None  # the image as a file
     wav: bytes | None  # the clip as a file, exact
 
     @property
@@ -207,7 +207,7 @@ def parquet_of_paths(folder: Path, rows: Sequence[Row]) -> PairedDataset:
 
 
 def embedded(rows: Sequence[Row]) -> pa.Table:
-    """Return a table with pictures and clips as `{bytes, path}`, vectors as lists."""
+    """Return a table with images and clips as `{bytes, path}`, vectors as lists."""
 
     def media(contents: bytes | None) -> dict[str, Any] | None:
         return None if contents is None else {"bytes": contents, "path": "elsewhere.bin"}
@@ -435,7 +435,7 @@ def separate_sources(folder: Path, rows: Sequence[Row]) -> PairedDataset:
 
 
 def command_line_join(folder: Path, rows: Sequence[Row]) -> PairedDataset:
-    """A manifest of pictures and texts, joined with one of clips and vectors."""
+    """A manifest of images and texts, joined with one of clips and vectors."""
     cells = write_files(folder, rows)
     halves = {"left": ("image", "text"), "right": ("audio", "vector")}
     for name, half in halves.items():

@@ -1,4 +1,4 @@
-"""Videos: pictures at uniformly spaced times and the sound, equal to folders of frames and WAV."""
+"""Videos: images at uniformly spaced times and the sound, equal to folders of frames and WAV."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from PIL import Image
 
 import fusionzoo as fz
 from fusionzoo.datasets import Collate
+from fusionzoo.datasets.audio import Segment
 from fusionzoo.datasets.media import decode
-from fusionzoo.datasets.sound import Stretch
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.encoders.audio import WaveProcessor
 from fusionzoo.encoders.image import ImageProcessor
@@ -47,7 +47,7 @@ def make_clip(label: str, draw: np.random.Generator) -> tuple[np.ndarray, np.nda
 
 
 def write_video(path: Path, frames: np.ndarray, wave: np.ndarray | None) -> None:
-    """Write a lossless MOV: PNG pictures and, unless `wave` is None, PCM sound."""
+    """Write a lossless MOV: PNG images and, unless `wave` is None, PCM sound."""
     with av.open(str(path), "w") as container:
         stream = container.add_stream("png", rate=FPS)
         stream.height, stream.width, stream.pix_fmt = (*frames.shape[1:3], "rgb24")
@@ -126,9 +126,9 @@ def test_video_files_and_folders_of_frames_give_the_same_tensors(tmp_path: Path)
 def test_pictures_stand_in_the_middles_of_equal_parts(clip: Any) -> None:
     path, frames, _ = clip
     assert_pictures(decode("image", path), frames[[1, 3, 6, 8, 11, 13, 16, 18]])
-    assert_pictures(decode("image", Stretch(path, frames=3)), frames[[3, 10, 16]])
-    assert_pictures(decode("image", Stretch(path, frames=50)), frames)  # each once
-    assert torch.equal(decode("image", Stretch(path, frames=1)), tensors(frames)[10])
+    assert_pictures(decode("image", Segment(path, frames=3)), frames[[3, 10, 16]])
+    assert_pictures(decode("image", Segment(path, frames=50)), frames)  # each once
+    assert torch.equal(decode("image", Segment(path, frames=1)), tensors(frames)[10])
     assert_pictures(decode("image", path.read_bytes()), frames[[1, 3, 6, 8, 11, 13, 16, 18]])
 
 
@@ -137,7 +137,7 @@ def test_the_sound_of_a_video_is_that_of_the_same_samples_in_a_wav(clip: Any) ->
     sound = decode("audio", path)
     assert sound.rate == RATE
     assert torch.equal(sound.samples, decode("audio", (wave, RATE)).samples)
-    part = decode("audio", Stretch(path, 0.5, 1.25))
+    part = decode("audio", Segment(path, 0.5, 1.25))
     assert torch.equal(part.samples, sound.samples[4000:10_000])
 
 
@@ -170,13 +170,13 @@ def test_far_parts_of_a_long_video_are_sought(tmp_path: Path, monkeypatch: Any) 
     wave = np.random.default_rng(0).integers(-9000, 9000, RATE * 60).astype(np.int16)
     write_video(path, frames, wave)
     decoded = count_frames(monkeypatch)
-    pictures = decode("image", Stretch(path, 40.0, 44.0, 4))
+    pictures = decode("image", Segment(path, 40.0, 44.0, 4))
     assert [int(picture[0, 0, 0]) for picture in pictures] == [
         n % 251 for n in (405, 415, 425, 435)
     ]
     assert len(decoded) < 60
     sound = decode("audio", path)  # 480,000 samples at once
-    monkeypatch.setattr("fusionzoo.datasets.sound.MAX_READ_AT_ONCE", 10_000)
+    monkeypatch.setattr("fusionzoo.datasets.audio.MAX_READ_AT_ONCE", 10_000)
     lazy = decode("audio", path)
     assert lazy.frames == len(wave)
     decoded.clear()
@@ -219,7 +219,7 @@ def count_frames(monkeypatch: Any) -> list[Any]:
 
 def test_a_video_without_sound_or_pictures_is_one_clear_error(tmp_path: Path, clip: Any) -> None:
     write_video(tmp_path / "mute.mov", clip[1], None)
-    with pytest.raises(FusionZooError, match=r"mute\.mov has no sound: leave its cell empty"):
+    with pytest.raises(FusionZooError, match=r"mute\.mov has no audio: leave its cell empty"):
         decode("audio", tmp_path / "mute.mov")
     assert len(decode("image", tmp_path / "mute.mov")) == 8
     with av.open(str(tmp_path / "sound.mkv"), "w") as container:
@@ -227,7 +227,7 @@ def test_a_video_without_sound_or_pictures_is_one_clear_error(tmp_path: Path, cl
         frame = av.AudioFrame.from_ndarray(clip[2][None], format="s16", layout="mono")
         frame.rate = RATE
         container.mux(stream.encode(frame))
-    with pytest.raises(FusionZooError, match=r"sound\.mkv has no pictures"):
+    with pytest.raises(FusionZooError, match=r"sound\.mkv has no frames"):
         decode("image", tmp_path / "sound.mkv")
 
 
@@ -282,10 +282,10 @@ def test_videos_without_the_extra_say_what_to_install(clip: Any, monkeypatch: An
 def test_budgets_hold_for_videos_before_pictures_are_decoded(clip: Any, monkeypatch: Any) -> None:
     decoded = count_frames(monkeypatch)
     with pytest.raises(FusionZooError, match=r"too large: 1,001 items; .*--data.frames"):
-        decode("image", Stretch(clip[0], frames=1001))
+        decode("image", Segment(clip[0], frames=1001))
     from fusionzoo.datasets import budgets
 
-    for budget in ("pixels", "pixels of all pictures", "video file", "rate"):
+    for budget in ("pixels", "pixels of all images", "video file", "rate"):
         small = {budget: budgets.Budget(limit=10, unit="units", advice="less")}
         monkeypatch.setattr(budgets, "BUDGETS", {**budgets.BUDGETS, **small})
         with pytest.raises(FusionZooError, match="too large"):
@@ -310,7 +310,7 @@ def test_a_rotated_video_stands_upright(tmp_path: Path, clip: Any, monkeypatch: 
     original = video._tensor
     monkeypatch.setattr(video, "_tensor", lambda frame, name: original(Rotated(frame), name))
     assert_pictures(
-        decode("image", Stretch(path, frames=2)), np.rot90(frames[[5, 15]], 1, (1, 2)).copy()
+        decode("image", Segment(path, frames=2)), np.rot90(frames[[5, 15]], 1, (1, 2)).copy()
     )
 
 

@@ -18,8 +18,8 @@ import fusionzoo as fz
 from fusionzoo import FusionZooError
 from fusionzoo.cli import main
 from fusionzoo.embeddings.files import check_out, read_about
-from fusionzoo.tools.search.file import open_vectors
 from fusionzoo.tools.search.search import Searcher
+from fusionzoo.tools.search.vectors import open_vectors
 
 COUNT = 60
 NAMES = ("e.parquet", "shards", "e.npy", "e.lance")

@@ -154,7 +154,7 @@ def test_only_its_generator_is_drawn_from_and_it_pickles(
     set_augmentation(model.named_encoders(), 0)
 
 
-# ---- pictures
+# ---- images
 
 
 @pytest.mark.parametrize("change", [crop, rotate, change_colours, erase])

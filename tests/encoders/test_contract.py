@@ -50,7 +50,7 @@ TORCHAUDIO = [tiny.needs_torchaudio]
 SLOW = [
     "torchaudio",  # no bundle is small
     "hf-audio, CLAP",
-    "hf-clip-image",  # prepares pictures as hf-image does, and has the towers of hf-clip-text
+    "hf-clip-image",  # prepares images as hf-image does, and has the towers of hf-clip-text
     "hf-clip-text, CLAP",
     "hf-clip-text, SigLIP",
     "hf-image, class token",

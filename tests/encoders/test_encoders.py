@@ -307,7 +307,7 @@ def test_minilm_knows_what_words_mean(made: dict[str, Encoder]) -> None:
 
 
 def test_efficientnet_loads_by_position_and_sees() -> None:
-    """Real ImageNet weights: a picture's class survives mirroring, and differs from noise's."""
+    """Real ImageNet weights: an image's class survives mirroring, and differs from noise's."""
     settings = {**SCRATCH, "weights": EFFICIENTNET, "match": "position"}
     encoder = create_encoder("image", "timm/tf_efficientnet_lite0", **settings).eval()
     from sklearn.datasets import load_sample_images

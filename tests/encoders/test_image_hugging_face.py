@@ -1,4 +1,4 @@
-"""Vision models of transformers: pictures prepared as by their processors, patches as tokens."""
+"""Vision models of transformers: images prepared as by their processors, patches as tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 
 
 def picture(height: int, width: int) -> torch.Tensor:
-    """Make a picture of smooth colours with some noise."""
+    """Make an image of smooth colours with some noise."""
     draw = torch.Generator().manual_seed(0)
     coarse = torch.rand(1, 3, 5, 6, generator=draw)
     smooth = torch.nn.functional.interpolate(coarse, (height, width), mode="bicubic")[0]
@@ -121,7 +121,7 @@ def test_an_image_processor_that_does_more_is_refused_unless_replaced(tmp_path: 
 def test_pictures_of_varying_size_need_one(tmp_path: Path) -> None:
     varying = {"size": {"shortest_edge": 36}, "do_center_crop": False}
     folder = vit_with(tmp_path, "CLIPImageProcessor", varying)
-    with pytest.raises(FusionZooError, match="does not prepare pictures of one size"):
+    with pytest.raises(FusionZooError, match="does not prepare images of one size"):
         create_encoder("image", f"hf/{folder}")
     create_encoder("image", f"hf/{folder}", size=32)
 

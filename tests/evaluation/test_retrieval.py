@@ -12,7 +12,7 @@ from fusionzoo import create_dataset
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation import metrics, retrieval
 from fusionzoo.evaluation.retrieval import (
-    AnswerKeys,
+    RelevanceLabels,
     codes,
     direction_scores,
     intervals,
@@ -88,9 +88,9 @@ def test_without_a_pair_there_is_one_clear_error() -> None:
         retrieval_figures({"a": embedded(2), "b": embedded(2)}, present)
 
 
-def brute(queries: torch.Tensor, answers: torch.Tensor, right: torch.Tensor) -> list[list[float]]:
+def brute(queries: torch.Tensor, gallery: torch.Tensor, right: torch.Tensor) -> list[list[float]]:
     """AP, nDCG@10, first rank and its reciprocal by scikit-learn: right (Q, A) bool."""
-    cosines = torch.nn.functional.cosine_similarity(queries[:, None], answers[None], dim=-1)
+    cosines = torch.nn.functional.cosine_similarity(queries[:, None], gallery[None], dim=-1)
     rows = []
     for scores, relevant in zip(cosines.numpy(), right.numpy(), strict=True):
         first = 1 + int((scores > scores[relevant].max()).sum())
@@ -100,7 +100,7 @@ def brute(queries: torch.Tensor, answers: torch.Tensor, right: torch.Tensor) -> 
     return rows
 
 
-@pytest.mark.parametrize("classes", [10, 2])  # few right answers are counted, many are sorted
+@pytest.mark.parametrize("classes", [10, 2])  # few relevant items are counted, many are sorted
 @pytest.mark.parametrize("cells", [2**24, 700])
 def test_figures_equal_scikit_learns(
     classes: int, cells: int, monkeypatch: pytest.MonkeyPatch
@@ -108,28 +108,28 @@ def test_figures_equal_scikit_learns(
     monkeypatch.setattr(retrieval, "CELLS", cells)
     monkeypatch.setattr(metrics, "TIE", 0.0)
     count = 120
-    queries, answers = embedded(count), embedded(count) + 2 * embedded(count + 1)[:count]
-    items = np.arange(count) % classes
-    matching = match([np.arange(count)], [np.arange(count)], items)
-    scores = ranked(queries, answers, matching).values
-    right = torch.from_numpy(items[:, None] == items)
-    expected = np.array(brute(queries, answers, right))
+    queries, gallery = embedded(count), embedded(count) + 2 * embedded(count + 1)[:count]
+    labels = np.arange(count) % classes
+    matching = match([np.arange(count)], [np.arange(count)], labels)
+    scores = ranked(queries, gallery, matching).values
+    right = torch.from_numpy(labels[:, None] == labels)
+    expected = np.array(brute(queries, gallery, right))
     for column, name in enumerate(("map", "ndcg@10", "rank", "mrr")):
         np.testing.assert_allclose(scores[name], expected[:, column], rtol=1e-6)
     assert scores["recall@5"].mean() == (expected[:, 2] <= 5).mean()
 
 
 def test_copies_are_one_query_and_one_answer_and_every_partner_is_right() -> None:
-    pictures = torch.eye(4)[[0, 0, 1, 2]]  # the first two rows show the same picture
+    pictures = torch.eye(4)[[0, 0, 1, 2]]  # the first two rows show the same image
     texts = torch.eye(4)[[0, 3, 1, 2]]  # and have two texts, one of them far away
     present = torch.ones(4, 2, dtype=torch.bool)
     plain = retrieval_figures({"image": pictures, "text": texts}, present)
     assert plain["image_to_text.recall@1"] == 0.75
     content = {"image": torch.tensor([0, 0, 1, 2]), "text": torch.arange(4)}
     found = retrieval_figures({"image": pictures, "text": texts}, present, content=content)
-    assert found["image_to_text.recall@1"] == 1  # three pictures, each with a right text first
+    assert found["image_to_text.recall@1"] == 1  # three images, each with a relevant text first
     assert found["image_to_text.map"] == pytest.approx((2 + (1 + 2 / 4) / 2) / 3)
-    assert found["text_to_image.recall@1"] == 0.75  # four texts, three pictures
+    assert found["text_to_image.recall@1"] == 0.75  # four texts, three images
     assert found["text_to_image.mrr"] == pytest.approx((3 + 1 / 3) / 4)
 
 
@@ -192,11 +192,11 @@ def test_content_is_compared_by_cells_of_the_table() -> None:
         for i, t in enumerate("aab")
     ]
     dataset = create_dataset(rows)
-    keys = AnswerKeys(dataset)
+    keys = RelevanceLabels(dataset)
     texts = keys.of(["2", "0", "1"])["content/text"].tolist()
     assert texts[1] == texts[2] != texts[0]
     assert not keys.all_distinct
-    assert AnswerKeys(dataset.subset([1, 2])).of(["1"]) == {}
+    assert RelevanceLabels(dataset.subset([1, 2])).of(["1"]) == {}
 
 
 def test_vectors_of_equal_numbers_have_equal_codes() -> None:

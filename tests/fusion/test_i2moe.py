@@ -137,9 +137,9 @@ def test_moments_come_from_real_tokens_and_present_rows() -> None:
     moments.observe(tokens, pooled, x)
     for name, f in x.items():
         for kind, rows in (("tokens", f.tokens[f.mask]), ("pooled", f.pooled[f.mask.any(1)])):
-            mean, deviation = moments.of(f"{name}_{kind}")
+            mean, std = moments.of(f"{name}_{kind}")
             close(mean, rows.mean(0))
-            close(deviation, rows.std(0, unbiased=False))
+            close(std, rows.std(0, unbiased=False))
 
 
 def test_running_means_of_the_base_learn_from_features_and_not_from_noise() -> None:

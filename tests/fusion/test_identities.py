@@ -291,7 +291,7 @@ def test_without_values_cross_attention_leaves_the_asking_stream_to_itself() -> 
 
 
 def stream_gradient(fusion: Fusion) -> float:
-    """How much the other modality's stream depends on the picture's tokens."""
+    """How much the other modality's stream depends on the image's tokens."""
     given = features(full(2))
     x = given["image"].tokens.requires_grad_()
     fusion.null.data.zero_()

@@ -18,7 +18,7 @@ from PIL import Image
 
 from fusionzoo import create_dataset
 from fusionzoo.cli import main
-from fusionzoo.datasets.sound import AudioFile
+from fusionzoo.datasets.audio import AudioFile
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Audio
 from fusionzoo.tools.audit.audit import audit

@@ -66,7 +66,7 @@ def write(folder: Path, name: str, rotate: bool = False, order: Any = None) -> P
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two files of embeddings and the data behind them: pictures and texts, in groups of three."""
+    """Two files of embeddings and the data behind them: images and texts, in groups of three."""
     image = pytest.importorskip("PIL.Image")
     folder = tmp_path_factory.mktemp("report")
     for row in range(COUNT):

@@ -19,10 +19,10 @@ import fusionzoo as fz
 from fusionzoo import FusionZooError
 from fusionzoo.cli import main
 from fusionzoo.embeddings.extract import model_digest
-from fusionzoo.tools.search import file as vector_file
 from fusionzoo.tools.search import index as vector_index
-from fusionzoo.tools.search.file import nearest, open_vectors
+from fusionzoo.tools.search import vectors as vector_file
 from fusionzoo.tools.search.search import Searcher, check_same_space
+from fusionzoo.tools.search.vectors import nearest, open_vectors
 from fusionzoo.tools.search.where import Where
 
 Write = Callable[..., Path]
@@ -261,7 +261,7 @@ def test_files_of_two_models_are_not_compared(write: Write) -> None:
 
 @pytest.fixture(scope="module")
 def stamps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A model with a common space, and what it embeds of a table of texts, pictures and sounds."""
+    """A model with a common space, and what it embeds of a table of texts, images and sounds."""
     soundfile, image = pytest.importorskip("soundfile"), pytest.importorskip("PIL.Image")
     folder = tmp_path_factory.mktemp("media")
     rows, rng = [], np.random.default_rng(0)
@@ -379,7 +379,7 @@ def test_a_block_has_at_most_the_rows_that_were_asked_for(write: Write) -> None:
 
 
 def incomplete(write: Write, flags: bool = True, images: int = 1800) -> Path:
-    """Write texts and pictures of shared contents, each modality with an offset of its own."""
+    """Write texts and images of shared contents, each modality with an offset of its own."""
     rng = np.random.default_rng(0)
     contents, offsets = drawn(2000, 32), 8 * drawn(2, 32, seed=1) / 32**0.5
     noise = drawn(4000, 32, seed=2).reshape(2, 2000, 32)

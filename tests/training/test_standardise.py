@@ -108,10 +108,10 @@ def test_training_features_of_frozen_encoders_are_centred_and_of_one_length(
             torch.testing.assert_close(rows.mean(0), torch.zeros(rows.shape[1]), atol=1e-3, rtol=0)
             length = rows.square().sum(1).mean().sqrt().item()
             assert length == pytest.approx(LENGTH, rel=1e-3)
-    # Columns of vectors each by its own deviation; the constant one is only centred.
-    deviations = features["raw"].pooled[features["raw"].mask.any(1)].std(0, correction=0)
+    # Columns of vectors each by its own std; the constant one is only centred.
+    stds = features["raw"].pooled[features["raw"].mask.any(1)].std(0, correction=0)
     torch.testing.assert_close(
-        deviations, torch.tensor([1.0, 1, 1, 0]) * LENGTH / 3**0.5, rtol=1e-3, atol=1e-3
+        stds, torch.tensor([1.0, 1, 1, 0]) * LENGTH / 3**0.5, rtol=1e-3, atol=1e-3
     )
 
 

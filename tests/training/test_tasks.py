@@ -19,7 +19,7 @@ from fusionzoo.fusion import list_fusions
 from fusionzoo.model import UnimodalHeads, create_model
 from fusionzoo.scripts.embed import main as embed
 from fusionzoo.scripts.train import main as train
-from fusionzoo.structures import Batch, Labels, Prediction, StepContext, quiet
+from fusionzoo.structures import Batch, Labels, Prediction, StepContext, evaluating
 from fusionzoo.targets import AnyOf, Level, Number, OneOf
 from fusionzoo.testing.fusions import full
 from fusionzoo.training.multitask import Tasks, plain_tasks
@@ -514,7 +514,7 @@ def test_no_fusion_learns_the_class_of_a_row_whose_class_weighs_nothing(name: st
         batch = Batch([str(i) for i in range(8)], inputs, full(8, 2), torch.tensor(labels))
         objective.memory = model.fusion.prepare(torch.arange(8) % 3)
         torch.manual_seed(0)
-        with quiet(objective):
+        with evaluating(objective):
             losses.append(objective(batch, StepContext(rows=torch.arange(8))).loss)
     nothing, swapped, counts = losses
     torch.testing.assert_close(nothing, swapped)

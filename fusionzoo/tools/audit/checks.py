@@ -20,7 +20,7 @@ from fusionzoo.datasets.paths import paths_in
 from .scan import Facts, Finding, Scan, Values, by_share, counted, normalised, singles
 
 SILENT = 1e-3  # of full scale, -60 dB: the peak below which a clip is silent
-BLANK = 1.0  # grey levels of 255: standard deviation of the pixels of a blank picture
+BLANK = 1.0  # grey levels of 255: standard deviation of the pixels of a blank image
 FEW_LETTERS = 2  # a text with fewer is nearly empty, where others have words
 USUAL_WORDS = 3  # median length from which texts count as such others
 MAX_FILES = 1_000_000  # below the folder, when looking for files that no row names
@@ -72,7 +72,7 @@ def unreadable(scan: Scan) -> Iterator[Finding]:
                 modality=values.name,
                 message=f"{len(values.errors):,} of {counted(values.total, 'value')} cannot be"
                 f" decoded: {next(iter(values.errors.values()))}",
-                advice="mend the files; --data.on_error missing or skip trains without them",
+                advice="fix the files; --data.on_error missing or skip trains without them",
                 groups=singles(values.errors),
                 details=values.errors,
             )
@@ -86,7 +86,7 @@ def silent(scan: Scan) -> Iterator[Finding]:
 
 
 def blank(scan: Scan) -> Iterator[Finding]:
-    """Pictures of one colour; vectors and sequences of one number."""
+    """Images of one colour; vectors and sequences of one number."""
     for values in scan.values.values():
         if values.kind in ("text", "audio") or "spread" not in values.numbers:
             continue
@@ -94,7 +94,7 @@ def blank(scan: Scan) -> Iterator[Finding]:
         chosen = values.numbers["spread"] <= (BLANK if is_image else 0.0)
         if not is_image:  # a single entry is always constant
             chosen &= values.numbers["length"] * values.numbers["dim"] > 1
-        noun = "pictures are of one colour" if is_image else "values are constant"
+        noun = "images are of one colour" if is_image else "values are constant"
         yield from _few(values, chosen, "blank", noun)
 
 
@@ -469,8 +469,8 @@ MAX_CLASSES = 30  # rows of a table
 BINS = 8  # of a histogram
 MEASURES = {  # kind -> (number, title, unit)
     "text": (("words", "words of a text"),),
-    "audio": (("seconds", "seconds of a sound"),),
-    "image": (("width", "width of a picture, pixels"), ("height", "height of a picture, pixels")),
+    "audio": (("seconds", "seconds of a clip"),),
+    "image": (("width", "width of an image, pixels"), ("height", "height of an image, pixels")),
     "sequence": (("length", "steps of a sequence"),),
 }
 
@@ -497,7 +497,7 @@ def class_table(scan: Scan) -> Iterator[Facts]:
 
 
 def length_tables(scan: Scan) -> Iterator[Facts]:
-    """Histograms of text lengths, durations and picture sizes."""
+    """Histograms of text lengths, durations and image sizes."""
     for values in scan.values.values():
         for key, title in MEASURES.get(values.kind, ()):
             if len(values.rows):

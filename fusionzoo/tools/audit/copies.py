@@ -98,22 +98,22 @@ def _parts(pairs: Pairs, size: int) -> list[Pairs]:
     return [pairs[start : start + size] for start in range(0, len(pairs), size)]
 
 
-LEAST_IMAGE = 0.95  # cosine of two pictures' grey cells
+LEAST_IMAGE = 0.95  # cosine of two images' grey cells
 MOST_COLOUR = 14.0  # mean difference of their colours, grey levels of 255
 MOST_ASPECT = 0.05  # difference of the logarithms of their aspect ratios
-LEAST_SOUND = 0.9  # cosine of two sounds' fingerprints
+LEAST_AUDIO = 0.9  # cosine of two clips' fingerprints
 MOST_SECONDS = 0.1  # difference of the logarithms of their durations without quiet ends
 LEAST_TEXT = 0.7  # share of common pieces of two texts (Jaccard index)
 LEAST_MINHASH = 0.5  # its estimate, which has a standard deviation of 0.06
 MIN_WORDS = 5  # texts of fewer words are expected to recur
-KINDS = {"image": "pictures", "text": "texts", "audio": "sounds"}
+KINDS = {"image": "images", "text": "texts", "audio": "clips"}
 ADVICE = "keep copies in one split, with a column `group` or --data.group_column"
 
 
 def duplicates(scan: Scan) -> Iterator[Finding]:
     """Contents that occur in several splits: exactly, or nearly.
 
-    An error where a picture or a whole sample is copied, or where more than 5 % of val and test
+    An error where an image or a whole sample is copied, or where more than 5 % of val and test
     have a copy elsewhere; else a warning: people write the same sentence twice.
     """
     reported: list[tuple[int, ...]] = []
@@ -245,7 +245,7 @@ def _exact_pairs(values: Values) -> Pairs:
 
 
 def _comparable(values: Values) -> NDArray[np.bool_]:
-    """Leave out values that say too little: blank pictures, silence, short texts."""
+    """Leave out values that say too little: blank images, silence, short texts."""
     numbers = values.numbers
     if values.kind == "text":
         return numbers["words"] >= MIN_WORDS
@@ -268,7 +268,7 @@ def near_pairs(values: Values) -> Pairs:
     is_copy = np.zeros(len(values.rows), bool)
     is_copy[exact[:, 1]] = True
     positions = np.flatnonzero(_comparable(values) & ~is_copy)
-    find = {"image": _near_images, "audio": _near_sounds, "text": _near_texts}[values.kind]
+    find = {"image": _near_images, "audio": _near_clips, "text": _near_texts}[values.kind]
     pairs = positions[find(values, positions)] if len(positions) > 1 else exact[:0]
     return np.concatenate([exact, pairs]) if len(pairs) else exact
 
@@ -284,9 +284,9 @@ def _near_images(values: Values, positions: NDArray[np.int64]) -> Pairs:
     return pairs[alike & (np.abs(aspect[first] - aspect[second]) <= MOST_ASPECT)]
 
 
-def _near_sounds(values: Values, positions: NDArray[np.int64]) -> Pairs:
+def _near_clips(values: Values, positions: NDArray[np.int64]) -> Pairs:
     assert values.prints is not None
-    pairs, _ = near_vectors(values.prints[positions], LEAST_SOUND)
+    pairs, _ = near_vectors(values.prints[positions], LEAST_AUDIO)
     seconds = np.log(np.maximum(values.numbers["active"][positions], 1e-3))
     return pairs[np.abs(seconds[pairs[:, 0]] - seconds[pairs[:, 1]]) <= MOST_SECONDS]
 

@@ -26,11 +26,11 @@ from .scan import Finding, Report, Scan
 SIDE = 160  # pixels of a thumbnail's longer side
 POINTS = 120  # of a waveform
 MAX_CHARACTERS = 400  # of a text
-MAX_READ = 30  # seconds of a sound that are drawn
+MAX_READ = 30  # seconds of a clip that are drawn
 
 
 @dataclass(frozen=True)
-class Picture:
+class Preview:
     """One value as it is shown; the fields that do not apply are empty."""
 
     modality: str
@@ -61,14 +61,14 @@ class Picture:
 
 def show_sample(
     dataset: PairedDataset, row: int, modalities: list[str] | None = None
-) -> list[Picture]:
-    """Return the pictures of a sample's values, of those in `modalities` that it has."""
+) -> list[Preview]:
+    """Return the previews of a sample's values, of those in `modalities` that it has."""
     names = [name for name in dataset.modalities if modalities is None or name in modalities]
-    pictures = (_show(dataset, name, row) for name in names)
-    return [picture for picture in pictures if picture is not None]
+    previews = (_show(dataset, name, row) for name in names)
+    return [preview for preview in previews if preview is not None]
 
 
-def _show(dataset: PairedDataset, name: str, row: int) -> Picture | None:
+def _show(dataset: PairedDataset, name: str, row: int) -> Preview | None:
     reference = dataset.reference(name, row)
     if reference is None:
         return None
@@ -83,28 +83,28 @@ def _show(dataset: PairedDataset, name: str, row: int) -> Picture | None:
         if kind == "audio":
             return show_clip(name, first, more)
     except (FusionZooError, OSError, ValueError, RuntimeError) as error:
-        return Picture(name, problem=one_line(error))
+        return Preview(name, problem=one_line(error))
     if kind == "text":
         text = value if len(value) <= MAX_CHARACTERS else value[:MAX_CHARACTERS] + " ..."
         words = len(value.split())
-        return Picture(name, text=text, caption=f"{words:,} word{'' if words == 1 else 's'}")
+        return Preview(name, text=text, caption=f"{words:,} word{'' if words == 1 else 's'}")
     array = np.asarray(value)
     if not array.ndim or array.dtype.kind not in "fiub":
-        return Picture(name, text=str(value)[:MAX_CHARACTERS], caption=kind)
+        return Preview(name, text=str(value)[:MAX_CHARACTERS], caption=kind)
     shown = ", ".join(f"{x:.3g}" for x in array.ravel()[:8]) + ", ..." * (array.size > 8)
-    return Picture(name, text=shown, caption=f"{kind} {' x '.join(map(str, array.shape))}")
+    return Preview(name, text=shown, caption=f"{kind} {' x '.join(map(str, array.shape))}")
 
 
-def show_image(name: str, image: torch.Tensor, more: str = "") -> Picture:
+def show_image(name: str, image: torch.Tensor, more: str = "") -> Preview:
     """Show uint8 (3, H, W)."""
     from PIL import Image
 
     pixels = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
     pixels.thumbnail((SIDE, SIDE))
-    return Picture(name, image=pixels, caption=f"{image.shape[2]} x {image.shape[1]} pixels{more}")
+    return Preview(name, image=pixels, caption=f"{image.shape[2]} x {image.shape[1]} pixels{more}")
 
 
-def show_clip(name: str, clip: Clip, more: str = "") -> Picture:
+def show_clip(name: str, clip: Clip, more: str = "") -> Preview:
     """Show the first seconds of a clip."""
     count = min(clip.frames, MAX_READ * clip.rate)
     samples = clip.read(0, count).numpy()
@@ -113,7 +113,7 @@ def show_clip(name: str, clip: Clip, more: str = "") -> Picture:
         [np.minimum.reduceat(samples, edges[:-1]), np.maximum.reduceat(samples, edges[:-1])], axis=1
     )
     seconds = f"{clip.frames / clip.rate:.2f} s, {clip.rate:,} Hz"
-    return Picture(name, wave=wave, caption=f"{seconds}, peak {np.abs(samples).max():.3f}{more}")
+    return Preview(name, wave=wave, caption=f"{seconds}, peak {np.abs(samples).max():.3f}{more}")
 
 
 MAX_GROUPS = 12  # of a finding on the page
@@ -128,7 +128,7 @@ NAMES = {  # of findings, as titles of the page and the table
     "column": "columns of one name",
     "file": "files out of place",
     "unreadable": "unreadable values",
-    "silent": "silent sounds",
+    "silent": "silent clips",
     "blank": "blank values",
     "near_empty_text": "nearly empty texts",
     "encoding_damage": "encoding damage",
@@ -212,7 +212,7 @@ def _sample(scan: Scan, row: int, names: list[str] | None, detail: str = "") -> 
         "split": scan.splits[row],
         "label": "" if label is None else str(label),
         "detail": detail,
-        "pictures": show_sample(scan.dataset, row, names),
+        "previews": show_sample(scan.dataset, row, names),
     }
 
 
@@ -273,7 +273,7 @@ def write_contact_sheet(scan: Scan, rows: list[int], path: Path) -> None:
 
 
 def draw_sheet(scan: Scan, rows: list[int]) -> Any:
-    """Draw some rows as one picture, a grid that is about square."""
+    """Draw some rows as one image, a grid that is about square."""
     from PIL import Image
 
     cells = [_draw_sample(scan, row) for row in rows]
@@ -295,43 +295,43 @@ def draw_sheet(scan: Scan, rows: list[int]) -> Any:
 def _draw_sample(scan: Scan, row: int) -> Any:
     from PIL import Image, ImageDraw
 
-    pictures = show_sample(scan.dataset, row)
+    previews = show_sample(scan.dataset, row)
     canvas = Image.new("RGB", (CELL, 4000), SOFT)
     draw = ImageDraw.Draw(canvas)
     label = "" if scan.labels[row] is None else str(scan.labels[row])
     top = _draw_lines(draw, wrap(scan.ids[row], 36)[:2], 8, INK)
     facts = " · ".join(x for x in (f"row {scan.row_number(row)}", scan.splits[row], label) if x)
     top = _draw_lines(draw, wrap(facts, 36)[:2], top, FAINT)
-    for picture in pictures:
-        top = _draw_picture(canvas, draw, picture, top + 6)
-    if not pictures:
+    for preview in previews:
+        top = _draw_preview(canvas, draw, preview, top + 6)
+    if not previews:
         top = _draw_lines(draw, ["no value"], top, FAINT)
     return canvas.crop((0, 0, CELL, top + 8))
 
 
-def _draw_picture(canvas: Any, draw: Any, picture: Picture, top: int) -> int:
+def _draw_preview(canvas: Any, draw: Any, preview: Preview, top: int) -> int:
     """Draw one value; return where the next one begins."""
-    if picture.problem:
-        lines = wrap(f"{picture.modality} cannot be decoded: {picture.problem}", 40)
+    if preview.problem:
+        lines = wrap(f"{preview.modality} cannot be decoded: {preview.problem}", 40)
         return _draw_lines(draw, lines[:MAX_LINES], top, FAINT)
-    if picture.image is not None:
-        scale = max(1, SIDE // max(picture.image.size) // 2)  # small pictures are enlarged
-        size = (picture.image.width * scale, picture.image.height * scale)
-        canvas.paste(picture.image.resize(size, 0), (8, top))
+    if preview.image is not None:
+        scale = max(1, SIDE // max(preview.image.size) // 2)  # small images are enlarged
+        size = (preview.image.width * scale, preview.image.height * scale)
+        canvas.paste(preview.image.resize(size, 0), (8, top))
         top += size[1] + 4
-    elif picture.wave is not None:
-        middle, scale = top + WAVE_HEIGHT / 2, WAVE_HEIGHT / 2 / max(0.05, abs(picture.wave).max())
-        step = (CELL - 16) / len(picture.wave)
-        for place, (low, high) in enumerate(picture.wave.tolist()):
+    elif preview.wave is not None:
+        middle, scale = top + WAVE_HEIGHT / 2, WAVE_HEIGHT / 2 / max(0.05, abs(preview.wave).max())
+        step = (CELL - 16) / len(preview.wave)
+        for place, (low, high) in enumerate(preview.wave.tolist()):
             left = 8 + place * step
             box = (left, middle - scale * high, left + step, middle - scale * low + 1)
             draw.rectangle(box, fill=MARK)
         top += WAVE_HEIGHT + 4
     else:
-        lines = [line for part in picture.text.splitlines() for line in wrap(part, 40)]
+        lines = [line for part in preview.text.splitlines() for line in wrap(part, 40)]
         more = ["..."] if len(lines) > MAX_LINES else []
         top = _draw_lines(draw, [*lines[:MAX_LINES], *more] or ["(empty)"], top, INK)
-    return _draw_lines(draw, [f"{picture.modality}: {picture.caption}"], top, FAINT)
+    return _draw_lines(draw, [f"{preview.modality}: {preview.caption}"], top, FAINT)
 
 
 def _draw_lines(draw: Any, lines: list[str], top: int, colour: str) -> int:

@@ -25,16 +25,16 @@ from fusionzoo.datasets.provenance import RowNumbers
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.structures import Clip
 
-GRID = 16  # cells per side of a picture's fingerprint
+GRID = 16  # cells per side of an image's fingerprint
 COLOURS = 4  # cells per side of the colours in it
-BANDS, FRAMES = 32, 32  # of a sound's fingerprint
+BANDS, FRAMES = 32, 32  # of a clip's fingerprint
 LOWEST, HIGHEST = 150.0, 3600.0  # Hz, of its bands
 WINDOW = 0.064  # seconds
-LISTEN = 30  # seconds from which a sound's fingerprint is taken
-BLOCK = 60  # seconds of a long sound that are read at a time
+LISTEN = 30  # seconds from which a clip's fingerprint is taken
+BLOCK = 60  # seconds of a long clip that are read at a time
 FLOOR = 1e-5  # of the loudest band, -50 dB; below it a recording is its noise
 TRIM = 0.1  # of the peak, -20 dB: quieter beginnings and ends, a codec's echo too, are cut off
-MIN_FINGERPRINT = 256  # samples of sound; a shorter clip has no fingerprint
+MIN_FINGERPRINT = 256  # samples of audio; a shorter clip has no fingerprint
 SHINGLE = 5  # characters
 PERMUTATIONS = 64  # of a MinHash
 MAX_SHINGLES = 50_000  # of one text
@@ -53,7 +53,7 @@ class Measurement:
 
 
 def measure(kind: str, value: Any) -> Measurement:
-    """Measure a decoded value, or several pictures or clips."""
+    """Measure a decoded value, or several images or clips."""
     if isinstance(value, list):
         return _combined([measure(kind, item) for item in value])
     measures: dict[str, Callable[[Any], Measurement]] = {
@@ -65,7 +65,7 @@ def measure(kind: str, value: Any) -> Measurement:
 
 
 def _combined(items: list[Measurement]) -> Measurement:
-    """Measure several pictures or clips: blank or silent if all are, as long as all together."""
+    """Measure several images or clips: blank or silent if all are, as long as all together."""
     combine: dict[str, Callable[[list[float]], float]] = {"spread": max, "peak": max}
     combine |= {"width": min, "height": min}
     numbers = {
@@ -170,7 +170,7 @@ def trimmed(samples: Floats) -> Floats:
 
 
 def fingerprint(samples: Floats, rate: int) -> NDArray[np.int8]:
-    """Return the changes of 32 bands over 32 equal parts of a trimmed sound, int8 (1024,).
+    """Return the changes of 32 bands over 32 equal parts of a trimmed clip, int8 (1024,).
 
     Log energies minus the mean of each band and of each part, so loudness, equalisation and steady
     tones cancel, and a copy in another format still matches. Zeros where nothing changes.
@@ -180,7 +180,7 @@ def fingerprint(samples: Floats, rate: int) -> NDArray[np.int8]:
     if len(samples) < MIN_FINGERPRINT:
         return result
     size = max(64, min(int(WINDOW * rate), len(samples) // 4))
-    # At least one window per third of its length, so that no part of a long sound is skipped.
+    # At least one window per third of its length, so that no part of a long clip is skipped.
     count = FRAMES * max(1, int(np.ceil(3 * len(samples) / size / FRAMES)))
     starts = np.linspace(0, len(samples) - size, count).astype(int)
     windows = np.lib.stride_tricks.sliding_window_view(samples, size)[starts]

@@ -22,11 +22,11 @@ from fusionzoo.evaluation.calibration import (
     modality_gap,
     uniformity,
 )
-from fusionzoo.evaluation.retrieval import GROUP, AnswerKeys, any_pair, retrieval_intervals
+from fusionzoo.evaluation.retrieval import GROUP, RelevanceLabels, any_pair, retrieval_intervals
 from fusionzoo.evaluation.statistics import Interval, by_group, crossed
 
-from ..search.file import ALIGNED, VectorFile, unit
 from ..search.search import Samples
+from ..search.vectors import ALIGNED, VectorFile, unit
 
 MIN_ROWS = 2
 
@@ -116,7 +116,7 @@ def _codes(samples: Samples, ids: list[str]) -> dict[str, Tensor]:
     """Return codes of content and group, where the data can be opened and has these ids."""
     if samples.dataset is None or any(samples.row(sample_id) is None for sample_id in ids):
         return {}
-    return AnswerKeys(samples.dataset).of(ids)
+    return RelevanceLabels(samples.dataset).of(ids)
 
 
 FOLDS = 5
@@ -309,15 +309,15 @@ def map_data(sample: EmbeddedSample, most: int, thumbnails: int) -> dict[str, An
     return {"samples": points, "maps": drawn}
 
 
-def _point(sample: EmbeddedSample, row: int, with_picture: bool) -> dict[str, str]:
+def _point(sample: EmbeddedSample, row: int, with_preview: bool) -> dict[str, str]:
     """Return a sample's id, label, split and, where asked for, its thumbnail and text."""
     point = {"id": sample.ids[row], "class": sample.targets[row] or "", "split": sample.splits[row]}
-    if not with_picture:
+    if not with_preview:
         return point
-    for picture in sample.samples.pictures(sample.ids[row]):
-        if picture.image is not None and "image" not in point:
-            picture.image.thumbnail((THUMBNAIL, THUMBNAIL))
-            point["image"] = picture.uri
-        elif picture.text and "text" not in point:
-            point["text"] = picture.text[:MAX_TEXT]
+    for preview in sample.samples.previews(sample.ids[row]):
+        if preview.image is not None and "image" not in point:
+            preview.image.thumbnail((THUMBNAIL, THUMBNAIL))
+            point["image"] = preview.uri
+        elif preview.text and "text" not in point:
+            point["text"] = preview.text[:MAX_TEXT]
     return point

@@ -22,8 +22,8 @@ from fusionzoo.evaluation.statistics import Interval
 from fusionzoo.files import write_json, write_text
 from fusionzoo.plugins import load_plugins
 
-from ..search.file import VectorFile, open_vectors, unit
 from ..search.search import Samples, open_samples, template
+from ..search.vectors import VectorFile, open_vectors, unit
 from .figures import (
     MIN_POINTS,
     MIN_ROWS,
@@ -50,8 +50,8 @@ HOW = {
     " where they are unrelated.",
     "retrieval": "How well the vectors of one modality find those of another, in the common space,"
     " with 95 % intervals of a bootstrap over queries (over groups, if the data has some). Samples"
-    " of equal content are one query and one answer; answers of the same content or group are"
-    " right. recall@k: share of queries with a right answer among the first k.",
+    " of equal content are one query and one item; items of the same content or group are"
+    " relevant. recall@k: share of queries with a relevant item among the first k.",
 }
 
 
@@ -236,7 +236,7 @@ def _cka_rows(names: Sequence[str], matrix: Sequence[Sequence[float]]) -> list[l
 def _retrieval_rows(
     directions: Mapping[str, Mapping[str, Interval]],
 ) -> tuple[list[str], list[list[str]]]:
-    header = ["query → answers", *next(iter(directions.values()))]
+    header = ["query → items", *next(iter(directions.values()))]
     rows = [
         [name.replace("_to_", " → "), *map(_interval, figures.values())]
         for name, figures in directions.items()
@@ -282,7 +282,7 @@ class EmbedReportConfig:
     split: str = option("all", "rows to measure: train | val | test | all")
     samples: Count = option(5000, "rows that are drawn for the figures")
     points: Count = option(1500, "points of each map")
-    thumbnails: int = option(1500, "samples that the page shows pictures of")
+    thumbnails: int = option(1500, "samples that the page shows images of")
     html: str = option("embed-report.html", "page to write; empty = none")
     json: str = option("", "file for the figures")
     export: str | list[str] = option("", "also write for other viewers: tensorboard,atlas")
@@ -334,8 +334,8 @@ def _report(cfg: EmbedReportConfig) -> int:
 
 KINDS = ("tensorboard", "atlas")
 NEIGHBOURS = 15
-SPRITE = 32  # pixels of a picture in TensorBoard
-MAX_SPRITE = 8192  # pixels of a side of the picture of all of them, which browsers can load
+SPRITE = 32  # pixels of an image in TensorBoard
+MAX_SPRITE = 8192  # pixels of a side of the image of all of them, which browsers can load
 
 
 def export(sample: EmbeddedSample, kinds: list[str], folder: Path) -> list[Path]:
@@ -417,15 +417,15 @@ def _neighbours(vectors: torch.Tensor) -> list[dict[str, Any]]:
 
 
 def _sprites(sample: EmbeddedSample, rows: list[int]) -> torch.Tensor | None:
-    """Return small pictures of the samples, (N, 3, 32, 32) in [0, 1]; None without pictures."""
+    """Return small images of the samples, (N, 3, 32, 32) in [0, 1]; None without images."""
     if sample.samples.dataset is None or len(rows) > (MAX_SPRITE // SPRITE) ** 2:
         return None
     sprites = torch.ones(len(rows), 3, SPRITE, SPRITE)
     has_any = False
     for number, row in enumerate(rows):
-        for picture in sample.samples.pictures(sample.ids[row]):
-            if picture.image is not None:
-                small = picture.image.convert("RGB").resize((SPRITE, SPRITE))
+        for preview in sample.samples.previews(sample.ids[row]):
+            if preview.image is not None:
+                small = preview.image.convert("RGB").resize((SPRITE, SPRITE))
                 sprites[number] = torch.from_numpy(np.array(small)).permute(2, 0, 1) / 255
                 has_any = True
                 break

@@ -20,7 +20,7 @@ from torch import Tensor
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.files import write_json
 
-from .file import BLOCK, PartsOfRows, VectorFile, array_blocks, nearest, unit
+from .vectors import BLOCK, PartsOfRows, VectorFile, array_blocks, nearest, unit
 
 FORMAT = 2  # raised when an index of another version must be built again
 TRAINING_VECTORS = 64  # per cell, from which its centre is learnt

@@ -33,7 +33,8 @@ from fusionzoo.plugins import load_plugins
 from fusionzoo.training.build import open_dataset
 
 from ..audit.page import show_sample
-from .file import (
+from .index import Index, UnevenRowsError, open_index
+from .vectors import (
     ALIGNED,
     BLOCK,
     Block,
@@ -44,7 +45,6 @@ from .file import (
     open_vectors,
     unit,
 )
-from .index import Index, UnevenRowsError, open_index
 from .where import Where
 
 FUSED = "fused"
@@ -196,7 +196,7 @@ def check_same_space(file: VectorFile, other: VectorFile, column: str) -> None:
             )
 
 
-PLAYED = 20  # seconds of a sound that a page can play
+PLAYED = 20  # seconds of a clip that a page can play
 
 
 class Samples:
@@ -223,19 +223,19 @@ class Samples:
         values = {name: dataset.reference(name, row) for name in dataset.modalities}
         return {name: str(x) for name, x in values.items() if isinstance(x, str | Path | ArrayItem)}
 
-    def pictures(self, sample_id: str) -> list[Any]:
+    def previews(self, sample_id: str) -> list[Any]:
         """Return thumbnail, waveform or excerpt of each modality, for a page."""
         row = self.row(sample_id)
         return [] if row is None or self.dataset is None else show_sample(self.dataset, row)
 
     def player(self, sample_id: str, modality: str) -> str:
-        """Return the beginning of a sound as a data URI, or "" where it cannot be read."""
+        """Return the beginning of a clip as a data URI, or "" where it cannot be read."""
         row, dataset = self.row(sample_id), self.dataset
         if row is None or dataset is None or dataset.modalities.get(modality) != "audio":
             return ""
         try:
             clip = decode("audio", dataset.reference(modality, row))
-            return sound_uri(clip.read(0, min(clip.frames, PLAYED * clip.rate)), clip.rate)
+            return audio_uri(clip.read(0, min(clip.frames, PLAYED * clip.rate)), clip.rate)
         except (FusionZooError, OSError, ValueError, RuntimeError):
             return ""  # its waveform says that it cannot be decoded
 
@@ -277,7 +277,7 @@ def open_samples(file: VectorFile, data: Any = None, plugins: str | Sequence[str
         return Samples(None, f"its data cannot be opened: {one_line(error)}")
 
 
-def sound_uri(samples: Any, rate: int) -> str:
+def audio_uri(samples: Any, rate: int) -> str:
     """Return a mono clip as a data URI that browsers play: OGG, or WAV at rates that it lacks."""
     import soundfile
 
@@ -359,12 +359,12 @@ def write_page(found: Found, path: Path) -> Path:
     """Write the hits as a page."""
     cards = []
     for hit in found.hits:
-        pictures = found.samples.pictures(hit.id)
-        players = {x.modality: found.samples.player(hit.id, x.modality) for x in pictures}
+        previews = found.samples.previews(hit.id)
+        players = {x.modality: found.samples.player(hit.id, x.modality) for x in previews}
         shown = {name: str(x)[:MAX_VALUE] for name, x in hit.columns.items() if _is_shown(name, x)}
-        texts = {x.modality for x in pictures if x.image is None and x.wave is None and x.text}
+        texts = {x.modality for x in previews if x.image is None and x.wave is None and x.text}
         paths = {name: source for name, source in hit.sources.items() if name not in texts}
-        cards.append({"hit": hit, "pictures": pictures, "players": players})
+        cards.append({"hit": hit, "previews": previews, "players": players})
         cards[-1] |= {"columns": shown, "paths": paths}
     path.parent.mkdir(parents=True, exist_ok=True)
     title = f"{len(found)} of {found.searched:,} samples nearest to {found.query}"
@@ -660,8 +660,8 @@ class SearchConfig:
 
     embeddings: str = option("", "file that `fusionzoo embed` wrote (required)")
     text: str | int | float | None = option(None, "text to search for")
-    image: str = option("", "file of a picture to search for")
-    audio: str = option("", "file of a sound to search for")
+    image: str = option("", "file of an image to search for")
+    audio: str = option("", "file of a clip to search for")
     query: dict[str, Any] = option({}, "modality -> value, by name: --query.speech x.ogg")
     id: str | int | list[str | int] = option("", "sample of the file, or a [list] of them")
     ids_from: str = option("", "file of embeddings that has --id, if it is another one")

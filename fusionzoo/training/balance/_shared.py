@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusionzoo.structures import Features, FusionOutput, quiet, seed_of
+from fusionzoo.structures import Features, FusionOutput, evaluating, seed_of
 
 from .base import Balance
 
@@ -60,7 +60,7 @@ def hidden_except(features: Mapping[str, Features], keep: Tensor) -> dict[str, F
 
 def fuse_quietly(fusion: nn.Module, features: Mapping[str, Features]) -> FusionOutput:
     """Run the fusion in evaluation mode: no dropout, nothing random, no statistic moves."""
-    with quiet(fusion):
+    with evaluating(fusion):
         output: FusionOutput = fusion(features)
     return output
 

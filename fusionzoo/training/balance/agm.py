@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fusionzoo.distributed import total
-from fusionzoo.structures import FusionOutput, StepContext, keep_only, quiet
+from fusionzoo.structures import FusionOutput, StepContext, evaluating, keep_only
 
 from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, presence
 
@@ -101,7 +101,7 @@ class AGM(Balance):
         coalitions = {s for m, before, _ in triples for s in (before, before | {m})}
         logits_by_coalition: dict[frozenset[int], Tensor] = {}
         full = at_least_float32(context.output.logits)
-        with quiet(self.fusion):
+        with evaluating(self.fusion):
             for coalition in coalitions:
                 members = [names[i] for i in sorted(coalition)]
                 logits = full if len(members) == len(names) else self._masked(context, members)

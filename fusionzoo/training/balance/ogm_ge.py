@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fusionzoo.fsdp import full_tensor, shard_like
 from fusionzoo.fusion import Fusion
-from fusionzoo.structures import Features, StepContext, quiet
+from fusionzoo.structures import Features, StepContext, evaluating
 
 from .base import BALANCE, Balance, BatchSum, LossTerm, StrategyInputs, at_least_float32, presence
 
@@ -91,8 +91,8 @@ class OGMGE(Balance):
                 if unscaled is not None:
                     seed = self.draw(context.step, number).initial_seed()
                     generator = torch.Generator(unscaled.device).manual_seed(seed)
-                    deviation = unscaled.std()
-                    noise = deviation * unscaled.normal_(generator=generator)
+                    std = unscaled.std()
+                    noise = std * unscaled.normal_(generator=generator)
                     gradient.add_(shard_like(noise, gradient))
 
 
@@ -101,7 +101,7 @@ def unimodal_logits(fusion: Fusion, context: StepContext) -> Tensor:
     """Return z_m, the contribution of each modality to the logits: (B, M, K)."""
     if context.output.unimodal:
         return torch.stack([context.output.unimodal[name] for name in context.features], 1)
-    with quiet(fusion):
+    with evaluating(fusion):
         baseline = at_least_float32(fusion(zeroed_except(context.features)).logits)
         single = [fusion(zeroed_except(context.features, n)).logits for n in context.features]
     share = 1 - 1 / presence(context.features).sum(1).clamp(min=1).to(baseline.dtype)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fusionzoo.structures import StepContext, keep_only, quiet
+from fusionzoo.structures import StepContext, evaluating, keep_only
 
 from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, pooled_of
 
@@ -96,6 +96,6 @@ class ReconBoost(Balance):
     @torch.no_grad()
     def _frozen_logits(self, context: StepContext, name: str) -> Tensor:
         """Return z of a modality that is not trained now, 0 where it is absent: (B, K)."""
-        with quiet(self.fusion):
+        with evaluating(self.fusion):
             logits = at_least_float32(self.fusion(keep_only(context.features, name)).logits)
         return logits.where(pooled_of(context.features, name)[1][:, None], 0)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fusionzoo.distributed import from_main, gather
 from fusionzoo.fsdp import reshard, shard_like, sharded
-from fusionzoo.structures import Batch, StepContext, quiet
+from fusionzoo.structures import Batch, StepContext, evaluating
 from fusionzoo.worker_memory import make_loader
 
 from ..optim import autocast
@@ -151,7 +151,7 @@ class Relearn(Balance):
         trainer.share_statistics()
         ids: list[str] = []
         parts: dict[str, list[tuple[Tensor, ...]]] = {name: [] for name in self.widths}
-        with quiet(module):
+        with evaluating(module):
             for number, batch in enumerate(self._batches(loaders, part)):
                 batch = batch.to(device)
                 with autocast(trainer.cfg.train, device):

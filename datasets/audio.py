@@ -21,7 +21,7 @@ from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.structures import Audio
 
 from .arrays import ArrayItem
-from .budgets import BRANDS, check_budget, file_size, how_to_convert, is_sound
+from .budgets import BRANDS, check_budget, file_size, how_to_convert, is_audio
 
 MOST_KEPT = 64  # files that a thread keeps open: loaders decode a batch, then prepare it
 
@@ -138,16 +138,16 @@ def _missing_in_ogg(file: BinaryIO, size: int) -> int:
     return missing or max(0, 27 + len(table) + sum(table) - (len(tail) - page))
 
 
-FRAMES = 8  # pictures taken of a video
+FRAMES = 8  # images taken of a video
 SLACK = 0.5  # s by which a segment may exceed its file, as lengths are often rounded
 VIDEOS = {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ogv"}
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """A recording from `start` to `end`, in seconds; `frames` is how many pictures are taken."""
+class Segment:
+    """A recording from `start` to `end`, in seconds; `frames` is how many images are taken."""
 
-    source: Any  # a path, bytes or, of sound, what `decode_audio` reads
+    source: Any  # a path, bytes or, of audio, what `decode_audio` reads
     start: float = 0.0
     end: float | None = None  # None: the recording's end
     frames: int = FRAMES
@@ -195,7 +195,7 @@ def container_of(head: bytes) -> str:
 
 def is_video(value: Any) -> bool:
     """Whether a value is a video: a path by its ending, bytes by their beginning."""
-    value = value.source if isinstance(value, Stretch) else value
+    value = value.source if isinstance(value, Segment) else value
     if isinstance(value, bytes):
         return not value.startswith(b"OggS") and container_of(value[:16]) != ""
     return isinstance(value, str | Path) and os.path.splitext(value)[1].lower() in VIDEOS
@@ -205,16 +205,16 @@ def cut(kind: str, value: Any, start: float | None, end: float | None, frames: i
     """Return the part of an undecoded value, or of each in a list, that a sample uses."""
     if isinstance(value, list):
         return [cut(kind, item, start, end, frames) for item in value]
-    if value is None or isinstance(value, Stretch):
+    if value is None or isinstance(value, Segment):
         return value
     if kind == "image":
         is_plain = (start, end, frames) == (None, None, None)
         return (
-            Stretch(value, start or 0.0, end, frames or FRAMES)
+            Segment(value, start or 0.0, end, frames or FRAMES)
             if not is_plain and is_video(value)
             else value
         )
-    return value if start is None and end is None else Stretch(value, start or 0.0, end)
+    return value if start is None and end is None else Segment(value, start or 0.0, end)
 
 
 def spread(values: Sequence[Any], count: int | None) -> list[Any]:
@@ -234,7 +234,7 @@ def cost(value: Any) -> float:
         return 0.0
     if isinstance(value, list):
         return sum(cost(item) for item in value)
-    if isinstance(value, Stretch):
+    if isinstance(value, Segment):
         # 16 bits at 16 kHz
         return cost(value.source) if value.end is None else 32_000 * (value.end - value.start)
     if isinstance(value, ArrayItem):
@@ -245,7 +245,7 @@ def cost(value: Any) -> float:
 
 
 # Samples up to which all of a clip is read at once: 10 s at 48 kHz, as opening twice costs more. A
-# file that stays open, see `sound_handles`, is sought in from 2.5 s at 16 kHz.
+# file that stays open, see `keep_handle`, is sought in from 2.5 s at 16 kHz.
 MAX_READ_AT_ONCE = 480_000
 MAX_READ_IF_SEEKABLE = 40_000
 # Values of all channels read at a time, so that only the averaged channel is kept whole.
@@ -285,11 +285,11 @@ class AudioFile:
 def decode_audio(source: Any) -> Audio | AudioFile:
     """Return a mono clip at its own rate, from a path, bytes, `Audio`, or `(samples, rate)`.
 
-    WAV, FLAC, OGG and MP3; channels are averaged. Of a `Stretch` only that part is read. More than
+    WAV, FLAC, OGG and MP3; channels are averaged. Of a `Segment` only that part is read. More than
     `MAX_READ_AT_ONCE` samples of a file are returned unread, as an `AudioFile`. Integer samples are
     scaled by the full range of their type, unsigned ones around its middle; floats are in [-1, 1].
     """
-    part = source if isinstance(source, Stretch) else Stretch(source)
+    part = source if isinstance(source, Segment) else Segment(source)
     source = part.source
     if isinstance(source, tuple) and len(source) == 2:
         clip = _from_array(*source)
@@ -422,7 +422,7 @@ def _open(source: Path | bytes, kept: Any = None) -> Iterator[Any]:
 
     name = _name(source)
     if kept is None and not (
-        len(source) if isinstance(source, bytes) else file_size(source, "sound file")
+        len(source) if isinstance(source, bytes) else file_size(source, "audio file")
     ):
         raise FusionZooError(f"{name} is empty")
     file = kept
@@ -449,4 +449,4 @@ def _conversion_hint(source: Path | bytes) -> str:
     else:
         with source.open("rb") as file:
             start = file.read(32)
-    return "" if is_sound(start) else how_to_convert("audio", _name(source), start)
+    return "" if is_audio(start) else how_to_convert("audio", _name(source), start)

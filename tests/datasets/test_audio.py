@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 import fusionzoo as fz
+from fusionzoo.datasets.audio import decode_audio
 from fusionzoo.datasets.budgets import BUDGETS
-from fusionzoo.datasets.sound import decode_audio
 from fusionzoo.encoders.audio import WaveProcessor
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.robustness import corrupt
@@ -216,15 +216,15 @@ def long_clips(tmp_path: Path) -> list[Path]:
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Record every file that is opened."""
-    from fusionzoo.datasets import sound
+    from fusionzoo.datasets import audio
 
-    sources, real = [], sound.open_handle
+    sources, real = [], audio.open_handle
 
     def recording(source: Any) -> Any:
         sources.append(source)
         return real(source)
 
-    monkeypatch.setattr(sound, "open_handle", recording)
+    monkeypatch.setattr(audio, "open_handle", recording)
     return sources
 
 
@@ -242,11 +242,11 @@ def test_clips_of_a_batch_are_opened_once_each(long_clips: list[Path], opened: l
 def test_no_more_files_stay_open_than_allowed(
     long_clips: list[Path], opened: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fusionzoo.datasets import sound
+    from fusionzoo.datasets import audio
 
-    monkeypatch.setattr(sound, "MOST_KEPT", 2)
+    monkeypatch.setattr(audio, "MOST_KEPT", 2)
     clips = [decode_audio(path) for path in long_clips]
-    assert len(sound._kept.here()) == 2
+    assert len(audio._kept.here()) == 2
     for path, clip in zip(long_clips, clips, strict=True):
         whole = soundfile.read(path, dtype="float32")[0]
         assert np.array_equal(clip.samples.numpy(), whole)
