@@ -265,7 +265,7 @@ def _evaluate(
         out = root / "metrics.json"
         words = ["--model", str(root / "run"), "--data.name", "manifest", "--out", str(out)]
         _command("evaluate", *words, "--data.root", str(root / "data.jsonl"))
-        told = "overlap" in out.read_text()
-        assert told or not overlap, "metrics.json does not tell of rows that the model has seen"
+        seen = sum(json.loads(out.read_text())["seen_in_training"].values())
+        assert (seen > 0) == overlap, f"metrics.json counts {seen} rows that the model has seen"
 
     return work

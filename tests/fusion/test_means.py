@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -145,8 +146,9 @@ def follow_in_process(rank: int, folder: str) -> None:
 
 
 def test_two_processes_have_the_mean_of_all_rows(tmp_path: Path) -> None:
-    command = [sys.executable, __file__]
-    ranks = [subprocess.Popen([*command, str(rank), str(tmp_path)]) for rank in range(2)]
+    command = [sys.executable, "-P", __file__]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    ranks = [subprocess.Popen([*command, str(rank), str(tmp_path)], env=env) for rank in range(2)]
     alone = RunningMeans(DIMS).double()
     for pooled, present in batches():
         rows = [0, 1, 2, 3, 4]

@@ -15,7 +15,7 @@ import fusionzoo as fz
 from fusionzoo.benchmark import prepare
 from fusionzoo.benchmark.bench import open_bench
 from fusionzoo.benchmark.prepare import build_encoders
-from fusionzoo.benchmark.schedule import path_of, units
+from fusionzoo.benchmark.schedule import list_jobs, path_of
 from fusionzoo.cli import evaluate_command
 from fusionzoo.config import BenchmarkConfig, from_args
 from fusionzoo.datasets import create_dataset
@@ -158,7 +158,7 @@ def test_trials_of_a_benchmark_are_those_of_their_data(what: str, tmp_path: Path
 
     def path() -> Path:
         bench, _ = open_bench(cfg)
-        return path_of(bench, units(bench, ["concat"])[0])
+        return path_of(bench, list_jobs(bench, ["concat"])[0])
 
     before = path()
     assert path() == before
