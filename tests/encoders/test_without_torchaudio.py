@@ -50,9 +50,10 @@ def test_resampling_equals_what_torchaudio_computed(rate: int) -> None:
 
 @pytest.mark.parametrize("setting", MELS, ids=str)
 def test_log_mel_equals_what_torchaudio_computed(setting: tuple[int, int, float, float]) -> None:
-    power = torch.tensor(json.loads(RECORDED.read_text())["mel"][str(setting[0])])
-    bands = LogMel(*setting)(chirp(setting[0])[None]).flatten()[::499]
-    torch.testing.assert_close(bands, (power + SILENCE).log() / 5 + 1, **NEAR)
+    recorded = torch.tensor(json.loads(RECORDED.read_text())["mel"][str(setting[0])])
+    power = LogMel(*setting).power(chirp(setting[0])[None]).flatten()
+    # Not of the logarithms: near silence they magnify last bits, which differ between CPUs.
+    torch.testing.assert_close(power[::499] / power.max(), recorded / power.max(), **NEAR)
 
 
 @needs_torchaudio
