@@ -187,7 +187,7 @@ def test_torch_export_writes_a_program_that_answers_alike(
 ) -> None:
     export(model, tmp_path / "out", format="torch-export")
     program = torch.export.load(str(tmp_path / "out" / "model.pt2")).module()
-    batch = model._batch(SAMPLES)
+    batch = model.batch(SAMPLES)
     with torch.no_grad():
         fused, logits, *_ = program(batch.present, batch.inputs)
         expected = model(batch)
