@@ -16,6 +16,8 @@ import pytest
 import torch
 
 from fusionzoo import plugins
+from fusionzoo.datasets.builtin import stamps
+from fusionzoo.errors import FusionZooError
 
 plugins._loaded_groups.add(plugins.GROUP)  # tests are about fusionzoo, whatever is installed
 
@@ -23,6 +25,15 @@ plugins._loaded_groups.add(plugins.GROUP)  # tests are about fusionzoo, whatever
 @pytest.fixture(autouse=True)
 def _deterministic() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def real_stamps() -> Path:
+    """The folder of the real `stamps`, 160 MB that a user's cache or `.ci/run` holds."""
+    try:
+        return stamps.find(None)
+    except FusionZooError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture

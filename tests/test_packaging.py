@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from build import ProjectBuilder
 from build.env import DefaultIsolatedEnv
 
 import fusionzoo
-from build import ProjectBuilder
 
 ROOT = Path(__file__).parents[1]
 LINKED = ("encoders", "fusion", "datasets")

@@ -27,7 +27,6 @@ from fusionzoo.benchmark import prepare as encoding
 from fusionzoo.benchmark.clock import read_laps
 from fusionzoo.config import BenchmarkConfig, from_tree
 from fusionzoo.errors import FusionZooError
-from fusionzoo.files import cache_root
 from fusionzoo.scripts.benchmark import main
 from helpers.setup_benchmark import SMALL, small
 
@@ -295,14 +294,9 @@ def test_folds_train_an_encoder_without_weights_on_each_fold(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_folds_run_on_the_stamps_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FUSIONZOO_CACHE")  # of the data; the features' is set again below
-    root = cache_root() / "stamps"
-    if not root.is_dir():
-        pytest.skip("the stamps are not in the cache: `fusionzoo data fetch stamps`")
-    monkeypatch.setenv("FUSIONZOO_CACHE", str(tmp_path / "cache"))
+def test_folds_run_on_the_stamps_recipe(tmp_path: Path, real_stamps: Path) -> None:
     recipe = ["--config", str(ROOT / "configs/benchmarks/stamps.yaml"), "--out", str(tmp_path)]
-    recipe += ["--data.root", str(root)]
+    recipe += ["--data.root", str(real_stamps)]
     small = ["--fusions", "sum,late_mean", "--seeds", "1", "--epochs", "2", "--encoder_epochs", "1"]
     fast = ["--corruptions", "false", "--jobs", "1", "--folds", "5"]
     assert main([*recipe, *small, *fast]) == 0

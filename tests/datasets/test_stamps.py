@@ -194,11 +194,8 @@ def test_fetching_that_fails_leaves_nothing_and_says_why(
 
 
 @pytest.mark.slow
-def test_the_real_stamps_are_the_documented_ones() -> None:
-    try:
-        data = create_dataset("stamps")
-    except FusionZooError:
-        pytest.skip("the stamps are not in the cache: `fusionzoo data fetch stamps`")
+def test_the_real_stamps_are_the_documented_ones(real_stamps: Path) -> None:
+    data = create_dataset("stamps", root=str(real_stamps))
     assert (len(data), len(data.classes)) == (773, 12)
     sides = defaultdict(set)
     for key, split in zip(data.ids, data.split_names, strict=True):
