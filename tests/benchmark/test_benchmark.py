@@ -293,7 +293,7 @@ def test_folds_train_an_encoder_without_weights_on_each_fold(tmp_path: Path) -> 
     assert not summary["failed"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_folds_run_on_the_stamps_recipe(tmp_path: Path, real_stamps: Path) -> None:
     recipe = ["--config", str(ROOT / "configs/benchmarks/stamps.yaml"), "--out", str(tmp_path)]
     recipe += ["--data.root", str(real_stamps)]
@@ -498,21 +498,26 @@ def test_a_killed_benchmark_continues_and_ends_with_the_same_tables(tmp_path: Pa
         assert (whole / name).read_bytes() == (broken / name).read_bytes(), name
 
 
-@pytest.mark.slow
-def test_other_engines_give_the_same_tables(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param("processes", marks=pytest.mark.slow),
+        pytest.param("ray", marks=[pytest.mark.nightly, pytest.mark.needs("ray")]),
+    ],
+)
+def test_another_engine_gives_the_same_tables(engine: str, tmp_path: Path) -> None:
     environment = {**os.environ, "FUSIONZOO_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
     flags = {"fusions": "sum,concat", "corruptions": "false"}
     leaderboards = {}
-    for engine in ("here", "processes", "ray"):
-        engine_flags = flags | ({"engine": engine, "jobs": "2"} if engine != "here" else {})
-        words = command(tmp_path / engine, tmp_path, **engine_flags)
+    for name, own_flags in (("here", {}), (engine, {"engine": engine, "jobs": "2"})):
+        words = command(tmp_path / name, tmp_path, **flags, **own_flags)
         subprocess.run(words, env=environment, check=True, timeout=300)
-        summary = json.loads((tmp_path / engine / "summary.json").read_text())
-        leaderboards[engine] = summary["leaderboard"]
-    for engine in ("processes", "ray"):
-        for a, b in zip(leaderboards["here"], leaderboards[engine], strict=True):
-            assert a["strategy"] == b["strategy"]
-            assert math.isclose(a["accuracy"], b["accuracy"])
+        leaderboards[name] = json.loads((tmp_path / name / "summary.json").read_text())[
+            "leaderboard"
+        ]
+    for a, b in zip(leaderboards["here"], leaderboards[engine], strict=True):
+        assert a["strategy"] == b["strategy"]
+        assert math.isclose(a["accuracy"], b["accuracy"])
 
 
 def test_preparing_returns_a_new_bench_and_changes_none(tmp_path: Path) -> None:

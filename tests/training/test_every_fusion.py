@@ -44,7 +44,7 @@ def test_every_fusion_trains_while_much_is_missing(name: str, tmp_path: Path) ->
     check_run(tmp_path / "run")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("missing", ["0.0", "0.3"])
 @pytest.mark.parametrize("name", list_fusions())
 def test_every_fusion_trains_on_digits(name: str, missing: str, tmp_path: Path) -> None:
