@@ -92,6 +92,12 @@ TABLES = (
     script("search", ("fusionzoo/tools/search",)),
     script("retrieval", (*TRAINING, "fusionzoo/evaluation", "configs/stamps_contrastive.yaml")),
     script("coverage", ("fusionzoo/evaluation/statistics.py",)),
+    Table(
+        "nightly.csv",
+        "python -m pytest -m nightly -n 0 -o faulthandler_timeout=3700"
+        " --record results/nightly.csv",
+        ("tests", *TRAINING, *BENCHMARK),
+    ),
     script("cells", (*BENCHMARK, "configs/benchmarks/mfeat.yaml")),
     *(benchmark(name, "--fusions all ") for name in REPORTS[:-1]),
     benchmark("interactions", "--folds 0 "),
