@@ -1,4 +1,4 @@
-.PHONY: check test slow golden docs same results site release-check
+.PHONY: check test slow nightly golden docs same results site release-check
 
 check:  ## lint, format, types
 	ruff check . && ruff format --check . && mypy && pyright
@@ -6,8 +6,11 @@ check:  ## lint, format, types
 test:  ## the fast suite
 	pytest
 
-slow:  ## minutes rather than seconds
-	pytest -m slow
+slow:  ## what CI runs after it
+	pytest -m "(slow or needs) and not nightly"
+
+nightly:  ## measurements and sweeps, one at a time; results/nightly.csv keeps what each last showed
+	pytest -m nightly -n 0 -o faulthandler_timeout=3700 --record results/nightly.csv
 
 docs:  ## write docs/zoo.md, docs/balance.md and their pages from the registries, and the figures in docs/which.md from results/
 	python docs/make.py

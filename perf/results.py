@@ -93,6 +93,12 @@ TABLES = (
     script("hostile", ("tests/helpers/hostile", *READING)),
     script("coverage", ("fusionzoo/evaluation/statistics.py",)),
     script("linear_skip", (*BENCHMARK, "configs/benchmarks/stamps.yaml"), "runs/linear_skip"),
+    Table(
+        "nightly.csv",
+        "python -m pytest -m nightly -n 0 -o faulthandler_timeout=3700"
+        " --record results/nightly.csv",
+        ("tests", *TRAINING, *BENCHMARK),
+    ),
     *(benchmark(name, "--fusions all ") for name in REPORTS[:-1]),
     benchmark("interactions", "--folds 0 "),
     script("heads", tuple(f"results/benchmark/{name}/summary.json" for name in REPORTS)),

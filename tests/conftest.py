@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,60 @@ import pytest
 import torch
 
 from fusionzoo import plugins
+from fusionzoo.datasets.builtin import stamps
+from fusionzoo.errors import FusionZooError
+from helpers.leftovers import ended_with
+from helpers.nightly import record
 
 plugins._loaded_groups.add(plugins.GROUP)  # tests are about fusionzoo, whatever is installed
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that `make nightly` uses."""
+    parser.addoption("--record", type=Path, help="CSV file in which results and figures are kept")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Record what ran, if asked to."""
+    if path := terminalreporter.config.getoption("--record"):
+        stats = terminalreporter.stats
+        reports = [x for kind in ("passed", "failed", "error") for x in stats.get(kind, ())]
+        record([x for x in reports if x.when == "call" or x.failed], path)
+
+
+LIMITS = {"slow": 600, "nightly": 3600}  # s; 120 for all others
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each test the time limit of its tier."""
+    for item in items:
+        for tier, seconds in LIMITS.items():
+            if item.get_closest_marker(tier):
+                item.add_marker(pytest.mark.timeout(seconds))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test marked `needs(module)` where the module is not installed."""
+    for marker in item.iter_markers("needs"):
+        if find_spec(marker.args[0]) is None:
+            pytest.skip(f"needs {marker.args[0]}: pip install 'fusionzoo[all]'")
+
+
 @pytest.fixture(autouse=True)
-def _deterministic() -> None:
+def _alone(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Start from one seed, and leave no process behind."""
     torch.manual_seed(0)
+    with ended_with(request.node.nodeid):
+        yield
+
+
+@pytest.fixture(scope="session")
+def real_stamps() -> Path:
+    """The folder of the real `stamps`, 160 MB that a user's cache or `.ci/run` holds."""
+    try:
+        return stamps.find(None)
+    except FusionZooError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture

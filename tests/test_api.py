@@ -224,7 +224,6 @@ def test_a_run_shows_its_table(run: fz.Run) -> None:
 
 
 def test_a_run_draws_its_losses_and_its_metric(run: fz.Run) -> None:
-    pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure
 
     figure = run.plot()

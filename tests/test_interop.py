@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ def model() -> FusionModel:
 
 
 @pytest.mark.slow  # the import of sentence-transformers takes seconds
-@pytest.mark.skipif(find_spec("sentence_transformers") is None, reason="an extra")
+@pytest.mark.needs("sentence_transformers")
 def test_a_sentence_transformer_returns_the_model_s_own_vectors(model: FusionModel) -> None:
     wrapped = wrap(model)
     vectors = wrapped.encode(SAMPLES, convert_to_tensor=True)

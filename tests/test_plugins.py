@@ -624,9 +624,9 @@ def test_everything_works_from_the_command_line_and_in_worker_processes(
     assert run(load, str(mine), cwd=tmp_path).stdout.strip() in ("high", "low")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.needs("ray")
 def test_ray_workers_import_plugins(mine: Path, tmp_path: Path) -> None:
-    pytest.importorskip("ray")
     code = "import sys; from fusionzoo.cli import main; sys.exit(main(sys.argv[1:]))"
     flags = ["--data", "own_pairs", "--seeds", "1", "--epochs", "1", "--engine", "ray"]
     flags += ["--encoder_epochs", "1", "--controls", "false", "--corruptions", "false"]

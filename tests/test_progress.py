@@ -118,6 +118,7 @@ def test_a_silent_bar_shows_nothing(clock: list[float], capsys: pytest.CaptureFi
 
 
 @pytest.mark.slow
+@pytest.mark.needs("nbclient")
 def test_training_in_a_notebook_leaves_no_red_output(tmp_path: Path) -> None:
     code = (
         "import nbformat, nbclient\n"

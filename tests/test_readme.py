@@ -40,6 +40,7 @@ PAGES = {  # distributed.md has a test of its own
     if path.name != "distributed.md"
 }
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+MINUTES = ("training.ipynb", "benchmark.ipynb")  # `make nightly` runs these
 SHORTER = {  # what tests run instead: other tests train with every strategy
     "training.ipynb": {
         "agm cca_loss contrastive_align gblend mla mmpareto modality_dropout ogm_ge pmr": "agm mla"
@@ -289,8 +290,18 @@ def test_a_notebook_is_stored_with_its_outputs(path: Path) -> None:
     assert all(cell["execution_count"] for cell in cells)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+@pytest.mark.needs("nbclient")
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(
+            path,
+            marks=pytest.mark.nightly if path.name in MINUTES else pytest.mark.slow,
+            id=path.name,
+        )
+        for path in NOTEBOOKS
+    ],
+)
 def test_a_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
     text = path.read_text()
     for long, short in SHORTER.get(path.name, {}).items():

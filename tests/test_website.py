@@ -21,6 +21,7 @@ import yaml
 from fusionzoo.evaluation.cost import STANDARD, random_features, standard_fusion
 from fusionzoo.fusion import fusion_info, list_fusions
 
+pytestmark = pytest.mark.needs("zensical")
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 HEAVIEST = 300_000  # bytes of the front page as a server sends it: text compressed, pictures as is

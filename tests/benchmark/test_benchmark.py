@@ -32,7 +32,6 @@ from fusionzoo.benchmark.clock import read_laps
 from fusionzoo.benchmark.report import page
 from fusionzoo.config import BenchmarkConfig, from_tree
 from fusionzoo.errors import FusionZooError
-from fusionzoo.files import cache_root
 from fusionzoo.fusion import list_fusions
 from fusionzoo.scripts.benchmark import main
 from helpers.setup_benchmark import SMALL, small
@@ -312,15 +311,10 @@ def test_folds_train_an_encoder_without_weights_on_each_fold(tmp_path: Path) -> 
     assert not summary["failed"]
 
 
-@pytest.mark.slow
-def test_folds_run_on_the_stamps_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FUSIONZOO_CACHE")  # of the data; the features' is set again below
-    root = cache_root() / "stamps"
-    if not root.is_dir():
-        pytest.skip("the stamps are not in the cache: `fusionzoo data fetch stamps`")
-    monkeypatch.setenv("FUSIONZOO_CACHE", str(tmp_path / "cache"))
+@pytest.mark.nightly
+def test_folds_run_on_the_stamps_recipe(tmp_path: Path, real_stamps: Path) -> None:
     recipe = ["--config", str(ROOT / "configs/benchmarks/stamps.yaml"), "--out", str(tmp_path)]
-    recipe += ["--data.root", str(root)]
+    recipe += ["--data.root", str(real_stamps)]
     small = ["--fusions", "sum,late_mean", "--seeds", "1", "--epochs", "2", "--encoder_epochs", "1"]
     fast = ["--corruptions", "false", "--jobs", "1", "--folds", "5"]
     assert main([*recipe, *small, *fast]) == 0
@@ -834,21 +828,26 @@ def test_worker_processes_end_at_the_deadline(tmp_path: Path) -> None:
     assert gone(lambda: set(active_children()) - before)
 
 
-@pytest.mark.slow
-def test_other_engines_give_the_same_tables(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param("processes", marks=pytest.mark.slow),
+        pytest.param("ray", marks=[pytest.mark.nightly, pytest.mark.needs("ray")]),
+    ],
+)
+def test_another_engine_gives_the_same_tables(engine: str, tmp_path: Path) -> None:
     environment = {**os.environ, "FUSIONZOO_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
     flags = {"fusions": "sum,concat", "corruptions": "false"}
     leaderboards = {}
-    for engine in ("here", "processes", "ray"):
-        engine_flags = flags | ({"engine": engine, "jobs": "2"} if engine != "here" else {})
-        words = command(tmp_path / engine, tmp_path, **engine_flags)
+    for name, own_flags in (("here", {}), (engine, {"engine": engine, "jobs": "2"})):
+        words = command(tmp_path / name, tmp_path, **flags, **own_flags)
         subprocess.run(words, env=environment, check=True, timeout=300)
-        summary = json.loads((tmp_path / engine / "summary.json").read_text())
-        leaderboards[engine] = summary["leaderboard"]
-    for engine in ("processes", "ray"):
-        for a, b in zip(leaderboards["here"], leaderboards[engine], strict=True):
-            assert a["strategy"] == b["strategy"]
-            assert math.isclose(a["accuracy"], b["accuracy"])
+        leaderboards[name] = json.loads((tmp_path / name / "summary.json").read_text())[
+            "leaderboard"
+        ]
+    for a, b in zip(leaderboards["here"], leaderboards[engine], strict=True):
+        assert a["strategy"] == b["strategy"]
+        assert math.isclose(a["accuracy"], b["accuracy"])
 
 
 def test_preparing_returns_a_new_bench_and_changes_none(tmp_path: Path) -> None:

@@ -687,8 +687,10 @@ def test_workers_and_processes_keep_the_order(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own
+@pytest.mark.needs("ray")
 def test_ray_keeps_the_order(tmp_path: Path, small_model: fz.FusionModel) -> None:
-    ray = pytest.importorskip("ray")
+    import ray
+
     ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False)
     try:
         rows = few_rows(30)

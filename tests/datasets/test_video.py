@@ -23,6 +23,7 @@ from fusionzoo.encoders.image import ImageProcessor
 from fusionzoo.errors import FusionZooError
 
 av = pytest.importorskip("av")
+pytestmark = pytest.mark.needs("av")
 
 SIDE, FPS, SECONDS, RATE = 32, 10, 2, 8000
 LABELS = ("across low", "across high", "down low", "down high")
@@ -324,7 +325,7 @@ ENCODERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_frames_sound_and_text_fused_beat_each_of_them_alone(tmp_path: Path) -> None:
     (tmp_path / "clips").mkdir()
     data = fz.create_dataset(write_set(tmp_path / "clips", 200), frames=6)

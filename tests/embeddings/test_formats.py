@@ -22,8 +22,8 @@ from fusionzoo.tools.search.search import Searcher
 from fusionzoo.tools.search.vectors import open_vectors
 
 COUNT = 60
-NAMES = ("e.parquet", "shards", "e.npy", "e.lance")
-OTHERS = NAMES[1:]
+OTHERS = ("shards", "e.npy", pytest.param("e.lance", marks=pytest.mark.needs("lance")))
+NAMES = ("e.parquet", *OTHERS)
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +39,6 @@ def data() -> list[dict[str, Any]]:
 
 
 def embed(data: Any, folder: Path, name: str, **settings: Any) -> Path:
-    if name == "e.lance":
-        pytest.importorskip("lance")
     roles = {"a": "a", "b": "b"}
     dataset = fz.create_dataset(data, columns=roles, kinds=dict.fromkeys(roles, "vector"))
     encoders = {"a": {"name": "vector/identity"}, "b": {"name": "vector/identity"}}
@@ -123,10 +121,10 @@ def test_a_report_has_the_same_figures_in_every_format(
 
 
 @pytest.mark.slow
+@pytest.mark.needs("faiss")
 def test_an_index_of_a_folder_is_built_again_when_a_part_changes(
     data: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("faiss")
     out = embed(data, tmp_path, "shards")
     wanted = fz.search(out, id="s8", k=5).ids
     assert fz.search(out, id="s8", k=5, method="index").ids == wanted

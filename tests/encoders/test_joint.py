@@ -225,13 +225,13 @@ def test_frozen_towers_are_cached_trained_on_and_stored(
 
 
 @pytest.mark.slow
+@pytest.mark.needs("peft")
 def test_towers_take_lora_and_partial_freezing(folders: dict[str, Path]) -> None:
     for family, kind in (("clip", "image"), ("siglip", "text"), ("clap", "audio")):
         name = f"hf-clip/{folders[family]}"
         last = create_encoder(kind, name, freeze="all_but_last_1")
         trained = {key for key, p in last.named_parameters() if p.requires_grad}
         assert trained and len(trained) < len(list(last.parameters()))
-        pytest.importorskip("peft")
         adapted = create_encoder(kind, name, lora={"r": 2})
         trained = {key for key, p in adapted.named_parameters() if p.requires_grad}
         assert trained and all("lora_" in key for key in trained)

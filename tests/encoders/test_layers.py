@@ -155,6 +155,7 @@ def test_a_wrong_freeze_is_one_clear_error(freeze: str, says: str, bert: dict[st
 LORA = {"r": 4, "alpha": 8, "dropout": 0.1}
 
 
+@pytest.mark.needs("peft")
 def test_lora_changes_nothing_at_first_and_trains_only_adapters(bert: dict[str, Any]) -> None:
     for modality, spec, per_layer in (("text", bert, 4), ("image", VIT, 2)):
         encoder = build(modality, spec, lora=LORA).eval()
@@ -169,6 +170,7 @@ def test_lora_changes_nothing_at_first_and_trains_only_adapters(bert: dict[str, 
         assert train(encoder) == adapters
 
 
+@pytest.mark.needs("peft")
 def test_a_model_with_lora_loads_as_it_was_saved(tmp_path: Path, bert: dict[str, Any]) -> None:
     encoders = {"text": {**bert, "lora": LORA}, "image": {**VIT, "lora": {}}}
     model = fusionzoo.create_model("gmu", encoders, 3, dim=8)
@@ -188,6 +190,7 @@ def test_a_model_with_lora_loads_as_it_was_saved(tmp_path: Path, bert: dict[str,
     assert trained[0] == trained[1]
 
 
+@pytest.mark.needs("peft")
 def test_lora_fits_an_audio_transformer(tmp_path: Path) -> None:
     from transformers import Wav2Vec2Config, Wav2Vec2FeatureExtractor, Wav2Vec2Model
 
@@ -208,6 +211,7 @@ def test_lora_fits_an_audio_transformer(tmp_path: Path) -> None:
     assert {layer_numbers(encoder)[name] for name in adapters} == {1, 2}
 
 
+@pytest.mark.needs("peft")
 def test_a_wrong_lora_is_one_clear_error(
     bert: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

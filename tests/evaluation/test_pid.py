@@ -150,7 +150,7 @@ def test_the_tasks_of_interactions_rank_as_planted(task: str, largest: list[str]
     assert min(named[name] for name in largest) > max(others) + 0.2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_synergy_of_three_shows_against_all_others_only() -> None:
     data = create_dataset("interactions", task="xor", num_modalities=3, samples=2000)
     pairs = fz.analyse(data, jobs=1).pairs

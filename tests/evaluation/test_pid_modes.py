@@ -181,7 +181,7 @@ def test_the_table_is_the_mean_of_the_samples_that_have_both_sources() -> None:
     assert pair.clusters == ()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "mode"), [("and", "batch"), ("xor", "batch"), *((name, "sample") for name in GATES)]
 )
@@ -263,7 +263,7 @@ def test_no_part_is_above_what_a_probe_of_the_other_source_leaves_open() -> None
     assert "No advice" in advise_fusion([replace(pair, parts=raw.parts, limits=limits)])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_pair_of_which_a_probe_knows_more_than_clusters_is_decomposed_by_probes() -> None:
     (pair,) = decompose_data(planted_letters(400), "cvx", ())
     assert not pair.clusters and "decomposed by probes" in pair.notes[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import runpy
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from fusionzoo.evaluation.statistics import (
     seed_interval,
 )
 
+Record = Callable[[str, object], None]  # pytest's record_property
 DRAW = np.random.default_rng(0)
 
 
@@ -127,26 +129,28 @@ def answers(
     ]
 
 
-@pytest.mark.slow
-def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
+@pytest.mark.nightly
+def test_intervals_cover_the_truth_as_often_as_they_say(record_property: Record) -> None:
     draw, covered, runs = np.random.default_rng(7), 0, 500
     for _ in range(runs):
         a, b = answers([0.84, 0.80], seeds=5, items=184, draw=draw)
         found = compare(a, b, resamples=10)
         covered += found.low <= 0.04 <= found.high
-    assert 0.93 <= covered / runs <= 0.97, covered / runs
+    record_property("coverage", covered / runs)
+    assert 0.93 <= covered / runs <= 0.97
 
 
-@pytest.mark.slow
-def test_corrected_tests_keep_the_family_wise_error() -> None:
+@pytest.mark.nightly
+def test_corrected_tests_keep_the_family_wise_error(record_property: Record) -> None:
     draw, wrong, runs = np.random.default_rng(8), 0, 500
     for _ in range(runs):
         first, *rest = answers([0.8] * 6, seeds=5, items=184, draw=draw)
         wrong += min(holm([compare(one, first, resamples=10).p for one in rest])) < 0.05
-    assert wrong / runs < 0.06, wrong / runs
+    record_property("family_wise_error", wrong / runs)
+    assert wrong / runs < 0.06
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_planted_difference_is_found_and_a_planted_tie_called_one() -> None:
     draw, found, runs = np.random.default_rng(9), 0, 100
     for _ in range(runs):
@@ -177,13 +181,16 @@ def test_copies_of_a_sample_in_its_group_add_no_certainty() -> None:
     assert naive.high - naive.low < 0.6 * (once.high - once.low)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [0, 2])
-def test_intervals_over_folds_cover_the_truth_and_are_not_too_wide(number: int) -> None:
+def test_intervals_over_folds_cover_the_truth_and_are_not_too_wide(
+    number: int, record_property: Record
+) -> None:
     path = Path(__file__).parents[2] / "perf" / "coverage.py"
     script = runpy.run_path(str(path))
     setting = script["SETTINGS"][number]
     covered, width = script["simulate"](setting, 500)["ours"]
+    record_property("coverage", covered)
     assert 0.93 <= covered <= 0.98  # in 2,000 data sets 0.95 to 0.98: it rather is too wide
     assert script["simulate"](setting, 500, tie=True)["ours"][0] > 0.94
     assert width < 0.8 * script["simulate"](setting, 20)["Nadeau and Bengio"][1]

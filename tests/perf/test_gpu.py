@@ -47,7 +47,7 @@ def test_a_part_that_fails_is_a_row_with_its_error(gpu: ModuleType) -> None:
     assert "nonsense" in rows[-1]["error"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_all_parts_run_on_a_cpu(tmp_path: Path) -> None:
     out = tmp_path / "gpu.csv"
     command = [sys.executable, "perf/gpu.py", "--device", "cpu", "--tiny", "--out", str(out)]

@@ -32,7 +32,10 @@ from fusionzoo.tools.export.graph import layout_of
 from fusionzoo.tools.export.runtime import OnnxModel
 
 pytest.importorskip("onnxruntime")
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's exporters
+pytestmark = [
+    pytest.mark.needs("onnxruntime"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of torch's exporters
+]
 COLUMNS = (
     {"name": "age", "mean": 40.0, "std": 12.0},
     {"name": "colour", "values": ["blue", "red", "yellow"]},

@@ -183,6 +183,7 @@ def test_a_filter_evaluates_no_code() -> None:
         Where("contains(open('/tmp/x', 'w'), 'a')")
 
 
+@pytest.mark.needs("faiss")
 def test_an_index_finds_nearly_what_the_exact_search_finds(
     write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,6 +208,7 @@ def test_an_index_finds_nearly_what_the_exact_search_finds(
     assert "recall@10" in again.search(vector=queries[0]).method
 
 
+@pytest.mark.needs("faiss")
 def test_a_changed_file_gets_a_new_index(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     path, query = write(fused=drawn(500)), drawn(1, seed=5)[0]
     fz.search(path, vector=query, method="index")
@@ -438,6 +440,7 @@ def test_results_say_how_many_rows_and_hits_lack_what(
     assert alone.hits[0].score is None and not any("without" in note for note in alone.notes)
 
 
+@pytest.mark.needs("faiss")
 def test_an_index_of_means_is_refused_where_rows_lack_modalities(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:

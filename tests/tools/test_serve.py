@@ -35,6 +35,7 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.model import FusionModel, create_model
 from fusionzoo.tools.serve.server import ServeConfig, build_app, server_of
 
+pytestmark = pytest.mark.needs("fastapi")
 NET = {"pretrained": False, "channels": [8, 8, 8, 8], "stem_width": 8}
 ENCODERS: dict[str, Any] = {
     "text": {"name": "chars", "dim": 8, "num_layers": 1, "num_heads": 2, "max_length": 20},

@@ -47,7 +47,7 @@ def test_every_fusion_trains_while_much_is_missing(name: str, tmp_path: Path) ->
 
 QUICK_SKIP = ("lmf", "late_mean", "dynmm")
 SKIPPING = [
-    x if x in QUICK_SKIP else pytest.param(x, marks=pytest.mark.slow) for x in list_fusions()
+    x if x in QUICK_SKIP else pytest.param(x, marks=pytest.mark.nightly) for x in list_fusions()
 ]
 
 
@@ -64,7 +64,7 @@ def test_every_fusion_trains_with_a_linear_skip(name: str, tmp_path: Path) -> No
     assert all(x.any() for x in trained)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("missing", ["0.0", "0.3"])
 @pytest.mark.parametrize("name", list_fusions())
 def test_every_fusion_trains_on_digits(name: str, missing: str, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_channels_last_learns_the_same() -> None:
         torch.testing.assert_close(found[name], tensor)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")  # of torch, about itself
 def test_compiled_training_learns_the_same_and_does_not_compile_for_every_batch() -> None:
     chars = {"name": "chars", "dim": 16, "num_layers": 1, "dropout": 0.0}
