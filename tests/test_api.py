@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -91,13 +92,7 @@ def test_a_path_a_table_and_a_data_frame_of_the_same_rows_train_the_same_model(
 ) -> None:
     rows = make_rows()
     path = write_csv(tmp_path / "my.csv", rows)
-    tables = [pa.Table.from_pylist(rows)]
-    try:
-        import pandas as pd
-    except ImportError:
-        pass
-    else:
-        tables.append(pd.DataFrame(rows))
+    tables = [pa.Table.from_pylist(rows), pd.DataFrame(rows)]
     sources = [str(path), {"name": "manifest", "root": path}, *tables]
     runs = [fz.train(data, **TEXTS, out=Path("runs") / str(n)) for n, data in enumerate(sources)]
     assert len({weights(run) for run in runs}) == 1

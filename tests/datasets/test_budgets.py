@@ -215,7 +215,6 @@ def test_an_unknown_format_says_what_is_read_and_how_to_convert(
     ],
 )
 def test_a_drawing_shows_no_other_file(body: str, tmp_path: Path) -> None:
-    pytest.importorskip("resvg_py")
     secret = tmp_path / "secret.png"
     Image.new("RGB", (8, 8), (1, 200, 3)).save(secret)
     (tmp_path / "data").mkdir()
@@ -230,7 +229,6 @@ def test_a_drawing_shows_no_other_file(body: str, tmp_path: Path) -> None:
 
 
 def test_a_drawing_may_hold_pictures_and_refer_to_itself() -> None:
-    pytest.importorskip("resvg_py")
     contents = io.BytesIO()
     Image.new("RGB", (8, 8), (1, 200, 3)).save(contents, "png")
     link = "data:image/png;base64," + base64.b64encode(contents.getvalue()).decode()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -203,7 +204,6 @@ def test_wrong_values_name_their_sample() -> None:
 
 
 def test_a_data_frame_may_hold_objects_and_an_index_of_ids() -> None:
-    pd = pytest.importorskip("pandas")
     frame = pd.DataFrame(
         {
             "key": ["a", "b", "c"],

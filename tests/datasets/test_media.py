@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import resvg_py
 import soundfile
 import torch
 from PIL import Image
@@ -136,7 +137,6 @@ def test_of_an_animation_the_first_picture_counts(tmp_path: Path) -> None:
 
 
 def test_a_drawing_is_rendered_on_white(tmp_path: Path) -> None:
-    pytest.importorskip("resvg_py")
     path = tmp_path / "a.svg"
     path.write_text(
         '<svg xmlns="http://www.w3.org/2000/svg" width="10" height="10">'
@@ -199,12 +199,10 @@ MANY_USES = "".join(
     ],
 )
 def test_the_longer_side_of_a_drawing_is_fixed(size: str, shape: tuple[int, int]) -> None:
-    pytest.importorskip("resvg_py")
     assert decode_image(f"{SVG}{size}>{RECT}</svg>".encode()).shape == (3, *shape)
 
 
 def test_a_drawing_wider_than_high_keeps_its_pixels() -> None:
-    resvg_py = pytest.importorskip("resvg_py")
     text = f'{SVG}width="20" height="10"><circle cx="9" cy="5" r="4" fill="red"/></svg>'
     by_width = bytes(resvg_py.svg_to_bytes(svg_string=text, width=512))
     assert torch.equal(decode_image(text.encode()), decode_image(by_width))
@@ -231,7 +229,6 @@ def test_a_drawing_wider_than_high_keeps_its_pixels() -> None:
 def test_a_drawing_that_the_renderer_cannot_bear_is_one_error(
     drawing: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("resvg_py")
     monkeypatch.setattr("fusionzoo.datasets.media.MAX_SECONDS", 1)
     path = tmp_path / "hostile.svg"
     path.write_text(f'{SVG}width="10" height="10">{drawing}</svg>')

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 import fusionzoo as fz
 from fusionzoo import FusionZooError
@@ -67,10 +68,9 @@ def write(folder: Path, name: str, rotate: bool = False, order: Any = None) -> P
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two files of embeddings and the data behind them: images and texts, in groups of three."""
-    image = pytest.importorskip("PIL.Image")
     folder = tmp_path_factory.mktemp("report")
     for row in range(COUNT):
-        image.new("RGB", (40, 30), (2 * row, 255 - 2 * row, 90)).save(folder / f"{row}.png")
+        Image.new("RGB", (40, 30), (2 * row, 255 - 2 * row, 90)).save(folder / f"{row}.png")
     rows = {
         "id": [f"s{row}" for row in range(COUNT)],
         "split": ["train" if row < 60 else "test" for row in range(COUNT)],

@@ -12,7 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import soundfile
 import torch
+from PIL import Image
 from torch import nn
 
 import fusionzoo as fz
@@ -264,12 +266,11 @@ def test_files_of_two_models_are_not_compared(write: Write) -> None:
 @pytest.fixture(scope="module")
 def stamps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A model with a common space, and what it embeds of a table of texts, images and sounds."""
-    soundfile, image = pytest.importorskip("soundfile"), pytest.importorskip("PIL.Image")
     folder = tmp_path_factory.mktemp("media")
     rows, rng = [], np.random.default_rng(0)
     for row in range(6):
         pixels = np.full((24, 24, 3), 40 * row, np.uint8)
-        image.fromarray(pixels).save(folder / f"{row}.png")
+        Image.fromarray(pixels).save(folder / f"{row}.png")
         soundfile.write(folder / f"{row}.wav", 0.1 * rng.standard_normal(1600), 8000)
         media = {"image": f"{row}.png", "audio": f"{row}.wav", "text": f"thing [{row}]"}
         rows.append({"id": f"s{row}", "split": "test", "target": "ab"[row % 2], **media})
