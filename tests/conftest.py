@@ -17,8 +17,6 @@ import pytest
 import torch
 
 from fusionzoo import plugins
-from fusionzoo.datasets.builtin import stamps
-from fusionzoo.errors import FusionZooError
 from helpers.leftovers import ended_with
 from helpers.nightly import record
 
@@ -67,6 +65,9 @@ def _alone(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def real_stamps() -> Path:
     """The folder of the real `stamps`, 160 MB that a user's cache or `.ci/run` holds."""
+    from fusionzoo.datasets.builtin import stamps
+    from fusionzoo.errors import FusionZooError
+
     try:
         return stamps.find(None)
     except FusionZooError as error:

@@ -59,12 +59,12 @@ def too_exact(tree: ast.Module) -> list[int]:
     for function in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)):
         names = {n.id for n in ast.walk(function) if isinstance(n, ast.Name)}
         for node in ast.walk(function):
-            stored = bool(names & golden) or any(map(is_measured, ast.walk(node)))
-            if isinstance(node, ast.Call) and stored:
-                name = ast.unparse(node.func).rpartition(".")[2]
-                given = {k.arg: ast.unparse(k.value) for k in node.keywords if k.arg}
-                text = given.get(TOLERANCES.get(name, ""), "0")
-                if name in TOLERANCES and numbers.get(text, _number(text)) < LEAST:
+            if isinstance(node, ast.Call):
+                keyword = TOLERANCES.get(ast.unparse(node.func).rpartition(".")[2])
+                if keyword is None or not (names & golden or any(map(is_measured, ast.walk(node)))):
+                    continue
+                text = next((ast.unparse(k.value) for k in node.keywords if k.arg == keyword), "0")
+                if numbers.get(text, _number(text)) < LEAST:
                     lines.append(node.lineno)
             elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq):
                 lines += [node.lineno for x in (node.left, *node.comparators) if is_measured(x)]

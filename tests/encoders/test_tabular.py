@@ -195,6 +195,7 @@ def test_a_stored_model_answers_new_rows_without_the_data(name: str, tmp_path: P
     ]
     answers, expected = (x.predict(samples) for x in (loaded, model))
     assert answers == expected
+    assert answers[2].label == answers[3].label
     empty, lacking = (x.probabilities for x in answers[2:])
     assert empty == pytest.approx(lacking, abs=1e-5), "a sample of empty cells lacks the modality"
     assert answers[0] != answers[1]

@@ -16,6 +16,7 @@ from fusionzoo.encoders import create_encoder
 from fusionzoo.encoders._torchaudio import torchaudio_or_none
 from fusionzoo.encoders.audio import SILENCE, LogMel
 from fusionzoo.resampling import resampler
+from helpers.tiny_models import needs_torchaudio
 
 # Of torchaudio 2.11.0 with torch 2.11.0 on `chirp`: every 997th sample at the new rate of
 # `transforms.Resample`, and every 499th power of `transforms.MelSpectrogram`.
@@ -30,9 +31,6 @@ MELS = [  # rate, mel bands, window and hop in s
     (22_050, 80, 0.030, 0.010),
     (44_100, 128, 0.025, 0.010),
 ]
-needs_torchaudio = pytest.mark.skipif(
-    torchaudio_or_none() is None, reason="torchaudio cannot be imported beside this torch"
-)
 
 
 def chirp(rate: int) -> Tensor:

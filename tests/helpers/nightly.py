@@ -22,7 +22,7 @@ def record(reports: Sequence[pytest.TestReport], path: Path) -> None:
     if path.exists():
         with path.open(newline="") as file:
             rows = {row["test"]: dict(row) for row in csv.DictReader(file)}
-    git = ["git", "rev-parse", "--short", "HEAD"]
+    git = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
     commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
     for report in reports:
         figures = " ".join(f"{name}={value}" for name, value in report.user_properties)
