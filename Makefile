@@ -1,4 +1,4 @@
-.PHONY: check test slow nightly golden docs same results
+.PHONY: check test slow nightly golden docs same results site release-check
 
 check:  ## lint, format, types
 	ruff check . && ruff format --check . && mypy && pyright
@@ -15,6 +15,9 @@ nightly:  ## measurements and sweeps, one at a time; results/nightly.csv keeps w
 docs:  ## write docs/zoo.md, docs/balance.md and their pages from the registries, and the figures in docs/which.md from results/
 	python docs/make.py
 
+site:  ## build the site into build/site (pip install -e '.[docs]')
+	python docs/website.py
+
 golden:  ## write the golden numbers of one fusion: make golden NAME=gmu
 	python tests/golden/make.py $(NAME)
 
@@ -25,3 +28,10 @@ same:  ## compare training with an older revision, bit for bit: make same REV=HE
 
 results:  ## say which tables in results/ are older than their code; rerun some: make results ARGS='--run digits'
 	python perf/results.py $(ARGS)
+
+TAG ?= $(shell git tag --points-at HEAD 2>/dev/null | head -n 1)
+release-check: export OFFLINE = 1
+release-check:  ## run the steps of a release as far as no network is needed, with this environment's libraries
+	.ci/release version $(TAG)
+	rm -rf dist && .ci/release build dist
+	.ci/release try dist/*.whl

@@ -16,14 +16,30 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fusionzoo.config import BenchmarkConfig
-from fusionzoo.config.load import run_command
+from fusionzoo.config.load import Usage, run_command
+
+USAGE = Usage(
+    name="benchmark",
+    purpose="Compare fusions: which is better, by how much, at what cost, and does fusion help?",
+    words=("data",),
+    examples=(
+        "my.csv --target diagnosis --fusions concat,gmu,mbt",
+        "digits --fusions all --time_limit 30m --out report",
+        "--combine report,report2 --out both",
+    ),
+    common=(
+        *("data", "target", "fusions", "encoders", "mode", "seeds", "folds", "corruptions"),
+        *("time_limit", "out"),
+    ),
+    more="The same command continues an interrupted benchmark.",
+)
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line; return 1 if a strategy failed, 2 after a user's mistake."""
     args = sys.argv[1:] if args is None else args
     note = "stopped: the same command continues it"
-    return run_command(BenchmarkConfig, __doc__ or "", args, start, interrupted=note)
+    return run_command(BenchmarkConfig, USAGE, args, start, interrupted=note)
 
 
 def start(cfg: BenchmarkConfig) -> int:
@@ -32,10 +48,15 @@ def start(cfg: BenchmarkConfig) -> int:
         from fusionzoo.benchmark.report.page import combine
 
         return combine(cfg.combine, Path(cfg.out))
-    from fusionzoo.benchmark.api import run
+    from fusionzoo.benchmark.api import run, run_shard
+    from fusionzoo.benchmark.schedule import CTRL_C
 
+    if cfg.shard:
+        return run_shard(cfg)
     report = run(cfg)
     report.print()
+    if report.figures["stopped"] == CTRL_C:
+        return 130
     return 1 if report.failed else 0
 
 

@@ -20,15 +20,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusionzoo.config import EmbedConfig
-from fusionzoo.config.load import run_command
+from fusionzoo.config.load import Usage, run_command
 from fusionzoo.errors import FusionZooError
 
 if TYPE_CHECKING:
-    from fusionzoo.datasets import PairedDataset
     from fusionzoo.distributed import World
     from fusionzoo.embeddings.extract import Extraction
     from fusionzoo.embeddings.parts import Parts
+    from fusionzoo.inputs import InMemory
     from fusionzoo.model import FusionModel
+
+
+USAGE = Usage(
+    name="embed",
+    purpose="Write embeddings: a row per sample with the fused vector and each modality's own.",
+    words=("model", "data"),
+    examples=(
+        "runs/a my.csv --out my.parquet",
+        "runs/a --split test --probabilities",
+        "my.csv --encoders.text hf/intfloat/e5-small-v2 --out my.parquet",
+    ),
+    common=(
+        *("model", "data", "split", "out", "encoders", "fusion", "dtype", "normalise"),
+        *("probabilities", "batch_size"),
+    ),
+    more="The same command goes on where a killed one stopped; under torchrun all processes share"
+    " the work.",
+)
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -45,14 +63,14 @@ def main(args: Sequence[str] | None = None) -> int:
         return launch_or_join(cfg.dist, cfg.device, work, script=__file__, args=args)
 
     interrupted = "stopped; the same command goes on from here"
-    return run_command(EmbedConfig, __doc__ or "", args, start, interrupted=interrupted)
+    return run_command(EmbedConfig, USAGE, args, start, interrupted=interrupted)
 
 
 def embed(
     cfg: EmbedConfig,
     world: World,
     model: FusionModel | None = None,
-    dataset: PairedDataset | None = None,
+    dataset: InMemory = None,
 ) -> Path:
     """Embed the data, together with the other processes of `world`; return the file.
 
@@ -145,19 +163,13 @@ def progress(
 
     The other processes are taken to be as fast as this one.
     """
-    from tqdm import tqdm
+    from fusionzoo.progress import progress_bar
 
     left = sum(len(job.plan.rows(part)) for part in pending)
     total = len(job.dataset)
     if left < total and world.main:
         print(f"{parts.folder} holds {total - left} of {total} rows: going on from there")
-    bar = tqdm(
-        total=total,
-        initial=total - left,
-        unit="row",
-        disable=not world.main,
-        dynamic_ncols=True,
-    )
+    bar = progress_bar(total=total, initial=total - left, unit="row", disable=not world.main)
     with bar:
         yield lambda rows: bar.update(min(rows * world.size, total - bar.n)), bar.write
 

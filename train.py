@@ -15,19 +15,39 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fusionzoo.config import RunConfig
-from fusionzoo.config.load import run_command
+from fusionzoo.config.load import Usage, run_command
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch.utils.data import DataLoader
 
     from fusionzoo.datasets import PairedDataset
     from fusionzoo.distributed import World
     from fusionzoo.structures import Batch
+    from fusionzoo.training.checkpoint import State
     from fusionzoo.training.report import Run
     from fusionzoo.training.tracker import Tracker
     from fusionzoo.training.trainer import Trainer
 
     Loaders = dict[str, DataLoader[Batch]]
+
+
+USAGE = Usage(
+    name="train",
+    purpose="Train a fusion model: a file and the name of its target are enough.",
+    words=("data",),
+    examples=(
+        "my.csv --target diagnosis",
+        "digits --fusion gmu --train.epochs 5 --out runs/a",
+        "--config stamps_finetune --train.time_limit 10m",
+    ),
+    common=(
+        *("data", "target", "fusion", "encoders", "balance", "train.epochs", "train.time_limit"),
+        *("optim.lr", "seed", "out", "resume"),
+    ),
+    more="Reads downward: the command line; then data, model, trainer; then epochs, test, results.",
+)
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -42,7 +62,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
         return launch_or_join(cfg.dist, cfg.device, work, script=__file__, args=args)
 
-    return run_command(RunConfig, __doc__ or "", args, start)
+    return run_command(RunConfig, USAGE, args, start)
 
 
 def train(cfg: RunConfig, world: World, dataset: PairedDataset | None = None) -> Run:
@@ -51,9 +71,7 @@ def train(cfg: RunConfig, world: World, dataset: PairedDataset | None = None) ->
 
     from fusionzoo.plugins import load_plugins
     from fusionzoo.training import checkpoint, report
-    from fusionzoo.training.build import open_dataset
-    from fusionzoo.training.fit import evaluate, fit
-    from fusionzoo.training.multitask import targets_of
+    from fusionzoo.training.fit import fit
     from fusionzoo.training.report import Run
     from fusionzoo.training.run_folder import claim_folder
     from fusionzoo.training.speed import choose_for_training
@@ -62,7 +80,7 @@ def train(cfg: RunConfig, world: World, dataset: PairedDataset | None = None) ->
     load_plugins(cfg.plugins)
     tracker = Tracker(world)
     tracker.is_late(cfg.train.time_limit)  # raises an error if that is no time
-    dataset = open_dataset(cfg.data, targets_of(cfg), dataset)
+    cfg, dataset = open_data(cfg, dataset, tracker)
     trainer, splits, unused = build_trainer(cfg, world, dataset, tracker)
 
     # ---- epochs from the start or from the last checkpoint; then the test split, once
@@ -80,16 +98,39 @@ def train(cfg: RunConfig, world: World, dataset: PairedDataset | None = None) ->
             if exit_code := fit(trainer, loaders, state, folder, tracker):
                 return Run(folder, exit_code, trainer.module.model)
             tracker.say(*checkpoint.restore_best(folder, trainer, state))
-            with trainer.ema_weights():
-                test = evaluate(trainer, loaders["test"], report.reports_each_alone(trainer))
-                report.save_model(folder, trainer, splits)
+            with trainer.ema_weights():  # of the model that has not learnt from validation samples
+                val_outputs = report.outputs_to_calibrate(trainer, loaders["val"])
+            final = trainer
+            if cfg.train.refit:
+                final, loaders, splits, exit_code = refit(trainer, dataset, state, folder, tracker)
+                if exit_code:
+                    return Run(folder, exit_code, final.module.model)
+            with final.ema_weights():
+                test, calibration, figures = report.test_model(final, loaders["test"], val_outputs)
+                report.save_model(folder, final, splits, calibration, state, test)
         except torch.OutOfMemoryError as error:
             raise report.out_of_memory(trainer) from error
         finally:
             tracker.close()
-        report.report_results(folder, trainer, state, test, tracker)
+        report.report_results(folder, trainer, state, test, figures, tracker)
         report.report_failures(dataset, tracker)
     return Run(folder)
+
+
+def open_data(
+    cfg: RunConfig, dataset: PairedDataset | None, tracker: Tracker
+) -> tuple[RunConfig, PairedDataset]:
+    """Open the data set and show what its columns hold; return it with explicit settings of it."""
+    from fusionzoo.inputs import complete_run
+    from fusionzoo.training.build import open_dataset
+    from fusionzoo.training.multitask import targets_of
+
+    if dataset is not None:
+        return cfg, open_dataset(cfg.data, targets_of(cfg), dataset)
+    cfg, done = complete_run(cfg)
+    if tracker.world.main:
+        done.show()
+    return cfg, open_dataset(done.to_open, targets_of(cfg))
 
 
 def build_trainer(
@@ -98,20 +139,33 @@ def build_trainer(
     """Build model and optimiser; return them with the data's splits and the names of the
     parameters that no loss reads."""
     from fusionzoo.config.schema import drop_deselected
-    from fusionzoo.distributed import seed_everything, wrap
     from fusionzoo.training import build
-    from fusionzoo.training.freezing import save_memory_and_compile
-    from fusionzoo.training.optim import AMP_DTYPES, build_optimizer, param_groups
+    from fusionzoo.training.fit import check_refit
     from fusionzoo.training.report import show_data
-    from fusionzoo.training.trainer import Trainer
 
     # ---- data: one table, three splits
     cfg, dropped = drop_deselected(cfg, dataset.provenance.deselected)
     show_data(dataset, dropped, tracker)
-    cfg = replace(cfg, encoders=build.choose_encoders(dataset, cfg.encoders))
+    encoders, notes = build.encoders_at_hand(dataset, cfg.encoders)
+    cfg = replace(cfg, encoders=build.choose_encoders(dataset, encoders))
+    tracker.say(*notes)
     splits = {name: dataset.split(name) for name in ("train", "val", "test")}
+    trainer, unused = build_model(cfg, world, splits, tracker)
+    check_refit(trainer)
+    return trainer, splits, unused
 
-    # ---- model: the same weights on every process, then each its own dropout
+
+def build_model(
+    cfg: RunConfig, world: World, splits: dict[str, PairedDataset], tracker: Tracker
+) -> tuple[Trainer, list[str]]:
+    """Build model and optimiser for these splits: the same weights on every process, then each its
+    own dropout. Also return the names of the parameters that no loss reads."""
+    from fusionzoo.distributed import seed_everything, wrap
+    from fusionzoo.training import build
+    from fusionzoo.training.freezing import save_memory_and_compile
+    from fusionzoo.training.optim import AMP_DTYPES, build_optimizer, param_groups
+    from fusionzoo.training.trainer import Trainer
+
     seed_everything(cfg.seed)
     objective, unused = build.build_objective(cfg, splits["train"], world)
     build.check_splits(objective.tasks, splits)
@@ -122,7 +176,7 @@ def build_trainer(
     groups = param_groups(objective.model, objective.heads, cfg.optim, objective.balance)
     trainer = Trainer(wrapped, build_optimizer(groups, cfg.optim), cfg, world)
     seed_everything(cfg.seed + world.rank)
-    return trainer, splits, unused
+    return trainer, unused
 
 
 def build_loaders(
@@ -152,6 +206,47 @@ def build_loaders(
         name: build_loader(frozen.view(split), collates[name], cfg, world, name)
         for name, split in splits.items()
     }
+
+
+def refit(
+    trainer: Trainer, dataset: PairedDataset, state: State, folder: Path, tracker: Tracker
+) -> tuple[Trainer, Loaders, dict[str, PairedDataset], int]:
+    """Train a new model on train and validation together, for the epochs that were best.
+
+    Return what trained it, its loaders and splits, and the exit code after a signal. Its
+    checkpoints are `refit.pt` in the run folder; one for other epochs is not continued.
+    """
+    from fusionzoo.distributed import from_main
+    from fusionzoo.training import checkpoint, fit
+    from fusionzoo.training.speed import choose_for_training
+    from fusionzoo.training.tracker import Tracker
+
+    cfg, world, epochs = trainer.cfg, trainer.world, state.best["epoch"]
+    learned = [row for row, x in enumerate(dataset.split_names) if x in ("train", "val")]
+    splits = {"train": dataset.subset(learned)}
+    splits |= {name: dataset.split(name) for name in ("val", "test")}
+    state.best["refit"] = {"samples": len(learned), "epochs": epochs}
+    trainer.optimizer.state.clear()  # room for that of the new model
+    silent = Tracker(world)  # metrics.jsonl and the logger are those of the first training
+    tracker.say(f"refit: {len(learned):,} samples of train and val, {epochs} epochs")
+    again, _ = build_model(cfg, world, splits, silent)
+    path = folder / "checkpoints" / "refit.pt"
+    done = checkpoint.State(data=state.data, best={"epoch": epochs})
+    resume = from_main(path.is_file(), world)
+    if resume:
+        done, notes = checkpoint.restore(path, again)
+        tracker.say(*notes)
+    if done.best["epoch"] != epochs:  # of an earlier end of the first training
+        again, _ = build_model(cfg, world, splits, silent)
+        done, resume = checkpoint.State(data=state.data, best={"epoch": epochs}), False
+    try:
+        loaders = build_loaders(again, dataset, splits, silent, resume=resume)
+        loaders, _ = choose_for_training(again, loaders, folder, resume=True)
+        exit_code = fit.refit(again, loaders, done, epochs, path, silent)
+    finally:
+        silent.close()
+    tracker.lap("refit")
+    return again, loaders, splits, exit_code
 
 
 if __name__ == "__main__":

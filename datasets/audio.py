@@ -413,21 +413,21 @@ def _read_mono(file: Any, count: int) -> np.ndarray:
 
 
 @contextmanager
-def _open(source: Path | bytes, kept: Any = None) -> Iterator[Any]:
-    """Open a clip, if it is not `kept` open; an error of the audio library names the file.
+def _open(source: Path | bytes, opened: Any = None) -> Iterator[Any]:
+    """Open a clip, unless `opened` is its handle; an error of the audio library names the file.
 
     It is closed after use unless `keep_handle` was called.
     """
     import soundfile
 
     name = _name(source)
-    if kept is None and not (
+    if opened is None and not (
         len(source) if isinstance(source, bytes) else file_size(source, "audio file")
     ):
         raise FusionZooError(f"{name} is empty")
-    file = kept
+    file = opened
     try:
-        file = open_handle(source) if kept is None else kept
+        file = open_handle(source) if opened is None else opened
         yield file
     except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
         hint = _conversion_hint(source)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.registry import Entry, Registry, type_hints
+from fusionzoo.registry import Entry, Registry, keyword_only, settings_class, type_hints
 
 from .amputation import Mechanism
 from .paired import MAX_ERRORS, OnError, PairedDataset, check_policy
@@ -70,7 +70,7 @@ class SharedSettings:
 
 DEFAULTS = SharedSettings()
 SHARED = dict(inspect.signature(SharedSettings).parameters)
-POLICY = ("on_error", "max_errors")  # attributes of a `PairedDataset`
+POLICY = ("on_error", "max_errors", "reuse_memory")  # rules by which a data set is read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,8 @@ class DatasetEntry(Entry[PairedDataset]):
     """Facts about one data set, or about a format of one's own data.
 
     A function that opens files takes the `SharedSettings` as `shared`, as `on_error` decides
-    whether they must exist.
+    whether they must exist; one with many settings of its own takes them whole, as `settings` of a
+    dataclass.
     """
 
     # Downloads it into a folder (None: the cache), and returns where it is.
@@ -86,8 +87,8 @@ class DatasetEntry(Entry[PairedDataset]):
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
-        own = {name: p for name, p in super().parameters.items() if name != "shared"}
-        return {**own, **{name: p for name, p in SHARED.items() if name not in own}}
+        declared = {name: p for name, p in super().parameters.items() if name != "shared"}
+        return {**declared, **{name: p for name, p in SHARED.items() if name not in declared}}
 
     @property
     def hints(self) -> dict[str, Any]:
@@ -95,17 +96,18 @@ class DatasetEntry(Entry[PairedDataset]):
 
     def build(self, *args: Any, **settings: Any) -> PairedDataset:
         """Open the data set, and apply those of `SharedSettings` that it has not as its own."""
-        own = super().parameters
-        given = {name: settings.pop(name) for name in SHARED if name in settings.keys() - own}
-        shared = SharedSettings(**given)
-        opens_files = "shared" in own
-        if opens_files:
+        declared = super().parameters
+        common = {name: settings.pop(name) for name in SHARED if name in settings.keys() - declared}
+        shared = SharedSettings(**common)
+        whole = settings_class(self.cls)
+        if "shared" in declared:
             settings["shared"] = shared
+        if whole is not None:
+            fields = {name: settings.pop(name) for name in keyword_only(whole) if name in settings}
+            settings["settings"] = whole(**fields)
         dataset = self.cls(*args, **settings)
-        for name in ("reuse_memory",) if opens_files else ("reuse_memory", *POLICY):
-            if name in given:
-                setattr(dataset, name, getattr(shared, name))
-        return shared.view(dataset)
+        policy = {name: getattr(shared, name) for name in POLICY if name in common}
+        return shared.view(dataset.with_policy(**policy))
 
 
 DATASETS: Registry[PairedDataset, DatasetEntry] = Registry(

@@ -54,8 +54,8 @@ BUDGETS = {
 EXPANSION = 100  # times the size of its file that a table may take, where that is more
 
 
-def check_budget(budget: str, amount: int | float, name: str, found: str = "") -> None:
-    """Raise an error if a value needs more than its budget; `found` words the amount.
+def check_budget(budget: str, amount: int | float, name: str, words: str = "") -> None:
+    """Raise an error if a value needs more than its budget; `words` state the amount.
 
     >>> check_budget("pixels", 3 * 10**9, "a.png")
     Traceback (most recent call last):
@@ -64,9 +64,9 @@ pixels: store it smaller
     """
     entry = BUDGETS[budget]
     if amount > entry.limit:
-        found = found or f"{amount:,} {entry.unit}"
+        words = words or f"{amount:,} {entry.unit}"
         raise FusionZooError(
-            f"{name} is too large: {found}; at most {entry.limit:,} {entry.unit}: {entry.advice}"
+            f"{name} is too large: {words}; at most {entry.limit:,} {entry.unit}: {entry.advice}"
         )
 
 

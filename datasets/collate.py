@@ -83,15 +83,19 @@ class Collate:
         self.blanks = {name: processor.blank() for name, processor in self.processors.items()}
 
     def __call__(self, samples: Sequence[Sample | None]) -> Batch:
-        prepared = [self._prepare(sample) for sample in samples if sample is not None]
+        prepared = [self.prepare(sample) for sample in samples if sample is not None]
         pairs = [pair for pair in prepared if pair is not None]
         second: dict[str, Inputs] | None = None
         if self.second_view:
-            again = [self._prepare(_other_seed(sample)) for sample, _ in pairs]
+            again = [self.prepare(_other_seed(sample)) for sample, _ in pairs]
             both = [(x, y) for x, y in zip(pairs, again, strict=True) if y is not None]
             # Of the second's sample: it lacks what the processor refused in either view.
-            pairs = [(other[0]._replace(seed=one[0].seed), one[1]) for one, other in both]
+            pairs = [(other[0]._replace(seed=first[0].seed), first[1]) for first, other in both]
             second = self._collate_inputs([other[1] for _, other in both])
+        return self.join(pairs)._replace(second=second)
+
+    def join(self, pairs: Sequence[tuple[Sample, Mapping[str, list[Item]]]]) -> Batch:
+        """Pad and align samples that `prepare` has prepared."""
         rows = [sample for sample, _ in pairs]
         inputs = self._collate_inputs([items for _, items in pairs])
         present = [[row.values.get(name) is not None for name in self.processors] for row in rows]
@@ -100,7 +104,6 @@ class Collate:
             inputs,
             torch.tensor(present, dtype=torch.bool).reshape(len(rows), len(self.processors)),
             self._stack_targets([row.target for row in rows]),
-            second,
         )
 
     def _collate_inputs(self, rows: Sequence[Mapping[str, list[Item]]]) -> dict[str, Inputs]:
@@ -124,7 +127,7 @@ class Collate:
         width = len(targets[0]) if targets else self.columns
         return torch.tensor(targets, dtype=torch.float32).reshape(len(targets), width or 0)
 
-    def _prepare(self, sample: Sample) -> tuple[Sample, dict[str, list[Item]]] | None:
+    def prepare(self, sample: Sample) -> tuple[Sample, dict[str, list[Item]]] | None:
         """Return a sample and its items, without values that a processor refuses; None: skipped."""
         items = {}
         draws = torch.Generator() if sample.seed else None

@@ -199,11 +199,11 @@ def join_splits(
     sample without one gets the split that a hash made in the first of the others; samples of one
     key get the same. `kinds` says what the label columns hold.
     """
-    made = [name for name in sources if is_made(sources[name])]
+    hashed = [name for name in sources if is_made(sources[name])]
     is_part = any(len(source) < len(source.table) for source in sources.values())
-    if len(made) == len(sources) and not is_part:
+    if len(hashed) == len(sources) and not is_part:
         return _make_splits(sources, columns, kinds)
-    return _collect_splits(sources, joined, made)
+    return _collect_splits(sources, joined, hashed)
 
 
 def is_made(source: Samples) -> bool:
@@ -224,13 +224,17 @@ def _make_splits(
     return splits.splits, SplitRule(f"by a hash of the joined {key}s{splits.exceptions}", share)
 
 
-def _collect_splits(sources: Sources, joined: JoinedRows, made: list[str]) -> tuple[Any, SplitRule]:
+def _collect_splits(
+    sources: Sources, joined: JoinedRows, hashed: list[str]
+) -> tuple[Any, SplitRule]:
     """Take each sample's split from the sources that have it."""
     rules = {name: source.provenance.split_rule for name, source in sources.items()}
     cells = {name: source.split_names for name, source in sources.items()}
-    real = [name for name in sources if name not in made]
+    real = [name for name in sources if name not in hashed]
     # Hashes of groups keep the groups together; then those of sources with one sample per key.
-    made = sorted(made, key=lambda x: (not sources[x].provenance.group_rule, x == joined.repeated))
+    hashed = sorted(
+        hashed, key=lambda x: (not sources[x].provenance.group_rule, x == joined.repeated)
+    )
     splits: list[str] = []
     by_key: dict[str, str] = {}
     num_made = 0
@@ -243,16 +247,16 @@ def _collect_splits(sources: Sources, joined: JoinedRows, made: list[str]) -> tu
             )
         if not values:
             num_made += 1
-            split = next(cells[name][row] for name in made if (row := rows[name]) is not None)
+            split = next(cells[name][row] for name in hashed if (row := rows[name]) is not None)
             splits.append(by_key.setdefault(key, split))
         else:
             splits.append(next(iter(values.values())))
     rule = ", ".join(dict.fromkeys(rules[name] for name in real if rules[name]))
     shares = None
-    if made and num_made == len(splits):
-        rule, shares = rules[made[0]], sources[made[0]].provenance.split_shares
+    if hashed and num_made == len(splits):
+        rule, shares = rules[hashed[0]], sources[hashed[0]].provenance.split_shares
     elif num_made:
-        how = rules[made[0]].split(";")[0]
+        how = rules[hashed[0]].split(";")[0]
         rule = f"{rule or 'fixed'}; {num_made:,} samples without one {how}"
     return pa.array(splits, pa.string()), SplitRule(rule, shares)
 
@@ -375,14 +379,14 @@ def _shared_columns(
 
 def _other_columns(sources: Sources, taken: set[str]) -> dict[str, tuple[str, str]]:
     """Return the sources' other columns by their joined name: two of one name get a prefix."""
-    found: dict[str, list[str]] = {}
+    sources_by_column: dict[str, list[str]] = {}
     for name, source in sources.items():
         for column in source.table.column_names:
             if column not in source.modalities and column not in ROLES:
-                found.setdefault(column, []).append(name)
+                sources_by_column.setdefault(column, []).append(name)
     joined = {
         column if len(names) == 1 else f"{name}_{column}": (name, column)
-        for column, names in found.items()
+        for column, names in sources_by_column.items()
         if column not in taken
         for name in names
     }

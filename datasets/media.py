@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -59,7 +60,8 @@ try:
             if name.rpartition("}")[2] == "href" and not re.match("#|data:|$", link):
                 if element.tag.rpartition("}")[2] != "a":  # where a click would lead
                     raise ValueError(f"it refers to the file {link[:80]!r}: embed it instead")
-    image = bytes(resvg_py.svg_to_bytes(svg_string=text, width=side, height=side))
+    # Without a resolution a size in mm, pt or in is read as 0; 96 is that of CSS.
+    image = bytes(resvg_py.svg_to_bytes(svg_string=text, width=side, height=side, dpi=96))
 except BaseException as error:  # a panic in Rust is not an Exception
     sys.exit(" ".join(str(error).split()))
 sys.stdout.buffer.write(image)
@@ -164,7 +166,7 @@ ARRAYS = {".npy"}
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "DIB", "TIFF", "WEBP")
 SVG_STARTS = (b"<svg ", b"<?xml", b"<!DOCTYPE svg")
 ROWS = 64  # of an image that are scaled at a time
-END_OF_PNG = b"IEND\xaeB`\x82"
+PNG = b"\x89PNG\r\n\x1a\n"
 SUFFIXES = {"image": IMAGES, "audio": CLIPS, "text": TEXTS, "vector": ARRAYS, "sequence": ARRAYS}
 
 
@@ -225,33 +227,51 @@ def decode_image(source: Any) -> Tensor:
         return _to_rgb(_load(_open(source, "the image"), "the image"))
     path, data = _read(source, "image file")
     data = render(data, path) if _is_svg(path, data) else data
-    size = jpeg_size(data)
-    if size is not None:
-        check_image(*size, path)
-        return _decode_plain(data, path)
-    image = _open(data, path)  # reads the header only, and refuses an image that is too large
-    return _decode_plain(data, path) if _is_plain(data) else _to_rgb(_load(image, path))
+    if data.startswith(b"\xff\xd8\xff"):  # torchvision decodes it exactly like Pillow, and faster
+        size = jpeg_size(data)
+        if size is None:
+            _open(data, path)  # reads the header only, and refuses an image that is too large
+        else:
+            check_image(*size, path)
+        return _decode_jpeg(data, path)
+    return _to_rgb(_load(_open(data, path), path))
 
 
-def _is_plain(data: bytes) -> bool:
-    """Return whether torchvision, up to twice as fast, decodes the image exactly like Pillow."""
-    if data.startswith(b"\xff\xd8\xff"):  # JPEG
-        return True
-    eight_bit = data[24:26] in (b"\x08\x00", b"\x08\x02")  # grey, RGB
-    head = data[: max(data.find(b"IDAT"), 0)]
-    return data.startswith(b"\x89PNG") and eight_bit and b"tRNS" not in head
-
-
-def _decode_plain(data: bytes, path: str) -> Tensor:
+def _decode_jpeg(data: bytes, path: str) -> Tensor:
     from torchvision.io import ImageReadMode
     from torchvision.io import decode_image as decode_by_torchvision
 
     buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    turn = b"Exif" in data or b"eXIf" in data  # of a JPEG, of a PNG
+    turn = b"Exif" in data
     try:
         return decode_by_torchvision(buffer, ImageReadMode.RGB, apply_exif_orientation=turn)
     except RuntimeError as error:
-        raise FusionZooError(f"{path} cannot be read as an image: {error}") from error
+        raise FusionZooError(f"{path} cannot be read as an image: {one_line(error)}") from error
+
+
+def _check_png(data: bytes, path: str) -> None:
+    """Raise an error for a PNG that is cut off, or whose pixels' checksum is wrong.
+
+    Pillow does not compare it. (torchvision 0.29 does, and a damaged PNG then ends the process.)
+    """
+    position, view = len(PNG), memoryview(data)
+    while position + 12 <= len(data):
+        length, name = (
+            int.from_bytes(data[position : position + 4]),
+            data[position + 4 : position + 8],
+        )
+        end = position + 8 + length
+        if name == b"IEND":
+            return
+        checksum = int.from_bytes(data[end : end + 4])
+        if (
+            end + 4 <= len(data)
+            and name == b"IDAT"
+            and zlib.crc32(view[position + 4 : end]) != checksum
+        ):
+            raise FusionZooError(f"{path} is damaged: the checksum of its pixels does not match")
+        position = end + 4
+    raise FusionZooError(f"{path} is cut off: its last chunk, IEND, is missing")
 
 
 def _open(source: Any, path: str) -> Any:
@@ -271,13 +291,15 @@ def _open(source: Any, path: str) -> Any:
         check_budget("pixels", float("inf"), path, one_line(error).partition(",")[0])
         raise
     except UnidentifiedImageError as error:
+        if contents.startswith(PNG):
+            _check_png(contents, path)
         hint = how_to_convert("image", path, contents[:32])
         raise FusionZooError(f"{path} cannot be read as an image{hint}") from error
     except Exception as error:
         raise FusionZooError(f"{path} cannot be read as an image: {one_line(error)}") from error
     check_image(image.width, image.height, path)
-    if contents.startswith(b"\x89PNG") and END_OF_PNG not in contents:
-        raise FusionZooError(f"{path} is cut off: its last chunk, IEND, is missing")
+    if contents.startswith(PNG):
+        _check_png(contents, path)
     return image
 
 

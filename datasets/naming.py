@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from fusionzoo.errors import FusionZooError, did_you_mean
@@ -72,3 +73,47 @@ def view_of(dataset: PairedDataset, settings: Mapping[str, Any]) -> PairedDatase
     view = dataset if targets is None else dataset.with_targets(targets)
     shared = {name: settings[name] for name in settings if name != "targets"}
     return SharedSettings(**shared).view(view)
+
+
+FORMATS = ("manifest", "folders")  # data sets that are named by their path
+# File names that say nothing; the folder's name does.
+GENERIC = re.compile(r"(data|dataset|manifest|index|metadata|samples|table|all|train)$", re.I)
+STORED = re.compile(r"data-[0-9a-f]{12}\.parquet$")  # a table in memory, written to the cache
+UNNAMED = "a table in memory"
+
+
+def data_title(settings: Mapping[str, Any]) -> str:
+    """Name a data set by its settings: a manifest or folder by its path, others by their name.
+
+    >>> data_title({"name": "manifest", "root": "/data/products/manifest.csv"})
+    'products'
+    >>> data_title({"name": "interactions", "task": "xor", "samples": 600})
+    'interactions (xor)'
+    """
+    name, root = str(settings["name"]), settings.get("root")
+    if name in FORMATS and isinstance(root, str) and root:
+        return _path_title(root)
+    if "/" in name:  # the source of a data set that was passed as an object
+        return _path_title(name)
+    return f"{name} ({settings['task']})" if "task" in settings else name
+
+
+def folder_name(settings: Mapping[str, Any]) -> str:
+    """Return the name of a run's folder: a file's own name, else the data set's.
+
+    >>> folder_name({"name": "manifest", "root": "/data/my table.csv"})
+    'my-table'
+    """
+    if settings["name"] not in FORMATS:
+        return str(settings["name"])
+    title = data_title(settings)
+    return "table" if title == UNNAMED else title.replace(" ", "-")
+
+
+def _path_title(path: str) -> str:
+    if STORED.search(path):
+        return UNNAMED
+    place = PurePath(path)
+    if GENERIC.match(place.stem) and place.parent.name:
+        return place.parent.name
+    return place.stem if place.suffix else place.name

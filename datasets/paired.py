@@ -311,10 +311,11 @@ class PairedDataset(Dataset[Sample | None]):
     `raise` its error, treat it as `missing`, or `skip` its sample. `failures()` lists these values,
     including those met in workers. If more than a share `max_errors` of a modality's values fail,
     an error ends the run, see `Failures.too_many`.
+
+    `sample_rate` is that of audio in arrays, in Hz; `frames` are the images taken of a video, by
+    default `audio.FRAMES`.
     """
 
-    sample_rate: int | None = None  # Hz, of audio in arrays
-    frames: int | None = None  # images taken of a video; None: `stretch.FRAMES`
     reuse_memory = True  # whether batches of loader processes go through `worker_memory`
 
     def __init__(
@@ -332,6 +333,8 @@ class PairedDataset(Dataset[Sample | None]):
         paths: Sequence[str] = (),
         allow_outside: bool = False,
         provenance: Provenance | None = None,
+        sample_rate: int | None = None,
+        frames: int | None = None,
     ) -> None:
         check_policy(on_error, max_errors)
         check_modalities(modalities, paths, source)
@@ -346,6 +349,7 @@ class PairedDataset(Dataset[Sample | None]):
         self.readers: dict[str, Callable[[int], Any]] = {}
         self.on_error: OnError = on_error
         self.max_errors = max_errors
+        self.sample_rate, self.frames = sample_rate, frames
         self._encoders = {name: dict(settings) for name, settings in (encoders or {}).items()}
         self.failed = Failures(len(table), len(modalities))
         if is_collecting():
@@ -555,6 +559,21 @@ class PairedDataset(Dataset[Sample | None]):
         """Return the same samples with other columns as labels: `{"age": "regression"}`."""
         view = copy.copy(self)
         view._read_labels(targets)
+        return view
+
+    def with_policy(
+        self,
+        *,
+        on_error: OnError | None = None,
+        max_errors: float | None = None,
+        reuse_memory: bool | None = None,
+    ) -> Self:
+        """Return the same samples, read by other rules; None leaves a rule as it is."""
+        view = copy.copy(self)
+        view.on_error = self.on_error if on_error is None else on_error
+        view.max_errors = self.max_errors if max_errors is None else max_errors
+        check_policy(view.on_error, view.max_errors)
+        view.reuse_memory = self.reuse_memory if reuse_memory is None else reuse_memory
         return view
 
     def read_by(self, readers: Mapping[str, Callable[[int], Any]]) -> Self:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -52,6 +52,32 @@ def split_by_hash(key: str, shares: Sequence[float] = SHARES, salt: str = "") ->
     return SPLITS[int(_split_numbers(_hash_fractions(pa.array([f"{salt}{key}"])), shares)[0])]
 
 
+def join_groups(
+    keys: Mapping[str, Sequence[Hashable]], pairs: Iterable[tuple[str, str]] = ()
+) -> dict[str, str]:
+    """Return each item's group, named by a member: items with an equal key, and those of a pair.
+
+    A pair may name others than the items, by way of which items are joined.
+
+    >>> join_groups({"a": ["red"], "b": ["blue", 7], "c": [7], "d": [8]}, [("a", "x"), ("x", "d")])
+    {'a': 'a', 'b': 'b', 'c': 'b', 'd': 'a'}
+    """
+    parent: dict[str, str] = {}
+
+    def top(item: str) -> str:
+        while (above := parent.setdefault(item, item)) != item:
+            parent[item] = parent[above]
+            item = above
+        return item
+
+    first: dict[Hashable, str] = {}  # key -> the first item that has it
+    same = [(item, first.setdefault(key, item)) for item, own in keys.items() for key in own]
+    for item, other in [*same, *pairs]:
+        low, high = sorted((top(item), top(other)))
+        parent[high] = low
+    return {item: top(item) for item in keys}
+
+
 def make_splits(
     keys: Any,
     labels: Sequence[Any] = (),
@@ -83,11 +109,11 @@ def make_splits(
     num_classes = 1
     for column in labels:
         rows, classes = _classes(column)
-        found = int(classes.max()) + 1 if len(classes) else 0
-        if 0 < found <= len(names) / 2:
+        count = int(classes.max()) + 1 if len(classes) else 0
+        if 0 < count <= len(names) / 2:
             keys_of.append(key_of_row[rows])
             classes_of.append(classes + num_classes)
-            num_classes += found
+            num_classes += count
     planner = _Planner(np.concatenate(keys_of), np.concatenate(classes_of), fractions, shares)
     planner.fill()
     splits = pa.array(SPLITS).take(pa.array(planner.split_of[key_of_row]))

@@ -43,7 +43,7 @@ def objective_hint(labels: Any) -> str:
         return _number_hint(distinct, per_class)
     for separator in SEPARATORS:
         several = distinct.filter(pc.match_substring(distinct, separator))
-        if len(several) and _words_recur(distinct, separator):
+        if len(several) and words_recur(distinct, separator):
             option = "" if separator == ";" else f" --data.label_separator {_shell(separator)}"
             return (
                 f"targets such as {several[0].as_py()!r} look like several labels:"
@@ -82,7 +82,7 @@ def separator_hint(name: str, classes: Sequence[str]) -> str:
     labels = pa.array(classes, pa.string())
     for separator in SEPARATORS[1:]:
         several = [label for label in classes if separator in label]
-        if several and _words_recur(labels, separator):
+        if several and words_recur(labels, separator):
             return (
                 f"labels of {name} such as {several[0]!r} look like several:"
                 f" --data.label_separator {_shell(separator)}"
@@ -102,7 +102,7 @@ def _number_hint(distinct: Any, per_class: float) -> str:
     )
 
 
-def _words_recur(cells: Any, separator: str) -> bool:
+def words_recur(cells: Any, separator: str) -> bool:
     """Return whether cells divide into words of which one is a cell, too, or that are few."""
     parts = pc.list_flatten(pc.split_pattern(cells, separator))
     words = pc.utf8_trim_whitespace(parts)

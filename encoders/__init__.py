@@ -4,7 +4,7 @@
 | --- | --- |
 | image | `timm/<model>`, `torchvision/<model>`, `hf/<..>`, `hf-clip/<..>` |
 | text | `hf/<name or folder>`, `hf-clip/<joint model>`, `chars` |
-| audio | `mel/<timm model>`, `mel/stats`, `torchaudio/<..>`, `hf/<..>`, `hf-clip/<..>` |
+| audio | `mel/<..>`, `mel/stats`, `whisper/<..>`, `torchaudio/<..>`, `hf/<..>`, `hf-clip/<..>` |
 | vector | `vector/mlp`, `vector/identity` |
 | sequence | `sequence/transformer` |
 | tabular | `tabular/mlp`, `tabular/ft-transformer` |
@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -20,10 +21,11 @@ from typing import Any, Literal
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.registry import import_siblings
 
-from ._names import suggest_hub, suggest_prefix
+from ._torchaudio import torchaudio_or_none
 from .base import ENCODERS, Encoder, EncoderEntry, Item, Processor, initialise, varies
 from .hf import shared_checkpoints
-from .weights import WeightsReport, add_lora, load_weights
+from .image import without
+from .weights import WeightsReport, add_lora, load_weights, origin_of
 from .wrapped import WRAPPED, adopt, wrap_encoder
 
 __all__ = [
@@ -39,13 +41,16 @@ __all__ = [
     "initialise",
     "list_encoders",
     "load_weights",
+    "origin_of",
     "shared_checkpoints",
+    "torchaudio_or_none",
     "varies",
     "wrap_encoder",
 ]
 
 import_siblings(__path__, __name__)  # what registers encoders
 _log = logging.getLogger("fusionzoo")
+HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def create_encoder(
@@ -129,11 +134,11 @@ def _find(name: str, kind: str) -> tuple[str, str]:
         raise FusionZooError(
             f"encoder {name!r} reads {' or '.join(kinds)}: set kind=, found {kind!r}"
         )
-    near = suggest_prefix(name, kind)
+    near = _suggest_prefix(name, kind)
     if model and not did_you_mean(prefix, [x.prefix for x in entries]):
-        near = near or suggest_hub(name, kind)  # <owner>/<model>
+        near = near or _suggest_hub(name, kind)  # <owner>/<model>
     near = near or did_you_mean(name, [x.pattern.replace("*", model or "*") for x in entries])
-    near = near or suggest_hub(name, kind)
+    near = near or _suggest_hub(name, kind)
     raise FusionZooError(
         f"unknown encoder {name!r}.{near} There are: {', '.join(list_encoders())}."
     )
@@ -148,3 +153,55 @@ def _match(name: str, kind: str) -> tuple[str, str] | None:
         if ENCODERS.registered(entry) and ENCODERS[entry].takes_model:
             return entry, model
     return None
+
+
+# ---- the prefix that a name lacks: `timm/resnet18` for `resnet18`
+
+
+def _suggest_prefix(name: str, kind: str) -> str:
+    """Return ` Did you mean 'timm/resnet18'?` where a library or folder has what `name` says.
+
+    >>> _suggest_prefix("resnet18", "image")
+    " Did you mean 'timm/resnet18'?"
+    """
+    prefix = ""
+    if kind in ("image", "text", "audio") and (Path(name).expanduser() / "config.json").is_file():
+        prefix = "hf"
+    elif kind == "image":
+        prefix = _image_library(name)
+    elif kind == "audio" and _in_timm(name):
+        prefix = "mel"
+    elif kind == "audio" and _is_bundle(name):
+        prefix = "torchaudio"
+    return f" Did you mean '{prefix}/{name}'?" if prefix else ""
+
+
+def _suggest_hub(name: str, kind: str) -> str:
+    """Return ` Did you mean 'hf/...'?` for what may be a model on Hugging Face's hub.
+
+    >>> _suggest_hub("bert-base-uncased", "text"), _suggest_hub("resnt18", "image")
+    (" Did you mean 'hf/bert-base-uncased'?", '')
+    """
+    owned = kind in ("image", "audio") and "/" in name  # <owner>/<model>
+    is_hub_name = HUB_NAME.fullmatch(name) is not None and (owned or kind == "text")
+    return f" Did you mean 'hf/{name}'?" if is_hub_name else ""
+
+
+def _image_library(name: str) -> str:
+    import torchvision.models as zoo
+
+    if _in_timm(name):
+        return "timm"
+    return "torchvision" if name in zoo.list_models(module=zoo) else ""
+
+
+def _in_timm(name: str) -> bool:
+    with without("wandb"):
+        import timm
+
+    return bool(timm.is_model(name.partition(".")[0]))
+
+
+def _is_bundle(name: str) -> bool:
+    torchaudio = torchaudio_or_none()
+    return torchaudio is not None and hasattr(torchaudio.pipelines, name) and name.isupper()

@@ -40,11 +40,11 @@ def require_torchaudio() -> Any:
     module, reason = _import()
     if module is None:
         try:
-            found = f"torchaudio {version('torchaudio')}"
+            library = f"torchaudio {version('torchaudio')}"
         except PackageNotFoundError:
-            found = "torchaudio"
+            library = "torchaudio"
         raise FusionZooError(
-            f"torchaudio/* encoders need torchaudio, and {found} cannot be imported beside torch"
+            f"torchaudio/* encoders need torchaudio, and {library} cannot be imported beside torch"
             f" {torch.__version__}: {reason}. Take another audio encoder, such as mel/resnet18 or"
             " hf/<folder>, or a torch that it was built for: pip install 'torch==2.11.*'"
             " 'torchvision==0.26.*' 'torchaudio==2.11.*'"

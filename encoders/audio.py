@@ -129,7 +129,10 @@ class LogMel(nn.Module):
         return self.in_single_precision(wave).to(self.like.dtype)
 
     def in_single_precision(self, wave: Tensor) -> Tensor:
-        """Compute the bands in float32, also under autocast: power overflows in half precision."""
+        return (self.power(wave) + SILENCE).log() / 5 + 1
+
+    def power(self, wave: Tensor) -> Tensor:
+        """Compute the bands' power in float32, also under autocast: half precision overflows."""
         with torch.autocast(wave.device.type, enabled=False):
             spectrum = torch.stft(
                 wave.float(),
@@ -139,8 +142,7 @@ class LogMel(nn.Module):
                 self.window,
                 return_complex=True,
             )
-            power = (spectrum.abs().pow(2).mT @ self.filters).mT
-            return (power + SILENCE).log() / 5 + 1
+            return (spectrum.abs().pow(2).mT @ self.filters).mT
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LogMel:
         """Move with the model, but keep the constants' precision."""
@@ -223,7 +225,7 @@ class MelTimm(Encoder):
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         wave = inputs["wave"]
-        wave = F.pad(wave, (0, self.samples - wave.shape[1])) / PEAK
+        wave = F.pad(wave / PEAK, (0, self.samples - wave.shape[1]))  # ONNX Runtime pads no int16
         bands = self.mel(wave)
         if "masks" in inputs:
             bands = mask_spectrogram(bands, inputs["masks"], inputs["lengths"] / self.samples)
@@ -288,8 +290,10 @@ class MelStats(Encoder):
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         # The transform reflects the wave at its ends, so it refuses a very short one.
-        padding = max(0, 2 * self.mel.n_fft - inputs["wave"].shape[1])
-        wave = F.pad(inputs["wave"], (0, padding)) / PEAK
+        shortest, length = 2 * self.mel.n_fft, inputs["wave"].shape[1]
+        # A graph for any length always pads; frames of padding are masked below.
+        padding = shortest if torch.compiler.is_exporting() else max(0, shortest - length)
+        wave = F.pad(inputs["wave"] / PEAK, (0, padding))
         bands = self.mel.in_single_precision(wave)  # (B, F, frames)
         if "masks" in inputs:
             bands = mask_spectrogram(bands, inputs["masks"], inputs["lengths"] / wave.shape[1])
@@ -302,7 +306,7 @@ class MelStats(Encoder):
         variance = (bands - mean[..., None]).square().masked_fill(~is_real, 0).sum(-1) / count
         pooled = torch.cat([mean, (variance + 1e-12).sqrt()], dim=-1)
         pooled = pooled.to(self.mel.like.dtype)
-        mask = torch.ones(len(pooled), 1, dtype=torch.bool, device=pooled.device)
+        mask = torch.ones(pooled.shape[0], 1, dtype=torch.bool, device=pooled.device)
         return Features(pooled[:, None], mask, pooled)
 
 
@@ -324,6 +328,7 @@ class TorchaudioBundle(Encoder):
     """
 
     kind = "audio"
+    one_length = True
 
     def __init__(
         self, model: str, *, pretrained: bool = True, longest: float = 20.0, windows: int = 1
@@ -393,6 +398,7 @@ class Conformer(Encoder):
     """
 
     kind = "audio"
+    one_length = True
 
     def __init__(
         self,
@@ -428,6 +434,6 @@ class Conformer(Encoder):
 
     def _run(self, wave: Tensor) -> Tensor:
         frames = rearrange(self.project(self.mel(wave / PEAK)), "b d t -> b t d")
-        lengths = torch.full((len(frames),), frames.shape[1], device=frames.device)
+        lengths = torch.full((frames.shape[0],), frames.shape[1], device=frames.device)
         tokens: Tensor = self.conformer(frames, lengths)[0]
         return tokens

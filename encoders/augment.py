@@ -236,8 +236,8 @@ def change_text(
             for i, word in enumerate(changed)
         ]
     if "drop" in operations:
-        kept = [word for i, word in enumerate(changed) if drop[i] >= DROP * strength]
-        changed = kept or [changed[int(place[0] * len(changed))]]
+        remaining = [word for i, word in enumerate(changed) if drop[i] >= DROP * strength]
+        changed = remaining or [changed[int(place[0] * len(changed))]]
     if "swap" in operations:
         changed = swap_neighbours(changed, swap, SWAP * strength)
     return text if changed == words else " ".join(changed)
@@ -460,13 +460,13 @@ def _operations(
         name for name in OPERATIONS[encoder.kind] if switches.get(name, name not in ON_REQUEST)
     ]
     notes = []
-    own = str(getattr(encoder.processor(True), "augment", "none"))
-    repeated = [name for name in own.split("_") if name in names]
+    of_encoder = str(getattr(encoder.processor(True), "augment", "none"))
+    repeated = [name for name in of_encoder.split("_") if name in names]
     if repeated:
         names = [name for name in names if name not in repeated]
         notes.append(
             f"{encoder.modality}: {' and '.join(repeated)} are those of"
-            f" --encoders.{encoder.modality}.augment {own}"
+            f" --encoders.{encoder.modality}.augment {of_encoder}"
         )
     if "mask" in names and not encoder.masks_spectrogram:
         names.remove("mask")

@@ -250,6 +250,7 @@ class Encoder(nn.Module):
     eval_modules: Sequence[nn.Module] = ()  # frozen parts, which stay in evaluation mode
     frozen_rows: int | None = None  # rows that a frozen encoder runs at once on a CPU; None: all
     augmentation: Augment | None = None  # of training samples (`augment.py`); None: none
+    one_length = False  # whether all rows of a batch of an exported graph must have one length
     masks_spectrogram = False  # whether `encode` applies the input `masks` of augmentation
 
     @abstractmethod
@@ -338,8 +339,12 @@ def run_by_length(
     """Run rows of equal length together, unpadded: (B, N, ...) -> (B, T, D), mask (B, T).
 
     For models whose output depends on padding, for instance by a group norm over time. Processors
-    round lengths up, so that many rows have equal lengths.
+    round lengths up, so that many rows have equal lengths. An exported graph takes rows of one
+    length only (`Encoder.one_length`), and reads no `lengths`.
     """
+    if torch.compiler.is_exporting():
+        output = run(rows)
+        return output, torch.ones(output.shape[:2], dtype=torch.bool, device=output.device)
     tokens: list[Tensor] = [torch.empty(0)] * len(rows)
     for length in lengths.unique().tolist():
         group = (lengths == length).nonzero()[:, 0]

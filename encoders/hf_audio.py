@@ -61,7 +61,7 @@ def clap_inputs(net: Any, features: Tensor) -> dict[str, Tensor]:
     """Return the arguments of CLAP's audio tower; no clip is longer than its window."""
     if not net.config.enable_fusion:
         return {"input_features": features}
-    is_longer = torch.zeros(len(features), 1, dtype=torch.bool, device=features.device)
+    is_longer = torch.zeros(features.shape[0], 1, dtype=torch.bool, device=features.device)
     return {"input_features": features, "is_longer": is_longer}
 
 
@@ -119,6 +119,7 @@ class HFAudio(Encoder):
         self.is_on_waves = hasattr(self.net, "_get_feat_extract_output_lengths") and hasattr(
             self.net, "feature_extractor"
         )
+        self.one_length = self.is_on_waves
         self.chunk = getattr(self.extractor, "chunk_length", None)  # s, of Whisper
 
     def processor(self, train: bool) -> Processor:

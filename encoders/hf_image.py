@@ -64,18 +64,18 @@ class CheckpointImage(ImageEncoder):
         processor must look the same.
         """
         self.extractor = load_auto("AutoImageProcessor", source)
-        own = read_preparation(self.extractor, source, size)
-        self.squash_to = own.squash_to if fit is None else None
+        preparation = read_preparation(self.extractor, source, size)
+        self.squash_to = preparation.squash_to if fit is None else None
         self.set_processing(
-            own.size,
-            mean or own.mean,
-            std or own.std,
-            interpolation=interpolation or own.interpolation,
-            crop_pct=own.crop_pct,
-            fit=fit or own.fit,
+            preparation.size,
+            mean or preparation.mean,
+            std or preparation.std,
+            interpolation=interpolation or preparation.interpolation,
+            crop_pct=preparation.crop_pct,
+            fit=fit or preparation.fit,
             augment=augment,
         )
-        self.checkpoint_settings = asdict(own)
+        self.checkpoint_settings = asdict(preparation)
         if verify and not any((size, mean, std, interpolation, fit)):
             self._verify(source)
 

@@ -387,6 +387,6 @@ class TorchvisionImage(ImageEncoder):
 
     def _encode_vit(self, x: Tensor) -> tuple[Tensor, Tensor]:
         patches = self.net._process_input(x)
-        cls = self.net.class_token.expand(len(x), -1, -1)
+        cls = self.net.class_token.expand(x.shape[0], -1, -1)
         tokens = self.net.encoder(torch.cat([cls, patches], dim=1))
         return tokens[:, 1:], tokens[:, 0]

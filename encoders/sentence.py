@@ -283,7 +283,7 @@ def pool(tokens: Tensor, mask: Tensor, mode: str) -> Tensor:
         return tokens.masked_fill(~mask[..., None], float("-inf")).amax(1)
     counts = mask.sum(1).clamp(min=1)
     if mode == "last":
-        return tokens[torch.arange(len(tokens), device=tokens.device), counts - 1]
+        return tokens[torch.arange(tokens.shape[0], device=tokens.device), counts - 1]
     if mode == "mean_sqrt_len":
         return masked_mean(tokens, mask) * counts[:, None].to(tokens.dtype).sqrt()
     weights = torch.arange(1, tokens.shape[1] + 1, device=tokens.device) * mask

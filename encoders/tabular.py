@@ -247,7 +247,7 @@ class TabularMLP(TabularEncoder):
         if self.embed is not None:
             parts.append(self.embed(*self.codes(inputs)).flatten(1))
         pooled = self.net(torch.cat(parts, dim=1))
-        mask = torch.ones(len(pooled), 1, dtype=torch.bool, device=pooled.device)
+        mask = torch.ones(pooled.shape[0], 1, dtype=torch.bool, device=pooled.device)
         return Features(pooled[:, None], mask, pooled)
 
 
@@ -352,7 +352,7 @@ class FTTransformer(TabularEncoder):
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         tokens = self.tokens(*self.numbers(inputs), *self.codes(inputs))
-        x = torch.cat([self.cls.expand(len(tokens), 1, -1), tokens], dim=1)
+        x = torch.cat([self.cls.expand(tokens.shape[0], 1, -1), tokens], dim=1)
         for layer in self.layers:
             x = layer(x)
         x = self.norm(x)

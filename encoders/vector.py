@@ -78,7 +78,7 @@ class VectorEncoder(Encoder):
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         pooled = self.net(inputs["values"])
-        mask = torch.ones(len(pooled), 1, dtype=torch.bool, device=pooled.device)
+        mask = torch.ones(pooled.shape[0], 1, dtype=torch.bool, device=pooled.device)
         return Features(pooled[:, None], mask, pooled)
 
 

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
+from fusionzoo.files import without_folders
 
-from .base import norms
+from .base import Encoder, norms
+from .wrapped import WRAPPED
 
 # Keys of state dicts in a checkpoint; of several in one file, the first of these is read.
 CONTAINERS = ("state_dict", "model_state_dict", "model", "weights", "net", "network", "module")
@@ -208,6 +210,44 @@ def resolve(path: str | Path) -> Path:
     return Path(str(package.locate_file(matching[0])))
 
 
+UNKNOWN = "unknown"  # a licence that no metadata say
+LONGEST_LICENCE = 60  # characters; some packages state the whole text
+
+
+def origin_of(encoder: Encoder) -> dict[str, str]:
+    """Return the `source` of an encoder's first weights and their `licence`, which may be unknown.
+
+    Both are empty where it was trained from scratch. Of a path only the last part is returned.
+    """
+    spec, net = encoder.spec, getattr(encoder, "net", None)
+    if weights := spec.get("weights"):
+        return {"source": without_folders(str(weights)), "licence": _licence(str(weights))}
+    if spec.get("name", WRAPPED) == WRAPPED:
+        return {"source": "a module built in Python", "licence": UNKNOWN}
+    if not spec.get("pretrained"):
+        return {"source": "", "licence": ""}
+    name, of_timm = without_folders(spec["name"]), getattr(net, "pretrained_cfg", None) or {}
+    licence = of_timm.get("license") or _licence(spec["name"].partition("/")[2])
+    tag = of_timm.get("tag")
+    return {"source": f"{name}.{tag}" if tag and "." not in name else name, "licence": licence}
+
+
+def _licence(source: str) -> str:
+    """Return the licence that a folder's model card or, without one, its package states.
+
+    `source` is a file, a folder, a name on a hub or `pkg:<distribution>/<path>`.
+    """
+    card = resolve(source) / "README.md"
+    if card.is_file():
+        front = re.match(r"---\n(?:.*\n)*?license: *([\w.-]+) *\n", card.read_text("utf-8"))
+        return front[1] if front else UNKNOWN
+    match = re.match("pkg:([^/]+)/", source)
+    about: Any = distribution(match[1]).metadata if match else {}
+    stated = str(about.get("License-Expression") or about.get("License") or UNKNOWN)
+    is_name = "\n" not in stated and len(stated) <= LONGEST_LICENCE and stated != "UNKNOWN"
+    return stated if is_name else UNKNOWN
+
+
 def from_hub(name: str, load: Callable[[], T], url: str | None = None) -> T:
     """Run `load`, which downloads from a hub unless its cache has the files.
 
@@ -221,7 +261,7 @@ def from_hub(name: str, load: Callable[[], T], url: str | None = None) -> T:
     except FusionZooError:
         raise
     except Exception as cache_miss:  # other errors show again once the hub is asked
-        if constants.HF_HUB_OFFLINE or not _is_reachable(url or constants.ENDPOINT):
+        if constants.HF_HUB_OFFLINE or not is_reachable(url or constants.ENDPOINT):
             raise FusionZooError(
                 f"cannot reach {url or constants.ENDPOINT} for the weights of {name!r}."
                 " Two ways out: pretrained=false trains from scratch; a local folder or file"
@@ -237,7 +277,7 @@ def from_hub(name: str, load: Callable[[], T], url: str | None = None) -> T:
         ) from error
 
 
-def _is_reachable(url: str) -> bool:
+def is_reachable(url: str) -> bool:
     """Ask once with a short timeout; the hubs' own libraries would retry for minutes."""
     try:
         urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=HUB_TIMEOUT)

@@ -90,6 +90,7 @@ class WrappedEncoder(Encoder):
         super().__init__()
         self.module, self.dim = module, dim
         self._prepare, self._blank = prepare, blank
+        self.one_length = True  # the module knows nothing of padding
 
     def processor(self, train: bool) -> Processor:
         blank = BLANKS.get(self.kind) if self._blank is None else self._blank
@@ -106,6 +107,8 @@ class WrappedEncoder(Encoder):
             return self._features(self.module(**inputs), None if mask is None else mask.bool())
         values = inputs["values"]
         if "lengths" not in inputs:
+            return self._features(self.module(values))
+        if torch.compiler.is_exporting():
             return self._features(self.module(values))
         lengths = inputs["lengths"]
         different = lengths.unique().tolist()
@@ -134,7 +137,7 @@ class WrappedEncoder(Encoder):
                     " (B, D), (B, T, D), Features, or an output with last_hidden_state"
                 )
             if tokens.ndim == 2:
-                mask = torch.ones(len(tokens), 1, dtype=torch.bool, device=tokens.device)
+                mask = torch.ones(tokens.shape[0], 1, dtype=torch.bool, device=tokens.device)
                 features = Features(tokens[:, None], mask, tokens)
             else:
                 if mask is None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Literal
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +33,10 @@ class Fusion(nn.Module):
 
     Training calls `prepare` once, then `loss` at every step of each phase in `phases`; a strategy
     that has its own loss overrides them.
+
+    Settings:
+        linear_skip: whether a linear layer of each present modality's pooled vector is added to the
+            logits, the fusion's own logits starting at zero; an option of every fusion
     """
 
     phases: tuple[Phase, ...] = (Phase("train", 1.0),)
@@ -39,6 +44,8 @@ class Fusion(nn.Module):
     ignores: tuple[str, ...] = ()  # settings of `classification` that the fusion's loss cannot use
     symmetric = False  # permuting the modalities with their parameters leaves the output unchanged
     learns_absence = False  # how absence is handled is only learned from incomplete samples
+    last_layers: tuple[str, ...] = ("head",)  # names of the layers that give its logits
+    joins_linear = False  # its forward pass adds `linear_logits`, as it joins logits of several
 
     def __init__(self, dims: Mapping[str, int], dim: int, num_outputs: int) -> None:
         super().__init__()
@@ -49,6 +56,7 @@ class Fusion(nn.Module):
                 raise FusionZooError(f"{name} = {size}; it must be at least 1")
         self.dims, self.dim, self.num_outputs = dict(dims), dim, num_outputs
         self.null = nn.Parameter(torch.zeros(dim))
+        self.linear_skip: nn.ModuleDict | None = None  # of `add_linear_skip`
 
     @abstractmethod
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
@@ -79,6 +87,71 @@ class Fusion(nn.Module):
             return {}
         return dict(zip(self.dims, output.weights.unbind(1), strict=True))
 
+    def add_linear_skip(self) -> Self:
+        """Add a linear layer of each modality's pooled vector to the logits; return the fusion.
+
+        logits = own logits + sum over present m of W_m x_m. All W_m start at zero, and so do the
+        fusion's last layers, whose biases are those of the linear model: training starts from a
+        linear model, and what the fusion learns is what that lacks. The logits of each modality
+        alone (`unimodal`) gain its own W_m x_m; embedding and weights stay those of the fusion.
+        Each W_m learns in the phases that train the last layers.
+        """
+        last = [
+            parameter
+            for name, parameter in self.named_parameters()
+            if f"{name}.".startswith(tuple(f"{layer}." for layer in self.last_layers))
+        ]
+        if not last:
+            raise FusionZooError(
+                f"linear_skip: {type(self).__name__} has no layer {' or '.join(self.last_layers)}"
+                " that could start at zero; name those that give its logits in `last_layers`"
+            )
+        for parameter in last:
+            nn.init.zeros_(parameter)
+        self.linear_skip = nn.ModuleDict(
+            {
+                name: nn.Linear(width, self.linear_outputs, bias=False)
+                for name, width in self.dims.items()
+            }
+        )
+        for parameter in self.linear_skip.parameters():
+            nn.init.zeros_(parameter)
+        self.phases = tuple(
+            phase._replace(trains=(*phase.trains, "linear_skip."))
+            if any(layer.startswith(phase.trains) for layer in self.last_layers)
+            else phase
+            for phase in self.phases
+        )
+        if not self.joins_linear:
+            # Not a forward hook, which torch.compile leaves out of its graph.
+            self.forward = self._with_linear  # type: ignore[method-assign]
+        return self
+
+    @property
+    def linear_outputs(self) -> int:
+        """The width of each modality's linear layer."""
+        return self.num_outputs
+
+    def linear_logits(self, features: Mapping[str, Features]) -> Tensor | None:
+        """Return W_m x_m, zeros where absent, (B, M, K); None without `linear_skip`."""
+        if self.linear_skip is None:
+            return None
+        pooled = self.pooled(features)
+        return torch.stack([self.linear_skip[name](x) for name, x in pooled.items()], dim=1)
+
+    def _with_linear(self, features: Mapping[str, Features]) -> FusionOutput:
+        """Run the fusion; add the linear layers to its logits, and each modality's to its own.
+
+        Losses that answer for other subsets find the terms in `extra`, see `linear_of`.
+        """
+        output = type(self).forward(self, features)
+        terms = self.linear_logits(features)
+        assert terms is not None
+        by_modality = dict(zip(self.dims, terms.unbind(1), strict=True))
+        unimodal = {name: logits + by_modality[name] for name, logits in output.unimodal.items()}
+        logits, extra = output.logits + terms.sum(1), {**output.extra, "linear": terms}
+        return FusionOutput(output.embedding, logits, unimodal, output.weights, extra)
+
     def align(self) -> nn.ModuleDict:
         """Return a linear map to the fusion's width for each modality."""
         return nn.ModuleDict(
@@ -107,7 +180,7 @@ class Fusion(nn.Module):
         }
 
     def aligned(self, features: Mapping[str, Features]) -> tuple[Tensor, Tensor]:
-        """Return a_m = project[m](x_m), zeros where absent, and presence: (B, M, dim), (B, M)."""
+        """Return `a_m = project[m](x_m)`, zeros where absent, and presence: (B, M, dim), (B, M)."""
         present = self.present(features)
         pooled = self.pooled(features)
         rows = [self.project[name](x) for name, x in pooled.items()]  # type: ignore[operator, index]
@@ -129,6 +202,12 @@ class Fusion(nn.Module):
                     f"features of {name!r} are {features[name].tokens.shape[-1]} wide;"
                     f" this fusion was built for {width}"
                 )
+
+
+def linear_of(output: FusionOutput, subset: Tensor) -> Tensor | float:
+    """Return what `linear_skip` adds to the logits of a subset of modalities, (B, M) -> (B, K)."""
+    terms = output.extra.get("linear")
+    return 0.0 if terms is None else terms.masked_fill(~subset[..., None], 0).sum(1)
 
 
 class RunningMeans(nn.Module):
@@ -181,6 +260,11 @@ class RunningMeans(nn.Module):
             mean.copy_(torch.lerp(mean, total / count.clamp(min=1), weight))
 
 
+LINEAR_SKIP = inspect.Parameter(
+    "linear_skip", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=bool
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class FusionEntry(Entry[Fusion]):
     """Facts about one fusion."""
@@ -191,6 +275,21 @@ class FusionEntry(Entry[Fusion]):
 
     def __post_init__(self) -> None:
         check_choice(f"fusion {self.name!r}: reads", self.reads, ("pooled", "tokens"))
+
+    @property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        """The keyword-only arguments of the constructor, and the options of every fusion."""
+        return {**super().parameters, LINEAR_SKIP.name: LINEAR_SKIP}
+
+    @property
+    def hints(self) -> dict[str, Any]:
+        """The types of the arguments, where they can be looked up."""
+        return {**super().hints, LINEAR_SKIP.name: bool}
+
+    def build(self, *args: Any, linear_skip: bool = False, **settings: Any) -> Fusion:
+        """Call the constructor; then add what `linear_skip` asks for."""
+        fusion = super().build(*args, **settings)
+        return fusion.add_linear_skip() if linear_skip else fusion
 
 
 FUSIONS: Registry[Fusion, FusionEntry] = Registry(

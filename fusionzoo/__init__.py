@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from .benchmark.api import benchmark as benchmark
     from .benchmark.report.page import Report as Report
     from .datasets import PairedDataset as PairedDataset
-    from .datasets import create_dataset as create_dataset
     from .datasets import list_datasets as list_datasets
     from .embeddings.files import read_embeddings as read_embeddings
     from .encoders import create_encoder as create_encoder
@@ -31,12 +30,16 @@ if TYPE_CHECKING:
     from .fusion import create_fusion as create_fusion
     from .fusion import fusion_info as fusion_info
     from .fusion import list_fusions as list_fusions
-    from .loading import load as load
+    from .inputs import create_dataset as create_dataset
+    from .model import FusionModel as FusionModel
     from .model import create_model as create_model
     from .tools.data_convert import convert as convert
     from .tools.embedding_report.report import embed_report as embed_report
+    from .tools.explain.explain import explain as explain
+    from .tools.export.runtime import load as load
     from .tools.search.search import Searcher as Searcher
     from .tools.search.search import search as search
+    from .tools.serve.server import serve as serve
     from .training.report import Run as Run
 
 if not os.path.isdir(os.path.join(os.path.dirname(__file__), "encoders")):
@@ -52,7 +55,7 @@ _HOME = {
     "Report": "benchmark.report.page",
     "convert": "tools.data_convert",
     "PairedDataset": "datasets",
-    "create_dataset": "datasets",
+    "create_dataset": "inputs",
     "list_datasets": "datasets",
     "create_encoder": "encoders",
     "list_encoders": "encoders",
@@ -62,13 +65,16 @@ _HOME = {
     "create_fusion": "fusion",
     "fusion_info": "fusion",
     "list_fusions": "fusion",
+    "FusionModel": "model",
     "create_model": "model",
-    "load": "loading",
+    "load": "tools.export.runtime",
     "Run": "training.report",
     "register": "api",
     "search": "tools.search.search",
     "embed_report": "tools.embedding_report.report",
+    "explain": "tools.explain.explain",
     "Searcher": "tools.search.search",
+    "serve": "tools.serve.server",
 }
 __all__ = [*_HOME, "__version__"]  # noqa: PLE0604
 

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fusionzoo.config import EmbedConfig, EvaluateConfig, PredictConfig, RunConfig, from_settings
-from fusionzoo.datasets import DATASETS, PairedDataset
+from fusionzoo.config import EmbedConfig, EvaluateConfig, PredictConfig, RunConfig
+from fusionzoo.datasets import DATASETS
 from fusionzoo.distributed import World, keep_freed_memory, launched, pick_device, process_group
 from fusionzoo.embeddings.files import FORMATS, EmbeddingFile
 from fusionzoo.encoders import ENCODERS, Encoder
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, did_you_mean, keyword_errors
 from fusionzoo.fusion import FUSIONS, Fusion
-from fusionzoo.inputs import Data, data_settings, in_memory, read_data
+from fusionzoo.inputs import Data, InMemory, configure, configure_run
 from fusionzoo.model import FusionModel
 from fusionzoo.registry import Registry
 from fusionzoo.training.balance import BALANCE, Balance
@@ -31,6 +31,7 @@ Config = RunConfig | Mapping[str, Any] | str | os.PathLike[str] | None
 Model = FusionModel | Run | str | os.PathLike[str]
 
 
+@keyword_errors
 def train(data: Data = None, *, config: Config = None, **settings: Any) -> Run:
     """Train a fusion model: `train("digits", fusion="gmu", epochs=10, out="runs/a")`.
 
@@ -43,10 +44,7 @@ def train(data: Data = None, *, config: Config = None, **settings: Any) -> Run:
     Works in a notebook, in a script, and in a script under torchrun. Ctrl-C ends the run after a
     whole step; `Run.exit_code` is 130 then, and `train(..., resume=True)` continues it.
     """
-    data = read_data(data)
-    if data is not None:
-        settings["data"] = data_settings(data)
-    cfg = from_settings(RunConfig, settings, config)
+    cfg, dataset = configure_run(RunConfig, data, settings, config, targets_of)
     if cfg.dist.nproc > 1 and not launched():
         raise FusionZooError(
             "dist.nproc is for the command line, which starts the processes: start your script"
@@ -56,9 +54,10 @@ def train(data: Data = None, *, config: Config = None, **settings: Any) -> Run:
 
     keep_freed_memory()
     with process_group(cfg.dist, cfg.device) as world:
-        return run(cfg, world, in_memory(data, targets_of(cfg)))
+        return run(cfg, world, dataset)
 
 
+@keyword_errors
 def evaluate(model: Model, data: Data = None, **settings: Any) -> dict[str, Any]:
     """Return a model's metrics on data: `evaluate(run.model, "my.csv", every_subset=True)`.
 
@@ -70,25 +69,30 @@ def evaluate(model: Model, data: Data = None, **settings: Any) -> dict[str, Any]
     """
     from fusionzoo.inference import evaluate as run
 
-    data = read_data(data)
-    cfg = from_settings(EvaluateConfig, _model_and_data(model, data, settings))
-    return run(cfg, _loaded(model), in_memory(data, {}))
+    cfg, dataset = configure(EvaluateConfig, data, {**settings, "model": _path_of(model)})
+    return run(cfg, _loaded(model), dataset)
 
 
+@keyword_errors
 def predict(model: Model, data: Data, **settings: Any) -> Any:
     """Predict every sample: `predict(run.model, "my.csv", out="p.parquet")`.
 
     Columns: `id`, `label`, `p_<class>`, `present_<modality>`. Returns the path `out` (.parquet or
-    .csv), or without `out` a `pyarrow.Table`. Further settings: `split` ("all" by default),
-    `batch_size`, `num_workers`, `device`.
+    .csv), or without `out` a `pyarrow.Table`. `coverage=0.9` adds a column `set`, or `lower` and
+    `upper` of numbers and levels: it holds the truth for 90 % of new samples. Further
+    settings: `split` ("all" by default), `batch_size`, `num_workers`, `device`.
     """
     from fusionzoo.inference import predict as run
 
-    data = read_data(data)
-    cfg = from_settings(PredictConfig, _model_and_data(model, data, settings))
-    return run(cfg, _loaded(model), in_memory(data, {}))
+    cfg, dataset = configure(PredictConfig, data, {**settings, "model": _path_of(model)})
+    predictions = run(cfg, _loaded(model), dataset)
+    is_frame = type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "index")
+    if isinstance(predictions, Path) or not is_frame or cfg.split != "all":
+        return predictions
+    return predictions.to_pandas().set_index(data.index)
 
 
+@keyword_errors
 def embed(model: Model | Data, data: Data = None, **settings: Any) -> Path:
     """Write embeddings to a file: `embed(run.model, "my.csv", out="emb.parquet")`.
 
@@ -102,31 +106,28 @@ def embed(model: Model | Data, data: Data = None, **settings: Any) -> Path:
         return _embed_untrained(model, settings)
     if data is None:
         raise FusionZooError("embed(model, data), or embed(data, encoders={...}, fusion='concat')")
-    data = read_data(data)
-    cfg = from_settings(EmbedConfig, _model_and_data(model, data, settings))
-    return _embed(cfg, _loaded(model), in_memory(data, {}))
+    cfg, dataset = configure(EmbedConfig, data, {**settings, "model": _path_of(model)})
+    return _embed(cfg, _loaded(model), dataset)
 
 
 def _embed_untrained(data: Data, settings: Mapping[str, Any]) -> Path:
     """Embed with encoders and a fusion without training; encoders may be built in Python."""
-    data = read_data(data)
     encoders = dict(settings.get("encoders") or {})
     built = {name: x for name, x in encoders.items() if isinstance(x, Encoder)}
     if not built:
-        cfg = from_settings(EmbedConfig, {**settings, "data": data_settings(data)})
-        return _embed(cfg, None, in_memory(data))
-    from fusionzoo.embeddings.open import compose
-    from fusionzoo.training.build import open_dataset
+        cfg, opened = configure(EmbedConfig, data, settings)
+        return _embed(cfg, None, opened)
+    from fusionzoo.embeddings.open import compose, open_data_alone
 
     rest = {name: x for name, x in settings.items() if name not in ("encoders", "fusion")}
-    cfg = from_settings(EmbedConfig, {**rest, "data": data_settings(data)})
+    cfg, opened = configure(EmbedConfig, data, rest)
     fusion = settings.get("fusion")
-    dataset = open_dataset(cfg.data, None, in_memory(data))
+    dataset = open_data_alone(cfg, opened)
     model = compose(dataset, encoders, {"name": fusion} if isinstance(fusion, str) else fusion)
     return _embed(cfg, model, dataset)
 
 
-def _embed(cfg: EmbedConfig, model: FusionModel | None, dataset: PairedDataset | None) -> Path:
+def _embed(cfg: EmbedConfig, model: FusionModel | None, dataset: InMemory) -> Path:
     from fusionzoo.scripts.embed import embed as run
 
     if launched() and os.environ.get("RANK", "0") != "0":
@@ -134,6 +135,7 @@ def _embed(cfg: EmbedConfig, model: FusionModel | None, dataset: PairedDataset |
     return run(cfg, World(device=pick_device(cfg.device)), model, dataset)
 
 
+@keyword_errors
 def analyse(data: Data, model: Model | None = None, **settings: Any) -> Analysis:
     """Return what data needs of a fusion: `analyse("my.csv").advice`.
 
@@ -145,18 +147,14 @@ def analyse(data: Data, model: Model | None = None, **settings: Any) -> Analysis
     from fusionzoo.tools.analyse import AnalyseConfig
     from fusionzoo.tools.analyse import analyse as run
 
-    data = read_data(data)
-    folder = model.folder if isinstance(model, Run) else model
-    path = "" if folder is None or isinstance(folder, FusionModel) else os.fspath(folder)
-    settings = {**settings, "model": path, "data": data_settings(data)}
-    cfg = from_settings(AnalyseConfig, settings)
-    return run(cfg, None if model is None else _loaded(model), in_memory(data))
+    path = "" if model is None else _path_of(model)
+    cfg, dataset = configure(AnalyseConfig, data, {**settings, "model": path})
+    return run(cfg, None if model is None else _loaded(model), dataset)
 
 
-def _model_and_data(model: Model, data: Data, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _path_of(model: Model) -> str:
     folder = model.folder if isinstance(model, Run) else model
-    path = "" if isinstance(folder, FusionModel) else os.fspath(folder)
-    return {**settings, "model": path, "data": {} if data is None else data_settings(data)}
+    return "" if isinstance(folder, FusionModel) else os.fspath(folder)
 
 
 def _loaded(model: Model) -> FusionModel | None:

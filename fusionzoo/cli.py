@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusionzoo.config import EvaluateConfig, PredictConfig
-from fusionzoo.config.load import run_command
+from fusionzoo.config.load import Usage, run_command
 from fusionzoo.errors import (
     FusionZooError,
     __version__,
@@ -83,6 +83,9 @@ COMMANDS = {  # first words -> module, and function that takes the words behind 
     ("search",): (".tools.search.search", "search_command"),
     ("embed-report",): (".tools.embedding_report.report", "embed_report_command"),
     ("analyse",): (".tools.analyse", "analyse_command"),
+    ("serve",): (".tools.serve.server", "serve_command"),
+    ("explain",): (".tools.explain.explain", "explain_command"),
+    ("export",): (".tools.export.export", "export_command"),
     ("data", "check"): (".tools.audit.audit", "check_command"),
     ("data", "show"): (".tools.audit.audit", "show_command"),
     ("data", "convert"): (".tools.data_convert", "convert_command"),
@@ -113,8 +116,11 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("train", help="train a fusion model: `fusionzoo train --help`")
     commands.add_parser("evaluate", help="measure a model: `fusionzoo evaluate --help`")
     commands.add_parser("predict", help="write predictions: `fusionzoo predict --help`")
+    commands.add_parser("explain", help="why it answers so: `fusionzoo explain --help`")
     commands.add_parser("embed", help="write fused embeddings: `fusionzoo embed --help`")
+    commands.add_parser("export", help="write a model for ONNX: `fusionzoo export --help`")
     commands.add_parser("search", help="search embeddings: `fusionzoo search --help`")
+    commands.add_parser("serve", help="answer requests over HTTP: `fusionzoo serve --help`")
     commands.add_parser("embed-report", help="measure them: `fusionzoo embed-report --help`")
     commands.add_parser("benchmark", help="compare fusions: `fusionzoo benchmark --help`")
     commands.add_parser(
@@ -304,30 +310,43 @@ if __name__ == "__main__":
     sys.exit(main())
 
 
-EVALUATE_HELP = """
-Measure a model on a data set: `fusionzoo evaluate runs/a --data.name manifest --data.root my.csv`.
-
-Prints the metrics of the fusion and of each modality's own head; --out writes them as JSON.
-Without --data, of the data that it was trained on. Samples that training read are counted.
-"""
-PREDICT_HELP = """
-Predict every sample: `fusionzoo predict runs/a --data.name digits --out p.csv`.
-
-One row per sample: id, label, p_<class>, present_<modality>; a .csv or .parquet file.
-"""
+EVALUATE = Usage(
+    name="evaluate",
+    purpose="Measure a model: metrics of the fusion and of each modality's own head.",
+    words=("model", "data"),
+    examples=("runs/a", "runs/a new.csv --split all", "runs/a --every_subset --out metrics.json"),
+    common=("model", "data", "target", "split", "every_subset", "out", "batch_size", "device"),
+    more="Without DATA, of the data it was trained on. Samples that training read are counted.",
+)
+PREDICT = Usage(
+    name="predict",
+    purpose="Predict every sample: a row with id, label, p_<class>, present_<modality>.",
+    words=("model", "data"),
+    examples=(
+        "runs/a new.csv --out predictions.csv",
+        "runs/a --split test --out predictions.parquet",
+        "runs/a new.csv --out safe.csv --csv_safe",
+    ),
+    common=("model", "data", "split", "out", "coverage", "csv_safe", "batch_size", "device"),
+    more="Columns may stand in any order, and further ones do not matter. With --coverage 0.9 also"
+    " a set of classes or labels, or lower and upper, that holds the truth in 90 %.",
+)
 
 
 def evaluate_command(args: Sequence[str]) -> int:
     """Run `fusionzoo evaluate MODEL ...`; return 0, or 2 after a user's mistake."""
 
     def start(cfg: EvaluateConfig) -> int:
-        from fusionzoo.inference import RETRIEVAL, evaluate, retrieval_rows
+        from fusionzoo.inference import CALIBRATION, RETRIEVAL, evaluate, retrieval_rows
+        from fusionzoo.training.calibrate import calibration_rows
 
         metrics = evaluate(cfg)
         header, rows = metrics_table(metrics)
         if header[1:]:
             title = f"Split {cfg.split!r}" if cfg.split != "all" else "All samples"
             print_table(title, header, rows)
+        if CALIBRATION in metrics:
+            print_table("Probabilities", *calibration_rows(metrics[CALIBRATION]))
         if RETRIEVAL in metrics:
             header, rows = retrieval_rows(metrics[RETRIEVAL])
             print_table("Retrieval, with 95 % intervals over queries", header, rows)
@@ -335,7 +354,7 @@ def evaluate_command(args: Sequence[str]) -> int:
             print(f"wrote {cfg.out}")
         return 0
 
-    return run_command(EvaluateConfig, EVALUATE_HELP, model_first(args), start)
+    return run_command(EvaluateConfig, EVALUATE, args, start)
 
 
 def predict_command(args: Sequence[str]) -> int:
@@ -344,22 +363,15 @@ def predict_command(args: Sequence[str]) -> int:
     def start(cfg: PredictConfig) -> int:
         if not cfg.out:
             raise FusionZooError("--out is missing: a .csv or .parquet file for the predictions")
-        from fusionzoo.inference import predict
+        if cfg.onnx:
+            from fusionzoo.tools.export.runtime import predict
+        else:
+            from fusionzoo.inference import predict
 
         print(f"wrote {predict(cfg)}")
         return 0
 
-    return run_command(PredictConfig, PREDICT_HELP, model_first(args), start)
-
-
-def model_first(args: Sequence[str]) -> list[str]:
-    """Write the model as a flag where it is the first word.
-
-    >>> model_first(["runs/a", "--split", "val"])
-    ['--model', 'runs/a', '--split', 'val']
-    """
-    named = not args or args[0].startswith("-")
-    return list(args) if named else ["--model", *args]
+    return run_command(PredictConfig, PREDICT, args, start)
 
 
 def metrics_table(metrics: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:

@@ -64,8 +64,9 @@ def end_with_launcher() -> None:
     def watch() -> None:
         while os.getppid() == launcher:
             time.sleep(PERIOD)
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"the launcher (process {launcher}) is gone: stopping", file=sys.stderr)
+        # From every rank: the first one that notices stops the others before they have looked.
+        rank = os.environ.get("RANK", "0")
+        print(f"rank {rank}: the launcher (process {launcher}) is gone: stopping", file=sys.stderr)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(GRACE)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from textwrap import fill
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
+
+LONGEST = 1000  # characters of another library's message
 
 
 class FusionZooError(ValueError):
@@ -26,12 +29,13 @@ class FusionZooError(ValueError):
 
 
 def one_line(error: BaseException) -> str:
-    """Return the message of another library's exception on one line.
+    """Return the message of another library's exception on one line, cut where it is very long.
 
     >>> one_line(ValueError("no\\n  key"))
     'no key'
     """
-    return " ".join(str(error).split())
+    text = " ".join(str(error).split())  # zipfile's may quote half of the file
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:
@@ -77,6 +81,59 @@ def check_heads(dim: int, num_heads: int) -> None:
 
 
 P = ParamSpec("P")
+R = TypeVar("R")
+FLAG = re.compile(
+    r"--(?P<key>[A-Za-z_]\w*(?:\.(?:[\w-]+|<\w+>))*)"
+    r"(?: (?P<value>'[^']*'|-?[0-9][0-9.e-]*[0-9]|-?[0-9]|true|false|null|none|auto|,(?= )"
+    r"|[A-Z]{2,}|\w+(?=$|[),:;]| (?:needs|takes)\b)))?"
+)
+SECTIONS = ("data", "train", "optim", "dist")  # settings in these need no section in Python
+WORDS = {"true": "True", "false": "False", "null": "None"}
+
+
+def as_keywords(message: str) -> str:
+    """Write the flags in a message as the keyword arguments of a function.
+
+    >>> as_keywords("--data.decimal , reads it; --data.columns.text names one; --resume goes on")
+    'decimal="," reads it; columns={"text": ...} names one; resume= goes on'
+    """
+
+    def keyword(match: re.Match[str]) -> str:
+        if match["key"] == "help":
+            return match[0]
+        path, value = match["key"].split("."), match["value"]
+        name, *below = path[1:] if path[0] in SECTIONS and len(path) > 1 else path
+        if value is None:
+            text = "..." if below else ""
+        elif value in WORDS or value[0] == "'" or value[-1].isdigit() or value.isupper():
+            text = WORDS.get(value, value)
+        else:
+            text = f'"{value}"'
+        for key in reversed(below):
+            text = f'{{"{key}": {text}}}'
+        return f"{name}={text}"
+
+    parts = message.split("`")  # every second one is a command
+    parts[::2] = [FLAG.sub(keyword, part) for part in parts[::2]]
+    return "`".join(parts)
+
+
+def keyword_errors(function: Callable[P, R]) -> Callable[P, R]:
+    """Let errors of a function of the Python API name its keywords, not the command's flags."""
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except FusionZooError as error:
+            message = as_keywords(str(error))
+            if message == str(error):
+                raise
+            raise type(error)(message) from error
+
+    return run
+
+
 SCRIPTS = ("train.py", "embed.py", "benchmark.py")
 FILE_WIDTH = 120  # columns of a table that is not printed to a terminal
 BROKEN_PIPE = 141  # exit code that shells report after SIGPIPE

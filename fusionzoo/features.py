@@ -22,7 +22,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from tqdm import tqdm
 
 from fusionzoo.datasets import Collate, PairedDataset
 from fusionzoo.datasets.arrays import ArrayItem
@@ -32,6 +31,7 @@ from fusionzoo.encoders import Encoder, Processor
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.files import cache_root, cannot_write, is_running
 from fusionzoo.plugins import code_digest
+from fusionzoo.progress import progress_bar
 from fusionzoo.structures import Audio, Batch, Features
 from fusionzoo.worker_memory import make_loader
 
@@ -112,9 +112,7 @@ def encode(
     tokens = [torch.zeros(0, encoder.dim, dtype=dtype)] * len(samples)
     encoder = encoder.to(device).eval()
     desc = f"encode {name}" + (f", view {view}" if view else "")
-    bar = tqdm(
-        total=len(samples), desc=desc, unit="sample", disable=not progress, dynamic_ncols=True
-    )
+    bar = progress_bar(total=len(samples), desc=desc, unit="sample", disable=not progress)
     for batch in loader:
         present = batch.present[:, 0].tolist()
         ids = [sample_id for sample_id, has in zip(batch.ids, present, strict=True) if has]
@@ -322,7 +320,7 @@ class FeatureCache:
         try:
             part.mkdir(parents=True)
             _write_entry(part, folder.name, description, stored)
-            own = _signature(part), _map_files(part, _read_about(part, folder.name))
+            written = _signature(part), _map_files(part, _read_about(part, folder.name))
         except OSError as error:
             shutil.rmtree(part, ignore_errors=True)
             raise cannot_write(self.root, error) from error
@@ -332,8 +330,8 @@ class FeatureCache:
             shutil.rmtree(part, ignore_errors=True)
             if (other := self.load(description)) is not None:
                 return other
-        _mapped[folder] = own
-        return own[1]
+        _mapped[folder] = written
+        return written[1]
 
     def get(
         self, description: Mapping[str, Any], compute: Callable[[], StoredFeatures]

@@ -163,10 +163,26 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+MACHINE_PATH = re.compile(r"(file://)?([A-Za-z]:[\\/]|[\\/~]|\.\.[\\/])")  # how a path begins
+
+
+def without_folders(text: str) -> str:
+    """Return the last part of a path that only this machine has, also behind an encoder's prefix.
+
+    >>> [without_folders(x) for x in ("/home/me/a.csv", "hf//home/me/bert", "timm/resnet18", "~/a")]
+    ['a.csv', 'hf/bert', 'timm/resnet18', 'a']
+    """
+    prefix, slash, rest = text.partition("/")
+    for start, path in (("", text), (prefix + slash, rest)):
+        if MACHINE_PATH.match(path):
+            return start + re.split(r"[\\/]", path.rstrip("\\/"))[-1]
+    return text
+
+
 NAME = "digests.json"
 ALGORITHM = "sha256"
 REQUIRED = ("config.json", "model.safetensors")  # files of every model folder
-OPTIONAL = ("trained_on.safetensors",)
+OPTIONAL = ("trained_on.safetensors", "calibration.json")
 _log = logging.getLogger("fusionzoo")
 
 
@@ -197,7 +213,19 @@ def check_digests(folder: Path, modalities: list[str]) -> None:
                 f"{path} has no digest of {name}: copy the folder again, or remove {path} if you"
                 " changed it yourself"
             )
-    for name, digest in digests.items():
+    check_listed(folder, digests)
+    for file in _files_below(folder, modalities):
+        if file.relative_to(folder).as_posix() not in digests:
+            raise FusionZooError(
+                f"{file} was added since the model was saved: remove it, or remove {path} if you"
+                " added it yourself"
+            )
+
+
+def check_listed(folder: Path, digests: Mapping[str, str] | None = None) -> None:
+    """Raise an error that names a file of a folder's `digests.json` that was changed or removed."""
+    path = folder / NAME
+    for name, digest in (_read(path) if digests is None else digests).items():
         file = folder / name
         if not file.is_file():
             raise FusionZooError(f"{file} is missing: {path} lists it; copy the whole folder again")
@@ -205,12 +233,6 @@ def check_digests(folder: Path, modalities: list[str]) -> None:
             raise FusionZooError(
                 f"{file} was changed since the model was saved: copy the folder again, or remove"
                 f" {path} if you changed it yourself"
-            )
-    for file in _files_below(folder, modalities):
-        if file.relative_to(folder).as_posix() not in digests:
-            raise FusionZooError(
-                f"{file} was added since the model was saved: remove it, or remove {path} if you"
-                " added it yourself"
             )
 
 
@@ -227,6 +249,11 @@ def files_of_model(folder: Path, modalities: list[str]) -> list[Path]:
     """Return the files of a model folder of which digests are written."""
     optional = [path for path in (folder / name for name in OPTIONAL) if path.is_file()]
     return [*(folder / name for name in REQUIRED), *optional, *_files_below(folder, modalities)]
+
+
+def listed_files(folder: Path) -> list[str]:
+    """Return the names of the files that a folder's digests list."""
+    return list(_read(folder / NAME))
 
 
 def _read(path: Path) -> dict[str, str]:
@@ -328,10 +355,11 @@ def category_of(cell: float | str) -> str:
 def without_formulas(cell: str) -> str:
     """Return a cell that spreadsheet programs take for text: `'=1` for `=1`.
 
-    >>> [without_formulas(x) for x in ("=1+1", "-2+A1", "-2.5", "a=b", "")]
-    ["'=1+1", "'-2+A1", '-2.5', 'a=b', '']
+    >>> [without_formulas(x) for x in ("=1+1", "-2+A1", "-2.5", "a=b", "-", "")]
+    ["'=1+1", "'-2+A1", '-2.5', 'a=b', '-', '']
     """
-    return f"'{cell}" if cell.startswith(FORMULA) and not is_number(cell) else cell
+    is_formula = cell.startswith(FORMULA) and len(cell) > 1 and not is_number(cell)
+    return f"'{cell}" if is_formula else cell
 
 
 def fold(name: str) -> str:

@@ -11,11 +11,11 @@ import pyarrow as pa
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm import tqdm
 
-from fusionzoo.config import EvaluateConfig, PredictConfig, merge, read_yaml
+from fusionzoo.config import EmbedConfig, EvaluateConfig, PredictConfig, merge, read_yaml
 from fusionzoo.config.flags import Tree
 from fusionzoo.datasets import DATASETS, PairedBatchSampler, PairedDataset, make_sampler
+from fusionzoo.datasets.complete import TABLE, Completed, complete_for_model, target_columns
 from fusionzoo.datasets.naming import IN_MEMORY
 from fusionzoo.distributed import World, pick_device
 from fusionzoo.encoders.augment import refuse_augmentation
@@ -23,12 +23,15 @@ from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.evaluation.retrieval import GROUP, RelevanceLabels, any_pair, retrieval_intervals
 from fusionzoo.evaluation.robustness import subset_label, subsets
 from fusionzoo.files import replacing, without_formulas, write_json
+from fusionzoo.inputs import InMemory
 from fusionzoo.loading import load
 from fusionzoo.model import FusionModel
+from fusionzoo.progress import progress_bar
 from fusionzoo.structures import Batch, Features, Labels, Prediction, evaluating, keep_only
 from fusionzoo.targets import OneOf
 from fusionzoo.trained_on import TrainedOn, count_seen
 from fusionzoo.training.build import open_dataset
+from fusionzoo.training.calibrate import measure
 from fusionzoo.training.fit import measurable
 from fusionzoo.training.loaders import num_workers
 from fusionzoo.training.multitask import Tasks
@@ -37,22 +40,25 @@ from fusionzoo.training.tasks import OBJECTIVES, standard_objective
 from fusionzoo.worker_memory import make_loader
 
 
-def data_settings_of(given: Tree, model: str, trained_on: TrainedOn | None) -> Tree:
-    """Return a data set's settings: those given or, without a name, merged over the stored ones.
+def data_settings_of(given: Tree, model: str, trained_on: TrainedOn | None) -> Completed:
+    """Return a data set's settings: those given, read as the training data were; without a name
+    merged over the stored ones.
 
     Stored are those of the model or, of a run folder of an earlier version, in its config.yaml.
     """
-    if given.get("name"):
-        return dict(given)
     recipe = Path(model) / "config.yaml"
     run = read_yaml(recipe) if model and recipe.is_file() else {}
     stored = run.get("data") or (trained_on and trained_on.settings)
+    if given.get("name"):
+        return complete_for_model(given, stored or {})
     if not stored:
         known = f"{model} does not say" if model else "the model does not say"
         raise FusionZooError(
             f"--data.name is missing: a data set, or manifest for a file; {known} what it was"
             " trained on"
         )
+    if stored.get("name") == TABLE and given.get("root"):
+        return complete_for_model({"name": TABLE, **given}, stored)  # the data have moved
     settings = merge(stored, given)
     settings.pop("augment", None)  # of training samples
     if settings["name"] == IN_MEMORY:
@@ -62,7 +68,7 @@ def data_settings_of(given: Tree, model: str, trained_on: TrainedOn | None) -> T
             f"unknown data set {settings['name']!r}: the run was trained with --plugins"
             f" {run['plugins']}, which is not imported unless it is given here too"
         )
-    return settings
+    return Completed(settings=settings)
 
 
 Settings = EvaluateConfig | PredictConfig
@@ -77,20 +83,43 @@ def open_model(cfg: Settings, model: FusionModel | None) -> FusionModel:
     return load(cfg.model, device, plugins=cfg.plugins)
 
 
-def open_data(cfg: Settings, model: FusionModel, dataset: PairedDataset | None) -> PairedDataset:
+def open_data(cfg: Settings, model: FusionModel, dataset: InMemory) -> PairedDataset:
     """Open the data, to evaluate with the columns of labels that the model was trained on."""
     refuse_augmentation(cfg.data)
-    settings = cfg.data
-    if dataset is None:
-        settings = data_settings_of(cfg.data, cfg.model, model.trained_on)
     measured = (model.targets or ()) if isinstance(cfg, EvaluateConfig) else ()
-    dataset = open_dataset(settings, {target.name: target.kind for target in measured}, dataset)
+    targets = {target.name: target.kind for target in measured}
+    dataset, _ = open_for_model(cfg, model, dataset, targets)
     if not set(model.modalities) & set(dataset.modalities):
         raise FusionZooError(
             f"the model reads {', '.join(model.modalities)};"
             f" the data has {', '.join(dataset.modalities)}"
         )
+    read = [name for name in dataset.modalities if name in model.modalities]
+    if len(read) < len(dataset.modalities):
+        dataset = dataset.only(read)
     return dataset if cfg.split == "all" else dataset.split(cfg.split)
+
+
+def open_for_model(
+    cfg: Settings | EmbedConfig,
+    model: FusionModel,
+    dataset: InMemory,
+    targets: Mapping[str, str] | None,
+) -> tuple[PairedDataset, Tree]:
+    """Open a data set as the model's training data were read; return it with its settings.
+
+    What the data lack of what the model reads is missing, which is said.
+    """
+    if isinstance(dataset, PairedDataset):
+        return open_dataset(cfg.data, targets, dataset), dict(cfg.data)
+    given = target_columns(cfg.data if dataset is None else dataset, cfg.target)
+    done = data_settings_of(given, cfg.model, model.trained_on)
+    done.show()
+    opened = open_dataset(done.to_open, targets)
+    absent = [name for name in model.modalities if name not in opened.modalities]
+    if absent and len(absent) < len(model.modalities):
+        print(f"missing in all samples, as {opened.source} has none: {', '.join(absent)}")
+    return opened, done.settings if dataset is None else dict(cfg.data)
 
 
 @torch.no_grad()
@@ -112,7 +141,7 @@ def encode_batches(
         model.collate(),
         num_workers=num_workers(speed.num_workers, World()),
     )
-    progress = tqdm(total=len(dataset), desc=label, unit="sample", dynamic_ncols=True)
+    progress = progress_bar(total=len(dataset), desc=label, unit="sample")
     with progress, evaluating(model):
         for batch in loader:
             batch = batch.to(model.device)
@@ -177,16 +206,18 @@ def retrieval_rows(directions: Mapping[str, Any]) -> tuple[list[str], list[list[
     return ["", *names], rows
 
 
+CALIBRATION = "calibration"  # key of the figures of probabilities, sets and intervals
 SEEN = "seen_in_training"  # key of the numbers of samples whose ids training read, by split
 
 
 @torch.no_grad()
 def evaluate(
-    cfg: EvaluateConfig, model: FusionModel | None = None, dataset: PairedDataset | None = None
+    cfg: EvaluateConfig, model: FusionModel | None = None, dataset: InMemory = None
 ) -> dict[str, Any]:
     """Return the metrics of a model on a split: of the fusion, and under `unimodal` of each
     modality's own head; after contrastive training, under `retrieval`, how well each modality finds
-    the others, with 95 % intervals.
+    the others, with 95 % intervals; under `calibration` how far probabilities, sets and intervals
+    hold, see `training.calibrate.measure`.
 
     Under `seen_in_training`: how many of the samples the model was trained and validated on, by
     their ids; None if its folder does not say. With `every_subset` also, under `subsets`, those of
@@ -223,13 +254,20 @@ def evaluate(
         f"subsets/{subset_label(names)}": torch.stack([present[name] for name in names]).any(0)
         for names in chosen
     }
+    calibrated = {}
+    if model.calibration is not None:
+        targets = model.answer_targets
+        has_any = torch.stack([*present.values()]).any(0)
+        calibrated[CALIBRATION] = measure(
+            model.calibration, targets, tensors[""][has_any], target[has_any]
+        )
     every = torch.ones(len(target), dtype=torch.bool)
     metrics = {}
     for name, values in tensors.items():
         measured = subset_rows.get(name, every)
         if name not in subset_rows or measurable(tasks, target, measured):
             metrics[name] = tasks.metrics(values[measured].float(), target[measured])
-    nested = _nested(metrics) | {SEEN: seen}
+    nested = _nested(metrics) | calibrated | {SEEN: seen}
     retrieval = retrieval_metrics(_joined(aligned), ids, dataset)
     return _written(cfg, nested | ({RETRIEVAL: retrieval} if retrieval else {}))
 
@@ -346,20 +384,28 @@ def tasks_of_model(model: FusionModel, labels: Tensor) -> Tasks:
 
 
 def predict(
-    cfg: PredictConfig, model: FusionModel | None = None, dataset: PairedDataset | None = None
+    cfg: PredictConfig, model: FusionModel | None = None, dataset: InMemory = None
 ) -> Path | pa.Table:
     """Predict every sample: `id`, `label`, a probability per class, `present_<modality>`.
 
-    Rows stand in the order of the data. Several targets have columns `<target>.label` and so on;
-    numbers have no probabilities. Returns the file written (`cfg.out`, .parquet or .csv), or
-    without one the table in memory.
+    With `cfg.coverage` also `set`, or `lower` and `upper` of numbers and levels, which hold the
+    truth with that chance. Rows stand in the order of the data. Several targets have columns
+    `<target>.label` and so on; numbers have no probabilities. Returns the file written (`cfg.out`,
+    .parquet or .csv), or without one the table in memory.
     """
     model = open_model(cfg, model)
     if not (model.classes or model.targets):
         raise FusionZooError("this model was trained without a target: it can only embed")
+    if cfg.coverage is not None:
+        check_coverage(model, cfg.coverage)
     dataset = open_data(cfg, model, dataset)
+    return write_tables(cfg, _prediction_tables(model, dataset, cfg))
+
+
+def write_tables(cfg: PredictConfig, tables: Iterator[pa.Table]) -> Path | pa.Table:
+    """Write tables of predictions as they come to `cfg.out`; without one, return them as one."""
     if not cfg.out:
-        return pa.concat_tables(_prediction_tables(model, dataset, cfg))
+        return pa.concat_tables(tables)
     path = Path(cfg.out)
     writer_of = _writer_for(path)
     if cfg.csv_safe and path.suffix != ".csv":
@@ -368,9 +414,9 @@ def predict(
     writer: Any = None
     with replacing(path) as partial:
         try:
-            for table in _prediction_tables(model, dataset, cfg):
+            for table in tables:
                 if cfg.csv_safe:
-                    table = _without_formulas(table)
+                    table = table_without_formulas(table)
                 writer = writer or writer_of(str(partial), table.schema)
                 writer.write_table(table)
         finally:
@@ -379,7 +425,18 @@ def predict(
     return path
 
 
-def _without_formulas(table: pa.Table) -> pa.Table:
+def check_coverage(model: FusionModel, coverage: float) -> None:
+    """Raise an error where the model folder's validation scores do not allow this coverage."""
+    if model.calibration is None:
+        raise FusionZooError(
+            f"--coverage {coverage:g}: the model folder holds no scores of validation data; train"
+            " again with --train.calibrate auto"
+        )
+    for target in model.answer_targets:
+        model.calibration.targets[target.name].limit(coverage, target.name)
+
+
+def table_without_formulas(table: pa.Table) -> pa.Table:
     """Return a table whose names and text no spreadsheet program runs as formulas."""
     names = [without_formulas(name) for name in table.column_names]
     columns = [
@@ -409,16 +466,27 @@ def _prediction_tables(
 ) -> Iterator[pa.Table]:
     """Yield a table of predictions for each batch."""
     for batch, features in encode_batches(model, dataset, cfg, "predict", by_length=False):
-        predictions = model.answer(features)
-        columns: dict[str, Any] = {"id": batch.ids}
-        for row in (_prediction_row(prediction) for prediction in predictions):
-            for name, value in row.items():
-                columns.setdefault(name, []).append(value)
-        present = batch.present.cpu().unbind(1)
-        columns |= {
-            f"present_{name}": x.tolist() for name, x in zip(model.modalities, present, strict=True)
-        }
-        yield pa.table(columns)
+        logits = model.calibrated_logits(features)
+        table = prediction_table(batch, model.decode(logits), list(model.modalities))
+        if cfg.coverage is not None and model.calibration is not None:
+            regions = model.calibration.regions(model.answer_targets, logits, cfg.coverage)
+            for name, values in regions.items():
+                place = table.num_columns - len(model.modalities)  # before `present_<modality>`
+                table = table.add_column(place, name, pa.array(values))
+        yield table
+
+
+def prediction_table(
+    batch: Batch, predictions: Sequence[Any], modalities: Sequence[str]
+) -> pa.Table:
+    """Return the predictions of a batch, one row per sample."""
+    columns: dict[str, Any] = {"id": batch.ids}
+    for row in (_prediction_row(prediction) for prediction in predictions):
+        for name, value in row.items():
+            columns.setdefault(name, []).append(value)
+    present = batch.present.cpu().unbind(1)
+    columns |= {f"present_{name}": x.tolist() for name, x in zip(modalities, present, strict=True)}
+    return pa.table(columns)
 
 
 def _prediction_row(prediction: Any) -> dict[str, Any]:

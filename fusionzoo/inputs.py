@@ -1,30 +1,187 @@
-"""What `data` may be in the Python API: a name, a path, settings, a table, a data set."""
+"""What `data` may be in the Python API: a name, a path, settings, a table, a data set.
+
+Also what commands and functions share: which settings are the data's, and what `target` means.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .datasets import PairedDataset, create_dataset
+from .config import BenchmarkConfig, RunConfig, from_settings
+from .config.schema import TABLE_WORDS
+from .datasets import DATASETS, PairedDataset
+from .datasets import create_dataset as open_data
 from .datasets.arrow import is_list_of_text
+from .datasets.complete import Completed, complete
+from .datasets.manifest import load_table
+from .datasets.media import SUFFIXES
 from .datasets.naming import IN_MEMORY, settings_of
 from .datasets.provenance import FUSIONZOO, Loaded
 from .datasets.sources.columns import HUGGING_FACE, TEXT_TYPES
-from .datasets.sources.in_memory import STREAM_LIMIT, is_table, read_objects
+from .datasets.sources.in_memory import is_table, read_objects
+from .datasets.sources.table_settings import STREAM_LIMIT, TableSettings
 from .datasets.table import NOT_FILES, word_list
-from .errors import FusionZooError
+from .errors import FusionZooError, keyword_errors
 from .files import cache_root, fold, make_cache_folder, replacing
 from .structures import KINDS
 
 Data = Any  # str | PathLike | Mapping | PairedDataset | a table or data set in memory
+InMemory = PairedDataset | dict[str, Any] | None  # settings, whose `root` is a table of objects
+C = TypeVar("C")
+R = TypeVar("R", RunConfig, BenchmarkConfig)
+CLASSIFICATION = {"name": "classification"}
+
+
+@keyword_errors
+def create_dataset(
+    name: Data, *, target: str | Sequence[str] = (), base: str = "", **settings: Any
+) -> PairedDataset:
+    """Open a data set by name, or your own data: `create_dataset(df, target="diagnosis")`.
+
+    `name` is the name of a data set (`fusionzoo data list` shows names and settings), a path, or
+    what is in memory, with the settings of `manifest`: a DataFrame, an Arrow table, a list of
+    dicts, a dict of columns, a Hugging Face `Dataset` or `DatasetDict`, a PyTorch data set of
+    dicts. Cells may be PIL images, arrays, bytes, `(samples, rate)`, text and lists; they are
+    decoded on access. Paths in a table in memory start from `base`, by default the working
+    directory. With `target`, the column of labels or several, every other column is read as what
+    it holds; without, as the settings `columns` and `kinds` say.
+    """
+    if isinstance(name, PairedDataset) or not (target or base or "group" in settings):
+        return open_data(name, **settings)
+    data = read_data({**settings_of(name), **settings})
+    if base:
+        if not is_table(data.get("root")) and not isinstance(data.get("root"), Loaded):
+            raise FusionZooError(f"base={base!r} is for tables in memory; leave it out")
+        loaded = load_table(TableSettings(root=data["root"]))
+        data["root"] = replace(loaded, root=Path(base))
+    done = complete_data(data, target)
+    return open_data(**done.to_open)
+
+
+def complete_run(cfg: R) -> tuple[R, Completed]:
+    """Return `cfg` with explicit settings of the data and of what `cfg.target` holds."""
+    known = tuple(cfg.targets)
+    infer = cfg.objective == CLASSIFICATION
+    done = complete(cfg.data, cfg.target, known=known, infer_kinds=infer)
+    return replace(with_targets(cfg, done), data=done.settings), done
+
+
+def configure_run(
+    cls: type[R],
+    data: Data,
+    settings: Mapping[str, Any],
+    config: Any,
+    targets_of: Callable[[R], Mapping[str, str] | None],
+) -> tuple[R, PairedDataset | None]:
+    """Return the configuration of a training or benchmark, and its data set if it is in memory.
+
+    `settings` are keyword arguments, of the data and of the run alike.
+    """
+    cfg, objects = configure(cls, data, settings, config)
+    if not isinstance(objects, Mapping):
+        if objects is not None and cfg.target:
+            raise FusionZooError(
+                "target names a column of a table; a PairedDataset has its targets: targets="
+            )
+        return cfg, objects
+    done = complete(
+        objects,
+        cfg.target,
+        known=tuple(cfg.targets),
+        infer_kinds=cfg.objective == CLASSIFICATION,
+    )
+    done.show()
+    cfg = with_targets(cfg, done)
+    return cfg, open_data(**{"targets": targets_of(cfg), **done.to_open})
+
+
+def configure(
+    cls: type[C], data: Data, settings: Mapping[str, Any], config: Any = None
+) -> tuple[C, InMemory]:
+    """Return the configuration of a call, and what is in memory alone: a data set, or settings
+    whose `root` is a table of objects.
+
+    `settings` are keyword arguments, of the data and of the command alike.
+    """
+    data, rest = sort_settings(cls, data, settings)
+    data = read_data(data)
+    if data is not None:
+        rest["data"] = data_settings(data)
+    cfg = from_settings(cls, rest, config)
+    if isinstance(data, PairedDataset):
+        return cfg, data
+    if data is not None and isinstance(data.get("root"), Loaded):
+        return cfg, {name: value for name, value in data.items() if name != "augment"}
+    return cfg, None
+
+
+def required(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a command's data, which must be there."""
+    if not data:
+        raise FusionZooError(
+            "--data is missing: a data set's name, a file, a folder or a URL of shards comes first"
+        )
+    return data
+
+
+def complete_data(data: dict[str, Any], target: str | Sequence[str] = ()) -> Completed:
+    """Return explicit settings of the data of a command that does not train."""
+    done = complete(required(data), target)
+    kinds = done.target_kinds
+    if len(kinds) == 1:
+        kinds = {"target": next(iter(kinds.values()))}
+    if set(kinds.values()) <= {"classification"} and len(kinds) < 2:
+        return done
+    return replace(done, settings={**done.settings, "targets": kinds})
+
+
+def with_targets(cfg: R, done: Completed) -> R:
+    """Return `cfg` with the objective of each target that was found out."""
+    kinds = done.target_kinds
+    cfg = replace(cfg, target="")
+    if len(kinds) == 1 and not cfg.targets:
+        return replace(cfg, objective={"name": next(iter(kinds.values()))})
+    if not kinds:
+        return cfg
+    return replace(cfg, targets={**{x: {"name": kind} for x, kind in kinds.items()}, **cfg.targets})
+
+
+def sort_settings(
+    cls: type, data: Data, settings: Mapping[str, Any]
+) -> tuple[Data, dict[str, Any]]:
+    """Divide keyword arguments into the data's, which are merged over `data`, and the others.
+
+    A name that is a setting of both is an error, unless `data` itself says the data's.
+    """
+    own = {setting.name for setting in fields(cls)}
+    named = dict(data) if isinstance(data, Mapping) and "name" in data else {"name": data}
+    name = named["name"]
+    parameters: set[str] = set()
+    if isinstance(name, str) and name in DATASETS:
+        parameters = {*DATASETS[name].parameters} - {"root", "targets", *(own & named.keys())}
+    words = {x: value for x, value in settings.items() if x in parameters or x in TABLE_WORDS}
+    for word in words:
+        if word in own:
+            raise FusionZooError(
+                f"{word} is a setting of the data set {name!r} and of this function: write the"
+                f" data's as data={{'name': {name!r}, {word!r}: ...}}"
+            )
+    rest = {x: value for x, value in settings.items() if x not in words}
+    if not words or data is None:
+        return data, {**rest, **words}  # of the data that a recipe or a model names
+    if isinstance(data, PairedDataset):
+        return open_data(data, **words), rest
+    return {**settings_of(data), **words}, rest
 
 
 def read_data(data: Data) -> Data:
@@ -36,6 +193,8 @@ def read_data(data: Data) -> Data:
     if isinstance(data, PairedDataset) or data is None:
         return data
     settings = settings_of(data)
+    if "group" in settings:
+        settings["group_column"] = settings.pop("group")
     root = settings.get("root")
     if not is_table(root) or isinstance(root, pa.Table):
         return settings
@@ -47,7 +206,10 @@ def read_data(data: Data) -> Data:
         for part in parts
     )
     storable = is_plain and not loaded.memory and not loaded.kinds
-    return {**settings, "root": loaded.table if storable else loaded}
+    if storable:
+        return {**settings, "root": loaded.table}
+    base = settings.pop("base", None)
+    return {**settings, "root": loaded if base is None else replace(loaded, root=Path(base))}
 
 
 def data_settings(data: Data) -> dict[str, Any]:
@@ -65,35 +227,34 @@ def data_settings(data: Data) -> dict[str, Any]:
     return dict(data)
 
 
-def in_memory(data: Data, targets: Mapping[str, str] | None = None) -> PairedDataset | None:
-    """Return the data set if `data` is one, or is in memory and cannot be stored.
-
-    `targets` are the labels that the second case reads.
-    """
+def in_memory(data: Data) -> PairedDataset | None:
+    """Return the data set, without labels, if `data` is one or cannot be stored."""
     data = read_data(data)
     if isinstance(data, PairedDataset) or data is None:
         return data
     if isinstance(data.get("root"), Loaded):
         settings = {name: value for name, value in data.items() if name != "augment"}
-        return create_dataset(**{"targets": targets, **settings})
+        return open_data(**{"targets": {}, **settings})
     return None
 
 
 def store_table(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Write the table `settings["root"]` as a manifest into a folder; return settings to open it.
 
-    Paths in the table start from the working directory. The file's name holds the hash of its
-    contents, so the same table is written once.
+    Paths in the table start from the folder `base`, by default the working directory. The file's
+    name holds the hash of its contents, so the same table is written once.
     """
+    settings = dict(settings)
+    base = os.path.abspath(settings.pop("base", ""))
     try:
         table = pa.table(settings["root"])
     except (pa.ArrowException, TypeError) as error:
         raise FusionZooError(f"the table cannot be stored: {error}") from error
     metadata = table.schema.metadata or {}
     declared = {key: metadata[key] for key in (FUSIONZOO, HUGGING_FACE) if key in metadata}
-    table = _absolute_structs(table.replace_schema_metadata(declared or None))
+    table = _absolute_structs(table.replace_schema_metadata(declared or None), base)
     for name in _path_columns(settings, table):
-        cells = [_absolute(cell) for cell in table[name].to_pylist()]
+        cells = [_absolute(cell, base) for cell in table[name].to_pylist()]
         column = pa.array(cells, table[name].type)
         table = table.set_column(table.column_names.index(name), name, column)
     buffer = io.BytesIO()
@@ -107,7 +268,7 @@ def store_table(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _path_columns(settings: Mapping[str, Any], table: pa.Table) -> list[str]:
-    """Return the text columns whose cells are paths by the rules of the manifest."""
+    """Return the text columns whose cells are paths, by the rules of the manifest or by sight."""
     columns, kinds = settings.get("columns") or {}, settings.get("kinds") or {}
     paths = word_list(settings.get("paths") or ())
     path_columns = {
@@ -118,19 +279,28 @@ def _path_columns(settings: Mapping[str, Any], table: pa.Table) -> list[str]:
     return [
         field.name
         for field in table.schema
-        if fold(field.name) in path_columns
-        and (is_list_of_text(field.type) or any(is_type(field.type) for is_type in TEXT_TYPES))
+        if (is_list_of_text(field.type) or any(is_type(field.type) for is_type in TEXT_TYPES))
+        and (fold(field.name) in path_columns or _are_files(table[field.name]))
     ]
 
 
-def _absolute(cell: Any) -> Any:
+def _are_files(column: Any) -> bool:
+    """Whether all cells of a column name images or clips."""
+    if is_list_of_text(column.type):
+        return False
+    cells = [cell for cell in column.to_pylist() if cell]
+    suffixes = {Path(cell).suffix.lower() for cell in cells}
+    return any(suffixes and suffixes <= {*SUFFIXES[kind]} for kind in ("image", "audio"))
+
+
+def _absolute(cell: Any, base: str) -> Any:
     """Return a path, or each of a list, as an absolute one."""
     if isinstance(cell, list):
-        return [_absolute(path) for path in cell]
-    return cell and os.path.abspath(cell)
+        return [_absolute(path, base) for path in cell]
+    return cell and os.path.normpath(os.path.join(base, cell))
 
 
-def _absolute_structs(table: pa.Table) -> pa.Table:
+def _absolute_structs(table: pa.Table, base: str) -> pa.Table:
     """Make the paths in columns of `{bytes, path}` absolute."""
     for position, field in enumerate(table.schema):
         inner = field.type.value_type if pa.types.is_list(field.type) else field.type
@@ -140,6 +310,6 @@ def _absolute_structs(table: pa.Table) -> pa.Table:
             structs = [x for cell in cells for x in (cell if isinstance(cell, list) else [cell])]
             for cell in structs:
                 if cell and cell["path"] is not None and cell.get("bytes") is None:
-                    cell["path"] = os.path.abspath(cell["path"])
+                    cell["path"] = _absolute(cell["path"], base)
             table = table.set_column(position, field, pa.array(cells, field.type))
     return table

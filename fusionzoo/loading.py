@@ -1,4 +1,4 @@
-"""Load a model folder: needs no hub, no original settings, and runs no code of the folder."""
+"""Load a model folder, also of the Hub: needs no original settings, runs no code of the folder."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fusionzoo.confidence import Calibration
 from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.files import check_digests
+from fusionzoo.hub import download, is_repository
 from fusionzoo.model import FusionModel, Raw, Standardise, UnimodalHeads, create_model
+from fusionzoo.model_card import edited_readme
 from fusionzoo.model_folder import FolderConfig, check_wrapped, read_config, why_not_built
 from fusionzoo.plugins import imports_forbidden, load_plugins
 from fusionzoo.structures import Batch, Sample
@@ -90,8 +93,14 @@ def load(
     *,
     plugins: str | Sequence[str] = (),
     encoders: Mapping[str, Encoder] | None = None,
+    revision: str | None = None,
+    token: str | bool | None = None,
 ) -> FusionModel:
-    """Load a model folder, or the model of a run folder; needs no hub and no original settings.
+    """Load a model folder, the model of a run folder, or `"owner/name"` of the Hugging Face Hub.
+
+    A local folder needs no hub and no original settings; it comes first where both exist. Of a
+    repository, `revision` is a branch, tag or commit, and `token` by default the one of `hf auth
+    login`; what was downloaded before is read again without a network.
 
     `plugins` are files and modules to import first, of a model whose encoders or fusion are not
     fusionzoo's own; what the folder itself names is never imported. `encoders` are those that no
@@ -100,10 +109,19 @@ def load(
     from safetensors.torch import load_model
 
     load_plugins(plugins)
+    if is_repository(folder):
+        folder = download(str(folder), revision, token)
+    elif revision is not None:
+        raise FusionZooError(
+            f"revision={revision!r} is for models of the Hub; {folder} is a folder"
+        )
     folder = Path(folder)
     folder = folder / "model" if (folder / "model" / "config.json").is_file() else folder
     if not (folder / "config.json").is_file():
-        raise FusionZooError(f"{folder} is no model folder: it holds no config.json")
+        here = folder.parts[0] if len(folder.parts) == 2 and Path(folder.parts[0]).is_dir() else ""
+        asked = f"; the Hub is not asked, as there is a folder {here!r}" if here else ""
+        what = "it holds no config.json" if folder.is_dir() else f"there is no such folder{asked}"
+        raise FusionZooError(f"{folder} is no model folder: {what}")
     config, targets = read_config(folder)
     check_digests(folder, list(config.encoders))
     check_wrapped(config, encoders or {}, folder)
@@ -115,7 +133,12 @@ def load(
     except Exception as error:
         raise FusionZooError(f"{weights}: {one_line(error)}") from error
     _check_finite(model, weights)
-    model.complete(trained_on=TrainedOn.load(folder)).to(device).eval()
+    model.complete(
+        trained_on=TrainedOn.load(folder),
+        calibration=Calibration.load(folder, model.answer_targets),
+        readme=edited_readme(folder),
+    )
+    model.to(device).eval()
     with bounded_allocation(weights):
         _answer_blank(model, folder)
     return model
@@ -158,6 +181,7 @@ def _with_parts(config: FolderConfig, model: FusionModel) -> FusionModel:
         align={name: nn.Linear(dims[name], width) for name, width in config.align.items()},
         matryoshka=config.matryoshka,
         heads=heads,
+        first_weights=config.first_weights,
     )
 
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fusionzoo.confidence import NAME as CALIBRATION
+from fusionzoo.confidence import Calibration
 from fusionzoo.config import split_name
-from fusionzoo.encoders import Encoder, adopt, create_encoder, shared_checkpoints
+from fusionzoo.encoders import Encoder, adopt, create_encoder, origin_of, shared_checkpoints
 from fusionzoo.errors import FusionZooError, __version__, did_you_mean
 from fusionzoo.files import files_of_model, replacing, write_digests, write_json
 from fusionzoo.fusion import Fusion, create_fusion
-from fusionzoo.model_folder import FORMAT, sources
+from fusionzoo.hub import push
+from fusionzoo.model_card import card_text, write_card
+from fusionzoo.model_folder import FORMAT, public_spec, sources
 from fusionzoo.structures import (
     Batch,
     Features,
@@ -25,7 +30,7 @@ from fusionzoo.structures import (
     evaluating,
     predictions,
 )
-from fusionzoo.targets import Target, decode, from_spec
+from fusionzoo.targets import OneOf, Target, decode, from_spec
 from fusionzoo.trained_on import TrainedOn
 
 
@@ -35,7 +40,7 @@ def encode_rows(encoder: Encoder, inputs: Inputs, present: Tensor) -> Features:
     Inputs that are `Features` were encoded before.
     """
     if isinstance(inputs, Features):
-        return inputs if bool(present.all()) else _hide_absent(inputs, present)
+        return inputs if bool(present.all()) else hide_absent(inputs, present)
     if bool(present.all()) and len(present):
         return encoder(inputs)
     rows = present.nonzero()[:, 0]
@@ -58,7 +63,8 @@ def encode_rows(encoder: Encoder, inputs: Inputs, present: Tensor) -> Features:
     return Features(*map(scatter, encoded))
 
 
-def _hide_absent(features: Features, present: Tensor) -> Features:
+def hide_absent(features: Features, present: Tensor) -> Features:
+    """Return features with an empty mask and zeros in the rows where `present` (B,) is False."""
     return Features(
         features.tokens.masked_fill(~present[:, None, None], 0),
         features.mask & present[:, None],
@@ -262,6 +268,9 @@ class FusionModel(nn.Module):
         self.align = nn.ModuleDict()  # modality -> map to a space where partners are near
         self.heads: UnimodalHeads | None = None  # a classifier of each modality alone
         self.trained_on: TrainedOn | None = None  # None: not known
+        self.calibration: Calibration | None = None  # of the answers; None: as they were trained
+        self.readme: str | None = None  # the author's, of the folder; None: a card is written
+        self._first_weights: Mapping[str, Mapping[str, str]] = {}  # of a model that was loaded
         self._prior: list[float] | None = None
         self._matryoshka: list[int] = []
         # Logits (K,) of a sample without any modality; not stored, for they follow from the prior.
@@ -276,6 +285,9 @@ class FusionModel(nn.Module):
         matryoshka: Sequence[int] = (),
         heads: UnimodalHeads | None = None,
         trained_on: TrainedOn | None = None,
+        calibration: Calibration | None = None,
+        first_weights: Mapping[str, Mapping[str, str]] | None = None,
+        readme: str | None = None,
     ) -> FusionModel:
         """Add what training measures or learns beside encoders and fusion; return the model.
 
@@ -287,6 +299,10 @@ class FusionModel(nn.Module):
             matryoshka: sizes of the fused vector's prefixes that were trained
             heads: the modalities' own heads: `predict` may then fall back to them
             trained_on: the data of the training
+            calibration: temperatures, thresholds and conformal scores of the validation split
+            first_weights: modality -> `source` and `licence` of its encoder's first weights, where
+                the encoders were built without them
+            readme: text that `save` writes as README.md instead of a model card
         """
         if prior is not None:
             self._prior = prior.tolist()
@@ -301,6 +317,12 @@ class FusionModel(nn.Module):
             self.heads = heads
         if trained_on is not None:
             self.trained_on = trained_on
+        if calibration is not None:
+            self.calibration = calibration
+        if first_weights:
+            self._first_weights = first_weights
+        if readme is not None:
+            self.readme = readme
         return self
 
     @property
@@ -313,8 +335,15 @@ class FusionModel(nn.Module):
             "align": align,
             "matryoshka": self._matryoshka,
             "unimodal_dim": None if self.heads is None else self.heads.dim,
+            "first_weights": self._first_weights
+            or {name: origin_of(encoder) for name, encoder in self.named_encoders()},
         }
         return {**self._components, **{key: x for key, x in added.items() if x}}
+
+    @property
+    def answer_targets(self) -> list[Target]:
+        """What the model answers: its targets, else one class of `classes`, as target `target`."""
+        return [OneOf("target", tuple(self.classes))] if self.targets is None else self.targets
 
     @property
     def modalities(self) -> dict[str, str]:
@@ -366,7 +395,7 @@ class FusionModel(nn.Module):
 
         After contrastive training also `aligned_<modality>`, unit vectors in the common space.
         """
-        return self.embed_and_answer(self._batch(samples))[0]
+        return self.embed_and_answer(self.batch(samples))[0]
 
     @torch.no_grad()
     def embed_and_answer(self, batch: Batch) -> tuple[dict[str, Tensor], FusionOutput]:
@@ -375,6 +404,7 @@ class FusionModel(nn.Module):
             encoded = self._run_encoders(batch)
             features = standardise(encoded, self.standardise)
             output = self.fuse(features)
+            output = output._replace(logits=self.calibrate(output.logits, features))
         present = dict(zip(encoded, batch.present.unbind(1), strict=True))
         vectors = {name: _zero_absent(x, present[name]) for name, x in encoded.items()}
         aligned = {
@@ -391,7 +421,7 @@ class FusionModel(nn.Module):
         Of `i2moe`, how much each of its experts counted: uniqueness of a modality, synergy,
         redundancy.
         """
-        batch = self._batch(samples)
+        batch = self.batch(samples)
         with evaluating(self):
             shares = self.fusion.shares(self.fusion(self.encode(batch)))
         if not shares:
@@ -422,19 +452,34 @@ class FusionModel(nn.Module):
                 "fallback='unimodal': this model has no head of each modality alone; train it with"
                 " this version of fusionzoo and --train.unimodal true"
             )
-        batch = self._batch(samples)
+        batch = self.batch(samples)
         with evaluating(self):
             features = self.encode(batch)
-            logits = self.fuse(features).logits.float()
+            logits = self.calibrated_logits(features)
             if fallback and self.heads is not None:
                 logits = fall_back(logits, self.heads(features), batch.present)
-        return self._decode(logits)
+        return self.decode(logits)
 
     def answer(self, features: Mapping[str, Features]) -> list[Any]:
         """Answer samples that `encode` has encoded, see `predict`."""
-        return self._decode(self.fuse(features).logits.float())
+        return self.decode(self.calibrated_logits(features))
 
-    def _decode(self, logits: Tensor) -> list[Any]:
+    def calibrated_logits(self, features: Mapping[str, Features]) -> Tensor:
+        """Return float32 logits (B, K) of encoded samples, divided by the temperatures, if any."""
+        return self.calibrate(self.fuse(features).logits.float(), features)
+
+    def calibrate(self, logits: Tensor, features: Mapping[str, Features]) -> Tensor:
+        """Divide logits by the temperatures; those of a sample without any modality stay."""
+        if self.calibration is None:
+            return logits
+        scaled = self.calibration.scale(self.answer_targets, logits)
+        has_any = torch.stack([x.mask.any(1) for x in features.values()]).any(0)[:, None]
+        return torch.where(has_any, scaled, logits)
+
+    def decode(self, logits: Tensor) -> list[Any]:
+        """Return the answers to `calibrated_logits` (B, K), see `predict`."""
+        if self.calibration is not None and self.targets is not None:
+            return self.calibration.decode(self.targets, logits)
         if self.targets is not None:
             return decode(self.targets, logits)
         return predictions(self.classes, logits.softmax(-1))
@@ -457,14 +502,45 @@ class FusionModel(nn.Module):
     def save(self, folder: str | Path, weights: Mapping[str, Tensor] | None = None) -> Path:
         """Write `config.json`, `model.safetensors` and what the processors need; no pickle.
 
-        `digests.json` lets `load` notice files that were changed.
+        `digests.json` lets `load` notice files that were changed. `README.md` is a model card; one
+        that somebody wrote or edited is kept.
 
         Of encoders and fusions that are not fusionzoo's own, `config.json` names the plugins.
         `weights` stand in for the model's own, where processes share those.
         """
+        return self._save(Path(folder), weights)
+
+    def push_to_hub(
+        self,
+        name: str,
+        *,
+        private: bool | None = None,
+        token: str | bool | None = None,
+        revision: str | None = None,
+    ) -> str:
+        """Upload the model folder to the Hugging Face Hub, `"owner/name"`; return the address.
+
+        The repository is created if there is none, `private` or not, and so is the branch
+        `revision`. Of paths on this machine only the last part is uploaded. A README that somebody
+        wrote or edited there is kept. `token` is by default the one of `hf auth login`.
+        """
+        with TemporaryDirectory() as scratch:
+            folder = self._save(Path(scratch), repository=name)
+            return push(folder, name, private=private, token=token, revision=revision)
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path, **settings: Any) -> FusionModel:
+        """Load a folder or a model of the Hub, as `fusionzoo.load` does, by the usual name."""
+        import fusionzoo  # `load` stands above this module
+
+        return fusionzoo.load(name, **settings)
+
+    def _save(
+        self, folder: Path, weights: Mapping[str, Tensor] | None = None, repository: str = ""
+    ) -> Path:
+        """Write the folder, for a public `repository` without the paths of this machine."""
         from safetensors.torch import save_file, save_model
 
-        folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         for name, encoder in self.named_encoders():
             encoder.save_assets(folder / name)
@@ -476,22 +552,35 @@ class FusionModel(nn.Module):
         about = {"format": FORMAT, "fusionzoo": __version__, "torch": str(torch.__version__)}
         recorded = {"plugins": sources(self)} if sources(self) else {}
         config = {**about, **recorded, "classes": self.classes, **self.spec}
+        trained_on = self.trained_on
+        if repository:
+            config = public_spec(config)
+            trained_on = trained_on and trained_on.without_folders()
         write_json(folder / "config.json", config)
-        if self.trained_on is not None:
-            self.trained_on.save(folder)
+        if self.calibration is not None:
+            self.calibration.save(folder)
+        else:
+            (folder / CALIBRATION).unlink(missing_ok=True)
+        if trained_on is not None:
+            trained_on.save(folder)
+        num_parameters = sum(p.numel() for p in self.parameters())
+        card = card_text(config, trained_on, num_parameters, repository)
+        write_card(folder, self.readme or card)
         write_digests(folder, files_of_model(folder, list(self.encoders)))
         return folder
 
-    def _batch(self, samples: Batch | Sequence[Raw | Sample]) -> Batch:
+    def batch(self, samples: Batch | Sequence[Raw | Sample]) -> Batch:
+        """Turn raw samples into a batch on the model's device."""
         if isinstance(samples, Batch):
             return samples.to(self.device)
         if isinstance(samples, Mapping | str):
             raise FusionZooError("give a list of samples: [{'image': 'cat.png', 'text': ...}]")
-        rows = [self._sample(sample, number) for number, sample in enumerate(samples)]
+        rows = [self.sample(sample, number) for number, sample in enumerate(samples)]
         batch: Batch = self.collate()(rows)
         return batch.to(self.device)
 
-    def _sample(self, raw: Raw | Sample, number: int) -> Sample:
+    def sample(self, raw: Raw | Sample, number: int = 0) -> Sample:
+        """Decode a raw sample; `number` is its place in messages, and its id."""
         from fusionzoo.datasets.media import decode
 
         if isinstance(raw, Sample):

@@ -14,13 +14,16 @@ import torch
 from annotated_types import Ge, Len
 
 from .encoders import WRAPPED, Encoder
-from .errors import FusionZooError, did_you_mean, one_line
+from .errors import FusionZooError, __version__, did_you_mean, one_line
+from .files import without_folders
 from .fusion import Fusion
 from .plugins import missing_plugins, source_of
 from .structures import KINDS
 from .targets import Target, from_spec
 
-FORMAT = 1  # of the model folder
+# Of the model folder. Each format that was released is read for ever: a new number comes with code
+# that turns the old config.json into the new one, and tests/fixtures/ keeps a folder of each.
+FORMAT = 1
 MAX_BYTES = 1 << 26  # of config.json
 Count = Annotated[int, Ge(1)]
 
@@ -40,6 +43,8 @@ class FolderConfig:
     matryoshka: list[Count] = field(default_factory=list)  # trained prefixes of the fused vector
     prior: list[float] | None = None  # exp(logits) of a sample without any modality
     unimodal_dim: Count | None = None  # of the modalities' own heads, if stored
+    # modality -> `source` and `licence` of the encoder's first weights; empty: trained from scratch
+    first_weights: dict[str, dict[str, str]] = field(default_factory=dict)
     plugins: list[str] = field(default_factory=list)  # shown to people, never imported
     format: int = FORMAT
     fusionzoo: str = ""  # the versions that saved the folder
@@ -61,13 +66,18 @@ def read_config(folder: Path) -> tuple[FolderConfig, list[Target] | None]:
         raise FusionZooError(f"{path} cannot be read as JSON: {one_line(error)}") from None
     if not isinstance(config, dict):
         raise FusionZooError(f"{path} must hold a JSON object, found {type(config).__name__}")
-    if config.get("format") != FORMAT:
+    number = config.get("format")
+    if isinstance(number, int) and number > FORMAT:
+        writer = f" ({config['fusionzoo']!r:.40})" if "fusionzoo" in config else ""
         raise FusionZooError(
-            f"{folder}: format {config.get('format')!r}; this version reads {FORMAT}"
+            f"{folder}: format {number} is that of a newer fusionzoo{writer}; {__version__} reads"
+            f" formats up to {FORMAT}: pip install --upgrade fusionzoo"
         )
+    if number != FORMAT or isinstance(number, bool):
+        raise FusionZooError(f"{folder}: format {number!r} is not one; formats are 1 to {FORMAT}")
     checked = _of_type(config, path)
     try:
-        targets = None if checked.targets is None else [from_spec(one) for one in checked.targets]
+        targets = None if checked.targets is None else [from_spec(x) for x in checked.targets]
     except FusionZooError as error:
         raise FusionZooError(f"{path}: targets: {why_not_built(checked, error)}") from None
     _check_names(checked, path)
@@ -128,6 +138,7 @@ def _check_sizes(config: FolderConfig, targets: Sequence[Target] | None, path: P
         "kinds": config.kinds,
         "align": config.align,
         "standardise": config.standardise,
+        "first_weights": config.first_weights,
     }
     for key, modalities in by_key.items():
         unknown = sorted({*modalities} - config.encoders.keys())
@@ -142,7 +153,7 @@ def _check_sizes(config: FolderConfig, targets: Sequence[Target] | None, path: P
         if not all(0 <= x < math.inf for x in config.prior):
             raise FusionZooError(f"{path}: prior has a number below 0, or one that is not finite")
     if targets is not None:
-        outputs = max(1, sum(one.width for one in targets))
+        outputs = max(1, sum(target.width for target in targets))
     elif config.classes:
         outputs = len(set(config.classes))
     else:
@@ -152,6 +163,21 @@ def _check_sizes(config: FolderConfig, targets: Sequence[Target] | None, path: P
         raise FusionZooError(
             f"{path}: num_outputs is {config.num_outputs}, and the {what} make {outputs}"
         )
+
+
+def public_spec(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json with paths in the encoders' settings cut to their last part.
+
+    Nothing is read from these paths when a folder is loaded.
+    """
+    encoders = {
+        modality: {
+            key: without_folders(value) if isinstance(value, str) else value
+            for key, value in spec.items()
+        }
+        for modality, spec in config["encoders"].items()
+    }
+    return {**config, "encoders": encoders}
 
 
 def sources(model: torch.nn.Module) -> list[str]:
@@ -172,14 +198,18 @@ def why_not_built(config: FolderConfig, error: Exception) -> str:
     missing = missing_plugins(config.plugins)
     if not missing:
         return one_line(error)
-    first = one_line(error).partition(". ")[0]
+    return f"{one_line(error).partition('. ')[0]}. {how_to_import(missing)}"
+
+
+def how_to_import(missing: Sequence[str]) -> str:
+    """Say how the plugins that define a model's components are imported."""
     if missing == ["__main__"]:
         return (
-            f"{first}. A notebook or script defined a component of the model: define and register"
-            " it here, then load again"
+            "A notebook or script defined a component of the model: define and register it here,"
+            " then load again"
         )
     return (
-        f"{first}. The model has components of {' and '.join(missing)}, not imported here:"
+        f"The model has components of {' and '.join(missing)}, not imported here:"
         f" fusionzoo.load(..., plugins={missing!r}), on the command line --plugins"
         f" {','.join(missing)}"
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
@@ -36,9 +37,12 @@ class Entry(Generic[T]):
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
-        """The keyword-only arguments of the constructor: what the command line may set."""
-        arguments = inspect.signature(self.cls).parameters.values()
-        return {p.name: p for p in arguments if p.kind is p.KEYWORD_ONLY}
+        """The keyword-only arguments of the constructor: what the command line may set.
+
+        Those of a dataclass that it takes whole, as `settings`, come first.
+        """
+        whole = settings_class(self.cls)
+        return {**(keyword_only(whole) if whole else {}), **keyword_only(self.cls)}
 
     @property
     def open_ended(self) -> bool:
@@ -49,7 +53,8 @@ class Entry(Generic[T]):
     @property
     def hints(self) -> dict[str, Any]:
         """The types of the arguments, where they can be looked up."""
-        return type_hints(self.cls)
+        whole = settings_class(self.cls)
+        return {**(type_hints(whole) if whole else {}), **type_hints(self.cls)}
 
     def build(self, *args: Any, **settings: Any) -> T:
         """Call the constructor."""
@@ -213,6 +218,18 @@ def type_hints(cls: Callable[..., Any]) -> dict[str, Any]:
         return {}  # imported for the type checker alone
 
 
+def keyword_only(component: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the keyword-only arguments of a class or function."""
+    arguments = inspect.signature(component).parameters.values()
+    return {p.name: p for p in arguments if p.kind is p.KEYWORD_ONLY}
+
+
+def settings_class(component: Callable[..., Any]) -> type | None:
+    """Return the dataclass that a function takes as `settings`, with all that users may set."""
+    hint = type_hints(component).get("settings")
+    return hint if isinstance(hint, type) and is_dataclass(hint) else None
+
+
 @cache
 def _adapter(hint: Any) -> TypeAdapter[Any]:
     from pydantic import ConfigDict, TypeAdapter
@@ -230,3 +247,21 @@ def _problem(hint: Any, value: Any) -> str:
         reasons = dict.fromkeys(x["msg"][:1].lower() + x["msg"][1:] for x in error.errors())
         return ", or ".join(reasons)
     return ""
+
+
+SECTIONS = ("Missing", "Pitfall", "Use when", "Settings", "Shapes")
+
+
+def sections(text: str) -> dict[str, str]:
+    """Split a docstring; the text between the first line and the first section has the key "".
+
+    >>> sections("Do it.\\n\\ny = x\\n\\nMissing: 0.\\nPitfall: none\\nknown.")["Pitfall"]
+    'none known.'
+    """
+    titles = "|".join(SECTIONS)
+    body = text.partition("\n")[2].strip()
+    equation, *rest = re.split(rf"^({titles}):\s*", body, flags=re.MULTILINE)
+    by_title = dict.fromkeys(("", *SECTIONS), "") | {"": " ".join(equation.split())}
+    for title, words in zip(rest[::2], rest[1::2], strict=True):
+        by_title[title] = " ".join(words.split())
+    return by_title

@@ -192,10 +192,10 @@ def masked_mean(tokens: Tensor, mask: Tensor) -> Tensor:
     return real_tokens.sum(1) / mask.sum(1, keepdim=True).clamp(min=1).to(tokens.dtype)
 
 
-def keep_only(features: Mapping[str, Features], *kept: str) -> dict[str, Features]:
-    """Return features in which every modality but those `kept` is absent."""
+def keep_only(features: Mapping[str, Features], *names: str) -> dict[str, Features]:
+    """Return features in which every modality but `names` is absent."""
     return {
-        name: x if name in kept else x._replace(mask=torch.zeros_like(x.mask))
+        name: x if name in names else x._replace(mask=torch.zeros_like(x.mask))
         for name, x in features.items()
     }
 
@@ -209,7 +209,7 @@ class Prediction(NamedTuple):
 
 
 class Labels(NamedTuple):
-    """The predicted labels of one sample: those with a probability above 0.5."""
+    """The predicted labels of one sample: those above 0.5, or above the model's thresholds."""
 
     labels: list[str]
     probabilities: dict[str, float]
@@ -253,10 +253,10 @@ def seed_of(*parts: int | str) -> int:
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Put a module in evaluation mode: no dropout, nothing random, no statistic moves."""
-    training = [one for one in module.modules() if one.training]
+    training = [part for part in module.modules() if part.training]
     module.eval()
     try:
         yield
     finally:
-        for one in training:
-            one.training = True
+        for part in training:
+            part.training = True

@@ -21,6 +21,7 @@ from .plugins import definition_of
 from .structures import Labels, predictions
 
 T = TypeVar("T", bound="type[Target]")
+EDGE = 1e-12  # averaged probabilities are kept this far from 0 and 1
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,29 @@ class Target:
         """Turn logits (N, width) into a prediction for each row."""
         raise NotImplementedError
 
+    def average(self, logits: Tensor, weights: Tensor) -> Tensor:
+        """Return the logits of several models' mean prediction: (S, N, width) -> (N, width).
+
+        `weights` (S, N, 1) sum to 1 over the models. Here the logits are averaged, as those of
+        numbers may be; kinds whose logits stand for probabilities average the probabilities.
+        """
+        return (weights * logits.double()).sum(0)
+
+    def misfit(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return how badly each prediction fits its label: (N, width), (N, C) -> (N,) float64.
+
+        The score of split conformal prediction: what `region` returns for a limit holds the labels
+        whose score is at most that.
+        """
+        raise NotImplementedError
+
+    def region(self, logits: Tensor, limit: float) -> dict[str, list[Any]]:
+        """Return columns of the labels whose `misfit` is at most `limit`: (N, width) float64.
+
+        `set` with the names of classes, joined by `;`, or `lower` and `upper`.
+        """
+        raise NotImplementedError
+
     def strata(self, labels: Tensor) -> Tensor:
         """Return the classes by which folds are stratified: encoded labels (N, C) -> (N,) int64."""
         return labels[:, 0].long()
@@ -102,6 +126,20 @@ class OneOf(Target):
     def decode(self, logits: Tensor) -> list[Any]:
         return predictions(self.classes, logits.float().softmax(-1))
 
+    def average(self, logits: Tensor, weights: Tensor) -> Tensor:
+        return (weights * logits.double().softmax(-1)).sum(0).clamp(min=EDGE).log()
+
+    def misfit(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return 1 - p of the label's class (Sadinle et al. 2019, arXiv:1609.00451)."""
+        shares = logits.double().softmax(-1)
+        return 1 - shares.gather(-1, labels[:, :1].long())[:, 0]
+
+    def region(self, logits: Tensor, limit: float) -> dict[str, list[Any]]:
+        """Return the classes with 1 - p of at most `limit`, and always the most probable one."""
+        shares = logits.double().softmax(-1)
+        inside = (1 - shares <= limit) | (shares == shares.amax(-1, keepdim=True))
+        return {"set": named_sets(self.classes, inside)}
+
 
 class AnyOf(Target):
     """Any number of labels (`sun;beach`), encoded as 0 or 1 per label; `;` means no label."""
@@ -116,6 +154,19 @@ class AnyOf(Target):
     def decode(self, logits: Tensor) -> list[Any]:
         rows = [dict(zip(self.classes, x, strict=True)) for x in logits.float().sigmoid().tolist()]
         return [Labels([word for word, p in row.items() if p > 0.5], row) for row in rows]
+
+    def average(self, logits: Tensor, weights: Tensor) -> Tensor:
+        return (weights * logits.double().sigmoid()).sum(0).logit(EDGE)
+
+    def misfit(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return 1 - p of the least probable of the labels; 0 without labels.
+
+        A set thus holds all of a sample's labels, or fails.
+        """
+        return ((1 - logits.double().sigmoid()) * labels).amax(-1)
+
+    def region(self, logits: Tensor, limit: float) -> dict[str, list[Any]]:
+        return {"set": named_sets(self.classes, 1 - logits.double().sigmoid() <= limit)}
 
     def strata(self, labels: Tensor) -> Tensor:
         """Return each row's rarest label."""
@@ -161,6 +212,14 @@ class Number(Target):
     def decode(self, logits: Tensor) -> list[Any]:
         return self.predicted(logits).tolist()
 
+    def misfit(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the absolute error, in the data's unit."""
+        return (self.original(labels[:, 0]) - self.predicted(logits)).abs()
+
+    def region(self, logits: Tensor, limit: float) -> dict[str, list[Any]]:
+        numbers = self.predicted(logits)
+        return {"lower": (numbers - limit).tolist(), "upper": (numbers + limit).tolist()}
+
     def strata(self, labels: Tensor) -> Tensor:
         """Return each number's fifth, cut at the quintiles."""
         cuts = torch.quantile(labels[:, 0].double(), torch.tensor([0.2, 0.4, 0.6, 0.8]).double())
@@ -199,6 +258,28 @@ class Level(Target):
     def above(logits: Tensor) -> Tensor:
         """Return P(level > k): (N, K - 1) -> (N, K - 1), falling along each row."""
         return logits.float().sigmoid().cumprod(-1)
+
+    def average(self, logits: Tensor, weights: Tensor) -> Tensor:
+        above = (weights * logits.double().sigmoid().cumprod(-1)).sum(0)
+        before = torch.cat([torch.ones_like(above[:, :1]), above[:, :-1]], 1)
+        return (above / before.clamp(min=EDGE)).logit(EDGE)
+
+    def mean_rank(self, logits: Tensor) -> Tensor:
+        """Return the mean of the ranks, weighted by their probabilities: (N,) float64."""
+        return logits.double().sigmoid().cumprod(-1).sum(-1)
+
+    def misfit(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the distance of the label's rank from the mean rank."""
+        return (labels[:, 0].double() - self.mean_rank(logits)).abs()
+
+    def region(self, logits: Tensor, limit: float) -> dict[str, list[Any]]:
+        """Return the lowest and the highest level near the mean rank, or the nearest one twice."""
+        mean, last = self.mean_rank(logits), len(self.classes) - 1
+        lower, upper = (mean - limit).ceil(), (mean + limit).floor()
+        nearest = mean.round()
+        lower, upper = lower.minimum(nearest).clamp(min=0), upper.maximum(nearest).clamp(max=last)
+        ends = {"lower": lower.long().tolist(), "upper": upper.long().tolist()}
+        return {name: [self.classes[rank] for rank in ranks] for name, ranks in ends.items()}
 
     def rank(self, logits: Tensor) -> Tensor:
         """Return the predicted level, the median of the distribution: (N,) int64."""
@@ -253,6 +334,14 @@ def from_spec(spec: Mapping[str, Any]) -> Target:
         raise FusionZooError(f"{key}: {first['msg'][:1].lower()}{first['msg'][1:]}") from None
 
 
+def named_sets(classes: Sequence[str], inside: Tensor) -> list[str]:
+    """Return the names of the classes in each row of (N, K) bool, joined by `;`."""
+    return [
+        ";".join(name for name, is_in in zip(classes, row, strict=True) if is_in)
+        for row in inside.tolist()
+    ]
+
+
 def decode(targets: Sequence[Target], logits: Tensor) -> list[Any]:
     """Return each row's prediction; by column, unless the one column is `target`."""
     slices = logits.split([target.width for target in targets], dim=-1)
@@ -263,6 +352,20 @@ def decode(targets: Sequence[Target], logits: Tensor) -> list[Any]:
     if names == ["target"]:
         return columns[0]
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def mean_prediction(
+    targets: Sequence[Target], logits: Tensor, weights: Tensor | None = None
+) -> Tensor:
+    """Return the logits of several models' mean prediction: (S, N, K) -> (N, K).
+
+    `weights` (S, N, 1) sum to 1 over the models; None: all weigh the same.
+    """
+    if weights is None:
+        weights = torch.full((len(logits), 1, 1), 1 / len(logits), dtype=torch.float64)
+    parts = logits.split([target.width for target in targets], dim=-1)
+    averages = [x.average(part, weights) for x, part in zip(targets, parts, strict=True)]
+    return torch.cat(averages, dim=-1).to(logits.dtype)
 
 
 def words(cell: str) -> list[str]:

@@ -1,4 +1,5 @@
-"""What a model was trained on, stored with it: the data's settings, and short hashes of the ids.
+"""What a model was trained on, stored with it: the data's settings, short hashes of the ids, and
+what the run measured.
 
 `trained_on.safetensors` in the model folder is optional: without it, whether a model has seen a
 sample is not known.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,30 @@ from torch import Tensor
 
 from .datasets import PairedDataset
 from .errors import FusionZooError, one_line
-from .files import replacing
+from .files import replacing, without_folders
 
 NAME = "trained_on.safetensors"
 SPLITS = ("train", "val")  # validation chooses the epoch, so its samples are no longer new either
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Metrics of the fusion given some modalities, on the test samples that have one of them."""
+
+    given: list[str]
+    samples: int
+    metrics: dict[str, list[float]]  # name -> [value], or [value, low, high], a 95 % interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """What a finished run measured, for the model card."""
+
+    fingerprint: str  # of the data's ids, splits, labels and values
+    samples: dict[str, int]  # split -> number
+    best_epoch: int
+    titles: dict[str, str]  # metric -> what tables call it
+    rows: list[Row]  # of the test split; first the one given all modalities
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +51,23 @@ class TrainedOn:
 
     settings: Mapping[str, Any]  # of the data set, as `--data` has them
     ids: Mapping[str, Tensor] = field(default_factory=dict)  # split -> hashes, int64 (N,)
+    results: Results | None = None  # None: not known
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any], splits: Mapping[str, PairedDataset]) -> TrainedOn:
+    def of(
+        cls,
+        settings: Mapping[str, Any],
+        splits: Mapping[str, PairedDataset],
+        results: Results | None = None,
+    ) -> TrainedOn:
         """Hash the ids of the splits that training and validation read."""
         hashes = {name: hash_ids(splits[name]) for name in SPLITS}
         known = {name: x.sort().values for name, x in hashes.items() if x is not None}
-        return cls(settings=settings, ids=known)
+        return cls(settings=settings, ids=known, results=results)
+
+    def without_folders(self) -> TrainedOn:
+        """Return the same with paths of this machine cut to their last part, for others to read."""
+        return replace(self, settings=_public(self.settings))
 
     def save(self, folder: Path) -> None:
         """Write the file into a model folder."""
@@ -44,26 +75,39 @@ class TrainedOn:
 
         with replacing(folder / NAME) as partial:
             metadata = {"data": json.dumps(dict(self.settings), default=str)}
+            if self.results is not None:
+                metadata["results"] = json.dumps(asdict(self.results))
             save_file(dict(self.ids), str(partial), metadata)
 
     @classmethod
     def load(cls, folder: Path) -> TrainedOn | None:
         """Read the file of a model folder; None if there is none."""
+        from pydantic import TypeAdapter
         from safetensors import safe_open
 
         if not (folder / NAME).is_file():
             return None
         try:
             with safe_open(str(folder / NAME), "pt") as file:
-                settings = json.loads(file.metadata()["data"])
+                metadata = file.metadata()
+                settings, results = json.loads(metadata["data"]), metadata.get("results")
                 ids = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             if not isinstance(settings, dict) or not {*ids} <= {*SPLITS}:
                 raise ValueError("it must hold settings of data, and ids of train and val")
             if any(x.ndim != 1 or x.dtype != torch.int64 for x in ids.values()):
                 raise ValueError("ids must be int64, of one dimension")
+            known = None if results is None else TypeAdapter(Results).validate_json(results)
         except Exception as error:
             raise FusionZooError(f"{folder / NAME} cannot be read: {one_line(error)}") from error
-        return cls(settings=settings, ids=ids)
+        return cls(settings=settings, ids=ids, results=known)
+
+
+def _public(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _public(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_public(item) for item in value]
+    return without_folders(str(value)) if isinstance(value, str | Path) else value
 
 
 def count_seen(trained_on: TrainedOn | None, dataset: PairedDataset) -> dict[str, int | None]:

@@ -23,11 +23,6 @@ def cpu_seconds() -> float:
     return time.process_time() + ended.ru_utime + ended.ru_stime
 
 
-def cpu_seconds_of(process: int) -> float:
-    """Return those of a running process: its clock, see clock_gettime(2)."""
-    return time.clock_gettime(~process << 3 | 2)
-
-
 def seconds(work: Callable[[], object], clock: Clock = cpu_seconds) -> float:
     """Run `work` once and return how long it took."""
     start = clock()

@@ -2,7 +2,8 @@
 
 Reads the leaderboards of finished benchmarks (by default those in results/benchmark) and writes
 results/heads.csv: each fusion untuned and tuned, beside the best single modality, the mean of the
-separately trained single modalities and the linear model on everything. A fusion can represent its
+separately trained single modalities (of log-probabilities: the row `product of singles that are
+present`) and the linear model on everything. A fusion can represent its
 parts, so it should not stay far below them; the bars, in points:
 
 - `late_mean`: at most 1 below the mean of the separately trained heads;
@@ -23,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from fusionzoo.benchmark.candidates import LINEAR
-from fusionzoo.benchmark.report.summary import MEAN_ALONE
+from fusionzoo.benchmark.report.results import PRODUCT_PRESENT
+from fusionzoo.benchmark.report.summary import EARLIER_NAMES
 from fusionzoo.fusion import FUSIONS
 
 ROOT = Path(__file__).parents[1]
@@ -67,9 +69,10 @@ def table(folder: Path) -> list[dict[str, Any]]:
     figures = read(folder)
     metric, lines = figures["metric"], figures["leaderboard"]
     scores = {line["strategy"]: line["score"] for line in lines}
+    scores = {EARLIER_NAMES.get(name, name): score for name, score in scores.items()}
     parts = {
         SINGLE: max(line["score"] for line in lines if line["kind"] == "single"),
-        PARTS: scores.get(MEAN_ALONE),
+        PARTS: scores.get(PRODUCT_PRESENT),
         LINE: next((scores[name] for name in LINEAR if name in scores), None),
     }
     rows = []

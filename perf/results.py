@@ -76,29 +76,29 @@ TABLES = (
     balance("balance", "rate"),
     balance("balance_content", "content"),
     script("autogluon", ("perf/_autogluon_fit.py", "configs/stamps_finetune.yaml", *TRAINING)),
-    script("audit", ("fusionzoo/tools/audit", "datasets")),
-    script("faults", ("train.py", *TRAINING)),
+    Table(
+        "faults.csv",
+        "python tests/helpers/faults.py",
+        ("tests/helpers/faults.py", "train.py", *TRAINING),
+    ),
+    script("export", ("fusionzoo/tools/export", "fusionzoo/graphs.py", "fusion", "encoders")),
+    script("inference", ("fusionzoo/tools/export", *MODEL)),
     script("fusions", ("fusion", "fusionzoo/evaluation/cost.py")),
     script("gpu", ("perf/_gpu_parts.py", *TRAINING, "fusionzoo/benchmark")),  # needs a CUDA GPU
     script("interactions", (*TRAINING, *SHARED), "runs/interactions.jsonl"),
-    script("loader", (*READING, "encoders", "fusionzoo/worker_memory.py")),
+    script("linear", ("datasets/builtin/hanzi.py", "datasets/packages.py", "encoders")),
     script("mfeat", (*TRAINING, *SHARED), "runs/mfeat.jsonl"),
     script("missing", (*MODEL, "fusionzoo/training/balance", *SHARED), "runs/missing.jsonl"),
     script("which", BENCHMARK, "runs/which"),
-    script("hostile", ("perf/_hostile_cases.py", "perf/_hostile_families.py", *READING)),
-    script("rows", ("fusionzoo/scripts/embed.py", "fusionzoo/training/loaders.py", *READING)),
-    script("storage", ("datasets/shards", *READING)),
-    script("pid", ("fusionzoo/tools", "tests/helpers/gates.py")),
-    script("search", ("fusionzoo/tools/search",)),
-    script("retrieval", (*TRAINING, "fusionzoo/evaluation", "configs/stamps_contrastive.yaml")),
+    script("hostile", ("tests/helpers/hostile", *READING)),
     script("coverage", ("fusionzoo/evaluation/statistics.py",)),
+    script("linear_skip", (*BENCHMARK, "configs/benchmarks/stamps.yaml"), "runs/linear_skip"),
     Table(
         "nightly.csv",
         "python -m pytest -m nightly -n 0 -o faulthandler_timeout=3700"
         " --record results/nightly.csv",
         ("tests", *TRAINING, *BENCHMARK),
     ),
-    script("cells", (*BENCHMARK, "configs/benchmarks/mfeat.yaml")),
     *(benchmark(name, "--fusions all ") for name in REPORTS[:-1]),
     benchmark("interactions", "--folds 0 "),
     script("heads", tuple(f"results/benchmark/{name}/summary.json" for name in REPORTS)),
@@ -115,7 +115,9 @@ TABLES = (
 
 
 # Measured once; results/LOG.md says at which commit the command still exists.
-RETIRED = ("augment.csv", "branches.csv", "cache.csv", "missing_products.csv")
+RETIRED = ("audit.csv", "augment.csv", "branches.csv", "cache.csv", "cells.csv", "loader.csv")
+RETIRED += ("missing_products.csv", "pid.csv", "retrieval.csv", "rows.csv", "search.csv")
+RETIRED += ("storage.csv",)
 
 
 @dataclass(frozen=True)

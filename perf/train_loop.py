@@ -91,7 +91,7 @@ def bare(dataset: PairedDataset, cfg: RunConfig) -> None:
             if accuracy > best:
                 best = accuracy
                 torch.save(checkpoint, folder / "best.pt")
-        model.load_state_dict(torch.load(folder / "best.pt")["model"])
+        model.load_state_dict(torch.load(folder / "best.pt", weights_only=True)["model"])
         evaluate(model, loaders["test"])
         save_model(model, str(folder / "model.safetensors"))
 

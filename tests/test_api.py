@@ -25,7 +25,7 @@ import yaml
 import fusionzoo as fz
 from fusionzoo.cli import main as console
 from fusionzoo.config import RunConfig, from_args, from_settings
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, as_keywords
 from fusionzoo.scripts.train import main as train_command
 from fusionzoo.structures import StepContext
 from fusionzoo.training.trainer import Trainer
@@ -132,13 +132,13 @@ def test_data_that_is_nothing_known_is_refused() -> None:
     ],
     ids=str,
 )
-def test_a_mistake_has_the_message_of_the_command_line(
+def test_a_mistake_has_the_message_of_the_command_line_with_keywords_for_flags(
     settings: dict[str, Any], flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     message = error_of(lambda: fz.train(VECTORS, log="none", **settings))
     flags += ["--data.name", "interactions", "--data.samples", "300", "--log", "none"]
     assert train_command(flags) == 2
-    assert capsys.readouterr().err.strip() == f"error: {message}"
+    assert as_keywords(capsys.readouterr().err.strip()) == f"error: {message}"
 
 
 def test_flat_nested_and_stored_settings_are_the_same(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_starting_processes_is_left_to_torchrun() -> None:
 def test_evaluate_finds_the_metrics_of_the_run(run: fz.Run) -> None:
     for model in (run, run.folder, str(run.folder), run.model):
         metrics = fz.evaluate(model, VECTORS, num_workers=0, batch_size=17)
-        assert set(metrics) == {*run.metrics["test"], "unimodal", "seen_in_training"}
+        assert set(metrics) == {*run.metrics["test"], "unimodal", "calibration", "seen_in_training"}
         for name, value in run.metrics["test"].items():
             assert metrics[name] == pytest.approx(value, abs=1e-5)
         for name, values in run.metrics["unimodal"].items():
@@ -380,7 +380,7 @@ def test_predict_writes_no_formulas_if_asked(text_run: fz.Run, tmp_path: Path) -
     path = fz.predict(text_run, data, num_workers=0, out=tmp_path / "p.csv", csv_safe=True)
     read = pa.csv.read_csv(path)["id"].to_pylist()
     assert read == ["'=cmd|' /C calc'!A0", "-1.5", "'+x", "'@a", "plain"]
-    assert "--csv_safe is for .csv" in error_of(
+    assert "csv_safe= is for .csv" in error_of(
         lambda: fz.predict(text_run, data, out=tmp_path / "p.parquet", csv_safe=True)
     )
 
@@ -502,4 +502,6 @@ def test_the_commands_explain_themselves(command: str, capsys: pytest.CaptureFix
     assert console([command, "--help"]) == 0
     printed = capsys.readouterr().out
     assert f"fusionzoo {command} runs/a" in printed
-    assert "--batch_size" in printed
+    assert "--batch_size" in printed and "--speed" not in printed
+    assert console([command, "--help-all"]) == 0
+    assert "--speed" in capsys.readouterr().out

@@ -28,6 +28,7 @@ GENERATED = [
     *("zoo.md", *(f"zoo/{family}.md" for family in FAMILIES)),
     *("balance.md", *(f"balance/{family}.md" for family in BALANCE_FAMILIES)),
     "which.md",
+    "deploy.md",
 ]
 WRITTEN = sorted([*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md")])
 READ = (".py", ".ipynb", ".yaml", ".html")
@@ -212,7 +213,7 @@ def test_the_commands_and_the_example_of_the_encoders_page_work(
     text = (DOCS / "encoders.md").read_text()
     commands = "\n".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ")
     for line in commands.splitlines():
-        from_args(RunConfig, shlex.split(line)[2:])
+        from_args(RunConfig, shlex.split(line)[2:], ["data"])
     [block] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (tmp_path / "models").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -227,6 +228,7 @@ def test_the_data_page_names_settings_that_exist() -> None:
     known = {
         *DATASETS["manifest"].parameters,
         *DATASETS["layout"].parameters,
+        *DATASETS["hanzi"].parameters,
         "name",
         "augment",
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,48 @@ def test_a_sample_without_any_modality_is_answered_with_the_training_classes_sha
     assert list(shares.values()) == pytest.approx(config["prior"])
 
 
+def without_prior(folder: Path) -> None:
+    """Make a model folder that of a version which stored no prior."""
+    config = json.loads((folder / "config.json").read_text())
+    assert config.pop("prior")
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "digests.json").unlink()
+
+
+def test_a_model_folder_without_a_prior_answers_empty_samples_as_its_version_did(
+    run: Path, tmp_path: Path
+) -> None:
+    new, folder = fusionzoo.load(run), tmp_path / "older"
+    shutil.copytree(run / "model", folder)
+    without_prior(folder)
+    older = fusionzoo.load(folder)
+    sample = {"a": torch.ones(new.encoders["a"].spec["in_dim"])}
+    assert older.predict([sample]) == new.predict([sample])
+    (answer,) = older.predict([{}])
+    assert answer != new.predict([{}])[0]
+    batch = older.collate()([older.sample({}, 0)])
+    with torch.no_grad():
+        wanted = older.fusion(older.encode(batch)).logits[0].softmax(0).tolist()
+    assert answer.probabilities == pytest.approx(dict(zip(older.classes, wanted, strict=True)))
+    config = json.loads((older.save(tmp_path / "again") / "config.json").read_text())
+    assert "prior" not in config  # none is made up: the training split is not at hand
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_resumed_run_answers_empty_samples_as_one_that_was_not_interrupted(
+    older: bool, run: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "resumed"
+    assert train([*RUN, "--train.epochs", "1", "--out", str(out)]) == 0
+    if older:
+        without_prior(out / "model")
+    assert train(["--resume", "--out", str(out), "--train.epochs", "2"]) == 0
+    (answer,), (wanted,) = (fusionzoo.load(x).predict([{}]) for x in (out, run))
+    assert answer == wanted
+    configs = [json.loads((x / "model" / "config.json").read_text()) for x in (out, run)]
+    assert configs[0]["prior"] == configs[1]["prior"]
+
+
 def test_each_test_sample_is_encoded_once_however_many_modalities_it_has(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,9 +150,10 @@ def test_each_test_sample_is_encoded_once_however_many_modalities_it_has(
         return forward(self, inputs)
 
     monkeypatch.setattr(Encoder, "forward", counted)
-    assert train(["--resume", "--out", str(run)]) == 0  # the run is over: only the test split
-    test = fusionzoo.create_dataset("interactions", samples=300, missing=0.3).split("test")
-    assert sum(calls) == int(test.present.sum()) + 2 * 2  # and two blank rows for each encoder
+    assert train(["--resume", "--out", str(run)]) == 0  # the run is over: calibration and test
+    data = fusionzoo.create_dataset("interactions", samples=300, missing=0.3)
+    present = sum(int(data.split(name).present.sum()) for name in ("val", "test"))
+    assert sum(calls) == present + 2 * 2  # and two blank rows for each encoder
 
 
 def test_a_sample_with_one_modality_may_be_answered_by_its_own_head(run: Path) -> None:
@@ -118,7 +162,7 @@ def test_a_sample_with_one_modality_may_be_answered_by_its_own_head(run: Path) -
     samples = [{"a": values[0]}, {"b": values[1]}, {"a": values[0], "b": values[1]}]
     plain, fallen = model.predict(samples), model.predict(samples, fallback="unimodal")
     assert fallen[2] == plain[2]
-    batch = model.collate()([model._sample(one, 0) for one in samples])
+    batch = model.collate()([model.sample(one, 0) for one in samples])
     assert model.heads is not None
     with torch.no_grad():
         heads = model.heads(model.encode(batch))

@@ -191,7 +191,7 @@ def test_a_model_with_all_that_training_adds_is_stored_and_loaded_whole(tmp_path
     encoders = {name: {"name": "vector/identity", "in_dim": 3} for name in ("a", "b")}
     kinds = dict.fromkeys(encoders, "vector")
     bare = create_model({"name": "concat", "dim": 8}, encoders, classes=["x", "y"], kinds=kinds)
-    assert list(bare.spec) == ["num_outputs", "fusion", "encoders", "kinds"]
+    assert list(bare.spec) == ["num_outputs", "fusion", "encoders", "kinds", "first_weights"]
     prior = torch.tensor([0.25, 0.75])
     model = bare.complete(
         prior=prior,
@@ -202,7 +202,7 @@ def test_a_model_with_all_that_training_adds_is_stored_and_loaded_whole(tmp_path
     ).eval()
     assert model is bare
     loaded = fusionzoo.load(model.save(tmp_path))
-    assert loaded.spec == model.spec and len(model.spec) == 9
+    assert loaded.spec == model.spec and len(model.spec) == 10
     weights = loaded.state_dict()
     assert all(torch.equal(weights[name], x) for name, x in model.state_dict().items())
     answer = loaded.predict([{}, {"a": [1.0, 2.0, 3.0]}], fallback="unimodal")

@@ -125,6 +125,19 @@ def test_a_wheel_is_whole_and_brings_no_generic_package(
     assert where.startswith(str(tmp_path / "venv"))
 
 
+def test_a_wheel_holds_code_pages_and_recipes_and_its_metadata_is_whole(
+    build_env: DefaultIsolatedEnv, tmp_path: Path
+) -> None:
+    checkout = copy_checkout(tmp_path / "checkout", links=True)
+    wheel = build("wheel", checkout, build_env, tmp_path / "dist")
+    assert {Path(name).suffix for name in contents(wheel)} == {*(".py", ".html", ".yaml", ".typed")}
+    assert {name.split("/")[0] for name in contents(wheel)} == {"fusionzoo"}
+    metadata = {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "top_level.txt"}
+    listed = set(zipfile.ZipFile(wheel).namelist()) - contents(wheel)
+    assert {name.partition("/")[2] for name in listed} == {*metadata, "licenses/LICENSE"}
+    assert wheel.stat().st_size < 2e6  # bytes
+
+
 def test_an_installed_wheel_finds_the_recipes_and_trains(
     build_env: DefaultIsolatedEnv, tmp_path: Path
 ) -> None:
@@ -152,7 +165,7 @@ def test_a_checkout_without_links_trains_once_it_is_installed_editable(
     said = run(python, "train.py", *small, "--out", str(tmp_path / "run"), cwd=unlinked)
     assert "fusion: gmu" in said
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
-    assert "Settings and defaults" in run(
+    assert "benchmark --help-all shows all" in run(
         python, "-P", "-m", "fusionzoo", "benchmark", "--help", cwd=tmp_path
     )
     code = (

@@ -331,7 +331,7 @@ def test_a_class_needs_no_registration(
         assert (entry.name, entry.family, entry.reads, entry.at_least) == (
             *(name, "hybrid", "tokens", 2),
         )
-        assert list(entry.parameters) == ["scale"]
+        assert list(entry.parameters) == ["scale", "linear_skip"]
         assert fusionzoo.create_fusion(name, DIMS, 8, 3, scale=2.0).dim == 8
         with pytest.raises(FusionZooError, match=r"has no setting 'scael'\. Did you mean 'scale'"):
             fusionzoo.create_fusion(name, DIMS, 8, 3, scael=2.0)

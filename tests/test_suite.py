@@ -21,8 +21,10 @@ TOLERANCES = {
 
 
 def is_measured(node: ast.AST) -> bool:
-    """Tell whether a literal looks like a result: four significant digits or more."""
+    """Tell whether a literal looks like a result: a fraction of four significant digits or more."""
     if not isinstance(node, ast.Constant) or not isinstance(node.value, float):
+        return False
+    if node.value.is_integer():  # a year, a count
         return False
     return len(f"{node.value:.12e}".split("e")[0].replace(".", "").strip("-0")) >= 4
 

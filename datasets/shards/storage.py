@@ -276,6 +276,7 @@ class RangeFile(io.RawIOBase):
 
 
 NAME = "shards.json"
+LISTED = "files.json"  # the files of a converted stream, which is opened like any Parquet
 SAMPLES = "samples.arrow"
 DIGESTS = "SHA256SUMS"
 VERSION = 2
@@ -329,7 +330,7 @@ def read_index(storage: Storage, name: str = NAME) -> ShardIndex | None:
             raise ValueError(f"its version is not {VERSION}: update fusionzoo")
         files = tuple(ShardFile(**entry) for entry in contents.pop("files"))
         index = ShardIndex(**contents, files=files)
-        _check(index)
+        _check(index, needs_kinds=name == NAME)
         if (recorded or version > 1) and recorded != digest:
             raise ValueError("it was changed since it was written: copy it again")
         return index
@@ -395,11 +396,11 @@ def struct_entries(
     return places, numbers.filter(known)
 
 
-def _check(index: ShardIndex) -> None:
+def _check(index: ShardIndex, *, needs_kinds: bool) -> None:
     """Raise an error unless the index is of files in the folder, and says of which kinds."""
     if index.format not in FORMATS:
         raise ValueError(f"format {index.format!r} is none of {', '.join(FORMATS)}")
-    if not index.kinds or any(kind not in KINDS for kind in index.kinds.values()):
+    if (needs_kinds and not index.kinds) or any(kind not in KINDS for kind in index.kinds.values()):
         raise ValueError(f"kinds {dict(index.kinds)!r}; known are {', '.join(KINDS)}")
     for file in index.files:
         if "/" in file.name or "\\" in file.name or file.name.startswith("."):

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tqdm import tqdm
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import replacing, write_json, write_text
+from fusionzoo.progress import progress_bar
 
 from ..export import has_several, table_columns
 from ..hugging_face import LIBRARY, undecoded_stream
@@ -32,6 +32,7 @@ from .storage import (
     DIGESTS,
     FORMATS,
     ITEMS,
+    LISTED,
     NAME,
     OFFSETS,
     SAMPLES,
@@ -42,6 +43,7 @@ from .storage import (
     read_index,
 )
 from .writers import (
+    FOOTER_END,
     MAX_ROWS,
     ParquetShard,
     TarShard,
@@ -342,12 +344,8 @@ class _Conversion:
             write_json(self.out / PARTIAL / NAME, self._index([]).to_json())
         with (
             self.pool,
-            tqdm(
-                total=len(self.dataset),
-                desc="convert",
-                unit="sample",
-                disable=not progress,
-                dynamic_ncols=True,
+            progress_bar(
+                total=len(self.dataset), desc="convert", unit="sample", disable=not progress
             ) as bar,
         ):
             for number, part in enumerate(parts):
@@ -508,7 +506,7 @@ def write_stream(data: Any, out: Path, *, shard_mb: int = 256, progress: bool = 
     partial.mkdir(parents=True, exist_ok=True)
     splits: dict[str, Any] = dict(data) if isinstance(data, Mapping) else {"": data}
     resumed = sum(1 for _ in partial.glob("*.parquet"))
-    bar = tqdm(desc="convert", unit="sample", disable=not progress, dynamic_ncols=True)
+    bar = progress_bar(desc="convert", unit="sample", disable=not progress)
     with bar:
         for split, stream in splits.items():
             _write_split(undecoded_stream(stream), partial, _stem(split), shard_mb, bar)
@@ -519,7 +517,10 @@ def write_stream(data: Any, out: Path, *, shard_mb: int = 256, progress: bool = 
             samples += pq.read_metadata(shard).num_rows
             name = f"{_stem(split)}-{number:05d}-of-{len(shards):05d}.parquet"
             files.append(shard.rename(out / name))
-    write_text(out / DIGESTS, "".join(f"{file_digest(file)}  {file.name}\n" for file in files))
+    listed = [_listed(file) for file in files]
+    write_text(out / DIGESTS, "".join(f"{file.sha256}  {file.name}\n" for file in listed))
+    index = ShardIndex(format="parquet", kinds={}, source="stream", files=listed)
+    write_json(out / LISTED, index.to_json())
     shutil.rmtree(partial)
     return Written(
         folder=out,
@@ -528,6 +529,20 @@ def write_stream(data: Any, out: Path, *, shard_mb: int = 256, progress: bool = 
         bytes=sum(file.stat().st_size for file in files),
         resumed=resumed,
         failed=0,
+    )
+
+
+def _listed(path: Path) -> ShardFile:
+    """Describe a Parquet file, with a checksum of its footer: the format has none."""
+    metadata, size = pq.read_metadata(path), path.stat().st_size
+    ranges = [[size - FOOTER_END - metadata.serialized_size, size]]
+    return ShardFile(
+        name=path.name,
+        size=size,
+        blocks=[metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)],
+        ranges=ranges,
+        sha256=file_digest(path),
+        checksums=range_checksums(path, ranges),
     )
 
 

@@ -29,8 +29,10 @@ from ..arrays import (
     open_array,
 )
 from ..paths import PathChecker
+from ..provenance import Loaded
 from ..table import word_list
 from .columns import Columns
+from .table_settings import TableSettings
 
 FEATURES, IDS, LENGTHS = "features", "ids", "lengths"  # names of arrays in a file of several
 
@@ -57,22 +59,16 @@ class _Values(NamedTuple):
 
 
 def gather_arrays(
-    table: pa.Table,
-    source: str,
-    root: Path,
-    arrays: Mapping[str, str | Sequence[str]],
-    *,
-    roles: Mapping[str, str],
-    kinds: Mapping[str, str],
-    allow_outside: bool = False,
-    sample_rate: int | None = None,
+    loaded: Loaded, roles: Mapping[str, str], kinds: Mapping[str, str], settings: TableSettings
 ) -> ArrayColumns:
-    """Add a column for each modality of `arrays`, with the number of each sample's value.
+    """Add a column for each modality of `settings.arrays`: the number of each sample's value.
 
     A modality's kind follows from the shape of its values, unless `kinds` names it.
     """
-    gathered = ArrayColumns(table, dict(roles), dict(kinds), {}, ())
-    for name, words in arrays.items():
+    root = loaded.root or Path()
+    allow_outside = settings.allow_outside or loaded.root is None
+    gathered = ArrayColumns(loaded.table, dict(roles), dict(kinds), {}, ())
+    for name, words in (settings.arrays or {}).items():
         flag = f"--data.arrays.{name}"
         if name in ("id", "split", "target", "group"):
             raise FusionZooError(f"{flag}: {name} is no modality")
@@ -80,12 +76,12 @@ def gather_arrays(
         if len(files) not in (1, 2):
             raise FusionZooError(f"{flag} takes a file of arrays and, if any, one of ids")
         ids_array = files[1] if len(files) == 2 else None
-        array = replace(files[0], rate=sample_rate)
+        array = replace(files[0], rate=settings.sample_rate)
         try:
             values = _open(array, ids_array, kinds.get(name))
         except FusionZooError as error:
             raise FusionZooError(f"{flag}: {error}") from error
-        numbers = _match_rows(Columns(source, table, roles), values, flag)
+        numbers = _match_rows(Columns(loaded.source, loaded.table, roles, settings), values, flag)
         column = name
         while fold(column) in map(fold, gathered.table.column_names):
             column = f"{column} (array)"
@@ -210,11 +206,11 @@ def _match_rows(columns: Columns, values: _Values, flag: str) -> Any:
         raise FusionZooError(
             f"{flag} has ids, and {columns.source} has no column id: --data.columns.id names it"
         )
-    ids = columns.text("id").to_pylist()
-    found = [numbers.get(key) for key in ids]
-    if all(number is None for number in found):
+    ids = columns.text("id", words_missing=False).to_pylist()
+    rows = [numbers.get(key) for key in ids]
+    if all(number is None for number in rows):
         raise FusionZooError(
             f"{flag}: none of its ids is in {columns.source}; they have, for instance,"
             f" {values.ids[0]!r} and {ids[0]!r}"
         )
-    return pa.array(found, pa.int64())
+    return pa.array(rows, pa.int64())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,76 +25,11 @@ from ..paths import refuse
 from ..provenance import FUSIONZOO, Loaded, RowNumbers
 from ..table import ROLES, word_list
 from ..tabular import join_cells
+from .cell_kinds import NUMBER, convert_cells
+from .table_settings import Roles, TableSettings
 
-NA = ("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None")
 COMMA_NUMBER = r"^\s*([+-]?[0-9]*),([0-9]+([eE][+-]?[0-9]+)?)\s*$"
 NUMBERS = ("regression", "ordinal")  # standard kinds of label columns that hold numbers
-Words = str | int | float | Sequence[str | int | float]
-
-
-@dataclass(frozen=True)
-class CellRules:
-    """How cells are read; for the settings see `manifest`."""
-
-    na: Words = NA
-    decimal: str = "."
-    label_separator: str = ";"
-    drop_empty: bool = False
-
-    def __post_init__(self) -> None:
-        if self.decimal not in (".", ","):
-            raise FusionZooError(f"--data.decimal {self.decimal!r} is neither '.' nor ','")
-        if not self.label_separator:
-            raise FusionZooError("--data.label_separator is empty; usual are ; , |")
-
-    @property
-    def notes(self) -> list[str]:
-        """What the data summary says of these rules."""
-        separator = f"labels separated by {self.label_separator!r}"
-        return [
-            *(["decimal comma"] if self.decimal == "," else []),
-            *([separator] if self.label_separator != ";" else []),
-        ]
-
-    @property
-    def missing_words(self) -> list[str]:
-        """Words that stand for a missing value."""
-        words = [self.na] if isinstance(self.na, int | float) else self.na
-        return word_list(words if isinstance(words, str) else [str(word) for word in words])
-
-    def numbers(self, column: Any) -> Any:
-        """Return a text column with decimal points."""
-        if self.decimal == ".":
-            return column
-        return pc.replace_substring_regex(column, COMMA_NUMBER, r"\1.\2")
-
-    def lists(self, column: Any) -> Any:
-        """Return a column of lists of text with decimal points; others stay as they are."""
-        if self.decimal == "." or not pa.types.is_list(column.type):
-            return column
-        whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-        inner = whole.values
-        values = self.numbers(inner) if pa.types.is_string(inner.type) else self.lists(inner)
-        return pa.ListArray.from_arrays(whole.offsets, values, mask=whole.is_null())
-
-    def labels(self, column: Any, kind: str, where: Callable[[int], str]) -> Any:
-        """Return a text column of labels as `fusionzoo.targets` reads its kind.
-
-        `where` names a row for messages.
-        """
-        standard = kind and kind_of(kind).standard_kind()  # empty: a class
-        if standard in NUMBERS:
-            return self.numbers(column)
-        if standard != "multilabel" or self.label_separator == ";":
-            return column
-        has_semicolon = pc.match_substring(column, ";").fill_null(False)
-        if pc.any(has_semicolon).as_py():
-            row = pc.index(has_semicolon, True).as_py()
-            raise FusionZooError(
-                f"{where(row)}: the labels {column[row].as_py()!r} contain ';', but"
-                f" --data.label_separator is {self.label_separator!r}: use one of them"
-            )
-        return pc.replace_substring(column, self.label_separator, ";")
 
 
 TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
@@ -113,11 +48,11 @@ class Columns:
         source: str,
         table: pa.Table,
         roles: Mapping[str, str],
-        cells: CellRules | None = None,
+        settings: TableSettings,
         row_numbers: RowNumbers | None = None,
     ) -> None:
         self.source, self.table, self.roles = source, table, roles
-        self.cells, self.row_numbers = cells or CellRules(), row_numbers or RowNumbers()
+        self.settings, self.row_numbers = settings, row_numbers or RowNumbers()
         self.row_ids = np.arange(len(table))  # positions of the rows before empty ones were dropped
         self.used: set[int] = set()
         self.missing: dict[str, Counter[str]] = {}  # column -> words that were read as missing
@@ -183,7 +118,27 @@ class Columns:
 
     def numbers(self, role: str) -> Any:
         """Return a column as text with decimal points, null where it is empty."""
-        return self.cells.numbers(self.text(role))
+        return self._decimal_points(self.text(role))
+
+    def labels(self, role: str, kind: str) -> Any:
+        """Return a column of labels as text, as `fusionzoo.targets` reads its kind."""
+        column = self.text(role)
+        if pa.types.is_list(self.values(role).type):
+            return column  # joined by semicolons
+        standard = kind and kind_of(kind).standard_kind()  # empty: a class
+        if standard in NUMBERS:
+            return self._decimal_points(column)
+        separator = self.settings.label_separator
+        if standard != "multilabel" or separator == ";":
+            return column
+        has_semicolon = pc.match_substring(column, ";").fill_null(False)
+        if pc.any(has_semicolon).as_py():
+            row = pc.index(has_semicolon, True).as_py()
+            raise FusionZooError(
+                f"{self.where(row)}: the labels {column[row].as_py()!r} contain ';', but"
+                f" --data.label_separator is {separator!r}: use one of them"
+            )
+        return pc.replace_substring(column, separator, ";")
 
     def tabular(self, role: str) -> Any:
         """Return a column of a tabular modality: text with decimal points, null for missing cells;
@@ -194,7 +149,17 @@ class Columns:
             return column
         text = column.cast(pa.string())
         stripped = pc.utf8_trim_whitespace(text)
-        return self.cells.numbers(self._without_missing(role, text, stripped, True))
+        return self._decimal_points(self._without_missing(role, text, stripped, True))
+
+    def converted(self, name: str, column: Any) -> tuple[dict[str, Any], bool]:
+        """Return what a column becomes by its cells' kind, and whether they are categories."""
+        kind = self.settings.cell_kinds.get(fold(name))
+        if kind is None:
+            return {name: column}, False
+        parts, are_categories = convert_cells(name, kind, column)
+        if kind.startswith(NUMBER) and pa.types.is_string(parts[name].type):
+            parts = {name: self._decimal_points(parts[name])}
+        return parts, are_categories
 
     def references(self, role: str) -> Any:
         """Return a modality's column with null for missing text; lists stay as they are."""
@@ -202,7 +167,7 @@ class Columns:
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
         if not any(is_type(column.type) for is_type in TEXT_TYPES):
-            return self.cells.lists(column)
+            return self._decimal_points_in_lists(column)
         text = column.cast(pa.string())
         return self._without_missing(role, text, pc.utf8_trim_whitespace(text), True)
 
@@ -217,7 +182,7 @@ class Columns:
 
     def _without_missing(self, role: str, text: Any, stripped: Any, words_missing: bool) -> Any:
         """Return `text` with null where `stripped` is empty or a word for a missing value."""
-        words = pa.array(["", *(self.cells.missing_words if words_missing else ())])
+        words = pa.array(["", *(self.settings.missing_words if words_missing else ())])
         is_missing = pc.is_in(stripped, value_set=words)
         if not pc.any(is_missing).as_py():
             return text
@@ -226,6 +191,22 @@ class Columns:
             {x["values"]: x["counts"] for x in counts if x["values"]}
         )
         return pc.if_else(is_missing, pa.scalar(None, pa.string()), text)
+
+    def _decimal_points(self, column: Any) -> Any:
+        """Return a text column with decimal points."""
+        if self.settings.decimal == ".":
+            return column
+        return pc.replace_substring_regex(column, COMMA_NUMBER, r"\1.\2")
+
+    def _decimal_points_in_lists(self, column: Any) -> Any:
+        """Return a column of lists of text with decimal points; others stay as they are."""
+        if self.settings.decimal == "." or not pa.types.is_list(column.type):
+            return column
+        whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        inner = whole.values
+        is_text = pa.types.is_string(inner.type)
+        values = self._decimal_points(inner) if is_text else self._decimal_points_in_lists(inner)
+        return pa.ListArray.from_arrays(whole.offsets, values, mask=whole.is_null())
 
     def unused(self) -> tuple[str, ...]:
         """Return the names of the columns that are not used."""
@@ -240,26 +221,17 @@ def _as_text(column: Any) -> Any:
     return column.cast(pa.string())
 
 
-Roles = Mapping[str, str | Sequence[str]]  # role or modality -> the user's name of its column
-
-
 def gather_columns(
-    table: pa.Table,
-    source: str,
-    roles: Roles,
-    kinds: Mapping[str, str],
-    *,
-    targets: Collection[str] = (),
-    categorical: str | Sequence[str] = (),
-    cells: CellRules | None = None,
+    loaded: Loaded, roles: Roles, kinds: Mapping[str, str], settings: TableSettings
 ) -> tuple[pa.Table, dict[str, str], dict[str, Counter[str]]]:
     """Replace the columns of each tabular modality by one of structs; return its name as role.
 
     `{"tabular": "age,colour"}` becomes `{"tabular": "tabular"}`, unless a column has that name.
     Return also the words that were read as missing, counted by column.
     """
-    columns = Columns(source, table, {}, cells)
-    words = word_list(categorical)
+    table, source = loaded.table, loaded.source
+    columns = Columns(source, table, {}, settings)
+    words = word_list(settings.categorical)
     for name in words:
         columns.require(name, "--data.categorical")
     forced = {columns.name(name) for name in words}
@@ -279,7 +251,7 @@ def gather_columns(
             f"{source}: --data.categorical names {lost[0]!r}, which is in no tabular modality:"
             f" --data.columns.tabular {lost[0]},..."
         )
-    _refuse_labels(gathered, plain, targets, source)
+    _refuse_labels(gathered, plain, settings.targets or (), source)
     needed = {fold(name) for name in [*plain.values(), "group", *(set(kinds) - set(gathered))]}
     joined = {name: _join(columns, names, forced) for name, names in gathered.items()}
     for column in {column for names in gathered.values() for column in names}:
@@ -294,18 +266,15 @@ def gather_columns(
 
 
 def cell_columns(
-    table: pa.Table,
-    roles: Roles,
-    kinds: Mapping[str, str],
-    group_column: str | None,
-    targets: Collection[str],
+    table: pa.Table, roles: Roles, kinds: Mapping[str, str], settings: TableSettings
 ) -> set[str]:
     """Return the columns that are read as cells, not as media, even if they hold bytes.
 
     These are ids, splits, groups, labels and the parts of tabular modalities.
     """
+    labels = settings.targets or ()
     names = [
-        *(x for x in (*ROLES, group_column or "group", *targets) if x not in kinds),
+        *(x for x in (*ROLES, settings.group_column or "group", *labels) if x not in kinds),
         *(name for name in (*roles, *kinds, "tabular") if _is_tabular(name, kinds)),
     ]
     words = {fold(word) for name in names for word in word_list(roles.get(name, name))}
@@ -361,11 +330,17 @@ def _refuse_labels(
 
 def _join(table: Columns, names: list[str], forced: Collection[str]) -> Any:
     columns = {name: table.tabular(name) for name in names}
+    forced = {*forced}
     if len(names) == 1 and pa.types.is_struct(columns[names[0]].type):
         values = columns[names[0]].combine_chunks()
         columns = dict(zip([x.name for x in values.type], values.flatten(), strict=True))
     try:
-        return join_cells({name.strip(): column for name, column in columns.items()}, forced)
+        converted: dict[str, Any] = {}
+        for name, column in columns.items():
+            parts, are_categories = table.converted(name, column)
+            converted |= parts
+            forced |= {*parts} if are_categories else set()
+        return join_cells({name.strip(): column for name, column in converted.items()}, forced)
     except FusionZooError as error:
         raise FusionZooError(f"{table.source}: {error}") from None
 
@@ -487,19 +462,13 @@ def read_declared(table: pa.Table, source: str) -> Declared:
 
 
 def apply_declared(
-    table: pa.Table,
-    source: str,
-    kinds: Mapping[str, str],
-    roles: Roles,
-    targets: Iterable[str],
-    loaded: Loaded | None,
+    loaded: Loaded, roles: Roles, settings: TableSettings
 ) -> tuple[pa.Table, dict[str, str], Roles, tuple[str, ...]]:
     """Return the table with named classes, kinds and roles with what is declared, and notes."""
-    declared = read_declared(table, source)
-    if loaded is not None:
-        declared = replace(declared, kinds={**declared.kinds, **loaded.kinds})
-    merged = declared.with_defaults(kinds, roles, targets)
-    return _name_classes(table, declared.class_names, source), *merged
+    declared = read_declared(loaded.table, loaded.source)
+    declared = replace(declared, kinds={**declared.kinds, **loaded.kinds})
+    merged = declared.with_defaults(settings.modality_kinds, roles, settings.targets or ())
+    return _name_classes(loaded.table, declared.class_names, loaded.source), *merged
 
 
 def _name_classes(table: pa.Table, names: Mapping[str, Sequence[str]], source: str) -> pa.Table:

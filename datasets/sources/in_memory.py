@@ -20,6 +20,7 @@ from ..hugging_face import is_hugging_face, read_hugging_face
 from ..media import media_value
 from ..provenance import Loaded
 from .media_columns import ObjectCells
+from .table_settings import STREAM_LIMIT
 
 SKIPPED = "_"  # in `fields`: an entry that nothing uses
 
@@ -178,9 +179,6 @@ def _arrow_rows(rows: Sequence[Mapping[str, Any] | None]) -> Any:
         arrow_column(column_cells([(row or {}).get(name) for row in rows])) for name in names
     ]
     return pa.StructArray.from_arrays(columns, names, mask=pa.array([x is None for x in rows]))
-
-
-STREAM_LIMIT = 20_000  # samples of a stream that are read into memory
 
 
 def read_objects(data: Any, fields: Sequence[str] = (), stream_limit: int = STREAM_LIMIT) -> Loaded:

@@ -20,6 +20,7 @@ from ..media import CLIPS, IMAGES
 from ..paired import PairedDataset
 from ..provenance import Loaded, Provenance
 from ..splits import SHARES, split_by_hash
+from .table_settings import TableSettings
 
 
 def first_of(top: Path, names: Sequence[str]) -> Path:
@@ -330,14 +331,14 @@ def open_layout(
         root=top,
         provenance=Provenance(reading=reading),
     )
-    return manifest(
+    settings = TableSettings(
         root=loaded,
         kinds={name: kind for name, kind in read.kinds.items() if name in columns},
         shares=shares,
-        shared=shared,
         targets=targets,
         allow_outside=allow_outside,
     )
+    return manifest(settings, shared=shared)
 
 
 def _hold_out(rows: list[Row]) -> int:

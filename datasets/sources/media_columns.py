@@ -20,11 +20,11 @@ from ..arrow import BINARY_TYPES, first_true, is_list_of_text, row_numbers
 from ..audio import VIDEOS, spread
 from ..budgets import check_budget
 from ..media import media_value
-from ..paired import OnError
 from ..paths import PathChecker, is_collecting, refuse
-from ..provenance import Provenance
+from ..provenance import Loaded, Provenance
 from ..table import Samples
-from .columns import Columns, Roles
+from .columns import Columns
+from .table_settings import Roles, TableSettings
 
 
 @runtime_checkable
@@ -75,17 +75,17 @@ class ObjectCells:
 
 
 def take_out(
-    table: pa.Table, root: Path | None, kept: Collection[str] = ()
+    table: pa.Table, root: Path | None, cell_names: Collection[str] = ()
 ) -> tuple[pa.Table, dict[str, ArrowCells]]:
     """Replace columns of bytes and structs with row numbers, null where a cell has no value.
 
-    Those that are `kept` stay as they are.
+    Those of `cell_names` stay as they are.
     """
     cells = {}
     for position, field in enumerate(table.schema):
         inner = field.type.value_type if pa.types.is_list(field.type) else field.type
         is_binary = any(is_type(inner) for is_type in BINARY_TYPES)
-        if field.name in kept or not (is_binary or pa.types.is_struct(inner)):
+        if field.name in cell_names or not (is_binary or pa.types.is_struct(inner)):
             continue
         column = table.column(position)
         cells[field.name] = ArrowCells(column, root)
@@ -187,23 +187,16 @@ def with_slashes(
 
 
 def expand_patterns(
-    table: pa.Table,
-    kinds: Mapping[str, str],
-    provenance: Provenance,
-    *,
-    source: str,
-    root: Path | None,
-    frames: int | None,
-    on_error: OnError,
-) -> tuple[pa.Table, Provenance]:
+    loaded: Loaded, kinds: Mapping[str, str], frames: int | None, *, must_match: bool
+) -> Loaded:
     """Replace patterns in cells of images and clips by lists of the files that match, sorted.
 
     `*` stands for any letters and `?` for one, within a folder; numbers in names are sorted by
-    value. A pattern that matches nothing is an error or, unless `on_error` is `raise`, a file that
-    is not there. Of more than `frames` images as many are taken, uniformly spaced.
+    value. A pattern that matches nothing is an error or, unless it `must_match`, a file that is not
+    there. Of more than `frames` images as many are taken, uniformly spaced.
     """
-    place = partial(_place, source, table, provenance)
-    must_match = on_error == "raise"
+    table, root = loaded.table, loaded.root or Path()
+    place = partial(_place, loaded.source, table, loaded.provenance)
     notes = []
     for name, kind in kinds.items():
         column = table[name]
@@ -221,7 +214,7 @@ def expand_patterns(
             files = []
             for pattern in patterns:
                 if pattern not in known:
-                    known[pattern] = _matches(pattern, root or Path())
+                    known[pattern] = _matches(pattern, root)
                 matches = spread(known[pattern], count)
                 if not matches:
                     message = f"{name} cell {pattern!r} matches no file"
@@ -232,9 +225,10 @@ def expand_patterns(
             cells.append(files or None)
         position = table.column_names.index(name)
         table = table.set_column(position, name, pa.array(cells, pa.list_(pa.string())))
-        some = f", at most {count} of each, uniformly spaced (--data.frames)" if count else ""
-        notes.append(f"files that match the patterns in {name}{some}")
-    return table, replace(provenance, reading=(*provenance.reading, *notes))
+        limit = f", at most {count} of each, uniformly spaced (--data.frames)" if count else ""
+        notes.append(f"files that match the patterns in {name}{limit}")
+    reading = (*loaded.provenance.reading, *notes)
+    return replace(loaded, table=table, provenance=replace(loaded.provenance, reading=reading))
 
 
 def _matches(pattern: str, root: Path) -> list[str]:
@@ -273,12 +267,13 @@ def _no_match(
 EDGES = ("start", "end")
 
 
-def split_roles(columns: Roles, kinds: Mapping[str, str]) -> tuple[Roles, dict[str, str]]:
+def split_roles(settings: TableSettings) -> tuple[Roles, dict[str, str]]:
     """Return the roles without those of segments (`start`, `audio_end`), and these."""
+    columns = settings.columns or {}
     segments = {}
     for role, column in columns.items():
         is_edge = role in EDGES or role.endswith(tuple(f"_{edge}" for edge in EDGES))
-        if is_edge and role not in kinds:
+        if is_edge and role not in (settings.kinds or {}):
             if not isinstance(column, str):
                 raise FusionZooError(f"--data.columns.{role} takes one column, found {column}")
             segments[role] = column

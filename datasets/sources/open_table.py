@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,17 +16,16 @@ from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.structures import KINDS
 
 from ..arrow import list_names
-from ..paired import MAX_ERRORS, OnError, PairedDataset
+from ..base import DEFAULTS, SharedSettings
+from ..paired import PairedDataset
 from ..paths import is_collecting, labels_of_join, refuse
 from ..provenance import Loaded, Provenance
-from ..splits import SHARES, class_columns, make_splits, usual_splits
+from ..splits import class_columns, make_splits, usual_splits
 from ..table import ROLES, word_list
 from .array_columns import ArrayColumns, gather_arrays
 from .columns import (
     TEXT_TYPES,
-    CellRules,
     Columns,
-    Roles,
     apply_declared,
     cell_columns,
     gather_columns,
@@ -42,46 +40,21 @@ from .media_columns import (
     with_slashes,
     without_empty,
 )
+from .table_settings import NA, Roles, TableSettings
 
 
 def gather(
-    table: pa.Table,
-    source: str,
-    root: Path | None,
-    *,
-    columns: Roles,
-    kinds: Mapping[str, str],
-    arrays: Mapping[str, str | Sequence[str]],
-    labels: Collection[str],
-    categorical: str | Sequence[str],
-    allow_outside: bool,
-    sample_rate: int | None,
-    group_column: str | None,
-    cells: CellRules | None,
+    loaded: Loaded, columns: Roles, kinds: Mapping[str, str], settings: TableSettings
 ) -> ArrayColumns:
-    """Return a table in which every modality has one column; for the settings see `manifest`.
-
-    `labels` are columns of labels.
-    """
-    if "group" in {*columns, *kinds, *arrays}:
+    """Return a table in which every modality has one column."""
+    if "group" in {*columns, *kinds, *(settings.arrays or {})}:
         raise FusionZooError(
-            f"{source}: a group is no modality: --data.group_column names its column"
+            f"{loaded.source}: a group is no modality: --data.group_column names its column"
         )
-    table, roles, missing = gather_columns(
-        table, source, columns, kinds, targets=labels, categorical=categorical, cells=cells
-    )
-    if group_column is not None:
-        roles["group"] = group_column
-    gathered = gather_arrays(
-        table,
-        source,
-        root or Path(),
-        arrays,
-        roles=roles,
-        kinds=kinds,
-        allow_outside=allow_outside or root is None,
-        sample_rate=sample_rate,
-    )
+    table, roles, missing = gather_columns(loaded, columns, kinds, settings)
+    if settings.group_column is not None:
+        roles["group"] = settings.group_column
+    gathered = gather_arrays(replace(loaded, table=table), roles, kinds, settings)
     return gathered._replace(missing=missing)
 
 
@@ -120,7 +93,10 @@ def _no_modality(table: Columns, taken: Collection[int]) -> str:
     if len(known) == 1 and not known[0].isidentifier():
         advice = "it has one column: --data.delimiter ';' names the character between cells"
     elif free:
-        advice = f"--data.columns.text {shlex.quote(free[0])} names one"
+        advice = (
+            f"--data.columns.text {shlex.quote(free[0])} names one, or --target COLUMN reads all"
+            " others as what they hold"
+        )
     else:
         advice = "add one"
     return (
@@ -138,14 +114,6 @@ def read_ids(table: Columns) -> Any:
         row = pc.index(ids.is_null(), True).as_py()
         raise FusionZooError(f"{table.where(row)}: the id is empty")
     return ids
-
-
-def read_labels(table: Columns, name: str, kinds: Mapping[str, str]) -> Any:
-    """Return a column of labels as text."""
-    column = table.text(name)
-    if pa.types.is_list(table.values(name).type):
-        return column  # joined by semicolons
-    return table.cells.labels(column, kinds.get(name, ""), table.where)
 
 
 def read_groups(table: Columns, taken: set[int]) -> tuple[Any, str]:
@@ -212,21 +180,20 @@ class SplitColumn(NamedTuple):
     shares: tuple[float, ...] | None  # of splits made by hash
 
 
-def read_splits(
-    table: Columns, columns: Mapping[str, Any], kinds: Mapping[str, str], shares: Sequence[float]
-) -> SplitColumn:
+def read_splits(table: Columns, columns: Mapping[str, Any]) -> SplitColumn:
     """Return the splits of the column `split`; without one, made by a hash of the group or id.
 
-    `columns` has the ids, groups and labels, `kinds` says what the labels are. Made splits have
-    every class in each split where that is possible, see `make_splits`.
+    `columns` has the ids, groups and labels. Made splits have every class in each split where that
+    is possible, see `make_splits`.
     """
     if "split" in table:
         return SplitColumn(*_read_column(table, columns["id"]), None)
     key = "group" if "group" in columns else "id"
-    labels = class_columns(columns, kinds)
-    made = make_splits(columns[key], labels, shares, unique=key == "id")
+    shares = table.settings.shares
+    labels = class_columns(columns, table.settings.label_kinds)
+    by_hash = make_splits(columns[key], labels, shares, unique=key == "id")
     name = repr(table.name(key)) if key in table else "the row"
-    return SplitColumn(made.splits, f"by a hash of {name}{made.exceptions}", tuple(shares))
+    return SplitColumn(by_hash.splits, f"by a hash of {name}{by_hash.exceptions}", tuple(shares))
 
 
 def _read_column(table: Columns, ids: Any) -> tuple[Any, str]:
@@ -247,79 +214,48 @@ def _read_column(table: Columns, ids: Any) -> tuple[Any, str]:
 
 
 def open_table(
-    table: pa.Table,
-    *,
-    source: str,
-    root: Path | None,
-    columns: Roles | None = None,
-    kinds: Mapping[str, str] | None = None,
-    shares: Sequence[float] = SHARES,
-    on_error: OnError = "raise",
-    max_errors: float = MAX_ERRORS,
-    targets: Mapping[str, str] | None = None,
-    paths: str | Sequence[str] = (),
-    allow_outside: bool = False,
-    group_column: str | None = None,
-    categorical: str | Sequence[str] = (),
-    arrays: Mapping[str, str | Sequence[str]] | None = None,
-    sample_rate: int | None = None,
-    cells: CellRules | None = None,
-    loaded: Loaded | None = None,
-    frames: int | None = None,
+    loaded: Loaded, settings: TableSettings, shared: SharedSettings = DEFAULTS
 ) -> PairedDataset:
-    """Return the data set of a table; for the settings see `manifest`.
-
-    `source` names the table in messages; paths are relative to `root`. `loaded` has the values of
-    columns whose cells are row numbers, and what is known of the others.
-    """
-    columns, segments = split_roles(columns or {}, kinds or {})
-    table, declared_kinds, roles, inferred = apply_declared(
-        table, source, kinds or {}, columns, targets or {}, loaded
+    """Return the data set of a table."""
+    if settings.na is None:
+        settings = replace(settings, na=() if loaded.has_nulls else NA)
+    columns, segments = split_roles(settings)
+    table, kinds, roles, inferred = apply_declared(loaded, columns, settings)
+    as_cells = cell_columns(table, roles, kinds, settings)
+    table, embedded = take_out(table, loaded.root, as_cells)
+    gathered = gather(replace(loaded, table=table), roles, kinds, settings)
+    provenance = replace(
+        loaded.provenance, inferred=inferred, split_rule=loaded.split_rule, notes=gathered.notes
     )
-    as_cells = cell_columns(table, roles, declared_kinds, group_column, targets or {})
-    table, embedded = take_out(table, root, as_cells)
-    gathered = gather(
-        table,
-        source,
-        root,
-        columns=roles,
-        kinds=declared_kinds,
-        arrays=arrays or {},
-        labels=targets or {},
-        categorical=categorical,
-        allow_outside=allow_outside,
-        sample_rate=sample_rate,
-        group_column=group_column,
-        cells=cells,
-    )
-    origin = loaded or Loaded(table=table, source=source)
-    provenance = replace(origin.provenance, inferred=inferred, split_rule=origin.split_rule)
-    known = Columns(source, gathered.table, gathered.roles, cells, provenance.row_numbers)
+    known = Columns(loaded.source, gathered.table, gathered.roles, settings, provenance.row_numbers)
     known.missing.update(gathered.missing)
-    with _errors_of_types(source):
-        rows, names, provenance = _read_columns(
-            known, gathered.kinds, shares, targets, word_list(paths), provenance, segments
-        )
-    rows, memory = _without_numbers(rows, known, names, {**embedded, **origin.memory})
-    outside = {name: kind for name, kind in names.items() if name not in memory}
-    rows, provenance = expand_patterns(
-        rows, outside, provenance, source=source, root=root, frames=frames, on_error=on_error
+    with _errors_of_types(loaded.source):
+        rows, modalities, provenance = _read_columns(known, gathered.kinds, provenance, segments)
+    rows, memory = _without_numbers(rows, known, modalities, {**embedded, **loaded.memory})
+    outside = {name: kind for name, kind in modalities.items() if name not in memory}
+    must_exist = shared.on_error == "raise"
+    expanded = expand_patterns(
+        replace(loaded, table=rows, provenance=provenance),
+        outside,
+        settings.frames,
+        must_match=must_exist,
     )
     dataset = PairedDataset(
-        rows,
-        _in_stored_order(names, loaded, columns),
+        expanded.table,
+        _in_stored_order(modalities, loaded, columns),
         memory={**memory, **gathered.memory},
-        root=root,
-        source=source,
-        on_error=on_error,
-        max_errors=max_errors,
-        targets=targets,
-        paths=word_list(paths),
-        allow_outside=allow_outside,
-        provenance=replace(provenance, notes=gathered.notes),
+        root=loaded.root,
+        source=loaded.source,
+        on_error=shared.on_error,
+        max_errors=shared.max_errors,
+        targets=settings.targets,
+        paths=word_list(settings.paths),
+        allow_outside=settings.allow_outside,
+        provenance=expanded.provenance,
+        sample_rate=settings.sample_rate,
+        frames=settings.frames,
     )
-    dataset.sample_rate, dataset.frames = sample_rate, frames
-    check_cell_paths(dataset, must_exist=on_error == "raise")
+    check_cell_paths(dataset, must_exist=must_exist)
     return dataset
 
 
@@ -342,11 +278,9 @@ def _without_numbers(
     return rows, {x: values[table.name(x)] for x in names if table.name(x) in values}
 
 
-def _in_stored_order(
-    names: Mapping[str, str], loaded: Loaded | None, columns: Roles | None
-) -> dict[str, str]:
+def _in_stored_order(names: Mapping[str, str], loaded: Loaded, columns: Roles) -> dict[str, str]:
     """Return the modalities in the order that the source stores, unless the user names columns."""
-    order = [*(loaded.order if loaded and not columns else ()), *names]
+    order = [*(() if columns else loaded.order), *names]
     return {name: names[name] for name in sorted(names, key=order.index)}
 
 
@@ -364,28 +298,22 @@ def _label_columns(table: Columns, targets: Mapping[str, str]) -> list[str]:
 
 
 def _read_columns(
-    table: Columns,
-    kinds: Mapping[str, str],
-    shares: Sequence[float],
-    targets: Mapping[str, str] | None,
-    paths: Sequence[str],
-    provenance: Provenance,
-    segments: Mapping[str, str],
+    table: Columns, kinds: Mapping[str, str], provenance: Provenance, segments: Mapping[str, str]
 ) -> tuple[pa.Table, dict[str, str], Provenance]:
     """Return the table of the data set, its modalities with their kinds, and its provenance."""
+    targets, label_kinds = table.settings.targets, table.settings.label_kinds
     labels = _label_columns(table, targets or {})
     names = find_modalities(table, kinds, labels)
     num_rows = len(table.table)
-    values, notes = _read_values(table, names, paths)
+    values, notes = _read_values(table, names)
     columns = {"id": read_ids(table), "target": pa.nulls(len(table.table), pa.string())}
-    kinds_of_labels = {"target": "classification"} if targets is None else targets
     if "target" in table:
-        columns["target"] = read_labels(table, "target", kinds_of_labels)
-    columns |= {name: read_labels(table, name, kinds_of_labels) for name in labels}
+        columns["target"] = table.labels("target", label_kinds.get("target", ""))
+    columns |= {name: table.labels(name, label_kinds.get(name, "")) for name in labels}
     groups, group_rule = read_groups(table, {table.position(x) for x in [*names, *labels]})
     if groups is not None:
         columns["group"] = pc.coalesce(groups, columns["id"])
-    splits = read_splits(table, columns, kinds_of_labels, shares)
+    splits = read_splits(table, columns)
     taken = {table.position(name) for name in ("id", "target", *names, *labels) if name in table}
     edges, segment_notes = read_segments(table, names, values, segments, taken)
     columns |= {"split": splits.column, **edges, **values}
@@ -396,7 +324,7 @@ def _read_columns(
     joined_labels = {table.name(name) for name in in_join or () if name in table}
     provenance = replace(
         provenance,
-        reading=(*provenance.reading, *table.cells.notes, *notes, *segment_notes),
+        reading=(*provenance.reading, *table.settings.notes, *notes, *segment_notes),
         missing=missing_words(table),
         numbered="id" not in table,
         empty_rows=num_rows - len(table.table),
@@ -409,12 +337,11 @@ def _read_columns(
     return pa.table({**other_columns(table, columns), **columns}), names, provenance
 
 
-def _read_values(
-    table: Columns, kinds: Mapping[str, str], paths: Sequence[str]
-) -> tuple[dict[str, Any], list[str]]:
+def _read_values(table: Columns, kinds: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
     """Return the columns of the modalities, and notes of how they were read."""
     values = without_empty({name: table.references(name) for name in kinds}, kinds)
     values = _drop_empty(table, values)
+    paths = word_list(table.settings.paths)
     path_columns = [name for name, kind in kinds.items() if kind != "text" or name in paths]
     values, notes = with_slashes(values, path_columns)
     values, list_notes = read_list_cells(table, values, kinds)
@@ -429,9 +356,9 @@ def _drop_empty(table: Columns, values: Mapping[str, Any]) -> dict[str, Any]:
     for column in values.values():
         has_any |= np.asarray(column.is_valid())
     refused_later = is_collecting() or labels_of_join() is not None
-    if has_any.all() or (refused_later and not table.cells.drop_empty):
+    if has_any.all() or (refused_later and not table.settings.drop_empty):
         return dict(values)
-    if not table.cells.drop_empty:
+    if not table.settings.drop_empty:
         row, num_empty = int(np.argmin(has_any)), int((~has_any).sum())
         key = table.text("id", words_missing=False)[row].as_py() if "id" in table else None
         sample = "" if key is None else f", sample {key!r}"

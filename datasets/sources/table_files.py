@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import re
 import zipfile
 import zlib
-from dataclasses import dataclass
+from collections import Counter
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,19 @@ from ..arrow import check_unicode
 from ..budgets import check_budget, check_expansion
 from ..parquet import read_parquet
 from ..provenance import Provenance, RowNumbers
+from .table_settings import TableSettings
 from .text_tables import DELIMITERS, check_encoding, find_encoding, read_delimited, read_json_lines
 
 MAX_ROWS = 1_048_576  # of a sheet; the rows before the last are made, even if they are empty
 XML_EXPANSION = 3  # bytes in memory for a byte of a sheet's XML, about
+STARTS_OF_XML = (b"<", b"\xef", b"\xff", b"\xfe")  # the last three: of a byte order mark
+ROW = re.compile(rb"<(?:\w+:)?(?:row|si)[\s/>]")  # a row of a sheet, a shared text
 
 
 def read_spreadsheet(path: Path, sheet: str) -> tuple[pa.Table, RowNumbers, list[str]]:
     """Read a sheet, by default the first; return its cells as text, the numbers of its rows and the
     names of all sheets. The first row that is not empty is the header."""
-    cells, sheets = _cells(path, sheet, values=True)
+    cells, merged, sheets = _cells(path, sheet, values=True)
     header_row = next((number for number, row in enumerate(cells) if any(_filled(row))), None)
     if header_row is None:
         raise FusionZooError(f"{path}: the sheet {sheet or sheets[0]!r} is empty")
@@ -37,6 +40,7 @@ def read_spreadsheet(path: Path, sheet: str) -> tuple[pa.Table, RowNumbers, list
         filled.pop()
     width = max(len(row) - row[::-1].index(True) for row in filled if any(row))
     check_budget("cells", width * len(filled), str(path))  # empty cells included
+    _check_merged(path, merged, filled, header_row)
     rows = [[*row, *[None] * width][:width] for row in cells[header_row : len(filled)]]
     if any(cell is None for row in rows[1:] for cell in row):
         _check_formulas(path, sheet, rows, header_row)
@@ -45,8 +49,23 @@ def read_spreadsheet(path: Path, sheet: str) -> tuple[pa.Table, RowNumbers, list
     return pa.table(columns, names=names), RowNumbers(first=header_row + 2), sheets
 
 
-def _cells(path: Path, sheet: str, *, values: bool) -> tuple[list[tuple[Any, ...]], list[str]]:
-    """Return the cells of a sheet, with the values of formulas or the formulas, and all sheets."""
+def sheet_names(path: Path) -> list[str]:
+    """Return the names of a workbook's sheets, those in sight first."""
+    import openpyxl
+
+    book = openpyxl.load_workbook(path, read_only=True, keep_links=False)
+    try:
+        sheets = sorted(book.worksheets, key=lambda sheet: sheet.sheet_state != "visible")
+        return [sheet.title for sheet in sheets]
+    finally:
+        book.close()
+
+
+def _cells(
+    path: Path, sheet: str, *, values: bool
+) -> tuple[list[tuple[Any, ...]], list[Any], list[str]]:
+    """Return the cells of a sheet, with the values of formulas or the formulas, its merged ranges,
+    and the names of all sheets."""
     try:
         import openpyxl
     except ImportError as error:
@@ -58,7 +77,7 @@ def _cells(path: Path, sheet: str, *, values: bool) -> tuple[list[tuple[Any, ...
         with zipfile.ZipFile(path) as parts:
             needed = XML_EXPANSION * sum(part.file_size for part in parts.infolist())
             check_expansion(str(path), path.stat().st_size, needed)
-            _check_styles(path, parts)
+            _check_parts(path, parts)
         book = openpyxl.load_workbook(path, read_only=True, data_only=values, keep_links=False)
     except FusionZooError:
         raise
@@ -78,7 +97,7 @@ def _cells(path: Path, sheet: str, *, values: bool) -> tuple[list[tuple[Any, ...
                 f"{path}: its first sheet {worksheet.title!r} is hidden: --data.sheet names the one"
                 f" to read; it has: {', '.join(sheets)}"
             )
-        return _rows(path, worksheet), sheets
+        return *_rows(path, worksheet), sheets
     except FusionZooError:
         raise
     except Exception as error:
@@ -87,37 +106,97 @@ def _cells(path: Path, sheet: str, *, values: bool) -> tuple[list[tuple[Any, ...
         book.close()
 
 
-def _check_styles(path: Path, parts: zipfile.ZipFile) -> None:
-    """Raise an error for too many elements in the parts that openpyxl turns into objects.
+def _check_parts(path: Path, parts: zipfile.ZipFile) -> None:
+    """Raise an error for a part of which openpyxl would hold too many elements in memory.
 
-    These are styles, properties and lists of parts. Sheets and shared strings are read as streams.
+    Sheets and shared texts are read a row or text at a time; styles, properties and lists of parts
+    are read whole.
     """
+    names = Counter(parts.namelist())
+    if names and names.most_common(1)[0][1] > 1:
+        name = names.most_common(1)[0][0]
+        raise FusionZooError(f"{path} has two parts of the name {name}: save the sheet anew")
     for part in parts.infolist():
         folder = part.filename.rpartition("/")[0]
         is_read_whole = folder in ("", "xl", "docProps") or part.filename.endswith(".rels")
-        if not is_read_whole or part.filename == "xl/sharedStrings.xml":
-            continue
+        is_read_whole = is_read_whole and part.filename != "xl/sharedStrings.xml"
         with parts.open(part) as file:
-            chunks = iter(partial(file.read, 1 << 20), b"")
-            count = sum(chunk.count(b"<") - chunk.count(b"</") for chunk in chunks)
-        check_budget("styles", count, f"{path}: {part.filename}")
+            rest = file.read(1)
+            if not is_read_whole and rest not in STARTS_OF_XML:
+                continue
+            count = 0  # of elements since the last row began
+            for block in iter(partial(file.read, 1 << 19), b""):
+                chunk = rest + block
+                end = chunk.rfind(b"<")
+                chunk, rest = chunk[:end], chunk[end : end + 64]  # a tag may go on in the next
+                starts = [] if is_read_whole else [x.start() for x in ROW.finditer(chunk)]
+                count += _num_elements(chunk[: starts[0]] if starts else chunk)
+                check_budget("styles", count, f"{path}: {part.filename}")
+                if starts:  # those between are smaller than the limit, as the chunk is
+                    count = _num_elements(chunk[starts[-1] :])
 
 
-def _rows(path: Path, worksheet: Any) -> list[tuple[Any, ...]]:
-    """Return a sheet's rows without the empty cells at their ends; count the cells on the way."""
-    worksheet.reset_dimensions()  # the file's claim: cells outside of it would be lost
+def _num_elements(xml: bytes) -> int:
+    return xml.count(b"<") - xml.count(b"</")
+
+
+def _rows(path: Path, worksheet: Any) -> tuple[list[tuple[Any, ...]], list[Any]]:
+    """Return a sheet's rows without the empty cells at their ends, and its merged ranges.
+
+    Cells are counted on the way. openpyxl's own `iter_rows` leaves out rows and cells that do not
+    stand in order, and says nothing of merged ones.
+    """
+    from openpyxl.worksheet._reader import WorkSheetParser
+
+    book = worksheet.parent
     rows: list[tuple[Any, ...]] = []
     num_cells = 0
-    for row in islice(worksheet.iter_rows(values_only=True), MAX_ROWS + 1):
-        width = len(row)
-        while width and row[width - 1] is None:
-            width -= 1
-        num_cells += width
-        check_budget("cells", num_cells, str(path))  # empty cells before others included
-        rows.append(row[:width])
-    if len(rows) > MAX_ROWS:
-        raise FusionZooError(f"{path}: a row has a number above {MAX_ROWS:,}, the format's limit")
-    return rows
+    with worksheet._get_source() as source:
+        parser = WorkSheetParser(
+            source,
+            worksheet._shared_strings,
+            data_only=book.data_only,
+            epoch=book.epoch,
+            date_formats=book._date_formats,
+            timedelta_formats=book._timedelta_formats,
+        )
+        for number, cells in parser.parse():
+            if number > MAX_ROWS:
+                raise FusionZooError(
+                    f"{path}: a row has a number above {MAX_ROWS:,}, the format's limit"
+                )
+            columns = [cell["column"] for cell in cells]
+            in_order = number > len(rows) and all(cell["row"] == number for cell in cells)
+            if not in_order or columns != sorted(set(columns)):
+                raise FusionZooError(
+                    f"{path}, row {number}: rows or cells of the sheet are there twice or not in"
+                    " order: open it in a spreadsheet program and save it"
+                )
+            filled = [cell for cell in cells if cell["value"] is not None]
+            width = filled[-1]["column"] if filled else 0
+            num_cells += width
+            check_budget("cells", num_cells, str(path))  # empty cells before others included
+            row: list[Any] = [None] * width
+            for cell in filled:
+                row[cell["column"] - 1] = cell["value"]
+            rows += [()] * (number - 1 - len(rows))
+            rows.append(tuple(row))
+    return rows, list(parser.merged_cells.mergeCell if parser.merged_cells else ())
+
+
+def _check_merged(path: Path, merged: list[Any], filled: list[list[bool]], header_row: int) -> None:
+    """Raise an error for merged cells of the table: all but the first one are empty in the file."""
+    for cells in merged:
+        rows = filled[max(cells.min_row - 1, header_row) : cells.max_row]
+        covered = [row[cells.min_col - 1 : cells.max_col] for row in rows]
+        is_in_table = cells.max_row > header_row + 1 and any(any(row) for row in covered)
+        width = max((len(row) for row in filled[header_row:]), default=0)
+        columns = min(cells.max_col, width) - cells.min_col + 1
+        if is_in_table and len(rows) * columns > 1:
+            raise FusionZooError(
+                f"{path}: the cells {cells.coord} are merged, so only the first has their value:"
+                " unmerge them and write the value into each"
+            )
 
 
 def _check_formulas(path: Path, sheet: str, rows: list[list[Any]], header_row: int) -> None:
@@ -153,15 +232,6 @@ READERS = (".csv", ".tsv", *JSON_LINES, ".parquet", ".xlsx")
 HOW_TO_SAVE = {".xls": ".xlsx or .csv", ".ods": ".xlsx or .csv", ".json": ".jsonl"}
 
 
-@dataclass(frozen=True)
-class TextFormat:
-    """What the user says about a file; None: found out from its contents."""
-
-    delimiter: str | None = None
-    encoding: str | None = None
-    sheet: str = ""  # of an .xlsx file; empty: the first
-
-
 def table_suffix(path: Path) -> str:
     """Return a file's ending in lower case, without .gz: `.csv` of `A.CSV.gz`."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
@@ -169,7 +239,7 @@ def table_suffix(path: Path) -> str:
     return suffixes[-2] if is_text else suffixes[-1] if suffixes else ""
 
 
-def read_table(path: Path, text_format: TextFormat) -> tuple[pa.Table, Provenance]:
+def read_table(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
     """Read a file; return its columns, how it was read and the numbers of its rows."""
     if not path.is_file():
         raise FusionZooError(f"no manifest {path}: --data.root names the file")
@@ -178,7 +248,8 @@ def read_table(path: Path, text_format: TextFormat) -> tuple[pa.Table, Provenanc
         repair = f"; save it as {HOW_TO_SAVE[suffix]}" if suffix in HOW_TO_SAVE else ""
         raise FusionZooError(f"{path} is none of {', '.join(READERS)}{repair}")
     try:
-        table, provenance = _read(path, suffix, text_format)
+        _check_ending(path, suffix)
+        table, provenance = _read(path, suffix, settings)
         return check_unicode(table, str(path)), provenance
     except FusionZooError:
         raise
@@ -186,23 +257,31 @@ def read_table(path: Path, text_format: TextFormat) -> tuple[pa.Table, Provenanc
         raise FusionZooError(f"{path} cannot be read: {one_line(error)}") from error
 
 
-def _read(path: Path, suffix: str, text_format: TextFormat) -> tuple[pa.Table, Provenance]:
+def _check_ending(path: Path, suffix: str) -> None:
+    """Raise an error for a workbook with the ending of another format."""
+    with path.open("rb") as file:
+        is_zip = file.read(4) == b"PK\x03\x04"
+    if is_zip and suffix != ".xlsx":
+        raise FusionZooError(f"{path} is a ZIP archive, as .xlsx is: rename it if it is a workbook")
+
+
+def _read(path: Path, suffix: str, settings: TableSettings) -> tuple[pa.Table, Provenance]:
     if suffix == ".parquet":
         return read_parquet(path), Provenance()
     if suffix == ".xlsx":
-        table, numbers, sheets = read_spreadsheet(path, text_format.sheet)
-        others = f"sheet {text_format.sheet or sheets[0]!r} of {len(sheets)} (--data.sheet)"
+        table, numbers, sheets = read_spreadsheet(path, settings.sheet)
+        others = f"sheet {settings.sheet or sheets[0]!r} of {len(sheets)} (--data.sheet)"
         reading = (others,) if len(sheets) > 1 else ()
         return table, Provenance(row_numbers=numbers, reading=reading)
-    if text_format.encoding is None:
+    if settings.encoding is None:
         encoding, reason = find_encoding(path)
     else:
-        encoding, reason = check_encoding(path, text_format.encoding), "--data.encoding"
+        encoding, reason = check_encoding(path, settings.encoding), "--data.encoding"
     reading = () if encoding == "utf-8" else (f"encoding {encoding} ({reason})",)
     if suffix in JSON_LINES:
         table, numbers = read_json_lines(path, encoding)
     else:
-        table, numbers, delimiter = read_delimited(path, encoding, text_format.delimiter)
+        table, numbers, delimiter = read_delimited(path, encoding, settings.delimiter)
         if delimiter != ("\t" if suffix == ".tsv" else ","):
             reading = (f"delimiter {DELIMITERS.get(delimiter, repr(delimiter))}", *reading)
     return table, Provenance(row_numbers=numbers, reading=reading)

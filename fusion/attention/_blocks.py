@@ -105,7 +105,7 @@ def join(
 ) -> tuple[Tensor, Tensor]:
     """Concatenate the tokens and masks of all modalities; one masked token if there are none."""
     if not tokens:
-        return like[:, :1], torch.zeros(len(like), 1, dtype=torch.bool, device=like.device)
+        return like[:, :1], torch.zeros(like.shape[0], 1, dtype=torch.bool, device=like.device)
     return torch.cat(list(tokens.values()), dim=1), torch.cat(list(masks.values()), dim=1)
 
 
@@ -154,8 +154,8 @@ class Streams(TokenFusion):
         embedded, masks = self.embedded(features)
         x, mask = torch.cat([*embedded.values()], dim=1), torch.cat([*masks.values()], dim=1)
         fusion_tokens = self.fusion_tokens.flatten(0, 1).to(x.dtype)
-        x = torch.cat([x, fusion_tokens.expand(len(x), -1, -1)], dim=1)
-        mask = F.pad(mask, (0, len(fusion_tokens)), value=True)
+        x = torch.cat([x, fusion_tokens.expand(x.shape[0], -1, -1)], dim=1)
+        mask = F.pad(mask, (0, fusion_tokens.shape[0]), value=True)
         stream = self._stream_of_tokens(masks)
         reads = self._reads(mask.device)
         visible = mask[:, None] & reads[stream][:, stream]
@@ -163,7 +163,7 @@ class Streams(TokenFusion):
         queries = torch.cat(
             [torch.stack([self.queries[name] for name in self.dims]), self.channel_queries]
         )
-        queries = queries.to(x.dtype).expand(len(x), -1, -1)
+        queries = queries.to(x.dtype).expand(x.shape[0], -1, -1)
         own_tokens = torch.arange(queries.shape[1], device=mask.device)[:, None] == stream
         return queries + self.pool(queries, x, mask[:, None] & own_tokens)
 
@@ -220,7 +220,7 @@ class Resampler(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Attend to tokens (B, S, D) where mask (B, S) is True; return the latents (B, R, D)."""
-        x = self.latents.to(tokens.dtype).expand(len(tokens), -1, -1)
+        x = self.latents.to(tokens.dtype).expand(tokens.shape[0], -1, -1)
         keys = F.pad(mask, (0, x.shape[1]), value=True)
         for layer in self.layers:
             normed = layer["norm"](x)  # type: ignore[index]

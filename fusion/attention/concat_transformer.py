@@ -58,7 +58,7 @@ class ConcatTransformer(TokenFusion):
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         tokens, masks = self.embedded(features)
         present = self.present(features)
-        cls = self.cls.to(next(iter(tokens.values())).dtype).expand(len(present), 1, -1)
+        cls = self.cls.to(next(iter(tokens.values())).dtype).expand(present.shape[0], 1, -1)
         x = torch.cat([cls, *tokens.values()], dim=1)
         mask = F.pad(torch.cat(list(masks.values()), dim=1), (1, 0), value=True)
         for block in self.blocks:

@@ -81,7 +81,7 @@ class HEALNet(Fusion):
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         tokens, present = self.tokens(features), self.present(features)
-        z = self.latents.to(next(iter(tokens.values())).dtype).expand(len(present), -1, -1)
+        z = self.latents.to(next(iter(tokens.values())).dtype).expand(present.shape[0], -1, -1)
         for layer, steps in enumerate(self.read):
             for column, name in enumerate(self.dims):
                 updated = steps[name](z, tokens[name], features[name].mask)  # type: ignore[index]

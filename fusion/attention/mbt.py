@@ -74,7 +74,7 @@ class MBT(TokenFusion):
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         tokens, masks = self.embedded(features)
         present = self.present(features)
-        z = self.bottlenecks.to(next(iter(tokens.values())).dtype).expand(len(present), -1, -1)
+        z = self.bottlenecks.to(next(iter(tokens.values())).dtype).expand(present.shape[0], -1, -1)
         for layer in range(len(next(iter(self.streams.values())))):  # type: ignore[arg-type]
             if layer < self.fusion_layer:
                 tokens = {m: self.streams[m][layer](x, masks[m]) for m, x in tokens.items()}  # type: ignore[index]

@@ -28,7 +28,8 @@ class MCA(Streams):
     is present: here only if all are, so that a channel reads the same in training and evaluation.
 
     Missing: answers the channel of the present modalities, which complete samples train too; with
-    `sizes`, the largest channel or modality without missing ones, the first of equal size.
+    `sizes`, the largest channel or modality without missing ones, the first of equal size. In
+    training, a channel of which any modality is missing adds no loss.
     Pitfall: five modalities have 26 channels and attention over 26 `channel_tokens` further tokens;
     more than five need `sizes`. With a few hundred samples a linear classifier of pooled features
     does better (docs/which.md).
@@ -47,6 +48,7 @@ class MCA(Streams):
         returns: embedding (B, dim), logits (B, K), unimodal {modality: (B, K)}
     """
 
+    joins_linear = True
     MOST_MODALITIES = 5  # with a channel for every subset
 
     def __init__(
@@ -89,10 +91,18 @@ class MCA(Streams):
         index = answer[:, None, None]
         embedding = vectors.gather(1, index.expand(-1, 1, self.dim))[:, 0]
         embedding = self.or_null(embedding, present)
+        answer_logits, linear = self.head(embedding), self.linear_logits(features)
+        if linear is not None:  # each stream's share: that of the modalities that it reads
+            members = self._reads(present.device)[:, : len(self.dims)]
+            terms = members.to(linear.dtype) @ linear
+            logits = logits + terms
+            answer_logits = (
+                answer_logits + terms.gather(1, index.expand(-1, 1, self.num_outputs))[:, 0]
+            )
         masked = logits.masked_fill(~complete[..., None], 0)
         unimodal = dict(zip(self.dims, masked.unbind(1)[: len(self.dims)], strict=True))
         extra = {"stream_logits": masked, "complete": complete}
-        return FusionOutput(embedding, self.head(embedding), unimodal, None, extra)
+        return FusionOutput(embedding, answer_logits, unimodal, None, extra)
 
     def _choose(self, present: Tensor) -> tuple[Tensor, Tensor]:
         """Return which streams lack no modality, (B, M + Q), and the one that answers, (B,)."""

@@ -93,7 +93,7 @@ class Stacks(nn.Module):
         keys_values = _linear(layer, "key_value", context)
         k, v = rearrange(keys_values, "p b s (n h d) -> n (p b) h s d", n=2, h=heads)
         attended = _attention(q, k, v, visible)
-        attended = rearrange(attended, "(p b) h t d -> p b t (h d)", p=len(x))
+        attended = rearrange(attended, "(p b) h t d -> p b t (h d)", p=x.shape[0])
         return _linear(layer, "out", attended)
 
 
@@ -119,7 +119,7 @@ def stack_weights(weights_by_stack: Sequence[Weights]) -> Weights:
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
     """Average v by softmax(q k' / sqrt d): (N, H, T, d), (N, H, S, d) x 2, (N, 1, 1, S)."""
-    if q.shape[2] * k.shape[2] > FEW_SCORES:
+    if torch.compiler.is_exporting() or q.shape[2] * k.shape[2] > FEW_SCORES:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
     scores = (q * q.shape[-1] ** -0.5) @ k.mT
     return scores.masked_fill(~visible, torch.finfo(scores.dtype).min).softmax(-1) @ v
@@ -259,11 +259,13 @@ class MulT(Fusion):
 
 
 def group_by_size(sizes: Sequence[Hashable]) -> list[list[int]]:
-    """Return the indices of equal sizes, grouped.
+    """Return the indices of equal sizes, grouped; each alone where a graph is exported.
 
     >>> group_by_size([5, 3, 5])
     [[0, 2], [1]]
     """
+    if torch.compiler.is_exporting():  # a graph for any sizes
+        return [[index] for index in range(len(sizes))]
     groups: dict[Hashable, list[int]] = {}
     for index, size in enumerate(sizes):
         groups.setdefault(size, []).append(index)
@@ -289,5 +291,5 @@ def positions(mask: Tensor, width: int, like: Tensor) -> Tensor:
 def last_step(x: Tensor, mask: Tensor) -> Tensor:
     """Return the last unmasked token, (B, T, D), (B, T) -> (B, D); zeros if all are masked."""
     steps = torch.arange(mask.shape[1], device=mask.device)
-    is_last = F.one_hot((mask * (steps + 1)).argmax(1), mask.shape[1]).bool() & mask
+    is_last = (steps == (mask * (steps + 1)).argmax(1, keepdim=True)) & mask
     return x.masked_fill(~is_last[..., None], 0).sum(1)

@@ -77,14 +77,14 @@ class Perceiver(TokenFusion):
         tokens, mask = join(embedded, masks, next(iter(embedded.values())))
         x = self._latents(tokens, mask) if self.resampler is None else self.resampler(tokens, mask)
         if self.decoder is not None:
-            query = self.query.to(x.dtype).expand(len(x), 1, -1)
+            query = self.query.to(x.dtype).expand(x.shape[0], 1, -1)
             x = self.decoder(query, mask.new_ones(x.shape[:2]), x)
         embedding = self.or_null(self.norm(x).mean(1), self.present(features))
         return FusionOutput(embedding, self.head(embedding), {}, None)
 
     def _latents(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Run the latents through all layers: tokens (B, S, D), mask (B, S) -> (B, R, D)."""
-        x = self.latents.to(tokens.dtype).expand(len(tokens), -1, -1)
+        x = self.latents.to(tokens.dtype).expand(tokens.shape[0], -1, -1)
         latent_mask = mask.new_ones(x.shape[:2])
         for cross_block, self_block in zip(self.read, self.think, strict=True):
             x = self_block(cross_block(x, mask, tokens), latent_mask)

@@ -111,7 +111,7 @@ class QFormer(TokenFusion):
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         tokens, masks = self.embedded(features)
         present, count = self.present(features), len(self.queries)
-        x = self.queries.to(next(iter(tokens.values())).dtype).expand(len(present), -1, -1)
+        x = self.queries.to(next(iter(tokens.values())).dtype).expand(present.shape[0], -1, -1)
         mask = present.new_ones(x.shape[:2])
         if self.text is not None:
             text, text_mask = tokens.pop(self.text), masks.pop(self.text)

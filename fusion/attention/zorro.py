@@ -26,7 +26,8 @@ class Zorro(Streams):
     h_m. Loss: CE(h) + mean over present m of CE(h_m). Differs from the paper, which trains h and
     h_m by contrastive losses, or by separate heads: this is a supervised form with one head.
 
-    Missing: its tokens are masked as keys, and its own logits are 0.
+    Missing: its tokens are masked as keys, so h reads what is present; its own logits are 0, and
+    its CE is left out.
     Pitfall: the fusion tokens of a model trained on complete samples have seen no subset: train
     with `modality_dropout`, or take `mca`. With a few hundred samples a linear classifier of pooled
     features does better (docs/which.md).

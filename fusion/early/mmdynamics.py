@@ -45,6 +45,7 @@ class MMDynamics(Fusion):
     """
 
     classes_only = True
+    last_layers = ("head", "heads")
 
     def __init__(
         self,
@@ -106,8 +107,8 @@ class MMDynamics(Fusion):
             )
             openness = self.gate_weight * extra["openness"][:, column].float()
             terms.append(context.criterion(logits, target) + error + openness)
-        own = torch.stack(terms, dim=1).masked_fill(~extra["present"], 0).sum(1)
-        return context.criterion(output.logits, target) + own
+        confidence_loss = torch.stack(terms, dim=1).masked_fill(~extra["present"], 0).sum(1)
+        return context.criterion(output.logits, target) + confidence_loss
 
 
 def _square(size: int, rank: int | None) -> nn.Module:

@@ -19,20 +19,20 @@ def pooled_logit(x: Tensor, present: Tensor) -> Tensor:
 
     Computed from logarithms, so that it stays finite; 0 for a row without any modality.
     """
-    some = present.any(1, keepdim=True)
-    absent = ~(present | ~some)[..., None]
+    has_any = present.any(1, keepdim=True)
+    absent = ~(present | ~has_any)[..., None]
     pieces = [
         F.logsigmoid(sign * x).masked_fill(absent, -torch.inf).logsumexp(1) for sign in (1, -1)
     ]
-    return (pieces[0] - pieces[1]).masked_fill(~some, 0)
+    return (pieces[0] - pieces[1]).masked_fill(~has_any, 0)
 
 
 def divergence(shared: Tensor, present: Tensor) -> Tensor:
     """Return mean_m sum_d p_m log(p_m / mean p), p = sigmoid: (B, M, D), (B, M) -> (B,)."""
     logs = F.logsigmoid(shared)
     count = present.sum(1).clamp(min=1)[:, None]
-    some = present.any(1, keepdim=True)
-    absent = ~(present | ~some)[..., None]
+    has_any = present.any(1, keepdim=True)
+    absent = ~(present | ~has_any)[..., None]
     mean = logs.masked_fill(absent, -torch.inf).logsumexp(1) - count.to(logs.dtype).log()
     excess = (logs.exp() * (logs - mean[:, None])).sum(-1)
     return present_mean(excess, present)
@@ -77,7 +77,7 @@ def random_part(present: Tensor, share: float, draws: Draws) -> Tensor:
     rows, modalities = present.shape
     numbers = draws.uniform(rows, modalities + 2).to(present.device)
     count = present.sum(1)
-    kept = (1 + (numbers[:, 1] * (count - 1)).floor()).clamp(min=1)
-    kept = torch.where((numbers[:, 0] < share) & (count > 1), kept, count)
+    size = (1 + (numbers[:, 1] * (count - 1)).floor()).clamp(min=1)
+    size = torch.where((numbers[:, 0] < share) & (count > 1), size, count)
     rank = numbers[:, 2:].masked_fill(~present, 2).argsort(dim=1).argsort(dim=1)
-    return (rank < kept[:, None]) & present
+    return (rank < size[:, None]) & present

@@ -31,7 +31,9 @@ class DrFuse(Fusion):
     any are missing, only present ones enter a term, and the ranking is a mean over pairs.
 
     Missing: left out of the pool, the mean query and the loss; its attention is 0. In training,
-    a share `aug_missing` of the rows loses some modalities.
+    a share `aug_missing` of the rows loses some modalities. Each row has a loss of its own; the
+    authors' code averages the terms of what may be missing over a batch's complete rows, and ranks
+    on those alone (4.01 against 3.47 on the same incomplete rows).
     Pitfall: without such rows attention extrapolates badly to what is missing (measured: 0.46
     instead of 0.82). The ranking needs classes or labels of 0 and 1; other targets have none.
     Where no part alone says anything, the ranking keeps all at chance: set `rank` to 0.
@@ -53,6 +55,8 @@ class DrFuse(Fusion):
     """
 
     symmetric = True
+    last_layers = ("head", "heads")
+    joins_linear = True
 
     def __init__(
         self,
@@ -100,13 +104,17 @@ class DrFuse(Fusion):
         shared = self.shared(aligned).masked_fill(~present[..., None], 0)
         pooled = pooled_logit(shared, present)
         tokens = torch.cat([distinct, pooled[:, None]], dim=1)
-        some = present.any(1, keepdim=True)
-        weights, by_class = self._attend(tokens, torch.cat([present, some], dim=1))
-        by_class = torch.where(some[..., None], by_class, self.null.to(by_class.dtype))
+        has_any = present.any(1, keepdim=True)
+        weights, by_class = self._attend(tokens, torch.cat([present, has_any], dim=1))
+        by_class = torch.where(has_any[..., None], by_class, self.null.to(by_class.dtype))
         logits = (by_class * self.head.weight).sum(-1) + self.head.bias
         pairs = zip(self.heads.values(), distinct.unbind(1), strict=True)
         votes = torch.stack([head(u) for head, u in pairs], dim=1)
         votes = votes.masked_fill(~present[..., None], 0)
+        linear = self.linear_logits(features)
+        if linear is not None:
+            linear = linear.masked_fill(~present[..., None], 0)
+            logits, votes = logits + linear.sum(1), votes + linear
         extra = {"present": present, "shared": shared, "distinct": distinct}
         extra |= {"attention": weights, "shared_logits": self.shared_head(pooled)}
         attention = weights.mean(1)[:, :-1]

@@ -30,6 +30,8 @@ class DynMM(LateFusion):
     branches share the encoders, which stay fixed with them while the gate learns.
 
     Missing: branches that need it are not chosen; without any, the mean of present heads answers.
+    With the default branches, one modality alone answers a sample that lacks one of three: no
+    branch reads two (measured: 0.66, and 0.88 with a branch for every subset; docs/which.md).
     Pitfall: all encoders run, as the gate reads every modality; the branches saved were at most
     0.2 % of a prediction (docs/which.md).
     Use when: branches are costly beside encoders, and most samples are easy.
@@ -83,6 +85,7 @@ class DynMM(LateFusion):
             {"+".join(names): nn.Linear(len(names) * dim, dim) for names in several}
         )
         self.joint_heads = nn.ModuleDict({key: nn.Linear(dim, num_outputs) for key in self.joint})
+        self.last_layers = ("heads", "joint_heads")
         self.gate = nn.Sequential(
             nn.Linear(len(dims) * (dim + 1), gate_width),
             nn.ReLU(),
@@ -136,12 +139,12 @@ class DynMM(LateFusion):
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         aligned, present = self.aligned(features)
         scores = self.gate(torch.cat([aligned.flatten(1), present.to(aligned.dtype)], dim=1))
-        usable = self._usable(present)
+        usable, linear = self._usable(present), self.linear_logits(features)
         weights = masked_softmax(scores / self.temperature, usable)
         if self.hard and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            return self._chosen_only(aligned, present, usable, weights)
-        heads = self.classify(aligned, present)
-        pairs = [self._branch(names, aligned, heads) for names in self.subsets]
+            return self._chosen_only(aligned, present, usable, weights, linear)
+        heads = self.classify(aligned, present, linear)
+        pairs = [self._branch(names, aligned, linear, heads) for names in self.subsets]
         hidden, answers = (torch.stack(x, dim=1) for x in zip(*pairs, strict=True))
         extra = {"branch_logits": answers, "heads": heads, "usable": usable}
         soft = (weights[..., None] * answers).sum(1)
@@ -160,16 +163,26 @@ class DynMM(LateFusion):
         return self._output(embedding, logits, present, branch_weights=weights, **extra)
 
     def _chosen_only(
-        self, aligned: Tensor, present: Tensor, usable: Tensor, weights: Tensor
+        self,
+        aligned: Tensor,
+        present: Tensor,
+        usable: Tensor,
+        weights: Tensor,
+        linear: Tensor | None,
     ) -> FusionOutput:
         """Answer without gradients: each row runs through its own branch only."""
         count = len(self.subsets)
         choice = torch.where(usable.any(1), weights.argmax(1), count)  # count: no branch is left
         *rows_by_branch, rest = [(choice == k).nonzero()[:, 0] for k in range(count + 1)]
         pairs = zip(self.subsets, rows_by_branch, strict=True)
-        answers = [self._branch(names, aligned[rows]) for names, rows in pairs]
+
+        def some(rows: Tensor) -> Tensor | None:
+            return None if linear is None else linear[rows]
+
+        answers = [self._branch(names, aligned[rows], some(rows)) for names, rows in pairs]
         left, here = aligned[rest], present[rest]
-        answers.append((present_mean(left, here), present_mean(self.classify(left, here), here)))
+        heads = self.classify(left, here, some(rest))
+        answers.append((present_mean(left, here), present_mean(heads, here)))
         place = torch.cat([*rows_by_branch, rest]).argsort()
         embedding, logits = (torch.cat(x)[place] for x in zip(*answers, strict=True))
         chosen = nn.functional.one_hot(choice, count + 1)[:, :-1].to(weights.dtype)
@@ -183,19 +196,27 @@ class DynMM(LateFusion):
         return FusionOutput(self.or_null(embedding, present), logits, {}, None, extra)
 
     def _branch(
-        self, names: tuple[str, ...], aligned: Tensor, heads: Tensor | None = None
+        self,
+        names: tuple[str, ...],
+        aligned: Tensor,
+        linear: Tensor | None,
+        heads: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the hidden vector (B, dim) and the logits (B, K) of one branch.
 
         `heads` are the logits of each modality alone, (B, M, K), if they are known.
         """
         columns = [[*self.dims].index(name) for name in names]
+        if len(names) == 1 and heads is not None:
+            return aligned[:, columns[0]], heads[:, columns[0]]
         if len(names) == 1:
             hidden = aligned[:, columns[0]]
-            return hidden, self.heads[names[0]](hidden) if heads is None else heads[:, columns[0]]
-        key = "+".join(names)
-        hidden = self.joint[key](aligned[:, columns].flatten(1)).relu()
-        return hidden, self.joint_heads[key](hidden)
+            logits = self.heads[names[0]](hidden)
+        else:
+            key = "+".join(names)
+            hidden = self.joint[key](aligned[:, columns].flatten(1)).relu()
+            logits = self.joint_heads[key](hidden)
+        return hidden, logits if linear is None else logits + linear[:, columns].sum(1)
 
     def _usable(self, present: Tensor) -> Tensor:
         """Return which branches lack no modality: (B, M) -> (B, branches)."""

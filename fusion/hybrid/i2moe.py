@@ -107,6 +107,8 @@ class I2MoE(Fusion):
         self.classes_only, self.ignores = expert.classes_only, expert.ignores
         self.learns_absence = expert.learns_absence
         self.base_has_loss = type(expert).loss is not Fusion.loss
+        numbers, layers = range(len(self.experts)), expert.last_layers
+        self.last_layers = tuple(f"experts.{e}.{layer}" for e in numbers for layer in layers)
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         aligned, present = self.aligned(features)

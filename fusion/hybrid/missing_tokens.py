@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from einops import repeat
 from torch import Tensor, nn
 
-from fusionzoo.errors import check_choice
-from fusionzoo.structures import Features, FusionOutput, Phase, StepContext
+from fusionzoo.errors import FusionZooError, check_choice
+from fusionzoo.structures import Features, FusionOutput, StepContext
 
 from ..base import FUSIONS, Fusion, combination_of
 
@@ -62,16 +62,21 @@ class MissingTokens(Fusion):
         )
         self.base = FUSIONS.create(base, dict.fromkeys(dims, dim), dim, num_outputs, **settings)
         self.classes_only, self.ignores = self.base.classes_only, self.base.ignores
-
-    @property
-    def phases(self) -> tuple[Phase, ...]:  # type: ignore[override]
+        self.last_layers = tuple(f"base.{layer}" for layer in self.base.last_layers)
         correction = ["correction"] if self.correction is not None else []
-        return tuple(
-            phase._replace(
-                trains=("project", "stand_in", *correction, *(f"base.{x}" for x in phase.trains))
-            )
+        added = ("project", "stand_in", *correction)
+        self.phases = tuple(
+            phase._replace(trains=(*added, *(f"base.{x}" for x in phase.trains)))
             for phase in self.base.phases
         )
+
+    def add_linear_skip(self) -> Self:
+        if self.base.joins_linear:
+            raise FusionZooError(
+                f"linear_skip: missing_tokens does not add it to {type(self.base).__name__}, which"
+                " joins logits of several answers; choose another base"
+            )
+        return super().add_linear_skip()
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         present = self.present(features)
@@ -85,7 +90,7 @@ class MissingTokens(Fusion):
         """Return the projected features, with learned tokens in place of absent modalities."""
         present = self.present(features)
         fill = ~present & present.any(1, keepdim=True)  # modalities to replace
-        stand_ins = self.stand_in.expand(len(present), -1, -1, -1)
+        stand_ins = self.stand_in.expand(present.shape[0], -1, -1, -1)
         if self.correction is not None:
             stand_ins = stand_ins + self.correction[combination_of(~present)]
         tokens, pooled = self.tokens(features), self.pooled(features)

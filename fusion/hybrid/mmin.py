@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Features, FusionOutput, Phase, StepContext
 
-from ..base import FUSIONS, Fusion
+from ..base import FUSIONS, Fusion, linear_of
 
 
 class Imagination(nn.Module):
@@ -116,7 +116,7 @@ class MMIN(Fusion):
         visible = random_subset(present)
         hidden = present & ~visible
         imagined = self.imagine(aligned, visible)
-        logits = self.head(self.fuse(aligned, imagined, visible))
+        logits = self.head(self.fuse(aligned, imagined, visible)) + linear_of(output, visible)
         reverse = rearrange(
             self.back(rearrange(imagined, "b m d -> b (m d)")), "b (m d) -> b m d", m=len(self.dims)
         )
@@ -132,7 +132,7 @@ def random_subset(present: Tensor) -> Tensor:
     order = torch.rand(present.shape, device=present.device).masked_fill(~present, 2.0)
     rank = order.argsort(1).argsort(1)
     count = present.sum(1)
-    share = torch.rand(len(present), device=present.device)
+    share = torch.rand(present.shape[0], device=present.device)
     size = 1 + (share * (count - 1).clamp(min=0)).floor().long().clamp(max=present.shape[1] - 1)
     return present & (rank < size[:, None])
 

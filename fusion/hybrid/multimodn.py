@@ -28,7 +28,9 @@ class MultiModN(Fusion):
     an absent one repeats the step before. Differs from the authors' code, which skips a modality of
     a whole batch, keeps one order and decodes by a sigmoid before the cross-entropy.
 
-    Missing: its step does not happen; without any modality the prediction is that of s_0.
+    Missing: its step does not happen, and the loss is the mean over the steps that do. The authors'
+    code divides by M + 1 steps, whatever is missing: 0.718 instead of 0.959 on rows without one.
+    Without any modality the prediction is that of s_0.
     Pitfall: each step is linear in the state, so an exclusive or cannot be expressed. In one order
     (`shuffle=false`), complete samples only show a step the state that its predecessor left
     (measured: 0.66 instead of 0.85 over incomplete subsets).
@@ -45,6 +47,8 @@ class MultiModN(Fusion):
         features[name].pooled: (B, dims[name])
         returns: embedding (B, dim), logits (B, K), extra steps (B, M + 1, K)
     """
+
+    joins_linear = True
 
     def __init__(
         self,
@@ -76,16 +80,20 @@ class MultiModN(Fusion):
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         present, pooled = self.present(features), self.pooled(features)
         read = [self.dropout(self.read[name](x).relu()) for name, x in pooled.items()]
-        order = torch.arange(len(read), device=present.device).expand(len(present), -1)
+        order = torch.arange(len(read), device=present.device).expand(present.shape[0], -1)
         shuffled = self.training and self.shuffle
         if shuffled:
             order = self.draws.uniform(*present.shape).to(present.device).argsort(dim=1)
-        states = [self.state.to(read[0].dtype).expand(len(present), -1)]
+        states = [self.state.to(read[0].dtype).expand(present.shape[0], -1)]
         for place in range(len(read)):
             columns = range(len(read)) if shuffled else [place]
             states.append(self._step(columns, read, states[-1], present, order[:, place]))
         stacked = torch.stack(states, dim=1)
         steps = self.head(stacked)
+        linear = self.linear_logits(features)
+        if linear is not None:  # of the modalities up to each step
+            ordered = linear.gather(1, order[..., None].expand_as(linear))
+            steps = steps + F.pad(ordered.cumsum(1), (0, 0, 1, 0))
         happened = present.gather(1, order)
         extra = {"steps": steps, "states": stacked, "happened": happened}
         return FusionOutput(states[-1], steps[:, -1], {}, None, extra)

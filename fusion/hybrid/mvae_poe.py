@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fusionzoo.structures import Features, FusionOutput, StepContext
 
-from ..base import FUSIONS, Fusion
+from ..base import FUSIONS, Fusion, linear_of
 
 
 @FUSIONS.register(family="hybrid", paper="Wu and Goodman 2018, arXiv:1802.05335", reads="pooled")
@@ -92,7 +92,8 @@ class MVAEPoE(Fusion):
         for subset in (*(row & present for row in single), *(present & mask for mask in drawn)):
             mean, variance = multiply(means, precision, subset)
             sample = self._sample(mean, variance)
-            subset_loss = context.criterion(self.head(sample), target)
+            logits = self.head(sample) + linear_of(output, subset)
+            subset_loss = context.criterion(logits, target)
             subset_loss = subset_loss + self._regularise(mean, variance, sample, subset, extra)
             loss = loss + torch.where(subset.any(1), subset_loss, 0)
         return loss

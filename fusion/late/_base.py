@@ -16,8 +16,12 @@ class LateFusion(Fusion):
     """Classify each modality, z_m = head_m(a_m) with a_m = V_m x_m; subclasses combine the z_m.
 
     The embedding is the mean of the present a_m. The logits of a sample without any modality are
-    the learned `prior_logits`.
+    the learned `prior_logits`. With `linear_skip`, z_m = head_m(a_m) + W_m x_m, and what the rule
+    joins, and losses of single modalities, hold it.
     """
+
+    last_layers: tuple[str, ...] = ("heads",)
+    joins_linear = True
 
     def __init__(self, dims: Mapping[str, int], dim: int, num_outputs: int) -> None:
         super().__init__(dims, dim, num_outputs)
@@ -31,13 +35,17 @@ class LateFusion(Fusion):
         The logits of absent modalities are zeros.
         """
         aligned, present = self.aligned(features)
-        unimodal = self.classify(aligned, present)
+        unimodal = self.classify(aligned, present, self.linear_logits(features))
         return self.or_null(present_mean(aligned, present), present), unimodal, present
 
-    def classify(self, aligned: Tensor, present: Tensor) -> Tensor:
-        """Return the logits of each modality, zeros where absent: (B, M, dim) -> (B, M, K)."""
+    def classify(self, aligned: Tensor, present: Tensor, linear: Tensor | None) -> Tensor:
+        """Return the logits of each modality, zeros where absent: (B, M, dim) -> (B, M, K).
+
+        `linear` is the result of `linear_logits`.
+        """
         pairs = zip(self.heads.values(), aligned.unbind(1), strict=True)
         unimodal = torch.stack([head(a) for head, a in pairs], dim=1)
+        unimodal = unimodal if linear is None else unimodal + linear
         return unimodal.masked_fill(~present[..., None], 0)
 
     def output(

@@ -109,5 +109,5 @@ def discount(evidence: Tensor, trust: Tensor) -> Tensor:
     What belief loses is uncertainty; trust 1 changes nothing.
     """
     classes = evidence.shape[-1]
-    kept, lost = trust[..., None], (1 - trust)[..., None]
-    return classes * kept * evidence / (classes + lost * evidence.sum(-1, keepdim=True))
+    trusted, lost = trust[..., None], (1 - trust)[..., None]
+    return classes * trusted * evidence / (classes + lost * evidence.sum(-1, keepdim=True))

@@ -45,6 +45,8 @@ class LateStacking(Fusion):
     """
 
     classes_only = True
+    last_layers = ("heads", "head_bias")
+    joins_linear = True
 
     def __init__(
         self,
@@ -77,6 +79,11 @@ class LateStacking(Fusion):
             self.joiner.weight.copy_(torch.cat([summing, bit_weights], dim=1))
             self.joiner.bias.zero_()
 
+    @property
+    def linear_outputs(self) -> int:
+        """One linear layer per version, so that each is out of fold too."""
+        return self.folds * self.num_outputs
+
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         present, pooled = self.present(features), self.pooled(features)
         aligned = {
@@ -90,6 +97,9 @@ class LateStacking(Fusion):
             ],
             dim=1,
         )  # (B, M, F, K)
+        linear = self.linear_logits(features)
+        if linear is not None:
+            fold_logits = fold_logits + linear.unflatten(-1, (self.folds, self.num_outputs))
         means = torch.stack([a.mean(1) for a in aligned.values()], dim=1)
         probabilities = fold_logits.softmax(-1).mean(2)
         log_probabilities = fold_logits.log_softmax(-1).logsumexp(2) - math.log(self.folds)

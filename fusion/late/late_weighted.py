@@ -41,7 +41,7 @@ class LateWeighted(LateFusion):
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         embedding, unimodal, present = self.unimodal_logits(features)
-        scores = self.theta.to(unimodal.dtype).expand(len(present), -1, -1)
+        scores = self.theta.to(unimodal.dtype).expand(present.shape[0], -1, -1)
         weights = masked_softmax(scores, present[..., None].expand_as(scores))
         logits = (weights * unimodal).sum(1)
         return self.output(embedding, logits, unimodal, present, weights.mean(-1))

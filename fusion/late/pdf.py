@@ -29,7 +29,8 @@ class PDF(LateFusion):
     softmax(z_m)_y|, the target of t_m detached. Differs from the authors' code, which has two
     modalities and no activation in g_m; the sums for more are ours and equal theirs for two.
 
-    Missing: left out of all sums; the weight of a single present modality is 1.
+    Missing: left out of all sums, of the calibration and of the loss; the weight of a single
+    present modality is 1. The authors' code knows no missing modality.
     Pitfall: the weights lie within a softmax of numbers from 0 to 2, so no modality is ever
     silenced. Validation uses the calibrated rule too, other than in the authors' code.
     Use when: quality varies from sample to sample and each modality alone classifies well.
@@ -73,7 +74,7 @@ class PDF(LateFusion):
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         aligned, present = self.aligned(features)
         embedding = self.or_null(present_mean(aligned, present), present)
-        unimodal = self.classify(aligned, present)
+        unimodal = self.classify(aligned, present, self.linear_logits(features))
         aligned = aligned.detach() if self.training else aligned
         pairs = zip(self.confidence.values(), aligned.unbind(1), strict=True)
         confidence = torch.cat([head(a) for head, a in pairs], dim=1).sigmoid()

@@ -97,7 +97,7 @@ class History(nn.Module):
     def hardness(self, rows: Tensor) -> Tensor:
         """Return the rows' sums, scaled to 0..1 over the data set; 0 for rows outside of it."""
         if not len(self.total):
-            return self.total.new_zeros(len(rows), self.total.shape[1])
+            return self.total.new_zeros(rows.shape[0], self.total.shape[1])
         low, high = self.total.min(0).values, self.total.max(0).values
         scaled = (self.total[rows.clamp(min=0)] - low) / (high - low).clamp(min=1e-12)
         return scaled.masked_fill((rows < 0)[:, None], 0)

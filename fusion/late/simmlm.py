@@ -75,7 +75,7 @@ class SimMLM(LateFusion):
         experts = ("project", "heads", "prior_logits", "null")
         if mix == "feature":
             del self.heads
-            self.head = nn.Linear(dim, num_outputs)
+            self.head, self.last_layers = nn.Linear(dim, num_outputs), ("head",)
             experts = ("project", "head", "prior_logits", "null")
         if expert_share:
             last = Phase("all", 1 - expert_share)
@@ -89,21 +89,29 @@ class SimMLM(LateFusion):
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         aligned, present = self.aligned(features)
+        linear = self.linear_logits(features)
         if self.mix == "feature":
-            unimodal = self.head(aligned).masked_fill(~present[..., None], 0)
+            unimodal = self.head(aligned) if linear is None else self.head(aligned) + linear
+            unimodal = unimodal.masked_fill(~present[..., None], 0)
         else:
-            unimodal = self.classify(aligned, present)
+            unimodal = self.classify(aligned, present, linear)
         subset, extra = present, {}
         if self.training:
             subset, fewer = nested_subsets(present, self.draws)
-            extra["fewer"] = self._mixture(aligned, unimodal, fewer)[0]
-        logits, weights = self._mixture(aligned, unimodal, subset)
+            extra["fewer"] = self._mixture(aligned, unimodal, fewer, linear)[0]
+        logits, weights = self._mixture(aligned, unimodal, subset, linear)
         embedding = (weights[..., None] * aligned).sum(1)
         return self.output(
             self.or_null(embedding, present), logits, unimodal, present, weights, **extra
         )
 
-    def _mixture(self, aligned: Tensor, unimodal: Tensor, subset: Tensor) -> tuple[Tensor, Tensor]:
+    def _mixture(
+        self,
+        aligned: Tensor,
+        unimodal: Tensor,
+        subset: Tensor,
+        linear: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """Return logits (B, K) and weights (B, M) of a subset of modalities (B, M)."""
         seen = aligned.masked_fill(~subset[..., None], 0)
         scores = self.router(torch.cat([seen.flatten(1), subset.to(seen.dtype)], dim=1))
@@ -111,6 +119,8 @@ class SimMLM(LateFusion):
         weights = masked_softmax(scores, subset[..., None].expand_as(scores))
         if self.mix == "feature":
             logits = self.head((weights * seen).sum(1))
+            if linear is not None:
+                logits = logits + linear.masked_fill(~subset[..., None], 0).sum(1)
         elif self.mix == "prob":
             logits = (weights * unimodal.softmax(-1)).sum(1).clamp(min=1e-30).log()
         else:
@@ -122,8 +132,8 @@ class SimMLM(LateFusion):
         present = output.extra["present"]
         if len(self.phases) > 1 and context.phase == 0:
             losses = [context.criterion(logits, target) for logits in output.unimodal.values()]
-            own = torch.stack(losses, dim=1).masked_fill(~present, 0).sum(1)
-            return torch.where(present.any(1), own, context.criterion(output.logits, target))
+            unimodal = torch.stack(losses, dim=1).masked_fill(~present, 0).sum(1)
+            return torch.where(present.any(1), unimodal, context.criterion(output.logits, target))
         more = context.criterion(output.logits, target)
         if "fewer" not in output.extra:
             return more

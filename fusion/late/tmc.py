@@ -62,6 +62,7 @@ class TMC(LateFusion):
         self.annealing_epochs = annealing_epochs
         width = len(dims) * (dim + 1)
         self.joint = nn.Linear(width, num_outputs) if pseudo_view else None
+        self.last_layers = ("heads", "joint")
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         embedding, unimodal, present = self.unimodal_logits(features)

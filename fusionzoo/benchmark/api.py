@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fusionzoo.benchmark import candidates, schedule
-from fusionzoo.config import BenchmarkConfig, from_settings, write_yaml
+from fusionzoo.config import BenchmarkConfig, write_yaml
+from fusionzoo.config.flags import in_seconds
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed import keep_freed_memory
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, keyword_errors
 from fusionzoo.features import key_of
 from fusionzoo.identity import data_identity
-from fusionzoo.inputs import Data, data_settings, in_memory, read_data
+from fusionzoo.inputs import Data, complete_run, configure_run
 from fusionzoo.plugins import load_plugins
 from fusionzoo.training.multitask import targets_of
 
-from .bench import open_bench, tuning_trials
+from .bench import Bench, open_bench, tuning_trials
 from .clock import Clock
-from .executors import check_main_module
+from .executors import OutOfTimeError, check_main_module
 from .prepare import prepare
 from .report import page, summary, verdict
+from .report.leaderboard import paper_table, read_external, with_external
 from .report.needs import analyse_needs
 from .report.page import Report
+from .report.results import Summary
 
 
 def dataset_settings(dataset: PairedDataset) -> dict[str, Any]:
@@ -36,6 +41,7 @@ def dataset_settings(dataset: PairedDataset) -> dict[str, Any]:
     return {"name": dataset.source, "in_memory": key}
 
 
+@keyword_errors
 def benchmark(
     data: Data = None,
     *,
@@ -50,16 +56,13 @@ def benchmark(
     `data` is the name of a data set, the path of a manifest or of class folders, settings
     (`{"name": "digits", "missing": 0.2}`), a table or data set in memory, or a PairedDataset.
     Further settings have the names of the command line, sections are mappings: `epochs=5,
-    optim={"lr": 1e-3}`. They override those of `config`: a recipe's path, a mapping or a
+    optim={"lr": 1e-3}`; those of the data stand among them: `target="diagnosis"`, `decimal=","`.
+    They override those of `config`: a recipe's path, a mapping or a
     BenchmarkConfig. A second call with the same settings runs nothing again.
     """
     keywords = {"fusions": fusions, "seeds": seeds, "out": None if out is None else os.fspath(out)}
     settings |= {name: value for name, value in keywords.items() if value is not None}
-    data = read_data(data)
-    if data is not None:
-        settings["data"] = data_settings(data)
-    cfg = from_settings(BenchmarkConfig, settings, config)
-    dataset = in_memory(data, targets_of(cfg))
+    cfg, dataset = configure_run(BenchmarkConfig, data, settings, config, targets_of)
     if dataset is not None:
         augment = {key: cfg.data[key] for key in ("augment",) if key in cfg.data}
         cfg = replace(cfg, data={**dataset_settings(dataset), **augment})
@@ -68,41 +71,128 @@ def benchmark(
 
 def run(cfg: BenchmarkConfig, dataset: PairedDataset | None = None) -> Report:
     """Run what is not done yet and write the report; `dataset` replaces the one of `cfg.data`."""
-    # ---- data: names and settings are checked before anything is computed
+    if cfg.combine or cfg.shard:
+        what = (
+            "--combine ranks over finished reports" if cfg.combine else "--shard writes no report"
+        )
+        flag = "--combine" if cfg.combine else "--shard"
+        raise FusionZooError(f"{what}: `benchmark.py {flag} ...`")
+    bench, dataset, names, clock, deadline = _open(cfg, dataset)
+    external = read_external(cfg.external, bench.metric.name, names)
+    out = Path(cfg.out)
+
+    # ---- features, then jobs: candidates x folds x seeds, the controls, tuning; a first answer
+    # from the first fold, then a report after each stage
+    for found in _stages(bench, dataset, names, clock, deadline):
+        stage, whole, figures = found
+        if not stage.last:
+            page.print_figures(figures)
+
+    # ---- report
+    if not stage.stopped:
+        needs = analyse_needs(whole.bench, whole, stage.results)
+        if needs is not None:
+            figures["needs"] = needs
+            clock.lap("analyses")
+    clock.save(out)
+    figures["leaderboard"] = with_external(figures["leaderboard"], external)
+    page.write(whole, figures, clock.laps(), out)
+    return Report.read(out)
+
+
+def run_shard(cfg: BenchmarkConfig) -> int:
+    """Run one part of the jobs, `cfg.shard`, and write no report; return the exit code."""
+    part, parts = schedule.read_shard(cfg.shard)
+    bench, dataset, names, clock, deadline = _open(cfg, None)
+    try:
+        bench, names = _with_features(bench, dataset, names, clock)
+        errors = schedule.run_shard(bench, names, deadline, part, parts)
+    except OutOfTimeError:
+        print(f"shard {cfg.shard} stopped by the time limit: the same command goes on")
+        return 1
+    for name, error in errors.items():
+        print(f"failed  {name}: {error}")
+    print(f"shard   {cfg.shard} is done")
+    print("next    when all are done, the same command without --shard writes the report")
+    return 1 if errors else 0
+
+
+def _open(
+    cfg: BenchmarkConfig, dataset: PairedDataset | None
+) -> tuple[Bench, PairedDataset, list[str], Clock, float]:
+    """Check names and settings before anything is computed.
+
+    Return the benchmark, its data, the candidates, the clock and the deadline.
+    """
     check_main_module()
     load_plugins(cfg.plugins)
     page.require_packages()
-    if cfg.combine:
-        raise FusionZooError("--combine ranks over finished reports: benchmark.py --combine ...")
     if tuning_trials(cfg):
         schedule.require_optuna()
+    deadline = math.inf
+    if cfg.time_limit is not None:
+        deadline = time.monotonic() + in_seconds(cfg.time_limit, "time_limit")
     keep_freed_memory()
     clock = Clock(Path(cfg.out))
+    if dataset is None:
+        cfg, done = complete_run(cfg)
+        done.show()
     bench, dataset = open_bench(cfg, dataset)
     names, notes = candidates.list_candidates(bench.cfg, bench)
     bench = replace(bench, notes=(*bench.notes, *notes))
     candidates.check_settings(bench.cfg, names)
+    read_external(cfg.external, bench.metric.name, names)  # errors of the file come first
+    paper_table([], bench.metric.name, cfg.table_columns)  # refuses unknown columns
     out = Path(cfg.out)
     out.mkdir(parents=True, exist_ok=True)
-    write_yaml(bench.cfg, out / "config.yaml")
+    if not cfg.shard:
+        write_yaml(bench.cfg, out / "config.yaml")
+    return bench, dataset, names, clock, deadline
 
-    # ---- features: encoders run once, for all candidates and seeds
+
+def _with_features(
+    bench: Bench, dataset: PairedDataset, names: list[str], clock: Clock
+) -> tuple[Bench, list[str]]:
+    """Run the encoders once, for all jobs; return the bench and the candidates that it allows."""
     tokens = any(candidates.reads_tokens(name) for name in names)
     bench = prepare(bench, dataset, tokens, clock)
-    if not bench.features:  # nothing for a linear model to read
-        names = [name for name in names if name not in candidates.LINEAR]
+    if not bench.features:  # nothing for linear models to read
+        names = [name for name in names if not candidates.is_linear(name)]
+    return bench, names
 
-    # ---- jobs: candidates x folds x seeds, and the controls
-    results = schedule.run_all(bench, names, clock)
 
-    # ---- report
-    whole = summary.summarise(bench, results)
-    clock.lap("statistics")
-    figures = verdict.figures(whole)
-    needs = analyse_needs(bench, whole, results)
-    if needs is not None:
-        figures["needs"] = needs
-        clock.lap("analyses")
-    clock.save(out)
-    page.write(whole, figures, clock.laps(), out)
-    return Report.read(out)
+def _stages(
+    bench: Bench, dataset: PairedDataset, names: list[str], clock: Clock, deadline: float
+) -> Iterator[tuple[schedule.Stage, Summary, dict[str, Any]]]:
+    """Run the jobs stage by stage; yield after each the summary and the report's figures.
+
+    Where there are folds, the first seed of the first one comes first, since only its encoders must
+    have been trained: a first answer from a part of the samples. Damaged training samples are
+    encoded for all folds together, so that there is none with them.
+    """
+    first = [bench.first_fold()] * (bench.cross_validated and not any(bench.cfg.damaged_train))
+    stages: list[dict[str, Any]] = []
+    answer: tuple[Summary, dict[str, Any]] | None = None  # the last one
+    for part in (*first, bench):
+        prepared, names = _with_features(part, dataset, names, clock)
+        for stage in schedule.run_stages(prepared, names, clock, deadline):
+            whole = summary.summarise(prepared, stage.results)
+            clock.lap("statistics")
+            figures = verdict.figures(whole)
+            if stage.stopped and not any(x.kind in ("single", "fusion") for x in whole.candidates):
+                if answer is None:
+                    raise FusionZooError(
+                        f"stopped by {stage.stopped} before any strategy was trained on a fold:"
+                        " the same command goes on"
+                    )
+                whole, figures = answer
+            answer = whole, figures
+            if not stage.part or stage.stopped:
+                stages.append(verdict.stage_figures(whole, stage, figures))
+            shown = dict(figures)
+            if stage.stopped or not stage.last:
+                words = verdict.provisional(whole, stage, names)
+                shown["verdict"] = f"{words} {figures['verdict']}"
+            yield stage, whole, shown | {"stages": list(stages), "stopped": stage.stopped}
+            if stage.stopped:
+                return

@@ -20,7 +20,7 @@ from fusionzoo.evaluation.robustness import CORRUPTIONS, SEVERITIES
 from fusionzoo.identity import data_identity
 from fusionzoo.structures import seed_of
 from fusionzoo.targets import Target
-from fusionzoo.training.build import open_dataset
+from fusionzoo.training.build import encoders_at_hand, open_dataset
 from fusionzoo.training.multitask import Tasks, build_tasks, create_tasks, targets_of
 from fusionzoo.training.tasks import OBJECTIVES
 
@@ -55,8 +55,10 @@ def make_folds(
             f"--folds {count}: one to test, one to validate and one to train make 3"
         )
     folds = []
-    for others, test in _split(dataset, torch.arange(len(labels)), labels, count, seed):
-        train, val = _split(dataset, others, labels, VALIDATION_PARTS, seed)[0]
+    parts = _split(dataset, torch.arange(len(labels)), labels, count, seed)
+    for number, (others, test) in enumerate(parts):
+        validations = _split(dataset, others, labels, VALIDATION_PARTS, seed)
+        train, val = validations[number % len(validations)]  # not the same samples in every fold
         folds.append(_labelled(Fold(train, val, test), labels))
     return tuple(folds)
 
@@ -197,6 +199,11 @@ class Bench:
     trained_alone: tuple[str, ...] = ()  # modalities whose encoders learnt from a fold's labels
     corrupted: tuple[Mapping[Condition, Damaged], ...] = ()  # by fold
     damaged_train: tuple[Mapping[Condition, Damaged], ...] = ()  # by fold
+    of_folds: int = 0  # how many folds there are, where only the first is here; 0: all are here
+
+    def first_fold(self) -> Bench:
+        """Return a bench of the first fold only, before its features are computed."""
+        return replace(self, folds=self.folds[:1], of_folds=len(self.folds))
 
     @property
     def cross_validated(self) -> bool:
@@ -220,7 +227,6 @@ class Job(NamedTuple):
     shuffled: bool  # a control: the labels of training and validation are shuffled
     settings: Settings  # all settings of the fusion
     training: Settings  # settings of training that tuning changed: `epochs`, `optim`
-    whole: bool = True  # whether to examine subsets and damage too, not the test split only
 
     def stored(self) -> dict[str, Any]:
         """Return the fields under the names of stored files, which results are found by."""
@@ -235,13 +241,18 @@ def open_bench(
     cfg, dropped_flags = drop_deselected(cfg, opened.provenance.deselected)
     if not opened.classes and not opened.scheme:
         raise FusionZooError(f"{opened.source} has no target column, and a benchmark needs one")
+    encoders, encoder_notes = encoders_at_hand(opened, cfg.encoders)
+    cfg = replace(cfg, encoders=encoders)
+    for note in encoder_notes:
+        print(note)
     if len(opened.modalities) < 2:
         raise FusionZooError(f"{opened.source} has one modality: there is nothing to fuse")
     tasks = build_tasks(cfg, opened)
     count = cfg.folds
     if count is None:
         count = FOLDS if len(opened) < SMALL else 0
-    cfg = replace(cfg, folds=count, tune=tuning_trials(cfg))
+    refit = cfg.refit if cfg.refit is not None else count > 0 and cfg.mode == "probe"
+    cfg = replace(cfg, folds=count, tune=tuning_trials(cfg), refit=refit)
     folds = make_folds(opened, count, cfg.seed, fold_labels(tasks, opened.targets))
     notes = [f"Settings left out by --data.modalities: {', '.join(dropped_flags)}."]
     bench = Bench(
@@ -252,7 +263,7 @@ def open_bench(
         opened.present,
         folds,
         tuple(opened.groups),
-        (*(notes if dropped_flags else ()), *untrained_labels(opened, folds)),
+        (*encoder_notes, *(notes if dropped_flags else ()), *untrained_labels(opened, folds)),
         None if opened.scheme is None else tuple(opened.scheme),
         metric_of(tasks),
         data_identity(opened),
@@ -289,7 +300,7 @@ def dataset_of(bench: Bench) -> PairedDataset:
 
 def conditions(bench: Bench) -> list[Condition]:
     """Return every corruption, of every modality and severity, that candidates are tested on."""
-    if not bench.cfg.corruptions:
+    if bench.cfg.corruptions == "none":
         return []
     severities = SEVERITIES if bench.cfg.corruptions == "full" else SEVERITIES[::2]
     return [

@@ -2,7 +2,7 @@
 
 A candidate is a fusion (`gmu`), one modality (`alone:text`), a fusion under training strategies
 (`gmu + mla`), each perhaps trained with modalities removed or damaged (`gmu, 30 % missing, 20 %
-damaged`), or the linear model on everything.
+damaged`), or a linear model, of one modality (`linear probe of text`) or of everything.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ ALONE = "alone:"  # prefix of the candidates that see one modality
 LOGISTIC = "logistic regression on everything"  # linear baselines on all features
 RIDGE = "ridge regression on everything"
 LINEAR = (LOGISTIC, RIDGE)
+PROBE = "linear probe of "  # prefix of the linear models of one modality
 _PLUS, _MISSING, _DAMAGED = " + ", " % missing", " % damaged"
 
 
 class Candidate(NamedTuple):
     """What a candidate's name says."""
 
-    base: str  # a fusion, `alone:<modality>`, or a linear baseline
+    base: str  # a fusion, `alone:<modality>`, `linear probe of <modality>` or a linear baseline
     balance: tuple[str, ...] = ()  # training strategies
     missing: float = 0.0  # share of the training samples' modalities that is removed
     damaged: float = 0.0  # share of them that loses a part
@@ -87,7 +88,8 @@ def list_candidates(cfg: BenchmarkConfig, bench: Bench) -> tuple[list[str], list
         for base in (*singles, *fusions)
         for balance in (((),) if base.startswith(ALONE) else select_balance(cfg.balance))
     ]
-    return [*names, linear_baseline(bench)], notes
+    probes = [f"{PROBE}{name}" for name in bench.modalities]
+    return [*names, *probes, linear_baseline(bench)], notes
 
 
 def linear_baseline(bench: Bench) -> str:
@@ -149,15 +151,16 @@ def _build_small(fusion: str, settings: Settings) -> Fusion:
 
 def settings_of(cfg: BenchmarkConfig, candidate: str) -> Settings:
     """Merge the common settings that a candidate's fusion has with those of its own."""
-    base = parse(candidate).base
-    if base in LINEAR:
+    if is_linear(candidate):
         return {}
+    base = parse(candidate).base
     name = fusion_of(candidate)
     info = fusion_info(name)
     known = {"dim", *info.parameters}
     common = {key: value for key, value in cfg.fusion.items() if key in known}
     if base.startswith(ALONE):
         common["hidden"] = ()  # a linear head: the strongest probe of one encoder that we measured
+        common.pop("linear_skip", None)  # it is linear already
     specific = dict(cfg.settings.get(base, {}))
     for key in specific:
         if key not in known and not info.open_ended:
@@ -175,18 +178,24 @@ def check_settings(cfg: BenchmarkConfig, candidates: Sequence[str]) -> None:
             raise FusionZooError(
                 f"--settings.{name}: unknown fusion{did_you_mean(name, candidates)}"
             )
-    fusions = [fusion_of(name) for name in candidates if name not in LINEAR]
+    fusions = [fusion_of(name) for name in candidates if not is_linear(name)]
     for key in cfg.fusion:
         if not any(key in {"dim", *fusion_info(n).parameters} for n in [*list_fusions(), *fusions]):
             raise FusionZooError(f"--fusion.{key}: no fusion has this setting")
     for name in candidates:
         settings = settings_of(cfg, name)
-        if name not in LINEAR and fusion_info(fusion_of(name)).open_ended:
+        if not is_linear(name) and fusion_info(fusion_of(name)).open_ended:
             _build_small(fusion_of(name), settings)  # what it passes settings on to checks them
     trained = {name for row in select_balance(cfg.balance) for name in row}
     for name in cfg.balance_settings:
         if name not in trained:
             raise FusionZooError(f"--balance_settings.{name}: --balance has no such strategy")
+    for name in trained:
+        if cfg.refit and getattr(BALANCE[name].cls, "validates", False):
+            raise FusionZooError(
+                f"--refit: {name} needs samples to validate on that it does not learn from;"
+                " --refit false keeps them apart"
+            )
     optim = cfg.optim
     if "plateau" in (optim.schedule, *optim.modality_schedule.values()):
         raise FusionZooError("--optim.schedule plateau: here seeds share a rate; choose another")
@@ -197,19 +206,19 @@ def check_settings(cfg: BenchmarkConfig, candidates: Sequence[str]) -> None:
 
 def modalities_of(bench: Bench, candidate: str) -> list[str]:
     """Return the modalities that a candidate sees."""
-    base = parse(candidate).base
-    return [base.removeprefix(ALONE)] if base.startswith(ALONE) else list(bench.modalities)
+    only = single_modality(candidate)
+    return list(bench.modalities) if only is None else [only]
 
 
 def fusion_of(candidate: str) -> str:
-    """Return the fusion of a candidate; a single modality goes through `concat`."""
+    """Return the fusion of a candidate; a single modality's head is that of `concat`."""
     base = parse(candidate).base
     return "concat" if base.startswith(ALONE) else base
 
 
 def reads_tokens(candidate: str) -> bool:
     """Whether a candidate reads tokens, or pooled vectors only."""
-    if parse(candidate).base in LINEAR:
+    if is_linear(candidate):
         return False
     return fusion_info(fusion_of(candidate)).reads == "tokens"
 
@@ -228,6 +237,32 @@ def features_read(bench: Bench, job: Job) -> dict[str, Any]:
     }
 
 
+def single_modality(candidate: str) -> str | None:
+    """Return the one modality that a candidate sees; None for all.
+
+    >>> single_modality("linear probe of text"), single_modality("alone:a, 30 % missing")
+    ('text', 'a')
+    """
+    base = parse(candidate).base
+    return next((base.removeprefix(x) for x in (ALONE, PROBE) if base.startswith(x)), None)
+
+
 def is_single(candidate: str) -> bool:
     """Whether a candidate sees one modality."""
-    return parse(candidate).base.startswith(ALONE)
+    return single_modality(candidate) is not None
+
+
+def is_linear(candidate: str) -> bool:
+    """Whether a candidate is a linear model: fitted once, without seeds, tuning or control."""
+    base = parse(candidate).base
+    return base in LINEAR or base.startswith(PROBE)
+
+
+def single_title(candidate: str) -> str:
+    """Name a single modality in a sentence.
+
+    >>> single_title("alone:text"), single_title("linear probe of text")
+    ('text alone', 'text alone (its linear probe)')
+    """
+    probe = parse(candidate).base.startswith(PROBE)
+    return f"{single_modality(candidate)} alone{' (its linear probe)' * probe}"

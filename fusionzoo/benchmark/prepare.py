@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from fusionzoo.config import BenchmarkConfig, split_name
 from fusionzoo.datasets import Collate, PairedDataset
@@ -24,6 +24,7 @@ from fusionzoo.files import cache_root, make_cache_folder, write_json
 from fusionzoo.fusion import create_fusion
 from fusionzoo.model import FusionModel, encode_rows
 from fusionzoo.plugins import code_digest
+from fusionzoo.progress import progress_bar
 from fusionzoo.structures import Batch, evaluating, seed_of
 from fusionzoo.training import run_folder
 from fusionzoo.training.build import choose_encoders
@@ -88,7 +89,7 @@ def freeze(
         score = checkpoint["score"]
     else:
         total, desc = cfg.encoder_epochs, f"train {name} alone"
-        bar = tqdm(total=total, desc=desc, unit="epoch", disable=not progress)
+        bar = progress_bar(total=total, desc=desc, unit="epoch", disable=not progress)
         score = pretrain(bench, dataset, frozen, train, val, bar)
         bar.close()
         run_folder.write({"weights": frozen.state_dict(), "score": score}, path)
@@ -356,21 +357,38 @@ def _entry(
     return Damaged({**description, "samples": samples, "corruption": corruption}, rows)
 
 
-def encode_all_damaged(bench: Bench) -> None:
-    """Encode the damaged samples of every fold that are not in the cache."""
+def encode_all_damaged(bench: Bench, deadline: float = math.inf) -> None:
+    """Encode the damaged test samples of every fold that are not in the cache."""
+    _encode_missing(
+        bench,
+        (
+            (number, condition, damaged)
+            for number, by_condition in enumerate(bench.corrupted)
+            for condition, damaged in by_condition.items()
+        ),
+        deadline,
+    )
+
+
+def _encode_damaged_train(bench: Bench) -> None:
+    """Encode every view of the damaged training samples that is not in the cache."""
+    _encode_missing(
+        bench,
+        (
+            (number, condition, damaged._replace(description={**damaged.description, "view": view}))
+            for number, by_condition in enumerate(bench.damaged_train)
+            for condition, damaged in by_condition.items()
+            for view in range(bench.cfg.views)
+        ),
+    )
+
+
+def _encode_missing(bench: Bench, pieces: Iterable[Piece], deadline: float = math.inf) -> None:
     missing: dict[str, Piece] = {}
-    for number, conditions_of_fold in enumerate(bench.corrupted):
-        for condition, damaged in conditions_of_fold.items():
-            _add_missing(missing, (number, condition, damaged))
-    for number, conditions_of_fold in enumerate(bench.damaged_train):
-        for condition, damaged in conditions_of_fold.items():
-            for view in range(bench.cfg.views):
-                description = {**damaged.description, "view": view}
-                _add_missing(
-                    missing, (number, condition, damaged._replace(description=description))
-                )
-    pieces = list(missing.values())
-    for _ in map_unordered(bench.cfg, bench, pieces, encode_damaged, "encode damaged"):
+    for piece in pieces:
+        _add_missing(missing, piece)
+    label, listed = "encode damaged", list(missing.values())
+    for _ in map_unordered(bench.cfg, bench, listed, encode_damaged, label, deadline):
         pass
     _frozen_cache.clear()
 
@@ -453,7 +471,8 @@ def prepare(
         dims={name: encoder.dim for name, encoder in encoders.items()},
         notes=(*bench.notes, *augmentation_notes(bench.cfg, encoders)),
     )
-    bench = choose_workers(bench, dataset, encoders)
+    if not bench.of_folds:
+        bench = choose_workers(bench, dataset, encoders)
     clock.lap("data and encoders")
     if bench.cfg.mode == "finetune":
         bench = _prepare_finetune(bench, dataset, encoders)
@@ -492,7 +511,7 @@ def prepare(
         damaged_train=tuple(damaged_train),
     )
     clock.lap("features")
-    encode_all_damaged(bench)
+    _encode_damaged_train(bench)
     clock.lap("damaged features")
     return bench
 

@@ -5,44 +5,56 @@ from __future__ import annotations
 import json
 import math
 import re
-import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fusionzoo.benchmark import jobs
 from fusionzoo.config import split_name
 from fusionzoo.errors import FusionZooError, __version__
 from fusionzoo.evaluation.robustness import CORRUPTIONS
+from fusionzoo.evaluation.statistics import by_group
 from fusionzoo.features import key_of
 from fusionzoo.files import whole_lines
 from fusionzoo.fusion import FUSIONS, fusion_info
 from fusionzoo.plugins import code_digest, file_digest, load_plugins
 from fusionzoo.structures import seed_of
 from fusionzoo.targets import kind_of
-from fusionzoo.training import run_folder
 from fusionzoo.training.balance import BALANCE
 from fusionzoo.training.multitask import targets_of
 from fusionzoo.training.tasks import OBJECTIVES
 
 from .bench import Bench, Job, Settings, conditions
-from .candidates import LINEAR, features_read, fusion_of, parse, reads_tokens, settings_of
+from .candidates import (
+    features_read,
+    fusion_of,
+    is_linear,
+    is_single,
+    parse,
+    reads_tokens,
+    settings_of,
+)
 from .clock import Clock
-from .executors import map_unordered
+from .executors import OutOfTimeError, map_unordered
 from .jobs import SeedResult
-from .train import FitResult
+from .prepare import encode_all_damaged
 
 if TYPE_CHECKING:
-    import optuna
+    from optuna.distributions import BaseDistribution
+
+P = TypeVar("P")  # a piece of work
 
 
-DRAWN = 4  # tuning trials before the estimator sets in
-WARM_UP = 3  # epochs before a tuning trial may be stopped
-LEAST_DECAY = 1e-3  # the least weight decay that is drawn
+DRAWN = 5  # tuning trials before the estimator sets in, the default settings among them
+SPACE = 2  # raised when the search space changes: trials of earlier versions are then made again
+DECAYS = (1e-3, 10.0)  # range of the weight decay
+RATES = (0.1, 10.0)  # range of the learning rate, as multiples of that of the settings
 
 
 def require_optuna() -> None:
@@ -55,79 +67,158 @@ def require_optuna() -> None:
         ) from None
 
 
-def tune(bench: Bench, job: Job) -> dict[str, Settings]:
-    """Return the best `settings` and `training` of `cfg.tune` tuning trials; the default is first.
+class Tuned(NamedTuple):
+    """The settings that tuning chose; both are empty where the default settings stay."""
 
-    Both are empty where the default is best: that job is the same as without tuning.
-    The first trials are drawn at random, the same ones for every candidate, the later ones by the
-    tree-structured Parzen estimator (Bergstra et al. 2011). A trial whose validation loss is
-    above the median of the earlier ones at the same epoch is stopped. Each is written to a file and
-    has its own seed, so an interrupted search continues with the trials that it would have made
-    anyway. The models of the first and of the best one are stored for the tests.
+    settings: Settings
+    training: Settings
+
+
+def tune(bench: Bench, job: Job) -> tuple[Tuned, jobs.Trained | None]:
+    """Try `cfg.tune` settings of a job; return the chosen ones and their model, if it is at hand.
+
+    The default settings are the first, with the losses of the job that is done already. The next
+    ones change the structure only (`linear_skip`, hidden layers); then some are drawn at random,
+    the same for every candidate, the later ones by the tree-structured Parzen estimator (Bergstra
+    et al. 2011). None is stopped early: a low learning rate has a high loss for many epochs. Each
+    is written to a file and has its own seed, so an interrupted search continues with the trials
+    that it would have made anyway.
     """
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path = _path(bench, job)
     path.parent.mkdir(parents=True, exist_ok=True)
-    done = _read(path)
-    pruner = optuna.pruners.MedianPruner(n_startup_trials=1, n_warmup_steps=WARM_UP)
-    study = optuna.create_study(pruner=pruner)
-    study.enqueue_trial(_defaults(bench, job))
-    models: dict[int, jobs.Trained] = {}  # by number
-    for number in range(bench.cfg.tune or 0):
-        seed = seed_of(bench.cfg.seed, number) % 2**32
+    done, space = _read(path), _space(bench, job)
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in done))  # without half a line
+    default = _default_losses(bench, job)
+    study = optuna.create_study()
+    study.add_trial(
+        optuna.trial.create_trial(
+            params=_default_values(bench, job, space), distributions=space, value=default.mean()
+        )
+    )
+    for values in _other_structures(bench, job, space):
+        study.enqueue_trial(values)
+    models: dict[int, jobs.Trained] = {}  # by line
+    for line in range((bench.cfg.tune or 1) - 1):
+        seed = seed_of(bench.cfg.seed, line) % 2**32
         study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=DRAWN)
-        trial = study.ask()
-        settings, training = _propose(trial, bench, job)
-        if number == len(done):
+        trial = study.ask(space)
+        if line == len(done):
+            settings, training = _settings_of(trial.params, job)
             proposed = job._replace(settings=settings, training=training)
-            losses, model = _train(bench, proposed, trial)
-            if model is not None:
-                models[number] = model
-            line = {"losses": losses, "settings": settings, "training": training}
+            trained = _train(bench, proposed)
+            if trained is not None:
+                models[line] = trained
+            losses = [] if trained is None else trained.fits[0].losses.tolist()
+            entry = {"settings": settings, "training": training, "losses": losses}
             with path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-            done.append(line)
-        else:
-            for epoch, loss in done[number]["losses"]:
-                trial.report(loss, epoch)
-        study.tell(trial, _least(done[number]["losses"]))
-    numbers = range(min(len(done), bench.cfg.tune or 0))
-    best = min(numbers, key=lambda number: _least(done[number]["losses"]))
-    if 0 in models and bench.cfg.optim.weight_decay >= LEAST_DECAY:
-        _store(models[0], bench, job)
-    if best == 0:
-        return {"settings": {}, "training": {}}
-    chosen = {key: done[best][key] for key in ("settings", "training")}
-    if best in models:
-        _store(models[best], bench, job._replace(**chosen))
-    return chosen
+                file.write(json.dumps(entry) + "\n")
+            done.append(entry)
+        study.tell(trial, float(np.mean(done[line]["losses"] or math.inf)))
+    best = _best(bench, job, default, done)
+    return _tuned_by(done, best), models.get(-1 if best is None else best)
 
 
-def _least(losses: Sequence[tuple[int, float]]) -> float:
-    """Return the least validation loss; infinity where training diverged."""
-    return min((loss for _, loss in losses), default=math.inf)
+def chosen_settings(bench: Bench, job: Job) -> Tuned | None:
+    """Return what tuning chose for a job; None if it is not done."""
+    done, trials = _read(_path(bench, job)), (bench.cfg.tune or 1) - 1
+    if len(done) < trials or jobs.load(path_of(bench, job)) is None:
+        return None
+    done = done[:trials]
+    return _tuned_by(done, _best(bench, job, _default_losses(bench, job), done))
+
+
+def _tuned_by(done: Sequence[dict[str, Any]], best: int | None) -> Tuned:
+    return Tuned({}, {}) if best is None else Tuned(done[best]["settings"], done[best]["training"])
+
+
+def _best(
+    bench: Bench, job: Job, default: NDArray[np.float64], done: Sequence[dict[str, Any]]
+) -> int | None:
+    """Return the line of the best settings; None if they are not better than the default ones.
+
+    The mean loss of the validation samples must fall by more than its standard error, paired by
+    sample, or by group where the data has groups. The least of several noisy means is too low.
+    """
+    losses = [np.array(entry["losses"] or [math.inf] * len(default)) for entry in done]
+    if not losses:
+        return None
+    best = min(range(len(losses)), key=lambda line: float(losses[line].mean()))
+    if not math.isfinite(losses[best].mean()):
+        return None
+    val = bench.folds[job.fold].val.tolist()
+    groups = [bench.groups[row] for row in val] if bench.groups else None
+    gain = by_group((default - losses[best])[None], groups)[0]
+    error = gain.std(ddof=1) / math.sqrt(len(gain)) if len(gain) > 1 else math.inf
+    return best if gain.mean() > error else None
+
+
+def _default_losses(bench: Bench, job: Job) -> NDArray[np.float64]:
+    """Return the validation samples' losses of a job that is done, (N,)."""
+    for result in jobs.load(path_of(bench, job)) or ():
+        if result.val_losses is not None:
+            return result.val_losses.astype(np.float64)
+    raise FusionZooError(f"{job.candidate} is not trained with its default settings")
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """Read the tuning trials evaluated so far; an incomplete last line, from a kill, is removed."""
-    lines = whole_lines(path)
-    path.write_text("".join(lines))
-    return [json.loads(line) for line in lines]
+    """Read the tuning trials that are done; half a last line, from a kill, does not count."""
+    return [json.loads(line) for line in whole_lines(path)]
 
 
-def _defaults(bench: Bench, job: Job) -> Settings:
-    cfg = bench.cfg
-    start: Settings = {
-        "lr": cfg.optim.lr,
-        "weight_decay": max(cfg.optim.weight_decay, LEAST_DECAY),
-        "epochs": cfg.epochs,
+def _space(bench: Bench, job: Job) -> dict[str, BaseDistribution]:
+    """Return what is tuned: rate, decay and epochs; dropout, hidden layers and `linear_skip`.
+
+    The epochs lie between a quarter and all of those of the settings. The last three are left out
+    for a fusion that does not have them.
+    """
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    lr, epochs = bench.cfg.optim.lr, bench.cfg.epochs
+    space: dict[str, BaseDistribution] = {
+        "lr": FloatDistribution(lr * RATES[0], lr * RATES[1], log=True),
+        "weight_decay": FloatDistribution(*DECAYS, log=True),
+        "epochs": IntDistribution(max(1, epochs // 4), epochs, log=True),
     }
     if has_dropout(job):
+        space["dropout"] = FloatDistribution(0.0, 0.6)
+    if len(choices := _hidden_choices(job)) > 1:
+        space["hidden"] = CategoricalDistribution([json.dumps(widths) for widths in choices])
+    if _has_linear_skip(bench, job):
+        space["linear_skip"] = CategoricalDistribution((False, True))
+    return space
+
+
+def _default_values(
+    bench: Bench, job: Job, space: Mapping[str, BaseDistribution]
+) -> dict[str, Any]:
+    """Return the default settings as a point of the space, at its edge where they lie outside."""
+    cfg = bench.cfg
+    values: dict[str, Any] = {
+        "lr": cfg.optim.lr,
+        "weight_decay": min(max(cfg.optim.weight_decay, DECAYS[0]), DECAYS[1]),
+        "epochs": cfg.epochs,
+        "linear_skip": job.settings.get("linear_skip", False),
+    }
+    if "dropout" in space:
         default = fusion_info(fusion_of(job.candidate)).parameters["dropout"].default
-        start["dropout"] = job.settings.get("dropout", default)
-    return start
+        values["dropout"] = min(job.settings.get("dropout", default), 0.6)
+    if "hidden" in space:
+        values["hidden"] = json.dumps(_hidden_choices(job)[0])
+    return {name: values[name] for name in space}
+
+
+def _other_structures(
+    bench: Bench, job: Job, space: Mapping[str, BaseDistribution]
+) -> list[dict[str, Any]]:
+    """Return points that differ from the default settings in `linear_skip` or hidden layers."""
+    default = _default_values(bench, job, space)
+    points = [{**default, "hidden": json.dumps(x)} for x in _hidden_choices(job)[1:]]
+    if "linear_skip" in space:
+        points.insert(0, {**default, "linear_skip": not default["linear_skip"]})
+    return points
 
 
 def has_dropout(job: Job) -> bool:
@@ -136,94 +227,71 @@ def has_dropout(job: Job) -> bool:
     return "dropout" in parameters and len(job.settings.get("hidden", (1,))) > 0
 
 
-def _propose(trial: optuna.Trial, bench: Bench, job: Job) -> tuple[Settings, Settings]:
-    """Draw learning rate, weight decay and epochs, and dropout where the fusion has it.
+def _hidden_choices(job: Job) -> list[list[int]]:
+    """Return lists of hidden widths to try, that of the job first; [] where there is no choice.
 
-    The rate lies between a third and ten times that of the settings, the epochs between a quarter
-    and all of theirs.
+    Besides it these are no hidden layer and the fusion's own default. A single modality has a
+    linear head.
     """
-    lr, decay, epochs = bench.cfg.optim.lr, bench.cfg.optim.weight_decay, bench.cfg.epochs
-    optim: Settings = {
-        "lr": trial.suggest_float("lr", lr / 3, lr * 10, log=True),
-        "weight_decay": trial.suggest_float("weight_decay", LEAST_DECAY, max(3.0, decay), log=True),
-    }
-    epochs = trial.suggest_int("epochs", max(1, epochs // 4), epochs, log=True)
+    parameter = fusion_info(fusion_of(job.candidate)).parameters.get("hidden")
+    if parameter is None or not isinstance(parameter.default, tuple) or is_single(job.candidate):
+        return []
+    choices: list[list[int]] = []
+    for widths in (job.settings.get("hidden", parameter.default), (), parameter.default):
+        if list(widths) not in choices:
+            choices.append(list(widths))
+    return choices
+
+
+def _has_linear_skip(bench: Bench, job: Job) -> bool:
+    """Whether a linear path may be added: on frozen features, to a fusion that can have one."""
+    if bench.cfg.mode != "probe" or is_single(job.candidate):  # a single modality's head is linear
+        return False
+    with torch.random.fork_rng(devices=[]):
+        try:
+            jobs.build_fusion(bench, job.candidate, {**job.settings, "linear_skip": True})
+        except FusionZooError:  # one that has no layers which could start at zero
+            return False
+    return True
+
+
+def _settings_of(values: Mapping[str, Any], job: Job) -> tuple[Settings, Settings]:
+    """Return the settings of the fusion and of training at a point of the space.
+
+    Default settings that stay are not listed, as stored results are found by the settings.
+    """
     settings = dict(job.settings)
-    if has_dropout(job):
-        settings["dropout"] = trial.suggest_float("dropout", 0.0, 0.6)
-    return settings, {"epochs": epochs, "optim": optim}
+    if "dropout" in values:
+        settings["dropout"] = values["dropout"]
+    if "hidden" in values and (widths := json.loads(values["hidden"])) != _hidden_choices(job)[0]:
+        settings["hidden"] = widths
+    if values.get("linear_skip", False) != settings.get("linear_skip", False):
+        settings["linear_skip"] = values["linear_skip"]
+    optim = {key: values[key] for key in ("lr", "weight_decay")}
+    return settings, {"epochs": values["epochs"], "optim": optim}
 
 
-def _train(
-    bench: Bench, job: Job, trial: optuna.Trial
-) -> tuple[list[tuple[int, float]], jobs.Trained | None]:
-    """Train; return (epoch, validation loss) of each epoch, and the model if none stopped it.
-
-    No losses: training diverged.
-    """
-    losses: list[tuple[int, float]] = []
-    stopped = False
-
-    def stop_early(epoch: int, loss: float) -> bool:
-        nonlocal stopped
-        if math.isfinite(loss):
-            losses.append((epoch, loss))
-            trial.report(loss, epoch)
-            stopped = trial.should_prune()
-        else:
-            stopped = True
-        return stopped
-
-    start = time.perf_counter()
+def _train(bench: Bench, job: Job) -> jobs.Trained | None:
+    """Train on the training split; None if training diverged."""
     try:
-        models, feed = jobs.build(bench, job)
-        fits = jobs.train(bench, job, models, feed, stop_early)
+        return jobs.train(bench, job, *jobs.build(bench, job))
     except FusionZooError:
-        return [], None  # the learning rate is too high
-    return losses, None if stopped else jobs.Trained(fits, time.perf_counter() - start)
+        return None  # the learning rate is too high
 
 
-def trained_model(bench: Bench, job: Job) -> jobs.Trained | None:
-    """Return the model of a job that tuning has trained already; None if there is none."""
-    path = _path(bench, job, ".pt")
-    if not path.is_file():
-        return None
-    contents = run_folder.read(path)
-    return jobs.Trained([FitResult(**contents["fit"])], contents["seconds"])
-
-
-def remove_models(bench: Bench) -> None:
-    """Remove the models that tuning has stored."""
-    for path in jobs.folder_of(bench.cfg.out).glob("tune-*.pt"):
-        path.unlink()
-
-
-def _store(model: jobs.Trained, bench: Bench, job: Job) -> None:
-    if bench.cfg.mode == "finetune":
-        return  # with their encoders the models of all candidates may fill the disk
-    contents = {"fit": model.fits[0]._asdict(), "seconds": model.seconds}
-    run_folder.write(contents, _path(bench, job, ".pt"))
-
-
-def _path(bench: Bench, job: Job, suffix: str = ".jsonl") -> Path:
-    """Return the file of the tuning trials of a job, or of its trained model."""
-    cfg: Any = bench.cfg
-    job = job._replace(whole=True)  # how a model is tested does not change its training
-    features = features_read(bench, job) or cfg.encoders
-    key = [cfg.data, features, job.stored(), cfg.optim, cfg.epochs, cfg.patience, cfg.batch_size]
-    key += [cfg.objective, cfg.targets, cfg.standardise, dict(bench.identity)]
-    key += [cfg.balance_settings.get(name) for name in parse(job.candidate).balance]
-    name = re.sub(r"[^\w.-]+", "-", job.candidate)
-    return jobs.folder_of(cfg.out) / f"tune-{name}-f{job.fold}-{key_of(key)[:12]}{suffix}"
+def _path(bench: Bench, job: Job) -> Path:
+    """Return the file of the tuning trials of a job."""
+    return path_of(bench, job).with_suffix(f".space{SPACE}.jsonl")
 
 
 # Settings that do not change a job: how and where it is run, and which other jobs are run.
 IRRELEVANT = {"fusions", "settings", "fusion", "balance", "balance_settings", "missing_train"}
 IRRELEVANT |= {"damaged_train", "seeds", "controls", "tune", "analyses"}
-IRRELEVANT |= {"jobs", "engine", "num_workers", "out", "combine", "plugins", "speed"}
+IRRELEVANT |= {"external", "table_columns", "shard"}
+IRRELEVANT |= {"time_limit", "jobs", "engine", "num_workers", "out", "combine", "plugins", "speed"}
 
 # Raised when a metric of a job is redefined: jobs of earlier versions are then run again.
-DEFINITIONS = 5
+DEFINITIONS = 6
 
 
 class JobResult(NamedTuple):
@@ -235,37 +303,72 @@ class JobResult(NamedTuple):
 
 
 class Results(NamedTuple):
-    """The results that are reported and, where they were tuned, those of the default settings.
-
-    With default settings each candidate is trained with the first seed only.
-    """
+    """The results that are reported and, where they were tuned, those of the default settings."""
 
     reported: list[JobResult]
     untuned: list[JobResult]
 
 
+class Stage(NamedTuple):
+    """What a benchmark has found so far."""
+
+    name: str  # of STAGES
+    results: Results
+    stopped: str  # what stopped it: "Ctrl-C", "the time limit of 20m"; empty: it is whole
+    last: bool  # whether it is the last one
+    part: bool  # whether it is not done for all candidates and folds
+    tuned: tuple[str, ...]  # candidates that are tuned on every fold
+
+
+CTRL_C = "Ctrl-C"
+STAGES = ("first seed", "other seeds", "tuning", "damaged samples")
+FIRST_SEED, OTHER_SEEDS, TUNING, DAMAGED = STAGES
+
+
 def list_jobs(bench: Bench, candidates: Sequence[str]) -> list[Job]:
-    """Return all jobs: every candidate on every fold with every seed, and its control."""
-    cfg, listed = bench.cfg, []
-    seeds = tuple(range(cfg.seed, cfg.seed + cfg.seeds))
+    """Return all jobs with the default settings: first seeds, other seeds and controls."""
+    return [*_first_seeds(bench, candidates), *_other_seeds(bench, candidates)]
+
+
+def _seeds(bench: Bench) -> tuple[int, ...]:
+    return tuple(range(bench.cfg.seed, bench.cfg.seed + bench.cfg.seeds))
+
+
+def _first_seeds(bench: Bench, candidates: Sequence[str]) -> list[Job]:
+    """Return the jobs of the first seed; linear baselines have no seed and are done for all."""
+    return [
+        first_job(bench, candidate, fold)._replace(
+            seeds=_seeds(bench)[: None if is_linear(candidate) else 1]
+        )
+        for candidate in candidates
+        for fold in range(len(bench.folds))
+    ]
+
+
+def _other_seeds(bench: Bench, candidates: Sequence[str]) -> list[Job]:
+    """Return the jobs of the other seeds, and the control of each candidate."""
+    listed = []
     for candidate in candidates:
-        settings = settings_of(cfg, candidate)
-        stacked = jobs.can_stack(bench, candidate, settings)
         for fold in range(len(bench.folds)):
-            all_seeds = Job(candidate, fold, seeds, False, settings, {})
-            if stacked:
-                listed.append(all_seeds)
-            else:
-                listed += [all_seeds._replace(seeds=(seed,)) for seed in seeds]
-            if cfg.controls and has_control(candidate):
-                listed.append(all_seeds._replace(seeds=seeds[:1], shuffled=True))
+            job = first_job(bench, candidate, fold)
+            if not is_linear(candidate):
+                listed += _by_seeds(bench, job._replace(seeds=_seeds(bench)[1:]))
+            if bench.cfg.controls and has_control(candidate):
+                listed.append(job._replace(shuffled=True))
     return listed
+
+
+def _by_seeds(bench: Bench, job: Job) -> list[Job]:
+    """Return one job for all seeds where they can be trained together, else one for each."""
+    if len(job.seeds) > 1 and jobs.can_stack(bench, job.candidate, job.settings):
+        return [job]
+    return [job._replace(seeds=(seed,)) for seed in job.seeds]
 
 
 def has_control(candidate: str) -> bool:
     """Whether a candidate is trained on shuffled labels too: fusions and modalities as such are."""
     named = parse(candidate)
-    return not (named.balance or named.incomplete or named.base in LINEAR)
+    return not (named.balance or named.incomplete or is_linear(candidate))
 
 
 def path_of(bench: Bench, job: Job) -> Path:
@@ -300,64 +403,182 @@ def _plugin_code(bench: Bench, job: Job) -> list[str]:
     return [digest for digest in digests if digest is not None]
 
 
-def run_all(bench: Bench, candidates: Sequence[str], clock: Clock | None = None) -> Results:
-    """Run all jobs that are not done yet; one that fails is reported and stops no other."""
+def run_stages(
+    bench: Bench, candidates: Sequence[str], clock: Clock, deadline: float = math.inf
+) -> Iterator[Stage]:
+    """Run all jobs that are not done yet, stage by stage; one that fails stops no other.
+
+    First every candidate with its default settings and one seed, those that read pooled vectors
+    before those that read tokens; then the other seeds and the controls, then tuning. What changes
+    no verdict comes last: the models are tested on damaged samples. After each stage, after the
+    cheap part of the first one, and at the deadline or a Ctrl-C, what is done is yielded. With a
+    bench of the first fold only, the first seed alone is trained.
+    """
+    jobs_bench = bench
     if bench.cfg.mode == "probe":
-        bench = replace(bench, dataset=None)  # jobs read cached features: send workers no more
-    clock = clock or Clock()
-    plain = list_jobs(bench, candidates)
-    if not bench.cfg.tune:
-        results = Results(_run(bench, plain), [])
-        clock.lap("training and tests")
-        return results
-    chosen = _tune_all(bench, plain)
-    clock.lap("tuning")
-    errors = {pair: x for pair, x in chosen.items() if isinstance(x, str)}
-    failed = [
-        JobResult(job, [], errors[job.candidate, job.fold])
-        for job in plain
-        if (job.candidate, job.fold) in errors
-    ]
-    plain = [job for job in plain if (job.candidate, job.fold) not in errors]
-    reported = [tuned for job in plain for tuned in _tuned(bench, job, chosen)]
-    untuned = [  # the test score of the first seed is enough
-        job if job in reported else job._replace(seeds=job.seeds[:1], whole=False)
-        for job in plain
-        if job.seeds[0] == bench.cfg.seed and not job.shuffled and job.candidate not in LINEAR
-    ]
-    every = _run(bench, [*reported, *(job for job in untuned if job not in reported)])
-    remove_models(bench)
-    clock.lap("training and tests")
-    result_of = {_identity(result.job): result for result in every}
-    return Results(
-        [*(result_of[_identity(job)] for job in reported), *failed],
-        [result_of[_identity(job)] for job in untuned],
-    )
+        jobs_bench = replace(bench, dataset=None)  # jobs read cached features: send workers no more
+    stages = _stage_names(bench, candidates)
+    errors: dict[str, str] = {}  # by job
+    for name, part in _parts(jobs_bench, candidates, stages):
+        stopped = ""
+        try:
+            if name == DAMAGED:
+                encode_all_damaged(bench, deadline)
+            names = [x for x in candidates if not (part and reads_tokens(x))]
+            for job, error in _run(jobs_bench, names, name, deadline, errors):
+                if error is not None:
+                    errors[_identity(job)] = error
+        except OutOfTimeError:
+            stopped = f"the time limit of {bench.cfg.time_limit}"
+        except KeyboardInterrupt:
+            stopped = CTRL_C
+        clock.lap(name)
+        results, tuned = _collect(jobs_bench, candidates, errors, name)
+        part = part or bool(bench.of_folds)
+        last = bool(stopped) or (name == stages[-1] and not part)
+        yield Stage(name, results, stopped, last, part, tuned)
+        if stopped:
+            return
 
 
-def _run(bench: Bench, ordered: Sequence[Job]) -> list[JobResult]:
-    """Run the jobs that are not done yet; return all results in the order of the jobs."""
-    results, missing = [], []
-    for job in ordered:
-        seed_results = jobs.load(path_of(bench, job))
-        if seed_results is None:
-            missing.append(job)
+def _parts(
+    bench: Bench, candidates: Sequence[str], stages: Sequence[str]
+) -> Iterator[tuple[str, bool]]:
+    """Yield each stage and whether its token-reading candidates are left out.
+
+    The first stage comes in two parts, unless one of them holds all that is to do. With the first
+    fold only it is the only one, and left out where it is done.
+    """
+    missing = _missing(bench, _first_seeds(bench, candidates))
+    if len({reads_tokens(job.candidate) for job in missing}) > 1:
+        yield FIRST_SEED, True
+    if bench.of_folds:
+        yield from [(FIRST_SEED, False)] * bool(missing)
+    else:
+        yield from ((name, False) for name in stages)
+
+
+def _stage_names(bench: Bench, candidates: Sequence[str]) -> list[str]:
+    wanted = {
+        FIRST_SEED: True,
+        OTHER_SEEDS: bool(_other_seeds(bench, candidates)),
+        TUNING: (bench.cfg.tune or 0) > 1,
+        DAMAGED: jobs.tests_damage_later(bench),
+    }
+    return [name for name in STAGES if wanted[name]]
+
+
+def read_shard(text: str) -> tuple[int, int]:
+    """Read `--shard 3/8` as (3, 8).
+
+    >>> read_shard("3/8")
+    (3, 8)
+    """
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    part, parts = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= part <= parts:
+        raise FusionZooError(f"--shard {text}: write the part and the number of parts, 1/8 to 8/8")
+    return part, parts
+
+
+def run_shard(
+    bench: Bench,
+    candidates: Sequence[str],
+    deadline: float,
+    part: int,
+    parts: int,
+) -> dict[str, str]:
+    """Run one of `parts` shares of the jobs; return the error of each candidate that failed.
+
+    A share has whole candidates on single folds, so that no two shares write the same file or wait
+    for each other. A share tunes all its candidates; the report reads those that it needs. Damaged
+    samples are tested by the run that reports, which knows what was chosen.
+    """
+    names = [name for name in _stage_names(bench, candidates) if name != DAMAGED]
+    if bench.cfg.mode == "probe":
+        bench = replace(bench, dataset=None)  # as in run_stages
+    folds = range(len(bench.folds))
+    share = [(name, fold) for name in candidates for fold in folds][part - 1 :: parts]
+    errors: dict[str, str] = {}
+    for stage in names:
+        if stage == TUNING:
+            first = [first_job(bench, *pair) for pair in share if not is_linear(pair[0])]
+            first = [job for job in first if jobs.load(path_of(bench, job)) is not None]
+            listed = [job for job in first if _tuned_on(bench, job) is None]
+            function = _tune_and_run
         else:
-            results.append(JobResult(job, seed_results, None))
-    # The slowest ones first, so that no process is left waiting for one at the end.
-    missing.sort(key=lambda job: -_relative_cost(job))
-    for job, error in map_unordered(bench.cfg, bench, missing, _run_job, "train"):
-        seed_results = jobs.load(path_of(bench, job)) if error is None else None
-        results.append(JobResult(job, seed_results or [], error))
-    position = {_identity(job): number for number, job in enumerate(ordered)}
-    return sorted(results, key=lambda result: position[_identity(result.job)])
+            list_stage = _first_seeds if stage == FIRST_SEED else _other_seeds
+            missing = _missing(bench, list_stage(bench, candidates))
+            listed = [job for job in missing if (job.candidate, job.fold) in share]
+            function = _run_job
+        for job, error in map_unordered(bench.cfg, bench, listed, function, stage, deadline):
+            if error is not None:
+                errors[job.candidate] = error
+    return errors
+
+
+def _run(
+    bench: Bench, candidates: Sequence[str], stage: str, deadline: float, errors: Mapping[str, str]
+) -> Iterator[tuple[Job, str | None]]:
+    """Run what a stage lacks; yield each job with its error, or None."""
+    function = _run_job
+    if stage == TUNING:
+        listed, function = _jobs_to_tune(bench, candidates, errors), _tune_and_run
+    elif stage == DAMAGED:
+        listed, function = _not_damaged_yet(bench, candidates, errors), _run_damaged
+    else:
+        list_stage = _first_seeds if stage == FIRST_SEED else _other_seeds
+        listed = _missing(bench, list_stage(bench, candidates))
+    return map_unordered(bench.cfg, bench, listed, function, stage, deadline)
+
+
+def _not_damaged_yet(
+    bench: Bench, candidates: Sequence[str], errors: Mapping[str, str]
+) -> list[Job]:
+    """Return the reported jobs whose models wait for damaged samples; forget the other models."""
+    results, _ = _collect(bench, candidates, errors, DAMAGED)
+    reported = {path_of(bench, x.job): x.job for x in results.reported if not x.error}
+    for path in {path_of(bench, replaced.job) for replaced in results.untuned} - {*reported}:
+        jobs.weights_path(path).unlink(missing_ok=True)
+    waiting = [job for path, job in reported.items() if jobs.weights_path(path).is_file()]
+    return sorted(waiting, key=_relative_cost)
+
+
+def _run_damaged(bench: Bench, job: Job) -> str | None:
+    """Test a job's models on damaged samples; return the error message, or None."""
+    return _guarded(lambda: jobs.run_damaged(bench, job, path_of(bench, job)))
+
+
+def _missing(bench: Bench, listed: Sequence[Job]) -> list[Job]:
+    """Return the jobs that are not done, the cheap candidates first."""
+    missing = [job for job in listed if jobs.load(path_of(bench, job)) is None]
+    return sorted(missing, key=_relative_cost)
 
 
 def _run_job(bench: Bench, job: Job) -> str | None:
     """Run a job and store its results; return the error message, or None."""
+    return _guarded(lambda: jobs.save(path_of(bench, job), job, jobs.run_job(bench, job)))
+
+
+def _tune_and_run(bench: Bench, job: Job) -> str | None:
+    """Tune a candidate on a fold and run its jobs with the chosen settings."""
+
+    def work() -> None:
+        tuned, trained = tune(bench, job)
+        for chosen in _tuned_jobs(bench, job, tuned):
+            path = path_of(bench, chosen)
+            if jobs.load(path) is None:
+                model = trained if chosen.seeds == job.seeds else None
+                jobs.save(path, chosen, jobs.run_job(bench, chosen, model))
+
+    return _guarded(work)
+
+
+def _guarded(work: Callable[[], None]) -> str | None:
+    """Do the work; return the message of an error, which the report shows: the others go on."""
     try:
-        jobs.save(path_of(bench, job), job, jobs.run_job(bench, job, trained_model(bench, job)))
-    except Exception as error:  # shown in the report; the other candidates are run
+        work()
+    except Exception as error:
         return _message(error)
     return None
 
@@ -369,34 +590,96 @@ def _message(error: Exception) -> str:
     return f"{type(error).__name__}: {error}{where}"
 
 
-def _tune_all(bench: Bench, plain: Sequence[Job]) -> dict[tuple[str, int], Settings | str]:
-    """Tune every candidate on every fold: the chosen settings, or the error that stopped it."""
-    pairs = list(dict.fromkeys((u.candidate, u.fold) for u in plain if u.candidate not in LINEAR))
-    pairs.sort(key=lambda pair: -_relative_cost(_first_job(bench, *pair)))
-    return dict(map_unordered(bench.cfg, bench, pairs, _tune, "tune"))
+def _tuned_jobs(bench: Bench, job: Job, tuned: Tuned) -> list[Job]:
+    """Return the jobs of all seeds with the chosen settings; none where the default ones stay."""
+    if not tuned.training:
+        return []
+    changed = job._replace(settings=tuned.settings, training=tuned.training, seeds=_seeds(bench))
+    return _by_seeds(bench, changed)
 
 
-def _tune(bench: Bench, pair: tuple[str, int]) -> Settings | str:
-    job = _first_job(bench, *pair)
-    try:
-        return tune(bench, job)
-    except Exception as error:  # shown in the report; the other candidates are run
-        return _message(error)
+FAR = 3.0  # standard errors below the best candidate from which one is tuned last
 
 
-def _tuned(bench: Bench, job: Job, chosen: Mapping[tuple[str, int], Settings | str]) -> list[Job]:
-    """Return the job with the chosen settings; seeds that no longer stack are jobs of their own."""
-    best = chosen.get((job.candidate, job.fold))
-    if best is None or isinstance(best, str):
-        return [job]
-    settings = {**job.settings, **best["settings"]}
-    job = job._replace(settings=settings, training=best["training"])
-    if len(job.seeds) == 1 or jobs.can_stack(bench, job.candidate, settings):
-        return [job]
-    return [job._replace(seeds=(seed,)) for seed in job.seeds]
+def _jobs_to_tune(bench: Bench, candidates: Sequence[str], errors: Mapping[str, str]) -> list[Job]:
+    """Return the first seed's jobs to tune: candidates near the best one first, cheap ones first.
+
+    One that is far below the best candidate is not likely to change the verdict.
+    """
+    trained: dict[str, list[SeedResult]] = {}
+    failed = {job.candidate for job in list_jobs(bench, candidates) if _identity(job) in errors}
+    for job in _first_seeds(bench, [x for x in candidates if x not in failed and not is_linear(x)]):
+        trained.setdefault(job.candidate, []).extend(jobs.load(path_of(bench, job)) or [])
+    scores = {name: np.concatenate([r.scores[0] for r in x]) for name, x in trained.items()}
+    if not scores:
+        return []
+    best = max(scores.values(), key=lambda x: float(x.mean()))
+
+    def order(name: str) -> tuple[bool, float]:
+        lag = best - scores[name]
+        far = lag.mean() > FAR * lag.std() / math.sqrt(len(lag))
+        return bool(far), float(np.mean([r.facts["seconds"] for r in trained[name]]))
+
+    ordered = sorted(trained, key=order)
+    listed = [first_job(bench, name, fold) for name in ordered for fold in range(len(bench.folds))]
+    return [job for job in listed if _tuned_on(bench, job) is None]
 
 
-def _first_job(bench: Bench, candidate: str, fold: int) -> Job:
+def _tuned_on(bench: Bench, job: Job) -> list[JobResult] | None:
+    """Return the results of a job's candidate and fold with the settings that tuning chose.
+
+    An empty list: the default settings stay. None: it is not tuned, or not all seeds are done.
+    """
+    tuned = chosen_settings(bench, job)
+    if tuned is None:
+        return None
+    chosen = _tuned_jobs(bench, job, tuned)
+    results = _stored_results(bench, chosen, {})
+    return results if len(results) == len(chosen) else None
+
+
+def _collect(
+    bench: Bench, candidates: Sequence[str], errors: Mapping[str, str], stage: str
+) -> tuple[Results, tuple[str, ...]]:
+    """Read the results that a stage and those before it have; return the tuned candidates too.
+
+    A candidate is reported with tuned settings where all its folds are tuned.
+    """
+    listed = _first_seeds if stage == FIRST_SEED else list_jobs
+    is_tuned = (bench.cfg.tune or 0) > 1 and stage in (TUNING, DAMAGED)
+    reported: list[JobResult] = []
+    untuned: list[JobResult] = []
+    tuned_names = []
+    for name in candidates:
+        stored = _stored_results(bench, listed(bench, [name]), errors)
+        if is_tuned and not is_linear(name) and not any(x.error for x in stored):
+            folds = range(len(bench.folds))
+            by_fold = [_tuned_on(bench, first_job(bench, name, fold)) for fold in folds]
+            if None not in by_fold:
+                tuned_names.append(name)
+                untuned += [result for result in stored if not result.job.shuffled]
+                tuned = [result for results in by_fold for result in results or ()]
+                changed = {result.job.fold for result in tuned}
+                stored = [x for x in stored if x.job.shuffled or x.job.fold not in changed] + tuned
+        reported += stored
+    return Results(reported, untuned), tuple(tuned_names)
+
+
+def _stored_results(
+    bench: Bench, listed: Sequence[Job], errors: Mapping[str, str]
+) -> list[JobResult]:
+    """Return the results, or the error, of the jobs that are done."""
+    results = []
+    for job in listed:
+        error = errors.get(_identity(job))
+        seed_results = None if error else jobs.load(path_of(bench, job))
+        if error or seed_results is not None:
+            results.append(JobResult(job, seed_results or [], error))
+    return results
+
+
+def first_job(bench: Bench, candidate: str, fold: int) -> Job:
+    """Return the job of a candidate on a fold with its default settings and the first seed."""
     settings = settings_of(bench.cfg, candidate)
     return Job(candidate, fold, (bench.cfg.seed,), False, settings, {})
 
@@ -406,4 +689,4 @@ def _identity(job: Job) -> str:
 
 
 def _relative_cost(job: Job) -> float:
-    return (10.0 if reads_tokens(job.candidate) else 1.0) * len(job.seeds)
+    return 10.0 if reads_tokens(job.candidate) else 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -227,10 +227,12 @@ def stackable(fusion: Fusion, features: Mapping[str, Features]) -> bool:
         return False
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         first, second = fusion.train()(features), fusion(features)
-    return bool(torch.equal(first.logits, second.logits))
+    # With `linear_skip` the last layer starts at zero, and hides what is random before it.
+    pairs = ((first.logits, second.logits), (first.embedding, second.embedding))
+    return all(torch.equal(x, y) for x, y in pairs)
 
 
-StopEarly = Callable[[int, float], bool]  # epochs done, validation loss -> whether to stop
+AROUND = 1  # epochs before and after the best one over which validation losses are averaged
 
 
 class FitResult(NamedTuple):
@@ -240,6 +242,9 @@ class FitResult(NamedTuple):
     best_epoch: int
     epochs: int  # until the patience ran out
     loss: float  # of the best epoch, on the validation split
+    # (N,) losses of the validation samples, averaged over the best epoch and those next to it:
+    # settings are compared by them, since the least of many noisy losses is too low.
+    losses: Tensor
 
 
 def fit(
@@ -249,20 +254,89 @@ def fit(
     train: Tensor,
     val: Tensor,
     seeds: Sequence[int],
-    stop_early: StopEarly | None = None,
 ) -> list[FitResult]:
     """Train until the patience of every seed has run out; each keeps its best epoch.
 
     `targets` are those of all rows; `train` and `val` are rows. Every seed has its own order of
-    samples. A fusion that trains in phases is validated in the last one only. `stop_early` is asked
-    after each validation, with the mean loss over the seeds.
+    samples. A fusion that trains in phases is validated in the last one only.
     """
+    runs = [_Run(seed, trainer.cfg.epochs, trainer.cfg.patience) for seed in seeds]
+    for epoch, validated in _epochs(trainer, feed, targets, train, seeds):
+        if not validated:
+            continue
+        losses = validate(trainer, feed, targets, val, len(seeds))
+        for index, run in enumerate(runs):
+            if run.add(epoch + 1, losses[index]):
+                run.weights = trainer.weights(index)
+        if all(run.last <= epoch + 1 for run in runs):
+            break
+    return [run.result() for run in runs]
+
+
+def refit(
+    trainer: Trainer,
+    feed: Feed,
+    targets: Tensor,
+    rows: Tensor,
+    seeds: Sequence[int],
+    epochs: Sequence[int],
+) -> list[Weights]:
+    """Train each seed for its number of epochs, without validation; return its weights.
+
+    The schedule of the learning rate is that of `fit`, cut off after these epochs.
+    """
+    weights: dict[int, Weights] = {}
+    for epoch, _ in _epochs(trainer, feed, targets, rows, seeds):
+        for index, last in enumerate(epochs):
+            if last == epoch + 1:
+                weights[index] = trainer.weights(index)
+        if len(weights) == len(seeds):
+            break
+    trainer.train(False)
+    return [weights[index] for index in range(len(seeds))]
+
+
+class _Run:
+    """The validation losses of one seed, epoch by epoch, and its best epoch."""
+
+    def __init__(self, seed: int, epochs: int, patience: int | None) -> None:
+        self.seed, self.last, self.patience = seed, epochs, patience
+        self.by_epoch: dict[int, Tensor] = {}  # epochs done -> (N,) losses
+        self.best, self.loss = 0, math.inf
+        self.weights: Weights = {}
+
+    def add(self, epoch: int, losses: Tensor) -> bool:
+        """Add an epoch's losses (N,); return whether it is the best so far."""
+        if epoch > self.last:
+            return False  # the others go on
+        self.by_epoch[epoch] = losses
+        loss = float(losses.double().mean())
+        if not self.best or loss < self.loss:
+            self.best, self.loss = epoch, loss
+            return True
+        if self.patience is not None and epoch - self.best >= self.patience:
+            self.last = epoch
+        return False
+
+    def result(self) -> FitResult:
+        """Return the best epoch; an error if training diverged."""
+        if not math.isfinite(self.loss):
+            raise FusionZooError(
+                f"seed {self.seed}: the validation loss is {self.loss}; a lower --optim.lr may help"
+            )
+        near = [x for epoch, x in self.by_epoch.items() if abs(epoch - self.best) <= AROUND]
+        losses = torch.stack(near).mean(0)
+        return FitResult(self.weights, self.best, max(self.by_epoch), self.loss, losses)
+
+
+def _epochs(
+    trainer: Trainer, feed: Feed, targets: Tensor, train: Tensor, seeds: Sequence[int]
+) -> Iterator[tuple[int, bool]]:
+    """Train an epoch at a time; yield its number, from 0, and whether it was of the last phase."""
     cfg = trainer.cfg
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     steps = math.ceil(len(train) / cfg.batch_size)
     plan = phased(cfg.optim, trainer.phases, cfg.epochs * steps, steps)
-    best: list[FitResult | None] = [None] * len(seeds)
-    last_epochs = [cfg.epochs] * len(seeds)
     alone = not isinstance(trainer, StackedTrainer)
     for epoch in range(cfg.epochs):
         order = torch.stack([torch.randperm(len(train), generator=g) for g in generators])
@@ -279,67 +353,22 @@ def fit(
             target = targets[train[chunks[number]]]
             train_rows = chunks[number].to(target.device)
             trainer.step(model_input, train_rows, target, epoch + number / steps, phase)
-        if current_phase < len(trainer.phases) - 1:
-            continue
-        losses = validate(trainer, feed, targets, val, len(seeds))
-        _keep_best(trainer, losses, epoch, best, last_epochs)
-        if all(last_epoch <= epoch + 1 for last_epoch in last_epochs):
-            break
-        if stop_early is not None and stop_early(epoch + 1, sum(losses) / len(losses)):
-            break
-    return _finish(best, last_epochs, seeds)
-
-
-def _keep_best(
-    trainer: Trainer,
-    losses: Sequence[float],
-    epoch: int,
-    best: list[FitResult | None],
-    last_epochs: list[int],
-) -> None:
-    """Update each seed's best epoch, and its last one where the patience has run out."""
-    patience = trainer.cfg.patience
-    for index, loss in enumerate(losses):
-        previous = best[index]
-        if last_epochs[index] <= epoch:
-            continue
-        if previous is None or loss < previous.loss:
-            best[index] = FitResult(trainer.weights(index), epoch + 1, 0, loss)
-        elif patience is not None and epoch + 1 - previous.best_epoch >= patience:
-            last_epochs[index] = min(last_epochs[index], epoch + 1)
-
-
-def _finish(
-    best: Sequence[FitResult | None], last_epochs: Sequence[int], seeds: Sequence[int]
-) -> list[FitResult]:
-    results = [
-        result._replace(epochs=last_epoch)
-        for result, last_epoch in zip(best, last_epochs, strict=True)
-        if result
-    ]
-    for seed, result in zip(seeds, results, strict=True):
-        if not math.isfinite(result.loss):
-            raise FusionZooError(
-                f"seed {seed}: the validation loss is {result.loss}; a lower --optim.lr may help"
-            )
-    return results
+        yield epoch, current_phase == len(trainer.phases) - 1
 
 
 @torch.no_grad()
-def validate(
-    trainer: Trainer, feed: Feed, targets: Tensor, val: Tensor, num_seeds: int
-) -> list[float]:
-    """Return each seed's mean loss on the validation split, in which every row has a label."""
+def validate(trainer: Trainer, feed: Feed, targets: Tensor, val: Tensor, num_seeds: int) -> Tensor:
+    """Return each seed's losses on the validation split, (S, N); every row of it has a label."""
     trainer.train(False)
-    total = torch.zeros(num_seeds, dtype=torch.float64)
     chunks = val.split(512)
     alone = not isinstance(trainer, StackedTrainer)
     rows = [chunk if alone else chunk.expand(num_seeds, -1) for chunk in chunks]
+    parts = []
     for chunk, model_input in zip(chunks, feed(rows, -1), strict=True):
         target = targets[chunk]
         losses = [trainer.tasks.criterion(x, target) for x in trainer.logits(model_input)]
-        total += torch.stack([loss.double().sum() for loss in losses])
-    return (total / len(val)).tolist()
+        parts.append(torch.stack(losses).cpu())
+    return torch.cat(parts, 1)
 
 
 class CachedEncoder(Encoder):

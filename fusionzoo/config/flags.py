@@ -89,16 +89,23 @@ COMPONENTS = ("data", "fusion", "objective")  # a name and its settings
 COMPONENT_GROUPS = ("encoders", "targets")  # components by modality, by column
 
 
-def parse_flags(args: Sequence[str]) -> Tree:
+def parse_flags(args: Sequence[str], names: Sequence[str] = ()) -> Tree:
     """Turn `--a.b 1 --c=x --flag` into `{"a": {"b": 1}, "c": "x", "flag": True}`.
+
+    Words without a flag are the settings `names`, in this order.
 
     >>> parse_flags(["--optim.lr", "1e-3", "--data.name=stamps", "--resume"])
     {'optim': {'lr': 0.001}, 'data': {'name': 'stamps'}, 'resume': True}
+    >>> parse_flags(["runs/a", "my.csv", "--split", "val"], ["model", "data"])
+    {'model': 'runs/a', 'data': 'my.csv', 'split': 'val'}
     """
     tree: Tree = {}
-    words = list(args)
+    words, names = list(args), list(names)
     while words:
         word = words.pop(0)
+        if not word.startswith("-") and names:
+            _set(tree, names.pop(0), word)
+            continue
         if not word.startswith("--") or word == "--":
             raise FusionZooError(f"expected a flag such as --train.epochs 5, found {word!r}")
         key, equals, text = word[2:].partition("=")
@@ -266,15 +273,25 @@ def in_seconds(duration: str | float, key: str) -> float:
     return float(match[1]) * UNITS[match[2]]
 
 
+NO = "none"  # the one word for "no"; `off`, `false` and `null` are taken for it where it fits
+
+
 def switches_as_words(cls: Any, tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `on` and `off` as words where those are choices; YAML reads them as booleans."""
+    """Return `on`, `off` and `none` as the choice or value that they stand for.
+
+    YAML reads the first two as booleans; `none` is None where no other choice has this word.
+    """
     hints, words = get_type_hints(cls), dict(tree)
     for name, value in tree.items():
+        choices = get_args(hints[name]) if get_origin(hints[name]) is Literal else ()
         if is_dataclass(hints[name]):
             words[name] = switches_as_words(hints[name], value)
-        elif isinstance(value, bool) and get_origin(hints[name]) is Literal:
-            word = "on" if value else "off"
-            words[name] = word if word in get_args(hints[name]) else value
+        elif value is False or value == NO:
+            words[name] = next((word for word in (NO, "off") if word in choices), value)
+            if value == NO and not choices and type(None) in get_args(hints[name]):
+                words[name] = None
+        elif value is True and "on" in choices:
+            words[name] = "on"
     return words
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, asdict, fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from fusionzoo.errors import FusionZooError, did_you_mean, quiet_pipe
+from fusionzoo.errors import FusionZooError, command_line, did_you_mean, quiet_pipe
 from fusionzoo.files import write_text
 
 from .flags import (
+    NO,
     Tree,
     check_numbers,
     config_file,
@@ -24,13 +25,22 @@ from .flags import (
     read_yaml,
     switches_as_words,
 )
+from .schema import TABLE_WORDS
 
 C = TypeVar("C")
 
 
-def from_args(cls: type[C], args: Sequence[str]) -> C:
-    """Build a configuration of type `cls` from command-line flags and the files they name."""
-    flags = _named(cls, parse_flags(args))
+def from_args(cls: type[C], args: Sequence[str], words: Sequence[str] = ()) -> C:
+    """Build a configuration of type `cls` from command-line flags and the files they name.
+
+    Words without a flag are the settings `words` that have none. Without a model but with encoders
+    or a fusion, which compose one, there is no word for it.
+    """
+    words = tuple(x for x in words if not any(f"{word}=".startswith(f"--{x}=") for word in args))
+    flags = parse_flags(args, words)
+    if words[:1] == ("model",) and {"encoders", "fusion"} & flags.keys():
+        flags = parse_flags(args, words[1:])
+    flags = _named(cls, flags)
     config = flags.pop("config", None)
     tree = {} if config is None else _named(cls, read_yaml(config_file(str(config))))
     if flags.get("resume"):
@@ -86,7 +96,8 @@ def _in_sections(cls: type, settings: Mapping[str, Any]) -> Tree:
     dotted_keys = _leaves(cls)
     tree: Tree = {}
     for name, value in settings.items():
-        key = name if name in top_level else _dotted_key(name, dotted_keys)
+        known = name in top_level or name in TABLE_WORDS
+        key = name if known else _dotted_key(name, dotted_keys)
         section, _, leaf = key.rpartition(".")
         tree = merge(tree, {section: {leaf: value}} if section else {leaf: value})
     return tree
@@ -103,7 +114,34 @@ def _dotted_key(name: str, dotted_keys: Mapping[str, bool]) -> str:
     return name  # unknown: `_refuse_unknown` raises and suggests the nearest name
 
 
+def _with_data_words(cls: type, tree: Mapping[str, Any]) -> Tree:
+    """Put settings of a table among those of the data: `decimal` is `data.decimal`."""
+    if "data" not in {setting.name for setting in fields(cls)}:
+        return dict(tree)
+    dotted_keys = _leaves(cls)
+    words = {name: value for name, value in tree.items() if name in TABLE_WORDS}
+    for name in words:
+        own = [key for key in dotted_keys if key.rpartition(".")[2] == name]
+        if own:
+            raise FusionZooError(
+                f"{name} is a setting of the data (--data.{name}) and of the run (--{own[0]}):"
+                " write one of these"
+            )
+    rest = {name: value for name, value in tree.items() if name not in words}
+    data = rest.get("data", {})
+    data = {"name": data} if isinstance(data, str) else data
+    if words and isinstance(data, Mapping):
+        for name, value in words.items():
+            if name in data and data[name] != value:
+                raise FusionZooError(
+                    f"--{name} {value} and --data.{name} {data[name]} differ: leave one out"
+                )
+        rest["data"] = {**data, **words}
+    return rest
+
+
 def _overlay(cls: type[C], tree: Mapping[str, Any], settings: Mapping[str, Any]) -> C:
+    tree, settings = _with_data_words(cls, tree), _with_data_words(cls, settings)
     hints = get_type_hints(cls)
     sections = [setting.name for setting in fields(cls) if is_dataclass(hints[setting.name])]  # type: ignore[arg-type]
     return from_tree(cls, merge(_named(cls, tree), _named(cls, settings), sections))
@@ -119,6 +157,8 @@ def from_tree(cls: type[C], tree: Mapping[str, Any]) -> C:
     tree = switches_as_words(cls, tree)
     check_numbers(cls, tree)
     components = {key: value for key, value in asdict(cls()).items() if dotted_keys.get(key)}  # type: ignore[call-overload]
+    if components.get("data") and (tree.get("data") or {}).get("root"):
+        components["data"] = {}  # no default name: that of the file or folder follows from it
     try:
         config = TypeAdapter(cls).validate_python(merge(components, tree))
     except ValidationError as error:
@@ -223,46 +263,93 @@ def _named(cls: Any, tree: Mapping[str, Any]) -> Tree:
     return {**named(tree), **{key: tree[key] for key in plain & tree.keys()}}
 
 
-def help_text(cls: type, prefix: str = "") -> str:
-    """Return a line per setting: flag, default, meaning."""
-    lines = []
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What `--help` of a command shows first."""
+
+    name: str
+    purpose: str
+    words: tuple[str, ...]  # settings that need no flag, in this order
+    examples: tuple[str, ...]  # what stands behind the command's name
+    common: tuple[str, ...]  # settings that most people need
+    more: str = ""  # behind the purpose in `--help-all`
+
+    def short(self, cls: type) -> str:
+        """Return the examples and the common settings."""
+        command = command_line(self.name)
+        lines = dict(_lines(cls))
+        usage = " ".join(["usage:", command, *(word.upper() for word in self.words), "[--SETTING]"])
+        return "\n".join(
+            [
+                f"{self.purpose}\n\n{usage}\n",
+                *(f"  {command} {example}" for example in self.examples),
+                "",
+                *(lines[key] for key in self.common),
+                f"\n{command} --help-all shows all {len(lines)} settings",
+            ]
+        )
+
+    def whole(self, cls: type) -> str:
+        """Return every setting, by section."""
+        return f"{self.purpose}\n{self.more}\n\n{help_text(cls)}"
+
+
+def help_text(cls: type) -> str:
+    """Return a line per setting, by section: flag, default, meaning."""
+    sections: dict[str, list[str]] = {}
+    for key, line in _lines(cls):
+        sections.setdefault(key.rpartition(".")[0], []).append(line)
+    parts = [
+        "\n".join([f"{section or 'settings'}:", *lines]) for section, lines in sections.items()
+    ]
+    return "\n\n".join(parts)
+
+
+def _lines(cls: type, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the dotted key and the line of each setting."""
     hints = get_type_hints(cls)
     for setting in fields(cls):
         if is_dataclass(hints[setting.name]):
-            lines.append(help_text(hints[setting.name], f"{prefix}{setting.name}."))
+            yield from _lines(hints[setting.name], f"{prefix}{setting.name}.")
         else:
             flag = f"--{prefix}{setting.name}"
             meaning = setting.metadata.get("help", "")
-            lines.append(f"  {flag:<28} {_default(setting)!s:<34} {meaning}".rstrip())
-    return "\n".join(lines)
+            line = f"  {flag:<28} {_default(setting)!s:<34} {meaning}".rstrip()
+            yield f"{prefix}{setting.name}", line
 
 
 def _default(setting: Field[Any]) -> Any:
     if setting.default_factory is not MISSING:
         return json.dumps(setting.default_factory())
-    return "null" if setting.default is None else setting.default
+    return NO if setting.default is None else setting.default
 
 
 @quiet_pipe
 def run_command(
     cls: type[C],
-    doc: str,
+    usage: Usage | str,
     args: Sequence[str],
     start: Callable[[C], int],
     *,
+    words: Sequence[str] = (),
     interrupted: str = "stopped",
 ) -> int:
     """Build the configuration from `args` and call `start` with it; return the exit code.
 
-    `--help` prints `doc` and the settings. A user's error is printed on one line, exit code 2; a
-    Ctrl-C that `start` does not handle prints `interrupted`, exit code 130.
+    `--help` prints the usage; where that is text alone, with all settings. A user's error is
+    printed on one line, exit code 2; a Ctrl-C that `start` does not handle prints `interrupted`,
+    exit code 130.
     """
-    if {"-h", "--help"} & set(args):
-        print(f"{doc.strip()}\n\nSettings and defaults:\n{help_text(cls)}")
-        print("\nSettings of a fusion, encoder or training strategy: fusionzoo zoo info NAME")
+    if {"-h", "--help", "--help-all"} & set(args):
+        if isinstance(usage, str):
+            print(f"{usage.strip()}\n\n{help_text(cls)}")
+        else:
+            print(usage.whole(cls) if "--help-all" in args else usage.short(cls))
+        print("Settings of a fusion, encoder or training strategy: fusionzoo zoo info NAME")
         return 0
+    words = words if isinstance(usage, str) else usage.words
     try:
-        return start(from_args(cls, args))
+        return start(from_args(cls, args, words))
     except BrokenPipeError:
         raise  # `quiet_pipe` handles it
     except (FusionZooError, OSError) as error:

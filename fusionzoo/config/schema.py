@@ -10,6 +10,14 @@ from annotated_types import Ge, Gt, Interval
 
 from .flags import Tree
 
+TABLE_WORDS = (  # settings of one's own table that need no `data.`; those of a run have other names
+    *("columns", "kinds", "shares", "paths", "allow_outside", "group", "group_column"),
+    *("delimiter", "encoding", "sheet", "decimal", "na", "drop_empty", "label_separator"),
+    *("fields", "stream_limit", "join", "on", "how", "categorical", "arrays", "sample_rate"),
+    *("frames", "on_error", "max_errors", "modalities", "missing", "missing_mechanism"),
+    "base",
+)
+TARGET = "label column of one's own table, or several: a,b; what they hold is found out"
 HELP = "auto: measure memory format, bf16 and loader processes at start, and take what is faster"
 
 
@@ -65,7 +73,7 @@ class OptimConfig:
     gradual_unfreeze: dict[str, Count] = option(
         {}, "modality -> epochs between unfreezing layers, from the last one down"
     )
-    clip: Positive | None = option(1.0, "maximum norm of the gradient; null = no clipping")
+    clip: Positive | None = option(1.0, "maximum norm of the gradient; none = no clipping")
 
 
 UNFREEZING = ("unfreeze_at_epoch", "gradual_unfreeze")
@@ -82,7 +90,7 @@ class TrainConfig:
         None, "maximum number of optimiser steps; the schedule ends there"
     )
     patience: Count | None = option(
-        None, "epochs without a better validation metric before stopping; null = never"
+        None, "epochs without a better validation metric before stopping; none = never"
     )
     time_limit: str | Positive | None = option(
         None, "stop training after this time and evaluate: 90s, 10m, 1.5h; --resume goes on"
@@ -90,11 +98,16 @@ class TrainConfig:
     soup: Count | None = option(
         None, "average the weights of up to this many best epochs while validation does not fall"
     )
+    refit: bool = option(
+        False,
+        "train anew on train and validation together, for the epochs that were best, and save that"
+        " model; validation figures stay those of the first training",
+    )
     batch_size: Count = option(32, "samples per process and step")
     accumulate: Count = option(1, "batches accumulated per optimiser step")
-    eval_batch_size: Count | None = option(None, "null = batch_size")
+    eval_batch_size: Count | None = option(None, "none = batch_size")
     num_workers: Annotated[int, Ge(0)] | None = option(
-        None, "loader processes per rank; null = chosen by cores"
+        None, "loader processes per rank; none = chosen by cores"
     )
     group_by: str | None = option(
         None, "group similar samples into batches: length (less padding) | aspect_ratio | a column"
@@ -107,9 +120,12 @@ class TrainConfig:
     standardise: Literal["auto", "off"] = option(
         "auto", "centre and scale features of encoders that stay frozen, by the training split"
     )
+    calibrate: Literal["none", "temperature", "auto"] = option(
+        "auto", "of the finished model, on validation data; auto: where that lowers the NLL"
+    )
     amp: Literal["none", "bf16", "fp16"] = option("none", "mixed precision")
     log_every: Count = option(10, "steps between two lines of metrics.jsonl")
-    save_every: Count | None = option(None, "steps between two checkpoints; null = every epoch")
+    save_every: Count | None = option(None, "steps between two checkpoints; none = every epoch")
     last_k: Count = option(2, "checkpoints to keep; an older one replaces a damaged one")
     ema: Share | None = option(None, "decay of an EMA of the weights, used in evaluation")
     max_bad_steps: Annotated[int, Ge(0)] = option(
@@ -142,6 +158,7 @@ class RunConfig(SpeedConfig):
         "", "files or modules with components of your own, `my_fusion.py`: docs/plugins.md"
     )
     data: Tree = option({"name": "digits"}, "data set and its settings: `fusionzoo data list`")
+    target: str | list[str] = option("", TARGET)
     encoders: dict[str, Tree] = option({}, "modality -> encoder; empty = the data set's default")
     fusion: Tree = option({"name": "gmu"}, "fusion and its settings: `fusionzoo zoo`")
     balance: str | list[str] = option("", "balancing strategies: `ogm_ge,modality_dropout`")
@@ -159,7 +176,7 @@ class RunConfig(SpeedConfig):
     )
     seed: int = option(0, "seed of weights, order, dropout and augmentation")
     device: str = option("auto", "auto | cpu | cuda | cuda:1")
-    out: str | None = option(None, "run folder; null = runs/<data set>, numbered if it exists")
+    out: str | None = option(None, "run folder; none = runs/<data set>, numbered if it exists")
     overwrite: bool = option(False, "replace an existing run in `out`")
     resume: Literal[False, True, "auto"] = option(
         False,
@@ -173,12 +190,13 @@ class ModelUse(SpeedConfig):
     """Settings that embedding, evaluation and prediction share: a model, run over data."""
 
     model: str = option("", "model folder, or run folder with a model in it (required)")
+    target: str | list[str] = option("", "label column, where it has another name than in training")
     plugins: str | list[str] = option(
         "", "files or modules with components of your own, `my_fusion.py`: docs/plugins.md"
     )
     batch_size: Count = option(64, "samples per step")
     num_workers: Annotated[int, Ge(0)] | None = option(
-        None, "loader processes; null = chosen by cores"
+        None, "loader processes; none = chosen by cores"
     )
     device: str = option("auto", "auto | cpu | cuda | cuda:1")
 
@@ -191,13 +209,18 @@ class EvaluateConfig(ModelUse):
     out: str = option("", "JSON file for the metrics; empty = print them only")
 
 
+CSV_SAFE = "an apostrophe before cells of a .csv that a spreadsheet program runs as formulas"
+
+
 @dataclass(frozen=True, kw_only=True)
 class PredictConfig(ModelUse):
     data: Tree = option({}, "data set and its settings (required): `fusionzoo data list`")
     split: str = option("all", "train | val | test | all")
     out: str = option("", "file for the predictions, .csv or .parquet")
-    csv_safe: bool = option(
-        False, "an apostrophe before cells of a .csv that a spreadsheet program runs as formulas"
+    onnx: bool = option(False, "the model is a folder that `fusionzoo export` wrote")
+    csv_safe: bool = option(False, CSV_SAFE)
+    coverage: Annotated[float, Interval(gt=0, lt=1)] | None = option(
+        None, "0.9: also columns `set`, or `lower` and `upper`, that hold the truth in 90 %"
     )
 
 
@@ -209,6 +232,7 @@ class BenchmarkConfig(SpeedConfig):
         "", "files or modules with components of your own, `my_fusion.py`: docs/plugins.md"
     )
     data: Tree = option({"name": "digits"}, "data set and its settings: `fusionzoo data list`")
+    target: str | list[str] = option("", TARGET)
     encoders: dict[str, Tree] = option({}, "modality -> encoder; empty = the data set's default")
     fusions: str | list[str] = option("all", "names or families, `mbt,lmf,late`, or all")
     fusion: Tree = option({"dim": 128}, "settings for all fusions; a fusion without one ignores it")
@@ -224,7 +248,7 @@ class BenchmarkConfig(SpeedConfig):
     )
     seeds: Count = option(3, "training seeds of each strategy")
     folds: Annotated[int, Ge(0)] | None = option(
-        None, "cross-validation folds; 0 = the data's split; null = 5 below 5,000 samples, else 0"
+        None, "cross-validation folds; 0 = the data's split; none = 5 below 5,000 samples, else 0"
     )
     missing_train: tuple[Share, ...] = option(
         (0.0,), "shares of the training samples' modalities to remove, `[0, 0.3]`: a row for each"
@@ -233,12 +257,20 @@ class BenchmarkConfig(SpeedConfig):
         (0.0,), "shares of the training samples' modalities that lose a part, `[0, 0.3]`: likewise"
     )
     epochs: Count = option(40, "maximum passes over the training split")
-    patience: Count | None = option(5, "epochs without a better validation loss; null = never stop")
+    patience: Count | None = option(5, "epochs without a better validation loss; none = never stop")
     batch_size: Count = option(32, "samples per step")
     optim: OptimConfig = field(default_factory=OptimConfig)
     tune: Annotated[int, Ge(0)] | None = option(
         None,
-        "Optuna trials of each strategy and fold, on validation data; null = 8, in finetune mode 0",
+        "Optuna trials of each strategy and fold, on validation data; none = 8, in finetune mode 0",
+    )
+    refit: bool | None = option(
+        None,
+        "test models trained anew on train and validation together, for the epochs that validation"
+        " chose; none = in probe mode with folds",
+    )
+    time_limit: str | Positive | None = option(
+        None, "report what is done after this time: 90s, 20m, 1.5h; the same command goes on"
     )
     encoder_epochs: Count = option(10, "probe: epochs to train encoders without weights")
     max_tokens: dict[str, Count] = option({}, "modality -> maximum tokens; neighbours averaged")
@@ -247,19 +279,32 @@ class BenchmarkConfig(SpeedConfig):
     views: Count = option(1, "probe: cached passes over train; augmented if more than one")
     stack: bool = option(True, "train the seeds of a small fusion in one batch, where equivalent")
     controls: bool = option(True, "also train on shuffled labels, expecting chance level")
-    corruptions: Literal[False, "sample", "full"] = option(
+    corruptions: Literal["none", "sample", "full"] = option(
         "sample", "also test on damaged samples: a third of them at 3 severities, or all at 5"
     )
     analyses: bool | None = option(
-        None, "report what the data needs (pid, emap); null = in probe mode, if within a minute"
+        None, "report what the data needs (pid, emap); none = in probe mode, if within a minute"
     )
-    jobs: Count | None = option(None, "processes; null = one per core, one thread each")
+    jobs: Count | None = option(None, "processes; none = one per core, one thread each")
     engine: Literal["processes", "ray"] = option("processes", "executor of the trials")
     num_workers: Annotated[int, Ge(0)] | None = option(None, "loader processes while encoding")
     device: str = option("auto", "auto | cpu | cuda | cuda:1")
     seed: int = option(0, "first training seed; also seeds encoders, folds and tuning")
     out: str = option("report", "folder of the report and its trials")
     combine: tuple[str, ...] = option((), "folders of finished reports: rank the fusions over them")
+    external: str = option(
+        "",
+        "CSV file of others' results, shown beside ours and part of no statistics: strategy,"
+        " the metric, and as wanted low, high, source",
+    )
+    table_columns: tuple[str, ...] = option(
+        (), "columns of table.tex, `[strategy, metric, interval]`; empty = those of table.md"
+    )
+    shard: str = option(
+        "",
+        "run the i-th of n parts of the jobs, `3/8`, without a report; the same command without"
+        " it reports",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,7 +332,7 @@ class EmbedConfig(ModelUse):
     row_group: Count = option(4096, "rows of a part: what a killed run computes again")
     overwrite: bool = option(False, "discard the parts that another extraction left at `out`")
     engine: Literal["local", "ray"] = option("local", "local: this process or torchrun's; or Ray")
-    actors: Count | None = option(None, "Ray: processes with a model each; null = one per GPU")
+    actors: Count | None = option(None, "Ray: processes with a model each; none = one per GPU")
     dist: DistConfig = field(default_factory=DistConfig)
 
 

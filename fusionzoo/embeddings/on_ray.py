@@ -15,9 +15,9 @@ from typing import Any
 import pyarrow as pa
 
 from fusionzoo.config import EmbedConfig
-from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed import World, keep_freed_memory, pick_device
 from fusionzoo.errors import FusionZooError
+from fusionzoo.inputs import InMemory
 from fusionzoo.model import FusionModel
 
 from .extract import Extraction, extract
@@ -25,7 +25,7 @@ from .open import open_model_and_data
 from .parts import Parts
 
 CORES_PER_ACTOR = 4  # on machines without a GPU
-Objects = tuple[FusionModel | None, PairedDataset | None]  # in memory, instead of those of `cfg`
+Objects = tuple[FusionModel | None, InMemory]  # in memory, instead of those of `cfg`
 
 
 class PartActor:

@@ -13,7 +13,8 @@ from fusionzoo.distributed import World
 from fusionzoo.encoders import WRAPPED, Encoder
 from fusionzoo.encoders.augment import refuse_augmentation
 from fusionzoo.errors import FusionZooError, did_you_mean
-from fusionzoo.inference import data_settings_of
+from fusionzoo.inference import open_for_model
+from fusionzoo.inputs import InMemory, complete_data
 from fusionzoo.loading import load
 from fusionzoo.model import FusionModel, create_model
 from fusionzoo.plugins import load_plugins
@@ -107,8 +108,17 @@ def _drop_maps(fusion: nn.Module) -> None:
                 setattr(parent, name, nn.Identity())
 
 
+def open_data_alone(cfg: EmbedConfig, dataset: InMemory) -> PairedDataset:
+    """Open the data that encoders without training read."""
+    if isinstance(dataset, PairedDataset):
+        return dataset
+    done = complete_data(cfg.data if dataset is None else dataset, cfg.target)
+    done.show()
+    return open_dataset(done.to_open, None)
+
+
 def open_model_and_data(
-    cfg: EmbedConfig, world: World, model: FusionModel | None, dataset: PairedDataset | None
+    cfg: EmbedConfig, world: World, model: FusionModel | None, dataset: InMemory
 ) -> tuple[FusionModel, PairedDataset, dict[str, Any]]:
     """Return the model on its device, the rows to embed, and the data set's settings.
 
@@ -130,11 +140,12 @@ def open_model_and_data(
     # Labels are written as they stand, so only plain classes are read.
     targets: dict[str, str] | None = None if model is None or model.targets is None else {}
     refuse_augmentation(cfg.data)
-    trained_on = None if model is None else model.trained_on
-    settings = data_settings_of(cfg.data, cfg.model, trained_on)
-    dataset = open_dataset(settings, targets, dataset)
     if model is None:
+        dataset = open_data_alone(cfg, dataset)
+        settings = dict(cfg.data)
         model = compose(dataset, cfg.encoders, cfg.fusion)
+    else:
+        dataset, settings = open_for_model(cfg, model, dataset, targets)
     read = [name for name in dataset.modalities if name in model.modalities]
     if not read:
         raise FusionZooError(

@@ -165,9 +165,11 @@ def relevant_ranks(cosines: Tensor, columns: Tensor, mask: Tensor) -> Tensor:
     """
     cosines = cosines.nan_to_num(nan=torch.inf)
     relevant = cosines.gather(1, columns)
-    own = torch.where(relevant == torch.inf, -torch.inf, relevant).masked_fill(~mask, -torch.inf)
-    own = own.sort(dim=1, descending=True).values
-    thresholds = own - TIE
+    descending = torch.where(relevant == torch.inf, -torch.inf, relevant).masked_fill(
+        ~mask, -torch.inf
+    )
+    descending = descending.sort(dim=1, descending=True).values
+    thresholds = descending - TIE
     padded = relevant.masked_fill(~mask, torch.inf).sort(dim=1).values
     relevant_below = torch.searchsorted(padded, thresholds.contiguous())
     if columns.shape[1] <= FEW:

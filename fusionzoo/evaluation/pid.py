@@ -447,6 +447,7 @@ class Interactions:
     model: float
     additive: float  # of the best additive function of its logits
     share: float  # of the logits' variance that no additive function has
+    share_error: float  # standard error of the share; 0 where no completion is drawn at random
     samples: int  # complete ones
 
     @property
@@ -459,36 +460,58 @@ class Interactions:
         return {**asdict(self), "gain": self.gain}
 
 
+JACKKNIFE_BLOCKS = 16  # of the random completions
+
+
 def project(logits: Logits, rows: int, modalities: int, completions: int, seed: int) -> Tensor:
-    """Return the logits' projection on additive functions of the modalities: (n, K).
+    """Return the logits' projection on additive functions of the modalities: (blocks, n, K).
 
     f_m(i) is the mean of F over the other modalities' rows, EMAP(i) = sum_m f_m(i) - (M - 1) mean F
-    (Hessel and Lee 2020, EMNLP, arXiv:2010.06572). Two modalities: all n^2 pairs. More: the same
-    `completions` random rows of the others for every i, and mean F over as many random matchings.
+    (Hessel and Lee 2020, EMNLP, arXiv:2010.06572). Two modalities: all n^2 pairs, in one block.
+    More: the same `completions` random rows of the others for every i, and mean F over as many
+    random matchings; each block is the estimate of a part of them, their mean that of all.
     """
     if modalities == 2:
         every = np.arange(rows)
         table = torch.stack([logits([np.full(rows, row), every]) for row in range(rows)])
-        return table.mean(1) + table.mean(0) - table.mean((0, 1))
+        return (table.mean(1) + table.mean(0) - table.mean((0, 1)))[None]
+    blocks = min(JACKKNIFE_BLOCKS, completions)
+    sizes = torch.tensor([len(x) for x in np.array_split(np.arange(completions), blocks)])
     generator = np.random.default_rng(seed)
     every = np.arange(rows)
-    mean = torch.stack(
-        [
-            logits([generator.permutation(rows) for _ in range(modalities)]).mean(0)
-            for _ in range(completions)
-        ]
-    ).mean(0)
-    projection = mean.expand(rows, -1).clone()
+
+    def block_means(draw: Callable[[], Tensor]) -> Tensor:
+        return torch.stack([sum((draw() for _ in range(n)), torch.zeros(())) / n for n in sizes])
+
+    def matched() -> Tensor:
+        return logits([generator.permutation(rows) for _ in range(modalities)]).mean(0)
+
+    projection = block_means(matched)[:, None].expand(-1, rows, -1).clone()
     for modality in range(modalities):
-        total = torch.zeros_like(projection)
-        for _ in range(completions):
-            drawn = generator.integers(rows, size=modalities)
-            row_numbers = [np.full(rows, row) for row in drawn]
+
+        def completed(modality: int = modality) -> Tensor:
+            row_numbers = [np.full(rows, row) for row in generator.integers(rows, size=modalities)]
             row_numbers[modality] = every
-            total += logits(row_numbers)
-        single = total / completions
-        projection += single - single.mean(0)
+            return logits(row_numbers)
+
+        single = block_means(completed)
+        projection += single - single.mean(1, keepdim=True)
     return projection
+
+
+def jackknife(blocks: Tensor, estimate: Callable[[Tensor], float]) -> tuple[float, float]:
+    """Return an estimate from the mean of blocks without its bias, and its standard error.
+
+    Leaves out a block at a time (Efron and Tibshirani 1993, An Introduction to the Bootstrap,
+    chapter 11): noise of the mean adds to a squared distance, in proportion to 1 / blocks.
+    """
+    count, whole = len(blocks), estimate(blocks.mean(0))
+    if count < 2:
+        return whole, 0.0
+    total = blocks.sum(0)
+    left_out = np.array([estimate((total - block) / (count - 1)) for block in blocks])
+    error = np.sqrt((count - 1) * left_out.var())
+    return float(count * whole - (count - 1) * left_out.mean()), float(error)
 
 
 def logits_of(fusion: Fusion, features: Mapping[str, Features]) -> Logits:
@@ -522,15 +545,20 @@ def interactions(
     logits = logits_of(fusion, features)
     count = len(next(iter(features.values())).pooled)
     model = logits([np.arange(count)] * len(features))
-    additive = project(logits, count, len(features), completions, seed)
-    variance = (model - model.mean(0)).square().sum()
-    residual = (model - additive).square().sum()
+    blocks = project(logits, count, len(features), completions, seed)
+    variance = float((model - model.mean(0)).square().sum())
+
+    def share_of(additive: Tensor) -> float:
+        return float((model - additive).square().sum()) / variance if variance > 0 else 0.0
+
+    share, share_error = jackknife(blocks, share_of)
     metric, model_score = score(model)
     return Interactions(
         metric=metric,
         model=model_score,
-        additive=score(additive)[1],
-        share=float(residual / variance) if variance > 0 else 0.0,
+        additive=score(blocks.mean(0))[1],
+        share=max(0.0, share),
+        share_error=share_error,
         samples=count,
     )
 

@@ -356,9 +356,9 @@ def decompose_data(
     """
     if mode == "sample":
         return pid_by_probes(setup, mode, ids)
-    found = pid(setup) if mode == "cvx" else pid_by_probes(setup, mode, ids)
+    decompositions = pid(setup) if mode == "cvx" else pid_by_probes(setup, mode, ids)
     pairs = []
-    for sources, pair in zip(pairs_of(list(setup.folds[0].features)), found, strict=True):
+    for sources, pair in zip(pairs_of(list(setup.folds[0].features)), decompositions, strict=True):
         limits = limits_of(setup, *sources)
         if limits is not None and mode == "cvx" and setup.clusters is None:
             pair = _without_clusters(
@@ -381,12 +381,12 @@ def _without_clusters(
     number = limits.lost(pair.parts)
     if number is None:
         return pair
-    told, known = (
+    explained, known = (
         pair.parts.redundancy + pair.parts[1 + number],
         limits.entropy - limits[1 + number],
     )
     name = (pair.first, pair.second)[number]
-    said = f"Clusters tell {told:.2f} bits of {name}, a probe {known:.2f}"
+    said = f"Clusters tell {explained:.2f} bits of {name}, a probe {known:.2f}"
     names = (*sources[0], *sources[1])
     counts = [
         is_usable(fold, part, names).sum()

@@ -277,9 +277,9 @@ def direction_scores(
             matching = match(codes, [content_of(content, to, mask)], labels)
             query = sum(F.normalize(embeddings[n][mask].float(), dim=-1) for n in names)
             assert isinstance(query, Tensor)
-            found = ranked(query, embeddings[to][mask], matching)
+            ranking = ranked(query, embeddings[to][mask], matching)
             direction = f"{'+'.join(names)}_to_{to}"
-            scores[direction] = found._replace(rows=np.flatnonzero(mask)[found.rows])
+            scores[direction] = ranking._replace(rows=np.flatnonzero(mask)[ranking.rows])
     if not scores and not together:
         raise FusionZooError("no sample has two modalities, so there is nothing to retrieve")
     return scores

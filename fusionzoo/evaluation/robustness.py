@@ -320,21 +320,25 @@ def subset_label(subset: Collection[str]) -> str:
     return "+".join(sorted(subset)) or "none"
 
 
-def shapley(scores: Scores, modalities: Sequence[str]) -> dict[str, float]:
+Score = TypeVar("Score", float, Tensor)  # of one thing, or of several at once
+
+
+def shapley(scores: Mapping[frozenset[str], Score], modalities: Sequence[str]) -> dict[str, Score]:
     """Return each modality's exact Shapley value (1953): they sum to full score - empty score.
 
     >>> xor = {frozenset(): 0.5, frozenset("a"): 0.5, frozenset("b"): 0.5, frozenset("ab"): 1.0}
     >>> shapley(xor, "ab")
     {'a': 0.25, 'b': 0.25}
     """
-    count = len(modalities)
+    count, zero = len(modalities), 0.0 * scores[frozenset()]
     values = {}
     for name in modalities:
         others = [other for other in modalities if other != name]
-        values[name] = sum(
+        steps = [
             (scores[subset | {name}] - scores[subset]) / (count * comb(count - 1, len(subset)))
             for subset in subsets(others)
-        )
+        ]
+        values[name] = sum(steps, zero)
     return values
 
 

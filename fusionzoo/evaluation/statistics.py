@@ -64,6 +64,18 @@ def seed_interval(values: Sequence[float]) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
+def share_interval(share: float, count: int) -> tuple[float, float]:
+    """Return Wilson's interval (1927) of a share of `count` independent samples.
+
+    >>> [round(x, 3) for x in share_interval(0.9, 100)]
+    [0.826, 0.945]
+    """
+    from scipy.stats import binomtest
+
+    interval = binomtest(round(share * count), count).proportion_ci(LEVEL, method="wilson")
+    return float(interval.low), float(interval.high)
+
+
 def by_group(scores: Array, groups: Sequence[str] | None) -> Array:
     """Return one column per group: (S, N) -> (S, G), with the same mean.
 
@@ -89,7 +101,9 @@ def crossed(scores: Array, folds: int = 1) -> tuple[Interval, float]:
     the variance is 1 / (1 - rho) times as large, with Nadeau and Bengio's (2003) rho = 1 / folds.
     In simulations (results/coverage.csv) this interval covers the truth in 95 to
     98 % of data sets; the one that ignores the overlap in 92 to 96 %; Nadeau and Bengio's own, from
-    the folds' means, in 98 to 99 %, at 1.7 times the width.
+    the folds' means, in 98 to 99 %, at 1.7 times the width. With one of 30 fusions chosen in each
+    fold it covers the true gain over a given modality in 94 to 97 % of data sets of 300 to 700
+    samples, and in 92 % of those of 150.
     """
     from scipy.stats import t
 

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+def describe(error: Exception) -> str:
+    """Return the kind of an error and the first line of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
 class Checks(dict[str, Callable[[T], None]]):
     """The checks of one kind of component, by name."""
 
@@ -30,8 +36,7 @@ class Checks(dict[str, Callable[[T], None]]):
             try:
                 function(component)
             except Exception as error:  # any error of the component is a failed check
-                lines = str(error).strip().splitlines()
-                yield name, f"{type(error).__name__}: {lines[0] if lines else ''}"
+                yield name, describe(error)
             else:
                 yield name, None
 

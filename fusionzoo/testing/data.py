@@ -132,9 +132,9 @@ def targets_are_in_range(source: Source) -> None:
         absent = [data.classes[k] for k in range(count) if k not in training]
         assert not absent, f"no training sample is of class {absent[0]!r}"
     for position, sample in decoded(source):
-        own = torch.tensor(sample.target, dtype=targets.dtype)
-        same = torch.allclose(own, targets[position], equal_nan=True)
-        assert same, f"{sample.id!r} has target {own.tolist()}, not {targets[position].tolist()}"
+        target = torch.tensor(sample.target, dtype=targets.dtype)
+        same = torch.allclose(target, targets[position], equal_nan=True)
+        assert same, f"{sample.id!r} has target {target.tolist()}, not {targets[position].tolist()}"
 
 
 @CHECKS.add
@@ -144,8 +144,9 @@ def references_and_lengths_are_of_every_sample(source: Source) -> None:
     for column, name in enumerate(data.modalities):
         references = data.references(name)
         assert len(references) == len(data), f"{len(references)} references of {name}"
-        there = [reference is not None for reference in references]
-        assert there == data.present[:, column].tolist(), f"references of {name} are not `present`"
+        has_value = [reference is not None for reference in references]
+        expected = data.present[:, column].tolist()
+        assert has_value == expected, f"references of {name} are not `present`"
     lengths = data.lengths()
     assert lengths.shape == (len(data),), f"lengths are {tuple(lengths.shape)}"
     assert lengths.isfinite().all() and (lengths >= 0).all(), "a length is negative or not finite"

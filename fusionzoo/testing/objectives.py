@@ -107,9 +107,9 @@ def labels_in_a_column_count_the_same(subject: Subject) -> None:
     """Tried: labels as several objectives beside each other get them, float (B, 1)."""
     if subject.labels.ndim == 1:
         columns = subject.labels[:, None].float()
-        found = subject.build().criterion(subject.logits, columns)
+        losses = subject.build().criterion(subject.logits, columns)
         expected = subject.build().criterion(subject.logits, subject.labels)
-        assert torch.equal(found, expected), "labels in a column have another loss"
+        assert torch.equal(losses, expected), "labels in a column have another loss"
 
 
 @CHECKS.add

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from fusionzoo.errors import FusionZooError
 from fusionzoo.plugins import definition_of
 
-from .checks import Checks
+from .checks import Checks, describe
 
 
 class Suite(NamedTuple):
@@ -84,14 +84,18 @@ def results(target: str, kind: str, settings: Mapping[str, Any]) -> Iterator[Res
     """Yield what each check finds in a component that `target` names."""
     suite = SUITES[kind]()
     component = suite.load(target, settings)
+    unreported = None
     try:
         suite.build(component)
     except FusionZooError:  # a wrong setting, a download that is needed
         raise
-    except Exception:
-        pass  # a bug of the component, which the checks report
+    except Exception as error:  # a bug of the component: most checks build it and fail as well
+        unreported = describe(error)
     for name, problem in suite.checks.run(component):
+        unreported = None if problem else unreported
         yield Result(name.replace("_", " "), suite.checks[name].__doc__ or "", problem)
+    if unreported:
+        yield Result("it can be built", "Tried: building it before the first check.", unreported)
 
 
 def main_check(target: str, kind: str = "fusion", settings: Mapping[str, Any] | None = None) -> int:
@@ -110,12 +114,12 @@ def main_check(target: str, kind: str = "fusion", settings: Mapping[str, Any] | 
 def require(target: str | Callable[..., Any], kind: str, settings: Mapping[str, Any]) -> None:
     """Raise an `AssertionError` that names the checks that failed, if any did."""
     name = target if isinstance(target, str) else _reference(target)
-    found = list(results(name, kind, settings))
-    failed = [f"\n- {x.check}\n  {x.tried}\n  Found: {x.problem}" for x in found if x.problem]
+    outcomes = list(results(name, kind, settings))
+    failed = [f"\n- {x.check}\n  {x.tried}\n  Found: {x.problem}" for x in outcomes if x.problem]
     if failed:
         what = KINDS.get(kind, "a fusion")
         raise AssertionError(
-            f"{name} fails {len(failed)} of {len(found)} checks of {what}:{''.join(failed)}"
+            f"{name} fails {len(failed)} of {len(outcomes)} checks of {what}:{''.join(failed)}"
         )
 
 

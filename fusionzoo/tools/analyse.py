@@ -16,11 +16,11 @@ from torch import Tensor
 from fusionzoo.benchmark.bench import Bench, open_bench
 from fusionzoo.benchmark.prepare import build_encoders, is_untrained, prepare
 from fusionzoo.benchmark.report.needs import setup_of
-from fusionzoo.config import BenchmarkConfig, EvaluateConfig, merge
+from fusionzoo.config import BenchmarkConfig, EvaluateConfig
 from fusionzoo.config.flags import Tree
-from fusionzoo.config.load import run_command
-from fusionzoo.config.schema import Count, option
-from fusionzoo.datasets import PairedDataset
+from fusionzoo.config.load import Usage, run_command
+from fusionzoo.config.schema import CSV_SAFE, TARGET, Count, option
+from fusionzoo.datasets import PairedDataset, create_dataset
 from fusionzoo.errors import FusionZooError, print_table
 from fusionzoo.evaluation.pid import (
     Interactions,
@@ -39,28 +39,26 @@ from fusionzoo.inference import (
     labelled,
     open_data,
     open_model,
+    table_without_formulas,
     tasks_of_model,
 )
+from fusionzoo.inputs import InMemory, complete_data, complete_run, required
 from fusionzoo.model import FusionModel
 from fusionzoo.plugins import load_plugins
 from fusionzoo.structures import Features
 from fusionzoo.training.build import open_dataset
-
-from .audit.audit import source_first
+from fusionzoo.training.multitask import targets_of
 
 if TYPE_CHECKING:
     from fusionzoo.evaluation.pid import Pair
-
-
-SOURCE = "a data set's name, a manifest or a folder of class folders (required)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyseConfig:
     """Settings of an analysis."""
 
-    source: str = option("", SOURCE)
-    data: Tree = option({}, "settings of the data set, as in train.py: --data.<setting>")
+    data: Tree = option({}, "data set and its settings (required): `fusionzoo data list`")
+    target: str | list[str] = option("", TARGET)
     plugins: str | list[str] = option(
         "", "files or modules with components of your own, `my_data.py`: docs/plugins.md"
     )
@@ -68,20 +66,21 @@ class AnalyseConfig:
     encoders: dict[str, Tree] = option({}, "modality -> encoder; empty = the data set's default")
     encoder_epochs: Count = option(10, "epochs to train encoders without weights")
     folds: Annotated[int, Ge(0)] | None = option(
-        None, "cross-validation folds; 0 = the data's split; null = 5 below 5,000 samples, else 0"
+        None, "cross-validation folds; 0 = the data's split; none = 5 below 5,000 samples, else 0"
     )
     pid_mode: Literal["cvx", "batch", "sample"] = option(
         "cvx", "cvx: counts clusters; batch, sample: probes of the class, sample for each sample"
     )
     clusters: Count | None = option(
-        None, "cvx: K-means clusters of each source; null = chosen on training rows left out"
+        None, "cvx: K-means clusters of each source; none = chosen on training rows left out"
     )
     by_sample: str = option("", "pid_mode sample: file for each sample's parts, .csv or .parquet")
+    csv_safe: bool = option(False, CSV_SAFE)
     split: str = option("test", "emap: train | val | test | all")
     samples: Count = option(400, "emap: most samples; two modalities take their square of passes")
     completions: Count = option(256, "emap: random completions with three or more modalities")
     json: str = option("", "file for the figures")
-    jobs: Count | None = option(None, "processes; null = one per core")
+    jobs: Count | None = option(None, "processes; none = one per core")
     num_workers: Annotated[int, Ge(0)] | None = option(None, "loader processes while encoding")
     device: str = option("auto", "auto | cpu | cuda | cuda:1")
     seed: int = option(0, "of folds, clusters and completions")
@@ -95,7 +94,7 @@ def read_features(
     Vectors are taken as they are. Encoders without weights are trained alone on a fold's training
     rows, as in a benchmark.
     """
-    opened = open_dataset(cfg.data, None, dataset)
+    opened = open_dataset(cfg.data, targets_of(cfg), dataset)
     if opened.scheme is not None:
         raise FusionZooError(f"pid needs one class for each sample; {opened.source} has none")
     as_they_are: Mapping[str, Any] = {
@@ -128,7 +127,7 @@ def check_suffix(path: Path) -> None:
         raise FusionZooError(f"--by_sample {path}: samples are written as .csv or .parquet")
 
 
-def write_samples(path: Path, pairs: Iterable[Pair]) -> None:
+def write_samples(path: Path, pairs: Iterable[Pair], *, csv_safe: bool = False) -> None:
     """Write a row for each sample and pair of sources: `id`, `first`, `second`, and the parts."""
     check_suffix(path)
     tables = []
@@ -155,7 +154,7 @@ def write_samples(path: Path, pairs: Iterable[Pair]) -> None:
         else:
             from pyarrow.csv import write_csv
 
-            write_csv(table, partial)
+            write_csv(table_without_formulas(table) if csv_safe else table, partial)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +182,7 @@ class Analysis:
 
 
 def analyse(
-    cfg: AnalyseConfig, model: FusionModel | None = None, dataset: PairedDataset | None = None
+    cfg: AnalyseConfig, model: FusionModel | None = None, dataset: InMemory = None
 ) -> Analysis:
     """Analyse the data that `cfg` names, or a model's answers on it if there is a model."""
     has_model = model is not None or bool(cfg.model)
@@ -193,16 +192,24 @@ def analyse(
     bench = BenchmarkConfig(
         plugins=cfg.plugins,
         data=cfg.data,
+        target=cfg.target,
         encoders=cfg.encoders,
         folds=cfg.folds,
         encoder_epochs=cfg.encoder_epochs,
         tune=0,
-        corruptions=False,
+        corruptions="none",
         jobs=cfg.jobs,
         num_workers=cfg.num_workers,
         device=cfg.device,
         seed=cfg.seed,
     )
+    if isinstance(dataset, dict):
+        done = complete_data(dataset, cfg.target)
+        done.show()
+        dataset = create_dataset(**done.to_open)
+    elif dataset is None:
+        bench, done = complete_run(replace(bench, data=required(cfg.data)))
+        done.show()
     setup, notes, ids = read_features(bench, dataset, cfg.clusters)
     mode = cfg.pid_mode
     pairs = tuple(decompose_data(setup, mode, ids))
@@ -234,14 +241,17 @@ def _check(cfg: AnalyseConfig, *, has_model: bool) -> None:
         )
     if cfg.by_sample:
         check_suffix(Path(cfg.by_sample))
+    if cfg.csv_safe and not cfg.by_sample.endswith(".csv"):
+        raise FusionZooError(
+            f"--csv_safe is for a .csv, --by_sample is {cfg.by_sample!r}: leave it out"
+        )
 
 
-def _analyse_model(
-    cfg: AnalyseConfig, model: FusionModel | None, dataset: PairedDataset | None
-) -> Analysis:
+def _analyse_model(cfg: AnalyseConfig, model: FusionModel | None, dataset: InMemory) -> Analysis:
     settings = EvaluateConfig(
         model=cfg.model,
         data=cfg.data,
+        target=cfg.target,
         split=cfg.split,
         num_workers=cfg.num_workers,
         device=cfg.device,
@@ -285,32 +295,35 @@ def join_batches(batches: list[Features]) -> Features:
     return Features(torch.cat(tokens), torch.cat(masks), torch.cat([b.pooled for b in batches]))
 
 
-HELP = """
-Analyse what a data set needs of a fusion: `fusionzoo analyse my.csv --json needs.json`.
-
-Prints redundancy, uniqueness and synergy of its modalities in bits (pid), from features of frozen
-encoders. With `--model runs/a`: how much of that model's score needs interactions (emap).
-"""
+USAGE = Usage(
+    name="analyse",
+    purpose="Ask what a data set needs of a fusion: redundancy, uniqueness, synergy in bits.",
+    words=("data",),
+    examples=(
+        "my.csv --target diagnosis",
+        "my.csv --target diagnosis --json needs.json",
+        "my.csv --model runs/a",
+    ),
+    common=("data", "target", "model", "encoders", "folds", "pid_mode", "samples", "json"),
+    more="From features of frozen encoders (pid). With --model: how much of that model's score"
+    " needs interactions (emap).",
+)
 
 
 def analyse_command(args: Sequence[str]) -> int:
-    """Run `fusionzoo analyse SOURCE ...`; return its exit code."""
-    return run_command(AnalyseConfig, HELP, source_first(args), _start)
+    """Run `fusionzoo analyse DATA ...`; return its exit code."""
+    return run_command(AnalyseConfig, USAGE, args, _start)
 
 
 def _start(cfg: AnalyseConfig) -> int:
-    from fusionzoo.inputs import data_settings
-
-    if not cfg.source:
-        raise FusionZooError(f"no source: {SOURCE.removesuffix(' (required)')} comes first")
     load_plugins(cfg.plugins)
-    analysis = analyse(replace(cfg, data=merge(data_settings(cfg.source), cfg.data)))
+    analysis = analyse(cfg)
     print_analysis(analysis)
     if cfg.json:
         write_json(Path(cfg.json), analysis.to_dict())
         print(f"wrote {cfg.json}")
     if cfg.by_sample:
-        write_samples(Path(cfg.by_sample), analysis.pairs)
+        write_samples(Path(cfg.by_sample), analysis.pairs, csv_safe=cfg.csv_safe)
         print(f"wrote {cfg.by_sample}")
     return 0
 
@@ -321,7 +334,8 @@ def print_analysis(analysis: Analysis) -> None:
         result = analysis.emap
         header = (f"{result.metric} of the model", "without interactions", "gain", "variance")
         figures = (f"{result.model:.3f}", f"{result.additive:.3f}", f"{result.gain:+.3f}")
-        row = (*figures, f"{result.share:.1%} of interactions")
+        share = f"{result.share:.1%} of interactions (standard error {result.share_error:.1%})"
+        row = (*figures, share)
         print_table(f"Interactions on {analysis.source}", header, [row])
     else:
         columns = ("sources", "redundancy", "only the first", "only the second", "synergy", "sum")

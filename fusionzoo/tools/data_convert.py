@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fusionzoo.config import merge
 from fusionzoo.config.flags import Tree
 from fusionzoo.config.load import run_command
-from fusionzoo.config.schema import Count, option
-from fusionzoo.errors import FusionZooError
+from fusionzoo.config.schema import TARGET, Count, option
+from fusionzoo.errors import FusionZooError, command_line
 from fusionzoo.plugins import load_plugins
 
 HELP = """
 Turn a data set into shards: `fusionzoo data convert my.csv shards/ --prepare`.
 
-SOURCE is a data set's name, a manifest, a folder, or a pickle of features (MMSA), of which a
+DATA is a data set's name, a file, a folder, or a pickle of features (MMSA), of which a
 manifest and arrays are written, and nothing in it is run. OUT is a folder. A conversion that was
 stopped goes on with the same command.
 """
@@ -29,9 +28,9 @@ PLUGINS = "files or modules with components of your own, `my_data.py`: docs/plug
 class ConvertConfig:
     """Settings of `fusionzoo data convert`."""
 
-    source: str = option("", "a data set's name, a manifest, a folder or a pickle (required)")
+    data: Tree = option({}, "data set and its settings, or a pickle (required)")
+    target: str | list[str] = option("", TARGET)
     out: str = option("", "folder to write (required)")
-    data: Tree = option({}, "settings of the data set, as in train.py: --data.<setting>")
     plugins: str | list[str] = option("", PLUGINS)
     format: Literal["parquet", "webdataset"] = option("parquet", "of the shards")
     prepare: bool = option(False, "store images at 256 px and audio as FLAC at 16 kHz")
@@ -42,23 +41,8 @@ class ConvertConfig:
 
 
 def convert_command(args: Sequence[str]) -> int:
-    """Run `fusionzoo data convert SOURCE OUT ...`; return its exit code."""
-    return run_command(ConvertConfig, HELP, places_first(args), _convert)
-
-
-def places_first(args: Sequence[str]) -> list[str]:
-    """Write source and folder as flags where they are the first words.
-
-    >>> places_first(["my.csv", "shards", "--prepare"])
-    ['--source=my.csv', '--out=shards', '--prepare']
-    """
-    words = list(args)
-    for position, flag in enumerate(("--source", "--out")):
-        if position < len(words) and not words[position].startswith("-"):
-            words[position] = f"{flag}={words[position]}"
-        else:
-            break
-    return words
+    """Run `fusionzoo data convert DATA OUT ...`; return its exit code."""
+    return run_command(ConvertConfig, HELP, args, _convert, words=("data", "out"))
 
 
 def convert(data: Any, out: str | Path, **settings: Any) -> Any:
@@ -85,13 +69,18 @@ def convert(data: Any, out: str | Path, **settings: Any) -> Any:
 
 
 def _convert(cfg: ConvertConfig) -> int:
-    if not cfg.source or not cfg.out:
-        raise FusionZooError("two words come first: fusionzoo data convert SOURCE OUT")
+    if not cfg.data or not cfg.out:
+        raise FusionZooError("two words come first: fusionzoo data convert DATA OUT")
+    from fusionzoo.inputs import complete_data
+
     load_plugins(cfg.plugins)
-    if Path(cfg.source).suffix.lower() in PICKLES:
-        _convert_pickle(cfg)
+    name = str(cfg.data.get("name", ""))
+    if Path(name).suffix.lower() in PICKLES:
+        _convert_pickle(name, cfg)
         return 0
-    settings = _settings(cfg.source, cfg.data)
+    done = complete_data(cfg.data, cfg.target)
+    done.show()
+    settings = done.settings
     written = convert(
         settings,
         cfg.out,
@@ -107,22 +96,15 @@ def _convert(cfg: ConvertConfig) -> int:
     )
     if written.failed:
         print(f"missing {written.failed:,} values that cannot be read (--data.on_error)")
-    print(f"next    python train.py --data.name manifest --data.root {written.folder}")
+    print(f"next    {command_line('train')} {written.folder}")
     return 0
 
 
-def _convert_pickle(cfg: ConvertConfig) -> None:
+def _convert_pickle(name: str, cfg: ConvertConfig) -> None:
     """Convert a pickle, and print what was written."""
     from fusionzoo.datasets.pickles import convert_pickle
 
-    converted = convert_pickle(Path(cfg.source), Path(cfg.out), nonfinite=cfg.nonfinite)
+    converted = convert_pickle(Path(name), Path(cfg.out), nonfinite=cfg.nonfinite)
     print("\n".join(converted.notes))
     print(f"wrote   {converted.manifest}")
-    print(f"next    python train.py --data.name manifest --data.root {converted.manifest}")
-
-
-def _settings(source: str, data: Mapping[str, Any]) -> Tree:
-    """Return the settings of the source, with the flags over them."""
-    from fusionzoo.datasets.naming import settings_of
-
-    return merge(settings_of(source), data)
+    print(f"next    {command_line('train')} {converted.manifest}")

@@ -10,6 +10,7 @@ from fusionzoo.config.flags import Tree
 from fusionzoo.datasets import DATASETS, PairedDataset
 from fusionzoo.distributed import World
 from fusionzoo.encoders import ENCODERS
+from fusionzoo.encoders.at_hand import replace_missing
 from fusionzoo.encoders.augment import set_augmentation
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.evaluation.retrieval import any_pair
@@ -44,6 +45,19 @@ def open_dataset(
     if "targets" in DATASETS[name].parameters:
         return DATASETS.create(name, **{**arguments, "targets": targets})
     return DATASETS.create(name, **arguments).with_targets(targets)
+
+
+def encoders_at_hand(
+    dataset: PairedDataset, settings: dict[str, Tree]
+) -> tuple[dict[str, Tree], list[str]]:
+    """Return the user's encoder settings, with others for defaults that lack weights; and notes."""
+    defaults = {
+        name: encoder
+        for name, encoder in dataset.default_encoders.items()
+        if not settings.get(name)
+    }
+    others, notes = replace_missing(defaults, dataset.modalities)
+    return {**settings, **others}, notes
 
 
 def choose_encoders(dataset: PairedDataset, settings: dict[str, Tree]) -> dict[str, Tree]:

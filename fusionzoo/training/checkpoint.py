@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from fusionzoo.datasets import Collate, PairedDataset
 from fusionzoo.distributed import World, from_main, gather, seed_everything
@@ -27,6 +26,7 @@ from fusionzoo.fsdp import (
 from fusionzoo.fusion import fusion_info
 from fusionzoo.identity import changes, data_identity
 from fusionzoo.model import RAW_KINDS, FusionModel, Moments, Standardise, encode_rows
+from fusionzoo.progress import progress_bar
 from fusionzoo.structures import evaluating, seed_of
 from fusionzoo.worker_memory import make_loader
 
@@ -98,7 +98,7 @@ def _measure(
     )
     pooled = tokens = Moments.of(torch.zeros(0, encoder.dim))
     label, silent = f"standardise {name}", not world.main
-    for batch in tqdm(loader, desc=label, unit="batch", disable=silent, dynamic_ncols=True):
+    for batch in progress_bar(loader, desc=label, unit="batch", disable=silent):
         batch = batch.to(world.device)
         features = encode_rows(encoder, batch.inputs[name], batch.present[:, 0])
         pooled = pooled.merge(_moments(features.pooled[features.mask.any(1)]))

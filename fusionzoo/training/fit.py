@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from fusionzoo.config import TrainConfig
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed import World, catch_signals, exit_code, from_main, gather
+from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.retrieval import GROUP, any_pair, relevance_labels, retrieval_figures
 from fusionzoo.fsdp import sharded
 from fusionzoo.structures import Batch, StepContext
@@ -38,29 +39,20 @@ def evaluate(trainer: Trainer, loader: DataLoader[Batch], each_alone: bool = Fal
     the samples that have it; of the same samples, under `where_present`, those of its own head.
     Each process evaluates its own share, and no sample counts twice.
     """
-    trainer.share_statistics()
-    trainer.heap.trim()
-    return evaluate_module(
-        trainer.module,
-        loader,
-        trainer.cfg.train,
-        trainer.world,
-        each_alone=each_alone,
-        after_batch=trainer.heap.after_batch,
-    )
+    return metrics_of(trainer.module, collect_outputs(trainer, loader, each_alone))
 
 
 @torch.no_grad()
-def evaluate_module(
-    module: Objective,
-    loader: DataLoader[Batch],
-    cfg: TrainConfig,
-    world: World,
-    *,
-    each_alone: bool = False,
-    after_batch: Callable[[], None] = lambda: None,
-) -> Metrics:
-    """Return the metrics of a split; `evaluate` says which. Leaves the module in eval mode."""
+def collect_outputs(
+    trainer: Trainer, loader: DataLoader[Batch], each_alone: bool = False
+) -> dict[str, Tensor]:
+    """Return what the metrics of a split are computed from, of all processes: `target`, `logits/`.
+
+    Leaves the module in eval mode.
+    """
+    trainer.share_statistics()
+    trainer.heap.trim()
+    module, cfg, world = trainer.module, trainer.cfg.train, trainer.world
     module.eval()
     collected: dict[str, list[Tensor]] = {}
     for batch, counts in _equally_many(loader, module, world):
@@ -74,10 +66,10 @@ def evaluate_module(
             tensors |= relevance_labels(loader.dataset).of(batch.ids)
         for name, tensor in tensors.items():
             collected.setdefault(name, []).append(tensor)
-        after_batch()
+        trainer.heap.after_batch()
     shards = gather({name: torch.cat(parts).cpu() for name, parts in collected.items()}, world)
     names = max(shards, key=len)
-    return _metrics(module, {name: torch.cat([s[name] for s in shards if s]) for name in names})
+    return {name: torch.cat([shard[name] for shard in shards if shard]) for name in names}
 
 
 def _named_tensors(batch: Batch, output: ObjectiveOutput) -> dict[str, Tensor]:
@@ -93,8 +85,8 @@ def _named_tensors(batch: Batch, output: ObjectiveOutput) -> dict[str, Tensor]:
     }
 
 
-def _metrics(module: Objective, tensors: dict[str, Tensor]) -> Metrics:
-    """Compute the metrics of a whole split, whose tensors `_named_tensors` named."""
+def metrics_of(module: Objective, tensors: dict[str, Tensor]) -> Metrics:
+    """Compute the metrics of a whole split from its outputs, see `collect_outputs`."""
     tasks, target = module.tasks, tensors["target"]
     metrics: Metrics = tasks.metrics(tensors["logits/"], target)
     aligned = {n.partition("/")[2]: x for n, x in tensors.items() if n.startswith("aligned/")}
@@ -180,6 +172,52 @@ def fit(trainer: Trainer, loaders: Loaders, state: State, folder: Path, tracker:
     elif state.evaluated * epoch_steps < steps:
         tracker.say(f"no better epoch for {cfg.patience}: stopped after epoch {state.evaluated}")
     mix_soup(trainer, loaders, state, best, tracker)
+    return 0
+
+
+def check_refit(trainer: Trainer) -> None:
+    """Raise an error for settings that `--train.refit` cannot keep, before anything is trained."""
+    cfg, why = trainer.cfg, "--train.refit trains without validation"
+    if not cfg.train.refit:
+        return
+    if "plateau" in (cfg.optim.schedule, *cfg.optim.modality_schedule.values()):
+        raise FusionZooError(f"--optim.schedule plateau follows a validation loss; {why}")
+    if cfg.train.soup:
+        raise FusionZooError(f"--train.soup mixes epochs by their validation; {why}")
+    if cfg.train.time_limit is not None:
+        raise FusionZooError("--train.refit trains twice, and has no --train.time_limit")
+    for name, strategy in trainer.module.balance.items():
+        if strategy.validates:
+            raise FusionZooError(f"--balance {name} needs samples to validate on; {why}")
+
+
+def refit(
+    trainer: Trainer, loaders: Loaders, state: State, epochs: int, path: Path, tracker: Tracker
+) -> int:
+    """Train for so many epochs without validation; return 0, or the exit code after a signal.
+
+    The schedule of the learning rate is that of `fit`, cut off after these epochs. The state after
+    each epoch, and that of a stopped run, is in `path`.
+    """
+    cfg = trainer.cfg.train
+    epoch_steps = -(-len(loaders["train"]) // cfg.accumulate)
+    for note in state.refit(epoch_steps):
+        tracker.say(note)
+    steps = num_steps(cfg, epoch_steps)
+    plan = phased(trainer.cfg.optim, trainer.freeze_plan.phases, steps, epoch_steps)
+    tracker.progress(min(steps, epochs * epoch_steps), state.step)
+    with catch_signals() as signals:
+        while state.evaluated < epochs and state.evaluated * epoch_steps < steps:
+            stopped = train_epoch(trainer, loaders, state, plan, path, tracker, signals)
+            if stopped:
+                tracker.say(f"stopped at step {state.step} of the refit: --resume goes on")
+                return stopped
+            state.evaluated += 1
+            loss = trainer.mean_loss(state.loss) / state.made if state.made else float("nan")
+            tracker.say(f"refit, epoch {state.evaluated:3d} of {epochs}  train loss {loss:.3f}")
+            state.loss.zero_()
+            state.made = 0
+            checkpoint.save(path, trainer, state, keep=cfg.last_k)
     return 0
 
 

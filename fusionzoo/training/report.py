@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,18 +13,27 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from fusionzoo.confidence import Calibration
 from fusionzoo.datasets import PairedDataset
+from fusionzoo.datasets.naming import folder_name
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.distributed import gather
 from fusionzoo.errors import FusionZooError, command_line
+from fusionzoo.evaluation.statistics import share_interval
 from fusionzoo.files import whole_lines, write_json
 from fusionzoo.fsdp import full_state_dict, sharded
 from fusionzoo.loading import load
 from fusionzoo.model import FusionModel
 from fusionzoo.plugins import plugin_list
-from fusionzoo.trained_on import TrainedOn
+from fusionzoo.structures import Batch
+from fusionzoo.trained_on import Results, Row, TrainedOn
 
+from .calibrate import calibrate, calibration_rows, measure
 from .checkpoint import State
+from .fit import Metrics, collect_outputs, metrics_of
 from .multitask import Tasks
 from .optim import describe, group_rows
 from .tasks import NoTarget
@@ -51,8 +62,45 @@ def show_groups(folder: Path, trainer: Trainer, tracker: Tracker) -> None:
         write_json(folder / "groups.json", described)
 
 
-def save_model(folder: Path, trainer: Trainer, splits: Mapping[str, PairedDataset]) -> None:
-    """Write the model folder; called by all processes, for they may share the weights."""
+OUTPUTS = ("logits/", "target")  # of `collect_outputs`
+
+
+def outputs_to_calibrate(trainer: Trainer, loader: DataLoader[Batch]) -> dict[str, Tensor]:
+    """Return the outputs of the validation split, from which `test_model` calibrates answers; none
+    with `--train.calibrate none`."""
+    return {} if trainer.cfg.train.calibrate == "none" else collect_outputs(trainer, loader)
+
+
+def test_model(
+    trainer: Trainer, loader: DataLoader[Batch], val: Mapping[str, Tensor]
+) -> tuple[Metrics, Calibration | None, dict[str, dict[str, float]]]:
+    """Evaluate on the test split; fit temperatures, thresholds and conformal scores to the outputs
+    of the validation split. Return the metrics, these, and their figures on the test split."""
+    test = collect_outputs(trainer, loader, reports_each_alone(trainer))
+    metrics = metrics_of(trainer.module, test)
+    targets = trainer.module.model.answer_targets
+    if not val or not any(target.width for target in targets):
+        return metrics, None, {}
+    # A sample without any modality is answered by the prior, which needs no calibration.
+    logits, labels, test_logits, test_labels = (
+        split[name][split["present"].any(1)] for split in (val, test) for name in OUTPUTS
+    )
+    calibration = calibrate(targets, logits, labels, trainer.cfg.train.calibrate)
+    return metrics, calibration, measure(calibration, targets, test_logits, test_labels)
+
+
+def save_model(
+    folder: Path,
+    trainer: Trainer,
+    splits: Mapping[str, PairedDataset],
+    calibration: Calibration | None,
+    state: State,
+    test: Mapping[str, Any],
+) -> None:
+    """Write the model folder; called by all processes, for they may share the weights.
+
+    It holds the results of the test split, which its model card shows.
+    """
     module, model = trainer.module, trainer.module.model
     strategies = list(module.balance.values())
     prefixes = {size for strategy in strategies for size in getattr(strategy, "prefixes", ())}
@@ -61,11 +109,52 @@ def save_model(folder: Path, trainer: Trainer, splits: Mapping[str, PairedDatase
         align=projections[-1] if projections else None,
         matryoshka=sorted(prefixes),
         heads=module.heads if len(module.heads.heads) else None,
+        calibration=calibration,
     )
     weights = full_state_dict(model) if sharded(module) else None
     if trainer.world.main:
-        model.complete(trained_on=TrainedOn.of(trainer.cfg.data, splits))
+        results = results_of(trainer, splits, state, test)
+        model.complete(trained_on=TrainedOn.of(trainer.cfg.data, splits, results))
         model.save(folder / "model", weights)
+
+
+def results_of(
+    trainer: Trainer,
+    splits: Mapping[str, PairedDataset],
+    state: State,
+    test: Mapping[str, Any],
+) -> Results:
+    """Return what the model card shows of the test split: given all modalities, and each alone."""
+    tasks, modalities = trainer.module.tasks, list(trainer.module.model.modalities)
+    titles = {name: title for name, title in tasks.shown if name in test}
+
+    def row(given: list[str], samples: int, metrics: Mapping[str, float]) -> Row:
+        is_share = {"accuracy"} if tasks.plain else set()
+        figures = {name: metrics[name] for name in titles if name in metrics}
+        return Row(
+            given=given,
+            samples=samples,
+            metrics={
+                name: [x, *(share_interval(x, samples) if name in is_share else ())]
+                for name, x in figures.items()
+            },
+        )
+
+    alone = test.get("given_only", {}) if len(modalities) > 1 else {}
+    identity = json.dumps(state.data, sort_keys=True)
+    return Results(
+        fingerprint=hashlib.sha256(identity.encode()).hexdigest()[:16],
+        samples={name: len(split) for name, split in splits.items()},
+        best_epoch=state.best["epoch"],
+        titles=titles,
+        rows=[
+            row(modalities, len(splits["test"]), test),
+            *(
+                row([name], test["where_present"][name]["samples"], metrics)
+                for name, metrics in alone.items()
+            ),
+        ],
+    )
 
 
 def out_of_memory(trainer: Trainer) -> FusionZooError:
@@ -87,29 +176,40 @@ def reports_each_alone(trainer: Trainer) -> bool:
 
 
 def report_results(
-    folder: Path, trainer: Trainer, state: State, test: Mapping[str, Any], tracker: Tracker
+    folder: Path,
+    trainer: Trainer,
+    state: State,
+    test: Mapping[str, Any],
+    calibrated: Mapping[str, Mapping[str, float]],
+    tracker: Tracker,
 ) -> None:
-    """Write metrics.json, and print the final table and what to run next."""
-    results = write_results(folder, trainer, state, test, tracker)
+    """Write metrics.json, and print the final tables and what to run next."""
+    results = write_results(folder, trainer, state, test, calibrated, tracker)
     show_results(folder, trainer, results, tracker)
 
 
 def write_results(
-    folder: Path, trainer: Trainer, state: State, test: Mapping[str, Any], tracker: Tracker
+    folder: Path,
+    trainer: Trainer,
+    state: State,
+    test: Mapping[str, Any],
+    calibrated: Mapping[str, Mapping[str, float]],
+    tracker: Tracker,
 ) -> dict[str, Any]:
     """Write metrics.json (on the main process), and return what it holds."""
     tasks = trainer.module.tasks
     groups = ("unimodal", "given_only", "where_present")
     shared = {name: x for name, x in test.items() if name not in groups}
-    results = {
+    results: dict[str, Any] = {
         "train": {"loss": state.best["train_loss"]},
         "val": {name: state.best[name] for name in shared if name in state.best},
         "test": shared,
         "unimodal": test["unimodal"],
         "given_only": test.get("given_only", {}),
         "where_present": test.get("where_present", {}),
+        **({"calibration": dict(calibrated)} if calibrated else {}),
         "best_epoch": state.best["epoch"],
-        **({"soup": state.best["soup"]} if "soup" in state.best else {}),
+        **{key: x for key, x in state.best.items() if key in ("soup", "refit")},
         "throughput": {
             "samples_per_second": trainer.rows / tracker.busy if tracker.busy else None,
             "seconds": {part: round(time, 2) for part, time in tracker.seconds.items()},
@@ -129,11 +229,16 @@ def show_results(
 ) -> None:
     """Print what each modality and the fusion reach, where the model is, and what to run next."""
     cfg, tasks = trainer.cfg, trainer.module.tasks
+    refit = results.get("refit")
+    again = f", trained anew on {refit['samples']:,} samples of train and val" if refit else ""
     tracker.table(
-        f"Test split, best epoch {results['best_epoch']} by validation",
+        f"Test split, best epoch {results['best_epoch']} by validation{again}",
         results["table"]["header"],
         results["table"]["rows"],
     )
+    if "calibration" in results:
+        title = "Probabilities on the test split, before -> after calibration on validation data"
+        tracker.table(title, *calibration_rows(results["calibration"]))
     heads = {name: x["unimodal"] for name, x in results["where_present"].items() if x["unimodal"]}
     short = falls_short(tasks, heads, results["given_only"])
     if short and "modality_dropout" not in cfg.balance:
@@ -143,9 +248,17 @@ def show_results(
         )
     tracker.say(f"model   {folder / 'model'}   (fusionzoo.load reads it)")
     plugins = ",".join(plugin_list(cfg.plugins))
-    flags = f"--model {folder} --out {cfg.data['name']}.parquet"
-    flags += f" --plugins {plugins}" if plugins else ""
-    tracker.say(f"next    {command_line('embed')} {flags}")
+    flags = f" --plugins {plugins}" if plugins else ""
+    name = folder_name(cfg.data)
+    if tasks.leading != NoTarget.leading:
+        file = shlex.quote(str(cfg.data.get("root") or cfg.data["name"]))
+        tracker.say(
+            f"next    fusionzoo predict {folder} {file} --out {name}.csv{flags}",
+            f"        fusionzoo evaluate {folder}{flags}",
+            f"        {command_line('embed')} {folder} --out {name}.parquet{flags}",
+        )
+    else:
+        tracker.say(f"next    {command_line('embed')} {folder} --out {name}.parquet{flags}")
     if cfg.log == "tensorboard":
         tracker.say(f"        tensorboard --logdir {folder / 'tensorboard'}")
 
@@ -155,8 +268,8 @@ def report_failures(dataset: PairedDataset, tracker: Tracker) -> None:
     shards = gather(dataset.failures(), tracker.world)
     failed = {failure for shard in shards for failure in shard}
     if failed:
-        some = ", ".join(f"{key} ({modality})" for key, modality in sorted(failed)[:5])
-        tracker.say(f"warning: {len(failed)} values could not be decoded: {some} ...")
+        examples = ", ".join(f"{key} ({modality})" for key, modality in sorted(failed)[:5])
+        tracker.say(f"warning: {len(failed)} values could not be decoded: {examples} ...")
 
 
 def result_rows(

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import torch
 
 from fusionzoo.config import RunConfig, write_yaml
+from fusionzoo.datasets.naming import folder_name
 from fusionzoo.distributed import World, from_main, gather
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import Process, lock, replacing, this_process
@@ -169,7 +170,7 @@ def claim_folder(cfg: RunConfig, world: World) -> Iterator[tuple[Path, bool]]:
 def _claim(cfg: RunConfig, stack: ExitStack, processes: Sequence[Process]) -> tuple[Path, bool]:
     if cfg.resume_anyway and not cfg.resume:
         raise FusionZooError("--resume_anyway goes on with a run: give --resume, too")
-    folder = Path(cfg.out or f"runs/{cfg.data['name']}")
+    folder = Path(cfg.out or f"runs/{folder_name(cfg.data)}")
     if cfg.out is None:
         base, number = folder, 2
         while folder.exists():

@@ -281,8 +281,8 @@ def choose_for_training(
     stored = from_main(_read(path) if world.main and resume else None, world)
     record = stored
     if record is None:
-        made = _measure(trainer, loaders["train"], defaults).record if world.main else None
-        record = from_main(made, world)
+        measured = _measure(trainer, loaders["train"], defaults).record if world.main else None
+        record = from_main(measured, world)
     choice = Choice.from_record(record)
     if stored is None and world.main:
         write_json(path, record)

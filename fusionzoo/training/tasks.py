@@ -153,22 +153,22 @@ class Classification(Task):
         self.label_smoothing, self.gamma = label_smoothing, gamma
         self.register_buffer("weight", self._weights(class_weights, labels), persistent=False)
 
-    def _weights(self, given: Any, labels: Tensor) -> Tensor | None:
-        if given is None:
+    def _weights(self, setting: Any, labels: Tensor) -> Tensor | None:
+        if setting is None:
             return None
-        if given == "balanced":
+        if setting == "balanced":
             counts = self.prior_counts(labels)
             weights = len(labels) / ((counts > 0).sum() * counts.clamp(min=1))
             return weights * (counts > 0)  # a class that no sample has weighs nothing
         classes = self.target.classes
-        if not isinstance(given, list) or len(given) != len(classes):
+        if not isinstance(setting, list) or len(setting) != len(classes):
             raise FusionZooError(
-                f"class_weights={given!r} is neither null, balanced, nor a number for each of the"
+                f"class_weights={setting!r} is neither null, balanced, nor a number for each of the"
                 f" {len(classes)} classes {', '.join(classes[:10])}"
             )
-        for weight in given:
+        for weight in setting:
             check_number("class_weights", weight, 0)
-        return torch.tensor(given, dtype=torch.float32)
+        return torch.tensor(setting, dtype=torch.float32)
 
     def row_weight(self, target: Tensor) -> Tensor | None:
         """Return the weight of each row's class, (B,)."""
@@ -228,8 +228,8 @@ class Multilabel(Task):
 
     def prior(self, labels: Tensor) -> Tensor:
         """Return the odds of each label, half a sample added on both sides: none is infinite."""
-        there = labels.sum(0)
-        return (there + 0.5) / (len(labels) - there + 0.5)
+        num_positive = labels.sum(0)
+        return (num_positive + 0.5) / (len(labels) - num_positive + 0.5)
 
 
 @OBJECTIVES.register("none", family="objective", target=NO_TARGET)

@@ -22,6 +22,7 @@ from fusionzoo.config.flags import in_seconds
 from fusionzoo.distributed import World
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.files import whole_lines
+from fusionzoo.progress import progress_bar
 
 from .checkpoint import State
 from .multitask import Tasks
@@ -185,7 +186,7 @@ class Tracker:
         """Show a progress bar over the run's steps, of which `done` are behind."""
         self.lap("set up")
         quiet = not self.world.main
-        self.bar = tqdm(total=total, initial=done, unit="step", disable=quiet, dynamic_ncols=True)
+        self.bar = progress_bar(total=total, initial=done, unit="step", disable=quiet)
 
     def advance(self) -> None:
         """Count a step."""

@@ -202,8 +202,8 @@ def _not_finite(value: Any) -> bool:
 
 
 def _sample_ids(batch: Batch, rows: Sequence[int]) -> str:
-    some = ", ".join(repr(batch.ids[row]) for row in rows[:5])
-    return f"samples {some}{', ...' if len(rows) > 5 else ''}"
+    ids = ", ".join(repr(batch.ids[row]) for row in rows[:5])
+    return f"samples {ids}{', ...' if len(rows) > 5 else ''}"
 
 
 def _readable(layer: str) -> str:
@@ -298,7 +298,7 @@ class Trainer:
             counts = count_rows(batch.present, stop, self.world)
             self.rows, stop = self.rows + counts.rows, counts.stop
             in_step = context._replace(rows=rows.to(device), augmented=None)
-            for strategy in (one for one in strategies if one.makes_views):
+            for strategy in (x for x in strategies if x.makes_views):
                 first, other = strategy.views(batch, rows, context)
                 in_step = in_step._replace(augmented=(first.to(device), other.to(device)))
             with self._no_sync(until_last=number < len(batches) - 1 or two_pass is not None):

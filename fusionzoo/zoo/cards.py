@@ -9,24 +9,7 @@ from dataclasses import dataclass
 from textwrap import dedent
 from typing import Any
 
-from fusionzoo.registry import Entry
-
-SECTIONS = ("Missing", "Pitfall", "Use when", "Settings", "Shapes")
-
-
-def sections(text: str) -> dict[str, str]:
-    """Split a docstring; the text between the first line and the first section has the key "".
-
-    >>> sections("Do it.\\n\\ny = x\\n\\nMissing: 0.\\nPitfall: none\\nknown.")["Pitfall"]
-    'none known.'
-    """
-    titles = "|".join(SECTIONS)
-    body = text.partition("\n")[2].strip()
-    equation, *rest = re.split(rf"^({titles}):\s*", body, flags=re.MULTILINE)
-    by_title = dict.fromkeys(("", *SECTIONS), "") | {"": " ".join(equation.split())}
-    for title, words in zip(rest[::2], rest[1::2], strict=True):
-        by_title[title] = " ".join(words.split())
-    return by_title
+from fusionzoo.registry import Entry, sections, settings_class
 
 
 def settings_block(docstring: str | None) -> dict[str, str]:
@@ -53,10 +36,11 @@ def described_settings(component: Callable[..., Any]) -> dict[str, str]:
     """Return the meaning of each setting of a class or function.
 
     Base classes are included, so that settings common to several classes are described once, in
-    the docstring of their base class.
+    the docstring of their base class; so is the dataclass that a function takes as `settings`.
     """
     classes = component.__mro__ if isinstance(component, type) else (component,)
-    meanings: dict[str, str] = {}
+    whole = settings_class(component)
+    meanings: dict[str, str] = settings_block(whole.__doc__) if whole else {}
     for cls in reversed(classes):
         meanings |= settings_block(cls.__doc__)
     return meanings

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 
 from fusionzoo.benchmark import api, candidates, jobs
 from fusionzoo.benchmark.bench import Bench, Job, open_bench
@@ -13,7 +16,7 @@ from fusionzoo.benchmark.candidates import Candidate, parse, select_balance
 from fusionzoo.benchmark.feeds import ProbeFeed, removed_modalities
 from fusionzoo.benchmark.prepare import prepare
 from fusionzoo.errors import FusionZooError
-from helpers.setup_benchmark import small
+from helpers.setup_benchmark import small, vectors
 
 
 def opened(tmp_path: Path, **changes: object) -> Bench:
@@ -30,6 +33,7 @@ def job(bench: Bench, name: str, seed: int = 0) -> Job:
     [
         Candidate("gmu"),
         Candidate("alone:text", (), 0.3),
+        Candidate("linear probe of text"),
         Candidate("gmu", ("mla", "modality_dropout")),
         Candidate("mbt", ("umt",), 0.125),
         Candidate("alone:text", (), 0.0, 0.07),
@@ -52,12 +56,12 @@ def test_the_full_trainer_without_a_strategy_learns_what_the_short_one_does(
     bench = opened(tmp_path)
     plain = job(bench, "gmu")
     models, feed = jobs.build(bench, plain)
-    expected = jobs.train(bench, plain, models, feed)[0]
+    expected = jobs.train(bench, plain, models, feed).fits[0]
     idle = job(bench, "gmu + modality_dropout")
     settings = {"modality_dropout": {"rate": 0.0}}
     bench = opened(tmp_path, balance="modality_dropout", balance_settings=settings)
     models, feed = jobs.build(bench, idle)
-    result = jobs.train(bench, idle, models, feed)[0]
+    result = jobs.train(bench, idle, models, feed).fits[0]
     assert result.best_epoch == expected.best_epoch
     for name, weight in expected.weights.items():
         torch.testing.assert_close(result.weights[name], weight)
@@ -120,3 +124,57 @@ def test_training_with_removed_modalities_is_a_row_with_an_area_and_its_interval
         assert line["missing_area_low"] < line["missing_area"] < line["missing_area_high"]
     assert "sum, 50 % missing" not in report.figures["cannot_be_told_apart"]
     assert "Of 1 fusions" in report.verdict or "gain" not in report.verdict
+
+
+def test_a_linear_probe_of_a_modality_is_scikit_learns_on_the_samples_that_have_it(
+    tmp_path: Path,
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.arange(120) % 3
+    values: dict[str, list[list[float] | None]] = {
+        name: (torch.randn(120, 4, generator=draw) + labels[:, None]).tolist() for name in "ab"
+    }
+    for row in range(0, 120, 5):
+        values["a"][row] = None
+    data = vectors(tmp_path / "data.jsonl", [f"c{x}" for x in labels.tolist()], values)
+    bench = opened(tmp_path, data=data, folds=3, seeds=2, refit=False)
+    name = "linear probe of a"
+    probe = job(bench, name)._replace(seeds=(0, 1))
+    first, second = jobs.run_job(bench, probe)
+    assert np.array_equal(first.logits, second.logits)  # no seed
+    fold = bench.folds[0]
+    (train, test) = ProbeFeed(bench, probe)([fold.train, fold.test], -1)
+    assert list(train) == ["a"]  # no other modality
+    there, tested = (x["a"].mask.any(1).numpy() for x in (train, test))
+    x, y = train["a"].pooled.numpy()[there], bench.targets[fold.train].numpy()[there]
+    model = LogisticRegression(C=first.facts["penalty"], max_iter=500, tol=1e-3)
+    expected = model.fit(x.astype(float), y).predict_log_proba(test["a"].pooled.double().numpy())
+    np.testing.assert_allclose(first.logits[tested], expected[tested], atol=1e-3)
+    shares = torch.bincount(bench.targets[fold.train]) / len(fold.train)
+    absent = first.logits[~tested]
+    np.testing.assert_allclose(absent, shares.log().expand(len(absent), -1), atol=1e-6)
+
+
+@pytest.mark.parametrize("best", [1e-3, 0.1, 10.0, 1e4, 1e9])
+def test_a_penalty_at_the_end_of_the_grid_is_searched_beyond_it(best: float) -> None:
+    tried: list[float] = []
+
+    def fit_penalty(penalty: float) -> tuple[float, str]:
+        tried.append(penalty)
+        return abs(math.log10(penalty / best)), f"{penalty:g}"
+
+    penalty, (_, name) = jobs.best_penalty(fit_penalty)
+    assert penalty == pytest.approx(min(best, 1e6)) and name == f"{penalty:g}"
+    assert len(tried) == len(set(tried)) <= 9
+
+
+def test_the_best_single_modality_is_its_probe_where_that_beats_the_head(tmp_path: Path) -> None:
+    # One epoch leaves the heads untrained.
+    report = api.run(small(tmp_path, controls=False, corruptions=False, fusions="sum", epochs=1))
+    lines = {line["strategy"]: line for line in report.figures["leaderboard"]}
+    probes = [lines[f"linear probe of {name}"] for name in "ab"]
+    assert all(line["kind"] == line["family"] == "single" for line in probes)
+    best = report.figures["best_single"]
+    assert report.figures["best_single_row"] == f"linear probe of {best}"
+    assert f"{best} alone (its linear probe)" in report.verdict
+    assert lines[f"alone:{best}"]["accuracy"] < lines[f"linear probe of {best}"]["accuracy"]

@@ -17,6 +17,7 @@ from fusionzoo.benchmark.train import (
     StackedTrainer,
     Trainer,
     fit,
+    refit,
     stackable,
 )
 from fusionzoo.model import FusionModel
@@ -44,9 +45,9 @@ def feed(chunks: Sequence[Tensor], epoch: int) -> Iterator[dict[str, Features]]:
         }
 
 
-def model(name: str, seed: int) -> FusionModel:
+def model(name: str, seed: int, **settings: bool) -> FusionModel:
     torch.manual_seed(seed)
-    return FusionModel({}, create_fusion(name, DIMS, 8, 4).double(), {}, list("wxyz"))
+    return FusionModel({}, create_fusion(name, DIMS, 8, 4, **settings).double(), {}, list("wxyz"))
 
 
 def can(name: str) -> bool:
@@ -58,11 +59,11 @@ def can(name: str) -> bool:
 STACKABLE = [name for name in list_fusions() if can(name)]
 
 
-def alone(name: str, out: Path) -> list[FitResult]:
+def alone(name: str, out: Path, **settings: bool) -> list[FitResult]:
     cfg = small(out, epochs=3, batch_size=16, patience=None)
     results = []
     for seed in SEEDS:
-        trainer = SingleTrainer(model(name, seed), cfg, TARGETS[TRAIN])
+        trainer = SingleTrainer(model(name, seed, **settings), cfg, TARGETS[TRAIN])
         results += fit(trainer, feed, TARGETS, TRAIN, VAL, [seed])
     return results
 
@@ -84,6 +85,23 @@ def test_stacked_seeds_equal_sequential_ones(name: str, tmp_path: Path) -> None:
             torch.testing.assert_close(stacked.weights[key], value, atol=1e-8, rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["lmf", "gmu", "late_mean"])
+def test_with_a_linear_skip_stacked_seeds_equal_sequential_ones(name: str, tmp_path: Path) -> None:
+    cfg = small(tmp_path, epochs=3, batch_size=16, patience=None)
+    assert stackable(model(name, 0, linear_skip=True).fusion, next(feed([TRAIN[:8]], -1)))
+    models = [model(name, seed, linear_skip=True) for seed in SEEDS]
+    together = fit(StackedTrainer(models, cfg), feed, TARGETS, TRAIN, VAL, SEEDS)
+    for stacked, single in zip(together, alone(name, tmp_path, linear_skip=True), strict=True):
+        assert stacked.weights["fusion.linear_skip.image.weight"].any()
+        for key, value in single.weights.items():
+            torch.testing.assert_close(stacked.weights[key], value, atol=1e-8, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["concat", "embracenet"])
+def test_randomness_is_seen_before_a_layer_that_starts_at_zero(name: str) -> None:
+    assert not stackable(model(name, 0, linear_skip=True).fusion, next(feed([TRAIN[:8]], -1)))
+
+
 # Validation losses of each epoch, by seed: when a real loss is least depends on the CPU.
 LOSSES = {3: [2.0, 1.0, 1.5, 1.5], 4: [1.0, 1.5, 1.5], 5: [3.0, 2.5, 2.6, 2.0, 1.0, 1.1, 1.2]}
 
@@ -92,9 +110,10 @@ def plant_losses(patch: pytest.MonkeyPatch, seeds: Sequence[int]) -> list[dict[s
     """Replace validation by `LOSSES`; return the list that collects the first copy's weights."""
     weights: list[dict[str, Tensor]] = []
 
-    def planted(trainer: Trainer, *_: object) -> list[float]:
+    def planted(trainer: Trainer, *_: object) -> Tensor:
         weights.append(trainer.weights(0))
-        return [(LOSSES[seed] + [9.0] * 9)[len(weights) - 1] for seed in seeds]
+        losses = [(LOSSES[seed] + [9.0] * 9)[len(weights) - 1] for seed in seeds]
+        return torch.tensor(losses)[:, None].expand(-1, 2)
 
     patch.setattr(fitting, "validate", planted)
     return weights
@@ -112,7 +131,8 @@ def test_the_patience_of_each_seed_runs_out_on_its_own(
         plant_losses(monkeypatch, [seed])
         trainer = SingleTrainer(model("gmu", seed), cfg, TARGETS[TRAIN])
         (single,) = fit(trainer, feed, TARGETS, TRAIN, VAL, [seed])
-        assert stacked[1:] == single[1:]  # best epoch, epochs, loss
+        assert stacked[1:4] == single[1:4]  # best epoch, epochs, loss
+        assert torch.equal(stacked.losses, single.losses)
         for key, value in single.weights.items():
             torch.testing.assert_close(stacked.weights[key], value, atol=1e-8, rtol=1e-6)
 
@@ -128,6 +148,40 @@ def test_the_best_epoch_is_kept_not_the_last(
     for key, value in best.weights.items():
         assert torch.equal(value, weights[4][key])
     assert any(not torch.equal(value, weights[6][key]) for key, value in best.weights.items())
+
+
+def test_the_losses_of_a_seed_are_means_over_its_best_epoch_and_those_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = small(tmp_path, epochs=9, batch_size=16, patience=2, optim={"lr": 3e-2})
+    plant_losses(monkeypatch, SEEDS)
+    stack = StackedTrainer([model("gmu", seed) for seed in SEEDS], cfg)
+    found = fit(stack, feed, TARGETS, TRAIN, VAL, SEEDS)
+    # By hand from LOSSES: epochs 1 to 3, 1 and 2 (the best one is the first), 4 to 6.
+    means = [(2.0 + 1.0 + 1.5) / 3, (1.0 + 1.5) / 2, (2.0 + 1.0 + 1.1) / 3]
+    for result, mean in zip(found, means, strict=True):
+        torch.testing.assert_close(result.losses, torch.full((2,), mean))
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_training_again_follows_the_same_schedule_and_stops_after_its_epochs(
+    stacked: bool, tmp_path: Path
+) -> None:
+    cfg = small(tmp_path, epochs=4, batch_size=16, patience=None, optim={"lr": 3e-2})
+    seeds = [3, 4] if stacked else [3]
+    kept: dict[int, dict[str, Tensor]] = {}
+
+    def trainer() -> Trainer:
+        models = [model("gmu", seed) for seed in seeds]
+        return StackedTrainer(models, cfg) if stacked else SingleTrainer(models[0], cfg, TARGETS)
+
+    whole = trainer()
+    for epoch, _ in fitting._epochs(whole, feed, TARGETS, TRAIN, seeds):
+        kept[epoch + 1] = whole.weights(0)
+    again = refit(trainer(), feed, TARGETS, TRAIN, seeds, [2, 4][: len(seeds)])
+    assert len(again) == len(seeds)
+    for key, value in again[0].items():
+        assert torch.equal(value, kept[2][key])
 
 
 def test_the_loss_of_an_epoch_is_that_of_its_weights_on_the_validation_rows(tmp_path: Path) -> None:

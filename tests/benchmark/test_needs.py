@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,12 @@ import torch
 
 from fusionzoo.benchmark.api import run
 from fusionzoo.benchmark.report import needs
-from fusionzoo.benchmark.report.needs import affordable, clustering_seconds, read_stored
+from fusionzoo.benchmark.report.needs import (
+    affordable,
+    clustering_seconds,
+    probe_seconds,
+    read_stored,
+)
 from helpers.setup_benchmark import small
 
 
@@ -55,6 +61,22 @@ def test_the_cost_of_clusters_grows_with_folds_rows_and_modalities(tmp_path: Pat
     assert clustering_seconds(wide, fixed=True) > needs.SECONDS
 
 
+def test_the_cost_of_probes_counts_in_every_fold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several = bench(tmp_path, analyses=None)
+    once = probe_seconds(several)
+    several.folds = (None,) * 5
+    assert probe_seconds(several) == pytest.approx(5 * once)
+    several.modalities, several.dims = dict.fromkeys("abc", "vector"), dict.fromkeys("abc", 768)
+    several.targets = torch.zeros(900)
+    assert 30 < probe_seconds(several) < 45  # measured: 30 s, and 12 s for the clusters
+    assert clustering_seconds(several, fixed=True) < 15
+    monkeypatch.setattr(needs, "clustering_seconds", lambda *_, **__: 50.0)
+    (note,) = needs._information(several)["notes"]
+    assert re.fullmatch(r"Redundancy and synergy would take about 8\d s: `--analyses true`\.", note)
+
+
 @pytest.mark.parametrize("wanted", [None, True])
 def test_a_long_analysis_is_left_out_unless_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool | None
@@ -66,7 +88,7 @@ def test_a_long_analysis_is_left_out_unless_asked_for(
             needs._information(bench(tmp_path, analyses=True))
     else:
         (note,) = needs._information(bench(tmp_path, analyses=None))["notes"]
-        assert note == "Redundancy and synergy would take about 1000 s: `--analyses true`."
+        assert note == "Redundancy and synergy would take about 1001 s: `--analyses true`."
 
 
 def test_other_targets_and_missing_features_are_said(tmp_path: Path) -> None:

@@ -18,9 +18,10 @@ import pytest
 from fusionzoo.benchmark.api import run
 from fusionzoo.benchmark.report import page as report_html
 from fusionzoo.benchmark.report.leaderboard import page_table, text_table
-from fusionzoo.benchmark.report.page import heat_map
-from fusionzoo.benchmark.report.results import CandidateResults, Summary, data_title
+from fusionzoo.benchmark.report.page import csv_text, heat_map
+from fusionzoo.benchmark.report.results import CandidateResults, Summary
 from fusionzoo.benchmark.report.verdict import figures
+from fusionzoo.datasets.naming import data_title
 from fusionzoo.evaluation.metrics import METRICS
 from fusionzoo.fusion import FUSIONS, list_fusions
 from helpers.planted import candidate, summary
@@ -127,7 +128,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def damaged(results: CandidateResults, score: float) -> None:
     """Add scores without modalities and on corrupted samples."""
-    row = {"fold": 0, "seed": 0, "subset": "full", "modality": "", "corruption": "", "severity": 0}
+    row = {"fold": 0, "seed": 0, "samples": 1, "subset": "full", "modality": ""}
+    row |= {"corruption": "", "severity": 0}
     for subset, share in (("none", 0.3), ("image", 0.9), ("audio", 0.6)):
         results.rows.append(row | {"subset": subset, "score": share * score})
     results.rows.append(row | {"corruption": "undamaged", "score": score})
@@ -428,3 +430,8 @@ def test_the_strongest_colour_is_the_best_figure_of_an_error_too() -> None:
         assert heat["shade"](best(known)) == "h9"
         assert heat["shade"]((min if best is max else max)(known)) == "h0"
         assert heat["shade"](float("nan")) == ""
+
+
+def test_no_cell_of_a_reports_csv_runs_as_a_formula() -> None:
+    text = csv_text(["class", "=share"], [["=cmd|' /C calc'!A0", 0.5], ["-1", -0.5], ["-", 1]])
+    assert text == "class,'=share\n'=cmd|' /C calc'!A0,0.5\n-1,-0.5\n-,1\n"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from fusionzoo.benchmark.report.page import environment
-from fusionzoo.benchmark.report.results import Summary
+from fusionzoo.benchmark.report.page import environment, page
+from fusionzoo.benchmark.report.results import Summary, Validation, choose
 from fusionzoo.benchmark.report.summary import controls
-from fusionzoo.benchmark.report.verdict import tied_with_leader, verdict
+from fusionzoo.benchmark.report.verdict import figures, tied_with_leader, verdict
 from helpers.planted import CLASSES, ITEMS, TARGET, candidate, summary
 
 IMAGE = ("alone:image", [0.30, 0.31, 0.30])
@@ -100,6 +101,76 @@ def test_folds_whose_training_data_overlaps_widen_the_interval() -> None:
     assert one["gain_difference"] == four["gain_difference"]
     widths = [line["gain_high"] - line["gain_low"] for line in (one, four)]
     assert widths[1] == pytest.approx(widths[0] * (4 / 3) ** 0.5)
+
+
+# ---- the choice in each fold
+
+
+def chosen_apart() -> Summary:
+    """Four folds: `gmu` is chosen in three of them, `sum`, which is worse there, in the last."""
+    gmu, sums = candidate("gmu", [0.8, 0.8]), candidate("sum", [0.6, 0.6], shift=90)
+    gmu.validation = [Validation(0.9, 1.0)] * 3 + [Validation(0.1, 1.0)]
+    sums.validation = [Validation(0.5, 1.0)] * 4
+    return summary([gmu, sums, candidate("alone:audio", [0.5, 0.5], shift=30)], folds=4)
+
+
+def test_the_verdict_is_about_the_fusion_that_each_fold_chose() -> None:
+    whole = chosen_apart()
+    content = figures(whole)
+    assert content["chosen_by_fold"] == ["gmu", "gmu", "gmu", "sum"]
+    assert content["chosen_on_validation"] == "gmu"  # the name that a reader is told to train
+    gmu, sums, single = (whole.candidate(x).scores for x in ("gmu", "sum", "alone:audio"))
+    mixed = np.concatenate([gmu[:, :150], sums[:, 150:]], 1)
+    assert content["gain"]["difference"] == pytest.approx((mixed - single).mean())
+    text = content["verdict"]
+    assert "(chosen in each of 4 folds on its validation data: `gmu` in 3, `sum` in 1)" in text
+    assert "The one to train is `gmu`, chosen most often." in text
+    html = page(whole, content, [])
+    assert "fusion gmu, gmu, gmu, sum; single modality alone:audio, alone:audio" in html
+
+
+def test_one_choice_in_all_folds_is_named_once() -> None:
+    whole = chosen_apart()
+    whole.candidate("gmu").validation[3] = Validation(0.9, 1.0)
+    text = words(whole)
+    assert "(`gmu`, chosen on validation data in each of 4 folds)" in text
+    assert "The one to train" not in text
+
+
+def test_among_equally_frequent_choices_the_best_on_all_validation_data_is_named() -> None:
+    whole = chosen_apart()
+    whole.candidate("gmu").validation[2] = Validation(0.0, 1.0)
+    text = words(whole)
+    assert "The one to train is `sum`, of those the best on all validation data." in text
+
+
+def test_a_choice_in_each_fold_is_not_optimistic_though_folds_share_samples() -> None:
+    # Ten candidates that guess; each fold validates on the samples that the next one tests.
+    draw = np.random.default_rng(0)
+    whole, in_folds, over_all = chosen_apart(), [], []
+    for _ in range(100):
+        candidates = []
+        for number in range(10):
+            results = candidate(f"fusion{number}", [0.5])
+            results.scores = draw.integers(0, 2, (1, ITEMS)).astype(float)
+            means = results.scores.reshape(4, -1).mean(1)
+            results.validation = [Validation(float(x), 0.0) for x in np.roll(means, -1)]
+            candidates.append(results)
+        in_folds.append(choose(whole, candidates, "").results.scores.mean())
+        over_all.append(max(candidates, key=lambda x: x.val_score).scores.mean())
+    assert np.mean(over_all) > 0.54
+    assert np.mean(in_folds) == pytest.approx(0.5, abs=0.01)
+
+
+def test_candidates_with_different_seeds_are_compared_on_those_that_both_have() -> None:
+    gmu, single = candidate("gmu", [0.9, 0.7, 0.7]), candidate("alone:audio", [0.6])
+    whole = summary([gmu, candidate("sum", [0.5, 0.5]), single], folds=4)
+    assert whole.line("gmu")["gain_difference"] == pytest.approx(0.3)
+    assert whole.line("gmu")["accuracy"] == pytest.approx(0.7667, abs=1e-3)
+    whole.candidate("gmu").validation[3] = Validation(0.0, 1.0)
+    choice = choose(whole, whole.of_kind("fusion"), "")
+    assert choice.by_fold == ["gmu", "gmu", "gmu", "sum"] and choice.results.seeds == [0, 1]
+    assert figures(whole)["verdict"].startswith("Fusion helps")
 
 
 # ---- controls

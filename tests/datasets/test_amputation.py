@@ -185,7 +185,7 @@ def test_missing_mechanism_is_a_setting_of_every_data_set_and_mcar_is_as_before(
     assert torch.equal(plain.present, named.present)
     data = create_dataset("interactions", samples=200, missing=0.3, missing_mechanism="mnar")
     assert (~data.present).sum(0).tolist() == [60, 60]
-    with pytest.raises(FusionZooError, match=r"--data.missing_mechanism mar needs --data.missing"):
+    with pytest.raises(FusionZooError, match='missing_mechanism="mar" needs missing='):
         create_dataset("interactions", samples=200, missing_mechanism="mar")
     with pytest.raises(FusionZooError, match=r"missing_mechanism='random'"):
         create_dataset("digits", missing=0.3, missing_mechanism="random")

@@ -155,8 +155,10 @@ def test_a_cut_picture_is_noticed(suffix: str, share: float, tmp_path: Path) -> 
 def test_a_png_without_its_last_chunk_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "cut.png"
     Image.new("RGB", (9, 9)).save(path)
-    path.write_bytes(path.read_bytes()[:-12])
-    assert "last chunk, IEND, is missing" in refusal("image", path)
+    whole = path.read_bytes()
+    for length in (40, len(whole) - 12):  # Pillow does not know a PNG of 40 bytes
+        path.write_bytes(whole[:length])
+        assert "last chunk, IEND, is missing" in refusal("image", path)
 
 
 @pytest.mark.parametrize("seconds", [0.5, 30])

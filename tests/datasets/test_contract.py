@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import soundfile
 from PIL import Image
 
 from fusionzoo.datasets import DATASETS
-from fusionzoo.datasets.builtin import mfeat
+from fusionzoo.datasets.builtin import hanzi, mfeat, openclipart
 from fusionzoo.datasets.builtin.planted import SITUATIONS
 from fusionzoo.testing import data
 from fusionzoo.testing.data import Source, source
@@ -82,6 +83,34 @@ def write_mfeat(root: Path) -> None:
         (root / f"mfeat-{name}.csv").write_text("\n".join(["header", *lines]))
 
 
+def write_hanzi(root: Path) -> None:
+    """Two radicals of sixty characters each, of random strokes."""
+    drawings, unihan = {}, {}
+    for number in range(120):
+        medians = [row.reshape(2, 2) for row in DRAW.integers(0, 900, (3, 4)).astype(float)]
+        outlines = ["M {} {} L {} {} Z".format(*median.ravel()) for median in medians]
+        drawings[chr(0x4E00 + number)] = hanzi.Drawing(outlines, medians, frozenset([0]))
+        radical = {"kRSUnicode": f"{85 if number % 2 else 9}.2"}
+        unihan[chr(0x4E00 + number)] = {"kDefinition": f"gloss {number}", **radical}
+    root.mkdir()
+    pq.write_table(hanzi.build(drawings, unihan), root / hanzi.TABLE)
+
+
+def write_openclipart(root: Path) -> None:
+    """Two folders of forty drawings; a third have no text."""
+    for number in range(80):
+        path = (
+            root / "svg" / ("animals", "food")[number % 2] / f"{chr(97 + number // 4)}{number}.svg"
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        title = f"<dc:title>Thing {number}</dc:title>" if number % 3 else ""
+        path.write_text(
+            '<svg xmlns="http://www.w3.org/2000/svg" xmlns:dc="http://purl.org/dc/elements/1.1/"'
+            f' width="9mm" height="6mm">{title}<rect width="{number % 20 + 4}" height="9"/></svg>'
+        )
+    pq.write_table(openclipart.build(root / "svg"), root / openclipart.TABLE)
+
+
 def write_stamps(root: Path) -> None:
     """Two classes of twenty images; some are described, some spoken."""
     for label in ("animals", "food"):
@@ -96,6 +125,8 @@ def write_stamps(root: Path) -> None:
 
 WRITERS: dict[str, tuple[Callable[[Path], None], str]] = {  # what `root` names below the folder
     "folders": (write_folders, ""),
+    "hanzi": (write_hanzi, ""),
+    "openclipart": (write_openclipart, ""),
     "layout": (write_layout, ""),
     "manifest": (write_manifest, "my.jsonl"),
     "mfeat": (write_mfeat, ""),
@@ -104,6 +135,7 @@ WRITERS: dict[str, tuple[Callable[[Path], None], str]] = {  # what `root` names 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {"layout": "crema-d"} if name == "layout" else {}) for name in DATASETS),
     ("digits", {"samples": 100, "missing": 0.3}),
+    ("hanzi", {"picture": True, "readings": "mandarin"}),
     ("interactions", {"task": "copy", "num_modalities": 3, "seed": 3}),
     *(("situations", {"situation": name, "samples": 200}) for name in SITUATIONS),
     ("manifest", {"targets": {"target": "multilabel"}}),

@@ -319,7 +319,7 @@ def test_the_command_prints_what_to_do_next(
     path = store(tmp_path, mmsa)
     assert console(["data", "convert", str(path), f"{tmp_path}/out/"]) == 0
     printed = capsys.readouterr().out
-    assert f"--data.root {tmp_path / 'out' / 'manifest.parquet'}" in printed
+    assert f"train {tmp_path / 'out' / 'manifest.parquet'}" in printed
     assert "sequence: audio, 16 samples, width 5" in printed
 
 

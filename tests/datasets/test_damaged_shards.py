@@ -265,6 +265,39 @@ def test_a_flipped_bit_in_the_columns_of_foreign_parquet_shards_is_an_error_that
     assert errors > FLIPS // 2
 
 
+@pytest.mark.parametrize("has_bytes", [True, False])
+def test_files_of_a_converted_stream_are_those_that_were_written(
+    has_bytes: bool, tmp_path: Path
+) -> None:
+    hf = pytest.importorskip("datasets")
+    rows: dict[str, list[Any]] = {"id": list("abcdef"), "text": list("uvwxyz")}
+    if has_bytes:
+        rows["audio"] = [bytes(9)] * 6
+    whole_set = hf.Dataset.from_dict(rows)
+    parts = {"train": whole_set.select(range(4)), "test": whole_set.select([4, 5])}
+    streams = {split: part.to_iterable_dataset() for split, part in parts.items()}
+    out = tmp_path / "out"
+    fz.convert(hf.IterableDatasetDict(streams), out)
+    path = out / "test-00000-of-00001.parquet"
+    whole = path.read_bytes()
+    assert fz.create_dataset(str(out)).split_names == ["test"] * 2 + ["train"] * 4
+    for position in (columns_end(path), len(whole) - 30, len(whole) - 1):  # of the footer
+        damaged = bytearray(whole)
+        damaged[position] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(FusionZooError, match=r"test-00000.*bytes .* were changed since they"):
+            fz.create_dataset(str(out))
+    path.write_bytes(whole[:-1])
+    with pytest.raises(FusionZooError, match=r"bytes, and files\.json says .* copy it again"):
+        fz.create_dataset(str(out))
+    path.rename(out / "val-00000-of-00001.parquet")
+    with pytest.raises(FusionZooError, match=r"cannot be opened: .*; files\.json lists it"):
+        fz.create_dataset(str(out))
+    path.write_bytes(whole)
+    with pytest.raises(FusionZooError, match=r"val-00000.* is not listed in files\.json: move it"):
+        fz.create_dataset(str(out))
+
+
 def test_a_flipped_bit_in_vectors_of_embeddings_is_an_error_that_names_them(
     tmp_path: Path,
 ) -> None:

@@ -1,74 +1,75 @@
-"""A miniature of perf/hostile.py: mutated files end well or as one line."""
+"""Mutated and hand-made files end well or as one line; perf/hostile.py opens all of them."""
 
 from __future__ import annotations
 
 import csv
+import importlib.util
+import os
 import random
-import sys
-from collections.abc import Iterator
+import time
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from fusionzoo.errors import FusionZooError
+from helpers.hostile import run as run_module
+from helpers.hostile.files import FORMATS, mutate, originals
+from helpers.hostile.jobs import Job, _opener, make_jobs, run_jobs, warm_up, write_secrets
+from helpers.hostile.run import Outcome, run
+
 PERF = Path(__file__).parents[2] / "perf"
-MODULES = ("hostile", "_hostile_run", "_hostile_files", "_hostile_cases")
+QUICK = ("png", "jpg", "gif", "tiff", "wav", "flac", "ogg", "npy", "csv", "jsonl", "parquet")
 
 
-@pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
-    sys.path.insert(0, str(PERF))
-    try:
-        import hostile
-
-        hostile.warm_up(tmp_path_factory.mktemp("warm"))
-        yield hostile
-    finally:
-        sys.path.remove(str(PERF))
-        for name in MODULES:
-            sys.modules.pop(name, None)
+@pytest.fixture(scope="module", autouse=True)
+def warm(tmp_path_factory: pytest.TempPathFactory) -> None:
+    warm_up(tmp_path_factory.mktemp("warm"))
 
 
-FORMATS = ("png", "jpg", "gif", "tiff", "wav", "flac", "ogg", "npy", "csv", "jsonl", "parquet")
+@pytest.fixture
+def script() -> ModuleType:
+    """perf/hostile.py as a module."""
+    spec = importlib.util.spec_from_file_location("perf_hostile", PERF / "hostile.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def test_sixty_mutated_files_end_well_or_as_one_line(hostile: ModuleType, tmp_path: Path) -> None:
-    files = hostile.originals()
+def test_sixty_mutated_files_end_well_or_as_one_line(tmp_path: Path) -> None:
+    files = originals()
     donors = [contents for group in files.values() for contents in group]
     outcomes = []
-    for number, name in enumerate((*FORMATS, "yaml")):
+    for number, name in enumerate((*QUICK, "yaml")):
         draw = random.Random(number)
         for count in range(5):
             root = tmp_path / f"{name}-{count}"
             root.mkdir()
             index = draw.randrange(len(files[name]))
-            _, data = hostile.mutate(files[name][index], donors, draw)
-            work = hostile._opener(name, index, data, tmp_path)(root)
-            outcomes.append((name, hostile.run(work, root)))
+            _, data = mutate(files[name][index], donors, draw)
+            work = _opener(name, index, data, tmp_path)(root)
+            outcomes.append((name, run(work, root)))
     assert not [(name, x.message) for name, x in outcomes if x.result == "fault"]
     assert sum(x.result == "refused" for _, x in outcomes) > 20  # some mutations do no harm
     assert any(x.result == "ok" for _, x in outcomes)
 
 
-def test_what_it_must_notice_is_noticed(
-    hostile: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_it_must_notice_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A crash, a hang, another exception, memory, a file outside, a message of several lines."""
-    import os
-    import time
-
-    run_module = sys.modules["_hostile_run"]
-    secret = hostile.write_secrets(tmp_path / "secret")
+    secret = write_secrets(tmp_path / "secret")
     root = tmp_path / "root"
     root.mkdir()
     monkeypatch.setattr(run_module, "SECONDS", 1)
     monkeypatch.setattr(run_module, "BUDGET", 300 << 20)
 
     def lines() -> None:
-        raise run_module.FusionZooError("two\nlines")
+        raise FusionZooError("two\nlines")
 
     def refused() -> None:
-        raise run_module.FusionZooError("one line")
+        raise FusionZooError("one line")
 
     expected = {
         "crash: SIGABRT": os.abort,
@@ -80,29 +81,38 @@ def test_what_it_must_notice_is_noticed(
         "not one line": lines,
     }
     for words, work in expected.items():
-        outcome = hostile.run(work, root)
+        outcome = run(work, root)
         assert (outcome.result, words in outcome.message) == ("fault", True), outcome
-    assert hostile.run(refused, root).result == "refused"
-    assert hostile.run(lambda: (root / "a").write_text("x"), root).result == "ok"
+    assert run(refused, root).result == "refused"
+    assert run(lambda: (root / "a").write_text("x"), root).result == "ok"
 
 
-def test_the_table_counts_every_file_and_names_faults(hostile: ModuleType, tmp_path: Path) -> None:
-    job = hostile.Job("png", "mutated", "flip 3", lambda root: None)
+def test_the_table_counts_every_file_and_names_faults(script: ModuleType, tmp_path: Path) -> None:
+    job = Job("png", "mutated", "flip 3", lambda root: None)
     results = [
-        (job, hostile.Outcome("ok", "", 0.5, 10.0)),
-        (job, hostile.Outcome("fault", "crash: SIGSEGV", 1.5, 20.0)),
+        (job, Outcome("ok", "", 0.5, 10.0)),
+        (job, Outcome("fault", "crash: SIGSEGV", 1.5, 20.0)),
     ]
-    assert hostile.write_table(results, tmp_path / "a.csv") == 1
+    assert script.write_table(results, tmp_path / "a.csv") == 1
     (row,) = csv.DictReader((tmp_path / "a.csv").read_text().splitlines())
     assert (row["files"], row["ok"], row["refused"], row["faults"]) == ("2", "1", "0", "1")
     assert row["named"] == "flip 3: crash: SIGSEGV" and row["most_mb"] == "20"
 
 
-def test_the_stored_table_has_two_thousand_mutations_and_no_fault(hostile: ModuleType) -> None:
-    rows = list(csv.DictReader(hostile.OUT.read_text().splitlines()))
+def test_the_stored_table_has_two_thousand_mutations_and_no_fault(script: ModuleType) -> None:
+    rows = list(csv.DictReader(script.OUT.read_text().splitlines()))
     files = {source: 0 for source in ("mutated", "hand-made")}
     for row in rows:
         files[row["source"]] += int(row["files"])
         assert row["faults"] == "0", row["named"]
     assert files["mutated"] >= 2000 and files["hand-made"] >= 200
-    assert {row["format"] for row in rows} >= set(hostile.FORMATS)
+    assert {row["format"] for row in rows} >= set(FORMATS)
+
+
+@pytest.mark.slow
+def test_a_sample_of_all_formats_and_every_family_ends_well_or_as_one_line(tmp_path: Path) -> None:
+    results = run_jobs(list(make_jobs(tmp_path, per_format=6, seed=1, every=4)), tmp_path)
+    faults = [f"{job.format} {job.name}: {x.message}" for job, x in results if x.result == "fault"]
+    assert faults == []
+    counts = Counter(job.format for job, _ in results)
+    assert counts.keys() >= {*FORMATS, "tar", "pickle", "cache", "resume", "evaluation"}

@@ -269,10 +269,10 @@ def test_a_manifest_joins_others_by_its_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"join": {"text": "other.csv"}}, "--data.join.text: the manifest itself has 'text'"),
+        ({"join": {"text": "other.csv"}}, "the manifest itself has 'text'"),
         ({"join": {"audio": "none.csv"}}, "no manifest none.csv"),
-        ({"join": {"audio": {"columns": {}}}}, "--data.join.audio names no file"),
-        ({"join": {"audio": {"rot": "x"}}}, "--data.join.audio names no file"),
+        ({"join": {"audio": {"columns": {}}}}, 'join={"audio": ...} names no file'),
+        ({"join": {"audio": {"rot": "x"}}}, 'join={"audio": ...} names no file'),
     ],
 )
 def test_wrong_settings_of_a_join_are_one_line(

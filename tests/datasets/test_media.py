@@ -107,6 +107,24 @@ def test_the_fast_decoder_and_pillow_agree(mode: str, suffix: str, tmp_path: Pat
     assert torch.equal(decode_image(path), wanted)
 
 
+def test_a_png_whose_pixels_are_damaged_is_refused_and_ends_no_process(tmp_path: Path) -> None:
+    """torchvision 0.29 ends the process; Pillow alone may return other pixels."""
+    noise = np.random.default_rng(0).integers(0, 255, (40, 30, 3), dtype=np.uint8)
+    path = saved(Image.fromarray(noise), tmp_path / "a.png")
+    whole = path.read_bytes()
+    first = whole.index(b"IDAT") + 4
+    for position in (first, first + 50, len(whole) - 17, len(whole) - 13):  # to the checksum's end
+        damaged = bytearray(whole)
+        damaged[position] ^= 1
+        with pytest.raises(FusionZooError, match="is damaged: the checksum of its pixels does not"):
+            decode_image(bytes(damaged))
+    pixels = zlib.compress(bytes(7))  # too few, with a checksum that is right
+    chunk = struct.pack(">I", len(pixels)) + b"IDAT" + pixels
+    chunk += struct.pack(">I", zlib.crc32(b"IDAT" + pixels))
+    with pytest.raises(FusionZooError, match="cannot be read as an image: "):
+        decode_image(whole[: first - 8] + chunk + whole[-12:])
+
+
 def test_one_colour_of_an_rgb_png_may_be_transparent(tmp_path: Path) -> None:
     path = saved(Image.new("RGB", (2, 2), RED), tmp_path / "a.png", transparency=RED)
     assert (decode_image(path) == 255).all()
@@ -138,7 +156,8 @@ def png_header(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + whole + empty
 
 
-@pytest.mark.filterwarnings("default::PIL.Image.DecompressionBombWarning")
+# Up to twice its limit Pillow only warns; a user's warnings are no errors, and the budget refuses.
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize(("width", "height"), [(30_000, 30_000), (10_000, 9_000), (1, 2**31 - 1)])
 def test_a_picture_of_too_many_pixels_is_refused_by_its_header(
     width: int, height: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -146,7 +165,7 @@ def test_a_picture_of_too_many_pixels_is_refused_by_its_header(
     def decode_nothing(*_: object) -> None:
         raise AssertionError("it was decoded")
 
-    monkeypatch.setattr("fusionzoo.datasets.media._decode_plain", decode_nothing)
+    monkeypatch.setattr("fusionzoo.datasets.media._decode_jpeg", decode_nothing)
     path = tmp_path / "huge.png"
     path.write_bytes(png_header(width, height))
     size = rf"({width * height} pixels|{width} x {height} pixels)"
@@ -171,6 +190,8 @@ MANY_USES = "".join(
     [
         ('width="20" height="10"', (256, 512)),
         ('width="10" height="20"', (512, 256)),
+        ('width="20mm" height="10mm"', (256, 512)),
+        ('width="1in" height="144pt"', (512, 256)),
         ('viewBox="0 0 10 20"', (512, 256)),
         ('width="1" height="100000000"', (512, 1)),
         ('width="100000000" height="1"', (1, 512)),

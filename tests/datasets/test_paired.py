@@ -216,11 +216,14 @@ def test_a_wrong_row_is_one_error_that_names_it(rows: list[Any], says: str, tmp_
     [
         (
             {"columns": {"image": "imge"}},
-            "no column 'imge' for --data.columns.image. Did you mean 'image'",
+            "no column 'imge' for columns={\"image\": ...}. Did you mean 'image'",
         ),
-        ({"columns": {"target": "label"}}, "no column 'label' for --data.columns.target"),
+        ({"columns": {"target": "label"}}, "no column 'label' for columns={\"target\": ...}"),
         ({"kinds": {"text": "words"}}, "the kind of column 'text' is unknown"),
-        ({"kinds": {"imgae": "image"}}, "no column 'imgae' for --data.kinds.imgae. Did you mean"),
+        (
+            {"kinds": {"imgae": "image"}},
+            "no column 'imgae' for kinds={\"imgae\": ...}. Did you",
+        ),
         ({"modalities": "image,txt"}, "has no modality 'txt'. Did you mean 'text'?"),
         ({"on_error": "ignore"}, "on_error='ignore': input should be 'raise'"),
         ({"missing": 1.5}, "missing=1.5; it must be at least 0 and below 1"),

@@ -57,7 +57,7 @@ def test_a_column_declared_as_paths_is_read_from_files(folder: Path, declared: A
 
 
 def test_a_declared_column_must_exist_and_hold_files(folder: Path) -> None:
-    with pytest.raises(FusionZooError, match=r"no modality 'txt' for --data.paths. Did you mean"):
+    with pytest.raises(FusionZooError, match=r"no modality 'txt' for paths=. Did you mean"):
         open_cells(folder, ["note.txt"], paths="txt")
     with pytest.raises(FusionZooError, match=r"row 2, sample 's1': text file .*no.txt does not"):
         open_cells(folder, ["note.txt", "no.txt"], paths="text")
@@ -96,7 +96,7 @@ def test_no_path_leaves_the_folder(way: str, on_error: Any, folder: Path) -> Non
     cell = outside_cells(folder)[way]
     with pytest.raises(FusionZooError) as caught:
         open_cells(folder, ["note.txt", cell], paths="text", on_error=on_error)
-    for part in ("m.jsonl, row 2, sample 's1': text cell", repr(cell), "--data.allow_outside true"):
+    for part in ("m.jsonl, row 2, sample 's1': text cell", repr(cell), "allow_outside=True"):
         assert part in str(caught.value)
     assert "\n" not in str(caught.value)
 

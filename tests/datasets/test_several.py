@@ -176,7 +176,7 @@ def test_segments_have_columns_of_other_names_and_for_single_modalities(root: Pa
         ({"start": -1}, {}, r"row 1: the segment of audio from -1 s to nan s"),
         ({"start": 2, "end": 2}, {}, "an end is after it"),
         ({"audio_start": "soon"}, {}, "row 1: audio_start is 'soon', no number of seconds"),
-        ({"start": 1}, {"columns": {"end": "stop"}}, "no column 'stop' for --data.columns.end"),
+        ({"start": 1}, {"columns": {"end": "stop"}}, "no column 'stop' for columns="),
         ({"x": 1}, {"columns": {"image_start": "x"}}, "neither clips nor videos"),
     ],
 )

@@ -222,9 +222,7 @@ def test_a_list_with_an_unreadable_item_is_treated_as_a_single_value(
 
 
 def _raising(data: PairedDataset) -> PairedDataset:
-    view = data.subset(range(len(data)))
-    view.on_error = "raise"
-    return view
+    return data.with_policy(on_error="raise")
 
 
 @FORMATS

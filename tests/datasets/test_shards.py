@@ -373,7 +373,7 @@ def test_the_command_converts_and_says_what_comes_next(
     assert "3 of them there already" in capsys.readouterr().out
     assert_same(fz.create_dataset(manifest), fz.create_dataset(out))
     assert console(["data", "convert", str(manifest)]) == 2
-    assert "SOURCE OUT" in capsys.readouterr().err
+    assert "DATA OUT" in capsys.readouterr().err
 
 
 def test_prepared_shards_hold_small_pictures_and_flac(tmp_path: Path) -> None:

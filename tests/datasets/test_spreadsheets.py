@@ -112,9 +112,9 @@ def test_delimiter_and_encoding_can_be_named(tmp_path: Path) -> None:
     path.write_bytes(cells().encode("cp1252"))
     check_rows(opened(path, encoding="latin-1"))
     for setting in ({"delimiter": ";;"}, {"delimiter": '"'}, {"encoding": "utf-9"}):
-        with pytest.raises(FusionZooError, match=f"--data.{next(iter(setting))} .* usual are"):
+        with pytest.raises(FusionZooError, match=f"{next(iter(setting))}=.* usual are"):
             opened(path, **setting)
-    with pytest.raises(FusionZooError, match=r"--data\.encoding 'hex' is no encoding"):
+    with pytest.raises(FusionZooError, match=r"encoding=.*hex.* is no encoding"):
         opened(path, encoding="hex")
 
 
@@ -183,7 +183,7 @@ def test_a_bad_byte_is_named_by_row(tmp_path: Path) -> None:
         opened(path)
     assert opened(path, encoding="cp1252").references("text")[40] == "größe".replace("ß", "ÃŸ")
     path.write_bytes(b"id,text\n1,\x81\x82\n")
-    with pytest.raises(FusionZooError, match=r"row 2: byte 0x81 is not utf-8 or cp1252; --data"):
+    with pytest.raises(FusionZooError, match=r"row 2: byte 0x81 is not utf-8 or cp1252; encoding="):
         opened(path)
     path.write_bytes("id,text\n1,two\n".encode("utf-16")[:-1])
     with pytest.raises(FusionZooError, match=r"row 2: byte 0x0a is not utf-16 \(found by its byte"):
@@ -404,6 +404,63 @@ def test_too_many_styles_are_refused_before_they_are_read(tmp_path: Path) -> Non
         opened(path)
 
 
+def test_a_row_of_millions_of_empty_cells_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    row = b'<row r="3">' + b"<c/>" * 5_000_000 + b"</row>"  # of 5 kB in the file
+    path = with_part(tmp_path / "m.xlsx", "xl/worksheets/sheet1.xml", b"</sheetData>", row)
+    with pytest.raises(FusionZooError, match=r"sheet1\.xml is too large: 26\d,\d+ XML elements"):
+        opened(path)
+
+
+@pytest.mark.parametrize(
+    ("merged", "problem"),
+    [("A1:B1", ""), ("B2:D2", ""), ("B2:B8", ""), ("A2:B2", "A2:B2"), ("A1:A2", "A1:A2")],
+)
+def test_merged_cells_of_the_table_are_refused(merged: str, problem: str, tmp_path: Path) -> None:
+    """In the file all but the first are empty: a label for three rows would be that of one."""
+    cells = f'<mergeCells count="1"><mergeCell ref="{merged}"/></mergeCells>'.encode()
+    path = with_part(tmp_path / "m.xlsx", "xl/worksheets/sheet1.xml", b"<pageMargins", cells)
+    if not problem:
+        assert opened(path).references("text") == ["x"]
+        return
+    with pytest.raises(FusionZooError, match=f"the cells {problem} are merged, so only the first"):
+        opened(path)
+
+
+@pytest.mark.parametrize(
+    ("rows", "number"),
+    [
+        ('<row r="5"><c r="A5"><v>1</v></c></row><row r="4"><c r="A4"><v>2</v></c></row>', 4),
+        ('<row r="3"><c r="A3"><v>1</v></c></row><row r="3"><c r="A3"><v>2</v></c></row>', 3),
+        ('<row r="3"><c r="B3"><v>1</v></c><c r="A3"><v>2</v></c></row>', 3),
+        ('<row r="3"><c r="A7"><v>1</v></c></row>', 3),
+    ],
+)
+def test_rows_and_cells_that_openpyxl_would_leave_out_are_refused(
+    rows: str, number: int, tmp_path: Path
+) -> None:
+    path = with_part(
+        tmp_path / "m.xlsx", "xl/worksheets/sheet1.xml", b"</sheetData>", rows.encode()
+    )
+    with pytest.raises(FusionZooError, match=f"row {number}: rows or cells .* not in order"):
+        opened(path)
+
+
+def test_the_error_of_a_formula_is_a_missing_value(tmp_path: Path) -> None:
+    rows = [["id", "target", "text"], ["a", "k", "x"], ["b", "#DIV/0!", "y"], ["c", "k", "#REF!"]]
+    path = workbook(tmp_path / "m.xlsx", rows)
+    with pytest.raises(FusionZooError, match=r"row 3, sample 'b' .* has no target"):
+        opened(path, shares=(1, 0, 0), drop_empty=True)
+    path = workbook(tmp_path / "m.xlsx", [rows[0], rows[1], rows[3]])
+    assert opened(path, shares=(1, 0, 0), drop_empty=True).ids == ["a"]
+
+
+@pytest.mark.parametrize("name", ["m.csv", "m.jsonl", "m.parquet"])
+def test_a_workbook_with_another_ending_says_so(name: str, tmp_path: Path) -> None:
+    path = workbook(tmp_path / "m.xlsx", [["id", "text"], ["a", "x"]]).rename(tmp_path / name)
+    with pytest.raises(FusionZooError, match=rf"{name} is a ZIP archive, as \.xlsx is: rename it"):
+        opened(path)
+
+
 def test_a_hidden_first_sheet_is_not_read_in_silence(tmp_path: Path) -> None:
     path = workbook(tmp_path / "m.xlsx", [["id", "text"], ["a", "x"]], sheets=["Two"])
     book = openpyxl.load_workbook(path)
@@ -411,7 +468,7 @@ def test_a_hidden_first_sheet_is_not_read_in_silence(tmp_path: Path) -> None:
     book.worksheets[0].sheet_state = "hidden"
     book.active = 1
     book.save(path)
-    with pytest.raises(FusionZooError, match=f"{name!r} is hidden: --data.sheet .*: {name}, Two"):
+    with pytest.raises(FusionZooError, match=f"{name!r} is hidden: sheet= .*: {name}, Two"):
         opened(path)
     assert opened(path, sheet=name).ids == ["a"]
 
@@ -466,7 +523,7 @@ def test_a_decimal_comma_is_read_or_pointed_out(tmp_path: Path) -> None:
     said = message(tmp_path, text, targets=kinds, shares=(1, 0, 0))
     assert said.endswith(
         "m.csv, row 2, sample '1', column 'age': '25,06' is no finite number;"
-        " --data.decimal , reads it as 25.06"
+        ' decimal="," reads it as 25.06'
     )
     data = table(tmp_path, text, targets=kinds, shares=(1, 0, 0), decimal=",")
     numbers = data.scheme[0].original(data.targets)[:, 0] if data.scheme else None
@@ -477,7 +534,7 @@ def test_a_decimal_comma_is_read_or_pointed_out(tmp_path: Path) -> None:
     for cell in ("25,06", "-3.5", "7"):
         said = message(tmp_path, f"id;vector\na;{cell}\n")
         assert f"m.csv, row 2, sample 'a': vector cell {cell!r} is a number, not a path" in said
-    with pytest.raises(FusionZooError, match=r"--data\.decimal 'x' is neither"):
+    with pytest.raises(FusionZooError, match=r"decimal=.*x.* is neither"):
         table(tmp_path, text, decimal="x")
 
 
@@ -517,7 +574,7 @@ def test_empty_rows_are_an_error_or_left_out(tmp_path: Path) -> None:
     text = "id,split,target,text\na,train,x,one\n,,,\nb,train,x,two\nc,train,x,NA\n\n,,,\n"
     said = message(tmp_path, text)
     assert "m.csv, row 3: every modality is empty, as in 3 of 5 rows" in said
-    assert "--data.drop_empty true" in said
+    assert "drop_empty=True" in said
     data = table(tmp_path, text, drop_empty=True)
     assert data.ids == ["a", "b"]
     assert summary(data)["empty"] == "3 rows left out (--data.drop_empty)"
@@ -730,9 +787,9 @@ def test_messages_say_where_and_what_to_do(tmp_path: Path) -> None:
     rows = "id,target,text\n" + "".join(f"s{n % 4},x,t\n" for n in range(14))
     assert "id 's0' occurs 4 times (rows 2, 6, 10, ...)" in message(tmp_path, rows)
     said = message(tmp_path, "caption a,label\nx,y\n")
-    assert "--data.columns.text 'caption a' names one. Its columns: caption a, label" in said
-    assert "--data.delimiter" not in said
-    assert "it has one column: --data.delimiter" in message(tmp_path, "id~text\na~b\n")
+    assert "columns={\"text\": 'caption a'} names one" in said
+    assert "delimiter=" not in said
+    assert "it has one column: delimiter=" in message(tmp_path, "id~text\na~b\n")
     said = message(tmp_path, "id,split,target,text\na,train,x,t\nb,val,y,t\nc,val,x,t\n")
     assert "row 3, sample 'b' (split 'val') has the label 'y'" in said
     assert "put some there with a column of splits" in said

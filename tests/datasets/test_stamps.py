@@ -17,6 +17,7 @@ from fusionzoo import create_dataset
 from fusionzoo.datasets.builtin import stamps
 from fusionzoo.errors import FusionZooError
 
+EIGHT = "be,bg,ca,el,es,fr,ro,ru"  # the languages of at least 500 recordings
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="4" height="4"/>'
 FILES = {
     "animals/birds/owl.png": "",
@@ -86,6 +87,23 @@ def test_the_recording_may_be_of_another_language_and_format(tree: Path) -> None
     assert found["animals/birds/owl"][1] == "owl_desc_pt_BR.wav"
 
 
+@pytest.mark.parametrize("languages", ["fr, pt_BR", ["fr", "pt_BR", "fr"]])
+def test_several_languages_give_a_sample_per_recording_in_its_stamp_s_group(
+    tree: Path, languages: str | list[str]
+) -> None:
+    found = opened(tree, speech_language=languages)
+    assert {key: value for key, value in found.items() if "/owl_desc" in key} == {
+        "animals/birds/owl_desc_fr": ("An owl.", "owl_desc_fr.ogg"),
+        "animals/birds/owl_desc_pt_BR": ("An owl.", "owl_desc_pt_BR.wav"),
+    }
+    assert len(found) == len(opened(tree)) + 1  # a stamp that nobody speaks stays, without audio
+    assert found["food/pear"] == (None, None)
+    settings = {"root": str(tree), "min_class_size": 1, "speech_language": languages}
+    data = create_dataset("stamps", **settings)
+    groups = dict(zip(data.ids, data.groups, strict=True))
+    assert {groups[key] for key in found if "owl" in key} == {"animals/owl"}
+
+
 def test_small_classes_are_left_out(tree: Path) -> None:
     data = create_dataset("stamps", root=str(tree), min_class_size=3)
     assert data.classes == ["animals"]
@@ -103,6 +121,7 @@ def test_the_root_may_be_the_stamps_folder_itself(tree: Path) -> None:
     ("settings", "says"),
     [
         ({"speech_language": "xx"}, "spoken in 'xx'; languages: fr, pt_BR"),
+        ({"speech_language": "fr,xx"}, "spoken in 'xx'; languages: fr, pt_BR"),
         ({"text_language": "xx"}, "described in 'xx'"),
         ({"min_class_size": 9}, "no class of at least 9 images"),
     ],
@@ -194,16 +213,22 @@ def test_fetching_that_fails_leaves_nothing_and_says_why(
 
 
 @pytest.mark.slow
-def test_the_real_stamps_are_the_documented_ones(real_stamps: Path) -> None:
-    data = create_dataset("stamps", root=str(real_stamps))
-    assert (len(data), len(data.classes)) == (773, 12)
+@pytest.mark.parametrize(
+    ("languages", "samples", "recordings"), [("fr", 773, 749), (EIGHT, 5613, 5589)]
+)
+def test_the_real_stamps_are_the_documented_ones(
+    languages: str, samples: int, recordings: int, real_stamps: Path
+) -> None:
+    data = create_dataset("stamps", root=str(real_stamps), speech_language=languages)
+    assert (len(data), len(data.classes), len(set(data.groups))) == (samples, 12, 457)
+    assert int(data.present[:, 2].sum()) == recordings
     sides = defaultdict(set)
-    for key, split in zip(data.ids, data.split_names, strict=True):
-        sides[stamps.group(key)].add(split)
+    for group, split in zip(data.groups, data.split_names, strict=True):
+        sides[group].add(split)
     assert all(len(own) == 1 for own in sides.values())
     for split in ("train", "val", "test"):
         assert set(data.split(split).labels) == set(data.classes)
-    for i in range(0, len(data), 25):
+    for i in range(0, len(data), len(data) // 30):
         sample = data[i]
         assert sample is not None
         assert sample.values["image"].shape[0] == 3

@@ -19,7 +19,9 @@ import fusionzoo
 from fusionzoo import PairedDataset, create_dataset
 from fusionzoo.cli import main as console
 from fusionzoo.datasets.base import from_memory
+from fusionzoo.datasets.provenance import Loaded
 from fusionzoo.datasets.sources.open_table import open_table
+from fusionzoo.datasets.sources.table_settings import TableSettings
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.robustness import Corrupted
@@ -177,7 +179,7 @@ def test_of_many_categories_the_most_frequent_are_kept() -> None:
     names = ["common"] * 5 + [f"rare {n:04d}" for n in range(1500)]
     ids = [str(n) for n in range(len(names))]
     table = pa.table({"id": ids, "target": ["a"] * len(ids), "word": names})
-    data = open_table(table, source="t", root=None, columns={"tabular": "word"})
+    data = open_table(Loaded(table=table, source="t"), TableSettings(columns={"tabular": "word"}))
     values = learnt(data)["word"]["values"]
     assert len(values) == 1000
     assert "common" in values
@@ -187,7 +189,7 @@ def test_of_many_categories_the_most_frequent_are_kept() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"columns": {"tabular": "age,colr"}}, r"no column 'colr' for --data.columns.tabular"),
+        ({"columns": {"tabular": "age,colr"}}, r"no column 'colr' for columns="),
         ({"columns": {"tabular": "age,target"}}, "'target' is the target, and"),
         ({"columns": {"tabular": "age,colour", "target": "colour"}}, "'colour' is the target"),
         ({"columns": {"tabular": "age,id"}}, "'id' is the id"),
@@ -272,7 +274,7 @@ def test_a_column_of_dates_or_lists_is_an_error() -> None:
     dates = pa.array(np.array(["2020-01-01", "2021-01-01"], dtype="datetime64[D]"))
     table = pa.table({"id": ["a", "b"], "when": dates})
     with pytest.raises(FusionZooError, match="column 'when' is of type date32"):
-        open_table(table, source="t", root=None, columns={"tabular": "when"})
+        open_table(Loaded(table=table, source="t"), TableSettings(columns={"tabular": "when"}))
 
 
 # ---- whole runs

@@ -464,7 +464,7 @@ def test_a_composition_whose_weights_would_be_random_is_refused(
         "kinds": {"b": "vector"},
         "columns": {"b": "b"},
     }
-    with pytest.raises(fz.FusionZooError, match=r"b 2, vector 3.*--fusion concat takes any"):
+    with pytest.raises(fz.FusionZooError, match=r'b 2, vector 3.*fusion="concat" takes any'):
         fz.embed(data_b, encoders={"vector": frozen(3), "b": frozen(2)}, fusion="mean")
 
 
@@ -509,7 +509,7 @@ def test_weights_of_a_fusion_without_any_are_one_line(table: Path, tmp_path: Pat
     plain = create_model("sum", {"text": CHARS}, 1, dim=4)
     with pytest.raises(fz.FusionZooError, match="fusion 'sum' computes no weight"):
         fz.embed(plain, str(table), out=tmp_path / "e.parquet", weights=True)
-    with pytest.raises(fz.FusionZooError, match="--probabilities: the model was not trained on"):
+    with pytest.raises(fz.FusionZooError, match="probabilities=: the model was not trained on"):
         fz.embed(plain, str(table), out=tmp_path / "e.parquet", probabilities=True)
 
 

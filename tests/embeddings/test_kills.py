@@ -1,6 +1,6 @@
 """Killed extractions go on and write the file of an uninterrupted one: processes, ranks.
 
-`perf/embed_kills.py --engine ray` does the same with an actor of Ray, in some minutes.
+`tests/helpers/embed_kills.py --engine ray` does the same with an actor of Ray, in some minutes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def kills(*args: str) -> dict[str, Any]:
-    """Run perf/embed_kills.py, which compares the files byte for byte."""
-    command = [sys.executable, "perf/embed_kills.py", *args]
+    """Run tests/helpers/embed_kills.py, which compares the files byte for byte."""
+    command = [sys.executable, "tests/helpers/embed_kills.py", *args]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=550, check=False

@@ -26,6 +26,7 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "torchaudio": ("torchaudio/WAV2VEC2_BASE", {"pretrained": False}),
     "torchaudio/conformer": ("torchaudio/conformer", {"dim": 16, "num_layers": 1, "num_heads": 2}),
     "torchvision": ("torchvision/mobilenet_v3_small", {"pretrained": False}),
+    "whisper": ("whisper/{whisper}", {}),
 }
 VIT = {"img_size": 32, "patch_size": 16, "embed_dim": 24, "depth": 1, "num_heads": 2}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -65,7 +66,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     import transformers
 
     folders = {x: tmp_path_factory.mktemp(x) for x in ("words", "waves", "spectrograms")}
-    for name in ("clap", "clip", "dinov2", "siglip", "vit", "sentences"):
+    for name in ("clap", "clip", "dinov2", "siglip", "vit", "sentences", "whisper"):
         folders[name] = getattr(tiny, f"save_{name}")(tmp_path_factory.mktemp(name))
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "cat", "line", "to", "text"]
     vocabulary = folders["words"] / "vocab.txt"

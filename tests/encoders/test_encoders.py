@@ -436,6 +436,7 @@ def test_the_list_shows_every_family() -> None:
         "mel/stats",
         "torchaudio/*",
         "torchaudio/conformer",
+        "whisper/*",
     ]
     assert list_encoders("tabular") == ["tabular/ft-transformer", "tabular/mlp"]
-    assert len(list_encoders()) == 14
+    assert len(list_encoders()) == 15

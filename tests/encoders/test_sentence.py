@@ -66,8 +66,10 @@ def test_vectors_follow_the_folders_modules(pooling: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.needs("sentence_transformers")
 def test_vectors_are_those_of_the_package(tmp_path: Path) -> None:
-    package = pytest.importorskip("sentence_transformers", exc_type=ImportError)
+    import sentence_transformers as package
+
     for pooling in POOLS:
         folder = tiny.save_sentences(tmp_path / pooling, pooling)
         model = package.SentenceTransformer(str(folder), device="cpu")

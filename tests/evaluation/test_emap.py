@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import fusionzoo as fz
 from fusionzoo.datasets import create_dataset
-from fusionzoo.evaluation.pid import Logits, project
+from fusionzoo.evaluation.pid import Logits, jackknife, project
 
 ROWS = 12
 
@@ -42,7 +42,7 @@ def product_of(parts: Sequence[torch.Tensor]) -> Logits:
 def test_an_additive_model_is_its_own_projection(modalities: int) -> None:
     parts = [draws(ROWS, 3 + m)[:, :3] for m in range(modalities)]
     logits = additive(parts)
-    found = project(logits, ROWS, modalities, 5, 0)
+    found = project(logits, ROWS, modalities, 5, 0).mean(0)
     every = [np.arange(ROWS)] * modalities
     torch.testing.assert_close(found, logits(every), rtol=0, atol=1e-12)
 
@@ -50,7 +50,7 @@ def test_an_additive_model_is_its_own_projection(modalities: int) -> None:
 def test_the_projection_of_two_is_the_best_additive_fit() -> None:
     parts = [draws(ROWS, 2), draws(ROWS, 4)[:, :2]]
     logits = product_of(parts)
-    found = project(logits, ROWS, 2, 1, 0)
+    found = project(logits, ROWS, 2, 1, 0)[0]
     table = parts[0][:, None] * parts[1][None]  # (n, n, K)
     fitted = table.mean(1)[:, None] + table.mean(0)[None] - table.mean((0, 1))
     diagonal = torch.arange(ROWS)
@@ -62,7 +62,7 @@ def test_the_projection_of_two_is_the_best_additive_fit() -> None:
 
 def test_an_exclusive_or_has_no_additive_part() -> None:
     signs = torch.tensor(list(product([-1.0, 1.0], repeat=2))).double()
-    found = project(product_of([signs[:, :1], signs[:, 1:]]), 4, 2, 1, 0)
+    found = project(product_of([signs[:, :1], signs[:, 1:]]), 4, 2, 1, 0)[0]
     torch.testing.assert_close(found, torch.zeros(4, 1).double())
 
 
@@ -76,7 +76,30 @@ def test_projecting_twice_changes_nothing() -> None:
         return fitted[first, second]
 
     every = torch.arange(ROWS)
-    torch.testing.assert_close(project(logits, ROWS, 2, 1, 0), fitted[every, every])
+    torch.testing.assert_close(project(logits, ROWS, 2, 1, 0)[0], fitted[every, every])
+
+
+def test_the_standard_error_is_that_of_other_completions() -> None:
+    """Shares of a product of three: without bias, and as far apart as their error says."""
+    parts = [draws(ROWS, 1 + m)[:, :1] for m in range(3)]
+    logits = product_of(parts)
+    model = logits([np.arange(ROWS)] * 3)
+    table = torch.einsum("i,j,k->ijk", *(x[:, 0] for x in parts))
+    single = table.mean((1, 2)) + table.mean((0, 2)) + table.mean((0, 1))
+
+    def share(projection: torch.Tensor) -> float:
+        return float((model - projection).square().sum() / (model - model.mean(0)).square().sum())
+
+    exact = share((single - 2 * table.mean())[:, None])
+    found = np.array([jackknife(project(logits, ROWS, 3, 64, seed), share) for seed in range(40)])
+    spread = found[:, 0].std()
+    assert abs(found[:, 0].mean() - exact) < 4 * spread / np.sqrt(40)
+    assert 0.5 < found[:, 1].mean() / spread < 2
+
+
+def test_all_pairs_of_two_leave_no_error() -> None:
+    blocks = project(product_of([draws(ROWS, 1), draws(ROWS, 2)[:, :1]]), ROWS, 2, 1, 0)
+    assert jackknife(blocks, lambda x: float(x.sum())) == (float(blocks.sum()), 0.0)
 
 
 @pytest.mark.slow

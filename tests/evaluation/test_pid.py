@@ -124,7 +124,7 @@ def test_the_command_prints_and_stores_the_figures(
     assert pair["synergy"] > 0.9
     assert pair["low_synergy"] <= pair["synergy"] <= pair["high_synergy"]
     assert main(["analyse"]) == 2
-    assert "no source" in capsys.readouterr().err
+    assert "--data is missing" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation import pid_probes
 from fusionzoo.evaluation.pid import (
     Limits,
+    Pair,
+    Parts,
     Setup,
     advise_fusion,
     decompose,
@@ -36,6 +39,7 @@ from fusionzoo.evaluation.pid_probes import (
     split_samples,
     surprises,
 )
+from fusionzoo.tools.analyse import write_samples
 from helpers.gates import GATES, planted, planted_letters, table_of
 
 
@@ -205,12 +209,34 @@ def test_the_command_writes_the_parts_of_every_sample(
     assert np.mean(table["synergy"].to_numpy()) > 0.5
 
 
+@pytest.mark.parametrize("csv_safe", [False, True])
+def test_ids_that_look_like_formulas_are_text_if_asked(csv_safe: bool, tmp_path: Path) -> None:
+    parts = Parts(0.0, 0.0, 0.0, -1.5)
+    pair = Pair(
+        first="a",
+        second="+b",
+        **dict.fromkeys(("parts", "low", "high"), parts),
+        clusters=(),
+        rows=3,
+        by_sample=dict.fromkeys(["=1+1", "-2", "@a"], parts),
+    )
+    write_samples(tmp_path / "p.csv", [pair], csv_safe=csv_safe)
+    with (tmp_path / "p.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    mark = "'" if csv_safe else ""
+    assert [row["id"] for row in rows] == [f"{mark}=1+1", "-2", f"{mark}@a"]
+    assert {(row["first"], row["second"], row["synergy"]) for row in rows} == {
+        ("a", f"{mark}+b", "-1.5")
+    }
+
+
 def test_settings_of_another_mode_are_refused(tmp_path: Path) -> None:
     data = fz.create_dataset("interactions", task="xor", samples=100)
     for settings, message in (
-        ({"pid_mode": "batch", "clusters": 2}, "--pid_mode batch needs no clusters"),
-        ({"by_sample": "x.csv"}, "only --pid_mode sample has parts of each sample, not cvx"),
+        ({"pid_mode": "batch", "clusters": 2}, 'pid_mode="batch" needs no clusters'),
+        ({"by_sample": "x.csv"}, "only pid_mode= sample has parts of each sample, not cvx"),
         ({"pid_mode": "sample", "by_sample": "x.txt"}, "written as .csv or .parquet"),
+        ({"csv_safe": True}, "csv_safe= is for a .csv, by_sample= is ''"),
         ({"pid_mode": "sample", "model": str(tmp_path)}, "a model is analysed by emap"),
     ):
         with pytest.raises(FusionZooError, match=message):

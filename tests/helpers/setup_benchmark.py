@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,3 +27,16 @@ SMALL: dict[str, Any] = {
 def small(out: Path, **changes: Any) -> BenchmarkConfig:
     """Settings of a small benchmark on frozen vectors."""
     return from_tree(BenchmarkConfig, merge(merge(SMALL, {"out": str(out)}), changes))
+
+
+def vectors(
+    path: Path, labels: Sequence[str], values: Mapping[str, Sequence[list[float] | None]]
+) -> dict[str, Any]:
+    """Write a manifest of vectors, None where a sample lacks one; return the data's settings."""
+    lines = [
+        {"id": f"s{row}", "target": label, **{name: x[row] for name, x in values.items()}}
+        for row, label in enumerate(labels)
+    ]
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    kinds = dict.fromkeys(values, "vector")
+    return {"name": "manifest", "root": str(path), "kinds": kinds}

@@ -95,6 +95,18 @@ def save_clap(folder: Path, fused: bool = False) -> Path:
     return folder
 
 
+def save_whisper(folder: Path) -> Path:
+    from transformers import WhisperConfig, WhisperModel
+
+    torch.manual_seed(0)
+    half = {"encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 16}
+    other = {"decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 16}
+    WhisperModel(
+        WhisperConfig(d_model=16, vocab_size=60, pad_token_id=0, **half, **other)
+    ).save_pretrained(folder)
+    return folder
+
+
 def save_vit(folder: Path) -> Path:
     from transformers import ViTConfig, ViTImageProcessor, ViTModel
 

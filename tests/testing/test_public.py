@@ -23,7 +23,7 @@ from fusionzoo.testing import (
     fusions,
 )
 from fusionzoo.testing.checks import Checks
-from fusionzoo.testing.runner import SUITES
+from fusionzoo.testing.runner import SUITES, Suite, main_check
 
 
 class Summed(Fusion):
@@ -97,6 +97,26 @@ def test_a_wrong_setting_is_an_error_that_names_it() -> None:
         check_fusion("lmf", ranks=3)
     with pytest.raises(FusionZooError, match="no setting 'scael'"):
         check_fusion(Summed, scael=2)
+
+
+def test_an_error_of_the_first_build_alone_is_a_failed_check(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as that of a file which the first build finds locked, and the others do not."""
+
+    def fails_once(_: object) -> None:
+        raise OSError("the file is locked\nby another process")
+
+    checks: Checks[object] = Checks({"it_is_sound": lambda _: None})
+    monkeypatch.setitem(SUITES, "data", lambda: Suite(checks, lambda *_: object(), fails_once))
+    assert main_check("mine", "data") == 1
+    said = capsys.readouterr().out
+    assert "ok    it is sound\n" in said
+    assert "FAIL  it can be built\n" in said
+    assert "Found: OSError: the file is locked\n" in said
+    checks["it_is_sound"] = fails_once  # a check that reports it stands for it
+    assert main_check("mine", "data") == 1
+    assert "0 of 1 checks passed" in capsys.readouterr().out
 
 
 def test_a_class_within_a_function_is_to_be_moved() -> None:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -34,40 +31,46 @@ from fusionzoo.tools.audit.scan import (
     minhash,
     shingles,
 )
+from helpers.audit_faults import (
+    audited,
+    clean_text,
+    faulty_tables,
+    ids_by_finding,
+    plant_copies,
+    plant_manifest,
+    table,
+)
 
-ROOT = Path(__file__).parents[2]
 WORDS = [
     f"{first}{second}" for first in ("ba", "ce", "do", "fu") for second in ("lim", "nor", "ty")
 ]
 
 
-def load_script() -> ModuleType:
-    """Import perf/audit.py, which plants the faults."""
-    spec = importlib.util.spec_from_file_location("perf_audit", ROOT / "perf" / "audit.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["perf_audit"] = module  # where dataclasses look types up
-    spec.loader.exec_module(module)
-    return module
-
-
-SCRIPT = load_script()
-SCRIPT.CLEAN = 120  # type: ignore[attr-defined]  # rows without a fault, for speed
-faulty_tables, table, audited = SCRIPT.faulty_tables, SCRIPT.table, SCRIPT.audited
-
-
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The planted manifest, its faults and its audit."""
-    path, faults = SCRIPT.plant_manifest(tmp_path_factory.mktemp("planted"))
+    path, faults = plant_manifest(tmp_path_factory.mktemp("planted"), clean=120)
     return path, faults, audit({"name": "manifest", "root": str(path)})
 
 
 def test_each_planted_fault_is_found_and_no_clean_row_is_reported(planted: Any) -> None:
     _, faults, report = planted
-    assert SCRIPT.ids_by_finding(report) == faults
+    assert ids_by_finding(report) == faults
     assert not report.fit
+
+
+@pytest.mark.slow
+def test_damaged_values_and_copies_added_to_digits_are_found_and_nothing_else() -> None:
+    digits = create_dataset("digits")
+    texts = zip(digits.ids, digits.references("text"), strict=True)
+    lost = {key for key, text in texts if not re.search("[a-z]", text)}
+    data, faults = plant_copies(digits)
+    found = ids_by_finding(audit(data))
+    assert len(lost) > 100  # texts that lost all letters, as the data set has them
+    assert found == {
+        **faults,
+        ("near_empty_text", "text"): faults["near_empty_text", "text"] | lost,
+    }
 
 
 def test_what_create_dataset_refuses_is_reported_with_all_rows(planted: Any) -> None:
@@ -257,7 +260,7 @@ def test_pairs_of_buckets_are_named_once_with_the_smaller_index_first() -> None:
 def test_the_minhash_estimates_the_share_of_common_pieces() -> None:
     draw = np.random.default_rng(1)
     for _ in range(5):
-        words = [SCRIPT.clean_text(draw) for _ in range(8)]
+        words = [clean_text(draw) for _ in range(8)]
         first, second = (shingles(" ".join(words[start : start + 6])) for start in (0, 1))
         estimate = (minhash(first) == minhash(second)).mean()
         assert estimate == pytest.approx(jaccard(first, second), abs=4 * 0.5 / PERMUTATIONS**0.5)

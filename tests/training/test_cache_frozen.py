@@ -186,7 +186,7 @@ def test_only_encoders_that_stay_frozen_and_are_not_augmented_are_cached(
     assert reason in said
     assert decoded.count("image") > 40
     assert result.metrics["test"]
-    with pytest.raises(FusionZooError, match="cache_frozen on: image: training crops"):
+    with pytest.raises(FusionZooError, match='cache_frozen="on": image: training crops'):
         run(tmp_path / "b", "on", encoders={**ENCODERS, "image": image})
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from fusionzoo.config import OptimConfig, RunConfig, from_tree
 from fusionzoo.distributed import World
@@ -42,6 +43,25 @@ def test_every_fusion_trains_while_much_is_missing(name: str, tmp_path: Path) ->
     flags = [*data, "--data.missing", "0.3", "--fusion.dim", "32", "--fusion.name", name]
     assert train([*flags, *QUICK, "--out", str(tmp_path / "run")]) == 0
     check_run(tmp_path / "run")
+
+
+QUICK_SKIP = ("lmf", "late_mean", "dynmm")
+SKIPPING = [
+    x if x in QUICK_SKIP else pytest.param(x, marks=pytest.mark.nightly) for x in list_fusions()
+]
+
+
+@pytest.mark.parametrize("name", SKIPPING)
+def test_every_fusion_trains_with_a_linear_skip(name: str, tmp_path: Path) -> None:
+    data = ["--data.name", "interactions", "--data.samples", "200", "--data.num_modalities", "3"]
+    flags = [*data, "--data.missing", "0.3", "--fusion.dim", "32", "--fusion.name", name]
+    flags += ["--fusion.linear_skip", "true"]
+    assert train([*flags, *QUICK, "--out", str(tmp_path / "run")]) == 0
+    check_run(tmp_path / "run")
+    weights = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    trained = [x for key, x in weights.items() if key.startswith("fusion.linear_skip.")]
+    assert len(trained) == 3
+    assert all(x.any() for x in trained)
 
 
 @pytest.mark.nightly

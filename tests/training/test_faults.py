@@ -1,4 +1,4 @@
-"""What breaks a run, and what is left of it; perf/faults.py does more of it, and harder."""
+"""What breaks a run, and what is left of it; test_interrupted_runs.py does it harder."""
 
 from __future__ import annotations
 

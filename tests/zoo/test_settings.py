@@ -11,11 +11,13 @@ import pytest
 
 from fusionzoo.datasets import DATASETS
 from fusionzoo.datasets.base import SharedSettings
+from fusionzoo.datasets.sources.table_settings import TableSettings
 from fusionzoo.encoders import ENCODERS, create_encoder
 from fusionzoo.fusion import FUSIONS
+from fusionzoo.registry import SECTIONS, settings_class
 from fusionzoo.training.balance import BALANCE, Balance
 from fusionzoo.training.tasks import OBJECTIVES
-from fusionzoo.zoo.cards import SECTIONS, described_settings, settings_block
+from fusionzoo.zoo.cards import described_settings, settings_block
 
 Component = Callable[..., Any]
 REGISTRIES = (FUSIONS, ENCODERS, DATASETS, BALANCE, OBJECTIVES)
@@ -29,7 +31,9 @@ NOT_FOR_USERS = {"assets", "shared"}  # set by model folders and by `DATASETS.cr
 
 def keyword_only(component: Component) -> set[str]:
     parameters = inspect.signature(component).parameters.values()
-    return {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+    whole = settings_class(component)
+    names = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return names | (keyword_only(whole) if whole else set())
 
 
 def undocumented(component: Component) -> set[str]:
@@ -53,7 +57,7 @@ def test_a_setting_is_described_by_more_than_its_name(component: Component) -> N
         assert "default" not in meaning, f"{name}: the signature has the default"
 
 
-@pytest.mark.parametrize("shared", [Balance, create_encoder, SharedSettings])
+@pytest.mark.parametrize("shared", [Balance, create_encoder, SharedSettings, TableSettings])
 def test_common_settings_are_described_where_they_are_declared(shared: Component) -> None:
     described = set(settings_block(shared.__doc__))
     assert described - NOT_FOR_USERS == keyword_only(shared) - NOT_FOR_USERS

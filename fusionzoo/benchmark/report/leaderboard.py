@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.evaluation import statistics
 from fusionzoo.evaluation.calibration import calibration_error, risk_coverage
+from fusionzoo.evaluation.metrics import Metric
 
-from ..bench import metric_named
+from ..bench import metric_named, tasks_of
+from ..jobs import score_row
 from .results import (
+    CHOSEN,
     CandidateResults,
     Summary,
     area,
@@ -38,7 +45,7 @@ ECE_NOTE = (
     " model within that limit cannot be told from a calibrated one."
 )
 SIGNIFICANT = 1 - statistics.LEVEL
-LABELS = ("fold", "seed", "subset", "modality", "corruption", "severity", "loss")  # no metrics
+LABELS = ("subset", "modality", "corruption", "severity", "loss")  # of a row, no metrics
 
 
 def leaderboard(summary: Summary) -> list[dict[str, Any]]:
@@ -54,12 +61,15 @@ def leaderboard(summary: Summary) -> list[dict[str, Any]]:
     lines = []
     for candidate in summary.candidates:
         line = _metrics(summary, candidate)
+        if candidate.name == CHOSEN and best is not None:
+            comparison = summary.compare(candidate, best)
+            line |= {f"gain_{key}": value for key, value in comparison._asdict().items()}
         if candidate.name in comparisons:
             comparison, p = comparisons[candidate.name], holm[candidate.name]
             line |= {f"gain_{key}": value for key, value in comparison._asdict().items()}
             line["gain_p_holm"] = p
             line["outcome"] = outcome(comparison.difference, p)
-        if candidate.kind != "baseline":
+        if candidate.kind not in ("baseline", "chosen"):
             line |= _robustness(summary, candidate)
         lines.append(line)
     return sorted(lines, key=lambda line: (-line["score"], line["strategy"]))
@@ -79,15 +89,32 @@ def _metrics(summary: Summary, candidate: CandidateResults) -> dict[str, Any]:
         "low": low,
         "high": high,
         "untuned": metric.shown(candidate.untuned),
+        **({"tuned_settings": candidate.tuned_settings} if candidate.tuned_settings else {}),
         f"val_{metric.name}": metric.shown(candidate.val_score),
     }
-    others = [key for key in candidate.rows[0] if key not in (*LABELS, *line, "ece")]
-    line |= {key: candidate.mean(key) for key in others}
+    metrics = _pooled(summary, candidate)
+    line |= {key: x for key, x in metrics.items() if key not in (*LABELS, *line, "ece")}
     if summary.bench.scheme is None:
         line |= _calibration(candidate, summary.target)
         curves = [risk_coverage(x, summary.target).mean() for x in candidate.logits]
         line["aurc"] = float(np.mean(curves))
     return line
+
+
+def _pooled(summary: Summary, candidate: CandidateResults) -> dict[str, float]:
+    """Return each metric over the test samples of all folds together, averaged over seeds.
+
+    Pooled, because a class that a fold tests on one or two samples has no F1 worth averaging
+    (Forman and Scholz 2010); accuracy, its interval and calibration are pooled as well.
+    """
+    bench = summary.bench
+    tasks = tasks_of(bench, bench.folds[0].train)  # metrics do not depend on the fold
+    by_seed = [
+        score_row(tasks, logits, summary.target, torch.from_numpy(scores), "full")
+        for logits, scores in zip(candidate.logits, candidate.scores, strict=True)
+    ]
+    names = [key for key in by_seed[0] if key not in LABELS]
+    return {key: float(np.mean([row[key] for row in by_seed])) for key in names}
 
 
 def _calibration(candidate: CandidateResults, target: Tensor) -> dict[str, Any]:
@@ -134,6 +161,82 @@ def _robustness(summary: Summary, candidate: CandidateResults) -> dict[str, floa
     return areas
 
 
+EXTERNAL = "external"  # kind and family of a line with figures that others report
+
+
+def read_external(path: str | Path, metric: str, measured: Sequence[str]) -> list[dict[str, Any]]:
+    """Read lines of others' figures from a CSV file, for the leaderboard alone.
+
+    Columns: `strategy`, the metric's name, and as wanted `low` and `high` (its interval), `source`
+    (a citation) and further figures by their names in summary.json, `macro_f1`. `measured` are
+    names that are taken. No statistics, no choice and no verdict of the report reads these lines.
+    """
+    if not path:
+        return []
+    known = {key for column in columns(metric).values() for key in column.keys}
+    known -= {"family", "outcome", "calibration"}
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            rows, header = list(reader), reader.fieldnames or []
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise FusionZooError(f"--external {path}: {error}") from None
+    for needed in ("strategy", metric):
+        if needed not in header:
+            raise FusionZooError(
+                f"--external {path} has no column {needed!r}: it needs `strategy,{metric}`, and may"
+                " have low, high, source"
+            )
+    for name in header:
+        if name not in known:
+            raise FusionZooError(
+                f"--external {path}: unknown column {name!r}.{did_you_mean(name, known)}"
+            )
+    lines = []
+    taken = set(measured)
+    for number, row in enumerate(rows, start=2):
+        name = (row["strategy"] or "").strip()
+        if not name or name in taken:
+            raise FusionZooError(
+                f"--external {path}, line {number}: strategy {name!r} is"
+                f" {'measured here or listed twice: give it another name' if name else 'empty'}"
+            )
+        taken.add(name)
+        place = f"--external {path}, line {number}"
+        lines.append(_external_line(name, row, metric_named(metric), place))
+    return lines
+
+
+def _external_line(
+    name: str, row: Mapping[str, str | None], metric: Metric, place: str
+) -> dict[str, Any]:
+    """Turn one row of others' figures into a line of the leaderboard."""
+    line: dict[str, Any] = {"strategy": name, "family": EXTERNAL, "kind": EXTERNAL}
+    for key, text in row.items():
+        if key == "source":
+            line[key] = (text or "").strip()
+        elif key != "strategy" and text and text.strip():
+            try:
+                line[key] = float(text)
+            except ValueError:
+                raise FusionZooError(f"{place}: {key} is {text!r}, not a number") from None
+    value = line.get(metric.name, math.nan)
+    if not math.isfinite(value) or (metric.share and not 0 <= value <= 1):
+        between = " between 0 and 1 (0.871, not 87.1)" if metric.share else ""
+        raise FusionZooError(f"{place}: {metric.name} must be a number{between}")
+    if ("low" in line) != ("high" in line):
+        raise FusionZooError(f"{place}: an interval needs both low and high")
+    line["score"] = value if metric.higher else -value
+    return line
+
+
+def with_external(
+    lines: Sequence[dict[str, Any]], external: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the lines of a leaderboard with those of others in their places."""
+    return sorted([*lines, *external], key=lambda line: (-line["score"], line["strategy"]))
+
+
 Line = Mapping[str, Any]
 HIDDEN = {"score", "seeds"}  # keys of a line that are no column
 # Text that JavaScript's parseFloat reads as the number; not "128 k", "12,345" or "<0.001".
@@ -150,6 +253,7 @@ class Column:
     note: str = ""  # what the column shows, where the heading does not say it
     default: bool = True  # on the page; otherwise behind the switch "all columns"
     kind: str = ""  # left out if no line is of this kind
+    best: Literal["", "high", "low"] = ""  # which value a table for a paper shows in bold
 
 
 class Cell(NamedTuple):
@@ -178,8 +282,9 @@ COMMON = {
     "p": Column(keys=("gain_p_holm",), title="p\u00a0(Holm)", text=_p_value),
     "outcome": Column(keys=("outcome",), title="outcome", text=str),
     "family": Column(keys=("family",), title="family", text=str),
-    "macro_f1": Column(keys=("macro_f1",), title="macro F1", text=decimal),
-    "ece": Column(keys=("ece",), title="ECE", text=decimal),
+    "source": Column(keys=("source",), title="source", text=str, note="of figures by others"),
+    "macro_f1": Column(keys=("macro_f1",), title="macro F1", text=decimal, best="high"),
+    "ece": Column(keys=("ece",), title="ECE", text=decimal, best="low"),
     "ece_marked": Column(
         keys=("ece", "calibration"),
         title="ECE",
@@ -202,9 +307,16 @@ COMMON = {
         default=False,
     ),
     "calibration": Column(keys=("calibration",), title="calibration", text=str, default=False),
-    "brier": Column(keys=("brier",), title="Brier", text=decimal, default=False),
-    "nll": Column(keys=("nll",), title="NLL", text=decimal, default=False),
-    "aurc": Column(keys=("aurc",), title="AURC", text=decimal, default=False),
+    "tuned_settings": Column(
+        keys=("tuned_settings",),
+        title="tuned settings",
+        text=str,
+        note="what tuning chose, over the folds",
+        default=False,
+    ),
+    "brier": Column(keys=("brier",), title="Brier", text=decimal, default=False, best="low"),
+    "nll": Column(keys=("nll",), title="NLL", text=decimal, default=False, best="low"),
+    "aurc": Column(keys=("aurc",), title="AURC", text=decimal, default=False, best="low"),
     "val_accuracy": Column(
         keys=("val_accuracy",), title="validation accuracy", text=decimal, default=False
     ),
@@ -212,14 +324,24 @@ COMMON = {
 # The columns of each rendering, by name and in order.
 PAGE = (
     *("strategy", "metric", "interval", "untuned", "gain", "gain_interval", "p", "outcome"),
-    *("missing", "lost", "family", "macro_f1", "ece_marked", "parameters", "seconds", "macs"),
+    *(
+        "missing",
+        "lost",
+        "family",
+        "source",
+        "macro_f1",
+        "ece_marked",
+        "parameters",
+        "seconds",
+        "macs",
+    ),
     *("latency", "speed", "memory", "ece_debiased", "ece_if_calibrated", "calibration", "brier"),
-    *("nll", "aurc", "val_accuracy"),
+    *("nll", "aurc", "val_accuracy", "tuned_settings"),
 )
 TEXT = (  # Markdown, LaTeX and notebooks
     *("strategy", "family", "metric", "interval", "untuned", "macro_f1", "ece", "ece_debiased"),
     *("ece_if_calibrated", "calibration", "missing_with_interval", "lost_with_interval"),
-    *("gain_with_interval", "p"),
+    *("gain_with_interval", "p", "source"),
 )
 TERMINAL = ("strategy", "metric", "interval", "untuned", "gain_with_interval")
 
@@ -230,13 +352,14 @@ def columns(metric: str) -> dict[str, Column]:
     title = metric_name(metric)
     over_missing = f"{title} over missing rates from 0 to 0.9, averaged"
     over_lost = f"{title} over the severity of a lost part, averaged"
+    best: Literal["high", "low"] = "high" if metric_named(metric).higher else "low"
 
     def area_with_interval(key: str, title: str) -> Column:
         keys = (key, f"{key}_low", f"{key}_high")
-        return Column(keys=keys, title=title, text=_with_interval, kind="incomplete")
+        return Column(keys=keys, title=title, text=_with_interval, kind="incomplete", best=best)
 
     return COMMON | {
-        "metric": Column(keys=(metric,), title=title, text=decimal),
+        "metric": Column(keys=(metric,), title=title, text=decimal, best=best),
         "interval": Column(
             keys=("low", "high"), title="95 %", text=_interval, note=f"interval of the {title}"
         ),
@@ -244,7 +367,7 @@ def columns(metric: str) -> dict[str, Column]:
             keys=("untuned",),
             title="untuned",
             text=decimal,
-            note=f"{title} before tuning, of the first seed",
+            note=f"{title} with default settings, of the same seeds",
         ),
         "gain": Column(
             keys=("gain_difference",),
@@ -262,6 +385,7 @@ def columns(metric: str) -> dict[str, Column]:
             keys=("gain_difference", "gain_low", "gain_high"),
             title=f"gain over best single{points}",
             text=lambda value, low, high: f"{gain(value)} ({gain(low)} to {gain(high)})",
+            best="high",
         ),
         "missing": Column(keys=("missing_area",), title="missing", text=decimal, note=over_missing),
         "lost": Column(
@@ -326,6 +450,38 @@ def text_table(
     shown = present_columns(lines, metric, names)
     header = [column.title.replace("\u00a0", " ") for column in shown]
     return header, [[cell(column, line).text for column in shown] for line in lines]
+
+
+def paper_table(
+    lines: Sequence[Line], metric: str, names: Sequence[str] = ()
+) -> tuple[list[str], list[list[str]], list[list[bool]]]:
+    """Return header, rows and which cells are the best of their column.
+
+    `names` are columns of `columns(metric)`, by default those of `TEXT`.
+    """
+    by_name = columns(metric)
+    for name in names:
+        if name not in by_name:
+            raise FusionZooError(
+                f"--table_columns: unknown column {name!r}.{did_you_mean(name, by_name)}"
+                f" There are: {', '.join(by_name)}"
+            )
+    shown = present_columns(lines, metric, names or TEXT)
+    header, rows = text_table(lines, metric, names or TEXT)
+    bold = []
+    for line in lines:
+        bold.append([_is_best(line, lines, column) for column in shown])
+    return header, rows, bold
+
+
+def _is_best(line: Line, lines: Sequence[Line], column: Column) -> bool:
+    """Whether a line has the best value of a column, to the digits that the table shows."""
+    key = column.keys[0]
+    if not column.best or not _has_value(line.get(key)):
+        return False
+    values = [other[key] for other in lines if _has_value(other.get(key))]
+    best = max(values) if column.best == "high" else min(values)
+    return bool(decimal(best) == decimal(line[key]))
 
 
 def _has_value(value: Any) -> bool:

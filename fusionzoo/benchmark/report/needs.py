@@ -1,7 +1,8 @@
 """What the data needs: its information by `pid`, and the interactions of the best fusion by `emap`.
 
 Both read cached features. `pid` clusters them; `emap` trains the fusion that validation data
-chooses once more, on the first fold with the first seed, and evaluates recombined samples.
+chooses most often once more, on the first fold with the first seed, and evaluates recombined
+samples.
 """
 
 from __future__ import annotations
@@ -27,23 +28,31 @@ from fusionzoo.evaluation.pid import (
     advise_model,
     interactions,
 )
-from fusionzoo.evaluation.pid_probes import decompose_data
+from fusionzoo.evaluation.pid_probes import (
+    BATCH,
+    EPOCHS,
+    FEWEST_STEPS,
+    HIDDEN,
+    decompose_data,
+)
 from fusionzoo.features import key_of, load_features
 from fusionzoo.files import write_text
 from fusionzoo.structures import Features
 
 from ..bench import Bench, Job, tasks_of
-from ..candidates import LINEAR
 from ..jobs import Examiner
 from ..schedule import Results, path_of
 from .results import CandidateResults, Summary, chosen_fusion
 
 FILE = "needs.json"
-VERSION = 3  # raised when a figure is redefined: stored figures are then computed again
+VERSION = 4  # raised when a figure is redefined: stored figures are then computed again
 NOT_CACHED = "emap would train a fusion with its encoders once more: left out in finetune mode."
 SECONDS = 60.0  # of a core, expected, above which an analysis is left out unless asked for
 # Measured: pid on 2 to 3 modalities of 64 to 768 numbers, 900 to 4,000 rows, 1 to 5 folds.
 SECONDS_PER_PAIR, MULTIPLICATIONS_PER_SECOND = 1.0, 1.2e10
+# Measured: probes of 64 to 2,304 numbers, 720 to 4,000 rows, 2 to 30 classes.
+SECONDS_PER_PROBE, PROBE_MULTIPLICATIONS = 0.3, 7e10  # the latter a second
+PASSES = 3 * 5 / 3  # forward, and backward to weights and inputs; two fits to 2/3 and 1 of the rows
 ROUNDS = 4 * 15  # passes of K-means over the rows: restarts times iterations
 RECOMBINED = 4e11  # multiplications that `emap` may cost, 10 to 20 s of a core
 MOST_SAMPLES, FEWEST_SAMPLES = 300, 50  # of `emap`
@@ -59,7 +68,8 @@ def analyse_needs(bench: Bench, summary: Summary, results: Results) -> Needs | N
     wanted, probe = bench.cfg.analyses, bench.cfg.mode == "probe"
     if wanted is False or (wanted is None and not probe):
         return None
-    chosen = chosen_fusion(summary) if probe else None
+    choice = chosen_fusion(summary) if probe else None
+    chosen = None if choice is None else summary.candidate(choice.name)
     job = None if chosen is None else first_job(chosen, results)
     job_file = "" if job is None else path_of(bench, job).name
     data = [list(bench.features), dict(bench.identity)]
@@ -96,7 +106,7 @@ def _information(bench: Bench) -> Needs:
         return {"notes": ["Redundancy and synergy are those of cached features: there are none."]}
     if bench.scheme is not None:
         return {"notes": ["Redundancy and synergy need one class for each sample: left out."]}
-    seconds = clustering_seconds(bench, fixed=not untrained)
+    seconds = clustering_seconds(bench, fixed=not untrained) + probe_seconds(bench)
     if bench.cfg.analyses is None and seconds > SECONDS:
         said = f"Redundancy and synergy would take about {seconds:.0f} s: `--analyses true`."
         return {"notes": [said]}
@@ -142,14 +152,29 @@ def _fold(bench: Bench, number: int) -> Fold:
 def clustering_seconds(bench: Bench, *, fixed: bool) -> float:
     """Estimate how long `pid` takes on one core: K-means of every pair of sources, for each number
     of clusters; where labels shaped the features, in every fold."""
-    names = list(bench.modalities)
-    widths = [bench.dims[a] + bench.dims[b] for a, b in combinations(names, 2)]
-    if len(names) > 2:
-        widths += [sum(bench.dims.values())] * len(names)
+    widths = _widths_of_pairs(bench)
     rows = min(len(bench.targets), MOST_ROWS)
     times = 1 if fixed else len(bench.folds)
     multiplications = sum(widths) * rows * sum(CLUSTERS) * ROUNDS
     return times * (len(widths) * SECONDS_PER_PAIR + multiplications / MULTIPLICATIONS_PER_SECOND)
+
+
+def probe_seconds(bench: Bench) -> float:
+    """Estimate how long the probes of every pair's two sources take on one core, in every fold."""
+    widths = _widths_of_pairs(bench)
+    rows = min(len(bench.targets), MOST_ROWS)
+    steps = max(EPOCHS * rows / BATCH, FEWEST_STEPS)
+    multiplications = sum(widths) * steps * BATCH * HIDDEN * PASSES
+    by_fold = 2 * len(widths) * SECONDS_PER_PROBE + multiplications / PROBE_MULTIPLICATIONS
+    return len(bench.folds) * by_fold
+
+
+def _widths_of_pairs(bench: Bench) -> list[int]:
+    """Return the width of both sources of each pair: two modalities, or one and all others."""
+    widths = [bench.dims[a] + bench.dims[b] for a, b in combinations(bench.modalities, 2)]
+    if len(bench.modalities) > 2:
+        widths += [sum(bench.dims.values())] * len(bench.modalities)
+    return widths
 
 
 # ---- emap
@@ -166,15 +191,15 @@ def first_job(chosen: CandidateResults, results: Results) -> Job | None:
 
 def _interactions(bench: Bench, chosen: CandidateResults | None, job: Job | None) -> Needs:
     """Return how much of the score of the fusion chosen on validation data needs interactions."""
-    if chosen is None or job is None or chosen.name in LINEAR:
+    if chosen is None or job is None:
         return {}
     seconds = chosen.facts.get("seconds", 0.0)
     if bench.cfg.analyses is None and seconds > SECONDS:
         said = f"emap would train {chosen.name} again for about {seconds:.0f} s: `--analyses true`."
         return {"notes": [said]}
     (model,), feed = jobs.build(bench, job)
-    (best,) = jobs.train(bench, job, [model], feed)
-    model.load_state_dict(best.weights)
+    trained = jobs.train(bench, job, [model], feed)
+    model.load_state_dict(jobs.tested_weights(bench, job, trained)[0])
     model.eval()
     fold = bench.folds[0]
     features = Examiner(bench, job, feed).test_features(model)

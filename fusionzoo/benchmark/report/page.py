@@ -16,18 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fusionzoo.datasets.naming import data_title
 from fusionzoo.errors import FusionZooError, __version__, print_table
 from fusionzoo.evaluation.calibration import risk_coverage
 from fusionzoo.evaluation.metrics import Metric
 from fusionzoo.evaluation.robustness import subsets
 from fusionzoo.evaluation.statistics import LEVEL, Ranking, rank
-from fusionzoo.files import replacing, write_text
+from fusionzoo.files import replacing, without_formulas, write_text
 
 from ..bench import metric_named
 from ..candidates import ALONE, is_single
 from ..clock import read_laps
 from . import plots
-from .leaderboard import ECE_NOTE, TERMINAL, page_table, text_table
+from .leaderboard import ECE_NOTE, EXTERNAL, TERMINAL, page_table, paper_table, text_table
 from .results import (
     MAJORITY,
     PRIOR,
@@ -37,7 +38,7 @@ from .results import (
     best_single,
     chosen_fusion,
     corruption_curves,
-    data_title,
+    decimal,
     duration,
     metric_name,
     missing_curve,
@@ -132,7 +133,7 @@ def _scores_where_present(
 
 
 def highlighted(summary: Summary) -> list[str]:
-    """Return the fusion chosen on validation data, then the best ones on the test split."""
+    """Return the fusion chosen most often, then the best ones on the test split."""
     names = [fusion.name for fusion in summary.of_kind("fusion")]
     chosen = chosen_fusion(summary)
     first = [chosen.name] if chosen else []
@@ -235,7 +236,8 @@ def _shown(summary: Summary, curve: Sequence[float]) -> list[float]:
 def _calibration(summary: Summary) -> dict[str, Any] | None:
     if not any("ece" in line for line in summary.leaderboard):
         return None  # no classes
-    candidates = [s for s in (chosen_fusion(summary), best_single(summary)) if s]
+    chosen, best = chosen_fusion(summary), best_single(summary)
+    candidates = [summary.candidate(x.name) for x in (chosen, best) if x]
     names = {candidate.name for candidate in candidates}
     candidates += [summary.candidate(name) for name in highlighted(summary) if name not in names]
     candidates = candidates[:4]
@@ -300,6 +302,8 @@ def page(summary: Summary, figures: Mapping[str, Any], laps: Sequence[tuple[str,
             sections=sections(summary, metric),
             heat=heat_map(summary, figures.get("shapley", {})),
             needs_table=needs_table,
+            stages=stage_rows(figures, laps),
+            presence=presence_table(figures),
             minutes=minutes(laps),
             minutes_table=(["part", "seconds"], laps),
             ece_note=ECE_NOTE,
@@ -316,6 +320,15 @@ def needs_table(needs: Mapping[str, Any]) -> Table:
     return header, [[pair[key] for key in header] for pair in pairs]
 
 
+def presence_table(figures: Mapping[str, Any]) -> Table | None:
+    """Return the figures by which modalities a sample has; None where none lacks any."""
+    lines = figures.get("presence")
+    if not lines:
+        return None
+    header = list(dict.fromkeys(key for line in lines for key in line))
+    return header, [[line.get(key, "") for key in header] for line in lines]
+
+
 def minutes(parts: Sequence[tuple[str, float]]) -> list[tuple[str, str, float]]:
     """Return each part of the run with its duration and its share of the total, and the total."""
     total = sum(seconds for _, seconds in parts)
@@ -324,6 +337,30 @@ def minutes(parts: Sequence[tuple[str, float]]) -> list[tuple[str, str, float]]:
     return [
         (name, duration(seconds), seconds / total) for name, seconds in [*parts, ("total", total)]
     ]
+
+
+def stage_rows(figures: Mapping[str, Any], laps: Sequence[tuple[str, float]]) -> list[list[str]]:
+    """Return a row for each stage: what it cost, and what was known after it."""
+    metric, seconds = metric_named(figures["metric"]), dict(laps)
+    rows = []
+    for stage in figures.get("stages", ()):
+        gain, words = stage["gain"], ""
+        if gain is not None:
+            mean, low, high = (
+                metric.difference(gain[key]) for key in ("difference", "low", "high")
+            )
+            words = f"{mean} ({low} to {high})"
+        rows.append(
+            [
+                stage["stage"],
+                duration(seconds.get(stage["stage"], 0.0)),
+                decimal(stage["mean"]),
+                stage["chosen_on_validation"] or "",
+                words,
+                stage["leader"] or "",
+            ]
+        )
+    return rows
 
 
 def environment() -> Any:
@@ -366,11 +403,11 @@ def data_link(table: Table) -> str:
 
 
 def csv_text(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return a table as CSV."""
+    """Return a table as CSV, whose cells no spreadsheet program runs as formulas."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
+    for row in (header, *rows):
+        writer.writerow([without_formulas(x) if isinstance(x, str) else x for x in row])
     return out.getvalue()
 
 
@@ -398,7 +435,7 @@ def write(
 
     write_text(out / "summary.json", json.dumps(_without_nan(figures), indent=1) + "\n")
     write_text(out / "table.md", markdown(figures))
-    write_text(out / "table.tex", latex(figures))
+    write_text(out / "table.tex", latex(figures, summary.bench.cfg.table_columns))
     _parquet(summary, out / "results.parquet")
     costs = [
         [candidate.name, *(f"{candidate.facts[key]:.6g}" for key in COSTS)]
@@ -406,22 +443,31 @@ def write(
         if candidate.facts
     ]
     write_text(out / "costs.csv", csv_text(["strategy", *COSTS], costs))
-    write_text(out / "index.html", page(summary, figures, laps))
+    with plots.figure_files(out / "figures"):
+        text = page(summary, figures, laps)
+    write_text(out / "index.html", text)
 
 
 def print_report(
     figures: Mapping[str, Any], out: Path, laps: Sequence[tuple[str, float]] = ()
 ) -> None:
     """Print the leaderboard's main columns, the verdict and where the minutes went."""
+    print_figures(figures)
+    if figures.get("stopped"):
+        print("the same command continues where it stopped")
+    if laps:
+        parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in laps)
+        print(f"time    {duration(sum(seconds for _, seconds in laps))}: {parts}")
+    print(f"report  {out / 'index.html'}")
+
+
+def print_figures(figures: Mapping[str, Any]) -> None:
+    """Print the leaderboard's main columns and the verdict."""
     header, rows = text_table(figures["leaderboard"], figures["metric"], TERMINAL)
     print_table("Test samples", header, rows)
     for name, error in figures["failed"].items():
         print(f"failed  {name}: {error}")
     print(f"\n{figures['verdict']}\n")
-    if laps:
-        parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in laps)
-        print(f"time    {duration(sum(seconds for _, seconds in laps))}: {parts}")
-    print(f"report  {out / 'index.html'}")
 
 
 def markdown(figures: Mapping[str, Any]) -> str:
@@ -430,25 +476,67 @@ def markdown(figures: Mapping[str, Any]) -> str:
     lines = [figures["verdict"], "", f"| {' | '.join(header)} |"]
     lines += [f"| {' | '.join(['---'] * len(header))} |"]
     for line, row in zip(figures["leaderboard"], rows, strict=True):
-        name = row[0] if line["family"] in ("single", "baseline") else f"`{row[0]}`"
+        plain = line["family"] in ("single", "baseline", EXTERNAL)
+        name = row[0] if plain else f"`{row[0]}`"
         lines.append(f"| {' | '.join([name, *row[1:]])} |")
     note = ["", ECE_NOTE] if "ECE" in header else []
     return "\n".join([*lines, *note]) + "\n"
 
 
-def latex(figures: Mapping[str, Any]) -> str:
-    """Return the leaderboard as a booktabs table."""
-    header, rows = text_table(figures["leaderboard"], figures["metric"])
-    lines = [
-        "% " + figures["verdict"].replace("%", r"\%"),
-        *(["% " + ECE_NOTE.replace("%", r"\%")] if "ECE" in header else []),
-        rf"\begin{{tabular}}{{ll{'r' * (len(header) - 2)}}}",
-        r"\toprule",
-        " & ".join(_escape(title).replace("p (Holm)", "$p$ (Holm)") for title in header) + r" \\",
-        r"\midrule",
+def latex(figures: Mapping[str, Any], names: Sequence[str] = ()) -> str:
+    """Return the leaderboard as a table for a paper: booktabs, the best in bold, the verdict.
+
+    `names` choose its columns, those of `leaderboard.columns`.
+    """
+    lines = figures["leaderboard"]
+    header, rows, bold = paper_table(lines, figures["metric"], names)
+    cells = _bold(rows, bold)
+    notes = [ECE_NOTE] if "ECE" in header else []
+    if any(line["kind"] == EXTERNAL for line in lines):
+        notes.append("Lines of family `external` are as their sources report them.")
+    return booktabs(header, cells, str(figures["verdict"]), data_label(figures["data"]), notes)
+
+
+def _bold(rows: Sequence[Sequence[str]], bold: Sequence[Sequence[bool]]) -> list[list[str]]:
+    return [
+        [
+            rf"\textbf{{{_escape(x)}}}" if best else _escape(x)
+            for x, best in zip(row, marks, strict=True)
+        ]
+        for row, marks in zip(rows, bold, strict=True)
     ]
-    lines += [" & ".join(map(_escape, row)) + r" \\" for row in rows]
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def booktabs(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    caption: str,
+    label: str,
+    notes: Sequence[str] = (),
+) -> str:
+    """Return a table for LaTeX with the package booktabs; the cells are LaTeX already."""
+    titles = [_escape(title).replace("p (Holm)", "$p$ (Holm)") for title in header]
+    words = [part for part in ("strategy", "family", "source") if part in header]
+    align = "".join("l" if title in words else "r" for title in header)
+    lines = [
+        *(f"% {note}" for note in notes),
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{_code(caption)}}}",
+        rf"\label{{tab:{label}}}",
+        rf"\begin{{tabular}}{{{align}}}",
+        r"\toprule",
+        " & ".join(titles) + r" \\",
+        r"\midrule",
+        *(" & ".join(row) + r" \\" for row in rows),
+        *(r"\bottomrule", r"\end{tabular}", r"\end{table}"),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def data_label(data: Mapping[str, Any]) -> str:
+    """Return a data set's name as LaTeX takes it in a label."""
+    return re.sub(r"[^\w-]", "-", str(data["name"]))
 
 
 def _parquet(summary: Summary, path: Path) -> None:
@@ -469,10 +557,23 @@ def _without_nan(tree: Any) -> Any:
     return None if isinstance(tree, float) and math.isnan(tree) else tree
 
 
+SPECIAL = {  # characters that mean something else in LaTeX
+    **{x: f"\\{x}" for x in "_%&#${}"},
+    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+    **{"±": r"$\pm$", "<": "$<$", ">": "$>$"},
+}
+
+
 def _escape(text: str) -> str:
-    for plain, escaped in (("_", r"\_"), ("%", r"\%"), ("±", r"$\pm$"), ("<", r"$<$")):
-        text = text.replace(plain, escaped)
-    return text
+    return "".join(SPECIAL.get(x, x) for x in text)
+
+
+def _code(words: str) -> str:
+    """Escape words for LaTeX; what stands between backticks is set as code."""
+    parts = words.split("`")
+    return "".join(
+        rf"\texttt{{{_escape(x)}}}" if i % 2 else _escape(x) for i, x in enumerate(parts)
+    )
 
 
 @dataclass(frozen=True)
@@ -553,7 +654,7 @@ FEWEST = 5  # data sets from which on Friedman's chi-squared is near its distrib
 
 
 def combine(folders: Sequence[str], out: Path) -> int:
-    """Write index.html, summary.json and table.md: average ranks, Friedman's and Nemenyi's tests.
+    """Write page, tables and figures: average ranks, Friedman's and Nemenyi's tests.
 
     Each data set is a block, ranked by the mean over seeds of its report's own metric, which its
     column names. Below `FEWEST` data sets there are ranks, and no tests. Candidates that a report
@@ -602,7 +703,10 @@ def combine(folders: Sequence[str], out: Path) -> int:
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "summary.json", json.dumps(figures, indent=1) + "\n")
     write_text(out / "table.md", _markdown(words, header, rows))
-    write_text(out / "index.html", _page(figures, header, rows, common, ranking))
+    write_text(out / "table.tex", _rank_table(header, rows, metrics, words))
+    with plots.figure_files(out / "figures"):
+        text = _page(figures, header, rows, common, ranking)
+    write_text(out / "index.html", text)
     print_table("Average ranks", header, rows)
     print(f"\n{words}\n\nreport  {out / 'index.html'}")
     return 0
@@ -638,6 +742,20 @@ def _read(folder: str) -> tuple[str, Metric, dict[str, float]]:
     }
     data = figures["data"]
     return data.get("title", data["name"]), metric_named(figures["metric"]), scores
+
+
+def _rank_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], metrics: Sequence[Metric], words: str
+) -> str:
+    """Return the average ranks for a paper, the best of each column in bold."""
+    names, *numbers = zip(*rows, strict=True)
+    bold = [[False] * len(names)]
+    for texts, pick in zip(
+        numbers, (min, *(max if x.higher else min for x in metrics)), strict=True
+    ):
+        best = pick(map(float, texts))
+        bold.append([float(text) == best for text in texts])
+    return booktabs(header, _bold(rows, [*zip(*bold, strict=True)]), words, "ranks")
 
 
 def _markdown(words: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import wraps
 from html import escape
+from pathlib import Path
 from textwrap import wrap
 from typing import Any, Concatenate, NamedTuple, ParamSpec
 from xml.etree import ElementTree
@@ -15,6 +18,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from fusionzoo.evaluation.statistics import Ranking, cliques
+from fusionzoo.files import replacing
 
 from ..bench import metric_named
 from ..candidates import ALONE
@@ -297,6 +301,7 @@ def break_name(name: str, most: int) -> str:
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fusionzoo",
+    "pdf.fonttype": 42,  # TrueType: some publishers refuse Type 3
     "path.simplify": False,
     "font.family": "sans-serif",
     "font.size": FONT_SIZE,
@@ -339,6 +344,27 @@ WIDE = Layout("plot wide", 9.2, 36)
 NARROW = Layout("plot narrow", 3.7, 19)  # on a screen of 390 pixels text is 12 pixels high
 
 
+FILES: ContextVar[Path | None] = ContextVar("folder of figure files", default=None)
+
+
+@contextmanager
+def figure_files(folder: Path) -> Iterator[None]:
+    """Also write every figure that is drawn, in its wide form, as SVG and PDF into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    token = FILES.set(folder)
+    try:
+        yield
+    finally:
+        FILES.reset(token)
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure without a date, so that the same figure has the same bytes."""
+    for suffix, dated in (("svg", "Date"), ("pdf", "CreationDate")):
+        with replacing(path.with_suffix(f".{suffix}")) as partial:
+            figure.savefig(partial, format=suffix, metadata={dated: None}, bbox_inches="tight")
+
+
 def drawn_twice(
     title: str,
 ) -> Callable[[Callable[Concatenate[Layout, P], Any]], Callable[P, str]]:
@@ -350,15 +376,14 @@ def drawn_twice(
             import matplotlib
 
             with matplotlib.rc_context(STYLE):
-                return "\n".join(
-                    to_svg(
-                        draw(layout, *args, **kwargs),
-                        title,
-                        layout.name,
-                        f"{draw.__name__}-{layout.name[5]}",
-                    )
-                    for layout in (WIDE, NARROW)
-                )
+                drawings = []
+                for layout in (WIDE, NARROW):
+                    figure = draw(layout, *args, **kwargs)
+                    prefix = f"{draw.__name__}-{layout.name[5]}"
+                    drawings.append(to_svg(figure, title, layout.name, prefix))
+                    if layout is WIDE and (folder := FILES.get()) is not None:
+                        save_figure(figure, folder / draw.__name__)
+                return "\n".join(drawings)
 
         return drawn
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import PurePath
-from typing import Any
+from itertools import compress, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from fusionzoo.evaluation import statistics
 from fusionzoo.evaluation.calibration import reliability
 from fusionzoo.evaluation.robustness import expected, subset_label, subsets
+from fusionzoo.targets import OneOf, Target
 
 from ..bench import Bench, Condition, damaged_rows
 from ..jobs import Row
@@ -25,39 +26,68 @@ from ..jobs import Row
 MAJORITY, PRIOR = "majority class", "frequencies of the labels"  # baselines without any input
 
 
+class Validation(NamedTuple):
+    """A candidate's figures on the validation samples of a fold, means over seeds."""
+
+    score: float
+    loss: float
+    score_present: float = math.nan  # on those that have one of the candidate's modalities
+
+
 @dataclass
 class CandidateResults:
     """All results of one candidate, seed by seed."""
 
     name: str
-    kind: (
-        str  # fusion | single | baseline | incomplete (trained with modalities removed or damaged)
-    )
+    # fusion | single | baseline | incomplete (trained with modalities removed or damaged)
+    # | chosen (made of the fusions that validation data chose)
+    kind: str
     family: str
     seeds: list[int]
     logits: Tensor  # (S, N, K)
     scores: NDArray[np.float64]  # (S, N), higher is better; their mean is the figure
-    val_score: float
-    val_loss: float
+    validation: list[Validation]  # by fold; empty for baselines without any
     rows: list[Row] = field(default_factory=list)
     facts: dict[str, float] = field(default_factory=dict)  # means over seeds and folds
     subset_scores: NDArray[np.float64] | None = None  # (S, U, N) of every subset, the full first
-    untuned: float = math.nan  # the score with default settings, first seed
+    untuned: float = math.nan  # the score with default settings, of the same seeds
     lost_scores: NDArray[np.float64] | None = None  # (S, C, n) of damaged samples, by lost part
     lost_conditions: list[Condition] = field(default_factory=list)  # C: the first is undamaged
+    tuned_settings: str = ""  # what tuning chose, in words; empty: not tuned
 
-    def mean(self, metric: str = "score", **where: Any) -> float:
-        """Average a metric over seeds and folds, by default the score on the whole test split.
+    @property
+    def val_score(self) -> float:
+        """The mean validation score over folds."""
+        return float(np.mean([x.score for x in self.validation])) if self.validation else math.nan
 
-        `where` selects other rows: `subset="a"`, `modality="a", corruption="jitter", severity=1`.
+    def of_seeds(self, seeds: Sequence[int]) -> CandidateResults:
+        """Return the results of some of the seeds; means over seeds stay those of all."""
+        if list(seeds) == self.seeds:
+            return self
+        places = [self.seeds.index(seed) for seed in seeds]
+        subset_scores, lost_scores = self.subset_scores, self.lost_scores
+        return replace(
+            self,
+            seeds=list(seeds),
+            logits=self.logits[places],
+            scores=self.scores[places],
+            rows=[row for row in self.rows if row["seed"] in seeds],
+            subset_scores=None if subset_scores is None else subset_scores[places],
+            lost_scores=None if lost_scores is None else lost_scores[places],
+        )
+
+    def mean(self, **where: Any) -> float:
+        """Average the score over seeds and samples, by default on the whole test split.
+
+        A fold counts by its samples. `where` selects other rows: `subset="a"`, `modality="a",
+        corruption="jitter", severity=1`.
         """
         wanted = {"subset": "full", "corruption": "", **where}
-        values = [
-            row[metric]
-            for row in self.rows
-            if all(row[key] == value for key, value in wanted.items())
-        ]
-        return float(np.mean(values)) if values else math.nan
+        rows = [row for row in self.rows if all(row[key] == x for key, x in wanted.items())]
+        if not rows:
+            return math.nan
+        samples = [row["samples"] for row in rows]
+        return float(np.average([row["score"] for row in rows], weights=samples))
 
     def score_by_subset(self, modalities: Sequence[str]) -> dict[frozenset[str], float]:
         """Return the score on every subset of the modalities."""
@@ -65,6 +95,12 @@ class CandidateResults:
             subset: self.mean(subset=row_label(subset, modalities))
             for subset in subsets(modalities)
         }
+
+
+def of_shared_seeds(candidates: Sequence[CandidateResults]) -> list[CandidateResults]:
+    """Return the candidates with the seeds that all of them were trained with."""
+    shared = [x for x in candidates[0].seeds if all(x in other.seeds for other in candidates)]
+    return [candidate.of_seeds(shared) for candidate in candidates]
 
 
 @dataclass
@@ -79,9 +115,20 @@ class Summary:
     leaderboard: list[dict[str, Any]] = field(default_factory=list)
 
     @property
+    def targets(self) -> Sequence[Target]:
+        """The targets, one class included."""
+        return self.bench.scheme or (OneOf("target", self.bench.classes),)
+
+    @property
     def rows(self) -> Tensor:
         """The test samples' rows in the data set, (N,)."""
         return torch.cat([fold.test for fold in self.bench.folds])
+
+    @cached_property
+    def fold_slices(self) -> list[slice]:
+        """Where each fold's test samples stand among those of all folds."""
+        ends = np.cumsum([0, *(len(fold.test) for fold in self.bench.folds)]).tolist()
+        return [slice(*pair) for pair in pairwise(ends)]
 
     @cached_property
     def groups(self) -> list[str] | None:
@@ -94,9 +141,20 @@ class Summary:
         """The number of folds whose training splits overlap; 1 with the data set's own split."""
         return len(self.bench.folds)
 
-    def compare(self, a: CandidateResults, b: CandidateResults) -> statistics.Comparison:
-        """Compare two candidates on the same seeds, samples and folds."""
-        return statistics.compare(a.scores, b.scores, groups=self.groups, folds=self.folds)
+    @cached_property
+    def present(self) -> NDArray[np.bool_]:
+        """Which modalities each test sample has, (N, M)."""
+        return np.asarray(self.bench.present[self.rows].numpy(), np.bool_)
+
+    def compare(
+        self, a: CandidateResults, b: CandidateResults, rows: NDArray[np.bool_] | None = None
+    ) -> statistics.Comparison:
+        """Compare two candidates on the seeds, samples and folds of both; on some samples, (N,)."""
+        a, b = of_shared_seeds([a, b])
+        rows = np.ones(a.scores.shape[1], np.bool_) if rows is None else rows
+        groups = self.groups and list(compress(self.groups, rows))
+        first, second = (x.scores[:, rows] for x in (a, b))
+        return statistics.compare(first, second, groups=groups, folds=self.folds)
 
     @cached_property
     def damaged_groups(self) -> list[str] | None:
@@ -143,15 +201,79 @@ def best_single(summary: Summary) -> CandidateResults | None:
     return next(iter(summary.of_kind("single")), None)
 
 
-def chosen_fusion(summary: Summary) -> CandidateResults | None:
-    """Return the fusion that does best on the validation split, chosen without the test split."""
+@dataclass(frozen=True)
+class Choice:
+    """The candidate that validation data chooses, in each fold anew.
+
+    A sample may validate one fold and be tested in another. Chosen over the validation samples of
+    all folds, a candidate is therefore chosen on its test samples, too; chosen fold by fold it is
+    not, and the mean over folds is the score of the whole procedure, choice included.
+    """
+
+    results: CandidateResults  # on each fold's test samples those of the candidate chosen there
+    by_fold: list[str]
+    name: str  # chosen in most folds; among equals the best on validation data over all folds
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of folds that chose each candidate, the most frequent first."""
+        return dict(Counter(self.by_fold).most_common())
+
+
+def choose(
+    summary: Summary, candidates: Sequence[CandidateResults], name: str, kind: str = "baseline"
+) -> Choice:
+    """Choose a candidate in each fold by its validation score; the results are named `name`."""
+    chosen = [best_on_validation(candidates, fold) for fold in range(summary.folds)]
+    chosen = of_shared_seeds(chosen)
+    by_fold = [candidate.name for candidate in chosen]
+    parts = list(zip(chosen, summary.fold_slices, strict=True))
+    of_fold = list(enumerate(chosen))
+    costs = set.intersection(*(set(candidate.facts) for candidate in chosen))
+    results = CandidateResults(
+        name,
+        kind,
+        "baseline",
+        chosen[0].seeds,
+        torch.cat([candidate.logits[:, part] for candidate, part in parts], 1),
+        np.concatenate([candidate.scores[:, part] for candidate, part in parts], 1),
+        [candidate.validation[fold] for fold, candidate in of_fold],
+        [row for fold, x in of_fold for row in x.rows if row["fold"] == fold and is_plain(row)],
+        {key: float(np.mean([x.facts[key] for x in chosen])) for key in sorted(costs)},
+    )
+
+    def often(candidate: CandidateResults) -> tuple[float, ...]:
+        loss = float(np.mean([x.loss for x in candidate.validation]))
+        return by_fold.count(candidate.name), candidate.val_score, -loss
+
+    return Choice(results, by_fold, max(chosen, key=often).name)
+
+
+def is_plain(row: Row) -> bool:
+    """Whether a row of results is about undamaged samples with all modalities."""
+    return row["subset"] == "full" and not row["corruption"]
+
+
+MEAN_PRESENT = "mean of singles that are present"
+PRODUCT_PRESENT = "product of singles that are present"
+BEST_PRESENT = "best single that is present"
+CHOSEN, ENSEMBLE = "fusion by validation", "ensemble of seeds"
+
+
+def chosen_fusion(summary: Summary) -> Choice | None:
+    """Return the fusion that does best on each fold's validation data."""
     fusions = summary.of_kind("fusion")
-    return best_on_validation(fusions) if fusions else None
+    return choose(summary, fusions, CHOSEN, "chosen") if fusions else None
 
 
-def best_on_validation(candidates: Sequence[CandidateResults]) -> CandidateResults:
-    """Return the candidate with the highest validation score, then the lowest loss."""
-    return max(candidates, key=lambda candidate: (candidate.val_score, -candidate.val_loss))
+def best_on_validation(candidates: Sequence[CandidateResults], fold: int) -> CandidateResults:
+    """Return the candidate with a fold's highest validation score, then the lowest loss."""
+
+    def goodness(candidate: CandidateResults) -> tuple[float, float]:
+        score, loss = candidate.validation[fold][:2]
+        return score, -loss
+
+    return max(candidates, key=goodness)
 
 
 RATES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of missing modalities
@@ -326,35 +448,3 @@ def decimal(number: float) -> str:
     """
     size = abs(number)
     return f"{number:,.{3 if size < 10 else 2 if size < 100 else 1 if size < 1000 else 0}f}"
-
-
-FORMATS = ("manifest", "folders")  # data sets that are named by their path
-# File names that say nothing; the folder's name does.
-GENERIC = re.compile(r"(data|dataset|manifest|index|metadata|samples|table|all|train)$", re.I)
-STORED = re.compile(r"data-[0-9a-f]{12}\.parquet$")  # a table in memory, written to the cache
-IN_MEMORY = "a table in memory"
-
-
-def data_title(settings: Mapping[str, Any]) -> str:
-    """Name a data set by its settings: a manifest or folder by its path, others by their name.
-
-    >>> data_title({"name": "manifest", "root": "/data/products/manifest.csv"})
-    'products'
-    >>> data_title({"name": "interactions", "task": "xor", "samples": 600})
-    'interactions (xor)'
-    """
-    name, root = str(settings["name"]), settings.get("root")
-    if name in FORMATS and isinstance(root, str) and root:
-        return _path_title(root)
-    if "/" in name:  # the source of a data set that was passed as an object
-        return _path_title(name)
-    return f"{name} ({settings['task']})" if "task" in settings else name
-
-
-def _path_title(path: str) -> str:
-    if STORED.search(path):
-        return IN_MEMORY
-    place = PurePath(path)
-    if GENERIC.match(place.stem) and place.parent.name:
-        return place.parent.name
-    return place.stem if place.suffix else place.name

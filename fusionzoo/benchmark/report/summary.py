@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,15 +18,38 @@ from torch import Tensor
 from fusionzoo.evaluation import statistics
 from fusionzoo.evaluation.robustness import subset_label
 from fusionzoo.fusion import fusion_info
+from fusionzoo.targets import mean_prediction
 
-from ..bench import Bench, Condition, sample_scores, tasks_of
-from ..candidates import LINEAR, fusion_of, is_single, modalities_of, parse
-from ..jobs import SeedResult, score_row, takes_part
+from ..bench import Bench, Condition, damaged_rows, sample_scores, tasks_of
+from ..candidates import (
+    LINEAR,
+    fusion_of,
+    is_linear,
+    is_single,
+    modalities_of,
+    parse,
+    single_modality,
+)
+from ..jobs import SeedResult, learned_rows, prior_logits, score_row, takes_part
 from ..schedule import JobResult, Results
 from .leaderboard import SIGNIFICANT, leaderboard
-from .results import MAJORITY, PRIOR, CandidateResults, Summary, best_on_validation
+from .results import (
+    BEST_PRESENT,
+    ENSEMBLE,
+    MAJORITY,
+    MEAN_PRESENT,
+    PRIOR,
+    PRODUCT_PRESENT,
+    CandidateResults,
+    Summary,
+    Validation,
+    choose,
+    chosen_fusion,
+    of_shared_seeds,
+)
 
-MEAN_ALONE, CHOSEN_ALONE = "mean of single modalities", "single by validation"
+CHOSEN_ALONE = "single by validation"
+EARLIER_NAMES = {"mean of single modalities": PRODUCT_PRESENT}  # of rows, in earlier reports
 
 
 def summarise(bench: Bench, results: Results) -> Summary:
@@ -30,9 +57,11 @@ def summarise(bench: Bench, results: Results) -> Summary:
     target = torch.cat([bench.targets[fold.test] for fold in bench.folds])
     every = [*results.reported, *results.untuned]
     failed = {result.job.candidate: result.error for result in every if result.error}
-    names = dict.fromkeys(result.job.candidate for result in results.reported)
-    candidates = [_candidate(bench, name, results) for name in names if name not in failed]
-    controls = {name: _control(name, results.reported) for name in names if name not in failed}
+    listed = dict.fromkeys(result.job.candidate for result in results.reported)
+    done = {name: _complete_seeds(bench, name, results.reported) for name in listed}
+    names = [name for name, seeds in done.items() if seeds and name not in failed]
+    candidates = [_candidate(bench, name, results, done[name]) for name in names]
+    controls = {name: _control(bench, name, results.reported) for name in names}
     run_controls = {name: x for name, x in controls.items() if x is not None}
     summary = Summary(bench, target, candidates, run_controls, failed)
     _add_baselines(summary)
@@ -65,31 +94,35 @@ def _seed_results(name: str, results: Sequence[JobResult]) -> dict[tuple[int, in
     }
 
 
-def _candidate(bench: Bench, name: str, results: Results) -> CandidateResults:
-    seed_results = _seed_results(name, results.reported)
-    seeds = sorted({seed for seed, _ in seed_results})
+def _complete_seeds(bench: Bench, name: str, results: Sequence[JobResult]) -> set[int]:
+    """Return the seeds of a candidate that are done on every fold."""
+    done = _seed_results(name, results)
+    folds = range(len(bench.folds))
+    return {seed for seed, _ in done if all((seed, fold) in done for fold in folds)}
+
+
+def _candidate(
+    bench: Bench, name: str, results: Results, complete: Collection[int]
+) -> CandidateResults:
+    """Join a candidate's results of the seeds that are done on every fold."""
+    seed_results = {
+        key: x for key, x in _seed_results(name, results.reported).items() if key[0] in complete
+    }
+    seeds = sorted(complete)
     by_seed = [[seed_results[seed, fold] for fold in range(len(bench.folds))] for seed in seeds]
     subsets = [np.concatenate([t.scores for t in folds], 1) for folds in by_seed]
+    whole = [len(fold.test) for fold in bench.folds]
+    damaged = [len(damaged_rows(bench, fold)) for fold in bench.folds]
     rows = [
-        {"fold": fold, "seed": seed, **row}
+        {"fold": fold, "seed": seed, "samples": samples[fold], **row}
         for (seed, fold), seed_result in sorted(seed_results.items())
         for row in seed_result.rows
+        for samples in [whole if row["corruption"] in ("", "pairing") else damaged]
     ]
-    val_scores, val_losses = [], []
-    for (_, fold), seed_result in seed_results.items():
-        tasks, val = tasks_of(bench, bench.folds[fold].train), bench.folds[fold].val
-        logits = torch.from_numpy(seed_result.val_logits)
-        val_scores.append(sample_scores(tasks, logits, bench.targets[val]).mean().item())
-        val_losses.append(tasks.criterion(logits, bench.targets[val]).mean().item())
     facts = {
         key: float(np.mean([seed_result.facts[key] for seed_result in seed_results.values()]))
         for key in next(iter(seed_results.values())).facts
     }
-    untuned = [
-        seed_result.scores[0].mean()
-        for (seed, _), seed_result in _seed_results(name, results.untuned).items()
-        if seed == bench.cfg.seed
-    ]
     scores = np.stack(subsets).astype(np.float64)  # (S, U, N)
     logits_by_seed = [[torch.from_numpy(t.logits) for t in folds] for folds in by_seed]
     return CandidateResults(
@@ -98,14 +131,70 @@ def _candidate(bench: Bench, name: str, results: Results) -> CandidateResults:
         seeds,
         torch.stack([torch.cat(parts) for parts in logits_by_seed]),
         scores[:, 0],
-        float(np.mean(val_scores)),
-        float(np.mean(val_losses)),
+        [
+            _validation(bench, name, fold, [folds[fold] for folds in by_seed])
+            for fold in range(len(whole))
+        ],
         rows,
-        facts if name not in LINEAR else {},
+        {} if is_linear(name) else facts,
         scores,
-        float(np.mean(untuned)) if untuned else math.nan,
+        _untuned(name, results, complete),
         *_lost_parts(bench, by_seed),
+        _tuned_settings(bench, name, results),
     )
+
+
+def _tuned_settings(bench: Bench, name: str, results: Results) -> str:
+    """Say how tuned settings differ from the default ones, over the folds; empty if not tuned."""
+    before = {x.job.fold: x.job.settings for x in results.untuned if x.job.candidate == name}
+    if not before:
+        return ""
+    tuned = [x.job for x in results.reported if x.job.candidate == name and x.job.training]
+    by_fold = {job.fold: job for job in tuned}
+    parameters = fusion_info(fusion_of(name)).parameters
+    of_fusion = {key: parameter.default for key, parameter in parameters.items()}
+    of_training = {**vars(bench.cfg.optim), "epochs": bench.cfg.epochs}
+    values: dict[str, list[Any]] = {}
+    for fold, job in by_fold.items():
+        training = dict(job.training)
+        training |= training.pop("optim", {})
+        default = of_training | of_fusion | before[fold]
+        for key, value in (job.settings | training).items():
+            if value != default.get(key):
+                values.setdefault(key, []).append(value)
+    words = [f"{len(before) - len(by_fold)} of {len(before)} folds default"]
+    for key, found in values.items():
+        if isinstance(found[0], int | float) and not isinstance(found[0], bool):
+            ends = dict.fromkeys(f"{x:.2g}" for x in (min(found), max(found)))
+            words.append(f"{key} {' to '.join(ends)}")
+        else:
+            counts = Counter(json.dumps(x) for x in found)
+            words += [f"{key} {text} in {count}" for text, count in counts.items()]
+    return ", ".join(words)
+
+
+def _untuned(name: str, results: Results, seeds: Collection[int]) -> float:
+    """Return the score with default settings over these seeds; NaN if it was not tuned."""
+    before = _seed_results(name, results.untuned)
+    scores = [x.scores[0] for (seed, _), x in before.items() if seed in seeds]
+    return float(np.concatenate(scores).mean()) if scores else math.nan
+
+
+def _validation(
+    bench: Bench, name: str, number: int, seed_results: Sequence[SeedResult]
+) -> Validation:
+    """Return a candidate's figures on a fold's validation samples, means over seeds."""
+    fold = bench.folds[number]
+    tasks, target = tasks_of(bench, fold.train), bench.targets[fold.val]
+    columns = [list(bench.modalities).index(x) for x in modalities_of(bench, name)]
+    present = bench.present[fold.val][:, columns].any(1)
+    figures = []
+    for seed_result in seed_results:
+        logits = torch.from_numpy(seed_result.val_logits)
+        scores = sample_scores(tasks, logits, target)
+        loss = tasks.criterion(logits, target).mean()
+        figures.append([scores.mean(), loss, scores[present].mean()])
+    return Validation(*np.mean(figures, 0).tolist())
 
 
 def _lost_parts(
@@ -126,73 +215,131 @@ def _kind_and_family(name: str) -> tuple[str, str]:
     """Return a candidate's kind, and its family in tables."""
     if name in LINEAR:
         return "baseline", "baseline"
-    family = "single" if is_single(name) else fusion_info(fusion_of(name)).family
+    single = is_single(name)
+    family = "single" if single else fusion_info(fusion_of(name)).family
     if parse(name).incomplete:
         return "incomplete", family
-    return ("single" if is_single(name) else "fusion"), family
+    return ("single" if single else "fusion"), family
 
 
-def _control(name: str, results: Sequence[JobResult]) -> Tensor | None:
-    """Return the logits (N, K) of a candidate trained on shuffled labels, None if not run."""
+def _control(bench: Bench, name: str, results: Sequence[JobResult]) -> Tensor | None:
+    """Return the logits (N, K) of a candidate trained on shuffled labels; None if a fold lacks."""
     logits = {
         result.job.fold: torch.from_numpy(result.seed_results[0].logits)
         for result in results
         if result.job.candidate == name and result.job.shuffled
     }
-    return torch.cat([logits[fold] for fold in sorted(logits)]) if logits else None
+    if len(logits) < len(bench.folds):
+        return None
+    return torch.cat([logits[fold] for fold in sorted(logits)])
 
 
 def _add_baselines(summary: Summary) -> None:
     """Add the candidates that need no training: the labels' prior, combinations of singles."""
     bench = summary.bench
     singles = [candidate for candidate in summary.candidates if candidate.kind == "single"]
+    singles = of_shared_seeds(singles) if singles else []
     seeds = singles[0].seeds if singles else [bench.cfg.seed]
     prior = _prior(bench).expand(len(seeds), -1, -1)
-    baselines = {MAJORITY if bench.scheme is None else PRIOR: (prior, math.nan, math.nan)}
-    if len(singles) == len(bench.modalities):
-        logits = torch.stack([s.logits for s in singles])  # (M, S, N, K)
-        if bench.scheme is None:
-            logits = logits.log_softmax(-1)
-        present = torch.cat([bench.present[fold.test] for fold in bench.folds]).T[:, None, :, None]
-        mean = (logits * present).sum(0) / present.sum(0).clamp(min=1)
-        baselines[MEAN_ALONE] = (torch.where(present.any(0), mean, prior), math.nan, math.nan)
-        best = best_on_validation(singles)
-        baselines[CHOSEN_ALONE] = (best.logits, best.val_score, best.val_loss)
-    for name, (logits, score, loss) in baselines.items():
-        scores, rows = [], []
-        for seed, seed_logits in zip(seeds, logits, strict=True):
-            sample, row = _score(summary, seed_logits)
-            scores.append(sample.numpy())
-            rows.append({"fold": -1, "seed": seed, **row})
-        summary.candidates.append(
-            CandidateResults(
-                name,
-                "baseline",
-                "baseline",
-                list(seeds),
-                logits,
-                np.stack(scores),
-                score,
-                loss,
-                rows,
-            )
-        )
+    baselines = {MAJORITY if bench.scheme is None else PRIOR: prior}
+    of_modality = {
+        name: [single for single in singles if single_modality(single.name) == name]
+        for name in bench.modalities
+    }
+    if all(of_modality.values()):
+        chosen = [choose(summary, several, name).results for name, several in of_modality.items()]
+        baselines |= _of_present(summary, torch.stack([x.logits for x in chosen]), prior)
+    if singles and not summary.present.all():
+        baselines[BEST_PRESENT] = _cascade(summary, singles, prior)
+    for name, logits in baselines.items():
+        summary.candidates.append(_constructed(summary, name, seeds, logits))
+    if singles:
+        summary.candidates.append(choose(summary, singles, CHOSEN_ALONE).results)
+    fusion = chosen_fusion(summary)
+    if fusion is not None and len(summary.of_kind("fusion")) > 1:
+        summary.candidates.append(fusion.results)
+    if fusion is not None and len(fusion.results.seeds) > 1:
+        summary.candidates.append(_ensemble(summary, fusion.results))
 
 
-def _score(summary: Summary, logits: Tensor) -> tuple[Tensor, dict[str, Any]]:
-    """Return each test sample's score, and a row with the metrics over all folds."""
-    bench = summary.bench
-    tasks = tasks_of(bench, bench.folds[0].train)  # scores and metrics do not depend on the fold
-    scores = sample_scores(tasks, logits, summary.target)
-    return scores, score_row(tasks, logits, summary.target, scores, "full")
+def _of_present(summary: Summary, logits: Tensor, prior: Tensor) -> dict[str, Tensor]:
+    """Return the logits (S, N, K) of combinations of the singles that a sample has: (M, S, N, K).
+
+    The mean of their predictions and, of classes, the product of their probabilities (its M-th
+    root); a sample without any modality gets the prior.
+    """
+    present = torch.from_numpy(summary.present.T)[..., None]  # (M, N, 1)
+    weights = present.double() / present.sum(0).clamp(min=1)
+    means = [mean_prediction(summary.targets, x, weights) for x in logits.unbind(1)]
+    combined = {MEAN_PRESENT: torch.stack(means)}
+    if summary.bench.scheme is None:
+        shares = logits.log_softmax(-1) * present[:, None]
+        combined[PRODUCT_PRESENT] = shares.sum(0) / present.sum(0).clamp(min=1)
+    return {name: torch.where(present.any(0), x, prior) for name, x in combined.items()}
+
+
+def _cascade(summary: Summary, singles: Sequence[CandidateResults], prior: Tensor) -> Tensor:
+    """Return the logits (S, N, K) of the best single that each sample has; without any, the prior.
+
+    The best is that of the fold's validation samples which have the modality.
+    """
+    logits, modalities = prior.clone(), list(summary.bench.modalities)
+    for fold, part in enumerate(summary.fold_slices):
+        best_last = sorted(singles, key=lambda x: np.nan_to_num(x.validation[fold][2], nan=-np.inf))
+        for single in best_last:
+            column = modalities.index(single_modality(single.name) or "")
+            there = torch.from_numpy(summary.present[part, column])[:, None]
+            logits[:, part] = torch.where(there, single.logits[:, part], logits[:, part])
+    return logits
+
+
+PER_MODEL = ("parameters", "macs", "seconds", "latency_ms")  # costs that grow with the models
+
+
+def _ensemble(summary: Summary, chosen: CandidateResults) -> CandidateResults:
+    """Return the mean prediction of all seeds of the chosen fusion, at the cost of all of them."""
+    logits, models = mean_prediction(summary.targets, chosen.logits), len(chosen.seeds)
+    ensemble = _constructed(summary, ENSEMBLE, chosen.seeds[:1], logits[None])
+    facts = {key: x * models if key in PER_MODEL else x for key, x in chosen.facts.items()}
+    if "samples_per_second" in facts:
+        facts["samples_per_second"] /= models
+    return replace(ensemble, kind="chosen", facts=facts)
+
+
+def _constructed(
+    summary: Summary, name: str, seeds: Sequence[int], logits: Tensor
+) -> CandidateResults:
+    """Return the results of a baseline made of others' logits (S, N, K)."""
+    scored = [_score(summary, seed, x) for seed, x in zip(seeds, logits, strict=True)]
+    scores, rows = zip(*scored, strict=True)
+    every_row = list(itertools.chain(*rows))
+    return CandidateResults(
+        name, "baseline", "baseline", list(seeds), logits, np.stack(scores), [], every_row
+    )
+
+
+def _score(
+    summary: Summary, seed: int, logits: Tensor
+) -> tuple[NDArray[np.float64], list[dict[str, Any]]]:
+    """Return each test sample's score, and a row of metrics for each fold."""
+    scores, rows = [], []
+    for number, (part, fold) in enumerate(
+        zip(summary.fold_slices, summary.bench.folds, strict=True)
+    ):
+        tasks = tasks_of(summary.bench, fold.train)
+        target = summary.target[part]
+        scores.append(sample_scores(tasks, logits[part], target))
+        labels = {"fold": number, "seed": seed, "samples": len(target)}
+        rows.append(labels | score_row(tasks, logits[part], target, scores[-1], "full"))
+    return torch.cat(scores).double().numpy(), rows
 
 
 def _prior(bench: Bench) -> Tensor:
     """Return the logits of an answer without any input, for every test sample: (N, K)."""
-    parts = []
-    for fold in bench.folds:
-        prior = tasks_of(bench, fold.train).prior(bench.targets[fold.train])
-        parts.append(prior.float().clamp(min=1e-9).log().expand(len(fold.test), -1))
+    parts = [
+        prior_logits(bench, learned_rows(bench, fold)).expand(len(fold.test), -1)
+        for fold in bench.folds
+    ]
     return torch.cat(parts)
 
 

@@ -4,29 +4,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import compress
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fusionzoo.datasets.naming import data_title
 from fusionzoo.evaluation import statistics
+from fusionzoo.evaluation.metrics import Metric
 from fusionzoo.evaluation.robustness import interactions, shapley
-from fusionzoo.evaluation.statistics import Interval
+from fusionzoo.evaluation.statistics import Comparison, Interval
 
-from ..candidates import ALONE, parse
+from ..candidates import is_linear, parse, single_modality, single_title
+from ..jobs import tests_damage_later
+from ..schedule import DAMAGED, Stage
 from .leaderboard import SIGNIFICANT, outcome
 from .results import (
+    BEST_PRESENT,
     MAJORITY,
+    MEAN_PRESENT,
     PRIOR,
+    PRODUCT_PRESENT,
     CandidateResults,
+    Choice,
     Summary,
     best_single,
+    choose,
     chosen_fusion,
-    data_title,
     decimal,
     lost_area,
     metric_name,
     missing_area,
+    of_shared_seeds,
+    thousands,
 )
 from .summary import controls
 
@@ -70,12 +81,46 @@ def figures(summary: Summary) -> dict[str, Any]:
         "seeds": bench.cfg.seeds,
         "metric": bench.metric.name,
         "tuning_trials": bench.cfg.tune,
+        "refit": bench.cfg.refit,
         "notes": bench.notes,
         "failed": summary.failed,
         "leaderboard": summary.leaderboard,
         "controls": controls(summary),
         **_fusion_figures(summary, tied),
     }
+
+
+def stage_figures(summary: Summary, stage: Stage, figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was known after a stage, for the report's table of stages.
+
+    `mean` is the figure of the trained candidates on average, without baselines.
+    """
+    name = summary.bench.metric.name
+    trained = [line[name] for line in summary.leaderboard if line["kind"] in ("single", "fusion")]
+    known = {key: figures.get(key) for key in ("chosen_on_validation", "gain", "leader")}
+    mean = float(np.mean(trained)) if trained else math.nan
+    return {"stage": stage.name, "candidates": len(trained), "mean": mean, **known}
+
+
+def provisional(summary: Summary, stage: Stage, names: Sequence[str]) -> str:
+    """Say that a verdict is provisional: what is done, what is not, what stopped it."""
+    cfg = summary.bench.cfg
+    seeds = min(len(x.seeds) for x in summary.candidates if x.name in names)
+    done = f"every strategy has {seeds} of {cfg.seeds} seed{'s' if cfg.seeds > 1 else ''}"
+    if summary.bench.of_folds:
+        done += f", 1 of {summary.bench.of_folds} folds ({len(summary.target):,} samples)"
+    if (cfg.tune or 0) > 1:
+        kinds = ("single", "fusion", "incomplete")
+        trained = [x for x in summary.candidates if x.kind in kinds and not is_linear(x.name)]
+        done += f", {len(stage.tuned)} of {len(trained)} are tuned"
+    known = {candidate.name for candidate in summary.candidates} | set(summary.failed)
+    waiting = [f"`{name}`" for name in names if name not in known]
+    if waiting:
+        done += f"; not run yet: {', '.join(waiting)}"
+    if tests_damage_later(summary.bench) and (stage.stopped or stage.name != DAMAGED):
+        done += "; damaged samples are tested last"
+    stopped = f"stopped by {stage.stopped}, " if stage.stopped else ""
+    return f"PROVISIONAL ({stopped}{done})."
 
 
 def _data_figures(summary: Summary) -> dict[str, Any]:
@@ -102,14 +147,19 @@ def _fusion_figures(summary: Summary, tied: Sequence[str]) -> dict[str, Any]:
     if chosen is None or best is None:
         return {}
     modalities = list(summary.bench.modalities)
-    line = summary.line(chosen.name)
+    gain = summary.compare(chosen.results, best)._asdict()
+    single = choose(summary, summary.of_kind("single"), "")
     scores = {
         fusion.name: fusion.score_by_subset(modalities) for fusion in summary.of_kind("fusion")
     }
     return {
-        "chosen_on_validation": chosen.name,
-        "best_single": best.name.removeprefix(ALONE),
-        "gain": {key: line[f"gain_{key}"] for key in ("difference", "low", "high", "p")},
+        "chosen_on_validation": chosen.name,  # in most folds: the one to train
+        "chosen_by_fold": chosen.by_fold,
+        "single_by_fold": single.by_fold,
+        "best_single": single_modality(best.name),
+        "best_single_row": best.name,
+        "gain": {key: gain[key] for key in ("difference", "low", "high", "p")},
+        **_presence_figures(summary, chosen, best),
         "leader": tied[0],
         "cannot_be_told_apart": tied,
         "shapley": {name: shapley(by_subset, modalities) for name, by_subset in scores.items()},
@@ -125,12 +175,13 @@ def verdict(summary: Summary, tied: Sequence[str]) -> str:
     chosen, best = chosen_fusion(summary), best_single(summary)
     if chosen is None or best is None:
         return "No verdict: no fusion or no single modality was trained to the end."
-    single = f"{best.name.removeprefix(ALONE)} alone"
-    sentences = [_gain(summary, chosen.name, single)]
+    single = single_title(best.name)
+    parts = coverage(summary, chosen, best)
+    sentences = [_gain(summary, chosen, best, parts), *_coverage_words(summary, best, parts)]
     if len(summary.of_kind("fusion")) > 1:
         sentences.append(_outcomes(summary, single))
     sentences += _leader(summary, single, tied)
-    if len(chosen.seeds) == 1:
+    if len(chosen.results.seeds) == 1:
         sentences.append(
             "One seed: the interval covers test samples only, not the variation between training"
             " runs."
@@ -145,28 +196,154 @@ def verdict(summary: Summary, tied: Sequence[str]) -> str:
     return " ".join(sentences)
 
 
-def _gain(summary: Summary, name: str, single: str) -> str:
-    """State the gain of the fusion chosen on validation data over the best single modality."""
-    line, metric = summary.line(name), summary.bench.metric
-    difference, low, high, p = (line[f"gain_{key}"] for key in ("difference", "low", "high", "p"))
+class Coverage(NamedTuple):
+    """The parts of a gain over one modality where samples lack modalities."""
+
+    coverage: Comparison  # of the best single that is present, over the best single
+    fusion: Comparison  # of the fusion over that, on the samples with two modalities or more
+    samples: int  # the number of those
+
+
+def coverage(summary: Summary, choice: Choice, best: CandidateResults) -> Coverage | None:
+    """Tell the gain of answering samples that lack a modality from that of fusing several.
+
+    None: no sample lacks any, or too few have two.
+    """
+    names = [candidate.name for candidate in summary.candidates]
+    several = summary.present.sum(1) > 1
+    if BEST_PRESENT not in names or several.sum() < FEWEST_SAMPLES:
+        return None
+    cascade = summary.candidate(BEST_PRESENT)
+    return Coverage(
+        summary.compare(cascade, best),
+        summary.compare(choice.results, cascade, several),
+        int(several.sum()),
+    )
+
+
+def _presence_figures(
+    summary: Summary, choice: Choice, best: CandidateResults
+) -> dict[str, list[dict[str, Any]] | dict[str, Any]]:
+    """Return the parts of the gain, and the figures by which modalities a sample has."""
+    parts = coverage(summary, choice, best)
+    if parts is None:
+        return {}
+    keys = ("difference", "low", "high", "p")
+    of_fusion = {"samples": parts.samples}
+    return {
+        "coverage": {key: parts.coverage._asdict()[key] for key in keys},
+        "fusion_of_several": of_fusion | {key: parts.fusion._asdict()[key] for key in keys},
+        "presence": _by_presence(summary, choice, best),
+    }
+
+
+def _by_presence(summary: Summary, choice: Choice, best: CandidateResults) -> list[dict[str, Any]]:
+    """Return the figures on the samples with each set of modalities, the most frequent first.
+
+    The gain is that of the fusion over the best single that is present.
+    """
+    metric, cascade = summary.bench.metric, summary.candidate(BEST_PRESENT)
+    means = [x for x in summary.candidates if x.name in (MEAN_PRESENT, PRODUCT_PRESENT)]
+    patterns, numbers = np.unique(summary.present, axis=0, return_inverse=True)
+    lines = []
+    for number, pattern in enumerate(patterns):
+        rows = numbers.reshape(-1) == number
+        line: dict[str, Any] = {
+            "present": "+".join(compress(summary.bench.modalities, pattern)) or "none",
+            "samples": int(rows.sum()),
+        }
+        for candidate in (best, cascade, *means, choice.results):
+            line[candidate.name] = metric.shown(float(candidate.scores[:, rows].mean()))
+        if rows.sum() >= FEWEST_SAMPLES:
+            gain = summary.compare(choice.results, cascade, rows)
+            line |= {"gain": gain.difference, "gain_low": gain.low, "gain_high": gain.high}
+        lines.append(line)
+    return sorted(lines, key=lambda line: -line["samples"])
+
+
+FEWEST_SAMPLES = 10  # for an interval
+
+
+def _coverage_words(summary: Summary, best: CandidateResults, parts: Coverage | None) -> list[str]:
+    """Say which part of the gain is coverage, and which is fusion."""
+    if parts is None:
+        return []
+    metric = summary.bench.metric
+    return [
+        f"Some samples lack modalities. Coverage, by `{BEST_PRESENT}`, which fuses nothing:"
+        f" {_points(metric, parts.coverage)} against {single_title(best.name)},"
+        f" {_chance(parts.coverage.p)}. Fusion, on the {thousands(parts.samples)} samples with two"
+        f" modalities or more: {_points(metric, parts.fusion)} against `{BEST_PRESENT}`,"
+        f" {_chance(parts.fusion.p)}."
+    ]
+
+
+def _points(metric: Metric, comparison: Comparison) -> str:
+    """Write a difference with its interval."""
+    difference, low, high = comparison[:3]
     bounds = f"{metric.difference(low)} to {metric.difference(high)}"
-    points = f"{metric.difference(difference)} points (95 % interval {bounds})"
-    if not metric.share:
-        way = "lower" if (difference < 0) == metric.higher else "higher"
-        points = f"{metric.title} {way} by {abs(difference):.3g}"
-        points += f" (95 % interval of the gain {bounds})"
-    chance = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
-    by = f"(`{name}`, chosen on validation data)"
+    if metric.share:
+        return f"{metric.difference(difference)} points (95 % interval {bounds})"
+    way = "lower" if (difference < 0) == metric.higher else "higher"
+    words = f"{metric.title} {way} by {abs(difference):.3g}"
+    return f"{words} (95 % interval of the gain {bounds})"
+
+
+def _chance(p: float) -> str:
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+
+
+def _gain(summary: Summary, choice: Choice, best: CandidateResults, parts: Coverage | None) -> str:
+    """State the gain of the fusion chosen in each fold over the best single modality."""
+    metric, single = summary.bench.metric, single_title(best.name)
+    comparison = summary.compare(choice.results, best)
+    difference, low, high, p = comparison[:4]
+    points, chance, by = _points(metric, comparison), _chance(p), f"({how_chosen(choice)})"
     most = 1.0 if metric.share else math.inf
     loss, gain = (metric.difference(min(max(x, 0.0), most)).removeprefix("+") for x in (-low, high))
-    return {
-        "win": f"Fusion helps: {points} over {single}, {chance} {by}.",
+    words = {
+        "win": f"{_what_helps(parts)}: {points} over {single}, {chance} {by}.",
         "loss": f"Fusion hurts: {points} against {single}, {chance} {by}.",
         "tie": (
             f"Fusion shows no difference: {points} against {single}, {chance} {by}; the interval"
             f" leaves room for a loss of {loss} and a gain of {gain}{' points' * metric.share}."
         ),
     }[outcome(difference, p)]
+    return words + _to_train(choice)
+
+
+def _what_helps(parts: Coverage | None) -> str:
+    """Name what a gain over the best single modality comes from."""
+    if parts is None:
+        return "Fusion helps"
+    covers, fuses = (outcome(x.difference, x.p) for x in (parts.coverage, parts.fusion))
+    if fuses == "win":
+        return "Fusion helps"
+    if covers == "win":
+        return "Coverage helps, " + (
+            "fusion hurts" if fuses == "loss" else "fusion is not shown to"
+        )
+    return "Several modalities help, by coverage or by fusion"
+
+
+def how_chosen(choice: Choice) -> str:
+    """Name what validation data chose, and in how many folds."""
+    folds = len(choice.by_fold)
+    if len(choice.counts) == 1:
+        return f"`{choice.name}`, chosen on validation data" + f" in each of {folds} folds" * (
+            folds > 1
+        )
+    counts = [f"`{name}` in {n}" for name, n in choice.counts.items()]
+    return f"chosen in each of {folds} folds on its validation data: {', '.join(counts)}"
+
+
+def _to_train(choice: Choice) -> str:
+    """Name the one fusion to train where the folds chose several."""
+    if len(choice.counts) == 1:
+        return ""
+    most = [name for name, n in choice.counts.items() if n == max(choice.counts.values())]
+    why = "chosen most often" if len(most) == 1 else "of those the best on all validation data"
+    return f" The one to train is `{choice.name}`, {why}."
 
 
 def _outcomes(summary: Summary, single: str) -> str:
@@ -191,14 +368,14 @@ def _kinds(summary: Summary) -> str:
 def _leader(summary: Summary, single: str, tied: Sequence[str]) -> list[str]:
     """Name the leader of the whole table, with baselines, and the fusions close to the best one."""
     metric, leader = summary.bench.metric, summary.line(tied[0])
-    table = [line for line in summary.leaderboard if line["kind"] != "incomplete"]
+    table = [line for line in summary.leaderboard if line["kind"] not in ("incomplete", "chosen")]
     several = len(summary.of_kind("fusion")) > 1
     name, top, score = f"`{tied[0]}`", table[0], leader["score"]
     shown = f"{metric.shown(score):.3f}"
     if top["score"] > score + 1e-9:
         first = f"the baseline `{top['strategy']}`"
         if top["family"] == "single":
-            first = f"{top['strategy'].removeprefix(ALONE)} alone"
+            first = single_title(top["strategy"])
         words = f"In the table {first} leads with {metric.shown(top['score']):.3f}, above every"
         words += f" fusion; the best of them is {name} with {shown}."
     elif abs(score - _best_single_score(table)) < 1e-9:
@@ -296,6 +473,7 @@ def _changes(
 ) -> dict[str, Interval]:
     if whole is None or whole is candidate:
         return {}
+    candidate, whole = of_shared_seeds([candidate, whole])
     before = _scores(summary, whole)
     return {
         title: summary.interval(scores - before[title], damaged=title == LOST)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fusionzoo.config import merge, split_name
+from fusionzoo.config import split_name
 from fusionzoo.config.flags import Tree
 from fusionzoo.config.load import run_command
-from fusionzoo.config.schema import Count, option
+from fusionzoo.config.schema import TARGET, Count, option
 from fusionzoo.datasets import DATASETS, PairedDataset
 from fusionzoo.datasets.paths import Refusal, collecting
-from fusionzoo.errors import FusionZooError, print_table
+from fusionzoo.errors import print_table
 from fusionzoo.files import write_json
 from fusionzoo.plugins import load_plugins
 
@@ -96,19 +96,18 @@ def audit(
 
 
 CHECK_HELP = """
-Check a data set: `fusionzoo data check my.csv --data.columns.target label --html audit.html`.
+Check a data set: `fusionzoo data check my.csv --target label --html audit.html`.
 
-SOURCE is a data set's name, a manifest or a folder of class folders. Reads every value once. Exit
-code 0: fit for training; 1: a finding is an error; 2: the source cannot be opened.
+DATA is a data set's name, a file, a folder or a URL of shards. Reads every value once. Exit code 0:
+fit for training; 1: a finding is an error; 2: the data cannot be opened.
 """
 SHOW_HELP = """
 Write a contact sheet: `fusionzoo data show my.csv --n 9 --out sheet.html`.
 
-SOURCE is a data set's name, a manifest or a folder of class folders. Classes are shown in turn.
+DATA is a data set's name, a file, a folder or a URL of shards. Classes are shown in turn.
 """
 UNFIT = 1  # exit code
-SOURCE = "a data set's name, a manifest or a folder of class folders (required)"
-SETTINGS = "settings of the data set, as in train.py: --data.<setting>"
+DATA = "data set and its settings (required): `fusionzoo data list`"
 PLUGINS = "files or modules with components of your own, `my_data.py`: docs/plugins.md"
 
 
@@ -116,20 +115,20 @@ PLUGINS = "files or modules with components of your own, `my_data.py`: docs/plug
 class CheckConfig:
     """Settings of `fusionzoo data check`."""
 
-    source: str = option("", SOURCE)
-    data: Tree = option({}, SETTINGS)
+    data: Tree = option({}, DATA)
+    target: str | list[str] = option("", TARGET)
     plugins: str | list[str] = option("", PLUGINS)
     json: str = option("", "file for the findings, with every row")
     html: str = option("", "file for a page with the findings and samples of each")
-    threads: Count | None = option(None, "that decode values; null = chosen by cores")
+    threads: Count | None = option(None, "that decode values; none = chosen by cores")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShowConfig:
     """Settings of `fusionzoo data show`."""
 
-    source: str = option("", SOURCE)
-    data: Tree = option({}, SETTINGS)
+    data: Tree = option({}, DATA)
+    target: str | list[str] = option("", TARGET)
     plugins: str | list[str] = option("", PLUGINS)
     n: Count = option(9, "number of samples")
     seed: int = option(0, "seed of the choice of samples")
@@ -137,29 +136,19 @@ class ShowConfig:
 
 
 def check_command(args: Sequence[str]) -> int:
-    """Run `fusionzoo data check SOURCE ...`; return its exit code."""
-    return run_command(CheckConfig, CHECK_HELP, source_first(args), _check)
+    """Run `fusionzoo data check DATA ...`; return its exit code."""
+    return run_command(CheckConfig, CHECK_HELP, args, _check, words=("data",))
 
 
 def show_command(args: Sequence[str]) -> int:
-    """Run `fusionzoo data show SOURCE ...`; return its exit code."""
-    return run_command(ShowConfig, SHOW_HELP, source_first(args), _show)
-
-
-def source_first(args: Sequence[str]) -> list[str]:
-    """Write the source as a flag where it is the first word.
-
-    >>> source_first(["my.csv", "--n", "4"])
-    ['--source=my.csv', '--n', '4']
-    """
-    is_flag = not args or args[0].startswith("-")
-    return list(args) if is_flag else [f"--source={args[0]}", *args[1:]]
+    """Run `fusionzoo data show DATA ...`; return its exit code."""
+    return run_command(ShowConfig, SHOW_HELP, args, _show, words=("data",))
 
 
 def _check(cfg: CheckConfig) -> int:
     from .page import write_report
 
-    report = audit(_settings(cfg.source, cfg.data, cfg.plugins), threads=cfg.threads, progress=True)
+    report = audit(_settings(cfg), threads=cfg.threads, progress=True)
     print_report(report)
     if cfg.json:
         write_json(Path(cfg.json), report.to_dict())
@@ -198,18 +187,18 @@ def _show(cfg: ShowConfig) -> int:
     from .page import pick_rows, write_contact_sheet
     from .scan import Scan
 
-    dataset, refusals = open_leniently(_settings(cfg.source, cfg.data, cfg.plugins))
+    dataset, refusals = open_leniently(_settings(cfg))
     scan = Scan(dataset=dataset, refusals=refusals, values={}, files_are_listed=False)
     write_contact_sheet(scan, pick_rows(scan, cfg.n, cfg.seed), Path(cfg.out))
     print(f"wrote {cfg.out}")
     return 0
 
 
-def _settings(source: str, data: Mapping[str, Any], plugins: str | list[str]) -> Tree:
-    """Return the settings of the source, with the flags over them."""
-    from fusionzoo.inputs import data_settings
+def _settings(cfg: CheckConfig | ShowConfig) -> Tree:
+    """Return explicit settings of the data; what its columns hold is shown."""
+    from fusionzoo.inputs import complete_data
 
-    if not source:
-        raise FusionZooError(f"no source: {SOURCE.removesuffix(' (required)')} comes first")
-    load_plugins(plugins)
-    return merge(data_settings(source), data)
+    load_plugins(cfg.plugins)
+    done = complete_data(cfg.data, cfg.target)
+    done.show()
+    return done.settings

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d
-from tqdm import tqdm
 
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.media import decode
 from fusionzoo.datasets.paths import Refusal
 from fusionzoo.datasets.provenance import RowNumbers
 from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.progress import progress_bar
 from fusionzoo.structures import Clip
 
 GRID = 16  # cells per side of an image's fingerprint
@@ -304,7 +304,7 @@ def scan_values(
     """Decode and measure every value of the samples; show a progress bar with rate and ETA."""
     present = dataset.present.numpy()
     rows = dataset.rows.numpy()
-    bar = tqdm(total=int(present.sum()), unit="value", disable=not progress, dynamic_ncols=True)
+    bar = progress_bar(total=int(present.sum()), unit="value", disable=not progress)
     workers = threads or min(8, os.cpu_count() or 1)
     with bar, ThreadPoolExecutor(workers) as pool:
         return {

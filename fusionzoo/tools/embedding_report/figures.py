@@ -293,18 +293,18 @@ def maps_of(sample: EmbeddedSample, most: int) -> list[dict[str, Any]]:
 def map_data(sample: EmbeddedSample, most: int, thumbnails: int) -> dict[str, Any]:
     """Return what the page draws: samples with label, split and thumbnail, and their maps."""
     maps = maps_of(sample, most)
-    rows = sorted({int(row) for one in maps for row in one["rows"]})
+    rows = sorted({int(row) for drawing in maps for row in drawing["rows"]})
     place = {row: number for number, row in enumerate(rows)}
     points = [_point(sample, row, number < thumbnails) for number, row in enumerate(rows)]
     drawn = [
         {
-            "name": one["name"],
-            "sample": [place[int(row)] for row in one["rows"]],
-            "x": [round(float(x), DIGITS) for x in one["xy"][:, 0]],
-            "y": [round(float(y), DIGITS) for y in one["xy"][:, 1]],
-            "modality": one["modality"],
+            "name": drawing["name"],
+            "sample": [place[int(row)] for row in drawing["rows"]],
+            "x": [round(float(x), DIGITS) for x in drawing["xy"][:, 0]],
+            "y": [round(float(y), DIGITS) for y in drawing["xy"][:, 1]],
+            "modality": drawing["modality"],
         }
-        for one in maps
+        for drawing in maps
     ]
     return {"samples": points, "maps": drawn}
 

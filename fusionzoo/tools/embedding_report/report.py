@@ -169,7 +169,7 @@ def embed_report(
         [column_figures(sample, column) for sample in measured for column in sample.vectors],
         [line for sample in measured for line in pair_figures(sample)],
         (cka_names, matrix),
-        {sample.name: found for sample in measured if (found := retrieval(sample))},
+        {sample.name: scores for sample in measured if (scores := retrieval(sample))},
         notes,
     )
     if html:

@@ -95,8 +95,8 @@ class Index:
         rows = np.flatnonzero(allowed.numpy() & self.usable)
         blocks = array_blocks(self.vectors[rows], self.usable[rows], BLOCK)
         cosines, places = nearest(blocks, queries, k, are_units=True)
-        found = torch.from_numpy(rows)[places.clamp(min=0)] if len(rows) else places
-        return cosines, torch.where(places < 0, places, found)
+        row_numbers = torch.from_numpy(rows)[places.clamp(min=0)] if len(rows) else places
+        return cosines, torch.where(places < 0, places, row_numbers)
 
     def _rank(self, queries: Tensor, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Rank candidates (Q, C), -1 where there is none, by their full vectors."""

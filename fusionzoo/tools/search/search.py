@@ -114,10 +114,16 @@ def name_modalities(model: FusionModel, values: Mapping[str, Any]) -> dict[str, 
 
 def embed_query(model: FusionModel, values: Mapping[str, Any], column: str) -> Tensor:
     """Return the unit vector (D,) of a query, `{modality: value}`, in the space of a column."""
-    names = list(values)
-    vectors = model.embed([values])
+    vectors = {name: x[0].cpu() for name, x in model.embed([values]).items()}
+    return query_vector(model, vectors, list(values), column)
+
+
+def query_vector(
+    model: FusionModel, vectors: Mapping[str, Tensor], names: Sequence[str], column: str
+) -> Tensor:
+    """Return the unit vector (D,) of a sample with the modalities `names`, of what `embed` says."""
     if column == FUSED:
-        return unit(vectors[FUSED][0].cpu())
+        return unit(vectors[FUSED])
     if column.partition("_")[0] == ALIGNED and column not in model.modalities:
         aligned = [f"{ALIGNED}_{name}" for name in names]
         absent = [name for name in aligned if name not in vectors]
@@ -126,13 +132,13 @@ def embed_query(model: FusionModel, values: Mapping[str, Any], column: str) -> T
                 f"the model has no aligned vectors of {absent[0].removeprefix(f'{ALIGNED}_')}: it"
                 " was trained without --balance contrastive_align; use --by fused"
             )
-        return unit(torch.stack([unit(vectors[name][0].cpu()) for name in aligned]).mean(0))
-    if names != [column]:
+        return unit(torch.stack([unit(vectors[name]) for name in aligned]).mean(0))
+    if list(names) != [column]:
         raise FusionZooError(
             f"--by {column} compares vectors of {column} alone: the query must have {column} and"
             f" nothing else, and it has {', '.join(names)}"
         )
-    return unit(vectors[column][0].cpu())
+    return unit(vectors[column])
 
 
 def query_from_rows(file: VectorFile, column: str, rows: Sequence[int]) -> Tensor:
@@ -188,10 +194,10 @@ def check_same_space(file: VectorFile, other: VectorFile, column: str) -> None:
         "width": (other.dims[column], file.dims[column]),
         "normalised": (normalised(other, column), normalised(file, column)),
     }
-    for name, (there, here) in pairs.items():
-        if there != here and None not in (there, here):
+    for name, (theirs, here) in pairs.items():
+        if theirs != here and None not in (theirs, here):
             raise FusionZooError(
-                f"{other.path} does not fit {file.path}: the {name} of {column!r} is {there!r}"
+                f"{other.path} does not fit {file.path}: the {name} of {column!r} is {theirs!r}"
                 f" there and {here!r} here"
             )
 
@@ -261,7 +267,7 @@ def open_samples(file: VectorFile, data: Any = None, plugins: str | Sequence[str
             data = merge(recorded, data)  # `--data.root` alone: the data has moved
         if data:
             data = read_data(data)
-            dataset = in_memory(data, {})
+            dataset = in_memory(data)
             if dataset is not None:
                 return Samples(dataset)
             settings = data_settings(data)
@@ -355,21 +361,21 @@ class Found:
         return write_page(self, Path(path))
 
 
-def write_page(found: Found, path: Path) -> Path:
+def write_page(result: Found, path: Path) -> Path:
     """Write the hits as a page."""
     cards = []
-    for hit in found.hits:
-        previews = found.samples.previews(hit.id)
-        players = {x.modality: found.samples.player(hit.id, x.modality) for x in previews}
+    for hit in result.hits:
+        previews = result.samples.previews(hit.id)
+        players = {x.modality: result.samples.player(hit.id, x.modality) for x in previews}
         shown = {name: str(x)[:MAX_VALUE] for name, x in hit.columns.items() if _is_shown(name, x)}
         texts = {x.modality for x in previews if x.image is None and x.wave is None and x.text}
         paths = {name: source for name, source in hit.sources.items() if name not in texts}
         cards.append({"hit": hit, "previews": previews, "players": players})
         cards[-1] |= {"columns": shown, "paths": paths}
     path.parent.mkdir(parents=True, exist_ok=True)
-    title = f"{len(found)} of {found.searched:,} samples nearest to {found.query}"
+    title = f"{len(result)} of {result.searched:,} samples nearest to {result.query}"
     page = template("search.html").render(
-        title=title, found=found, cards=cards, version=__version__
+        title=title, found=result, cards=cards, version=__version__
     )
     write_text(path, page)
     return path
@@ -671,7 +677,7 @@ class SearchConfig:
     method: Literal["auto", "exact", "index"] = option(
         "auto", "exact | index (FAISS, built beside the file) | auto: index beyond 3,000,000 rows"
     )
-    visited: Count | None = option(None, "cells of the index per query; null = as measured")
+    visited: Count | None = option(None, "cells of the index per query; none = as measured")
     model: str = option("", "model that embeds the query; empty = the one that the file names")
     data: Tree = option({}, "data set with paths and thumbnails; empty = that the file names")
     plugins: str | list[str] = option("", "files or modules with components of your own")
@@ -703,7 +709,7 @@ def _search(cfg: SearchConfig) -> int:
     text = None if cfg.text is None else str(cfg.text)
     media = {"text": text, "image": cfg.image or None, "audio": cfg.audio or None}
     ids = cfg.id if isinstance(cfg.id, list) else [cfg.id] if cfg.id != "" else []
-    found = searcher.search(
+    result = searcher.search(
         {**media, **cfg.query},
         ids=[str(sample_id) for sample_id in ids],
         ids_from=cfg.ids_from,
@@ -713,27 +719,27 @@ def _search(cfg: SearchConfig) -> int:
         visited=cfg.visited,
     )
     if quiet:
-        print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False, default=str))
+        print(json.dumps(result.to_dict(), indent=2, ensure_ascii=False, default=str))
         return 0
-    print_found(found)
+    print_found(result)
     if cfg.json:
-        write_json(Path(cfg.json), json.loads(json.dumps(found.to_dict(), default=str)))
+        write_json(Path(cfg.json), json.loads(json.dumps(result.to_dict(), default=str)))
         print(f"wrote {cfg.json}")
     if cfg.html:
-        print(f"wrote {found.to_html(cfg.html)}")
+        print(f"wrote {result.to_html(cfg.html)}")
     return 0
 
 
-def print_found(found: Found) -> None:
+def print_found(result: Found) -> None:
     """Print the hits as a table."""
     from rich.markup import escape
 
-    names = list(found.hits[0].columns) if found.hits else []
-    names = [name for name in names if not name.startswith("present_") and _any(found, name)]
-    sources = list(dict.fromkeys(name for hit in found.hits for name in hit.sources))
-    root = found.samples.dataset.root if found.samples.dataset is not None else None
+    names = list(result.hits[0].columns) if result.hits else []
+    names = [name for name in names if not name.startswith("present_") and _any(result, name)]
+    sources = list(dict.fromkeys(name for hit in result.hits for name in hit.sources))
+    root = result.samples.dataset.root if result.samples.dataset is not None else None
     folder = f"{root}/" if root else ""
-    has_scores = any(hit.score is not None for hit in found.hits)
+    has_scores = any(hit.score is not None for hit in result.hits)
     rows = [
         (
             escape(hit.id),
@@ -742,21 +748,21 @@ def print_found(found: Found) -> None:
             *(_cell(hit.columns, name) for name in names),
             *(_cell(hit.sources, name, folder) for name in sources),
         )
-        for hit in found.hits
+        for hit in result.hits
     ]
     title = (
-        f"Nearest to {escape(found.query)} by {found.column} vectors, of {found.searched:,} rows"
+        f"Nearest to {escape(result.query)} by {result.column} vectors, of {result.searched:,} rows"
     )
     measures = ["score"] * has_scores + ["cosine"]
-    print_table(f"{title} ({found.method})", ("id", *measures, *names, *sources), rows)
+    print_table(f"{title} ({result.method})", ("id", *measures, *names, *sources), rows)
     if folder and sources:
         print(f"paths start from {root}")
-    for note in found.notes:
+    for note in result.notes:
         print(f"note: {note}")
 
 
-def _any(found: Found, name: str) -> bool:
-    return any(hit.columns[name] not in (None, "") for hit in found.hits)
+def _any(result: Found, name: str) -> bool:
+    return any(hit.columns[name] not in (None, "") for hit in result.hits)
 
 
 def _cell(cells: Mapping[str, Any], name: str, folder: str = "") -> str:

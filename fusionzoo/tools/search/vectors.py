@@ -127,8 +127,8 @@ class VectorFile:
         values, start = pa.array(list(wanted), pa.string()), 0
         for batch in self.batches(["id"]):
             column = batch.column(0).cast(pa.string())
-            found = np.flatnonzero(pa.compute.is_in(column, values).to_numpy(zero_copy_only=False))
-            for row in found.tolist():
+            rows = np.flatnonzero(pa.compute.is_in(column, values).to_numpy(zero_copy_only=False))
+            for row in rows.tolist():
                 wanted[column[row].as_py()] = start + row
             start += len(batch)
         for sample_id, row in wanted.items():

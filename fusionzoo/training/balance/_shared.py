@@ -53,8 +53,8 @@ def nt_xent(left: Tensor, right: Tensor, temperature: float) -> Tensor:
 def hidden_except(features: Mapping[str, Features], keep: Tensor) -> dict[str, Features]:
     """Return features in which each row has only the modalities of `keep`, bool (B, M)."""
     return {
-        name: x._replace(mask=x.mask & kept[:, None])
-        for (name, x), kept in zip(features.items(), keep.unbind(1), strict=True)
+        name: x._replace(mask=x.mask & is_kept[:, None])
+        for (name, x), is_kept in zip(features.items(), keep.unbind(1), strict=True)
     }
 
 

@@ -204,6 +204,7 @@ class Balance(DataHooks, LossHooks, GradientHooks, nn.Module):
 
     shards = True  # whether it works with weights that FSDP shards
     encoders_only = False  # whether it changes nothing where all encoders are frozen
+    validates = False  # whether it learns from how well the model does on the validation split
     lr_scale = 1.0  # learning rate of its own parameters, as a multiple of the base rate
 
     def __init__(

@@ -104,16 +104,16 @@ class CoMM(Balance):
         """Set random numbers to 0, by draws that depend on sample, epoch and view alone."""
         changed = dict(inputs)
         for column, (name, encoder) in enumerate(self.model.named_encoders()):
-            own = inputs[name]
-            if encoder.kind not in NUMERIC or not self.drop or isinstance(own, Features):
+            current = inputs[name]
+            if encoder.kind not in NUMERIC or not self.drop or isinstance(current, Features):
                 continue
-            generator, values = torch.Generator(), own["values"].clone()
+            generator, values = torch.Generator(), current["values"].clone()
             for place, row in enumerate(rows.tolist()):
                 key = (epoch, view, column, row)
                 generator.manual_seed(seed_of(self.seed, self.name, *key))
                 dropped = torch.rand(values.shape[1:], generator=generator) < self.drop
                 values[place].masked_fill_(dropped, 0)
-            changed[name] = {**own, "values": values}
+            changed[name] = {**current, "values": values}
         return changed
 
     def extra_losses(self, context: StepContext) -> dict[str, LossTerm]:
@@ -132,9 +132,9 @@ class CoMM(Balance):
             values = torch.stack(
                 [
                     nt_xent(
-                        rows[f"{one} {name}"][mask], rows[f"{1 - one} "][mask], self.temperature
+                        rows[f"{view} {name}"][mask], rows[f"{1 - view} "][mask], self.temperature
                     )
-                    for one in (0, 1)
+                    for view in (0, 1)
                 ]
             ).mean(0)
             if not len(values):

@@ -47,6 +47,7 @@ class GBlend(Balance):
     """
 
     encoders_only = True
+    validates = True
     raw_inputs = False
     shards = False  # copies of the model
     weights: Tensor

@@ -125,11 +125,11 @@ class MixUp(Balance):
         partner = torch.empty_like(order)
         partner[order] = order.roll(-1)
         first = sum(len(x) for x in rows_by_rank[: self.world.rank])
-        own = slice(first, first + len(rows_by_rank[self.world.rank]))
+        shard = slice(first, first + len(rows_by_rank[self.world.rank]))
         device = context.rows.device
         vectors = next(iter(context.features.values())).pooled
-        share = shares[rows[own]].to(at_least_float32(vectors[:0]).dtype)
-        return Pairs(partner[own].to(device), rows[partner[own]].to(device), share.to(device))
+        share = shares[rows[shard]].to(at_least_float32(vectors[:0]).dtype)
+        return Pairs(partner[shard].to(device), rows[partner[shard]].to(device), share.to(device))
 
     def _draws_of(self, epoch: int) -> tuple[Tensor, Tensor]:
         """Return a number to sort by and a share for each sample of the split, (N,) each."""

@@ -58,15 +58,15 @@ class MMPareto(Balance):
     def extra_losses(self, context: StepContext) -> dict[str, LossTerm]:
         return self.heads.losses(context, self.name, dict.fromkeys(self.widths, self.weight))
 
-    def combine_gradients(self, joint: list[Tensor], own: list[Tensor]) -> list[Tensor]:
-        j, u, factor = weigh(joint, own)
+    def combine_gradients(self, joint: list[Tensor], unimodal: list[Tensor]) -> list[Tensor]:
+        j, u, factor = weigh(joint, unimodal)
         scale = self.gamma * factor
-        return [(scale * (j * x + u * y)).to(x.dtype) for x, y in zip(joint, own, strict=True)]
+        return [(scale * (j * x + u * y)).to(x.dtype) for x, y in zip(joint, unimodal, strict=True)]
 
 
-def weigh(joint: list[Tensor], own: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def weigh(joint: list[Tensor], unimodal: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Return 2 k_j, 2 k_u and the factor, at least 1, that restores the length of g_j + g_u."""
-    jj, ju, uu = (inner(x, y) for x, y in ((joint, joint), (joint, own), (own, own)))
+    jj, ju, uu = (inner(x, y) for x, y in ((joint, joint), (joint, unimodal), (unimodal, unimodal)))
     squared_distance = (jj - 2 * ju + uu).clamp(min=torch.finfo(jj.dtype).tiny)
     share = ((uu - ju) / squared_distance).clamp(0, 1)
     # If either is zero there is no conflict, and the shortest combination would be 0.

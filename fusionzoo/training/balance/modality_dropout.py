@@ -64,8 +64,8 @@ class ModalityDropout(Balance):
         for number in count():
             if not undecided.any():
                 break
-            kept = self.table(int(context.epoch), number)[rows] >= rates
-            remaining = batch.present & kept.to(present.device)
+            is_kept = self.table(int(context.epoch), number)[rows] >= rates
+            remaining = batch.present & is_kept.to(present.device)
             decided = undecided & remaining.any(1)
             present[decided] = remaining[decided]
             undecided = undecided & ~decided

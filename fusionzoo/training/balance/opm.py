@@ -80,8 +80,8 @@ class OPM(Balance):
             return batch
         generator = self.draw(context.step, 1)
         uniform = torch.rand(self.size, len(self.widths), generator=generator)[rows]
-        kept = batch.present & (uniform >= rates).to(batch.present.device)
-        present = torch.where(kept.any(1)[:, None], kept, batch.present)
+        remaining = batch.present & (uniform >= rates).to(batch.present.device)
+        present = torch.where(remaining.any(1)[:, None], remaining, batch.present)
         return batch._replace(present=present)
 
     def extra_losses(self, context: StepContext) -> dict[str, LossTerm]:

@@ -57,6 +57,7 @@ class Relearn(Balance):
     """
 
     encoders_only = True
+    validates = True
     raw_inputs = False
     resets: Tensor
 

@@ -100,15 +100,15 @@ class SubsetDistill(Balance):
 
     def _load_teacher(self, folder: str) -> FusionModel:
         model = load(folder)
-        for what, here, there in (
+        for what, here, theirs in (
             ("modalities", list(self.widths), list(model.encoders)),
             ("outputs", self.fusion.num_outputs, model.fusion.num_outputs),
             ("embedding dimensions", self.fusion.dim, model.fusion.dim),
         ):
             needed = self.relation == "mad" or what != "embedding dimensions"
             self.require(
-                here == there or not needed,
-                f"the teacher {folder} has {what} {there}, the model {here}",
+                here == theirs or not needed,
+                f"the teacher {folder} has {what} {theirs}, the model {here}",
             )
         return model.requires_grad_(False).eval()
 
@@ -177,8 +177,8 @@ class SubsetDistill(Balance):
         pairs = zip(self.average.parameters(), self.fusion.parameters(), strict=True)
         for mean, parameter in pairs:
             mean.lerp_(parameter.to(mean), 1 - self.decay)
-        for kept, buffer in zip(self.average.buffers(), self.fusion.buffers(), strict=True):
-            kept.copy_(buffer)
+        for averaged, buffer in zip(self.average.buffers(), self.fusion.buffers(), strict=True):
+            averaged.copy_(buffer)
 
 
 def divergence(kind: str, z: Tensor, goal: Tensor, temperature: float) -> Tensor:

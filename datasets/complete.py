@@ -1,0 +1,469 @@
+"""Complete the settings of one's own table: what its columns hold, and what the targets are.
+
+`--target y` is enough: every other column is read as what it holds. The result is explicit
+settings, which a run's config.yaml and a model folder store.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from fusionzoo.errors import FusionZooError, did_you_mean, print_table
+from fusionzoo.files import fold
+from fusionzoo.structures import KINDS
+
+from .arrow import list_names
+from .base import DATASETS
+from .manifest import load_table
+from .naming import settings_of
+from .provenance import Loaded
+from .sources.cell_kinds import CATEGORY, DATE, NONE, NUMBER, convert_cells, is_cell_kind
+from .sources.columns import read_declared
+from .sources.infer import (
+    CONSTANT,
+    EMPTY,
+    GROUP,
+    ID,
+    Finding,
+    find_column,
+    is_group_name,
+    may_group,
+    named_columns,
+    read_cells_of,
+    target_kind,
+    tells_alone,
+)
+from .sources.media_columns import EDGES
+from .sources.table_files import sheet_names, table_suffix
+from .sources.table_settings import NA, TableSettings
+from .table import ROLES, word_list
+
+TABLE = "manifest"
+COLUMNS = "Columns (--data.kinds.<column> changes what one is read as)"
+HEADER = ("column", "read as", "holds")
+MODALITY_KINDS = ("image", "text", "audio")  # that whole columns are found to be
+HOW = {  # finding -> how it is shown
+    **{EMPTY: "left out: empty", CONSTANT: "left out: constant", ID: "left out: id"},
+    **{"other": "left out", NONE: "left out: --data.kinds", GROUP: "group"},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completed:
+    """Explicit settings of a data set, and what was found out for them."""
+
+    settings: dict[str, Any]
+    loaded: Loaded | None = None  # the table, which is read once
+    target_kinds: dict[str, str] = field(default_factory=dict)  # target -> kind, where inferred
+    rows: tuple[tuple[str, str, str], ...] = ()  # column, read as, what it holds
+    notes: tuple[str, ...] = ()
+
+    @property
+    def to_open(self) -> dict[str, Any]:
+        """The settings with the table that was read in place of its path."""
+        return self.settings if self.loaded is None else {**self.settings, "root": self.loaded}
+
+    def show(self) -> None:
+        """Print the table of columns and the notes."""
+        if self.rows:
+            print_table(COLUMNS, HEADER, self.rows)
+        for note in self.notes:
+            print(note)
+
+
+def _load(settings: Mapping[str, Any]) -> Loaded:
+    """Read the table that settings of a manifest name."""
+    known = {setting.name for setting in fields(TableSettings)}
+    return load_table(TableSettings(**{x: settings[x] for x in known & settings.keys()}))
+
+
+def resolve_name(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings whose name is that of a data set, where it may be a path: `my.csv`."""
+    chosen = dict(settings)
+    if "group" in chosen:
+        chosen["group_column"] = chosen.pop("group")
+    if chosen.get("group_column") == NONE:
+        chosen["group_column"] = "id"
+    name = chosen.pop("name", None)
+    root = chosen.get("root")
+    if name is None and root is None:
+        raise FusionZooError("settings of a data set need its name: {'name': 'digits'}")
+    if isinstance(name, str) and (name in DATASETS or not isinstance(root, str | None)):
+        return {"name": name, **chosen}
+    return {**settings_of(root if name is None else name), **chosen}
+
+
+def complete(
+    settings: Mapping[str, Any],
+    target: str | Sequence[str] = (),
+    *,
+    known: Collection[str] = (),
+    infer_kinds: bool = True,
+) -> Completed:
+    """Return explicit settings of a data set with these targets; see `Completed`.
+
+    With a target every column of a table is used, unless `columns` names the modalities. `known`
+    are targets whose kind the user names.
+    """
+    chosen = resolve_name(settings)
+    if not target:
+        return Completed(settings=chosen)
+    if chosen["name"] != TABLE:
+        raise FusionZooError(
+            f"--target {target}: the data set {chosen['name']!r} has its own target; --target is"
+            " for a table of one's own"
+        )
+    loaded = _load_with(chosen, target)
+    names = _targets(target, loaded)
+    columns = dict(chosen.get("columns") or {})
+    if len(names) == 1 and not known:
+        columns["target"] = names[0]
+    elif not infer_kinds:
+        raise FusionZooError(
+            f"--objective is about one target: give each of {', '.join(names)} its own,"
+            f" --targets.{names[0]} regression"
+        )
+    chosen["columns"] = columns
+    done = Completed(settings=chosen, loaded=loaded)
+    inferred = [name for name in names if name not in known]
+    done = _with_target_kinds(done, inferred) if infer_kinds else done
+    if any(role not in ROLES for role in columns) or chosen.get("arrays"):
+        return done
+    return _with_columns(done, names)
+
+
+def _load_with(settings: dict[str, Any], target: str | Sequence[str]) -> Loaded:
+    """Read the table; of a workbook the sheet that has the targets, which is set if it is not the
+    first."""
+    root = settings.get("root")
+    is_workbook = isinstance(root, str) and table_suffix(Path(root)) == ".xlsx"
+    if not is_workbook or settings.get("sheet"):
+        return _load(settings)
+    refused = _refusal(settings, target)
+    if not isinstance(refused, FusionZooError):
+        return refused
+    names = sheet_names(Path(str(root)).expanduser())
+    for name in names if len(names) > 1 else ():
+        loaded = _refusal({**settings, "sheet": name}, target)
+        if isinstance(loaded, Loaded):
+            settings["sheet"] = name
+            return loaded
+    if len(names) < 2:
+        raise refused
+    raise FusionZooError(
+        f"{root}: no sheet of {', '.join(names)} has the columns of --target {target}"
+        f" (--data.sheet names one): {refused}"
+    )
+
+
+def _refusal(settings: Mapping[str, Any], target: str | Sequence[str]) -> Loaded | FusionZooError:
+    """Return the table if it has the targets, else the error that says so."""
+    try:
+        loaded = _load(settings)
+        _targets(target, loaded)
+    except FusionZooError as error:
+        return error
+    return loaded
+
+
+def _targets(target: str | Sequence[str], loaded: Loaded) -> list[str]:
+    """Return the targets' columns as the table spells them."""
+    spelled = {fold(name): name for name in loaded.table.column_names}
+    whole = isinstance(target, str) and fold(target) in spelled
+    words = [str(target)] if whole else word_list(target)
+    for word in words:
+        if fold(word) not in spelled:
+            raise FusionZooError(
+                f"{loaded.source} has no column {word!r} for --target."
+                f"{did_you_mean(word, spelled.values())}"
+                f" Its columns: {list_names(loaded.table.column_names)}"
+            )
+    return [spelled[fold(word)] for word in words]
+
+
+def _with_target_kinds(done: Completed, names: Sequence[str]) -> Completed:
+    """Add what the targets are, with the flag that changes it."""
+    chosen, table = dict(done.settings), _table(done)
+    kinds: dict[str, str] = {}
+    notes = []
+    for name in names:
+        kind, separator, comma = target_kind(table[name], _missing(chosen, done.loaded))
+        kinds[name] = kind
+        if kind == "multilabel" and separator != ";":
+            chosen.setdefault("label_separator", separator)
+        if comma:
+            chosen.setdefault("decimal", ",")
+        flag = f"--targets.{name}"
+        others = [x for x in ("classification", "regression", "multilabel") if x != kind]
+        words = {"classification": "classes", "regression": "numbers"}
+        what = words.get(kind, f"lists of labels divided by {separator!r}")
+        notes.append(f"target {name!r} holds {what} ({flag} {' or '.join(others)} changes that)")
+    return replace(done, settings=chosen, target_kinds=kinds, notes=(*done.notes, *notes))
+
+
+def _table(done: Completed) -> pa.Table:
+    assert done.loaded is not None
+    return done.loaded.table
+
+
+def _missing(settings: Mapping[str, Any], loaded: Loaded | None) -> list[str]:
+    """Return the words in cells that stand for missing values."""
+    words = settings.get("na")
+    if words is None:
+        return [] if loaded is None or loaded.has_nulls else [*NA]
+    return TableSettings(na=words).missing_words
+
+
+def _with_columns(done: Completed, targets: Sequence[str]) -> Completed:
+    """Add the settings that read every column as what it holds."""
+    chosen, table = _joined(done.settings, _table(done)), _table(done)
+    taken = _taken(chosen, done.loaded, targets)
+    kinds = {fold(name): str(kind) for name, kind in (chosen.get("kinds") or {}).items()}
+    free = [name for name in table.column_names if fold(name) and fold(name) not in taken]
+    findings = [
+        find_column(name, table[name], _missing(chosen, done.loaded))
+        for name in free
+        if fold(name) not in kinds or is_cell_kind(kinds[fold(name)])
+    ]
+    findings = [_as_told(finding, kinds, table) for finding in findings]
+    findings, group = _with_group(findings, chosen, done)
+    chosen = _explicit(chosen, findings, group, done)
+    warnings = list(_warnings(findings, table, done.target_kinds))
+    rows = [*_target_rows(done), *(_row(finding) for finding in findings)]
+    return replace(done, settings=chosen, rows=tuple(rows), notes=(*done.notes, *warnings))
+
+
+def _taken(settings: Mapping[str, Any], loaded: Loaded | None, targets: Sequence[str]) -> set[str]:
+    """Return the columns, folded, whose use is known by their names or by the user."""
+    assert loaded is not None
+    declared = read_declared(loaded.table, loaded.source).kinds
+    names = {*ROLES, "group", *KINDS, *EDGES, *declared, *loaded.kinds, *loaded.memory, *targets}
+    for word in (settings.get("group_column"), settings.get("on", "id")):
+        names |= {word} if isinstance(word, str) else set()
+    names |= {f"{kind}_{edge}" for kind in ("image", "audio") for edge in EDGES}
+    cell_kinds = {
+        fold(name) for name, kind in (settings.get("kinds") or {}).items() if is_cell_kind(kind)
+    }
+    return {fold(name) for name in names} | (named_columns(settings) - cell_kinds)
+
+
+def _as_told(finding: Finding, kinds: Mapping[str, str], table: pa.Table) -> Finding:
+    """Return the finding with the kind that the user names; a date with the order of its parts."""
+    kind = kinds.get(fold(finding.name))
+    if kind is None or kind == finding.kind:
+        return finding
+    if kind == DATE:
+        if finding.kind.startswith(DATE):
+            return finding
+        kind = f"{DATE} excel"
+    if kind.startswith(DATE):
+        convert_cells(finding.name, kind, table[finding.name].cast(pa.string()))  # or an error
+    if kind == NUMBER and finding.kind.startswith(NUMBER):
+        return finding
+    return replace(finding, kind=kind, warning="")
+
+
+def _with_group(
+    findings: Sequence[Finding], settings: Mapping[str, Any], done: Completed
+) -> tuple[list[Finding], str | None]:
+    """Mark the column of groups, if one is named as such and its values recur."""
+    named, table = settings.get("group_column"), _table(done)
+    has_group = any(fold(name) == "group" for name in table.column_names)
+    if named is not None or has_group:
+        return list(findings), named
+    for position, finding in enumerate(findings):
+        is_code = finding.kind.partition(" ")[0] in (NUMBER, CATEGORY, ID)
+        if not is_code or not is_group_name(finding.name):
+            continue
+        cells = read_cells_of(table[finding.name], _missing(settings, done.loaded))
+        if may_group(cells):
+            about = f"{len(cells.counts):,} groups, each in one split (--group none: an input)"
+            marked = [*findings]
+            marked[position] = Finding(finding.name, GROUP, about)
+            return marked, finding.name
+    return list(findings), None
+
+
+def _explicit(
+    settings: Mapping[str, Any], findings: Sequence[Finding], group: str | None, done: Completed
+) -> dict[str, Any]:
+    """Return settings that say what each column is."""
+    table = _table(done)
+    columns, kinds = dict(settings["columns"]), dict(settings.get("kinds") or {})
+    tabular = [x for x in findings if x.kind.partition(" ")[0] in (NUMBER, DATE, CATEGORY)]
+    if tabular:
+        columns["tabular"] = [x.name for x in tabular]
+        kinds |= {x.name: x.kind for x in tabular if x.kind != NUMBER}
+    known = {fold(name) for name in (*table.column_names, *kinds)}
+    for kind in MODALITY_KINDS:
+        found = [x.name for x in findings if x.kind == kind]
+        alone = len(found) == 1 and kind not in known and kind not in kinds.values()
+        for name in found:
+            modality = kind if alone else re.sub(r"[./\\\x00-\x1f]", "_", name)
+            columns[modality] = name
+            if modality != kind:
+                kinds[modality] = kind
+    ids = [x.name for x in findings if x.kind == ID and _is_complete(table[x.name])]
+    if ids and "id" not in columns and not any(fold(x) == "id" for x in table.column_names):
+        columns["id"] = ids[0]
+    chosen = {**settings, "columns": columns, "kinds": kinds}
+    if group is not None:
+        chosen["group_column"] = group
+    if any(x.comma for x in tabular):
+        chosen.setdefault("decimal", ",")
+    missing = sorted({word for x in tabular for word in x.missing})
+    if missing:
+        chosen["na"] = [*_missing(settings, done.loaded), *missing]
+    return chosen
+
+
+def _is_complete(column: Any) -> bool:
+    return column.null_count == 0 and len(column.unique()) == len(column)
+
+
+def _warnings(findings: Sequence[Finding], table: pa.Table, kinds: Mapping[str, str]) -> list[str]:
+    """Return what to look at before training: leaks, and categories that are very many."""
+    notes = [f"column {x.name!r} has {x.warning}" for x in findings if x.warning]
+    for finding in findings:
+        if finding.kind.partition(" ")[0] not in (NUMBER, CATEGORY):
+            continue
+        for target, kind in kinds.items():
+            if tells_alone(table[finding.name], finding.kind, table[target], kind):
+                notes.append(
+                    f"column {finding.name!r} alone predicts {target!r}: if it is known only after"
+                    f" the target, leave it out by --data.kinds.{finding.name} {NONE}"
+                )
+    return notes
+
+
+def _target_rows(done: Completed) -> list[tuple[str, str, str]]:
+    words = {"classification": "classes", "regression": "numbers", "multilabel": "lists of labels"}
+    table = _table(done)
+    return [
+        (name, "target", f"{words.get(kind, kind)}, {len(table[name].unique()):,} different")
+        for name, kind in done.target_kinds.items()
+    ]
+
+
+def _row(finding: Finding) -> tuple[str, str, str]:
+    return finding.name, HOW.get(finding.kind, finding.kind), finding.about
+
+
+def _joined(settings: Mapping[str, Any], table: pa.Table) -> dict[str, Any]:
+    """Complete the sources of a join, and find the column by which they belong together."""
+    chosen = dict(settings)
+    sources = chosen.get("join")
+    if not isinstance(sources, Mapping):
+        return chosen
+    completed: dict[str, Any] = {}
+    tables = {}
+    for name, source in sources.items():
+        settings_of_source = source if isinstance(source, Mapping) else {"root": source}
+        if not isinstance(settings_of_source.get("root"), str):
+            completed[name] = source
+            continue
+        loaded = _load(settings_of_source)
+        tables[name] = loaded
+        completed[name] = dict(settings_of_source)
+    if tables and "on" not in chosen:
+        common = _common_column(table, [x.table for x in tables.values()])
+        if common is not None:
+            chosen["on"] = common
+    for name, loaded in tables.items():
+        completed[name] = _source(completed[name], loaded, chosen.get("on", "id"))
+    chosen["join"] = completed
+    return chosen
+
+
+def _common_column(table: pa.Table, others: Sequence[pa.Table]) -> str | None:
+    """Return the only column that all tables have, unless it is `id`; of several the first."""
+    shared = {fold(name) for name in table.column_names}
+    for other in others:
+        shared &= {fold(name) for name in other.column_names}
+    if not shared or "id" in shared:
+        return None
+    return next(name for name in table.column_names if fold(name) in shared)
+
+
+def _source(settings: dict[str, Any], loaded: Loaded, on: Any) -> dict[str, Any]:
+    """Return explicit settings of a joined source that names no modality."""
+    columns = dict(settings.get("columns") or {})
+    names = {fold(name) for name in loaded.table.column_names}
+    if any(role not in ROLES for role in columns) or settings.get("arrays") or names & {*KINDS}:
+        return settings
+    done = Completed(settings={**settings, "columns": columns, "on": on}, loaded=loaded)
+    completed = dict(_with_columns(done, ()).settings)
+    del completed["on"]
+    return completed
+
+
+SHARED_BY_FILES = (  # what describes columns rather than a file, and so holds for another one
+    *("columns", "kinds", "group_column", "decimal", "na", "label_separator", "categorical"),
+    *("paths", "join", "on", "how", "frames", "sample_rate", "fields"),
+)
+
+
+def complete_for_model(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> Completed:
+    """Return settings that read a table as the model's training table, which `stored` describes.
+
+    Columns that the table lacks are missing values: they are added, empty, and said once.
+    """
+    chosen = resolve_name(settings)
+    if chosen["name"] != TABLE or stored.get("name") != TABLE:
+        return Completed(settings=chosen)
+    described = {name: stored[name] for name in SHARED_BY_FILES if name in stored}
+    for name in ("columns", "kinds"):
+        described[name] = {**(described.get(name) or {}), **(chosen.get(name) or {})}
+    chosen = {**described, **chosen, "columns": described["columns"], "kinds": described["kinds"]}
+    loaded = _load(chosen)
+    return _without_absent(Completed(settings=chosen, loaded=loaded))
+
+
+def _without_absent(done: Completed) -> Completed:
+    """Leave out what the table has no column for; add the columns that a tabular modality lacks."""
+    chosen, table = dict(done.settings), _table(done)
+    names = {fold(name) for name in table.column_names}
+    columns: dict[str, Any] = {}
+    absent: list[str] = []
+    for role, words in chosen["columns"].items():
+        is_list = not isinstance(words, str) or chosen["kinds"].get(role, role) == "tabular"
+        wanted = word_list(words) if is_list and words not in table.column_names else [words]
+        lost = [word for word in wanted if fold(word) not in names]
+        if len(lost) < len(wanted):
+            columns[role] = words
+            absent += lost
+    is_read = {fold(name) for name in [*columns, *table.column_names]}
+    kinds = {
+        x: kind for x, kind in chosen["kinds"].items() if is_cell_kind(kind) or fold(x) in is_read
+    }
+    group = chosen.get("group_column")
+    if isinstance(group, str) and fold(group) not in names:
+        del chosen["group_column"]
+    for name in absent:
+        table = table.append_column(name, pa.nulls(len(table), pa.string()))
+    notes = [f"no column {', '.join(absent)} in {_source_of(done)}: its cells are missing"]
+    assert done.loaded is not None
+    return Completed(
+        settings={**chosen, "columns": columns, "kinds": kinds},
+        loaded=replace(done.loaded, table=table),
+        notes=tuple(notes if absent else ()),
+    )
+
+
+def _source_of(done: Completed) -> str:
+    assert done.loaded is not None
+    return done.loaded.source
+
+
+def target_columns(settings: Mapping[str, Any], target: str | Sequence[str]) -> dict[str, Any]:
+    """Return settings whose target is this column, for a table of other names."""
+    words = word_list(target) if target else []
+    if len(words) != 1:
+        return dict(settings)
+    return {**settings, "columns": {**(settings.get("columns") or {}), "target": words[0]}}

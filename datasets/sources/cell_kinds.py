@@ -1,0 +1,176 @@
+"""What the cells of a column are: numbers with a unit, dates, categories; how they are converted.
+
+`--data.kinds.<column>` takes these words for a column of a tabular modality.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fusionzoo.errors import FusionZooError
+from fusionzoo.structures import KINDS
+
+NUMBER, DATE, CATEGORY, NONE = "number", "date", "category", "none"
+UNIT_NUMBER = (
+    r"^\s*([+-]?(?:[0-9]+(?:[.,][0-9]+)*|[.,][0-9]+)(?:[eE][+-]?[0-9]+)?)\s*([^0-9\s].*?)?\s*$"
+)
+DATE_ORDERS = ("iso", "dmy", "mdy", "excel")  # excel: days since 1899-12-30
+EXCEL_START = datetime.date(1899, 12, 30)
+MAX_EXCEL_DAY = 2_958_465  # 9999-12-31
+EPOCH = datetime.date(1970, 1, 1)
+WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")  # whatever the locale
+SHORT_YEARS = 70  # `69` is 2069, `70` is 1970, as in POSIX
+NUMERIC_DATE = re.compile(r"([0-9]{1,2})([./-])([0-9]{1,2})\2([0-9]{4}|[0-9]{2})(?:[ T,].*)?")
+ISO_DATE = re.compile(r"([0-9]{4})[-/.]([0-9]{1,2})[-/.]([0-9]{1,2})(?:[ T].*)?")
+
+
+def is_cell_kind(kind: str) -> bool:
+    """Whether a word names what cells are, rather than a modality's kind.
+
+    >>> [is_cell_kind(x) for x in ("number kg", "date dmy", "category", "image")]
+    [True, True, True, False]
+    """
+    return kind.partition(" ")[0] in (NUMBER, DATE, CATEGORY, NONE)
+
+
+def split_kinds(kinds: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the kinds of modalities, and those of cells by column."""
+    cells = {name: kind for name, kind in kinds.items() if is_cell_kind(str(kind))}
+    for name, kind in cells.items():
+        word, _, detail = kind.partition(" ")
+        if word == DATE and detail and detail not in DATE_ORDERS:
+            raise FusionZooError(
+                f"--data.kinds.{name} {kind!r}: a date is one of"
+                f" {', '.join(f'{DATE} {order}' for order in DATE_ORDERS)}"
+            )
+    return {name: kind for name, kind in kinds.items() if name not in cells}, cells
+
+
+def convert_cells(name: str, kind: str, column: Any) -> tuple[dict[str, Any], bool]:
+    """Return what a column of a kind becomes, `{name: column}`, and whether they are categories.
+
+    A date becomes year and days since 1970, numbers, and month and weekday, categories.
+    """
+    word, _, detail = kind.partition(" ")
+    if word == NUMBER and _is_text(column):
+        return {name: _without_unit(column, detail)}, False
+    if word == DATE:
+        return _date_columns(name, column, detail), False
+    return {name: column}, word == CATEGORY
+
+
+def _is_text(column: Any) -> bool:
+    return bool(pa.types.is_string(column.type) or pa.types.is_large_string(column.type))
+
+
+def _without_unit(column: Any, unit: str) -> Any:
+    """Remove the unit from the cells that end in it; others stay as they are."""
+    if not unit:
+        return column
+    ends = pc.ends_with(column, unit)
+    cut = pc.utf8_trim_whitespace(pc.utf8_slice_codeunits(column, 0, -len(unit)))
+    return pc.if_else(ends, cut, column)
+
+
+def _date_columns(name: str, column: Any, order: str) -> dict[str, Any]:
+    encoded = column.cast(pa.string())
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = encoded.combine_chunks()
+    encoded = encoded.dictionary_encode()
+    cells = encoded.dictionary.to_pylist()
+    read = date_reader(order or find_date_order(cells) or "excel")
+    dates = []
+    for cell in cells:
+        date = read(cell)
+        if date is None:
+            raise FusionZooError(
+                f"column {name!r}: {cell!r} is no date: correct or empty it, or"
+                f" --data.kinds.{name} category"
+            )
+        dates.append(date)
+    parts = {
+        "year": pa.array([float(x.year) for x in dates], pa.float64()),
+        "days": pa.array([float((x - EPOCH).days) for x in dates], pa.float64()),
+        "month": pa.array([str(x.month) for x in dates], pa.string()),
+        "weekday": pa.array([WEEKDAYS[x.weekday()] for x in dates], pa.string()),
+    }
+    columns = {f"{name} {part}": values.take(encoded.indices) for part, values in parts.items()}
+    for part in ("month", "weekday"):
+        columns[f"{name} {part}"] = columns[f"{name} {part}"].dictionary_encode()
+    return columns
+
+
+Reader = Callable[[str], "datetime.date | None"]
+
+
+def date_reader(order: str) -> Reader:
+    """Return the function that reads a date in this order; None: the text is none.
+
+    >>> date_reader("dmy")("03.02.2021"), date_reader("mdy")("02/03/21")
+    (datetime.date(2021, 2, 3), datetime.date(2021, 2, 3))
+    """
+
+    def read(text: str) -> datetime.date | None:
+        text = text.strip()
+        if order == "excel":
+            return _excel_date(text)
+        if match := ISO_DATE.fullmatch(text):
+            return _date(*map(int, match.groups()))
+        match = NUMERIC_DATE.fullmatch(text)
+        if match is None or order == "iso":
+            return None
+        first, second, year = int(match[1]), int(match[3]), int(match[4])
+        if len(match[4]) == 2:
+            year += 1900 if year >= SHORT_YEARS else 2000
+        day, month = (first, second) if order == "dmy" else (second, first)
+        return _date(year, month, day)
+
+    return read
+
+
+def _date(year: int, month: int, day: int) -> datetime.date | None:
+    try:
+        return datetime.date(year, month, day)
+    except ValueError:
+        return None
+
+
+def _excel_date(text: str) -> datetime.date | None:
+    try:
+        days = float(text)
+    except ValueError:
+        return None
+    if not 1 <= days <= MAX_EXCEL_DAY:
+        return None
+    return EXCEL_START + datetime.timedelta(days=int(days))
+
+
+def find_date_order(cells: list[str]) -> str:
+    """Return the order in which all of these cells are dates, or nothing.
+
+    Of `03/02/2021` the day comes first where points or hyphens divide it, or where no cell has a
+    month above 12 so and one has one the other way round; else the month does, as in the US.
+    """
+    if not cells or not all(cell[:1].isdigit() for cell in cells):
+        return ""
+    with_slash = any("/" in cell for cell in cells)
+    for order in ("iso", "mdy", "dmy") if with_slash else ("iso", "dmy", "mdy"):
+        read = date_reader(order)
+        if all(read(cell) is not None for cell in cells):
+            return order
+    return ""
+
+
+def check_modality_kind(name: str, kind: str) -> None:
+    """Raise an error for a word that is neither a kind of modality nor of cells."""
+    if kind not in KINDS and not is_cell_kind(kind):
+        raise FusionZooError(
+            f"--data.kinds.{name} {kind!r}: it is one of {', '.join(KINDS)} (modalities),"
+            f" {NUMBER}, {DATE}, {CATEGORY} (columns of a table), {NONE} (left out)"
+        )

@@ -1,0 +1,296 @@
+"""Find out what the columns of a table hold: numbers, dates, categories, text, files, ids, groups.
+
+The findings are explicit settings (`columns`, `kinds`, `decimal`, `na`, `group_column`), so that a
+model that stores them reads another table in the same way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fusionzoo.files import fold
+
+from ..media import SUFFIXES
+from ..table import FEW_EACH, MANY, SEPARATORS, word_list, words_recur
+from .cell_kinds import CATEGORY, DATE, NONE, NUMBER, UNIT_NUMBER, find_date_order
+from .columns import TEXT_TYPES
+from .table_settings import NA
+
+ID, EMPTY, CONSTANT, OTHER, GROUP, TARGET = "id", "empty", "constant", "other", "group", "target"
+LEFT_OUT = (ID, EMPTY, CONSTANT, OTHER, NONE)
+MANY_CATEGORIES = 50  # said above this
+NEARLY_ALL = 0.9  # of the cells: so many different ones make codes an id
+FREE_TEXT_WORDS = 3.0  # on average, from which on cells are sentences
+MAX_UNIT = 8  # characters
+ODD_WORDS = 3  # different words in a column of numbers that may stand for a missing value
+ODD_SHARE = 0.2  # of its cells, at most
+PERFECT = 0.995  # share of rows that a column alone has to tell
+POINT = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
+COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+([eE][+-]?[0-9]+)?")
+UNIT = re.compile(UNIT_NUMBER)
+PERSON = (
+    "patient|subject|proband|person|participant|speaker|sprecher|user|nutzer|customer|kunde|client"
+    "|animal|family|familie|session|sitzung|group|gruppe|donor|author|rater"
+)
+GROUP_NAME = re.compile(
+    rf"({PERSON})(en|in|innen)?(s|n)?[\s_\-.]*(id|ids|nr|no|num|number|nummer|code|key)?\.?"
+)
+ID_NAME = re.compile(r"(.*[\s_\-.])?(id|uid|uuid|key|index|idx|nr|no|nummer|number|row|zeile)\.?")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a column holds."""
+
+    name: str
+    kind: str  # a word of `--data.kinds`, or one of `LEFT_OUT`
+    about: str  # for the table of columns
+    comma: bool = False  # whether a comma stands for the decimal point
+    missing: tuple[str, ...] = ()  # words that stand for a missing number
+    warning: str = ""
+
+
+class Cells(NamedTuple):
+    """A column as text: its different values and how often each occurs."""
+
+    counts: Counter[str]
+    num_rows: int
+
+    @property
+    def num_cells(self) -> int:
+        return sum(self.counts.values())
+
+
+def read_cells_of(column: Any, missing: Collection[str]) -> Cells:
+    """Count the values of a column, without empty cells and words for missing ones."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    text = pc.utf8_trim_whitespace(column.cast(pa.string()))
+    counted = pc.value_counts(text.drop_null())
+    pairs = zip(
+        counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True
+    )
+    counts = Counter({value: n for value, n in pairs if value and value not in missing})
+    return Cells(counts, len(column))
+
+
+def find_column(name: str, column: Any, missing: Collection[str] = NA) -> Finding:
+    """Return what a column holds."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _category(name, read_cells_of(column, missing))
+    if pa.types.is_temporal(kind) and not (pa.types.is_time(kind) or pa.types.is_duration(kind)):
+        return _date(name, read_cells_of(column.cast(pa.string()), missing), "iso")
+    is_plain = any(is_type(kind) for is_type in TEXT_TYPES)
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    if not (is_plain or is_number or pa.types.is_boolean(kind) or pa.types.is_null(kind)):
+        return Finding(name, OTHER, f"{kind} (--data.kinds names its kind)")
+    cells = read_cells_of(column, missing)
+    if not cells.counts:
+        return Finding(name, EMPTY, "no cell has a value")
+    if len(cells.counts) == 1:
+        only = next(iter(cells.counts))
+        return Finding(name, CONSTANT, f"{_shown(only)} in all rows")
+    if pa.types.is_boolean(kind):
+        return _category(name, cells)
+    return _numbers(name, cells) or _of_text(name, cells)
+
+
+def _numbers(name: str, cells: Cells) -> Finding | None:
+    """Return the finding of a column of numbers, with one unit or none; None: it holds others."""
+    with_unit: dict[str, tuple[str, str]] = {}  # cell -> number, unit
+    odd: Counter[str] = Counter()
+    for cell, count in cells.counts.items():
+        match = UNIT.fullmatch(cell)
+        if match and (POINT.fullmatch(match[1]) or COMMA.fullmatch(match[1])):
+            with_unit[cell] = match[1], match[2] or ""
+        else:
+            odd[cell] = count
+    if not with_unit or len(odd) > ODD_WORDS or sum(odd.values()) > ODD_SHARE * cells.num_cells:
+        return None
+    units = {unit for _, unit in with_unit.values()}
+    unit = max(units, key=len)
+    if len(unit) > MAX_UNIT or not units <= {unit, ""} or ("" in units and len(units) > 1 and odd):
+        return None
+    if unit and (unit[0] in "-/.:" or any(x.isdigit() for x in unit)):
+        return None  # a date, a time, a range, a code
+    if (unit and odd) or (odd and any(any(x.isdigit() for x in cell) for cell in odd)):
+        return None
+    texts = {cell: number for cell, (number, _) in with_unit.items()}
+    values = {cell: float(number.replace(",", ".")) for cell, number in texts.items()}
+    comma = any("," in number for number in texts.values())
+    whole = all(value.is_integer() for value in values.values()) and not comma
+    if whole and not unit and _is_index(name, values, cells):
+        return Finding(name, ID, f"{len(values):,} different numbers")
+    low, high = min(values.values()), max(values.values())
+    about = f"{low:.6g} to {high:.6g}{unit and ' ' + unit}"
+    notes = ["decimal comma"] * comma + [f"{word!r} is missing" for word in odd]
+    about += f" ({', '.join(notes)})" if notes else ""
+    return Finding(
+        name, f"{NUMBER} {unit}".strip(), about + _gaps(cells), comma=comma, missing=tuple(odd)
+    )
+
+
+def _is_index(name: str, values: Mapping[str, float], cells: Cells) -> bool:
+    """Whether whole numbers are all different and count the rows, or are called so."""
+    if len(values) < NEARLY_ALL * cells.num_cells or len(values) < MANY:
+        return False
+    counts_up = max(values.values()) - min(values.values()) == cells.num_rows - 1
+    return counts_up or ID_NAME.fullmatch(fold(name)) is not None
+
+
+def _of_text(name: str, cells: Cells) -> Finding:
+    distinct = list(cells.counts)
+    media = _media_kind(distinct)
+    if media:
+        return Finding(name, media, f"files such as {_shown(distinct[0])}" + _gaps(cells))
+    order = find_date_order(distinct)
+    if order:
+        return _date(name, cells, order)
+    num_words = sum(len(cell.split()) * n for cell, n in cells.counts.items()) / cells.num_cells
+    share = len(distinct) / cells.num_cells
+    if num_words >= FREE_TEXT_WORDS and (share > 0.5 or len(distinct) > MANY_CATEGORIES):
+        return Finding(name, "text", f"{num_words:.0f} words on average" + _gaps(cells))
+    if share >= NEARLY_ALL and len(distinct) >= MANY:
+        if num_words >= 1.5:
+            return Finding(name, "text", f"{num_words:.0f} words on average" + _gaps(cells))
+        return Finding(name, ID, f"{len(distinct):,} different, such as {_shown(distinct[0])}")
+    return _category(name, cells)
+
+
+def _category(name: str, cells: Cells) -> Finding:
+    most, count = cells.counts.most_common(1)[0]
+    about = f"{len(cells.counts):,}, most often {_shown(most)} ({count:,})" + _gaps(cells)
+    warning = ""
+    if len(cells.counts) > MANY_CATEGORIES:
+        warning = f"{len(cells.counts):,} categories, of which rare ones teach little"
+    return Finding(name, CATEGORY, about, warning=warning)
+
+
+def _date(name: str, cells: Cells, order: str) -> Finding:
+    from .cell_kinds import date_reader
+
+    read = date_reader(order)
+    dates = sorted(date for cell in cells.counts if (date := read(cell)) is not None)
+    if not dates:
+        return Finding(name, EMPTY, "no cell has a value")
+    about = f"{dates[0]} to {dates[-1]}: year, month, weekday, days elapsed" + _gaps(cells)
+    return Finding(name, f"{DATE} {order}", about)
+
+
+def _media_kind(cells: Sequence[str]) -> str:
+    """Return the kind of the files that cells name, if all of them do."""
+    suffixes = {Path(cell).suffix.lower() for cell in cells}
+    for kind in ("image", "audio"):
+        if suffixes and suffixes <= {*SUFFIXES[kind]}:
+            return kind
+    return ""
+
+
+def _gaps(cells: Cells) -> str:
+    gaps = cells.num_rows - cells.num_cells
+    return f", {gaps:,} missing" if gaps else ""
+
+
+def _shown(cell: str) -> str:
+    return repr(cell if len(cell) <= 24 else f"{cell[:21]}...")
+
+
+def is_group_name(name: str) -> bool:
+    """Whether a column of codes is named as people or sessions are.
+
+    >>> [is_group_name(x) for x in ("Patient", "patient_id", "Patienten-Nr", "Patientenalter")]
+    [True, True, True, False]
+    """
+    return GROUP_NAME.fullmatch(fold(name)) is not None
+
+
+def may_group(cells: Cells) -> bool:
+    """Whether values recur as those of a group do: several rows each, and many groups."""
+    return 5 <= len(cells.counts) <= cells.num_cells / 1.15
+
+
+def target_kind(column: Any, missing: Collection[str] = NA) -> tuple[str, str, bool]:
+    """Return the kind of a target, the separator between its labels, and whether it has a comma.
+
+    Numbers are a quantity if they have fractions or are many for the rows; cells that divide into
+    recurring words are lists of labels; all else is a class.
+    """
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        return "multilabel", ";", False
+    if pa.types.is_floating(column.type):
+        column = column.cast(pa.float64())
+        column = pc.if_else(pc.is_nan(column), pa.scalar(None, pa.float64()), column)
+    cells = read_cells_of(column, missing)
+    distinct = list(cells.counts)
+    if distinct and all(POINT.fullmatch(cell) or COMMA.fullmatch(cell) for cell in distinct):
+        values = {float(cell.replace(",", ".")) for cell in distinct}
+        fractions = not all(value.is_integer() for value in values)
+        many = len(values) > MANY and cells.num_cells / len(values) < FEW_EACH
+        if len(values) > 2 and (fractions or many):
+            return "regression", ";", any("," in cell for cell in distinct)
+        return "classification", ";", False
+    array = pa.array(distinct, pa.string())
+    for separator in SEPARATORS:
+        several = sum(n for cell, n in cells.counts.items() if separator in cell)
+        if several >= 0.05 * cells.num_cells and words_recur(array, separator):
+            return "multilabel", separator, False
+    return "classification", ";", False
+
+
+def tells_alone(column: Any, kind: str, target: Any, target_kind: str) -> bool:
+    """Whether a column alone predicts the target: what must be asked of a column that leaks it."""
+    frame = pa.table({"x": column.cast(pa.string()), "y": target.cast(pa.string())}).drop_null()
+    if len(frame) < MANY:
+        return False
+    if target_kind == "regression" or kind.partition(" ")[0] in (NUMBER, DATE):
+        return _ordered_alone(frame, target_kind)
+    if target_kind != "classification":
+        return False
+    pairs = frame.group_by(["x", "y"]).aggregate([([], "count_all")])
+    best = pairs.group_by("x").aggregate([("count_all", "max")])
+    share = pc.sum(best["count_all_max"]).as_py() / len(frame)
+    return len(best) <= len(frame) / 5 and len(best) > 1 and share >= PERFECT
+
+
+def _ordered_alone(frame: pa.Table, target_kind: str) -> bool:
+    """Whether sorting by the column's numbers sorts the target, too."""
+    x, y = (_as_floats(frame[name].to_pylist()) for name in ("x", "y"))
+    if x is None:
+        return False
+    if target_kind == "regression":
+        if y is None or not x.std() or not y.std():
+            return False
+        return bool(abs(np.corrcoef(x, y)[0, 1]) > 0.9999)
+    labels = np.asarray(frame["y"].to_pylist())[np.argsort(x, kind="stable")]
+    runs = 1 + int((labels[1:] != labels[:-1]).sum())
+    return len(set(labels.tolist())) > 1 and runs == len(set(labels.tolist()))
+
+
+def _as_floats(cells: Sequence[str]) -> Any:
+    values = []
+    for cell in cells:
+        match = UNIT.fullmatch(cell)
+        if match is None:
+            return None
+        try:
+            values.append(float(match[1].replace(",", ".")))
+        except ValueError:
+            return None
+    return np.asarray(values)
+
+
+def named_columns(settings: Mapping[str, Any]) -> set[str]:
+    """Return the columns, folded, that settings of a table name."""
+    roles = (settings.get("columns") or {}).values()
+    names = [*(x for role in roles for x in word_list(role)), *(settings.get("kinds") or {})]
+    return {fold(name) for name in names}

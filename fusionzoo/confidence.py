@@ -1,0 +1,138 @@
+"""How sure a model is: temperatures, thresholds of labels, and scores for conformal sets.
+
+`calibration.json` in the model folder is optional: without it, probabilities are those of the
+logits as they were trained. `training/calibrate.py` measures what it holds on validation data.
+
+Shapes: `N` samples, `K` logits of all targets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .errors import FusionZooError, one_line
+from .files import write_json
+from .structures import Labels
+from .targets import Target, decode
+
+NAME = "calibration.json"
+MAX_BYTES = 1 << 26
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetCalibration:
+    """One target, as measured on the validation split."""
+
+    temperature: float | None = None  # its logits are divided by it; None: they stay as they are
+    thresholds: dict[str, float] = field(default_factory=dict)  # label -> probability; else 0.5
+    scores: list[float] = field(default_factory=list)  # `Target.misfit` of its samples, sorted
+
+    def limit(self, coverage: float, name: str) -> float:
+        """Return the score that a share `coverage` of new samples does not exceed.
+
+        Split conformal prediction: the ceil((n + 1) coverage)-th smallest of n scores (Angelopoulos
+        and Bates 2021, arXiv:2107.07511).
+        """
+        count = len(self.scores)
+        rank = math.ceil((count + 1) * coverage - 1e-9)
+        if not 0 < rank <= count:
+            raise FusionZooError(
+                f"--coverage {coverage:g}: target {name!r} has {count:,} validation samples, which"
+                f" allow a coverage of at most {count / (count + 1):.4g}"
+            )
+        return self.scores[rank - 1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """All targets of a model, by name and in the order of its logits."""
+
+    targets: dict[str, TargetCalibration]
+
+    def scale(self, targets: Sequence[Target], logits: Tensor) -> Tensor:
+        """Divide each target's logits (N, K) by its temperature; without one, not a bit changes."""
+        temperatures = [self.targets[target.name].temperature for target in targets]
+        if all(x is None for x in temperatures):
+            return logits
+        parts = logits.split([target.width for target in targets], dim=-1)
+        pairs = zip(parts, temperatures, strict=True)
+        return torch.cat([part if x is None else part / x for part, x in pairs], dim=-1)
+
+    def decode(self, targets: Sequence[Target], logits: Tensor) -> list[Any]:
+        """Return the answers to scaled logits (N, K), labels by their thresholds."""
+        rows = decode(targets, logits)
+        if not any(x.thresholds for x in self.targets.values()):
+            return rows
+        if [target.name for target in targets] == ["target"]:
+            return [self._by_threshold("target", row) for row in rows]
+        return [{name: self._by_threshold(name, x) for name, x in row.items()} for row in rows]
+
+    def _by_threshold(self, name: str, answer: Any) -> Any:
+        thresholds = self.targets[name].thresholds
+        if not (thresholds and isinstance(answer, Labels)):
+            return answer
+        shares = answer.probabilities
+        return Labels([x for x, p in shares.items() if p > thresholds.get(x, 0.5)], shares)
+
+    def regions(
+        self, targets: Sequence[Target], logits: Tensor, coverage: float
+    ) -> dict[str, list[Any]]:
+        """Return columns `set`, or `lower` and `upper`, which hold the truth with this chance.
+
+        Of several targets `<target>.set` and so on. `logits` (N, K) are scaled.
+        """
+        plain = [target.name for target in targets] == ["target"]
+        columns: dict[str, list[Any]] = {}
+        parts = logits.double().cpu().split([target.width for target in targets], dim=-1)
+        for target, part in zip(targets, parts, strict=True):
+            limit = self.targets[target.name].limit(coverage, target.name)
+            prefix = "" if plain else f"{target.name}."
+            columns |= {f"{prefix}{name}": x for name, x in target.region(part, limit).items()}
+        return columns
+
+    def save(self, folder: Path) -> None:
+        """Write the file into a model folder."""
+        write_json(folder / NAME, asdict(self))
+
+    @classmethod
+    def load(cls, folder: Path, targets: Sequence[Target]) -> Calibration | None:
+        """Read the file of a model folder; None if there is none."""
+        path = folder / NAME
+        if not path.is_file():
+            return None
+        from pydantic import TypeAdapter, ValidationError
+
+        try:
+            if path.stat().st_size > MAX_BYTES:
+                raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
+            stored = TypeAdapter(cls).validate_json(path.read_text(encoding="utf-8"), strict=True)
+            stored._check(targets)
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(str(part) for part in first["loc"])
+            raise FusionZooError(f"{path}: {key}: {first['msg']}") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise FusionZooError(f"{path} cannot be read: {one_line(error)}") from None
+        return stored
+
+    def _check(self, targets: Sequence[Target]) -> None:
+        """Raise an error unless the entries are those of the model's targets, and finite."""
+        names = [target.name for target in targets]
+        if list(self.targets) != names:
+            raise ValueError(f"it is of {', '.join(self.targets)}, the model of {', '.join(names)}")
+        for target in targets:
+            entry = self.targets[target.name]
+            if entry.temperature is not None and not 0 < entry.temperature < math.inf:
+                raise ValueError(f"temperature {entry.temperature} of {target.name!r}")
+            numbers = [*entry.scores, *entry.thresholds.values()]
+            if not all(map(math.isfinite, numbers)) or entry.scores != sorted(entry.scores):
+                raise ValueError(f"scores of {target.name!r} are not finite, or not sorted")
+            if not {*entry.thresholds} <= {*target.classes}:
+                raise ValueError(f"thresholds of labels that {target.name!r} has not")

@@ -1,0 +1,396 @@
+"""The graph of a whole model: inputs with fixed names, free sizes, compared with the model.
+
+Shapes: `B` rows, `M` modalities, `T` tokens, `D` width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.export import Dim
+
+from fusionzoo.datasets.collate import prepare
+from fusionzoo.encoders import Encoder
+from fusionzoo.encoders.tabular import Numbers, TabularEncoder
+from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.graphs import (
+    TOLERANCE,
+    difference,
+    export_program,
+    onnx_bytes,
+    open_session,
+    run_session,
+)
+from fusionzoo.model import FusionModel, hide_absent, standardise
+from fusionzoo.structures import (
+    ITEM_COUNTS,
+    Audio,
+    Batch,
+    Features,
+    FusionOutput,
+    Sample,
+    evaluating,
+)
+
+PRESENT = "present"  # the input that says which modalities each row has, bool (B, M)
+TRACED_ROWS = 4
+MOST_ROWS = 32  # in which subsets of modalities are compared
+Inputs = dict[str, dict[str, Tensor]]  # modality -> the encoder's inputs by name
+
+
+class ExportModel(nn.Module):
+    """A model whose every row runs through every encoder: absence is a mask, no rows are gathered.
+
+    Its answers are those of `model(batch)` in evaluation mode. `FusionModel.forward`, which skips
+    the encoders of what is absent, has sizes that depend on the data, so no graph can hold it.
+
+    Shapes: `forward(present (B, M), inputs)` returns the tensors that `output_names` names.
+    """
+
+    def __init__(self, model: FusionModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, present: Tensor, inputs: Inputs) -> list[Tensor]:
+        encoded = {
+            name: encoder.encode(inputs[name]) for name, encoder in self.model.named_encoders()
+        }
+        return answer(self.model, present, encoded)
+
+
+class FusionHalf(nn.Module):
+    """What follows the encoders, for encoders that run elsewhere or ran before."""
+
+    def __init__(self, model: FusionModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, present: Tensor, inputs: Inputs) -> list[Tensor]:
+        encoded = {name: Features(**inputs[name]) for name, _ in self.model.named_encoders()}
+        return answer(self.model, present, encoded)
+
+
+class EncoderHalf(nn.Module):
+    """One encoder: tokens, mask and pooled vector of rows that all have the modality."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, inputs: dict[str, Tensor]) -> list[Tensor]:
+        return list(self.encoder.encode(inputs))
+
+
+def answer(model: FusionModel, present: Tensor, encoded: Mapping[str, Features]) -> list[Tensor]:
+    """Fuse the features of all rows, hiding what is absent."""
+    columns = dict(zip(encoded, present.unbind(1), strict=True))
+    hidden = {name: hide_absent(x, columns[name]) for name, x in encoded.items()}
+    features = standardise(hidden, model.standardise)
+    return tensors_of(model, model.fuse(features), features, columns)
+
+
+def tensors_of(
+    model: FusionModel,
+    output: FusionOutput,
+    features: Mapping[str, Features],
+    columns: Mapping[str, Tensor],
+) -> list[Tensor]:
+    """Return the outputs in the order of `output_names`."""
+    tensors = [output.embedding, model.calibrate(output.logits.float(), features)]
+    if output.weights is not None:
+        tensors.append(output.weights)
+    for name, project in model.align.items():
+        here = columns[name][:, None]
+        tensors.append(F.normalize(project(features[name].pooled.masked_fill(~here, 0))) * here)
+    return tensors
+
+
+def output_names(model: FusionModel, has_weights: bool) -> list[str]:
+    """Return the names of a graph's outputs."""
+    weights = ["weights"] if has_weights else []
+    return ["fused", "logits", *weights, *(f"aligned_{name}" for name in model.align)]
+
+
+@torch.no_grad()
+def expected(model: FusionModel, batch: Batch) -> list[Tensor]:
+    """Return what a graph must answer: the model's own outputs."""
+    columns = dict(zip(model.modalities, batch.present.unbind(1), strict=True))
+    features = model.encode(batch)
+    return tensors_of(model, model.fuse(features), features, columns)
+
+
+# ---- sizes that stay free
+
+
+class Size(NamedTuple):
+    """The free size of a modality's inputs, such as the number of tokens."""
+
+    name: str
+    least: int
+    most: int | None  # None: unbounded
+
+    def dim(self) -> Any:
+        """Return the dimension for `torch.export`."""
+        return Dim(self.name, min=max(1, self.least), max=self.most)
+
+
+class Layout(NamedTuple):
+    """Which dimensions of a modality's inputs vary between batches, beside the rows."""
+
+    size: Size | None  # None: every row has one shape
+    places: Mapping[str, int]  # input -> its dimension of that size
+
+
+SCALES = (1.0, 3.0, 400.0, 500.0)  # of raw values, in the units of `raw_value`
+TRACED = (2.0, 1.0, 0.5)  # scales of the batch that is traced: the first within the bounds
+
+
+def raw_value(encoder: Encoder, scale: float, draw: torch.Generator) -> Any:
+    """Make a value of the encoder's kind, as the data holds it, whose length is about `scale`."""
+    if encoder.kind == "image":
+        return torch.randint(0, 256, (3, 47, 61), generator=draw, dtype=torch.uint8)
+    if encoder.kind == "text":
+        letters = torch.randint(97, 123, (max(1, round(3 * scale)), 4), generator=draw)
+        return " ".join("".join(map(chr, word)) for word in letters.tolist())
+    if encoder.kind == "audio":
+        return Audio(0.1 * torch.randn(round(1600 * scale), generator=draw), 16_000)
+    if isinstance(encoder, TabularEncoder):
+        return {
+            column.name: column.mean + column.std * float(torch.randn(1, generator=draw))
+            if isinstance(column, Numbers)
+            else (*column.values, "another")[number % (len(column.values) + 1)]
+            for number, column in enumerate(encoder.columns)
+        }
+    width = int(getattr(encoder, "in_dim", 0))
+    if not width:
+        raise FusionZooError(
+            f"{encoder.modality}: what its encoder reads is not known, so no graph can be compared"
+            " with it; export it with --data of your own"
+        )
+    shape = (width,) if encoder.kind == "vector" else (round(4 * scale), width)
+    return torch.randn(shape, generator=draw)
+
+
+def _inputs_of(encoder: Encoder, values: Sequence[Any]) -> dict[str, Tensor]:
+    processor = encoder.processor(False)
+    items = [prepare(processor, value) for value in values]
+    if any(len(parts) > 1 for parts in items):
+        raise FusionZooError(
+            f"{encoder.modality}: a graph takes one item a row, and its encoder splits a long clip"
+            " into windows; set windows=1"
+        )
+    return dict(processor.collate([parts[0] for parts in items]))
+
+
+def layout_of(encoder: Encoder) -> Layout:
+    """Find out which sizes vary, and within what bounds, from what the processor makes of short
+    and long values."""
+    draw = torch.Generator().manual_seed(0)
+    processor = encoder.processor(False)
+    batches = [dict(processor.collate([processor.blank()] * 2))]  # the smallest valid item
+    batches += [_inputs_of(encoder, [raw_value(encoder, scale, draw)] * 2) for scale in SCALES]
+    places: dict[str, int] = {}
+    sizes: tuple[int, ...] = ()
+    for name in batches[0]:
+        shapes = [inputs[name].shape for inputs in batches]
+        varying = [
+            place for place in range(1, len(shapes[0])) if len({x[place] for x in shapes}) > 1
+        ]
+        if len(varying) > 1:
+            raise FusionZooError(
+                f"{encoder.modality}: input {name!r} has {len(varying)} free sizes"
+            )
+        if varying:
+            lengths = tuple(shape[varying[0]] for shape in shapes)
+            if sizes and lengths != sizes:
+                raise FusionZooError(f"{encoder.modality}: its inputs vary in unlike sizes")
+            places[name], sizes = varying[0], lengths
+    if not places:
+        return Layout(None, {})
+    least, most = min(sizes), sizes[-1] if sizes[-1] == sizes[-2] else None
+    return Layout(Size(f"{encoder.modality}_length", least, most), places)
+
+
+def shapes_of(inputs: Mapping[str, Tensor], layout: Layout, batch: Any) -> dict[str, Any]:
+    """Return the free dimensions of each input, for `torch.export`."""
+    length = None if layout.size is None else layout.size.dim()
+    return {
+        name: {0: batch, **({layout.places[name]: length} if name in layout.places else {})}
+        for name in inputs
+    }
+
+
+# ---- batches to trace and to compare
+
+
+def presence(modalities: int, rows: int) -> list[tuple[bool, ...]]:
+    """Return subsets of modalities, the full one first: all of them if there are at most `rows`."""
+    every = list(product([True, False], repeat=modalities))
+    step = max(1, len(every) // rows)
+    return every[::step][:rows]
+
+
+def batch_of(
+    model: FusionModel, subsets: Sequence[Sequence[bool]], scale: float, seed: int
+) -> Batch:
+    """Make a batch of drawn values with lengths around `scale`; rows of one length where a graph
+    needs that."""
+    draw = torch.Generator().manual_seed(seed)
+    samples = []
+    for row, subset in enumerate(subsets):
+        values = {}
+        for (name, encoder), here in zip(model.named_encoders(), subset, strict=True):
+            length = scale if encoder.one_length else scale * (1 + row % 3) / 3
+            values[name] = raw_value(encoder, length, draw) if here else None
+        samples.append(Sample(str(row), "", None, values))
+    batch: Batch = model.collate()(samples)
+    return batch
+
+
+def traced_batch(model: FusionModel, layouts: Mapping[str, Layout]) -> Batch:
+    """Make the batch to trace, of lengths between the bounds: one at its bound may be frozen."""
+    rows = presence(len(model.modalities), 1) * TRACED_ROWS
+    for scale in TRACED:
+        batch = batch_of(model, rows, scale, 0)
+        inputs = plain_inputs(model, batch)
+        lengths = [
+            (layout.size, inputs[name][key].shape[place])
+            for name, layout in layouts.items()
+            for key, place in layout.places.items()
+        ]
+        if all(
+            size is None or (size.least < length and (size.most is None or length < size.most))
+            for size, length in lengths
+        ):
+            break
+    return batch
+
+
+def comparisons(model: FusionModel) -> Iterator[tuple[str, Batch]]:
+    """Yield batches of other numbers of rows, other lengths and every subset than was traced."""
+    count = len(model.modalities)
+    subsets = presence(count, MOST_ROWS)
+    yield "every subset of modalities", batch_of(model, subsets, 3.0, 1)
+    yield "one row", batch_of(model, subsets[:1], 1.0, 2)
+    longer = [*subsets[:3], *subsets[-2:]]
+    yield f"{len(longer)} rows of other lengths", batch_of(model, longer, 5.0, 3)
+
+
+def plain_inputs(model: FusionModel, batch: Batch) -> Inputs:
+    """Return a batch's inputs, without rows of several items, which no graph takes."""
+    inputs: Inputs = {}
+    for name in model.modalities:
+        tensors = batch.inputs[name]
+        if isinstance(tensors, Features) or ITEM_COUNTS in tensors:
+            raise FusionZooError(f"{name}: a graph takes one item a row")
+        inputs[name] = tensors
+    return inputs
+
+
+def by_name(present: Tensor, inputs: Inputs) -> dict[str, Tensor]:
+    """Return a graph's inputs by their names: `present`, `<modality>.<tensor>`."""
+    named = {f"{m}.{name}": x for m, tensors in inputs.items() for name, x in tensors.items()}
+    return {PRESENT: present, **named}
+
+
+# ---- graphs
+
+
+class Graph(NamedTuple):
+    """A traced graph, with the names of its inputs and outputs."""
+
+    program: Any  # torch.export.ExportedProgram
+    inputs: list[str]
+    outputs: list[str]
+
+    def onnx(self) -> bytes:
+        """Translate it to ONNX; an operation that ONNX lacks is one clear error."""
+        try:
+            return onnx_bytes(self.program, self.inputs, self.outputs)
+        except Exception as error:
+            raise FusionZooError(f"it cannot be written as ONNX: {one_line(error)}") from error
+
+
+def trace(model: FusionModel) -> Graph:
+    """Trace a whole model, with free numbers of rows and lengths."""
+    layouts = {name: layout_of(encoder) for name, encoder in model.named_encoders()}
+    batch = traced_batch(model, layouts)
+    inputs = plain_inputs(model, batch)
+    rows = Dim("batch", min=1)
+    shapes = {name: shapes_of(inputs[name], layout, rows) for name, layout in layouts.items()}
+    outputs = output_names(model, has_weights(model, batch))
+    with evaluating(model):
+        program = _export(ExportModel(model), (batch.present, inputs), ({0: rows}, shapes))
+    return Graph(program, list(by_name(batch.present, inputs)), outputs)
+
+
+@torch.no_grad()
+def has_weights(model: FusionModel, batch: Batch) -> bool:
+    """Return whether the fusion says how much each modality counted."""
+    with evaluating(model):
+        return model(batch).weights is not None
+
+
+def trace_parts(model: FusionModel) -> dict[str, Graph]:
+    """Trace each encoder and, under `fusion`, what follows: {name: graph}."""
+    layouts = {name: layout_of(encoder) for name, encoder in model.named_encoders()}
+    batch = traced_batch(model, layouts)
+    inputs, graphs, shapes = plain_inputs(model, batch), {}, {}
+    features: Inputs = {}
+    rows = Dim("batch", min=1)
+    fields = list(Features._fields)
+    with evaluating(model), torch.no_grad():
+        for name, encoder in model.named_encoders():
+            dims = shapes_of(inputs[name], layouts[name], rows)
+            program = _export(EncoderHalf(encoder), (inputs[name],), (dims,))
+            graphs[name] = Graph(program, [f"{name}.{x}" for x in inputs[name]], fields)
+            more = 2 + len(features)  # tokens: a size of 1, or two equal ones, would be frozen
+            tokens, mask, pooled = encoder(inputs[name])
+            longer = F.pad(tokens, (0, 0, 0, more)), F.pad(mask, (0, more)), pooled
+            features[name] = dict(zip(fields, longer, strict=True))
+            length = {0: rows, 1: Dim(f"{name}_tokens", min=1)}
+            shapes[name] = {"tokens": length, "mask": length, "pooled": {0: rows}}
+        outputs = output_names(model, has_weights(model, batch))
+        program = _export(FusionHalf(model), (batch.present, features), ({0: rows}, shapes))
+        names = list(by_name(batch.present, features))
+    return {**graphs, "fusion": Graph(program, names, outputs)}
+
+
+def _export(module: nn.Module, arguments: tuple[Any, ...], shapes: tuple[Any, ...]) -> Any:
+    try:
+        return export_program(module.eval(), arguments, shapes)
+    except Exception as error:
+        raise FusionZooError(f"it cannot be traced by torch.export: {one_line(error)}") from error
+
+
+def check(model: FusionModel, run: Any, what: str) -> float:
+    """Compare a graph with the model at other sizes than were traced; return the largest error.
+
+    `run(present, inputs)` returns the graph's outputs. A graph that differs, or fails, is refused.
+    """
+    worst = 0.0
+    with evaluating(model):
+        for case, batch in comparisons(model):
+            inputs = plain_inputs(model, batch)
+            try:
+                outputs = run(batch.present, inputs)
+            except Exception as error:
+                raise FusionZooError(f"{what} fails on {case}: {one_line(error)}") from error
+            worst = max(worst, off := difference(outputs, expected(model, batch)))
+            if off > TOLERANCE:
+                raise FusionZooError(
+                    f"{what} answers otherwise than the model: it differs by {off:.2g} on {case}"
+                    f" (at most {TOLERANCE:g} is allowed), so nothing is written"
+                )
+    return worst
+
+
+def onnx_runner(model: bytes | str) -> Any:
+    """Return a function of `present` and inputs that runs an ONNX model on one thread."""
+    session = open_session(model, threads=1)
+    return lambda present, inputs: run_session(session, by_name(present, inputs))

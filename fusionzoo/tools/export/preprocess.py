@@ -1,0 +1,167 @@
+"""What `preprocess.json` says: how raw values become a graph's inputs, without fusionzoo's code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fusionzoo.encoders import Encoder
+from fusionzoo.encoders.audio import PEAK, WaveProcessor
+from fusionzoo.encoders.base import Processor
+from fusionzoo.encoders.image import ImageEncoder, ImageProcessor
+from fusionzoo.encoders.tabular import Numbers, TabularProcessor, read_columns
+from fusionzoo.encoders.text import BytesProcessor, TokenizerProcessor
+from fusionzoo.encoders.vector import SequenceProcessor, VectorProcessor
+from fusionzoo.errors import FusionZooError
+from fusionzoo.resampling import ROLL_OFF, ZERO_CROSSINGS
+
+TOKENIZER = "tokenizer.json"
+OWN = "own"  # a processor that no other program can rebuild
+
+
+def describe(encoder: Encoder, folder: Path) -> dict[str, Any]:
+    """Describe an encoder's processor in plain values; its files go into `folder`, which may not
+    exist yet."""
+    processor = encoder.processor(False)
+    if getattr(processor, "num_windows", 1) > 1:
+        raise FusionZooError(
+            f"{encoder.modality}: a graph takes one item a row, and the encoder splits a long clip"
+            " into windows; set windows=1"
+        )
+    for cls, make in DESCRIPTIONS.items():
+        if type(processor) is cls:
+            described: dict[str, Any] = make(processor, encoder, folder)
+            return described
+    return {"by": OWN, "processor": type(processor).__name__}
+
+
+def _image(processor: ImageProcessor, encoder: Any, folder: Path) -> dict[str, Any]:
+    described = {
+        "by": "image",
+        "size": list(processor.size),
+        "fit": processor.fit,
+        "crop_pct": processor.crop_pct,
+        "squash_to": None if processor.squash_to is None else list(processor.squash_to),
+        "interpolation": processor.interpolation,
+    }
+    if isinstance(encoder, ImageEncoder):  # of pixels in [0, 1]; the graph applies them
+        std = 1 / (255 * encoder.scale.flatten())
+        mean = -encoder.shift.flatten() * std
+        described |= {"mean": mean.tolist(), "std": std.tolist(), "normalised_by": "graph"}
+    return described
+
+
+def _bytes(processor: BytesProcessor, encoder: Any, folder: Path) -> dict[str, Any]:
+    return {"by": "bytes", "start": 256, "max_length": processor.max_length, "pad_id": 0}
+
+
+def _tokenizer(processor: TokenizerProcessor, encoder: Any, folder: Path) -> dict[str, Any]:
+    backend = getattr(processor.tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise FusionZooError(
+            f"{encoder.modality}: its tokenizer, {type(processor.tokenizer).__name__}, cannot be"
+            f" stored as {TOKENIZER}, which other programs read"
+        )
+    from tokenizers import Tokenizer
+
+    stored = Tokenizer.from_str(backend.to_str())
+    stored.no_padding()
+    stored.enable_truncation(processor.max_length)
+    folder.mkdir(parents=True, exist_ok=True)
+    stored.save(str(folder / TOKENIZER))
+    return {
+        "by": "tokenizer",
+        "file": f"{folder.name}/{TOKENIZER}",
+        "max_length": processor.max_length,
+        "pad_id": processor.pad_id,
+        "prompt": processor.prompt,
+        "lower_case": processor.lower_case,
+    }
+
+
+def _wave(processor: WaveProcessor, encoder: Any, folder: Path) -> dict[str, Any]:
+    described = {
+        "by": "wave",
+        "rate": processor.rate,
+        "longest": processor.longest,
+        "most": round(processor.longest * processor.rate),  # samples; of a longer clip the middle
+        "step": processor.step,
+        "peak": PEAK,
+        "resampling": "sinc times cos^2, as in fusionzoo/resampling.py and torchaudio",
+        "zero_crossings": ZERO_CROSSINGS,
+        "roll_off": ROLL_OFF,
+    }
+    mel = getattr(encoder, "mel", None)
+    if mel is not None:
+        shape = {"n_fft": mel.n_fft, "window": mel.win_length, "hop": mel.hop}
+        described["mel"] = {**shape, "bands": mel.filters.shape[1], "computed_by": "graph"}
+    return described
+
+
+def _vector(processor: VectorProcessor, encoder: Any, folder: Path) -> dict[str, Any]:
+    return {"by": "vector", "width": processor.in_dim}
+
+
+def _sequence(processor: SequenceProcessor, encoder: Any, folder: Path) -> dict[str, Any]:
+    return {"by": "sequence", "width": processor.in_dim, "max_length": processor.max_length}
+
+
+def _tabular(processor: TabularProcessor, encoder: Any, folder: Path) -> dict[str, Any]:
+    columns = [
+        {"name": x.name, "mean": x.mean, "std": x.std}
+        if isinstance(x, Numbers)
+        else {"name": x.name, "values": list(x.values)}
+        for x in processor.columns
+    ]
+    return {"by": "tabular", "columns": columns}
+
+
+DESCRIPTIONS: dict[type[Processor], Callable[[Any, Any, Path], dict[str, Any]]] = {
+    ImageProcessor: _image,
+    BytesProcessor: _bytes,
+    TokenizerProcessor: _tokenizer,
+    WaveProcessor: _wave,
+    VectorProcessor: _vector,
+    SequenceProcessor: _sequence,
+    TabularProcessor: _tabular,
+}
+
+
+def build(described: Mapping[str, Any], folder: Path, modality: str) -> Processor:
+    """Return the processor that `describe` described; its files are below `folder`."""
+    by = described.get("by")
+    if by == "image":
+        size = (described["size"][0], described["size"][1])
+        facts = (described["crop_pct"], described["interpolation"], described["fit"])
+        processor = ImageProcessor(size, *facts, "none")
+        if described["squash_to"]:
+            processor.squash_to = (described["squash_to"][0], described["squash_to"][1])
+        return processor
+    if by == "bytes":
+        return BytesProcessor(described["max_length"])
+    if by == "tokenizer":
+        return _read_tokenizer(described, folder)
+    if by == "wave":
+        return WaveProcessor(described["rate"], described["longest"], described["step"])
+    if by == "vector":
+        return VectorProcessor(described["width"])
+    if by == "sequence":
+        return SequenceProcessor(described["width"], described["max_length"])
+    if by == "tabular":
+        return TabularProcessor(read_columns(described["columns"]))
+    raise FusionZooError(
+        f"{modality}: its processor ({described.get('processor', by)}) is code of its own: run the"
+        " graph on inputs that you prepare, `OnnxModel.run`"
+    )
+
+
+def _read_tokenizer(described: Mapping[str, Any], folder: Path) -> TokenizerProcessor:
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / described["file"]))
+    processor = TokenizerProcessor(
+        tokenizer, described["max_length"], described["prompt"], described["lower_case"]
+    )
+    processor.pad_id = described["pad_id"]
+    return processor

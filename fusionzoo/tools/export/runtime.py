@@ -1,0 +1,300 @@
+"""Answer raw samples by an exported folder: the graph, ONNX Runtime, and no model of torch's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, overload
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from fusionzoo import loading
+from fusionzoo.confidence import Calibration, TargetCalibration
+from fusionzoo.config import PredictConfig
+from fusionzoo.datasets import Collate, PairedBatchSampler, make_sampler
+from fusionzoo.datasets.media import decode
+from fusionzoo.encoders import Encoder
+from fusionzoo.errors import FusionZooError, did_you_mean, one_line
+from fusionzoo.files import check_listed
+from fusionzoo.graphs import open_session, require_onnx, run_session
+from fusionzoo.model import FusionModel
+from fusionzoo.progress import progress_bar
+from fusionzoo.structures import ITEM_COUNTS, Batch, Features, Sample, predictions
+from fusionzoo.targets import Target, from_spec
+from fusionzoo.worker_memory import make_loader
+
+from .graph import Inputs, by_name
+from .preprocess import build
+
+FORMAT = 1  # of an exported folder
+MODEL, INT8 = "model.onnx", "model.int8.onnx"
+PREPROCESS, LABELS = "preprocess.json", "labels.json"
+FUSION = "fusion.onnx"
+
+
+class Half(NamedTuple):
+    """An encoder of a split model, and the width of its features."""
+
+    session: Any
+    width: int
+
+
+class OnnxModel:
+    """An exported model: `predict` and `embed` raw samples as `FusionModel` does.
+
+    Rows of one length are run together where an encoder needs that. Of a split model, an encoder
+    runs only on the rows that have its modality.
+    """
+
+    def __init__(self, folder: str | Path, *, int8: bool = False, threads: int = 0) -> None:
+        require_onnx()
+        self.folder = Path(folder)
+        if not (self.folder / PREPROCESS).is_file():
+            raise FusionZooError(
+                f"{self.folder} is no exported folder: it holds no {PREPROCESS}; write one with"
+                " fusionzoo export MODEL --out FOLDER"
+            )
+        check_listed(self.folder)
+        about, labels = _read(self.folder / PREPROCESS), _read(self.folder / LABELS)
+        for contents, name in ((about, PREPROCESS), (labels, LABELS)):
+            if contents.get("format") != FORMAT:
+                raise FusionZooError(
+                    f"{self.folder / name}: format {contents.get('format')!r}; this version of"
+                    f" fusionzoo reads {FORMAT}"
+                )
+        self.modalities = {name: x["kind"] for name, x in about["modalities"].items()}
+        self.classes: list[str] = labels["classes"]
+        self.targets: list[Target] | None = None
+        if labels["targets"] is not None:
+            self.targets = [from_spec(x["spec"]) for x in labels["targets"]]
+        # The graph divides by the temperatures.
+        self._calibration = Calibration(
+            targets={
+                x["name"]: TargetCalibration(thresholds=x.get("thresholds", {}))
+                for x in labels["decode"]
+            }
+        )
+        self._one_length = [n for n, x in about["modalities"].items() if x["one_length"]]
+        described = {name: x["processor"] for name, x in about["modalities"].items()}
+        self._described = described
+        self._collate: Collate | None = None
+        self._halves: dict[str, Half] = {}
+        self._open(about, int8, threads)
+
+    def _open(self, about: Mapping[str, Any], int8: bool, threads: int) -> None:
+        if about["split"]:
+            for name, modality in about["modalities"].items():
+                path = str(self.folder / f"{name}.onnx")
+                self._halves[name] = Half(open_session(path, threads), modality["width"])
+        name = INT8 if int8 else FUSION if about["split"] else MODEL
+        if not (self.folder / name).is_file():
+            hint = "export it with --int8" if int8 else "export it with --format onnx"
+            raise FusionZooError(f"{self.folder} holds no {name}: {hint}")
+        self._session = open_session(str(self.folder / name), threads)
+        self.outputs = [one.name for one in self._session.get_outputs()]
+
+    def collate(self) -> Collate:
+        """Return the function that turns a list of samples into the graph's batch."""
+        if self._collate is None:
+            processors = {n: build(x, self.folder, n) for n, x in self._described.items()}
+            columns = None
+            if self.targets is not None:
+                columns = sum(target.columns for target in self.targets)
+            self._collate = Collate(processors, columns)
+        return self._collate
+
+    def run(self, present: Tensor, inputs: Inputs) -> dict[str, Tensor]:
+        """Run the graph on prepared inputs: {output: (B, ...)}.
+
+        Args:
+            present: which modalities each row has, bool (B, M)
+            inputs: modality -> its inputs by name, as preprocess.json says
+        """
+        parts = [
+            (rows, self._run_rows(present[rows], _take(inputs, rows, self._one_length)))
+            for rows in self._groups(present, inputs)
+        ]
+        order = torch.cat([rows for rows, _ in parts]).argsort()
+        return {
+            name: torch.cat([answers[number] for _, answers in parts])[order]
+            for number, name in enumerate(self.outputs)
+        }
+
+    def _groups(self, present: Tensor, inputs: Inputs) -> Iterator[Tensor]:
+        """Yield the rows that may run together."""
+        lengths = [
+            inputs[name]["lengths"].masked_fill(~present[:, column], 0)
+            for column, name in enumerate(self.modalities)
+            if name in self._one_length and "lengths" in inputs[name]
+        ]
+        if not lengths:
+            yield torch.arange(len(present))
+            return
+        kinds = torch.stack(lengths, dim=1).unique(dim=0, return_inverse=True)[1]
+        for kind in kinds.unique():
+            yield (kinds == kind).nonzero()[:, 0]
+
+    def _run_rows(self, present: Tensor, inputs: Inputs) -> list[Tensor]:
+        if not self._halves:
+            return run_session(self._session, by_name(present, inputs))
+        features: Inputs = {}
+        for column, (name, half) in enumerate(self._halves.items()):
+            rows = present[:, column].nonzero()[:, 0]
+            features[name] = _encode(half, name, inputs[name], rows, len(present))
+        return run_session(self._session, by_name(present, features))
+
+    def answer(self, batch: Batch) -> dict[str, Tensor]:
+        """Run the graph on a batch."""
+        inputs: Inputs = {}
+        for name in self.modalities:
+            tensors = batch.inputs[name]
+            if isinstance(tensors, Features) or ITEM_COUNTS in tensors:
+                raise FusionZooError(f"{name}: an exported model takes one item a row, not several")
+            inputs[name] = tensors
+        return self.run(batch.present, inputs)
+
+    def embed(self, samples: Batch | Sequence[Any]) -> dict[str, Tensor]:
+        """Return `fused` (B, dim) and, after contrastive training, `aligned_<modality>`."""
+        outputs = self.answer(self._batch(samples))
+        return {k: x for k, x in outputs.items() if k == "fused" or k.startswith("aligned_")}
+
+    def predict(self, samples: Batch | Sequence[Any]) -> list[Any]:
+        """Answer raw samples as `FusionModel.predict` does: a `Prediction`, labels or numbers."""
+        return self.decode(self.answer(self._batch(samples))["logits"])
+
+    def decode(self, logits: Tensor) -> list[Any]:
+        """Turn logits into the answers of `predict`."""
+        if self.targets is not None:
+            return self._calibration.decode(self.targets, logits)
+        if not self.classes:
+            raise FusionZooError("this model was trained without a target: it can only embed")
+        return predictions(self.classes, logits.softmax(-1))
+
+    def _batch(self, samples: Batch | Sequence[Any]) -> Batch:
+        if isinstance(samples, Batch):
+            return samples
+        rows = [self._sample(sample, number) for number, sample in enumerate(samples)]
+        batch: Batch = self.collate()(rows)
+        return batch
+
+    def _sample(self, raw: Any, number: int) -> Sample:
+        if isinstance(raw, Sample):
+            return raw
+        for name in raw:
+            if name not in self.modalities:
+                raise FusionZooError(
+                    f"sample {number}: the model has no modality {name!r}."
+                    f"{did_you_mean(name, self.modalities)} It has: {', '.join(self.modalities)}."
+                )
+        values = {
+            name: None if raw.get(name) is None else decode(kind, raw[name])
+            for name, kind in self.modalities.items()
+        }
+        return Sample(str(number), "", None, values)
+
+
+@overload
+def load(
+    folder: str | Path,
+    device: str | torch.device = "cpu",
+    *,
+    plugins: str | Sequence[str] = (),
+    encoders: Mapping[str, Encoder] | None = None,
+    revision: str | None = None,
+    token: str | bool | None = None,
+) -> FusionModel: ...
+
+
+@overload
+def load(
+    folder: str | Path, *, runtime: Literal["onnx"], int8: bool = False, threads: int = 0
+) -> OnnxModel: ...
+
+
+def load(
+    folder: str | Path,
+    device: str | torch.device = "cpu",
+    *,
+    runtime: Literal["torch", "onnx"] = "torch",
+    **options: Any,
+) -> FusionModel | OnnxModel:
+    """Load a model folder, the model of a run folder, or `"owner/name"` of the Hugging Face Hub.
+
+    Args:
+        folder: a model folder, a run folder or a repository; with `runtime="onnx"` an exported one
+        device: of the weights
+        runtime: `onnx` answers by ONNX Runtime on the CPU: `predict` and `embed` of raw samples
+        options: `plugins`, files and modules to import first, of a model whose encoders or fusion
+            are not fusionzoo's own (what the folder itself names is never imported); `encoders`,
+            those that no folder can hold: modules of `wrap_encoder`, into which the weights are
+            then read; of a repository `revision` and `token`. With `runtime="onnx"`: `int8`, the
+            model with weights of one byte, and `threads`, 0 = as many as ONNX Runtime takes
+    """
+    if runtime == "onnx":
+        return OnnxModel(folder, **options)
+    if runtime != "torch":
+        raise FusionZooError(f"runtime={runtime!r} is neither 'torch' nor 'onnx'")
+    return loading.load(folder, device, **options)
+
+
+def predict(cfg: PredictConfig) -> Path | pa.Table:
+    """Predict every sample of a data set by an exported folder, see `fusionzoo.predict`."""
+    from fusionzoo.inference import prediction_table, write_tables
+    from fusionzoo.training.build import open_dataset
+
+    if not cfg.data.get("name"):
+        raise FusionZooError("--data.name is missing: a data set, or manifest for a file")
+    model = OnnxModel(cfg.model)
+    dataset = open_dataset(cfg.data)
+    dataset = dataset if cfg.split == "all" else dataset.split(cfg.split)
+
+    def tables() -> Iterator[pa.Table]:
+        loader = make_loader(
+            dataset,
+            PairedBatchSampler(make_sampler(dataset, shuffle=False, pad=False), cfg.batch_size),
+            model.collate(),
+            num_workers=cfg.num_workers or 0,
+        )
+        for batch in progress_bar(loader, desc="predict", unit="batch"):
+            answers = model.decode(model.answer(batch)["logits"])
+            yield prediction_table(batch, answers, list(model.modalities))
+
+    return write_tables(cfg, tables())
+
+
+def _encode(half: Half, name: str, tensors: Mapping[str, Tensor], rows: Tensor, count: int) -> Any:
+    """Encode the rows that have the modality; the others get one empty token."""
+    width = half.width
+    if not len(rows):
+        empty = torch.zeros(count, 1, width)
+        return {"tokens": empty, "mask": empty[..., 0].bool(), "pooled": empty[:, 0]}
+    encoded = run_session(half.session, {f"{name}.{k}": x[rows] for k, x in tensors.items()})
+    return {
+        key: x.new_zeros(count, *x.shape[1:]).index_copy(0, rows, x)
+        for key, x in zip(Features._fields, encoded, strict=True)
+    }
+
+
+def _take(inputs: Inputs, rows: Tensor, one_length: Sequence[str]) -> Inputs:
+    """Return some rows, without their padding where all are of one length."""
+    taken = {m: {name: x[rows] for name, x in tensors.items()} for m, tensors in inputs.items()}
+    for modality in one_length:
+        tensors = taken[modality]
+        if "lengths" not in tensors:
+            continue
+        longest = max(1, int(tensors["lengths"].max()))
+        taken[modality] = {n: x[:, :longest] if x.ndim > 1 else x for n, x in tensors.items()}
+    return taken
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        contents = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(contents, dict):
+            raise ValueError("it must hold a JSON object")
+    except (OSError, ValueError, RecursionError) as error:
+        raise FusionZooError(f"{path} cannot be read as JSON: {one_line(error)}") from None
+    return contents

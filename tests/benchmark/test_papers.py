@@ -1,0 +1,181 @@
+"""What a paper needs: others' figures as marked rows, LaTeX, figure files, work in shards."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fusionzoo.benchmark import api, jobs
+from fusionzoo.benchmark.report import page
+from fusionzoo.benchmark.report.leaderboard import EXTERNAL, read_external, with_external
+from fusionzoo.benchmark.report.verdict import figures
+from fusionzoo.benchmark.schedule import read_shard
+from fusionzoo.errors import FusionZooError
+from fusionzoo.scripts.benchmark import main
+from helpers.planted import candidate, summary
+from helpers.setup_benchmark import SMALL, small
+
+OTHERS = """\
+strategy,accuracy,low,high,source
+MulT & friends (paper),0.912,0.90,0.92,Tsai et al. 2019
+older,0.41,,,
+"""
+
+
+@pytest.fixture
+def others(tmp_path: Path) -> Path:
+    path = tmp_path / "others.csv"
+    path.write_text(OTHERS)
+    return path
+
+
+def planted() -> Mapping[str, Any]:
+    """Figures of a report in which `gmu` is best."""
+    fusions = [candidate("gmu", [0.8, 0.81]), candidate("sum", [0.7, 0.71], 30)]
+    return figures(summary([*fusions, candidate("alone:image", [0.5, 0.51], 9)]))
+
+
+def flags(out: Path, **changes: Any) -> list[str]:
+    """Return the small benchmark as flags of the command line."""
+    settings = {**SMALL, "out": str(out), **changes}
+    return [x for k, v in settings.items() for x in (f"--{k}", v if v is str(v) else json.dumps(v))]
+
+
+def test_others_figures_stand_in_their_places_and_are_marked(others: Path) -> None:
+    measured = planted()
+    external = read_external(others, "accuracy", ["gmu", "sum"])
+    lines = with_external(measured["leaderboard"], external)
+    assert [line["strategy"] for line in lines] == [
+        *("MulT & friends (paper)", "gmu", "sum", "alone:image", "older")
+    ]
+    assert [line["kind"] == EXTERNAL for line in lines] == [True, False, False, False, True]
+    text = page.markdown({**measured, "leaderboard": lines})
+    assert "| MulT & friends (paper) | external | 0.912 | 0.900 to 0.920 |" in text
+    assert "Tsai et al. 2019" in text
+
+
+@pytest.mark.slow
+def test_others_figures_change_no_figure_and_no_verdict(tmp_path: Path, others: Path) -> None:
+    api.run(small(tmp_path / "a"))
+    plain = json.loads((tmp_path / "a" / "summary.json").read_text())
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*.npz")}
+    api.run(small(tmp_path / "a", external=str(others)))
+    marked = json.loads((tmp_path / "a" / "summary.json").read_text())
+    ours = [line for line in marked["leaderboard"] if line["kind"] != EXTERNAL]
+    assert len(marked["leaderboard"]) == len(ours) + 2
+    assert {**marked, "leaderboard": ours} == plain
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*.npz")} == files
+    assert "MulT &amp; friends (paper)" in (tmp_path / "a" / "index.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name,accuracy\nx,0.5", "has no column 'strategy'"),
+        ("strategy,f1\nx,0.5", "has no column 'accuracy'"),
+        ("strategy,accuracy,sorce\nx,0.5,y", "unknown column 'sorce'. Did you mean 'source'?"),
+        ("strategy,accuracy\nx,87.1", "line 2: accuracy must be a number between 0 and 1"),
+        ("strategy,accuracy\nx,0.5\ny,", "line 3: accuracy must be a number"),
+        ("strategy,accuracy\nx,high", "line 2: accuracy is 'high', not a number"),
+        ("strategy,accuracy\ngmu,0.5", "strategy 'gmu' is measured here or listed twice"),
+        ("strategy,accuracy,low\nx,0.5,0.4", "an interval needs both low and high"),
+    ],
+)
+def test_a_file_of_others_figures_with_a_fault_is_refused(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    path = tmp_path / "others.csv"
+    path.write_text(text)
+    with pytest.raises(FusionZooError, match=re.escape(message)):
+        read_external(path, "accuracy", ["gmu"])
+
+
+def test_a_missing_file_of_others_figures_is_named() -> None:
+    with pytest.raises(FusionZooError, match=r"--external nowhere\.csv: .*No such file"):
+        read_external("nowhere.csv", "accuracy", [])
+
+
+def test_an_error_ranks_by_less(tmp_path: Path) -> None:
+    path = tmp_path / "others.csv"
+    path.write_text("strategy,mae\ngood,0.5\nbad,2.5\n")
+    lines = with_external([], read_external(path, "mae", []))
+    assert [line["strategy"] for line in lines] == ["good", "bad"]
+
+
+def test_the_table_for_a_paper_has_the_best_in_bold_and_the_verdict_as_caption(
+    others: Path,
+) -> None:
+    measured = planted()
+    lines = with_external(measured["leaderboard"], read_external(others, "accuracy", []))
+    text = page.latex({**measured, "leaderboard": lines}, ["strategy", "metric", "source"])
+    rows = text.partition("\\midrule\n")[2].partition("\\bottomrule")[0].splitlines()
+    assert rows[0] == r"MulT \& friends (paper) & \textbf{0.912} & Tsai et al. 2019 \\"
+    assert rows[1] == r"gmu & 0.805 &  \\"
+    assert text.count(r"\textbf") == 1
+    assert r"\begin{tabular}{lrl}" in text
+    caption = re.search(r"\\caption\{(.*)\}\n", text)
+    assert caption
+    words = caption[1].replace(r"\texttt{gmu}", "`gmu`").replace(r"\%", "%").replace("$<$", "<")
+    assert words.replace(r"\_", "_") == measured["verdict"]
+    assert "as their sources report them" in text
+
+
+def test_an_unknown_column_of_the_table_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(FusionZooError, match=r"unknown column 'metrik'\. Did you mean 'metric'"):
+        api.run(small(tmp_path, table_columns=["strategy", "metrik"]))
+    assert not [*tmp_path.rglob("*.npz")]
+
+
+def test_combined_ranks_are_a_table_for_a_paper_too(tmp_path: Path) -> None:
+    lines = planted()
+    third = {**lines["leaderboard"][0], "strategy": "mean", "accuracy": 0.6, "score": 0.6}
+    shown = {**lines, "leaderboard": [*lines["leaderboard"], third], "metric": "accuracy"}
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        text = json.dumps(page._without_nan(shown))
+        (tmp_path / name / "summary.json").write_text(text)
+    assert page.combine([str(tmp_path / name) for name in "ab"], tmp_path / "out") == 0
+    table = (tmp_path / "out" / "table.tex").read_text()
+    assert r"gmu & \textbf{1.00} & \textbf{0.805} & \textbf{0.805} \\" in table
+    assert r"\caption{Over 2 data sets" in table
+
+
+def test_every_figure_of_a_report_is_a_file_as_svg_and_pdf(tmp_path: Path) -> None:
+    whole = summary([candidate("gmu", [0.8, 0.81]), candidate("alone:image", [0.5, 0.51], 9)])
+    page.write(whole, figures(whole), (), tmp_path)
+    names = {path.stem for path in (tmp_path / "figures").iterdir()}
+    assert {"intervals", "calibration"} <= names
+    assert len(names) == (tmp_path / "index.html").read_text().count('class="plot wide"')
+    for name in names:
+        assert (tmp_path / "figures" / f"{name}.svg").read_text().lstrip().startswith("<?xml")
+        assert (tmp_path / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("text", ["3", "0/4", "5/4", "a/b", "-1/2", "1/0"])
+def test_a_shard_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(FusionZooError, match="write the part and the number of parts"):
+        read_shard(text)
+
+
+@pytest.mark.slow
+def test_shards_together_do_all_jobs_once_and_the_report_is_the_same(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    changes = {"tune": 2, "folds": 3, "fusions": "sum"}
+    assert main(flags(whole, **changes)) == 0
+    for part in range(1, 4):
+        before = {path: path.stat().st_mtime_ns for path in jobs.folder_of(parts).rglob("*.npz")}
+        assert main([*flags(parts, **changes), "--shard", f"{part}/3"]) == 0
+        after = {path: path.stat().st_mtime_ns for path in jobs.folder_of(parts).rglob("*.npz")}
+        assert len(after) > len(before)
+        assert {path: after[path] for path in before} == before
+        assert not (parts / "summary.json").is_file()
+    assert main(flags(parts, **changes)) == 0
+    last = {path: path.stat().st_mtime_ns for path in jobs.folder_of(parts).rglob("*.npz")}
+    assert last.keys() == after.keys()  # only tests on damaged samples were left
+    assert (parts / "summary.json").read_text() == (whole / "summary.json").read_text()
+    assert {path.name for path in last} == {p.name for p in jobs.folder_of(whole).rglob("*.npz")}

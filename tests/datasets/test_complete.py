@@ -1,0 +1,197 @@
+"""What the columns of a table are found to hold, and the settings that say so."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import fusionzoo
+from fusionzoo.datasets.complete import complete, complete_for_model
+from fusionzoo.datasets.sources.cell_kinds import find_date_order
+from fusionzoo.datasets.sources.infer import find_column, target_kind, tells_alone
+from fusionzoo.errors import FusionZooError, as_keywords
+
+N = 60
+
+
+def column(cells: list[Any]) -> Any:
+    return pa.array((cells * N)[: max(N, len(cells))])
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind"),
+    [
+        (["1,5", "2,25", "3"], "number"),
+        (["60,0 kg", "72,5 kg", ""], "number kg"),
+        (["3.5%", "4 %", "7%"], "number %"),
+        (["12", "13", "k.A.", "15", "16", "17"], "number"),
+        (["03.02.2021", "28.12.2020"], "date dmy"),
+        (["2021-02-03", "2020-12-28T08:00"], "date iso"),
+        (["02/28/2021", "12/01/2020"], "date mdy"),
+        (["28/02/2021", "01/12/2020"], "date dmy"),
+        (["red", "blue", "red"], "category"),
+        (["true", "false"], "category"),
+        (["a.png", "sub/b.JPG"], "image"),
+        (["a.wav", "b.flac"], "audio"),
+        (["10:30", "11:45"], "category"),
+        (["1-2", "3-4"], "category"),
+        (["same"], "constant"),
+        (["", ""], "empty"),
+        ([f"the patient number {n} was well today" for n in range(N)], "text"),
+        ([f"X{n:05d}" for n in range(N)], "id"),
+        ([str(n) for n in range(N)], "id"),
+        ([1.5, 2.5, 3.5], "number"),
+        ([datetime.date(2021, 2, 3), datetime.date(2021, 3, 4)], "date iso"),
+    ],
+)
+def test_columns_are_read_as_people_write_them(cells: list[Any], kind: str) -> None:
+    assert find_column("x", column(cells)).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind"),
+    [
+        (["0", "1", "2"], "classification"),
+        (["yes", "no"], "classification"),
+        (["1,5", "2,5", "7,25"], "regression"),
+        ([1.5, 2.5, None, 4.0], "regression"),
+        ([str(n * n) for n in range(N)], "regression"),
+        (["sun;sea", "sun", "sea"], "multilabel"),
+        (["sun, sea", "sun", "sea"], "multilabel"),
+    ],
+)
+def test_the_kind_of_a_target_is_found(cells: list[Any], kind: str) -> None:
+    assert target_kind(column(cells))[0] == kind
+
+
+def test_days_stand_first_only_where_the_cells_allow_nothing_else() -> None:
+    assert find_date_order(["01/02/2021"]) == "mdy"
+    assert find_date_order(["01/02/2021", "31/02/2021"]) == ""
+    assert find_date_order(["13.13.2021"]) == ""
+
+
+def table() -> pa.Table:
+    codes = [f"P{n // 3}" for n in range(N)]
+    return pa.table(
+        {
+            "Patient": codes,
+            "Tag": [f"{1 + n % 28:02d}.03.2021" for n in range(N)],
+            "Gewicht": [f"{50 + n % 7},5 kg" for n in range(N)],
+            "Klasse": [("a", "b", "c")[n % 3] for n in range(N)],
+            "Kopie": [("x", "y", "z")[n % 3] for n in range(N)],
+        }
+    )
+
+
+def test_the_settings_are_explicit_and_a_leak_is_said() -> None:
+    done = complete({"name": "manifest", "root": table()}, "klasse")
+    assert done.settings["columns"] == {
+        "target": "Klasse",
+        "tabular": ["Tag", "Gewicht", "Kopie"],
+    }
+    assert done.settings["kinds"] == {
+        "Tag": "date dmy",
+        "Gewicht": "number kg",
+        "Kopie": "category",
+    }
+    assert done.settings["decimal"] == ","
+    assert done.settings["group_column"] == "Patient"
+    assert any("'Kopie' alone predicts 'Klasse'" in note for note in done.notes)
+    again = complete(done.settings, "Klasse")
+    assert again.settings == done.settings
+
+
+def test_a_kind_of_the_users_is_taken_and_none_leaves_a_column_out() -> None:
+    kinds = {"Kopie": "none", "Gewicht": "category"}
+    done = complete({"name": "manifest", "root": table(), "kinds": kinds}, "Klasse")
+    assert done.settings["columns"]["tabular"] == ["Tag", "Gewicht"]
+    assert done.settings["kinds"]["Gewicht"] == "category"
+    assert not any("alone predicts" in note for note in done.notes)
+
+
+def test_dates_become_year_month_weekday_and_days() -> None:
+    data = fusionzoo.create_dataset(table(), target="Klasse")
+    cells = data[0].values["tabular"]
+    assert cells["Tag year"] == 2021.0
+    assert cells["Tag month"] == "3"
+    assert cells["Tag weekday"] == "Mon"
+    assert cells["Tag days"] == (datetime.date(2021, 3, 1) - datetime.date(1970, 1, 1)).days
+    assert float(cells["Gewicht"]) == 50.5
+
+
+def test_days_of_a_spreadsheet_are_dates_if_the_user_says_so() -> None:
+    days = pa.table({"on": [44228 + n % 9 for n in range(N)], "y": ["a", "b"] * (N // 2)})
+    data = fusionzoo.create_dataset(days, target="y", kinds={"on": "date"})
+    assert data[0].values["tabular"]["on year"] == 2021.0
+
+
+def test_a_table_of_other_order_and_columns_is_read_as_the_training_table() -> None:
+    stored = complete({"name": "manifest", "root": table()}, "Klasse").settings
+    shuffled = table().select(["Kopie", "Gewicht", "Patient"])
+    shuffled = shuffled.append_column("neu", pa.nulls(N, pa.string()))
+    done = complete_for_model({"name": "manifest", "root": shuffled}, stored)
+    assert "target" not in done.settings["columns"]
+    assert done.notes == (
+        f"no column Tag in {done.loaded and done.loaded.source}: its cells are missing",
+    )
+
+
+def test_an_unknown_target_names_the_nearest_column_in_the_callers_words() -> None:
+    with pytest.raises(FusionZooError, match=r"has no column 'Klase' for target=\. Did you mean"):
+        fusionzoo.create_dataset(table(), target="Klase")
+
+
+def test_paths_in_a_table_in_memory_start_from_the_base(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for name in ("a.png", "b.png"):
+        Image.new("RGB", (8, 8)).save(tmp_path / name)
+    frame = pd.DataFrame({"photo": ["b.png", "a.png"] * (N // 2), "y": ["a", "b"] * (N // 2)})
+    frame.loc[0, "photo"] = ""
+    frame["size"] = [float(n % 4) for n in range(N)]
+    data = fusionzoo.create_dataset(frame, target="y", base=str(tmp_path))
+    assert data[1].values["image"].shape == (3, 8, 8)
+
+
+def test_a_number_alone_that_sorts_the_classes_is_a_leak() -> None:
+    score = pa.array([str(n) for n in range(N)])
+    classes = pa.array(["low" if n < N // 2 else "high" for n in range(N)])
+    assert tells_alone(score, "number", classes, "classification")
+    assert not tells_alone(score, "number", pa.array(["a", "b"] * (N // 2)), "classification")
+
+
+@pytest.mark.parametrize(
+    ("flags", "keywords"),
+    [
+        ("--data.na reads it", "na= reads it"),
+        ("--train.epochs 5: too many", "epochs=5: too many"),
+        ("--encoders.image.freeze all", 'encoders={"image": {"freeze": "all"}}'),
+        ("--data.drop_empty true leaves", "drop_empty=True leaves"),
+        ("start `torchrun --nproc-per-node=2 x.py`", "start `torchrun --nproc-per-node=2 x.py`"),
+    ],
+)
+def test_flags_in_messages_are_keywords_in_python(flags: str, keywords: str) -> None:
+    assert as_keywords(flags) == keywords
+
+
+def test_the_sheet_that_has_the_target_is_read_and_dates_of_excel_are_dates(tmp_path: Path) -> None:
+    import openpyxl
+
+    book = openpyxl.Workbook()
+    book.active.append(["note"])
+    book.active.append(["made by hand"])
+    sheet = book.create_sheet("Daten")
+    sheet.append(["on", "size", "y"])
+    for n in range(N):
+        sheet.append([datetime.datetime(2021, 2, 1 + n % 9), n % 5 + 0.5, "ab"[n % 2]])
+    book.save(tmp_path / "my.xlsx")
+    done = complete({"name": "manifest", "root": str(tmp_path / "my.xlsx")}, "y")
+    assert done.settings["sheet"] == "Daten"
+    assert done.settings["kinds"] == {"on": "date iso"}
+    with pytest.raises(FusionZooError, match="no sheet of Sheet, Daten has the columns"):
+        complete({"name": "manifest", "root": str(tmp_path / "my.xlsx")}, "z")

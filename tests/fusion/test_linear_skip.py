@@ -1,0 +1,224 @@
+"""`linear_skip`: a linear model beside any fusion, from which its training starts."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import fusionzoo
+from fusionzoo import create_fusion, create_model, fusion_info, list_fusions
+from fusionzoo.config import OptimConfig
+from fusionzoo.errors import FusionZooError
+from fusionzoo.fusion import Fusion
+from fusionzoo.structures import FusionOutput
+from fusionzoo.testing import fusions
+from fusionzoo.testing.runner import SUITES
+from fusionzoo.training.freezing import _specific_to
+from fusionzoo.training.optim import param_groups
+
+CHECKS = SUITES["fusion"]().checks
+KEPT = (  # of the contract, the checks that the option could break
+    "a_state_dict_restores_it_exactly",
+    "batch_mates_change_nothing",
+    "every_parameter_is_registered_and_gets_a_gradient",
+    "gradients_stay_finite_and_do_not_reach_what_is_absent",
+    "its_loss_is_finite_whatever_is_missing",
+    "its_phases_train_every_parameter",
+    "the_content_of_a_missing_modality_changes_nothing",
+    "the_order_of_its_modalities_does_not_matter",
+)
+JOINED = {  # fusions that join logits of several answers: the option is within each
+    name: fusion_info(name).cls
+    for name in list_fusions()
+    if fusion_info(name).cls.joins_linear  # type: ignore[attr-defined]
+}
+DIMS = {"image": 5, "text": 7, "audio": 3}
+
+
+def skipping(name: str, **settings: object) -> Fusion:
+    torch.manual_seed(0)
+    fusion = create_fusion(name, DIMS, 8, 4, linear_skip=True, **settings).double().eval()
+    assert fusion.linear_skip is not None
+    for weights in fusion.linear_skip.parameters():
+        torch.nn.init.normal_(weights)
+    return fusion
+
+
+def linear_model(fusion: Fusion, inputs: fusions.Inputs) -> Tensor:
+    """Sum the products of weights and present vectors, by hand."""
+    weights = {name: fusion.state_dict()[f"linear_skip.{name}.weight"] for name in DIMS}
+    terms = [
+        (inputs[name].pooled @ w.T) * inputs[name].mask.any(1)[:, None]
+        for name, w in weights.items()
+    ]
+    return torch.stack(terms).sum(0)
+
+
+@pytest.mark.parametrize("check", KEPT)
+@pytest.mark.parametrize("name", list_fusions())
+def test_the_contract_holds_with_it(check: str, name: str) -> None:
+    CHECKS[check](fusions.maker(name, {"linear_skip": True}))
+
+
+@pytest.mark.parametrize("name", ["lmf", "late_mean", pytest.param("mmin", marks=pytest.mark.slow)])
+def test_it_compiles_and_exports(name: str) -> None:
+    CHECKS["it_compiles_whole"](fusions.maker(name, {"linear_skip": True}))
+
+
+@pytest.mark.parametrize("name", [name for name in list_fusions() if name not in JOINED])
+def test_at_the_start_the_logits_are_those_of_the_linear_model(name: str) -> None:
+    fusion, inputs = skipping(name), fusions.features(fusions.patterns(3))
+    torch.testing.assert_close(fusion(inputs).logits, linear_model(fusion, inputs))
+
+
+@pytest.mark.parametrize("name", ["drfuse", "mca", "multimodn"])
+def test_where_it_is_within_each_answer_the_last_one_is_the_linear_model(name: str) -> None:
+    fusion, inputs = skipping(name), fusions.features(fusions.patterns(3))
+    torch.testing.assert_close(fusion(inputs).logits, linear_model(fusion, inputs))
+
+
+@pytest.mark.parametrize("name", ["late_mean", "late_poe", "qmf", "simmlm", "zorro", "mmdynamics"])
+def test_at_the_start_a_modality_s_own_logits_are_its_linear_model(name: str) -> None:
+    fusion, inputs = skipping(name), fusions.features(fusions.patterns(3))
+    for modality, logits in fusion(inputs).unimodal.items():
+        alone = fusions.features(fusions.patterns(3) & torch.tensor([m == modality for m in DIMS]))
+        torch.testing.assert_close(logits, linear_model(fusion, alone))
+
+
+def test_late_rules_join_the_linear_models_of_the_present_modalities() -> None:
+    fusion, inputs = skipping("late_mean"), fusions.features(fusions.patterns(3)[:-1])
+    expected = linear_model(fusion, inputs) / fusions.patterns(3)[:-1].sum(1, keepdim=True)
+    torch.testing.assert_close(fusion(inputs).logits, expected)
+
+
+@pytest.mark.parametrize("name", ["mbt", "gmu", "tmc", "i2moe"])
+def test_embedding_and_weights_stay_those_of_the_fusion(name: str) -> None:
+    fusion, inputs = skipping(name), fusions.features(fusions.patterns(3))
+    torch.manual_seed(0)
+    plain = create_fusion(name, DIMS, 8, 4).double().eval()(inputs)
+    found: FusionOutput = fusion(inputs)
+    torch.testing.assert_close(found.embedding, plain.embedding, rtol=0, atol=0)
+    if name == "gmu":
+        assert found.weights is not None
+        torch.testing.assert_close(found.weights, plain.weights, rtol=0, atol=0)
+
+
+def test_each_version_of_a_stacked_classifier_has_linear_layers_of_its_own() -> None:
+    fusion, inputs = skipping("late_stacking"), fusions.features(fusions.full(4))
+    logits = fusion(inputs).extra["fold_logits"]
+    assert not torch.allclose(logits[:, :, 0], logits[:, :, 1])
+
+
+@pytest.mark.parametrize("name", ["mvae_poe", "mmin", "multimodn", "mca", "dynmm"])
+def test_losses_of_subsets_read_the_linear_layers_of_their_modalities_only(name: str) -> None:
+    """Of a sample with one modality, every loss is as without the other linear layers."""
+    fusion = skipping(name).train()
+    inputs = fusions.features(torch.tensor([[True, False, False]] * 4))
+    losses = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        phases = range(len(fusion.phases))
+        losses += [[fusions.own_loss(fusion, fusion(inputs), phase) for phase in phases]]
+        if isinstance(getattr(fusion, "draws", None), torch.nn.Module):
+            fusion.draws.state[1] = 0  # type: ignore[union-attr, operator, index]
+        for other in ("text", "audio"):
+            torch.nn.init.zeros_(fusion.get_parameter(f"linear_skip.{other}.weight"))
+    for before, after in zip(*losses, strict=True):
+        torch.testing.assert_close(before, after)
+
+
+def test_every_fusion_has_the_setting_and_says_what_it_does() -> None:
+    from fusionzoo.zoo.cards import about
+
+    for name in list_fusions():
+        entry = fusion_info(name)
+        assert entry.parameters["linear_skip"].default is False
+        setting = about(entry)["settings"]["linear_skip"]
+        assert "linear layer" in setting.meaning
+
+
+def test_without_it_nothing_is_added_and_no_random_number_drawn() -> None:
+    states = []
+    for settings in ({}, {"linear_skip": False}):
+        torch.manual_seed(0)
+        states.append(create_fusion("gmu", DIMS, 8, 4, **settings).state_dict())
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(x, states[1][name]) for name, x in states[0].items())
+
+
+def test_its_layers_learn_with_the_fusion_and_in_their_modality_s_turn() -> None:
+    encoders = {name: {"name": "vector/mlp", "in_dim": 3} for name in ("a", "b")}
+    settings = {"name": "lmf", "dim": 8, "linear_skip": True}
+    kinds = dict.fromkeys(encoders, "vector")
+    model = create_model(settings, encoders, classes=["x", "y"], kinds=kinds)
+    skip = model.fusion.linear_skip
+    assert isinstance(skip, torch.nn.ModuleDict)
+    cfg = OptimConfig(lr=1e-3, fusion_lr=1e-2, modality_lr={"a": 1e-4})
+    (rate,) = {
+        group["lr"]
+        for group in param_groups(model, torch.nn.ModuleDict(), cfg)
+        for parameter in group["params"]
+        if parameter is skip["a"].weight
+    }
+    assert rate == 1e-2
+    own = _specific_to(model, set(encoders), "a")
+    assert any(p is skip["a"].weight for p in own)
+    assert not any(p is skip["b"].weight for p in own)
+
+
+def test_a_model_folder_keeps_it(tmp_path: Path) -> None:
+    encoders = {name: {"name": "vector/identity", "in_dim": 3} for name in ("a", "b")}
+    settings = {"name": "mlb", "dim": 8, "linear_skip": True}
+    kinds = dict.fromkeys(encoders, "vector")
+    model = create_model(settings, encoders, classes=["x", "y"], kinds=kinds).eval()
+    torch.nn.init.normal_(model.fusion.get_parameter("linear_skip.a.weight"))
+    loaded = fusionzoo.load(model.save(tmp_path))
+    samples = [{"a": [1.0, 2.0, 3.0]}, {"b": [1.0, 0.0, 0.0]}]
+    assert loaded.predict(samples) == model.predict(samples)
+    first, second = (answer.probabilities for answer in loaded.predict(samples))
+    assert first["x"] != pytest.approx(0.5)
+    assert second["x"] == pytest.approx(0.5)
+
+
+def test_a_copy_runs_its_own_layers() -> None:
+    fusion, inputs = skipping("lmf"), fusions.features(fusions.full(4))
+    for other in (copy.deepcopy(fusion), pickle.loads(pickle.dumps(fusion))):
+        before = fusion(inputs).logits
+        torch.testing.assert_close(other(inputs).logits, before, rtol=0, atol=0)
+        torch.nn.init.zeros_(other.get_parameter("linear_skip.image.weight"))
+        torch.testing.assert_close(fusion(inputs).logits, before, rtol=0, atol=0)
+        assert not torch.allclose(other(inputs).logits, before)
+
+
+class Headless(Fusion):
+    """Answer by a layer of another name."""
+
+    def __init__(self, dims: dict[str, int], dim: int, num_outputs: int) -> None:
+        super().__init__(dims, dim, num_outputs)
+        self.answer = torch.nn.Linear(dim, num_outputs)
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (
+            lambda: Headless(DIMS, 8, 4).add_linear_skip(),  # type: ignore[abstract]
+            "Headless has no layer head that could start at zero",
+        ),
+        (
+            lambda: create_fusion("missing_tokens", DIMS, 8, 4, base="qmf", linear_skip=True),
+            "missing_tokens does not add it to QMF",
+        ),
+        (lambda: create_fusion("gmu", DIMS, 8, 4, linear_skip="yes"), "linear_skip='yes'"),
+        (lambda: create_fusion("gmu", DIMS, 8, 4, linear_skp=True), "Did you mean 'linear_skip'?"),
+    ],
+)
+def test_what_it_cannot_do_is_one_clear_error(build: object, says: str) -> None:
+    with pytest.raises(FusionZooError) as caught:
+        build()  # type: ignore[operator]
+    assert says in str(caught.value)
