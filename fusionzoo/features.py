@@ -29,7 +29,7 @@ from fusionzoo.datasets.audio import Segment
 from fusionzoo.datasets.media import decode
 from fusionzoo.encoders import Encoder, Processor
 from fusionzoo.errors import FusionZooError, one_line
-from fusionzoo.files import cache_root, cannot_write, is_running
+from fusionzoo.files import cache_root, cannot_write
 from fusionzoo.plugins import code_digest
 from fusionzoo.progress import progress_bar
 from fusionzoo.structures import Audio, Batch, Features
@@ -257,6 +257,8 @@ ABOUT = "about.json"  # describes an entry
 DIGEST = "sha256"  # of a file, and of the rest of `about.json`
 KEY = "[0-9a-f]{24}"  # what `key_of` returns
 PART = ".part-"  # in the name of what is being written or removed
+PART_NAME = rf"{KEY}{re.escape(PART)}(\d+-)?[0-9a-f]{{8,12}}"
+ABANDONED = 86_400  # seconds without a write after which a part is of a process that was killed
 
 Signature = tuple[tuple[int, int, int], ...]  # of an entry's files: inode, size, time of change
 
@@ -322,6 +324,10 @@ class FeatureCache:
             _write_entry(part, folder.name, description, stored)
             written = _signature(part), _map_files(part, _read_about(part, folder.name))
         except OSError as error:
+            if self.root.is_dir() and not part.exists():
+                print(f"warning: {part} was removed while it was written: it is kept in memory")
+                _mapped[folder] = (), stored
+                return stored
             shutil.rmtree(part, ignore_errors=True)
             raise cannot_write(self.root, error) from error
         try:
@@ -357,13 +363,14 @@ class FeatureCache:
     def prune(self, keep_days: float | None = None, keep_bytes: int | None = None) -> int:
         """Remove what killed processes left, damaged and old entries; return the bytes freed.
 
-        Old are those unused for `keep_days`, and the least recently used ones beyond `keep_bytes`
-        in total. A process that has mapped an entry keeps its memory.
+        Killed, here or on another host, is a process that has not written for a day. Old are those
+        unused for `keep_days`, and the least recently used ones beyond `keep_bytes` in total. A
+        process that has mapped an entry keeps its memory.
         """
         freed = 0
         for part in self.root.glob(f"*{PART}*"):
-            process = part.name.rpartition(PART)[2].partition("-")[0]
-            if process.isdecimal() and not is_running(int(process)):
+            is_ours = re.fullmatch(PART_NAME, part.name)
+            if is_ours and time.time() - _last_write(part) > ABANDONED:
                 freed += self._remove(part)
         kept_bytes = 0
         for entry in self.entries():
@@ -390,8 +397,7 @@ class FeatureCache:
         return size
 
     def _temporary(self, key: str) -> Path:
-        """Return a path of this process."""
-        return self.root / f"{key}{PART}{os.getpid()}-{uuid4().hex[:8]}"
+        return self.root / f"{key}{PART}{uuid4().hex[:12]}"
 
 
 def _write_entry(
@@ -462,6 +468,15 @@ def _map(path: Path, dtype: str, shape: list[int]) -> Tensor:
     # Copy on write: torch has no read-only tensors, and the file must never change.
     mapped = np.memmap(path, dtype=np.uint8, mode="c")
     return torch.from_numpy(mapped).view(torch_dtype).reshape(shape)
+
+
+def _last_write(part: Path) -> float:
+    """Return when a part or a file in it was written last, in seconds of the clock."""
+    times = [0.0]
+    for path in [part, *(part.iterdir() if part.is_dir() else [])]:
+        with suppress(OSError):
+            times.append(path.lstat().st_mtime)
+    return max(times)
 
 
 def _size(path: Path) -> int:

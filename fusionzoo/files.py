@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import logging
@@ -52,13 +53,15 @@ def whole_lines(path: Path) -> list[str]:
 
 
 @contextmanager
-def replacing(path: Path, *, many_writers: bool = False) -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; what is written there replaces `path` in the end.
 
     A kill at any moment leaves the old file or the new one, never half of one: the new file is
-    flushed to disk before it is renamed. After an error the temporary file is removed. Give
-    `many_writers` where several processes may write the same path at once. Of a symbolic link the
-    target is replaced. A device or named pipe is not replaced: what is written is copied to it.
+    flushed to disk before it is renamed. After an error the temporary file is removed; what a kill
+    leaves of it, the next write of `path` removes. The temporary file is a new one of a unique
+    name, so no file of yours and no link that stands there is written to. Of a symbolic link at
+    `path` the target is replaced. A device or named pipe is not replaced: what is written is copied
+    to it.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         with TemporaryDirectory() as folder:
@@ -66,9 +69,9 @@ def replacing(path: Path, *, many_writers: bool = False) -> Iterator[Path]:
             _copy_into(Path(folder) / path.name, path)
         return
     path = Path(os.path.realpath(path))
-    unique = f".{uuid4().hex[:8]}" if many_writers else ""
-    partial = path.with_name(f"{path.stem}{unique}.partial")
+    partial = _new_part(path)
     try:
+        partial.open("xb").close()
         yield partial
         with partial.open("rb") as file:
             os.fsync(file.fileno())
@@ -80,6 +83,38 @@ def replacing(path: Path, *, many_writers: bool = False) -> Iterator[Path]:
             # A full disk is found by a write, whose error names no file.
             raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
         raise
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """Yield a new folder beside `path` that takes its place in the end; after an error it goes."""
+    path = Path(os.path.realpath(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = _new_part(path)
+    partial.mkdir()
+    try:
+        yield partial
+        shutil.rmtree(path, ignore_errors=True)
+        partial.replace(path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+ABANDONED = 600  # seconds after which a part that nobody writes to is of a process that died
+
+
+def _new_part(path: Path) -> Path:
+    """Return a unique path beside `path`; remove the parts of it that killed processes left."""
+    name = f"{glob.escape(path.name)}.{'[0-9a-f]' * 12}.partial"
+    for part in path.parent.glob(name):
+        with suppress(OSError):
+            if time.time() - part.lstat().st_mtime < ABANDONED:
+                continue
+            if part.is_dir() and not part.is_symlink():
+                shutil.rmtree(part, ignore_errors=True)
+            else:
+                part.unlink()
+    return path.with_name(f"{path.name}.{uuid4().hex[:12]}.partial")
 
 
 def _copy_into(source: Path, device: Path) -> None:

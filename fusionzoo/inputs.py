@@ -262,7 +262,7 @@ def store_table(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     contents = buffer.getvalue()
     path = folder / f"data-{hashlib.sha256(contents).hexdigest()[:12]}.parquet"
     if not path.is_file():
-        with replacing(path, many_writers=True) as partial:
+        with replacing(path) as partial:
             partial.write_bytes(contents)
     return {**settings, "root": str(path), "allow_outside": True}
 

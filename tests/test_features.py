@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from fusionzoo import create_dataset, create_encoder
+from fusionzoo import create_dataset, create_encoder, features
 from fusionzoo.benchmark.feeds import KeptSamples, measure
 from fusionzoo.cli import main
 from fusionzoo.datasets import Collate
@@ -327,9 +327,44 @@ def test_entries_are_complete_when_writers_race_and_are_killed(tmp_path: Path) -
         stored = cache.load({"entry": number})
         assert stored is not None
         assert bool((stored.tokens == 1).all())
+    parts = list(tmp_path.glob("*.part-*"))
     cache.prune(keep_days=1.0)
+    assert list(tmp_path.glob("*.part-*")) == parts  # they may be of a process on another host
+    for path in (path for part in parts for path in (*part.iterdir(), part)):
+        os.utime(path, (time.time() - 90_000,) * 2)
+    cache.prune(keep_days=2.0)
     assert not list(tmp_path.glob("*.part-*"))
     assert len(list(cache.entries())) == 3
+
+
+@pytest.mark.parametrize("name", ["0-1234abcd", "99999999-1234abcd", "1234abcd5678"])
+def test_prune_keeps_what_another_host_writes(name: str, tmp_path: Path) -> None:
+    part = tmp_path / f"{'0' * 24}.part-{name}"
+    part.mkdir()
+    (part / "pooled.bin").write_bytes(b"half")
+    os.utime(part, (0, 0))  # of a folder the time of its last new file, which is long ago
+    FeatureCache(tmp_path).prune(keep_days=0.0)
+    assert part.is_dir()
+    os.utime(part / "pooled.bin", (0, 0))
+    FeatureCache(tmp_path).prune()
+    assert not part.exists()
+
+
+def test_a_part_that_is_removed_while_it_is_written_stays_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FUSIONZOO_CACHE", str(tmp_path))
+    cache, stored = feature_cache(), numbers()
+    write = features._write
+
+    def interrupted(path: Path, data: Any) -> None:
+        write(path, data)
+        shutil.rmtree(path.parent)
+
+    monkeypatch.setattr(features, "_write", interrupted)
+    assert cache.save(ENTRY, stored).tokens.equal(stored.tokens)
+    assert "was removed while it was written: it is kept in memory" in capsys.readouterr().out
+    assert load_features(ENTRY).tokens.equal(stored.tokens)
 
 
 def test_pruning_keeps_the_most_recently_used_entries(tmp_path: Path) -> None:

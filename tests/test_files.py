@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fusionzoo.files import replacing, write_text
+from fusionzoo.files import replacing, replacing_folder, write_text
 
 
 def test_a_file_is_replaced_by_a_whole_one_or_kept(tmp_path: Path) -> None:
@@ -37,6 +37,59 @@ def test_a_link_is_kept_and_its_target_written(target: str, tmp_path: Path) -> N
     assert (tmp_path / "near").is_symlink()
     assert (folder / "a.txt").read_text() == "new"
     assert sorted(x.name for x in tmp_path.rglob("*")) == ["a.txt", "elsewhere", "link", "near"]
+
+
+@pytest.mark.parametrize("name", ["report.partial", "report.html.partial", ".report.partial"])
+def test_what_stands_beside_an_output_is_neither_followed_nor_lost(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "precious.txt").write_text("precious")
+    (tmp_path / "shared" / name).symlink_to(tmp_path / "precious.txt")
+    write_text(tmp_path / "shared" / "report.html", "new")
+    with replacing_folder(tmp_path / "shared" / "report") as folder:
+        write_text(folder / "part.txt", "new")
+    assert (tmp_path / "precious.txt").read_text() == "precious"
+    assert (tmp_path / "shared" / name).is_symlink()
+    assert not (tmp_path / "shared" / "report.html").is_symlink()
+    assert sorted(x.name for x in (tmp_path / "shared").iterdir()) == sorted(
+        ["report", "report.html", name]
+    )
+
+
+def test_two_outputs_of_one_stem_are_written_side_by_side(tmp_path: Path) -> None:
+    with replacing(tmp_path / "a.npy") as first, replacing(tmp_path / "a.json") as second:
+        first.write_text("npy")
+        second.write_text("json")
+    assert [(tmp_path / name).read_text() for name in ("a.npy", "a.json")] == ["npy", "json"]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link"])
+def test_the_next_write_removes_what_a_killed_process_left(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "precious.txt").write_text("precious")
+    left = tmp_path / f"a[1].txt.{'0f' * 6}.partial"
+    if kind == "file":
+        left.write_text("half")
+    elif kind == "folder":
+        left.mkdir()
+    else:
+        left.symlink_to(tmp_path / "precious.txt")
+    write_text(tmp_path / "a[1].txt", "new")
+    assert os.path.lexists(left)  # another process may be writing it
+    os.utime(left, (0, 0), follow_symlinks=False)
+    write_text(tmp_path / "a[1].txt", "new")
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["a[1].txt", "precious.txt"]
+
+
+def test_a_folder_is_replaced_by_a_whole_one_or_kept(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    for text in ("old", "new"):
+        with replacing_folder(path) as folder:
+            (folder / text).write_text(text)
+        assert [x.name for x in path.iterdir()] == [text]
+    with pytest.raises(ValueError, match="half"), replacing_folder(path) as folder:
+        raise ValueError("half")
+    assert [x.name for x in tmp_path.rglob("*")] == ["index", "new"]
 
 
 @pytest.mark.parametrize("linked", [False, True])

@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import tarfile
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -207,8 +208,15 @@ KIND_OF = {suffix: kind for kind in ("image", "audio", "text") for suffix in SUF
 TEXT = (".txt", ".caption", ".text")
 LABEL = (".cls", ".label")
 NUMBERED = re.compile(r"(?:(?P<name>.+)\.)?(?P<number>\d{1,6})")
+NAMES = (
+    "A sample's name ends at the first dot, and what stands between that and the ending is the name"
+    " of a modality, as in 000017.left.png: rename the files"
+)
 NUMBER = re.compile(r"[-_.]?\d+$")
 _log = logging.getLogger("fusionzoo")
+
+
+Key = tuple[str, str]  # of a sample: folder, and name up to the first dot
 
 
 class Scan:
@@ -216,7 +224,10 @@ class Scan:
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
+        self.given: dict[str, str] = {}  # column -> the member of the current sample that has it
+        self.unread: dict[str, list[str]] = {}  # ending -> members that are no modality
         self.rows: list[dict[str, Any]] = []  # light columns of each sample
+        self.fields: list[dict[str, Any]] = []  # its id, and what its JSON members hold
         # modality -> number, -1 without one -> first byte, bytes
         self.members: list[dict[str, dict[int, tuple[int, int]]]] = []
         self.lists: set[str] = set()  # modalities with numbered members
@@ -228,23 +239,35 @@ class Scan:
         size = self.storage.size(name)
         file: Any = self.storage.open(name, size)
         opened = open(file, "rb") if isinstance(file, str) else io.BufferedReader(file)  # noqa: SIM115
-        first, key, where = len(self.rows), None, self.storage.where(name)
+        first, where = len(self.rows), self.storage.where(name)
+        key: Key | None = None
+        keys: set[Key] = set()
         starts: list[int] = []
         names: set[str] = set()
         try:
             with opened, tarfile.open(fileobj=opened, mode="r:") as tar:
                 for member in tar:
-                    if not member.isreg():
+                    if member.isdir():
                         continue
                     _check_member(member, names, where)
                     folder, _, base = member.name.rpartition("/")
                     stem, _, ending = base.partition(".")
                     if not stem or not ending:
+                        self.unread.setdefault("", []).append(member.name)
                         continue
                     if (folder, stem) != key:
                         key = (folder, stem)
-                        self.rows.append({"id": f"{folder}/{stem}".lstrip("./")})
+                        if key in keys:
+                            raise FusionZooError(
+                                f"{where}, {member.name}: other samples stand between the members"
+                                f" of sample {stem!r}, which must follow each other: write the tar"
+                                " again with `tar --sort=name`"
+                            )
+                        keys.add(key)
+                        self.given = {}
+                        self.rows.append({})
                         self.members.append({})
+                        self.fields.append({"id": f"{folder}/{stem}".lstrip("./")})
                         starts.append(member.offset)
                     self._add(tar, member, ending.lower(), name)
                 _check_end(opened, tar.offset, size, where)
@@ -274,25 +297,32 @@ class Scan:
                 raise FusionZooError(f"{where} cannot be read: it is nested too deep") from None
             except ValueError as error:  # no UTF-8, or no JSON
                 raise FusionZooError(f"{where} cannot be read: {one_line(error)}") from error
-            self._add_text(values, column, suffix, where)
+            self._add_text(values, column, suffix, file, member.name)
             return
         kind = KIND_OF.get(suffix)
         if suffix == ".npy":
             kind = _array_kind(tar.extractfile(member), member, self.storage.where(file))
-        if kind is not None:
-            numbered = NUMBERED.fullmatch(column) if suffix != ".npy" else None
-            name = (numbered["name"] if numbered else column) or kind
-            if numbered:
-                self.lists.add(name)
-            self.kinds[name] = kind
-            items = self.members[-1].setdefault(name, {})
-            number = int(numbered["number"]) if numbered else -1
-            if number in items:
-                raise FusionZooError(
-                    f"{self.storage.where(file)}, {member.name}: its sample has another member for"
-                    f" {name}: name each after its modality, as in 000017.{name}2{suffix}"
-                )
-            items[number] = (member.offset_data, member.size)
+        if kind is None:
+            self.unread.setdefault(suffix, []).append(member.name)
+            return
+        numbered = NUMBERED.fullmatch(column) if suffix != ".npy" else None
+        name = (numbered["name"] if numbered else column) or kind
+        if numbered:
+            self.lists.add(name)
+        self.kinds[name] = kind
+        number = int(numbered["number"]) if numbered else -1
+        self._give(name if number < 0 else f"{name}.{number}", member.name, file)
+        items = self.members[-1].setdefault(name, {})
+        items[number] = (member.offset_data, member.size)
+
+    def _give(self, column: str, member: str, file: str) -> None:
+        """Note that a member has a column of the sample; raise an error if another one has."""
+        other = self.given.setdefault(column, member)
+        if other != member:
+            raise FusionZooError(
+                f"{self.storage.where(file)}, {member}: {other} of the same sample holds"
+                f" {column!r} too. {NAMES}"
+            )
 
     def places(self, name: str) -> tuple[Any, Any]:
         """Return first byte and bytes of a modality's members, as `TarBlocks` has them."""
@@ -307,17 +337,43 @@ class Scan:
         )
         return offsets, sizes
 
-    def _add_text(self, values: Any, column: str, suffix: str, where: str) -> None:
-        row = self.rows[-1]
+    def _add_text(self, values: Any, column: str, suffix: str, file: str, member: str) -> None:
         if suffix != ".json":
+            if column.isdecimal():  # only images and clips are numbered
+                raise FusionZooError(
+                    f"{self.storage.where(file)}, {member}: {column} is no modality. {NAMES}"
+                )
             name = column or ("target" if suffix in LABEL else "text")
-            row[name] = values
+            self._give(name, member, file)
+            self.rows[-1][name] = values
             if suffix in TEXT:
                 self.kinds[name] = "text"
             return
         if not isinstance(values, dict):
-            raise FusionZooError(f"{where} holds no JSON object")
-        row.update({str(name): value for name, value in values.items() if value is not None})
+            raise FusionZooError(f"{self.storage.where(file)}, {member} holds no JSON object")
+        for name, value in values.items():
+            self._give(f"{name} of .json", member, file)
+            if value is not None:
+                self.fields[-1][name] = value
+
+    def close(self) -> None:
+        """Add the fields of the JSON members to the rows; say what is not read."""
+        overruled: Counter[str] = Counter()
+        for row, members, fields in zip(self.rows, self.members, self.fields, strict=True):
+            taken = [name for name in fields if name in row or name in members]
+            overruled.update(taken)
+            row.update({name: value for name, value in fields.items() if name not in taken})
+        for name, count in overruled.items():
+            _log.warning(
+                "%s: %r of %s .json members is not read: their samples have it from another member",
+                *(self.storage, name, f"{count:,}"),
+            )
+        for ending, names in self.unread.items():
+            _log.warning(
+                "%s: %s members %s are not read, such as %s",
+                *(self.storage, f"{len(names):,}"),
+                *(f"ending in {ending}" if ending else "without a name or an ending", names[0]),
+            )
 
 
 def open_tar_files(storage: Storage, names: Sequence[str]) -> Loaded:
@@ -325,6 +381,7 @@ def open_tar_files(storage: Storage, names: Sequence[str]) -> Loaded:
     scan = Scan(storage)
     for name in names:
         scan.read(name)
+    scan.close()
     if not scan.rows:
         raise FusionZooError(f"{storage} has no samples: members such as 000017.jpg, 000017.json")
     columns = dict.fromkeys(name for row in scan.rows for name in row)
@@ -350,9 +407,15 @@ def open_tar_files(storage: Storage, names: Sequence[str]) -> Loaded:
 
 
 def _check_member(member: tarfile.TarInfo, names: set[str], where: str) -> None:
-    """Raise an error for a sparse member, whose bytes in the tar are not those of the file, and
-    for one whose name was there before; add its name.
+    """Raise an error for a member that is no plain file, for a sparse one, whose bytes in the tar
+    are not those of the file, and for one whose name was there before; add its name.
     """
+    if not member.isreg():
+        what = "a link" if member.issym() or member.islnk() else "no plain file"
+        raise FusionZooError(
+            f"{where}, {member.name} is {what}, whose contents are not in the tar: write it again"
+            " with `tar --dereference --hard-dereference`"
+        )
     marks = [x for x in member.pax_headers if x.startswith(("GNU.sparse.", "SCHILY.realsize"))]
     if member.issparse() or marks:
         raise FusionZooError(

@@ -116,7 +116,7 @@ def save(path: Path, job: Job, results: Sequence[SeedResult]) -> None:
     entries = [[result.seed, result.rows, result.facts] for result in results]
     metadata = json.dumps({"unit": job.stored(), "cells": entries})
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path, many_writers=True) as partial, partial.open("wb") as file:
+    with replacing(path) as partial, partial.open("wb") as file:
         np.savez_compressed(file, about=np.array(metadata), allow_pickle=False, **arrays)
     if not weights:
         weights_path(path).unlink(missing_ok=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
-from fusionzoo.files import replacing
+from fusionzoo.files import replacing, replacing_folder
 from fusionzoo.registry import Entry, Registry
 
 if TYPE_CHECKING:
@@ -404,13 +403,10 @@ class LanceFile(EmbeddingFile):
     def write(cls, tables: Iterator[pa.Table], schema: pa.Schema, out: Path) -> None:
         import pyarrow as pa
 
-        partial = out.with_name(f"{out.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
         batches = (batch for table in tables for batch in table.to_batches())
         reader = pa.RecordBatchReader.from_batches(schema, batches)
-        cls.import_library().write_dataset(reader, str(partial), schema=schema)
-        shutil.rmtree(out, ignore_errors=True)
-        partial.replace(out)
+        with replacing_folder(out) as partial:
+            cls.import_library().write_dataset(reader, str(partial), schema=schema)
 
     @property
     def schema(self) -> pa.Schema:

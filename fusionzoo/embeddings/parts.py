@@ -112,7 +112,7 @@ class Parts:
     def write(self, part: int, table: pa.Table) -> None:
         """Write a part; a kill at any moment leaves it complete or absent."""
         with (
-            replacing(self.path(part), many_writers=True) as partial,
+            replacing(self.path(part)) as partial,
             pa.OSFile(str(partial), "wb") as file,
             pa.ipc.new_file(file, table.schema) as writer,
         ):

@@ -54,7 +54,7 @@ def _stored_facts() -> Facts:
     gathered = gather_facts()
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(file, many_writers=True) as partial:
+        with replacing(file) as partial:
             partial.write_text(json.dumps({"stamp": stamp, "facts": asdict(gathered)}), "utf-8")
     return gathered
 

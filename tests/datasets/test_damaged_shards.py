@@ -141,8 +141,78 @@ def test_a_member_that_is_there_twice_is_refused_by_name(tmp_path: Path) -> None
 
 def test_two_members_for_one_modality_of_a_sample_are_refused(tmp_path: Path) -> None:
     write(tmp_path, member("1.jpg", b"\xff\xd8\xff"), member("1.png", b"\x89PNG"), bytes(1024))
-    with pytest.raises(FusionZooError, match=r"1\.png: its sample has another member for image"):
+    with pytest.raises(
+        FusionZooError, match=r"1\.png: 1\.jpg of the same sample holds 'image' too"
+    ):
         fz.create_dataset(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("7 Track 2.0 (Clean Version).png", "7 Track 2.0 (Clean Version).txt"),
+        ("img.left.png", "img.left.cls"),
+        ("7.v1.txt", "7.v1.cls"),
+        ("7.txt", "7.caption"),
+        ("v1.0.json", "v1.1.json"),
+    ],
+)
+def test_a_key_with_dots_is_refused_where_it_would_lose_a_member(
+    names: tuple[str, str], tmp_path: Path
+) -> None:
+    contents = [b'{"a": 1}' if name.endswith("json") else b"x" for name in names]
+    write(tmp_path, *map(member, names, contents), bytes(1024))
+    with pytest.raises(FusionZooError) as caught:
+        fz.create_dataset(tmp_path)
+    assert f"train-000000.tar, {names[1]}: {names[0]} of the same sample holds" in str(caught.value)
+    assert "ends at the first dot" in str(caught.value)
+
+
+@pytest.mark.parametrize("ending", ["cls", "txt"])
+def test_a_key_before_the_dot_that_all_samples_share_is_refused(
+    ending: str, tmp_path: Path
+) -> None:
+    names = [f"img.00000{i}.{x}" for i in range(2) for x in ("png", ending)]
+    write(tmp_path, *(member(name, b"x") for name in names), bytes(1024))
+    with pytest.raises(FusionZooError, match=rf"img\.000000\.{ending}: 000000 is no modality"):
+        fz.create_dataset(tmp_path)
+
+
+@pytest.mark.parametrize("order", ["by type", "one astray"])
+def test_members_of_a_sample_that_stand_apart_are_refused_with_the_remedy(
+    order: str, tmp_path: Path
+) -> None:
+    names = [f"{i}.{ending}" for ending in ("txt", "cls") for i in range(3)]
+    if order == "one astray":
+        names = ["0.cls", "0.txt", "1.cls", "1.txt", "0.json"]
+    contents = [b"{}" if name.endswith("json") else b"x" for name in names]
+    write(tmp_path, *map(member, names, contents), bytes(1024))
+    with pytest.raises(FusionZooError, match=r"of sample '0', which must follow .*--sort=name"):
+        fz.create_dataset(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
+def test_members_that_are_no_plain_files_are_refused_by_name(kind: bytes, tmp_path: Path) -> None:
+    info = tarfile.TarInfo("1.txt")
+    info.type, info.linkname = kind, "0.txt"
+    write(tmp_path, member("0.txt", b"x"), info.tobuf(), bytes(1024))
+    with pytest.raises(FusionZooError, match=r"train-000000\.tar, 1\.txt is .*--dereference"):
+        fz.create_dataset(tmp_path)
+
+
+def test_members_that_are_no_modality_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    others = {"README": b"x", "._0.txt": b"x", "0.pkl": b"x", "0.emb.pkl": b"x"}
+    fields = member("0.json", b'{"text": "other", "target": "a"}')
+    write(tmp_path, member("0.txt", b"x"), *map(member, *zip(*others.items(), strict=True)), fields)
+    with (tmp_path / "train-000000.tar").open("ab") as file:
+        file.write(bytes(1024))
+    dataset = fz.create_dataset(tmp_path)
+    assert (dataset[0].values["text"], dataset.labels) == ("x", ["a"])
+    assert "'text' of 1 .json members is not read" in caplog.text
+    assert "2 members ending in .pkl are not read, such as 0.pkl" in caplog.text
+    assert "2 members without a name or an ending are not read, such as README" in caplog.text
 
 
 # ---- bits that rot: 77 of 80 flips were used silently

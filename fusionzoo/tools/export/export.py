@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,7 +16,7 @@ from fusionzoo.config.schema import Count, option
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import NAME as DIGESTS
-from fusionzoo.files import write_digests, write_json
+from fusionzoo.files import replacing_folder, write_digests, write_json
 from fusionzoo.graphs import quiet, require_onnx
 from fusionzoo.inference import data_settings_of
 from fusionzoo.loading import load
@@ -150,7 +148,10 @@ def export(
         raise FusionZooError("--split and --int8 are of ONNX models: --format onnx")
     if split and int8_on is not None:
         raise FusionZooError("--int8 is of a whole model: leave --split out")
-    with _new_folder(Path(out)) as folder:
+    out = Path(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise FusionZooError(f"{out} exists and is not empty: choose another --out, or remove it")
+    with replacing_folder(out) as folder:
         if split:
             worst, inputs = _write_parts(model, folder)
         else:
@@ -165,24 +166,7 @@ def export(
         if int8_on is not None:
             loss = _write_int8(model, folder, int8_on)
             write_digests(folder, [*files, folder / INT8, folder / "int8.json"])
-    return Exported(Path(out), worst, loss)
-
-
-@contextmanager
-def _new_folder(out: Path) -> Iterator[Path]:
-    """Yield a folder beside `out` that takes its place in the end; after an error it is removed."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise FusionZooError(f"{out} exists and is not empty: choose another --out, or remove it")
-    partial = out.with_name(f"{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        if out.is_dir():
-            out.rmdir()
-        partial.replace(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    return Exported(out, worst, loss)
 
 
 def _write_whole(model: FusionModel, folder: Path, format: str) -> tuple[float, list[str]]:

@@ -8,7 +8,6 @@ Shapes: `N` rows, `D` width, `Q` queries, `k` results.
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError, one_line
-from fusionzoo.files import write_json
+from fusionzoo.files import replacing_folder, write_json
 
 from .vectors import BLOCK, PartsOfRows, VectorFile, array_blocks, nearest, unit
 
@@ -131,25 +130,21 @@ def build_index(file: VectorFile, column: str, say: Any = print) -> Index:
             f"{file.path}: rows lack modalities, and an index of {column!r} would find the"
             " incomplete ones first: --method exact, or --by aligned_<modality>"
         )
-    partial = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
     say(f"building an index of {file.rows:,} x {file.dims[column]} vectors: {folder}")
-    vectors, usable = _store_vectors(file, column, partial)
-    rows = np.flatnonzero(usable)
-    if not len(rows):
-        raise FusionZooError(f"{file.path}: no row has a vector {column!r}")
-    cells = max(1, min(int(4 * len(rows) ** 0.5), len(rows) // MIN_PER_CELL))
-    codes = _train(vectors, rows, cells)
-    for start in range(0, len(vectors), BLOCK):
-        chosen = rows[(rows >= start) & (rows < start + BLOCK)]
-        codes.add_with_ids(vectors[chosen], chosen)
-    faiss.write_index(codes, str(partial / "cells.faiss"))
-    about = About(column, file.dims[column], file.state(), cells, cells, 1.0)
-    about = _choose_visits(Index(partial, about), rows)
-    write_json(partial / "about.json", asdict(about))
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+    with replacing_folder(folder) as partial:
+        vectors, usable = _store_vectors(file, column, partial)
+        rows = np.flatnonzero(usable)
+        if not len(rows):
+            raise FusionZooError(f"{file.path}: no row has a vector {column!r}")
+        cells = max(1, min(int(4 * len(rows) ** 0.5), len(rows) // MIN_PER_CELL))
+        codes = _train(vectors, rows, cells)
+        for start in range(0, len(vectors), BLOCK):
+            chosen = rows[(rows >= start) & (rows < start + BLOCK)]
+            codes.add_with_ids(vectors[chosen], chosen)
+        faiss.write_index(codes, str(partial / "cells.faiss"))
+        about = About(column, file.dims[column], file.state(), cells, cells, 1.0)
+        about = _choose_visits(Index(partial, about), rows)
+        write_json(partial / "about.json", asdict(about))
     say(f"{about.cells:,} cells, {about.visited:,} visited: recall@10 {about.recall:.3f} on rows")
     return Index(folder, about)
 
