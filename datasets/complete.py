@@ -6,7 +6,6 @@ settings, which a run's config.yaml and a model folder store.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -42,7 +41,7 @@ from .sources.infer import (
 from .sources.media_columns import EDGES
 from .sources.table_files import sheet_names, table_suffix
 from .sources.table_settings import NA, TableSettings
-from .table import ROLES, word_list
+from .table import ROLES, name_modality, word_list
 
 TABLE = "manifest"
 COLUMNS = "Columns (--data.kinds.<column> changes what one is read as)"
@@ -305,7 +304,9 @@ def _explicit(
         found = [x.name for x in findings if x.kind == kind]
         alone = len(found) == 1 and kind not in known and kind not in kinds.values()
         for name in found:
-            modality = kind if alone else re.sub(r"[./\\\x00-\x1f]", "_", name)
+            modality = kind if alone else name_modality(name)
+            while modality in columns:
+                modality += "_"
             columns[modality] = name
             if modality != kind:
                 kinds[modality] = kind
@@ -412,17 +413,28 @@ SHARED_BY_FILES = (  # what describes columns rather than a file, and so holds f
 def complete_for_model(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> Completed:
     """Return settings that read a table as the model's training table, which `stored` describes.
 
-    Columns that the table lacks are missing values: they are added, empty, and said once.
+    Which columns are read, unless the user names them, and which are absent is said once: these
+    are added, empty.
     """
     chosen = resolve_name(settings)
     if chosen["name"] != TABLE or stored.get("name") != TABLE:
         return Completed(settings=chosen)
+    remembered = {*(stored.get("columns") or {})} - {*(chosen.get("columns") or {})}
     described = {name: stored[name] for name in SHARED_BY_FILES if name in stored}
     for name in ("columns", "kinds"):
         described[name] = {**(described.get(name) or {}), **(chosen.get(name) or {})}
     chosen = {**described, **chosen, "columns": described["columns"], "kinds": described["kinds"]}
-    loaded = _load(chosen)
-    return _without_absent(Completed(settings=chosen, loaded=loaded))
+    done = _without_absent(Completed(settings=chosen, loaded=_load(chosen)))
+    columns = {x: y for x, y in done.settings["columns"].items() if x in remembered}
+    notes = [
+        f"{role} of {list_names(word_list(words))}"
+        for role, words in columns.items()
+        if role not in ROLES and words != role
+    ]
+    if notes:
+        note = f"columns as the model was trained: {'; '.join(notes)}"
+        done = replace(done, notes=(note, *done.notes))
+    return done
 
 
 def _without_absent(done: Completed) -> Completed:

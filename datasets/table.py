@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,7 +11,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.structures import KINDS
@@ -323,8 +324,45 @@ def word_list(words: str | Sequence[str]) -> list[str]:
     return [word.strip() for word in (words.split(",") if isinstance(words, str) else words)]
 
 
+RESERVED = re.compile(r"fused(_\d+)?|(aligned|present)_.*", re.S)  # columns of embeddings
+LONGEST_NAME = 200  # bytes; it is in the names of files
+
+
+def refuse_name(modality: str) -> str | None:
+    """Say why a modality cannot have this name, as models and embeddings have it; None if it can.
+
+    >>> [refuse_name(x) for x in ("front view", "x.ray", "fused")]
+    [None, 'it may hold no dot, slash or control character', 'columns of embeddings have it']
+    """
+    if not re.fullmatch(r"[^./\\\x00-\x1f\x7f]+", modality):
+        return "it may hold no dot, slash or control character"
+    if RESERVED.fullmatch(modality):
+        return "columns of embeddings have it"
+    if hasattr(nn.ModuleDict(), modality):
+        return "torch.nn.ModuleDict has a method or attribute of that name"
+    if len(modality.encode()) > LONGEST_NAME:
+        return f"it is longer than {LONGEST_NAME} bytes"
+    return None
+
+
+def name_modality(column: str) -> str:
+    """Return the column's name as one that a modality can have.
+
+    >>> [name_modality(x) for x in ("notes", "x.ray", "type")]
+    ['notes', 'x_ray', 'my_type']
+    """
+    name = re.sub(r"[./\\\x00-\x1f\x7f]", "_", column)[: LONGEST_NAME // 4]
+    return name if refuse_name(name) is None else f"my_{name}"
+
+
 def check_modalities(modalities: Mapping[str, str], paths: Sequence[str], source: str) -> None:
     for name, kind in modalities.items():
+        reason = refuse_name(name)
+        if reason is not None:
+            raise FusionZooError(
+                f"{source}: {name!r} is no name of a modality: {reason}. Rename it, a column of"
+                f" a table by --data.columns.my_{kind} {name!r} --data.kinds.my_{kind} {kind}"
+            )
         if kind not in KINDS:
             raise FusionZooError(f"{name} is of kind {kind!r}; kinds are {', '.join(KINDS)}")
     for name in paths:

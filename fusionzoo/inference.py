@@ -95,9 +95,20 @@ def open_data(cfg: Settings, model: FusionModel, dataset: InMemory) -> PairedDat
             f" the data has {', '.join(dataset.modalities)}"
         )
     read = [name for name in dataset.modalities if name in model.modalities]
-    if len(read) < len(dataset.modalities):
-        dataset = dataset.only(read)
-    return dataset if cfg.split == "all" else dataset.split(cfg.split)
+    rows = dataset if cfg.split == "all" else dataset.split(cfg.split)
+    warn_of_absent(model, rows)
+    return rows.only(read) if len(read) < len(rows.modalities) else rows
+
+
+def warn_of_absent(model: FusionModel, dataset: PairedDataset) -> None:
+    """Say which modalities that the model reads no sample has."""
+    has = dict(zip(dataset.modalities, dataset.present.any(0).tolist(), strict=True))
+    absent = [name for name in model.modalities if not has.get(name)]
+    if absent and len(dataset):
+        print(
+            f"warning: missing in all samples, as {dataset.source} has none: {', '.join(absent)}"
+            f" (--data.columns.{absent[0]} names the column of a table)"
+        )
 
 
 def open_for_model(
@@ -106,19 +117,13 @@ def open_for_model(
     dataset: InMemory,
     targets: Mapping[str, str] | None,
 ) -> tuple[PairedDataset, Tree]:
-    """Open a data set as the model's training data were read; return it with its settings.
-
-    What the data lack of what the model reads is missing, which is said.
-    """
+    """Open a data set as the model's training data were read; return it with its settings."""
     if isinstance(dataset, PairedDataset):
         return open_dataset(cfg.data, targets, dataset), dict(cfg.data)
     given = target_columns(cfg.data if dataset is None else dataset, cfg.target)
     done = data_settings_of(given, cfg.model, model.trained_on)
     done.show()
     opened = open_dataset(done.to_open, targets)
-    absent = [name for name in model.modalities if name not in opened.modalities]
-    if absent and len(absent) < len(model.modalities):
-        print(f"missing in all samples, as {opened.source} has none: {', '.join(absent)}")
     return opened, done.settings if dataset is None else dict(cfg.data)
 
 
@@ -215,9 +220,9 @@ def evaluate(
     cfg: EvaluateConfig, model: FusionModel | None = None, dataset: InMemory = None
 ) -> dict[str, Any]:
     """Return the metrics of a model on a split: of the fusion, and under `unimodal` of each
-    modality's own head; after contrastive training, under `retrieval`, how well each modality finds
-    the others, with 95 % intervals; under `calibration` how far probabilities, sets and intervals
-    hold, see `training.calibrate.measure`.
+    modality's own head, unless no sample has it; after contrastive training, under `retrieval`, how
+    well each modality finds the others, with 95 % intervals; under `calibration` how far
+    probabilities, sets and intervals hold, see `training.calibrate.measure`.
 
     Under `seen_in_training`: how many of the samples the model was trained and validated on, by
     their ids; None if its folder does not say. With `every_subset` also, under `subsets`, those of
@@ -264,6 +269,9 @@ def evaluate(
     every = torch.ones(len(target), dtype=torch.bool)
     metrics = {}
     for name, values in tensors.items():
+        group, _, modality = name.partition("/")
+        if group == "unimodal" and not present[modality].any():
+            continue
         measured = subset_rows.get(name, every)
         if name not in subset_rows or measurable(tasks, target, measured):
             metrics[name] = tasks.metrics(values[measured].float(), target[measured])
@@ -290,14 +298,15 @@ def _retrieval_only(
 
 def report_seen(model: FusionModel, dataset: PairedDataset) -> dict[str, int | None]:
     """Count the samples that training read, and say so; None where that is not known."""
-    seen = count_seen(model.trained_on, dataset)
+    seen = count_seen(model.trained_on, dataset, list(model.modalities))
     if None in seen.values():
         print("whether the model was trained on some of these samples is not known")
     elif any(seen.values()):
+        what = "contents" if dataset.provenance.numbered else "ids"
         print(
-            f"warning: of the {len(dataset):,} samples, {seen['train']:,} have ids that the model"
-            f" was trained on and {seen['val']:,} ids that it was validated on: these figures are"
-            " not those of new data"
+            f"warning: of the {len(dataset):,} samples, {seen['train']:,} have {what} that the"
+            f" model was trained on and {seen['val']:,} {what} that it was validated on: these"
+            " figures are not those of new data"
         )
     return seen
 

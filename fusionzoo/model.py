@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fusionzoo.confidence import NAME as CALIBRATION
 from fusionzoo.confidence import Calibration
@@ -234,6 +235,30 @@ def standardise(features: Mapping[str, Features], modules: nn.ModuleDict) -> dic
     return {name: modules[name](x) if name in modules else x for name, x in features.items()}
 
 
+def accept_one_value(module: nn.Module) -> None:
+    """Have batch norm layers use their running statistics where there is one value per channel.
+
+    That is a last batch of one sample, or a batch in which one sample has the modality; a variance
+    needs two values.
+    """
+    for norm in module.modules():
+        is_new = _pause_training not in norm._forward_pre_hooks.values()
+        if is_new and isinstance(norm, _BatchNorm) and norm.track_running_stats:
+            norm.register_forward_pre_hook(_pause_training)
+            norm.register_forward_hook(_resume_training, always_call=True)
+
+
+def _pause_training(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    values = inputs[0].numel() // max(inputs[0].shape[1], 1)
+    if norm.training and values == 1 and not isinstance(norm, nn.SyncBatchNorm):
+        norm.training, norm.paused = False, True  # type: ignore[assignment]
+
+
+def _resume_training(norm: nn.Module, inputs: Any, output: Any) -> None:
+    if getattr(norm, "paused", False):
+        norm.training, norm.paused = True, False  # type: ignore[assignment]
+
+
 Raw = Mapping[str, Any]  # modality -> path, PIL image, string, array; absent = missing
 
 
@@ -275,6 +300,7 @@ class FusionModel(nn.Module):
         self._matryoshka: list[int] = []
         # Logits (K,) of a sample without any modality; not stored, for they follow from the prior.
         self.register_buffer("prior_logits", None, persistent=False)
+        accept_one_value(self)
 
     def complete(
         self,

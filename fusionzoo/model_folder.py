@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Annotated, Any
 import torch
 from annotated_types import Ge, Len
 
+from .datasets.table import refuse_name
 from .encoders import WRAPPED, Encoder
 from .errors import FusionZooError, __version__, did_you_mean, one_line
 from .files import without_folders
@@ -122,11 +122,9 @@ def _no_number(word: str) -> None:
 def _check_names(config: FolderConfig, path: Path) -> None:
     """Check modalities, whose names are those of folders here, and their kinds."""
     for name in config.encoders:
-        if not re.fullmatch(r"[^./\\\x00-\x1f]+", name):
-            raise FusionZooError(
-                f"{path}: encoders: {name!r} is no name of a modality: it may hold no dot, slash or"
-                " control character"
-            )
+        reason = refuse_name(name)
+        if reason is not None:
+            raise FusionZooError(f"{path}: encoders: {name!r} is no name of a modality: {reason}")
     for name, kind in config.kinds.items():
         if kind not in KINDS:
             raise FusionZooError(f"{path}: kinds.{name} is {kind!r}, none of {', '.join(KINDS)}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from torch import Tensor
 
 from .datasets import PairedDataset
 from .errors import FusionZooError, one_line
-from .files import replacing, without_folders
+from .files import category_of, read_cell, replacing, without_folders
 
 NAME = "trained_on.safetensors"
+CONTENTS = "contents"  # what the hashes are of, if the ids were the rows' numbers
 SPLITS = ("train", "val")  # validation chooses the epoch, so its samples are no longer new either
 
 
@@ -51,6 +52,7 @@ class TrainedOn:
 
     settings: Mapping[str, Any]  # of the data set, as `--data` has them
     ids: Mapping[str, Tensor] = field(default_factory=dict)  # split -> hashes, int64 (N,)
+    numbered: bool = False  # whether ids were the rows' numbers: the hashes are of the contents
     results: Results | None = None  # None: not known
 
     @classmethod
@@ -63,7 +65,8 @@ class TrainedOn:
         """Hash the ids of the splits that training and validation read."""
         hashes = {name: hash_ids(splits[name]) for name in SPLITS}
         known = {name: x.sort().values for name, x in hashes.items() if x is not None}
-        return cls(settings=settings, ids=known, results=results)
+        numbered = any(splits[name].provenance.numbered for name in SPLITS)
+        return cls(settings=settings, ids=known, numbered=numbered, results=results)
 
     def without_folders(self) -> TrainedOn:
         """Return the same with paths of this machine cut to their last part, for others to read."""
@@ -75,6 +78,8 @@ class TrainedOn:
 
         with replacing(folder / NAME) as partial:
             metadata = {"data": json.dumps(dict(self.settings), default=str)}
+            if self.numbered:
+                metadata["hashes"] = CONTENTS
             if self.results is not None:
                 metadata["results"] = json.dumps(asdict(self.results))
             save_file(dict(self.ids), str(partial), metadata)
@@ -91,6 +96,7 @@ class TrainedOn:
             with safe_open(str(folder / NAME), "pt") as file:
                 metadata = file.metadata()
                 settings, results = json.loads(metadata["data"]), metadata.get("results")
+                numbered = metadata.get("hashes") == CONTENTS
                 ids = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             if not isinstance(settings, dict) or not {*ids} <= {*SPLITS}:
                 raise ValueError("it must hold settings of data, and ids of train and val")
@@ -99,7 +105,7 @@ class TrainedOn:
             known = None if results is None else TypeAdapter(Results).validate_json(results)
         except Exception as error:
             raise FusionZooError(f"{folder / NAME} cannot be read: {one_line(error)}") from error
-        return cls(settings=settings, ids=ids, results=known)
+        return cls(settings=settings, ids=ids, numbered=numbered, results=known)
 
 
 def _public(value: Any) -> Any:
@@ -110,10 +116,18 @@ def _public(value: Any) -> Any:
     return without_folders(str(value)) if isinstance(value, str | Path) else value
 
 
-def count_seen(trained_on: TrainedOn | None, dataset: PairedDataset) -> dict[str, int | None]:
-    """Return how many samples have ids of those trained and validated on; None: not known."""
-    hashes = hash_ids(dataset)
-    known = {} if trained_on is None or hashes is None else trained_on.ids
+def count_seen(
+    trained_on: TrainedOn | None, dataset: PairedDataset, modalities: Sequence[str] | None = None
+) -> dict[str, int | None]:
+    """Return how many samples have ids of those trained and validated on; None: not known.
+
+    Samples that have but the numbers of their rows are compared by contents, of all `modalities`.
+    """
+    numbered = dataset.provenance.numbered
+    lacks = numbered and not {*(modalities or ())} <= {*dataset.modalities}
+    comparable = trained_on is not None and trained_on.numbered == numbered and not lacks
+    hashes = hash_ids(dataset) if comparable else None
+    known = {} if trained_on is None else trained_on.ids
     return {
         name: int(torch.isin(hashes, known[name]).sum())
         if name in known and hashes is not None
@@ -123,16 +137,30 @@ def count_seen(trained_on: TrainedOn | None, dataset: PairedDataset) -> dict[str
 
 
 def hash_ids(dataset: PairedDataset) -> Tensor | None:
-    """Return 64 bits of each id's hash; of ids that are but the rows' numbers, that of file and id.
+    """Return 64 bits of each id's hash, int64 (N,); of ids that are but the rows' numbers, of the
+    contents: texts, cells of a table and paths as they stand.
 
-    None if those are numbers in a table in memory, which say nothing of another one.
+    None if those are not in the table, but arrays in memory or members of shards.
     """
-    source = ""
+    names: Sequence[str] = dataset.ids
     if dataset.provenance.numbered:
-        path = Path(dataset.source)
-        if not path.exists():
+        if {*dataset.modalities} & dataset.memory.keys():
             return None
-        source = f"{path.resolve()}\0"
-    hashes = [hashlib.blake2b(f"{source}{x}".encode(), digest_size=8) for x in dataset.ids]
+        columns = [
+            [_plain(cell) for cell in dataset.chosen(name).to_pylist()]
+            for name in sorted(dataset.modalities)
+        ]
+        names = [json.dumps(row, default=str) for row in zip(*columns, strict=True)]
+    hashes = [hashlib.blake2b(str(x).encode(), digest_size=8) for x in names]
     values = [int.from_bytes(x.digest(), "little", signed=True) for x in hashes]
     return torch.tensor(values, dtype=torch.int64)
+
+
+def _plain(value: Any) -> Any:
+    """Return a cell so that one value has one form in all formats, see `category_of`."""
+    if isinstance(value, Mapping):
+        return {name: _plain(cell) for name, cell in sorted(value.items()) if cell is not None}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    cell = read_cell(value)
+    return None if cell is None else category_of(cell)

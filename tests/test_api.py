@@ -329,6 +329,92 @@ def test_evaluate_leaves_out_samples_without_a_label(text_run: fz.Run) -> None:
     )
 
 
+# ---- a modality that no sample has
+
+
+def two_texts(count: int = 40) -> list[dict[str, Any]]:
+    rows = make_rows(count)
+    return [{**row, "title": row["text"][:3]} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def titled_run(tmp_path_factory: pytest.TempPathFactory) -> fz.Run:
+    chars = {"name": "chars", "dim": 16}
+    data = {"name": "manifest", "root": two_texts(), "kinds": {"title": "text"}}
+    settings: dict[str, Any] = {**TEXTS, "encoders": {"text": chars, "title": chars}}
+    return fz.train(data, **settings, out=tmp_path_factory.mktemp("runs") / "titled")
+
+
+@pytest.mark.parametrize("form", ["no column", "empty cells", "empty in the split", "a data set"])
+@pytest.mark.parametrize("command", ["evaluate", "predict", "embed"])
+def test_a_modality_that_no_sample_has_is_named_once(
+    form: str, command: str, titled_run: fz.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows: list[dict[str, Any]] = two_texts()
+    for row in rows:
+        if form in ("no column", "a data set"):
+            del row["title"]
+        elif form == "empty cells" or row["split"] == "test":
+            row["title"] = None
+    data = fz.create_dataset(rows) if form == "a data set" else rows
+    work: dict[str, Callable[[], Any]] = {
+        "evaluate": lambda: fz.evaluate(titled_run, data, split="test", num_workers=0),
+        "predict": lambda: fz.predict(titled_run, data, split="test", num_workers=0),
+        "embed": lambda: fz.embed(titled_run, data, split="test", out=tmp_path / "e.parquet"),
+    }
+    result = work[command]()
+    said = [x for x in capsys.readouterr().out.splitlines() if "missing in all samples" in x]
+    assert len(said) == 1
+    assert said[0].startswith("warning: ")
+    assert "has none: title" in said[0]
+    assert "--data.columns.title" in said[0]
+    if command == "evaluate":
+        assert set(result["unimodal"]) == {"text"}  # no figure over no sample
+
+
+def test_training_reports_no_modality_alone_over_no_sample(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows: list[dict[str, Any]] = two_texts()
+    for row in rows:
+        if row["split"] == "test":
+            row["title"] = None
+    chars = {"name": "chars", "dim": 16}
+    data = {"name": "manifest", "root": rows, "kinds": {"title": "text"}}
+    settings: dict[str, Any] = {**TEXTS, "encoders": {"text": chars, "title": chars}}
+    run = fz.train(data, **settings, out=tmp_path / "run")
+    assert set(run.metrics["unimodal"]) == {"text"}
+    assert "title alone" not in capsys.readouterr().out.rpartition("Test split")[2]
+
+
+# ---- names of modalities
+
+REFUSED = ("a/b", "x.ray", "fused", "fused_64", "present_text", "aligned_text", "keys", "x" * 201)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_name_that_no_modality_can_have_is_refused_when_the_data_are_opened(name: str) -> None:
+    rows = [{**row, name: row["text"]} for row in make_rows(10)]
+    settings = {"kinds": {name: "text"}, "columns": {name: name}}
+    message = error_of(lambda: fz.create_dataset(rows, **settings))
+    assert f"{name!r} is no name of a modality" in message
+    assert "my_text" in message
+    named = fz.create_dataset(rows, kinds={"my_text": "text"}, columns={"my_text": name})
+    assert "my_text" in named.modalities
+
+
+def test_columns_of_such_names_are_read_under_others(tmp_path: Path) -> None:
+    rows = make_rows(40)
+    texts = {"x.ray": "a", "x/ray": "b", "type": "c"}
+    data = [
+        {"target": row["target"], **{name: f"{x} {row['text']} words" for name, x in texts.items()}}
+        for row in rows
+    ]
+    opened = fz.create_dataset(data, target="target")
+    assert set(opened.modalities) == {"x_ray", "x_ray_", "my_type"}
+    assert [str(opened[0].values[x])[0] for x in ("x_ray", "x_ray_", "my_type")] == ["a", "b", "c"]
+
+
 def test_evaluate_refuses_labels_and_data_that_the_model_does_not_know(text_run: fz.Run) -> None:
     rows = make_rows()
     rows[3] = {**rows[3], "target": "gren"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -13,13 +14,21 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+import timm
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
 import fusionzoo
 from fusionzoo.errors import FusionZooError
-from fusionzoo.model import FusionModel, Standardise, UnimodalHeads, create_model, encode_rows
+from fusionzoo.model import (
+    FusionModel,
+    Standardise,
+    UnimodalHeads,
+    accept_one_value,
+    create_model,
+    encode_rows,
+)
 from fusionzoo.structures import Batch
 
 ENCODERS: dict[str, dict[str, Any]] = {
@@ -207,3 +216,37 @@ def test_a_model_with_all_that_training_adds_is_stored_and_loaded_whole(tmp_path
     assert all(torch.equal(weights[name], x) for name, x in model.state_dict().items())
     answer = loaded.predict([{}, {"a": [1.0, 2.0, 3.0]}], fallback="unimodal")
     assert answer == model.predict([{}, {"a": [1.0, 2.0, 3.0]}], fallback="unimodal")
+
+
+NORMS = {
+    "BatchNorm1d": (torch.nn.BatchNorm1d(3), (1, 3)),
+    "BatchNorm1d over time": (torch.nn.BatchNorm1d(3), (1, 3, 1)),
+    "BatchNorm2d without weights": (torch.nn.BatchNorm2d(3, affine=False), (1, 3, 1, 1)),
+    "BatchNorm3d with a cumulative mean": (torch.nn.BatchNorm3d(3, momentum=None), (1, 3, 1, 1, 1)),
+    "timm": (timm.layers.BatchNormAct2d(3), (1, 3, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_one_value_per_channel_is_normalised_by_running_statistics(name: str) -> None:
+    norm, shape = copy.deepcopy(NORMS[name])
+    accept_one_value(norm)
+    accept_one_value(norm)  # a module may be in two models
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    before = copy.deepcopy(norm.state_dict())
+    answer = norm.train()(x.requires_grad_())
+    answer.sum().backward()
+    assert norm.training
+    assert all(norm.state_dict()[key].equal(value) for key, value in before.items())
+    assert answer.equal(norm.eval()(x))
+    two = x.detach().expand(2, *shape[1:])
+    norm.train()(two)
+    assert not norm.running_mean.equal(before["running_mean"])  # two values count
+
+
+def test_a_norm_goes_on_in_training_after_an_error() -> None:
+    norm = torch.nn.BatchNorm1d(3).train()
+    accept_one_value(norm)
+    with pytest.raises(RuntimeError):
+        norm(torch.ones(1, 4))
+    assert norm.training

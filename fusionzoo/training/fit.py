@@ -33,7 +33,8 @@ Metrics = dict[str, Any]
 
 
 def evaluate(trainer: Trainer, loader: DataLoader[Batch], each_alone: bool = False) -> Metrics:
-    """Return the metrics of the fusion, and under `unimodal` those of each modality's own head.
+    """Return the metrics of the fusion, and under `unimodal` those of each modality's own head,
+    unless no sample has it.
 
     With `each_alone` also, under `given_only`, those of the fusion given each modality only, among
     the samples that have it; of the same samples, under `where_present`, those of its own head.
@@ -94,11 +95,13 @@ def metrics_of(module: Objective, tensors: dict[str, Tensor]) -> Metrics:
         content = {n.partition("/")[2]: x for n, x in tensors.items() if n.startswith("content/")}
         groups = tensors.get(GROUP)
         metrics |= retrieval_figures(aligned, tensors["present"], content=content, groups=groups)
-    unimodal = {n: tasks.metrics(tensors[f"logits/{n}"], target) for n in module.heads.heads}
+    present = dict(zip(module.model.encoders, tensors["present"].unbind(1), strict=True))
+    measured = [name for name in module.heads.heads if bool(present[name].any())]
+    unimodal = {name: tasks.metrics(tensors[f"logits/{name}"], target) for name in measured}
     metrics["unimodal"] = unimodal
     given_only: Metrics = {}
     where_present: Metrics = {}
-    for name, rows in zip(module.model.encoders, tensors["present"].unbind(1), strict=True):
+    for name, rows in present.items():
         if f"given_only/{name}" not in tensors or not measurable(tasks, target, rows):
             continue
         given_only[name] = tasks.metrics(tensors[f"given_only/{name}"][rows], target[rows])

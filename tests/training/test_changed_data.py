@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import fusionzoo as fz
@@ -219,14 +220,72 @@ def test_samples_that_a_model_was_trained_on_are_counted_when_it_is_evaluated(
     write(tmp_path, samples)
     words = ["--data.name", "manifest", "--data.root", str(data), "--out", str(tmp_path / "m.json")]
     assert evaluate_command([str(out), *words, "--split", "all"]) == 0
-    warning = "of the 24 samples, 12 have ids that the model was trained on and 6 ids"
+    what = "ids" if with_ids else "contents"
+    warning = f"of the 24 samples, 12 have {what} that the model was trained on and 6 {what}"
     assert capsys.readouterr().out.count(warning) == 1
     metrics = json.loads((tmp_path / "m.json").read_text())
     assert metrics["seen_in_training"] == {"train": 12, "val": 6}
     (tmp_path / "other").mkdir()
-    other = write(tmp_path / "other", samples)  # its row numbers are those of other samples
+    other = write(tmp_path / "other", samples[::-1])  # row numbers are those of other samples
     seen = fz.evaluate(out, str(other), split="all")["seen_in_training"]
-    assert seen == ({"train": 12, "val": 6} if with_ids else {"train": 0, "val": 0})
+    assert seen == {"train": 12, "val": 6}
+
+
+TEXTS = [f"{'wet rain' if n % 2 else 'dry sand'} {n}" for n in range(40)]
+
+
+@pytest.fixture(scope="module")
+def numbered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A table of texts and numbers without ids, and a run on it."""
+    folder = tmp_path_factory.mktemp("numbered")
+    with (folder / "data.csv").open("w") as file:
+        file.write("text,age,target\n")
+        file.writelines(f"{text},{n % 7},{'ab'[n % 2]}\n" for n, text in enumerate(TEXTS))
+    run = fz.train(
+        str(folder / "data.csv"),
+        target="target",
+        encoders={"text": "chars"},
+        fusion="mean",
+        epochs=1,
+        out=str(folder / "run"),
+        config={"train": {"calibrate": "none"}},
+    )
+    return folder / "data.csv", run.folder
+
+
+@pytest.mark.parametrize("form", ["elsewhere", "DataFrame", "Parquet", "half of it", "new rows"])
+def test_rows_without_ids_are_known_again_by_their_contents(
+    form: str, numbered: tuple[Path, Path], tmp_path: Path
+) -> None:
+    frame: Any = pd.read_csv(numbered[0])
+    data = tmp_path / f"moved.{'parquet' if form == 'Parquet' else 'csv'}"
+    if form == "new rows":
+        frame["text"] = [f"other {n}" for n in range(len(frame))]
+    if form == "half of it":
+        frame = frame.iloc[::-1].iloc[: len(frame) // 2]
+    if form == "Parquet":
+        frame.to_parquet(data, index=False)
+    else:
+        frame.to_csv(data, index=False)
+    given = frame if form == "DataFrame" else str(data)
+    seen = fz.evaluate(numbered[1], given, split="all")["seen_in_training"]
+    trained_on = fz.load(numbered[1]).trained_on
+    assert trained_on is not None
+    all_of_them = {split: len(ids) for split, ids in trained_on.ids.items()}
+    if form == "new rows":
+        assert seen == {"train": 0, "val": 0}
+    elif form == "half of it":
+        assert 10 <= sum(x or 0 for x in seen.values()) < 20
+    else:
+        assert seen == all_of_them
+
+
+def test_rows_that_cannot_be_compared_are_not_known(numbered: tuple[Path, Path]) -> None:
+    frame: Any = pd.read_csv(numbered[0])
+    unknown = {"train": None, "val": None}
+    assert fz.evaluate(numbered[1], frame.drop(columns="age"))["seen_in_training"] == unknown
+    with_ids = frame.assign(id=[f"s{n}" for n in range(len(frame))])
+    assert fz.evaluate(numbered[1], with_ids)["seen_in_training"] == unknown
 
 
 def test_of_a_folder_that_does_not_say_what_it_was_trained_on_nothing_is_known(
