@@ -111,7 +111,7 @@ def test_make_release_check_runs_every_step_of_the_workflow() -> None:
     assert in_workflow == {"version", "build", "try"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_tagged_clone_passes_the_release_check_without_a_network(tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     listed = git(ROOT, "ls-files", "--cached", "--others", "--exclude-standard").splitlines()

@@ -795,7 +795,7 @@ def lives(session: int) -> bool:
 def test_worker_processes_end_at_a_control_c(tmp_path: Path) -> None:
     environment = {**os.environ, "FUSIONZOO_CACHE": str(tmp_path / "cache")}
     out = tmp_path / "out"
-    flags = ["--jobs", "2", "--seeds", "3", "--tune", "40", "--patience", "null"]
+    flags = ["--jobs", "2", "--seeds", "40"]
     process = subprocess.Popen(
         [*command(out, tmp_path), *flags],
         env=environment,
@@ -804,7 +804,7 @@ def test_worker_processes_end_at_a_control_c(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    while process.poll() is None and not list(out.glob("cells/*.jsonl")):
+    while process.poll() is None and not list(out.glob("cells/*-s1-*.npz")):
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)  # what a terminal does
     said, errors = process.communicate(timeout=300)

@@ -109,7 +109,7 @@ def test_the_stored_table_has_two_thousand_mutations_and_no_fault(script: Module
     assert {row["format"] for row in rows} >= set(FORMATS)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_sample_of_all_formats_and_every_family_ends_well_or_as_one_line(tmp_path: Path) -> None:
     results = run_jobs(list(make_jobs(tmp_path, per_format=6, seed=1, every=4)), tmp_path)
     faults = [f"{job.format} {job.name}: {x.message}" for job, x in results if x.result == "fault"]

@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,16 +26,17 @@ pytestmark = pytest.mark.filterwarnings(
 
 QUICK = ("sum", "late_mean", "attn_pool", "mbt", "mvae_poe")  # the others' long checks are slow
 LONG = (  # seconds each
-    "it_compiles_whole",
     "missing_modalities_never_cost_more_than_all_knowledge",
     "an_uninformative_modality_can_be_dropped",
     "one_modality_alone_is_enough_to_learn",
 )
-EXPORT = "it_exports_with_free_sizes"
+COMPILE, EXPORT = "it_compiles_whole", "it_exports_with_free_sizes"
 FUSIONS = [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in list_fusions()]
 
 
-@pytest.mark.parametrize("check", [check for check in CHECKS if check not in (*LONG, EXPORT)])
+@pytest.mark.parametrize(
+    "check", [check for check in CHECKS if check not in (*LONG, COMPILE, EXPORT)]
+)
 @pytest.mark.parametrize("name", list_fusions())
 def test_contract(check: str, name: str) -> None:
     CHECKS[check](fusions.maker(name))
@@ -46,10 +48,21 @@ def test_long_checks_of_the_contract(check: str, name: str) -> None:
     CHECKS[check](fusions.maker(name))
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["sum", *(pytest.param(x, marks=pytest.mark.slow) for x in list_fusions() if x != "sum")],
-)
+def beside(*quick: str) -> list[Any]:
+    """Return all fusions, of which CI tries some: a regression of one is rare, a sweep is long."""
+    slow, nightly = pytest.mark.slow, pytest.mark.nightly
+    return [
+        x if x in quick else pytest.param(x, marks=slow if x in QUICK else nightly)
+        for x in list_fusions()
+    ]
+
+
+@pytest.mark.parametrize("name", beside(*QUICK))
+def test_it_compiles_whole(name: str) -> None:
+    CHECKS[COMPILE](fusions.maker(name))
+
+
+@pytest.mark.parametrize("name", beside("sum"))
 def test_it_runs_in_torch_export_and_onnx_at_any_size(name: str) -> None:
     CHECKS[EXPORT](fusions.maker(name))
 

@@ -288,7 +288,7 @@ def test_a_damaged_file_is_refused_in_one_line(
     assert message in str(error.value)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sets_and_intervals_for_90_percent_cover_88_to_92_on_average_over_20_splits(
     tmp_path: Path,
 ) -> None:

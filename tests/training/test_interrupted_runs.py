@@ -35,14 +35,14 @@ def can_mount(folder: Path) -> bool:
     return True
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_run_goes_on_to_the_bits_of_an_undisturbed_one() -> None:
     lines = faults("killed", "killed_in_writing", sample=2)
     assert len(lines) == 4
     assert all("bit for bit" in line for line in lines)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_full_disk_ends_a_run_in_one_line_and_it_goes_on_later(tmp_path: Path) -> None:
     if not can_mount(tmp_path):
         pytest.skip("no small disk can be mounted here")
@@ -51,7 +51,7 @@ def test_a_full_disk_ends_a_run_in_one_line_and_it_goes_on_later(tmp_path: Path)
     assert "bit for bit" in line
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_process_killed_under_torchrun_ends_all_and_they_go_on() -> None:
     (line,) = faults("processes", sample=1)
     assert "one of two" in line

@@ -24,7 +24,6 @@ RUN = ["--data.name", "interactions", "--data.samples", "400", "--log", "none", 
 RUN += ["--train.epochs", "16", "--train.save_every", str(EVERY), "--train.log_every", "1"]
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(os.geteuid() != 0, reason="only root makes network namespaces"),
     pytest.mark.skipif(shutil.which("ip") is None, reason="needs the command ip (iproute2)"),
 ]
@@ -155,6 +154,7 @@ def assert_same_run(first: Path, second: Path) -> None:
         assert results[0][part] == results[1][part]
 
 
+@pytest.mark.slow
 def test_two_hosts_learn_what_two_processes_of_one_host_learn(
     hosts: Hosts, one_host: Path, tmp_path: Path
 ) -> None:
@@ -164,6 +164,7 @@ def test_two_hosts_learn_what_two_processes_of_one_host_learn(
     assert_same_run(one_host, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_host_that_dies_and_comes_back_loses_no_more_than_the_steps_since_the_last_checkpoint(
     hosts: Hosts, one_host: Path, tmp_path: Path
 ) -> None:
@@ -180,6 +181,7 @@ def test_a_host_that_dies_and_comes_back_loses_no_more_than_the_steps_since_the_
     assert_same_run(one_host, out)
 
 
+@pytest.mark.nightly
 def test_a_host_that_is_cut_off_is_left_behind(hosts: Hosts, tmp_path: Path) -> None:
     out = tmp_path / "run"
     run = [*RUN, "--dist.timeout", "8", "--resume", "auto", "--out", str(out)]
