@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,10 +34,12 @@ SVG_SIDE = 512  # pixels of the rendered drawing's longer side
 MAX_MEMORY = 2 << 30  # bytes
 MAX_SECONDS = 10  # of CPU time
 
-# The library opens files that a drawing refers to, wherever they are: such drawings are refused.
+# What is neither a data URL (with a comma before any "#") nor a name in the drawing, the library
+# opens as a file, wherever it is: such drawings are refused. Its working folder is empty, so that
+# no relative path leads anywhere.
 # Patterns, masks and filter regions may be huge, whatever the drawing's size: the Rust library then
 # fails to allocate memory and aborts its process. The limits make that happen early.
-RENDER = """
+RENDER = r"""
 import sys
 side, memory, seconds = map(int, sys.argv[1:])
 try:
@@ -56,8 +59,9 @@ try:
     text = sys.stdin.buffer.read().decode()
     for element in ElementTree.fromstring(text).iter():
         for name, value in element.attrib.items():
-            link = value.strip()
-            if name.rpartition("}")[2] == "href" and not re.match("#|data:|$", link):
+            link = value.strip(" \t\r\n")  # as the library does; strip() removes more
+            is_inside = re.fullmatch(r"(?s:data:[^,#]*,.*)|#[^/\\]*|", link)
+            if name.rpartition("}")[2] == "href" and not is_inside:
                 if element.tag.rpartition("}")[2] != "a":  # where a click would lead
                     raise ValueError(f"it refers to the file {link[:80]!r}: embed it instead")
     # Without a resolution a size in mm, pt or in is read as 0; 96 is that of CSS.
@@ -75,9 +79,15 @@ def render(data: bytes, path: str) -> bytes:
     limits = [str(x) for x in (SVG_SIDE, MAX_MEMORY, MAX_SECONDS)]
     command = [sys.executable, "-P", "-c", RENDER, *limits]
     try:
-        done = subprocess.run(
-            command, input=data, capture_output=True, timeout=30 * MAX_SECONDS, check=False
-        )
+        with TemporaryDirectory() as empty:
+            done = subprocess.run(
+                command,
+                input=data,
+                capture_output=True,
+                timeout=30 * MAX_SECONDS,
+                check=False,
+                cwd=empty,
+            )
     except subprocess.TimeoutExpired:
         raise _too_costly(path, f"{30 * MAX_SECONDS} s") from None
     if done.returncode == 0:

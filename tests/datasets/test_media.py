@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import struct
 import zlib
@@ -236,6 +237,60 @@ def test_a_drawing_that_the_renderer_cannot_bear_is_one_error(
         decode_image(path)
     assert "hostile.svg" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("folder", ["data:a", "#", "data:a#,", "#a"])
+@pytest.mark.parametrize(
+    "element",
+    [
+        '<image href="{}" width="9" height="9"/>',
+        '<image xlink:href=" {}" width="9" height="9"/>',
+        '<filter id="f"><feImage href="{}"/></filter><rect width="9" height="9" filter="url(#f)"/>',
+    ],
+)
+def test_a_link_that_only_begins_like_one_into_the_drawing_is_refused(
+    element: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    (data / folder).mkdir(parents=True)
+    saved(Image.new("RGB", (9, 9), RED), tmp_path / "secret.png")
+    monkeypatch.chdir(data)
+    drawing = element.format(f"{folder}/../../secret.png")
+    (data / "a.svg").write_text(f'{SVG}width="9" height="9">{drawing}</svg>')
+    with pytest.raises(FusionZooError, match=r"a\.svg cannot .* refers to the file '(data:|#)"):
+        decode_image(data / "a.svg")
+
+
+def test_a_drawing_inside_a_drawing_opens_no_file(tmp_path: Path) -> None:
+    secret = saved(Image.new("RGB", (9, 9), RED), tmp_path / "secret.png")
+    size = 'width="9" height="9"'
+    inner = f'{SVG}{size}><image href="{secret}" {size}/></svg>'.encode()
+    link = f"data:image/svg+xml;base64,{base64.b64encode(inner).decode()}"
+    drawing = f'{SVG}{size}><image href="{link}" {size}/></svg>'
+    assert (decode_image(drawing.encode()) == 255).all()
+
+
+def test_links_to_data_and_to_names_in_the_drawing_are_rendered() -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (9, 9), RED).save(buffer, "PNG")
+    link = f"data:image/png;base64,\n{base64.b64encode(buffer.getvalue()).decode()}"
+    size = 'width="9" height="9"'
+    for drawing in (
+        f'<image href="{link}" {size}/>',
+        f'<defs><rect id="a-b.c" {size} fill="#c81e28"/></defs><use xlink:href="#a-b.c"/>',
+    ):
+        image = decode_image(f"{SVG}{size}>{drawing}</svg>".encode())
+        assert image[:, 256, 256].tolist() == list(RED)
+
+
+def test_drawings_are_rendered_in_an_empty_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.png").touch()
+    monkeypatch.setattr("fusionzoo.datasets.media.RENDER", "import os; exit(str(os.listdir()))")
+    with pytest.raises(FusionZooError, match=r"a drawing: \[\]$"):
+        decode_image(f"{SVG}/>".encode())
 
 
 def test_pictures_come_from_bytes_objects_and_arrays_too() -> None:
