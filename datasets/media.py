@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, one_line, warn_of_file
 from fusionzoo.files import read_cells
 from fusionzoo.targets import decimal_hint
 
@@ -176,6 +176,7 @@ ARRAYS = {".npy"}
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "DIB", "TIFF", "WEBP")
 SVG_STARTS = (b"<svg ", b"<?xml", b"<!DOCTYPE svg")
 ROWS = 64  # of an image that are scaled at a time
+SAMPLE_FORMAT, SIGNED, BITS = 339, 2, 258  # of TIFF
 PNG = b"\x89PNG\r\n\x1a\n"
 SUFFIXES = {"image": IMAGES, "audio": CLIPS, "text": TEXTS, "vector": ARRAYS, "sequence": ARRAYS}
 
@@ -234,7 +235,7 @@ def decode_image(source: Any) -> Tensor:
         check_image(image.shape[2], image.shape[1], "the image")
         return image
     if not isinstance(source, str | Path | bytes):
-        return _to_rgb(_load(_open(source, "the image"), "the image"))
+        return _to_rgb(_load(_open(source, "the image"), "the image"), "the image")
     path, data = _read(source, "image file")
     data = render(data, path) if _is_svg(path, data) else data
     if data.startswith(b"\xff\xd8\xff"):  # torchvision decodes it exactly like Pillow, and faster
@@ -244,7 +245,7 @@ def decode_image(source: Any) -> Tensor:
         else:
             check_image(*size, path)
         return _decode_jpeg(data, path)
-    return _to_rgb(_load(_open(data, path), path))
+    return _to_rgb(_load(_open(data, path), path), path)
 
 
 def _decode_jpeg(data: bytes, path: str) -> Tensor:
@@ -310,6 +311,12 @@ def _open(source: Any, path: str) -> Any:
     check_image(image.width, image.height, path)
     if contents.startswith(PNG):
         _check_png(contents, path)
+    tags = getattr(image, "tag_v2", {})
+    if tags.get(SAMPLE_FORMAT, (1,))[0] == SIGNED and tags.get(BITS, (1,))[0] == 8:
+        raise FusionZooError(
+            f"{path} has signed values of 8 bits, which would be read as unsigned: add 128, and"
+            " store it as unsigned"
+        )
     return image
 
 
@@ -328,12 +335,12 @@ def _is_svg(path: str, data: bytes) -> bool:
     return path.lower().endswith(".svg") or data.lstrip().startswith(SVG_STARTS)
 
 
-def _to_rgb(image: Any) -> Tensor:
+def _to_rgb(image: Any, path: str) -> Tensor:
     """Blend with white where transparent, and convert to RGB."""
     from PIL import Image
 
     if image.mode.startswith(("I", "F")):  # 16 bits and more: Pillow would clip, not scale
-        image = Image.fromarray(_scaled_to_bytes(np.asarray(image), image.mode))
+        image = Image.fromarray(_scaled_to_bytes(np.asarray(image), image.mode, path))
     if "A" in image.getbands() or "transparency" in image.info:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
@@ -342,14 +349,25 @@ def _to_rgb(image: Any) -> Tensor:
     return torch.from_numpy(rgb).permute(2, 0, 1).contiguous()
 
 
-def _scaled_to_bytes(values: np.ndarray, mode: str) -> np.ndarray:
+def _scaled_to_bytes(values: np.ndarray, mode: str, path: str) -> np.ndarray:
     """Scale 16-bit or 32-bit values to uint8, some rows at a time to save memory."""
-    highest = float(values.max())
-    if not np.isfinite(highest):
-        raise FusionZooError("the image contains values that are not finite")
+    lowest, highest = float(values.min()), float(values.max())
+    if not (np.isfinite(lowest) and np.isfinite(highest)):
+        raise FusionZooError(f"{path} contains values that are not finite")
     # The range of 32-bit values is unknown: assume the smallest usual one that contains them.
     ranges = (65535,) if mode.startswith("I;16") else (1, 255, 65535)
     top = next((top for top in ranges if highest <= top), highest)
+    if lowest < -top / 255:  # less than a grey level: an error of rounding
+        raise FusionZooError(
+            f"{path} has values from {lowest:g} to {highest:g}, and black would be 0: map a range"
+            " that is the same for all images to 0..65535, and store them as 16 bits, unsigned"
+        )
+    if top not in ranges:
+        warn_of_file(
+            path,
+            "values above 65535 are divided by the image's own maximum; divide those of all images"
+            " by the same",
+        )
     scaled = np.empty(values.shape, np.uint8)
     for start in range(0, len(values), ROWS):
         rows = slice(start, start + ROWS)

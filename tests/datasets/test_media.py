@@ -14,7 +14,7 @@ import pytest
 import resvg_py
 import soundfile
 import torch
-from PIL import Image
+from PIL import Image, TiffImagePlugin
 
 from fusionzoo.datasets.audio import decode_audio
 from fusionzoo.datasets.media import decode, decode_image, decode_text, jpeg_size
@@ -85,6 +85,58 @@ def test_a_dark_picture_of_sixteen_bits_stays_dark(tmp_path: Path) -> None:
 def test_of_thirty_two_bits_the_usual_range_is_taken(largest: float, grey: int) -> None:
     wide = np.array([[0, largest / 2, largest]], dtype=np.float32)
     assert decode_image(Image.fromarray(wide))[0, 0].tolist() == [0, grey, 255]
+
+
+RAMP = np.linspace(0, 1, 64)[None]
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ((2 * RAMP - 1).astype(np.float32), "has values from -1 to 1, and black would be 0"),
+        ((255 * RAMP - 20).astype(np.float32), "has values from -20 to 235"),
+        ((-4 * RAMP - 1).astype(np.float32), "has values from -5 to -1"),
+        ((3000 * RAMP - 1000).astype(np.int32), "has values from -1000 to 2000"),
+        ((3000 * RAMP - 1000).astype(np.int16), "has values from -1000 to 2000"),
+        (np.where(RAMP < 0.1, -np.inf, RAMP).astype(np.float32), "that are not finite"),
+        (np.where(RAMP > 0.9, np.nan, RAMP).astype(np.float32), "that are not finite"),
+    ],
+)
+def test_a_picture_with_values_that_have_no_grey_is_refused(
+    values: np.ndarray, reason: str, tmp_path: Path
+) -> None:
+    path = saved(Image.fromarray(values), tmp_path / "scan.tiff")
+    with pytest.raises(FusionZooError, match=rf"scan\.tiff .*{reason}"):
+        decode_image(path)
+    with pytest.raises(FusionZooError, match=rf"the image .*{reason}"):
+        decode_image(Image.fromarray(values))
+
+
+def test_errors_of_rounding_below_zero_are_black() -> None:
+    nearly = np.array([[-1e-6, 0.5, 1.0]], np.float32)
+    assert decode_image(Image.fromarray(nearly))[0, 0].tolist() == [0, 127, 255]
+
+
+def test_signed_values_of_eight_bits_are_refused(tmp_path: Path) -> None:
+    tags = TiffImagePlugin.ImageFileDirectory_v2()
+    tags[339] = 2  # signed, which Pillow ignores
+    path = saved(Image.new("L", (6, 4), 200), tmp_path / "scan.tiff", tiffinfo=tags)
+    with pytest.raises(FusionZooError, match=r"scan\.tiff has signed values of 8 bits"):
+        decode_image(path)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_values_beyond_the_usual_ranges_are_scaled_and_said(
+    dtype: Any,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fusionzoo.errors._warned", {})
+    path = saved(Image.fromarray((100_000 * RAMP).astype(dtype)), tmp_path / "scan.tiff")
+    assert len(decode_image(path).unique()) == 64
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"{path}: values above 65535 are divided by the image's")
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "tiff", "webp"])
