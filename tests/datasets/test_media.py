@@ -14,7 +14,7 @@ import pytest
 import resvg_py
 import soundfile
 import torch
-from PIL import Image, TiffImagePlugin
+from PIL import Image, ImageOps, PngImagePlugin, TiffImagePlugin
 
 from fusionzoo.datasets.audio import decode_audio
 from fusionzoo.datasets.media import decode, decode_image, decode_text, jpeg_size
@@ -139,12 +139,93 @@ def test_values_beyond_the_usual_ranges_are_scaled_and_said(
     assert record.getMessage().startswith(f"{path}: values above 65535 are divided by the image's")
 
 
-@pytest.mark.parametrize("suffix", ["jpg", "png", "tiff", "webp"])
-def test_the_cameras_orientation_is_applied(suffix: str, tmp_path: Path) -> None:
+BLOCKS = np.kron(np.arange(6).reshape(2, 3) * 40, np.ones((16, 16))).astype(np.uint8)  # no symmetry
+
+
+def orientation_tag(value: int, form: str = "H", order: str = ">", count: int = 1) -> bytes:
+    """EXIF with an orientation as a number, or a list, of 8, 16 or 32 bits."""
+    types = {"B": 1, "H": 3, "I": 4}
+    values = struct.pack(order + form * count, *[value] * count).ljust(4, b"\0")
+    entry = struct.pack(order + "HHI", 0x0112, types[form], count) + values
+    start = b"MM\0*\0\0\0\x08" if order == ">" else b"II*\0\x08\0\0\0"
+    return start + struct.pack(order + "H", 1) + entry + bytes(4)
+
+
+def segment(contents: bytes) -> bytes:
+    return b"\xff\xe1" + struct.pack(">H", len(contents) + 2) + contents
+
+
+def xmp(text: str) -> bytes:
+    return f"<x:xmpmeta xmlns:x='adobe:ns:meta/'>{text}</x:xmpmeta>".encode()
+
+
+def in_jpeg(*segments: bytes) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(BLOCKS).save(buffer, "JPEG", quality=95)
+    data = buffer.getvalue()
+    return data[:2] + b"".join(map(segment, segments)) + data[2:]
+
+
+EXIF, XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
+PLACEMENTS = {
+    "none": [],
+    "8 bits": [EXIF + orientation_tag(6, "B")],
+    "little-endian": [EXIF + orientation_tag(6, order="<")],
+    "32 bits": [EXIF + orientation_tag(8, "I", "<")],
+    "a list": [EXIF + orientation_tag(6, count=2)],
+    "header twice": [EXIF + EXIF + orientation_tag(5)],
+    "behind XMP": [XMP + xmp(""), EXIF + orientation_tag(7)],
+    "XMP": [XMP + xmp("<tiff:Orientation>6</tiff:Orientation>")],
+    "an attribute of XMP": [XMP + xmp('<a tiff:Orientation="8"/>')],
+    "EXIF before XMP": [EXIF + orientation_tag(1), XMP + xmp('<a tiff:Orientation="8"/>')],
+    "upright, then not": [XMP + xmp('<a tiff:Orientation="1"/>'), EXIF + orientation_tag(3)],
+    "two segments": [EXIF + orientation_tag(1), EXIF + orientation_tag(6)],
+    "another place": [b"other\0" + orientation_tag(6)],
+    "99": [EXIF + orientation_tag(99)],
+}
+
+
+def as_pillow_turns(data: bytes) -> torch.Tensor:
+    with Image.open(io.BytesIO(data)) as image:
+        turned = ImageOps.exif_transpose(image).convert("RGB")
+    return torch.from_numpy(np.array(turned)).permute(2, 0, 1)
+
+
+@pytest.mark.filterwarnings("ignore:Metadata Warning, tag 274 had too many entries")
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_jpeg_is_turned_as_pillow_turns_it(placement: str) -> None:
+    data = in_jpeg(*PLACEMENTS[placement])
+    assert torch.equal(decode_image(data), as_pillow_turns(data))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("suffix", ["jpeg", "png", "tiff", "webp"])
+def test_every_orientation_is_applied_in_every_format(suffix: str, orientation: int) -> None:
     exif = Image.Exif()
-    exif[0x0112] = 6  # turned by a quarter
-    path = saved(Image.new("RGB", (6, 4), RED), tmp_path / f"a.{suffix}", exif=exif)
-    assert decode_image(path).shape == (3, 6, 4)
+    exif[0x0112] = orientation
+    by_xmp = xmp(f'<a tiff:Orientation="{orientation}"/>')
+    text = PngImagePlugin.PngInfo()
+    text.add_itxt("XML:com.adobe.xmp", by_xmp.decode())
+    settings: list[dict[str, Any]] = [{"exif": exif}]
+    settings += [{"pnginfo": text}] if suffix == "png" else []
+    settings += [{"xmp": by_xmp}] if suffix in ("jpeg", "webp") else []
+    for setting in settings:
+        buffer = io.BytesIO()
+        Image.fromarray(BLOCKS).convert("RGB").save(buffer, suffix, **setting)
+        image = decode_image(buffer.getvalue())
+        assert torch.equal(image, as_pillow_turns(buffer.getvalue()))
+        assert image.shape[1:] == ((48, 32) if orientation > 4 else (32, 48))
+
+
+def test_an_image_whose_exif_cannot_be_read_is_not_turned_which_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fusionzoo.errors._warned", {})
+    for suffix, exif in (("png", b"XX\0*" + bytes(9)), ("webp", b"MM\0*")):
+        damaged = saved(Image.fromarray(BLOCKS), tmp_path / f"a.{suffix}", exif=EXIF + exif)
+        assert decode_image(damaged).shape == (3, 32, 48)
+        reason = "its EXIF cannot be read, and so the image is not turned"
+        assert caplog.records[-1].getMessage() == f"{damaged}: {reason}"
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
