@@ -302,7 +302,8 @@ def in_format(kind: str, wave: np.ndarray = TONE) -> bytes:
     buffer = io.BytesIO()
     endian = "BIG" if kind == "RIFX" else None
     kind = kind.replace("RIFX", "WAV")
-    soundfile.write(buffer, wave, 16_000, format=kind, subtype="PCM_16", endian=endian)
+    subtype = None if kind == "MP3" else "PCM_16"
+    soundfile.write(buffer, wave, 16_000, format=kind, subtype=subtype, endian=endian)
     data = bytearray(buffer.getvalue())
     if kind == "RF64":
         data[20:28] = bytes(8)  # the length of the file, which the marker in `FIELDS` includes
@@ -416,6 +417,35 @@ def test_bytes_that_a_header_leaves_out_are_said(
         assert len(decode_audio(path).samples) == 4000
         reason = "bytes behind its samples are left out by its header, and not read"
         assert caplog.records[-1].getMessage() == f"{path}: {reason}"
+
+
+MP3 = in_format("MP3")
+MP3_TAG = b"ID3\4\0\0\0\0\2\0" + bytes(256)  # 2 * 128 bytes, 7 bits of each byte
+
+
+@pytest.mark.parametrize("data", [MP3 + bytes(500), MP3 + MP3, MP3_TAG + MP3 + MP3])
+def test_an_mp3_of_another_length_is_named_and_the_library_prints_nothing(
+    data: bytes,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "joined.mp3"
+    path.write_bytes(data)
+    assert torch.equal(decode_audio(path).samples, decode_audio(MP3).samples)
+    (record,) = caplog.records
+    reason = "its header announces another number of bytes than it holds"
+    assert record.getMessage() == f"{path}: {reason}"
+    assert capfd.readouterr().err == ""
+
+
+def test_a_whole_mp3_is_read_without_a_word(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for data in (MP3, MP3_TAG + MP3):
+        assert len(decode_audio(data).samples) >= len(TONE)
+    assert not caplog.records
+    assert capfd.readouterr().err == ""
 
 
 # ---- formats that cannot seek

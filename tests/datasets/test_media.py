@@ -259,6 +259,28 @@ def test_a_png_whose_pixels_are_damaged_is_refused_and_ends_no_process(tmp_path:
         decode_image(whole[: first - 8] + chunk + whole[-12:])
 
 
+@pytest.mark.parametrize(
+    ("name", "contents"),
+    [
+        (b"iCCP", b"icc\0\0" + zlib.compress(b"no profile")),
+        (b"sRGB", b"\x09"),
+        (b"cHRM", bytes(32)),
+        (b"tRNS", bytes(6)),
+    ],
+)
+def test_odd_metadata_of_a_png_print_nothing(
+    name: bytes, contents: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Decoders that use libpng may warn on stderr, without the file's name."""
+    buffer = io.BytesIO()
+    Image.fromarray(BLOCKS).convert("RGB").save(buffer, "PNG")
+    data = buffer.getvalue()
+    chunk = struct.pack(">I", len(contents)) + name + contents
+    chunk += struct.pack(">I", zlib.crc32(name + contents))
+    assert decode_image(data[:33] + chunk + data[33:]).shape == (3, 32, 48)
+    assert capfd.readouterr().err == ""
+
+
 def test_one_colour_of_an_rgb_png_may_be_transparent(tmp_path: Path) -> None:
     path = saved(Image.new("RGB", (2, 2), RED), tmp_path / "a.png", transparency=RED)
     assert (decode_image(path) == 255).all()
