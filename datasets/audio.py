@@ -111,7 +111,7 @@ def take_handle(source: Path | bytes) -> Any:
 # and WAV), arecord, FFmpeg. Some count the header, others round to whole blocks.
 PLACEHOLDERS = (0x7F000000, 0x7FFFF000, 0x80000000, 0xFFFFFFFF, (1 << 63) - 1, (1 << 64) - 1)
 ROUNDED = 4096  # bytes by which a length may differ from a placeholder
-HEAD = 4096  # bytes, which contain the header of most files
+HEAD = 512  # bytes, which contain the header of most files
 XING = 64  # bytes of an MP3's first frame that contain a header with the length, if any
 PAGE = 65_307  # bytes of the longest OGG page
 
@@ -174,6 +174,8 @@ def check_length(source: Path | bytes, name: str) -> Repair | None:
     size = _size(source, name)
     with io.BytesIO(source) if isinstance(source, bytes) else io.FileIO(source) as file:
         head = file.read(HEAD)
+        if head[:4] == b"fLaC":
+            return None  # the audio library raises an error for one that was cut off
         if head[:4] == b"OggS":
             _check_whole(_missing_in_ogg(file, size), name)
         if head[:3] == b"ID3" or head[:1] == b"\xff":
@@ -420,7 +422,10 @@ class AudioFile:
     def read(self, start: int, count: int) -> Tensor:
         """Return samples `start` to `start + count`, float32 (count,); fewer at the end."""
         count = min(count, self.frames - start)
-        with _open(self.source, self.repair, take_handle(self.source)) as file:
+        handle = take_handle(self.source)
+        if handle is None:
+            _size(self.source, _name(self.source))
+        with _open(self.source, self.repair, handle) as file:
             _go_to(file, self.offset + start)
             samples = _read_mono(file, count)
         if len(samples) < count:
@@ -610,8 +615,6 @@ def _open(source: Path | bytes, repair: Repair | None = None, opened: Any = None
     import soundfile
 
     name = _name(source)
-    if opened is None:
-        _size(source, name)
     file = opened
     try:
         file = open_handle(source, repair) if opened is None else opened

@@ -152,9 +152,12 @@ def jpeg_orientation(data: bytes) -> int | None:
     Pillow takes a fifth of the time of decoding to tell, so plain files are spared that.
     """
     exif, has_xmp, position = b"", False, 2
-    while position + 4 <= len(data) and data[position] == 0xFF and data[position + 1] != 0xDA:
-        end = position + 2 + int.from_bytes(data[position + 2 : position + 4])
-        if data[position + 1] == 0xE1:
+    while position + 4 <= len(data) and data[position] == 0xFF:
+        marker = data[position + 1]
+        if marker == 0xDA:  # where the pixels start
+            break
+        end = position + 2 + (data[position + 2] << 8) + data[position + 3]
+        if marker == 0xE1:
             metadata = data[position + 4 : end]
             if metadata.startswith(EXIF) and exif:
                 return None
@@ -162,7 +165,7 @@ def jpeg_orientation(data: bytes) -> int | None:
                 exif = metadata
             has_xmp |= b"Orientation" in metadata
         position = end
-    if data[position : position + 2] != b"\xff\xda":
+    else:
         return None
     orientation = _exif_orientation(exif[len(EXIF) :]) if exif else 0
     return orientation or (None if has_xmp or orientation is None else 1)
