@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import mmap
 import os
 import struct
 import threading
@@ -17,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, one_line, warn_of_file
 from fusionzoo.structures import Audio
 
 from .arrays import ArrayItem
-from .budgets import BRANDS, check_budget, file_size, how_to_convert, is_audio
+from .budgets import BRANDS, BUDGETS, check_budget, file_size, how_to_convert, is_audio
 
 MOST_KEPT = 64  # files that a thread keeps open: loaders decode a batch, then prepare it
 
@@ -57,9 +58,25 @@ def _reader() -> Any:
     return Reader
 
 
-def open_handle(source: Path | bytes) -> Any:
-    """Open a file, as a `soundfile.SoundFile`."""
-    return _reader()(io.BytesIO(source) if isinstance(source, bytes) else source)
+class _View(mmap.mmap):
+    """A private copy of a file; as in a file, a position may be sought behind its end."""
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> None:
+        start = (0, self.tell(), len(self))[whence]
+        super().seek(min(start + offset, len(self)))
+
+
+def open_handle(source: Path | bytes, repair: Repair | None = None) -> Any:
+    """Open a file, as a `soundfile.SoundFile`, with another length in its header if need be."""
+    file: Any = io.BytesIO(source) if isinstance(source, bytes) else source
+    if repair is not None:
+        if isinstance(source, Path):
+            with source.open("rb") as opened:
+                file = _View(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+        file.seek(repair.field)
+        file.write(repair.length)
+        file.seek(0)
+    return _reader()(file)
 
 
 def is_seekable(file: Any) -> bool:
@@ -90,33 +107,170 @@ def take_handle(source: Path | bytes) -> Any:
     return _kept.here().pop(id(source), (None, None))[1]
 
 
-UNKNOWN = (0, 0xFFFFFFFF)  # sizes that programs write into a pipe, not knowing the length
+# Lengths that programs write into a pipe, where they do not know the real one, besides 0: SoX (AIFF
+# and WAV), arecord, FFmpeg. Some count the header, others round to whole blocks.
+PLACEHOLDERS = (0x7F000000, 0x7FFFF000, 0x80000000, 0xFFFFFFFF, (1 << 63) - 1, (1 << 64) - 1)
+ROUNDED = 4096  # bytes by which a length may differ from a placeholder
+HEAD = 512  # bytes, which contain the header of most files
+XING = 64  # bytes of an MP3's first frame that contain a header with the length, if any
 PAGE = 65_307  # bytes of the longest OGG page
 
 
-def missing_bytes(source: Path | bytes) -> int:
-    """Return how many bytes a WAV or OGG file announces beyond its end; 0 for whole ones."""
-    with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
-        head = file.read(12)
-        size = file.seek(0, io.SEEK_END)
-        if head[:4] in (b"RIFF", b"RIFX") and head[8:12] == b"WAVE":
-            return _missing_in_wav(file, size, "<" if head[:4] == b"RIFF" else ">")
+@dataclass(frozen=True)
+class Layout:
+    """How a format of chunks (name, length, contents) stores samples."""
+
+    form: str = "<I"  # of a length, as `struct` has it
+    first: int = 12  # position of the first chunk
+    name_bytes: int = 4
+    samples: bytes = b"data"  # the name of the samples' chunk
+    extra: int = 0  # bytes of that chunk before the samples
+    counts_header: bool = False  # whether the length includes name and length
+    multiple: int = 2  # bytes to which a chunk is padded
+
+    @property
+    def header(self) -> int:
+        return self.name_bytes + struct.calcsize(self.form)
+
+    def padded(self, end: int) -> int:
+        return end + -end % self.multiple
+
+
+WAVE64 = Layout("<Q", 40, 16, bytes.fromhex("64617461f3acd3118cd100c04f8edb8a"), 0, True, 8)
+LAYOUTS = {
+    **dict.fromkeys((b"RIFF", b"RF64", b"BW64"), Layout()),
+    b"RIFX": Layout(">I"),
+    b"FORM": Layout(">I", samples=b"SSND", extra=8),  # AIFF
+    b"riff": WAVE64,
+}
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Where a header says that the samples are."""
+
+    start: int
+    end: int
+    field: int  # position of the length in the header
+    form: str  # of the length, as `struct` has it
+    counted: int = 0  # bytes before the samples that the length includes
+    layout: Layout | None = None
+
+
+@dataclass(frozen=True)
+class Repair:
+    """The length that replaces the one in a file's header."""
+
+    field: int
+    length: bytes
+
+
+def check_length(source: Path | bytes, name: str) -> Repair | None:
+    """Compare the length in a header with the file; return what opening it needs to replace.
+
+    A file that was cut off is an error. All is read of one that was written into a pipe, and has
+    a placeholder or 0 as its length: that is said, and so are bytes that the header leaves out.
+    """
+    size = _size(source, name)
+    with io.BytesIO(source) if isinstance(source, bytes) else io.FileIO(source) as file:
+        head = file.read(HEAD)
+        if head[:4] == b"fLaC":
+            return None  # the audio library raises an error for one that was cut off
         if head[:4] == b"OggS":
-            return _missing_in_ogg(file, size)
-    return 0
+            _check_whole(_missing_in_ogg(file, size), name)
+        if head[:3] == b"ID3" or head[:1] == b"\xff":
+            return _check_mp3(file, size, name)
+        extent = _find_extent(file, head, size)
+        if extent is None:  # another format, or no samples: left to the audio library
+            return None
+        is_empty = extent.end <= extent.start
+        end = extent.start if is_empty else extent.end
+        if end == size or (end < size and _are_chunks(file, extent.layout, end, size)):
+            return None
+    length = end - extent.start + extent.counted
+    is_placeholder = any(abs(length - known) <= ROUNDED for known in PLACEHOLDERS)
+    if not is_empty and not (end > size and is_placeholder):
+        _check_whole(max(0, end - size), name)
+        warn_of_file(name, "bytes behind its samples are left out by its header, and not read")
+        return None
+    warn_of_file(name, "its header has no length, as that of a stream; all that it holds is read")
+    if extent.form.endswith("I") and not is_empty:
+        return None  # the audio library then reads to the end
+    return Repair(extent.field, struct.pack(extent.form, size - extent.start + extent.counted))
 
 
-def _missing_in_wav(file: BinaryIO, size: int, order: str) -> int:
-    """Walk over the chunks until that of the samples."""
-    position = 12
-    while position + 8 <= size:
-        file.seek(position)
-        name, length = struct.unpack(f"{order}4sI", file.read(8))
-        if name == b"data":
-            end = position + 8 + length
-            return 0 if length in UNKNOWN else max(0, end - size)
-        position += 8 + length + length % 2
-    return 0  # no samples: libsndfile raises an error
+def _find_extent(file: BinaryIO, head: bytes, size: int) -> Extent | None:
+    """Return where the header says that the samples are; None where it does not."""
+    if head[:4] in (b".snd", b"dns.") and len(head) >= 24:
+        form = ">I" if head[:1] == b"." else "<I"
+        (start,), (length,) = struct.unpack(form, head[4:8]), struct.unpack(form, head[8:12])
+        return Extent(start, start + length, 8, form)
+    layout = LAYOUTS.get(head[:4])
+    if layout is None:
+        return None
+    long_field = long_length = 0  # of RF64: 64 bits, in a chunk of their own
+    for position, name, length in _chunks(file, head, layout, layout.first, size):
+        start = position + layout.header + layout.extra
+        if name == b"ds64":
+            long_field = start + 8
+            file.seek(long_field)
+            long_length = int.from_bytes(file.read(8), "little")
+        elif name == layout.samples and long_field:
+            return Extent(start, start + long_length, long_field, "<Q", 0, layout)
+        elif name == layout.samples:
+            field = position + layout.name_bytes
+            counted = layout.extra + layout.header * layout.counts_header
+            return Extent(start, start + length - counted, field, layout.form, counted, layout)
+    return None
+
+
+def _chunks(
+    file: BinaryIO, head: bytes, layout: Layout, position: int, size: int
+) -> Iterator[tuple[int, bytes, int]]:
+    """Yield position, name and length of each chunk, whose length may exceed the file."""
+    while position + layout.header <= size:
+        start = head[position : position + layout.header]
+        if len(start) < layout.header:
+            file.seek(position)
+            start = file.read(layout.header)
+        (length,) = struct.unpack(layout.form, start[layout.name_bytes :])
+        yield position, start[: layout.name_bytes], length
+        contents = max(0, length - layout.header) if layout.counts_header else length
+        position = layout.padded(position + layout.header + contents)
+
+
+def _are_chunks(file: BinaryIO, layout: Layout | None, end: int, size: int) -> bool:
+    """Return whether what follows the samples, to the file's end, are chunks and no samples."""
+    if layout is None:
+        return False
+    end = layout.padded(end)
+    for position, name, length in _chunks(file, b"", layout, end, size):
+        if not (name[:4].isascii() and name[:4].decode().isprintable()):
+            return False
+        end = position + length + (0 if layout.counts_header else layout.header)
+    return size <= layout.padded(end) and end <= layout.padded(size)
+
+
+def _check_mp3(file: BinaryIO, size: int, name: str) -> Repair | None:
+    """Compare the bytes that the first frame of an MP3 may announce with the file.
+
+    The audio library would warn on stderr, without the file's name, where more than 1 % differ.
+    """
+    file.seek(0)
+    tag = file.read(10)  # of ID3: its length is stored in 7 bits of each byte
+    shifted = zip(tag[6:], (21, 14, 7, 0), strict=False)
+    start = 10 + sum(byte << shift for byte, shift in shifted) if tag[:3] == b"ID3" else 0
+    file.seek(start)
+    frame = file.read(XING)
+    header = max(frame.find(b"Xing"), frame.find(b"Info"))
+    if header < 0 or len(frame) < XING or not frame[header + 7] & 2:
+        return None
+    field = header + (12 if frame[header + 7] & 1 else 8)
+    announced, real = int.from_bytes(frame[field : field + 4]), size - start
+    if not announced or abs(announced - real) * 100 <= real:
+        return None
+    warn_of_file(name, "its header announces another number of bytes than it holds")
+    return Repair(start + field, struct.pack(">I", min(real, 0xFFFFFFFF)))
 
 
 def _missing_in_ogg(file: BinaryIO, size: int) -> int:
@@ -263,12 +417,16 @@ class AudioFile:
     rate: int  # Hz
     frames: int
     offset: int = 0  # samples of the file before the clip
+    repair: Repair | None = None
 
     def read(self, start: int, count: int) -> Tensor:
         """Return samples `start` to `start + count`, float32 (count,); fewer at the end."""
         count = min(count, self.frames - start)
-        with _open(self.source, take_handle(self.source)) as file:
-            file.seek(self.offset + start)
+        handle = take_handle(self.source)
+        if handle is None:
+            _size(self.source, _name(self.source))
+        with _open(self.source, self.repair, handle) as file:
+            _go_to(file, self.offset + start)
             samples = _read_mono(file, count)
         if len(samples) < count:
             announced = self.offset + self.frames
@@ -305,20 +463,19 @@ def decode_audio(source: Any) -> Audio | AudioFile:
         )
     source = Path(source) if isinstance(source, str) else source
     name = _name(source)
-    with _open(source) as file:
+    repair = check_length(source, name)
+    with _open(source, repair) as file:
         rate, frames = file.samplerate, file.frames
         check_budget("rate", rate, name)
-        if file.format != "FLAC":  # libsndfile raises an error for one that was cut off
-            _check_whole(source, name)
-        if frames > 2**48:  # libsndfile's value for a stream without a length in its header
-            raise FusionZooError(f"{name} has no length in its header: store it as WAV or FLAC")
+        if frames > 2**48:  # libsndfile's value for a FLAC without a length in its header
+            frames = _count_frames(source, name)
         first, count = part.samples(frames, rate, name)
         seekable = MAX_READ_IF_SEEKABLE if is_seekable(file) else MAX_READ_AT_ONCE
         if count > min(seekable, MAX_READ_AT_ONCE):
             keep_handle(source, file)
-            return AudioFile(source, rate, count, first)
+            return AudioFile(source, rate, count, first, repair)
         if first:
-            file.seek(first)
+            _go_to(file, first)
         samples = _read_mono(file, count)
     if not len(samples):
         raise FusionZooError(f"{name} contains no audio: 0 samples")
@@ -334,8 +491,7 @@ def _damaged(name: str, announced: int, readable: int) -> FusionZooError:
     )
 
 
-def _check_whole(source: Path | bytes, name: str) -> None:
-    missing = missing_bytes(source)
+def _check_whole(missing: int, name: str) -> None:
     if missing:
         raise FusionZooError(
             f"{name} is cut off: its header announces {missing:,} bytes more than the file holds"
@@ -412,8 +568,46 @@ def _read_mono(file: Any, count: int) -> np.ndarray:
     return samples[:done]
 
 
+def _pass_over(file: Any, count: int) -> int:
+    """Decode up to `count` frames and drop them; return how many there were."""
+    frames = max(1, BLOCK // file.channels)
+    buffer = np.empty((min(frames, count), file.channels), np.float32)
+    done = 0
+    while done < count:
+        block = file.read(out=buffer[: count - done])
+        if not len(block):
+            break
+        done += len(block)
+    return done
+
+
+def _go_to(file: Any, frame: int) -> None:
+    """Move a file to a frame; one that cannot seek has just been opened."""
+    if is_seekable(file) or file.seekable():
+        file.seek(frame)
+    else:
+        _pass_over(file, frame)
+
+
+def _count_frames(source: Path | bytes, name: str) -> int:
+    """Return the frames of a file whose header does not tell, by decoding it."""
+    with _open(source) as file:
+        frames = _pass_over(file, BUDGETS["samples"].limit + 1)
+    check_budget("samples", frames, name, "more samples than may be counted")
+    warn_of_file(name, "its header has no length, as that of a stream; all that it holds is read")
+    return frames
+
+
+def _size(source: Path | bytes, name: str) -> int:
+    """Return the bytes of a clip; one that is empty or too large is an error."""
+    size = len(source) if isinstance(source, bytes) else file_size(source, "audio file")
+    if not size:
+        raise FusionZooError(f"{name} is empty")
+    return size
+
+
 @contextmanager
-def _open(source: Path | bytes, opened: Any = None) -> Iterator[Any]:
+def _open(source: Path | bytes, repair: Repair | None = None, opened: Any = None) -> Iterator[Any]:
     """Open a clip, unless `opened` is its handle; an error of the audio library names the file.
 
     It is closed after use unless `keep_handle` was called.
@@ -421,13 +615,9 @@ def _open(source: Path | bytes, opened: Any = None) -> Iterator[Any]:
     import soundfile
 
     name = _name(source)
-    if opened is None and not (
-        len(source) if isinstance(source, bytes) else file_size(source, "audio file")
-    ):
-        raise FusionZooError(f"{name} is empty")
     file = opened
     try:
-        file = open_handle(source) if opened is None else opened
+        file = open_handle(source, repair) if opened is None else opened
         yield file
     except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
         hint = _conversion_hint(source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import signal
+import struct
 import subprocess
 import sys
 import zlib
@@ -13,13 +14,14 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, one_line, warn_of_file
 from fusionzoo.files import read_cells
 from fusionzoo.targets import decimal_hint
 
@@ -33,10 +35,12 @@ SVG_SIDE = 512  # pixels of the rendered drawing's longer side
 MAX_MEMORY = 2 << 30  # bytes
 MAX_SECONDS = 10  # of CPU time
 
-# The library opens files that a drawing refers to, wherever they are: such drawings are refused.
+# What is neither a data URL (with a comma before any "#") nor a name in the drawing, the library
+# opens as a file, wherever it is: such drawings are refused. Its working folder is empty, so that
+# no relative path leads anywhere.
 # Patterns, masks and filter regions may be huge, whatever the drawing's size: the Rust library then
 # fails to allocate memory and aborts its process. The limits make that happen early.
-RENDER = """
+RENDER = r"""
 import sys
 side, memory, seconds = map(int, sys.argv[1:])
 try:
@@ -56,8 +60,9 @@ try:
     text = sys.stdin.buffer.read().decode()
     for element in ElementTree.fromstring(text).iter():
         for name, value in element.attrib.items():
-            link = value.strip()
-            if name.rpartition("}")[2] == "href" and not re.match("#|data:|$", link):
+            link = value.strip(" \t\r\n")  # as the library does; strip() removes more
+            is_inside = re.fullmatch(r"(?s:data:[^,#]*,.*)|#[^/\\]*|", link)
+            if name.rpartition("}")[2] == "href" and not is_inside:
                 if element.tag.rpartition("}")[2] != "a":  # where a click would lead
                     raise ValueError(f"it refers to the file {link[:80]!r}: embed it instead")
     # Without a resolution a size in mm, pt or in is read as 0; 96 is that of CSS.
@@ -75,9 +80,15 @@ def render(data: bytes, path: str) -> bytes:
     limits = [str(x) for x in (SVG_SIDE, MAX_MEMORY, MAX_SECONDS)]
     command = [sys.executable, "-P", "-c", RENDER, *limits]
     try:
-        done = subprocess.run(
-            command, input=data, capture_output=True, timeout=30 * MAX_SECONDS, check=False
-        )
+        with TemporaryDirectory() as empty:
+            done = subprocess.run(
+                command,
+                input=data,
+                capture_output=True,
+                timeout=30 * MAX_SECONDS,
+                check=False,
+                cwd=empty,
+            )
     except subprocess.TimeoutExpired:
         raise _too_costly(path, f"{30 * MAX_SECONDS} s") from None
     if done.returncode == 0:
@@ -127,6 +138,58 @@ def jpeg_size(data: bytes) -> tuple[int, int] | None:
     return None
 
 
+ORIENTATION = 0x0112  # in EXIF
+TURNS: dict[Any, tuple[bool, tuple[int, ...]]] = {  # transposed or not, then flipped dimensions
+    **{2: (False, (2,)), 3: (False, (1, 2)), 4: (False, (1,))},
+    **{5: (True, ()), 6: (True, (2,)), 7: (True, (1, 2)), 8: (True, (1,))},
+}
+EXIF = b"Exif\0\0"
+
+
+def jpeg_orientation(data: bytes) -> int | None:
+    """Return the orientation in a JPEG's EXIF, 1 where there is none; None: Pillow has to tell.
+
+    Pillow takes a fifth of the time of decoding to tell, so plain files are spared that.
+    """
+    exif, has_xmp, position = b"", False, 2
+    while position + 4 <= len(data) and data[position] == 0xFF:
+        marker = data[position + 1]
+        if marker == 0xDA:  # where the pixels start
+            break
+        end = position + 2 + (data[position + 2] << 8) + data[position + 3]
+        if marker == 0xE1:
+            metadata = data[position + 4 : end]
+            if metadata.startswith(EXIF) and exif:
+                return None
+            if metadata.startswith(EXIF):
+                exif = metadata
+            has_xmp |= b"Orientation" in metadata
+        position = end
+    else:
+        return None
+    orientation = _exif_orientation(exif[len(EXIF) :]) if exif else 0
+    return orientation or (None if has_xmp or orientation is None else 1)
+
+
+def _exif_orientation(exif: bytes) -> int | None:
+    """Return the orientation in the first directory, 0 if it has none; None if it is unusual."""
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(exif[:4])
+    if order is None or len(exif) < 8:
+        return None
+    (start,) = struct.unpack(f"{order}I", exif[4:8])
+    count = int.from_bytes(exif[start : start + 2], "little" if order == "<" else "big")
+    entries = exif[start + 2 : start + 2 + 12 * count]
+    if len(entries) < 12 * count:
+        return None
+    orientation = 0
+    for tag, kind, number, value in struct.iter_unpack(f"{order}HHIH2x", entries):
+        if tag == ORIENTATION:
+            if (kind, number) != (3, 1):  # a single number of 16 bits
+                return None
+            orientation = value
+    return orientation
+
+
 ARRAY_FILES = (".npy", *ZIP, *HDF5)
 
 
@@ -166,6 +229,7 @@ ARRAYS = {".npy"}
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "DIB", "TIFF", "WEBP")
 SVG_STARTS = (b"<svg ", b"<?xml", b"<!DOCTYPE svg")
 ROWS = 64  # of an image that are scaled at a time
+SAMPLE_FORMAT, SIGNED, BITS = 339, 2, 258  # of TIFF
 PNG = b"\x89PNG\r\n\x1a\n"
 SUFFIXES = {"image": IMAGES, "audio": CLIPS, "text": TEXTS, "vector": ARRAYS, "sequence": ARRAYS}
 
@@ -224,27 +288,27 @@ def decode_image(source: Any) -> Tensor:
         check_image(image.shape[2], image.shape[1], "the image")
         return image
     if not isinstance(source, str | Path | bytes):
-        return _to_rgb(_load(_open(source, "the image"), "the image"))
+        return _load(_open(source, "the image"), "the image")
     path, data = _read(source, "image file")
     data = render(data, path) if _is_svg(path, data) else data
-    if data.startswith(b"\xff\xd8\xff"):  # torchvision decodes it exactly like Pillow, and faster
-        size = jpeg_size(data)
-        if size is None:
-            _open(data, path)  # reads the header only, and refuses an image that is too large
-        else:
-            check_image(*size, path)
-        return _decode_jpeg(data, path)
-    return _to_rgb(_load(_open(data, path), path))
+    if not data.startswith(b"\xff\xd8\xff"):
+        return _load(_open(data, path), path)
+    size, orientation = jpeg_size(data), jpeg_orientation(data)
+    if size is None or orientation is None:
+        orientation = _orientation(_open(data, path), path)  # reads the header only
+    else:
+        check_image(*size, path)
+    return _turned(_decode_jpeg(data, path), orientation)
 
 
 def _decode_jpeg(data: bytes, path: str) -> Tensor:
+    """Decode by torchvision: exactly like Pillow, and faster. It misses some orientations."""
     from torchvision.io import ImageReadMode
     from torchvision.io import decode_image as decode_by_torchvision
 
     buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    turn = b"Exif" in data
     try:
-        return decode_by_torchvision(buffer, ImageReadMode.RGB, apply_exif_orientation=turn)
+        return decode_by_torchvision(buffer, ImageReadMode.RGB)
     except RuntimeError as error:
         raise FusionZooError(f"{path} cannot be read as an image: {one_line(error)}") from error
 
@@ -300,30 +364,51 @@ def _open(source: Any, path: str) -> Any:
     check_image(image.width, image.height, path)
     if contents.startswith(PNG):
         _check_png(contents, path)
+    tags = getattr(image, "tag_v2", {})
+    if tags.get(SAMPLE_FORMAT, (1,))[0] == SIGNED and tags.get(BITS, (1,))[0] == 8:
+        raise FusionZooError(
+            f"{path} has signed values of 8 bits, which would be read as unsigned: add 128, and"
+            " store it as unsigned"
+        )
     return image
 
 
-def _load(image: Any, path: str) -> Any:
-    """Decode an image and apply its EXIF orientation."""
-    from PIL import ImageOps
-
+def _load(image: Any, path: str) -> Tensor:
+    """Decode an image to RGB and apply its EXIF orientation."""
     try:
         image.load()
-        return ImageOps.exif_transpose(image)
     except Exception as error:
         raise FusionZooError(f"{path} cannot be read as an image: {one_line(error)}") from error
+    return _turned(_to_rgb(image, path), _orientation(image, path))
+
+
+def _orientation(image: Any, path: str) -> Any:
+    """Return the orientation that Pillow finds in EXIF or XMP; 1 is upright."""
+    try:
+        return image.getexif().get(ORIENTATION, 1)
+    except Exception:  # of many kinds, as the metadata may be anything
+        warn_of_file(path, "its EXIF cannot be read, and so the image is not turned")
+        return 1
+
+
+def _turned(image: Tensor, orientation: Any) -> Tensor:
+    """Return an image (3, H, W) upright; what is no orientation counts as upright."""
+    if orientation not in TURNS:
+        return image
+    is_transposed, flipped = TURNS[orientation]
+    return (image.mT if is_transposed else image).flip(flipped)
 
 
 def _is_svg(path: str, data: bytes) -> bool:
     return path.lower().endswith(".svg") or data.lstrip().startswith(SVG_STARTS)
 
 
-def _to_rgb(image: Any) -> Tensor:
+def _to_rgb(image: Any, path: str) -> Tensor:
     """Blend with white where transparent, and convert to RGB."""
     from PIL import Image
 
     if image.mode.startswith(("I", "F")):  # 16 bits and more: Pillow would clip, not scale
-        image = Image.fromarray(_scaled_to_bytes(np.asarray(image), image.mode))
+        image = Image.fromarray(_scaled_to_bytes(np.asarray(image), image.mode, path))
     if "A" in image.getbands() or "transparency" in image.info:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
@@ -332,14 +417,25 @@ def _to_rgb(image: Any) -> Tensor:
     return torch.from_numpy(rgb).permute(2, 0, 1).contiguous()
 
 
-def _scaled_to_bytes(values: np.ndarray, mode: str) -> np.ndarray:
+def _scaled_to_bytes(values: np.ndarray, mode: str, path: str) -> np.ndarray:
     """Scale 16-bit or 32-bit values to uint8, some rows at a time to save memory."""
-    highest = float(values.max())
-    if not np.isfinite(highest):
-        raise FusionZooError("the image contains values that are not finite")
+    lowest, highest = float(values.min()), float(values.max())
+    if not (np.isfinite(lowest) and np.isfinite(highest)):
+        raise FusionZooError(f"{path} contains values that are not finite")
     # The range of 32-bit values is unknown: assume the smallest usual one that contains them.
     ranges = (65535,) if mode.startswith("I;16") else (1, 255, 65535)
     top = next((top for top in ranges if highest <= top), highest)
+    if lowest < -top / 255:  # less than a grey level: an error of rounding
+        raise FusionZooError(
+            f"{path} has values from {lowest:g} to {highest:g}, and black would be 0: map a range"
+            " that is the same for all images to 0..65535, and store them as 16 bits, unsigned"
+        )
+    if top not in ranges:
+        warn_of_file(
+            path,
+            "values above 65535 are divided by the image's own maximum; divide those of all images"
+            " by the same",
+        )
     scaled = np.empty(values.shape, np.uint8)
     for start in range(0, len(values), ROWS):
         rows = slice(start, start + ROWS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import logging
 import os
 import re
 import sys
@@ -36,6 +37,21 @@ def one_line(error: BaseException) -> str:
     """
     text = " ".join(str(error).split())  # zipfile's may quote half of the file
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
+
+
+MOST_NAMED = 10  # files with the same fault that a process names
+_log = logging.getLogger("fusionzoo")
+_warned: dict[str, set[str]] = {}
+
+
+def warn_of_file(name: str, fault: str) -> None:
+    """Warn once of each file that has a fault and is read nevertheless, up to `MOST_NAMED`."""
+    names = _warned.setdefault(fault, set())
+    if name in names or len(names) == MOST_NAMED:
+        return
+    names.add(name)
+    last = "; further files like it are not named" if len(names) == MOST_NAMED else ""
+    _log.warning("%s: %s%s", name, fault, last)
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:

@@ -119,10 +119,10 @@ def _smaller_clip(data: bytes) -> bytes:
 
     clip = decode("audio", data)
     samples, rate = clip.samples, clip.rate
-    with soundfile.SoundFile(io.BytesIO(data)) as file:
-        is_prepared = (file.format, file.subtype, file.channels) == ("FLAC", "PCM_16", 1)
-    if is_prepared and rate == RATE:
-        return data
+    if rate == RATE and data.startswith(b"fLaC"):
+        with soundfile.SoundFile(io.BytesIO(data)) as file:
+            if (file.subtype, file.channels) == ("PCM_16", 1):
+                return data
     if rate != RATE:
         samples = resampler(rate, RATE)(torch.as_tensor(samples))
     buffer = io.BytesIO()

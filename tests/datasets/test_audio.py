@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
+import struct
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor
 
 import fusionzoo as fz
-from fusionzoo.datasets.audio import decode_audio
+from fusionzoo.datasets.audio import AudioFile, Segment, decode_audio
 from fusionzoo.datasets.budgets import BUDGETS
 from fusionzoo.encoders.audio import WaveProcessor
 from fusionzoo.errors import FusionZooError
@@ -220,9 +222,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     sources, real = [], audio.open_handle
 
-    def recording(source: Any) -> Any:
+    def recording(source: Any, repair: Any) -> Any:
         sources.append(source)
-        return real(source)
+        return real(source, repair)
 
     monkeypatch.setattr(audio, "open_handle", recording)
     return sources
@@ -278,3 +280,200 @@ def test_only_formats_without_state_between_blocks_stay_open(
         del opened[:]
         decode_audio(tmp_path / name).read(1000, 100)
         assert len(opened) == count, name
+
+
+# ---- lengths in headers
+
+
+TONE = (9000 * np.sin(np.arange(50_000) / 10)).astype("<i2")
+GUID = bytes.fromhex("f3acd3118cd100c04f8edb8a")  # of Wave64, behind a chunk's name
+# The length that a header announces: its format, the bytes before it, and how it is written.
+FIELDS = {
+    "WAV": (b"data", "<I"),
+    "RIFX": (b"data", ">I"),
+    "AIFF": (b"SSND", ">I"),
+    "AU": (b".snd\0\0\0\x18", ">I"),
+    "W64": (b"data" + GUID, "<Q"),
+    "RF64": (b"ds64\x1c\0\0\0" + bytes(8), "<Q"),
+}
+
+
+def in_format(kind: str, wave: np.ndarray = TONE) -> bytes:
+    buffer = io.BytesIO()
+    endian = "BIG" if kind == "RIFX" else None
+    kind = kind.replace("RIFX", "WAV")
+    subtype = None if kind == "MP3" else "PCM_16"
+    soundfile.write(buffer, wave, 16_000, format=kind, subtype=subtype, endian=endian)
+    data = bytearray(buffer.getvalue())
+    if kind == "RF64":
+        data[20:28] = bytes(8)  # the length of the file, which the marker in `FIELDS` includes
+    return bytes(data)
+
+
+def announcing(length: int, kind: str) -> bytes:
+    """A file whose header has another length of its samples."""
+    data = bytearray(in_format(kind))
+    name, form = FIELDS[kind]
+    struct.pack_into(form, data, data.index(name) + len(name), length)
+    return bytes(data)
+
+
+def stream_of_flac() -> bytes:
+    data = bytearray(in_format("FLAC"))
+    data[21] &= 0xF0  # 36 bits are the number of samples
+    data[22:26] = bytes(4)
+    return bytes(data)
+
+
+STREAMS = {
+    "WAV, 0": announcing(0, "WAV"),
+    "WAV of SoX": announcing(0x7FFFF000, "WAV"),
+    "WAV of SoX in blocks of 6": announcing(0x7FFFF000 // 6 * 6, "WAV"),
+    "WAV less its header": announcing(0xFFFFFFFF - 44, "WAV"),
+    "big-endian WAV": announcing(0x80000000, "RIFX"),
+    "AIFF, 0": announcing(0, "AIFF"),
+    "AIFF, no samples": announcing(8, "AIFF"),
+    "AIFF of SoX": announcing(0x7F000008, "AIFF"),
+    "AU, 0": announcing(0, "AU"),
+    "AU, unknown": announcing(0xFFFFFFFF, "AU"),
+    "W64, no samples": announcing(24, "W64"),
+    "W64 of FFmpeg": announcing(2**63 - 1, "W64"),
+    "RF64, 0": announcing(0, "RF64"),
+    "RF64, unknown": announcing(2**64 - 1, "RF64"),
+    "FLAC": stream_of_flac(),
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_said_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusionzoo.errors._warned", {})
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_all_is_read_of_a_stream_without_a_length_which_is_said(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "piped"
+    path.write_bytes(STREAMS[name])
+    expected = torch.from_numpy(TONE / np.float32(32768))
+    for source in (path, STREAMS[name]):
+        clip = decode_audio(source)
+        assert torch.equal(clip.samples, expected)
+        part = decode_audio(Segment(source, 2.9, 3.0))
+        assert torch.equal(part.samples, expected[46_400:48_000])
+    assert path.read_bytes() == STREAMS[name]
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == [
+        f"{name}: its header has no length, as that of a stream; all that it holds is read"
+        for name in (path, "<bytes>")
+    ]
+
+
+def test_of_many_streams_the_first_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(12):
+        (tmp_path / f"{number}.wav").write_bytes(STREAMS["WAV, 0"])
+        decode_audio(tmp_path / f"{number}.wav")
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 10
+    assert messages[9].startswith(f"{tmp_path / '9.wav'}: ")
+    assert messages[9].endswith("; further files like it are not named")
+
+
+@pytest.mark.parametrize("kind", FIELDS)
+def test_a_file_that_was_cut_off_is_refused_in_every_format(kind: str, tmp_path: Path) -> None:
+    whole = in_format(kind)
+    path = tmp_path / "cut"
+    path.write_bytes(whole[: len(whole) // 2])
+    missing = f"{len(whole) - len(whole) // 2:,}"
+    with pytest.raises(FusionZooError, match=rf"cut is cut off: its header announces {missing} b"):
+        decode_audio(path)
+
+
+def test_a_flac_that_announces_more_than_it_holds_is_refused() -> None:
+    data = bytearray(stream_of_flac())
+    data[22:26] = struct.pack(">I", 60_000)
+    for source in (bytes(data), Segment(bytes(data), 3.5)):
+        with pytest.raises(FusionZooError, match=r"announces 60000 samples|cannot be read"):
+            _ = decode_audio(source).samples
+
+
+def test_chunks_behind_the_samples_are_no_samples(caplog: pytest.LogCaptureFixture) -> None:
+    notes = b"LIST" + struct.pack("<I", 4) + b"INFO" + b"id3 " + struct.pack("<I", 3) + b"abc"
+    for padding in (b"", b"\0"):
+        assert len(decode_audio(in_format("WAV") + notes + padding).samples) == len(TONE)
+        with pytest.raises(FusionZooError, match="contains no audio"):
+            decode_audio(in_format("WAV", TONE[:0]) + notes + padding)
+    assert not caplog.records
+
+
+def test_bytes_that_a_header_leaves_out_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for kind in ("WAV", "AU", "RF64"):
+        path = tmp_path / kind
+        path.write_bytes(announcing(8000, kind))
+        assert len(decode_audio(path).samples) == 4000
+        reason = "bytes behind its samples are left out by its header, and not read"
+        assert caplog.records[-1].getMessage() == f"{path}: {reason}"
+
+
+MP3 = in_format("MP3")
+MP3_TAG = b"ID3\4\0\0\0\0\2\0" + bytes(256)  # 2 * 128 bytes, 7 bits of each byte
+
+
+@pytest.mark.parametrize("data", [MP3 + bytes(500), MP3 + MP3, MP3_TAG + MP3 + MP3])
+def test_an_mp3_of_another_length_is_named_and_the_library_prints_nothing(
+    data: bytes,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "joined.mp3"
+    path.write_bytes(data)
+    assert torch.equal(decode_audio(path).samples, decode_audio(MP3).samples)
+    (record,) = caplog.records
+    reason = "its header announces another number of bytes than it holds"
+    assert record.getMessage() == f"{path}: {reason}"
+    assert capfd.readouterr().err == ""
+
+
+def test_a_whole_mp3_is_read_without_a_word(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for data in (MP3, MP3_TAG + MP3):
+        assert len(decode_audio(data).samples) >= len(TONE)
+    assert not caplog.records
+    assert capfd.readouterr().err == ""
+
+
+# ---- formats that cannot seek
+
+
+@pytest.mark.parametrize(
+    ("kind", "subtype"),
+    [
+        ("WAV", "GSM610"),
+        ("WAV", "NMS_ADPCM_24"),
+        ("WAV", "G721_32"),
+        ("AIFF", "GSM610"),
+        ("W64", "GSM610"),
+        ("AU", "G723_24"),
+    ],
+)
+def test_a_part_is_read_of_formats_that_cannot_seek(
+    kind: str, subtype: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "call"
+    tone = 0.3 * np.sin(np.arange(500_000) / 10)
+    soundfile.write(path, tone, 8000, format=kind, subtype=subtype)
+    with soundfile.SoundFile(path) as file:
+        whole = torch.from_numpy(file.read(file.frames, dtype="float32"))
+    for source in (path, path.read_bytes()):
+        clip = decode_audio(source)
+        assert torch.equal(clip.samples, whole)
+        assert isinstance(clip, AudioFile)
+        assert torch.equal(clip.read(300_000, 100), whole[300_000:300_100])
+        part = decode_audio(Segment(source, 1.0, 2.0))
+        assert torch.equal(part.samples, whole[8000:16_000])

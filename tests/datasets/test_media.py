@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import struct
 import zlib
@@ -13,7 +14,7 @@ import pytest
 import resvg_py
 import soundfile
 import torch
-from PIL import Image
+from PIL import Image, ImageOps, PngImagePlugin, TiffImagePlugin
 
 from fusionzoo.datasets.audio import decode_audio
 from fusionzoo.datasets.media import decode, decode_image, decode_text, jpeg_size
@@ -86,12 +87,145 @@ def test_of_thirty_two_bits_the_usual_range_is_taken(largest: float, grey: int) 
     assert decode_image(Image.fromarray(wide))[0, 0].tolist() == [0, grey, 255]
 
 
-@pytest.mark.parametrize("suffix", ["jpg", "png", "tiff", "webp"])
-def test_the_cameras_orientation_is_applied(suffix: str, tmp_path: Path) -> None:
+RAMP = np.linspace(0, 1, 64)[None]
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ((2 * RAMP - 1).astype(np.float32), "has values from -1 to 1, and black would be 0"),
+        ((255 * RAMP - 20).astype(np.float32), "has values from -20 to 235"),
+        ((-4 * RAMP - 1).astype(np.float32), "has values from -5 to -1"),
+        ((3000 * RAMP - 1000).astype(np.int32), "has values from -1000 to 2000"),
+        ((3000 * RAMP - 1000).astype(np.int16), "has values from -1000 to 2000"),
+        (np.where(RAMP < 0.1, -np.inf, RAMP).astype(np.float32), "that are not finite"),
+        (np.where(RAMP > 0.9, np.nan, RAMP).astype(np.float32), "that are not finite"),
+    ],
+)
+def test_a_picture_with_values_that_have_no_grey_is_refused(
+    values: np.ndarray, reason: str, tmp_path: Path
+) -> None:
+    path = saved(Image.fromarray(values), tmp_path / "scan.tiff")
+    with pytest.raises(FusionZooError, match=rf"scan\.tiff .*{reason}"):
+        decode_image(path)
+    with pytest.raises(FusionZooError, match=rf"the image .*{reason}"):
+        decode_image(Image.fromarray(values))
+
+
+def test_errors_of_rounding_below_zero_are_black() -> None:
+    nearly = np.array([[-1e-6, 0.5, 1.0]], np.float32)
+    assert decode_image(Image.fromarray(nearly))[0, 0].tolist() == [0, 127, 255]
+
+
+def test_signed_values_of_eight_bits_are_refused(tmp_path: Path) -> None:
+    tags = TiffImagePlugin.ImageFileDirectory_v2()
+    tags[339] = 2  # signed, which Pillow ignores
+    path = saved(Image.new("L", (6, 4), 200), tmp_path / "scan.tiff", tiffinfo=tags)
+    with pytest.raises(FusionZooError, match=r"scan\.tiff has signed values of 8 bits"):
+        decode_image(path)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_values_beyond_the_usual_ranges_are_scaled_and_said(
+    dtype: Any,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fusionzoo.errors._warned", {})
+    path = saved(Image.fromarray((100_000 * RAMP).astype(dtype)), tmp_path / "scan.tiff")
+    assert len(decode_image(path).unique()) == 64
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"{path}: values above 65535 are divided by the image's")
+
+
+BLOCKS = np.kron(np.arange(6).reshape(2, 3) * 40, np.ones((16, 16))).astype(np.uint8)  # no symmetry
+
+
+def orientation_tag(value: int, form: str = "H", order: str = ">", count: int = 1) -> bytes:
+    """EXIF with an orientation as a number, or a list, of 8, 16 or 32 bits."""
+    types = {"B": 1, "H": 3, "I": 4}
+    values = struct.pack(order + form * count, *[value] * count).ljust(4, b"\0")
+    entry = struct.pack(order + "HHI", 0x0112, types[form], count) + values
+    start = b"MM\0*\0\0\0\x08" if order == ">" else b"II*\0\x08\0\0\0"
+    return start + struct.pack(order + "H", 1) + entry + bytes(4)
+
+
+def segment(contents: bytes) -> bytes:
+    return b"\xff\xe1" + struct.pack(">H", len(contents) + 2) + contents
+
+
+def xmp(text: str) -> bytes:
+    return f"<x:xmpmeta xmlns:x='adobe:ns:meta/'>{text}</x:xmpmeta>".encode()
+
+
+def in_jpeg(*segments: bytes) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(BLOCKS).save(buffer, "JPEG", quality=95)
+    data = buffer.getvalue()
+    return data[:2] + b"".join(map(segment, segments)) + data[2:]
+
+
+EXIF, XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
+PLACEMENTS = {
+    "none": [],
+    "8 bits": [EXIF + orientation_tag(6, "B")],
+    "little-endian": [EXIF + orientation_tag(6, order="<")],
+    "32 bits": [EXIF + orientation_tag(8, "I", "<")],
+    "a list": [EXIF + orientation_tag(6, count=2)],
+    "header twice": [EXIF + EXIF + orientation_tag(5)],
+    "behind XMP": [XMP + xmp(""), EXIF + orientation_tag(7)],
+    "XMP": [XMP + xmp("<tiff:Orientation>6</tiff:Orientation>")],
+    "an attribute of XMP": [XMP + xmp('<a tiff:Orientation="8"/>')],
+    "EXIF before XMP": [EXIF + orientation_tag(1), XMP + xmp('<a tiff:Orientation="8"/>')],
+    "upright, then not": [XMP + xmp('<a tiff:Orientation="1"/>'), EXIF + orientation_tag(3)],
+    "two segments": [EXIF + orientation_tag(1), EXIF + orientation_tag(6)],
+    "another place": [b"other\0" + orientation_tag(6)],
+    "99": [EXIF + orientation_tag(99)],
+}
+
+
+def as_pillow_turns(data: bytes) -> torch.Tensor:
+    with Image.open(io.BytesIO(data)) as image:
+        turned = ImageOps.exif_transpose(image).convert("RGB")
+    return torch.from_numpy(np.array(turned)).permute(2, 0, 1)
+
+
+@pytest.mark.filterwarnings("ignore:Metadata Warning, tag 274 had too many entries")
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_jpeg_is_turned_as_pillow_turns_it(placement: str) -> None:
+    data = in_jpeg(*PLACEMENTS[placement])
+    assert torch.equal(decode_image(data), as_pillow_turns(data))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("suffix", ["jpeg", "png", "tiff", "webp"])
+def test_every_orientation_is_applied_in_every_format(suffix: str, orientation: int) -> None:
     exif = Image.Exif()
-    exif[0x0112] = 6  # turned by a quarter
-    path = saved(Image.new("RGB", (6, 4), RED), tmp_path / f"a.{suffix}", exif=exif)
-    assert decode_image(path).shape == (3, 6, 4)
+    exif[0x0112] = orientation
+    by_xmp = xmp(f'<a tiff:Orientation="{orientation}"/>')
+    text = PngImagePlugin.PngInfo()
+    text.add_itxt("XML:com.adobe.xmp", by_xmp.decode())
+    settings: list[dict[str, Any]] = [{"exif": exif}]
+    settings += [{"pnginfo": text}] if suffix == "png" else []
+    settings += [{"xmp": by_xmp}] if suffix in ("jpeg", "webp") else []
+    for setting in settings:
+        buffer = io.BytesIO()
+        Image.fromarray(BLOCKS).convert("RGB").save(buffer, suffix, **setting)
+        image = decode_image(buffer.getvalue())
+        assert torch.equal(image, as_pillow_turns(buffer.getvalue()))
+        assert image.shape[1:] == ((48, 32) if orientation > 4 else (32, 48))
+
+
+def test_an_image_whose_exif_cannot_be_read_is_not_turned_which_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fusionzoo.errors._warned", {})
+    for suffix, exif in (("png", b"XX\0*" + bytes(9)), ("webp", b"MM\0*")):
+        damaged = saved(Image.fromarray(BLOCKS), tmp_path / f"a.{suffix}", exif=EXIF + exif)
+        assert decode_image(damaged).shape == (3, 32, 48)
+        reason = "its EXIF cannot be read, and so the image is not turned"
+        assert caplog.records[-1].getMessage() == f"{damaged}: {reason}"
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
@@ -123,6 +257,28 @@ def test_a_png_whose_pixels_are_damaged_is_refused_and_ends_no_process(tmp_path:
     chunk += struct.pack(">I", zlib.crc32(b"IDAT" + pixels))
     with pytest.raises(FusionZooError, match="cannot be read as an image: "):
         decode_image(whole[: first - 8] + chunk + whole[-12:])
+
+
+@pytest.mark.parametrize(
+    ("name", "contents"),
+    [
+        (b"iCCP", b"icc\0\0" + zlib.compress(b"no profile")),
+        (b"sRGB", b"\x09"),
+        (b"cHRM", bytes(32)),
+        (b"tRNS", bytes(6)),
+    ],
+)
+def test_odd_metadata_of_a_png_print_nothing(
+    name: bytes, contents: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Decoders that use libpng may warn on stderr, without the file's name."""
+    buffer = io.BytesIO()
+    Image.fromarray(BLOCKS).convert("RGB").save(buffer, "PNG")
+    data = buffer.getvalue()
+    chunk = struct.pack(">I", len(contents)) + name + contents
+    chunk += struct.pack(">I", zlib.crc32(name + contents))
+    assert decode_image(data[:33] + chunk + data[33:]).shape == (3, 32, 48)
+    assert capfd.readouterr().err == ""
 
 
 def test_one_colour_of_an_rgb_png_may_be_transparent(tmp_path: Path) -> None:
@@ -236,6 +392,60 @@ def test_a_drawing_that_the_renderer_cannot_bear_is_one_error(
         decode_image(path)
     assert "hostile.svg" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("folder", ["data:a", "#", "data:a#,", "#a"])
+@pytest.mark.parametrize(
+    "element",
+    [
+        '<image href="{}" width="9" height="9"/>',
+        '<image xlink:href=" {}" width="9" height="9"/>',
+        '<filter id="f"><feImage href="{}"/></filter><rect width="9" height="9" filter="url(#f)"/>',
+    ],
+)
+def test_a_link_that_only_begins_like_one_into_the_drawing_is_refused(
+    element: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    (data / folder).mkdir(parents=True)
+    saved(Image.new("RGB", (9, 9), RED), tmp_path / "secret.png")
+    monkeypatch.chdir(data)
+    drawing = element.format(f"{folder}/../../secret.png")
+    (data / "a.svg").write_text(f'{SVG}width="9" height="9">{drawing}</svg>')
+    with pytest.raises(FusionZooError, match=r"a\.svg cannot .* refers to the file '(data:|#)"):
+        decode_image(data / "a.svg")
+
+
+def test_a_drawing_inside_a_drawing_opens_no_file(tmp_path: Path) -> None:
+    secret = saved(Image.new("RGB", (9, 9), RED), tmp_path / "secret.png")
+    size = 'width="9" height="9"'
+    inner = f'{SVG}{size}><image href="{secret}" {size}/></svg>'.encode()
+    link = f"data:image/svg+xml;base64,{base64.b64encode(inner).decode()}"
+    drawing = f'{SVG}{size}><image href="{link}" {size}/></svg>'
+    assert (decode_image(drawing.encode()) == 255).all()
+
+
+def test_links_to_data_and_to_names_in_the_drawing_are_rendered() -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (9, 9), RED).save(buffer, "PNG")
+    link = f"data:image/png;base64,\n{base64.b64encode(buffer.getvalue()).decode()}"
+    size = 'width="9" height="9"'
+    for drawing in (
+        f'<image href="{link}" {size}/>',
+        f'<defs><rect id="a-b.c" {size} fill="#c81e28"/></defs><use xlink:href="#a-b.c"/>',
+    ):
+        image = decode_image(f"{SVG}{size}>{drawing}</svg>".encode())
+        assert image[:, 256, 256].tolist() == list(RED)
+
+
+def test_drawings_are_rendered_in_an_empty_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.png").touch()
+    monkeypatch.setattr("fusionzoo.datasets.media.RENDER", "import os; exit(str(os.listdir()))")
+    with pytest.raises(FusionZooError, match=r"a drawing: \[\]$"):
+        decode_image(f"{SVG}/>".encode())
 
 
 def test_pictures_come_from_bytes_objects_and_arrays_too() -> None:
