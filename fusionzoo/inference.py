@@ -44,11 +44,18 @@ def data_settings_of(given: Tree, model: str, trained_on: TrainedOn | None) -> C
     """Return a data set's settings: those given, read as the training data were; without a name
     merged over the stored ones.
 
-    Stored are those of the model or, of a run folder of an earlier version, in its config.yaml.
+    Stored are those in the config.yaml of a run folder, else of the model, whose author may be
+    another one: files that it names are not opened unasked.
     """
     recipe = Path(model) / "config.yaml"
     run = read_yaml(recipe) if model and recipe.is_file() else {}
     stored = run.get("data") or (trained_on and trained_on.settings)
+    files = [] if run else _files_of({x: y for x, y in (stored or {}).items() if x not in given})
+    if files and not (given.get("name") in DATASETS and given["name"] != TABLE):
+        raise FusionZooError(
+            f"--data.{files[0][0]} is missing: {model or 'the model'} was trained on {files[0][1]},"
+            " as it says, which is opened only if you name it"
+        )
     if given.get("name"):
         return complete_for_model(given, stored or {})
     if not stored:
@@ -69,6 +76,15 @@ def data_settings_of(given: Tree, model: str, trained_on: TrainedOn | None) -> C
             f" {run['plugins']}, which is not imported unless it is given here too"
         )
     return Completed(settings=settings)
+
+
+def _files_of(settings: Mapping[str, Any], below: str = "") -> list[tuple[str, str]]:
+    """Return the files, folders and URLs that settings of a data set name, with their settings."""
+    found = [(f"{below}root", str(settings["root"]))] if settings.get("root") else []
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            found += _files_of(value, f"{below}{name}.")
+    return found
 
 
 Settings = EvaluateConfig | PredictConfig

@@ -137,6 +137,7 @@ def test_a_table_of_other_order_and_columns_is_read_as_the_training_table() -> N
     done = complete_for_model({"name": "manifest", "root": shuffled}, stored)
     assert "target" not in done.settings["columns"]
     assert done.notes == (
+        "columns as the model was trained: tabular of Tag, Gewicht, Kopie",
         f"no column Tag in {done.loaded and done.loaded.source}: its cells are missing",
     )
 

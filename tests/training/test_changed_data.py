@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from fusionzoo.benchmark import prepare
 from fusionzoo.benchmark.bench import open_bench
 from fusionzoo.benchmark.prepare import build_encoders
 from fusionzoo.benchmark.schedule import list_jobs, path_of
-from fusionzoo.cli import evaluate_command
+from fusionzoo.cli import evaluate_command, main
 from fusionzoo.config import BenchmarkConfig, from_args
 from fusionzoo.datasets import create_dataset
 from fusionzoo.datasets.shards.blocks import ParquetBlocks
@@ -202,11 +203,35 @@ def test_a_model_is_evaluated_on_its_own_data_unless_others_are_named(
     run: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     measured = json.loads((run[1] / "metrics.json").read_text())["test"]
-    (run[1] / "config.yaml").unlink()  # the model folder is enough
     metrics = fz.evaluate(run[1])
     assert {name: metrics[name] for name in measured} == pytest.approx(measured)
     assert metrics["seen_in_training"] == {"train": 0, "val": 0}
     assert "warning" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("place", ["root", "join"])
+def test_files_that_a_stranger_s_model_names_are_not_opened_unasked(
+    place: str, run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = tmp_path / "secret.csv"
+    secret.write_text("id,text,target\nx,secret,a\n")
+    model = fz.load(run[1])
+    assert model.trained_on is not None
+    join = {"root": str(run[0]), "join": {"more": {"root": str(secret)}}}
+    named = {"name": "manifest", **({"root": str(secret)} if place == "root" else join)}
+    model.trained_on = replace(model.trained_on, settings=named)
+    model.save(tmp_path / "model")
+    with pytest.raises(FusionZooError, match="which is opened only if you name it"):
+        fz.evaluate(tmp_path / "model")
+    for command in ("predict", "embed"):
+        words = [command, str(tmp_path / "model"), "--out", str(tmp_path / "out.parquet")]
+        assert main(words) == 2
+        assert "which is opened only if you name it" in capsys.readouterr().err
+    if place == "join":  # which another file alone does not replace
+        with pytest.raises(FusionZooError, match=r"secret\.csv, as it says"):
+            fz.evaluate(tmp_path / "model", str(run[0]))
+    else:
+        assert fz.evaluate(tmp_path / "model", str(run[0]))["loss"] > 0
 
 
 @pytest.mark.parametrize("with_ids", [True, False], ids=["ids", "row numbers"])
