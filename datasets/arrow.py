@@ -77,6 +77,12 @@ def cell_lengths(column: Any) -> Tensor | None:
     return torch.from_numpy(pc.fill_null(lengths, 0).to_numpy().astype(np.float64))
 
 
+def is_list(kind: pa.DataType) -> bool:
+    """Return whether the cells of a column of this type are lists."""
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
 def is_list_of_text(kind: pa.DataType) -> bool:
     """Return whether the cells of a column of this type are lists of text.
 

@@ -41,6 +41,11 @@ def objective_hint(labels: Any) -> str:
     per_class = num_labels / len(distinct)
     if pc.all(pc.match_substring_regex(distinct, f"^{NUMBER}$")).as_py():
         return _number_hint(distinct, per_class)
+    if pc.all(pc.match_substring_regex(distinct, r"^\[.*\]$")).as_py():
+        return (
+            f"targets such as {distinct[0].as_py()!r} look like lists of labels:"
+            " --objective.name multilabel"
+        )
     for separator in SEPARATORS:
         several = distinct.filter(pc.match_substring(distinct, separator))
         if len(several) and words_recur(distinct, separator):

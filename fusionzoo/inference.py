@@ -28,7 +28,7 @@ from fusionzoo.loading import load
 from fusionzoo.model import FusionModel
 from fusionzoo.progress import progress_bar
 from fusionzoo.structures import Batch, Features, Labels, Prediction, evaluating, keep_only
-from fusionzoo.targets import OneOf
+from fusionzoo.targets import OneOf, join_words
 from fusionzoo.trained_on import TrainedOn, count_seen
 from fusionzoo.training.build import open_dataset
 from fusionzoo.training.calibrate import measure
@@ -498,7 +498,7 @@ def _prediction_row(prediction: Any) -> dict[str, Any]:
         if isinstance(value, Prediction):
             row[f"{prefix}label"] = value.label
         elif isinstance(value, Labels):
-            row[f"{prefix}label"] = ";".join(value.labels)
+            row[f"{prefix}label"] = join_words(value.labels)
         else:
             row[f"{prefix}label"] = float(value)
             continue
