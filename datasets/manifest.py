@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError
+from fusionzoo.targets import label_word
 
 from .base import DATASETS, DEFAULTS, SharedSettings
 from .join import join_arguments
@@ -187,7 +188,7 @@ def _find_samples(top: Path, has_splits: bool) -> list[dict[str, str]]:
             refuse(f"{path}: {expected}", "file")
             continue
         key = "/".join((*parts[:-1], path.stem))
-        row = rows.setdefault(key, {"id": key, "target": parts[-2]})
+        row = rows.setdefault(key, {"id": key, "target": label_word(parts[-2])})
         if has_splits:
             row["split"] = parts[0]
         if kind in row:

@@ -79,6 +79,7 @@ class Provenance:
 
     reading: tuple[str, ...] = ()  # how the file was read, where that is not what it usually is
     missing: str = ""  # words in cells that were read as missing, with their counts
+    missing_labels: Mapping[str, str] = field(default_factory=dict)  # column -> such words in it
     joined: str = ""  # which of the joined sources have how many rows
     numbered: bool = False  # whether ids are the rows' numbers, for want of a column
     empty_rows: int = 0  # rows without any modality that were left out

@@ -121,10 +121,10 @@ class OneOf(Target):
 
     @classmethod
     def learn(cls, name: str, cells: Sequence[str]) -> Target:
-        return cls(name, classes=tuple(sorted_words(set(cells))))
+        return cls(name, classes=tuple(sorted_words({label_word(cell) for cell in cells})))
 
     def encode(self, cell: str) -> list[float]:
-        return [self.index(cell)]
+        return [self.index(label_word(cell))]
 
     def decode(self, logits: Tensor) -> list[Any]:
         return predictions(self.classes, logits.float().softmax(-1))
@@ -409,7 +409,7 @@ def words(cell: str) -> list[str]:
     entries = read_list(cell)
     if entries is not None:
         return label_words(entries) if not is_vector(entries) else _positions(entries)
-    return [word.strip() for word in cell.split(";") if word.strip()]
+    return [label_word(word) for word in cell.split(";") if word.strip()]
 
 
 def join_words(labels: Sequence[str]) -> str:

@@ -137,7 +137,7 @@ class Columns:
         column = self.text(role)
         if standard in NUMBERS:
             return self._decimal_points(column)
-        return column
+        return _one_spelling(column) if standard in ("", "classification") else column
 
     def _label_lists(self, role: str) -> Any:
         """Return a column of lists of labels, or of labels divided by the separator, as text."""
@@ -269,6 +269,15 @@ class Columns:
         """Return the names of the columns that are not used."""
         names = enumerate(self.table.column_names)
         return tuple(name for position, name in names if position not in self.used)
+
+
+def _one_spelling(column: Any) -> Any:
+    """Return a column of classes in the spelling of all formats: `1.0` is 1, `True` is true."""
+    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    encoded = whole.dictionary_encode()
+    known = encoded.dictionary.to_pylist()
+    spelled = [label_word(cell) for cell in known]
+    return column if spelled == known else pa.array(spelled, pa.string()).take(encoded.indices)
 
 
 def _as_text(column: Any) -> Any:

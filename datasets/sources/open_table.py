@@ -133,12 +133,13 @@ def read_groups(table: Columns, taken: set[int]) -> tuple[Any, str]:
     return groups, f"column {table.name('group')!r}{alone}"
 
 
-def missing_words(table: Columns) -> str:
-    """Say which words were read as missing values: `'NA' 3 in text`."""
+def missing_words(table: Columns, names: Collection[str] | None = None) -> str:
+    """Say which words were read as missing values: `'NA' 3 in text`; by default in all columns."""
     used = {name: words for name, words in table.missing.items() if words}
     parts = [
         ", ".join(f"{word!r} {count:,}" for word, count in words.most_common()) + f" in {name}"
         for name, words in used.items()
+        if names is None or name in names
     ]
     return "; ".join(parts)
 
@@ -340,6 +341,11 @@ def _read_columns(
         provenance,
         reading=(*provenance.reading, *table.settings.notes, *notes, *table.notes, *segment_notes),
         missing=missing_words(table),
+        missing_labels={
+            name: words
+            for name in ("target", *labels)
+            if name in table and (words := missing_words(table, [table.name(name)]))
+        },
         numbered="id" not in table,
         empty_rows=num_rows - len(table.table),
         split_rule=provenance.split_rule or splits.rule,

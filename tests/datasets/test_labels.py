@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -293,3 +294,81 @@ def test_lists_in_brackets_are_inferred_and_hinted_at() -> None:
     assert target_kind(pa.array(table["y"]))[0] == "multilabel"
     hint = objective_hint(pa.array(table["y"]))
     assert hint.endswith("look like lists of labels: --objective.name multilabel")
+
+
+def spelled(values: Sequence[Any]) -> pa.Table:
+    ids = [f"r{n}" for n in range(len(values))]
+    return pa.table({"id": ids, "split": ["train"] * len(ids), "text": ids, "target": values})
+
+
+def write_csv(folder: Path, values: Sequence[Any]) -> Path:
+    spelled(pa.array([str(x) for x in values])).to_pandas().to_csv(folder / "m.csv", index=False)
+    return folder / "m.csv"
+
+
+@pytest.mark.parametrize(
+    ("written", "values", "classes"),
+    [
+        (["True", "False"], [True, False], ["false", "true"]),
+        (["TRUE", "FALSE"], [True, False], ["false", "true"]),
+        (["1.0", "0.0"], [1, 0], ["0", "1"]),
+        (["2", "10"], [2.0, 10.0], ["2", "10"]),
+        (["-1.000", "1.50"], ["-1", "1.50"], ["-1", "1.50"]),
+        (["007", "08.0"], ["007", "08"], ["007", "08"]),
+    ],
+)
+@pytest.mark.parametrize("targets", [None, {"target": "classification"}, {"target": "multilabel"}])
+def test_a_class_has_one_spelling_in_all_formats(
+    written: list[str],
+    values: list[Any],
+    classes: list[str],
+    targets: dict[str, str] | None,
+    tmp_path: Path,
+) -> None:
+    table, path = spelled(values), write_csv(tmp_path, written)
+    pq.write_table(table, tmp_path / "m.parquet")
+    rows = "".join(json.dumps(row) + "\n" for row in table.to_pylist())
+    (tmp_path / "m.jsonl").write_text(rows)
+    sources = [path, tmp_path / "m.parquet", tmp_path / "m.jsonl", table, table.to_pandas()]
+    for source in sources:
+        data = create_dataset(source, targets=targets)
+        found = data.classes if data.scheme is None else list(data.scheme[0].classes)
+        assert sorted(found) == sorted(classes)
+
+
+def test_class_folders_and_other_label_columns_have_this_spelling_too(tmp_path: Path) -> None:
+    for name in ("True", "2.0"):
+        (tmp_path / name).mkdir()
+        for number in range(20):
+            (tmp_path / name / f"{number}.txt").write_text("t")
+    assert create_dataset(tmp_path).classes == ["2", "true"]
+    view = create_dataset(spelled(["a", "b"]).append_column("y", [["True", "1.0"]]))
+    scheme = view.with_targets({"y": "classification"}).scheme
+    assert scheme is not None
+    assert scheme[0].classes == ("1", "true")
+
+
+@pytest.mark.parametrize("word", ["NA", "None", "nan", "#N/A"])
+def test_a_class_that_is_read_as_missing_is_named_with_the_setting(
+    word: str, tmp_path: Path
+) -> None:
+    path = write_csv(tmp_path, [word, "EU", "AS", "EU"])
+    with pytest.raises(FusionZooError) as caught:
+        create_dataset(path)
+    assert f"row 2, sample 'r0' (split 'train') has no target (read as missing: {word!r} 1" in str(
+        caught.value
+    )
+    assert "`--data.na ''` reads such words as they are" in str(caught.value)
+    assert create_dataset(path, na="").classes == sorted([word, "EU", "AS"])
+
+
+def test_a_label_column_of_missing_words_says_so(tmp_path: Path) -> None:
+    path = write_csv(tmp_path, ["N/A", "N/A"])
+    with pytest.raises(FusionZooError, match=r"has a label 'target' \(read as missing: 'N/A'"):
+        create_dataset(path, targets={"target": "multilabel"})
+
+
+def test_words_that_other_columns_lack_are_not_blamed(tmp_path: Path) -> None:
+    (tmp_path / "m.csv").write_text("id,split,text,target\na,train,NA,x\nb,train,t,x\nc,val,t,\n")
+    with pytest.raises(FusionZooError, match="has no target: fill it in"):
+        create_dataset(tmp_path / "m.csv", drop_empty=True)
