@@ -31,7 +31,7 @@ from ..arrays import DIMENSIONS
 from ..arrow import is_list, list_names
 from ..hugging_face import MEDIA
 from ..paths import refuse
-from ..provenance import FUSIONZOO, Loaded, RowNumbers
+from ..provenance import FUSIONZOO, INDEX, Loaded, RowNumbers
 from ..table import ROLES, word_list
 from ..tabular import join_cells
 from .cell_kinds import NUMBER, convert_cells
@@ -518,6 +518,7 @@ class Declared:
     class_names: dict[str, list[str]] = field(default_factory=dict)
     has_target: bool = False  # whether there is a column `target`
     modalities: tuple[str, ...] = ()  # columns in the order in which fusionzoo stored them
+    index: str = ""  # column of a DataFrame's index whose labels are ids
 
     def with_defaults(
         self, kinds: Mapping[str, str], roles: Roles, targets: Iterable[str]
@@ -539,6 +540,9 @@ class Declared:
         if "target" not in roles and not self.has_target and len(labels) == 1:
             merged_roles["target"] = labels[0]
             notes.append(f"column {labels[0]!r} is the target")
+        if self.index and "id" not in roles and fold(self.index) not in named:
+            merged_roles["id"] = self.index
+            notes.append(f"ids are the labels of the DataFrame's index, {self.index}")
         return merged, merged_roles, tuple(notes)
 
 
@@ -546,7 +550,9 @@ def read_declared(table: pa.Table, source: str) -> Declared:
     """Return what the metadata of a table's schema declares of the columns it has."""
     info = _mapping(_read_json(table, HUGGING_FACE, source).get("info"))
     features = _mapping(info.get("features"))
-    stored = _mapping(_read_json(table, FUSIONZOO, source).get("kinds"))
+    own = _read_json(table, FUSIONZOO, source)
+    stored = _mapping(own.get("kinds"))
+    index = own.get(INDEX) if own.get(INDEX) in table.column_names else ""
     kinds, class_names = {}, {}
     for name in table.column_names:
         feature = _mapping(features.get(name))
@@ -560,7 +566,7 @@ def read_declared(table: pa.Table, source: str) -> Declared:
             kinds[name] = stored[name]
     has_target = any(fold(name) == "target" for name in table.column_names)
     modalities = tuple(name for name in stored if name in kinds)
-    return Declared(kinds, class_names, has_target, modalities)
+    return Declared(kinds, class_names, has_target, modalities, index)
 
 
 def apply_declared(

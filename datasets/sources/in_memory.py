@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from numbers import Number
 from typing import Any
@@ -18,7 +19,7 @@ from fusionzoo.structures import Audio
 from ..arrow import row_numbers
 from ..hugging_face import is_hugging_face, read_hugging_face
 from ..media import media_value
-from ..provenance import Loaded
+from ..provenance import Loaded, mark_index
 from .media_columns import ObjectCells
 from .table_settings import STREAM_LIMIT
 
@@ -313,11 +314,15 @@ def _read_splits(tables: Mapping[str, Any]) -> Loaded:
 def _read_frame(frame: Any, source: str) -> Loaded:
     """Read a DataFrame of pandas; a column that Arrow cannot hold stays as objects."""
     try:
-        return Loaded(table=pa.Table.from_pandas(frame), source=source)
+        return Loaded(table=mark_index(pa.Table.from_pandas(frame)), source=source)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         if not frame.columns.is_unique:
             raise FusionZooError(f"{source} has two columns of one name: rename one") from error
-    return read_columns({str(name): frame[name] for name in frame.columns}, source)
+    index = pa.Table.from_pandas(frame[[]], preserve_index=True)
+    levels = dict(zip(index.column_names, index.columns, strict=True))
+    loaded = read_columns({**{str(x): frame[x] for x in frame.columns}, **levels}, source)
+    table = mark_index(loaded.table.replace_schema_metadata(index.schema.metadata))
+    return replace(loaded, table=table)
 
 
 def _arrow_table(data: Any) -> pa.Table:

@@ -18,7 +18,7 @@ from fusionzoo.errors import FusionZooError, one_line
 from ..arrow import check_unicode
 from ..budgets import check_budget, check_expansion
 from ..parquet import read_parquet
-from ..provenance import Provenance, RowNumbers
+from ..provenance import Provenance, RowNumbers, mark_index
 from .table_settings import TableSettings
 from .text_tables import DELIMITERS, check_encoding, find_encoding, read_delimited, read_json_lines
 
@@ -267,7 +267,7 @@ def _check_ending(path: Path, suffix: str) -> None:
 
 def _read(path: Path, suffix: str, settings: TableSettings) -> tuple[pa.Table, Provenance]:
     if suffix == ".parquet":
-        return read_parquet(path), Provenance()
+        return mark_index(read_parquet(path)), Provenance()
     if suffix == ".xlsx":
         table, numbers, sheets = read_spreadsheet(path, settings.sheet)
         others = f"sheet {settings.sheet or sheets[0]!r} of {len(sheets)} (--data.sheet)"

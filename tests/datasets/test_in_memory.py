@@ -22,6 +22,7 @@ from torch.utils.data import Dataset, IterableDataset
 import fusionzoo as fz
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.errors import FusionZooError
+from fusionzoo.inputs import read_data, store_table
 
 WORDS = ("red", "blue and long", "green")
 
@@ -221,6 +222,85 @@ def test_a_data_frame_may_hold_objects_and_an_index_of_ids() -> None:
     assert fz.create_dataset(plain).ids == ["a", "b"]
     twice = pd.DataFrame([[picture(), "x"]], columns=["image", "image"])
     assert "the DataFrame has two columns of one name" in error_of(twice)
+
+
+def indexed(index: Any, **columns: Any) -> pd.DataFrame:
+    """A frame without a column of ids, whose texts are the labels of its index."""
+    index = pd.Index(index) if not isinstance(index, pd.Index) else index
+    texts = [f"row {label}" for label in index]
+    return pd.DataFrame(
+        {"text": texts, "target": ["a", "b"] * (len(index) // 2), **columns}, index=index
+    )
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        [3, 1, 0, 2],  # shuffled
+        ["d", "b", "c", "a"],
+        pd.RangeIndex(60, 64),  # the end of a frame
+        pd.RangeIndex(8, 0, -2),
+        pd.Index(["p1", "p2", "p3", "p4"], name="patient"),
+        pd.date_range("2024-01-01", periods=4),
+        pd.Index([0.5, 1.5, 2.5, 3.5]),
+    ],
+)
+@pytest.mark.parametrize("way", ["frame", "objects", "parquet", "stored"])
+def test_labels_of_an_index_are_ids(index: Any, way: str, tmp_path: Path) -> None:
+    frame = indexed(index)
+    source: Any = frame
+    if way == "objects":
+        source = frame.assign(image=[picture()] * 4)
+    if way == "parquet":
+        frame.to_parquet(source := tmp_path / "m.parquet")
+    if way == "stored":
+        source = store_table(read_data(frame), tmp_path)
+    data = fz.create_dataset(source)
+    for text, label in zip(frame["text"], data.ids, strict=True):
+        assert label.split(" ")[0] == text.split(" ")[1]
+    assert not data.provenance.numbered
+    assert "ids are the labels of the DataFrame's index" in "\n".join(data_summary(data))
+
+
+def test_rows_keep_their_split_when_a_frame_is_shuffled_or_cut() -> None:
+    frame = indexed(range(100, 200))
+    of_text = dict(zip(frame["text"], fz.create_dataset(frame).split_names, strict=True))
+    for other in (frame.sample(frac=1, random_state=1), frame.iloc[50:]):
+        data = fz.create_dataset(other)
+        made = dict(zip(other["text"], data.split_names, strict=True))
+        assert sum(of_text[text] != split for text, split in made.items()) <= 2  # moved ones
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        [0, 1, 2, 3],
+        pd.RangeIndex(4),
+        [7, 7, 8, 9],
+        pd.Index(["a", None, "b", "c"]),
+        pd.MultiIndex.from_product([["a", "b"], [1, 2]]),
+    ],
+)
+def test_an_index_that_counts_rows_or_repeats_labels_is_no_id(index: Any) -> None:
+    data = fz.create_dataset(indexed(index))
+    assert data.ids == ["0", "1", "2", "3"]
+    assert data.provenance.numbered
+
+
+def test_a_column_of_ids_goes_before_an_index() -> None:
+    frame = indexed([3, 1, 0, 2], key=list("wxyz"))
+    assert fz.create_dataset(frame, columns={"id": "key"}).ids == list("wxyz")
+    assert fz.create_dataset(frame.rename(columns={"key": "ID"})).ids == list("wxyz")
+
+
+def test_an_index_is_no_input_that_is_inferred() -> None:
+    draw = np.random.default_rng(0)
+    frame = indexed([f"p{n}" for n in range(40)], weight=draw.normal(size=40))
+    frame.index.name = "patient"
+    data = fz.create_dataset(frame, target="target")
+    assert data.ids[:2] == ["p0", "p1"]
+    assert "patient" not in str(data.provenance.unused)
+    assert [field.name for field in data.table["tabular"].type] == ["weight"]
 
 
 def test_tables_by_split_are_one_data_set() -> None:
