@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from fusionzoo.errors import FusionZooError, one_line
 
@@ -207,7 +208,9 @@ def read_delimited(
         raise _describe_delimited(path, encoding, character, skipped, error) from error
     _check_last_quote(path, encoding, character, table)
     read_numbers = partial(_delimited_row_numbers, path, encoding, character, skipped)
-    return table, RowNumbers(first=2 + skipped, read=read_numbers), character
+    numbers = RowNumbers(first=2 + skipped, read=read_numbers)
+    _check_lost_rows(path, encoding, character, table, numbers)
+    return table, numbers, character
 
 
 def check_delimiter(delimiter: str) -> str:
@@ -314,6 +317,95 @@ def _check_last_quote(path: Path, encoding: str, delimiter: str, table: pa.Table
                     f"{path}: a quotation mark that opens a cell below row {last_number} is not"
                     " closed, so the rest of the file is in this cell: close it"
                 ) from None
+
+
+def _check_lost_rows(
+    path: Path, encoding: str, delimiter: str, table: pa.Table, numbers: RowNumbers
+) -> None:
+    """Raise an error for a cell into which rows vanish between two stray quotation marks.
+
+    Its lines divide as rows do, and a column of theirs holds what is in the table elsewhere, or
+    the text after the second mark shows that no cell ends there.
+    """
+    between = table.num_columns - 1
+    for place, column in enumerate(table.columns):
+        if not between or not _may_have_lines(column):
+            continue
+        has_lines = pc.match_substring(column, "\n")
+        cells = column.filter(has_lines)
+        num_needed = pc.multiply(pc.count_substring(cells, "\n"), between)
+        is_suspect = pc.equal(pc.count_substring(cells, delimiter), num_needed)
+        rows = pc.indices_nonzero(has_lines).filter(pc.fill_null(is_suspect, False)).to_pylist()
+        parts = {
+            row: _parts_of_rows(column[row].as_py(), delimiter, place, between + 1) for row in rows
+        }
+        parts = {row: by_column for row, by_column in parts.items() if by_column}
+        lost = _first_of_known_parts(parts, table)
+        if lost is None and parts and not _is_strict(path, encoding, delimiter):
+            lost = next(iter(parts))
+        if lost is not None:
+            first = numbers.number(lost)
+            last = first + column[lost].as_py().count("\n")
+            raise FusionZooError(
+                f"{path}, row {first}, column {table.column_names[place]!r}: rows {first} to {last}"
+                " are one cell, between two stray quotation marks: remove these, or write a mark"
+                " within a cell twice and the cell in quotation marks"
+            )
+
+
+def _may_have_lines(column: pa.ChunkedArray) -> bool:
+    """Return whether a column of text holds a line break; far faster than Arrow's search."""
+    texts = (chunk.buffers()[2] for chunk in column.chunks)
+    return any(text is not None and b"\n" in text.to_pybytes() for text in texts)
+
+
+def _parts_of_rows(cell: str, delimiter: str, place: int, width: int) -> dict[int, list[str]]:
+    """Return by column what the lines of a cell hold if they are rows; {}: they are not.
+
+    The first line begins in the column `place` and the last one ends there, with parts of a cell
+    that are left out.
+    """
+    rows = [line.rstrip("\r").split(delimiter) for line in cell.split("\n")]
+    widths = [width - place, *[width] * (len(rows) - 2), place + 1]
+    if [len(row) for row in rows] != widths:
+        return {}
+    parts: dict[int, list[str]] = {number: [] for number in range(width)}
+    whole = [(place + 1, rows[0][1:]), *((0, row) for row in rows[1:-1]), (0, rows[-1][:-1])]
+    for start, row in whole:
+        for number, part in enumerate(row, start=start):
+            parts[number].append(part)
+    return parts
+
+
+def _first_of_known_parts(parts: dict[int, dict[int, list[str]]], table: pa.Table) -> int | None:
+    """Return the first row of which all parts for a column, none of them empty, are in it."""
+    found = []
+    for number, column in enumerate(table.columns):
+        texts = pa.array(
+            [x for by_column in parts.values() for x in by_column[number]], pa.string()
+        )
+        known = {*texts.filter(pc.is_in(texts, value_set=column)).to_pylist()} if len(texts) else ()
+        for row, by_column in parts.items():
+            if by_column[number] and all(x in known for x in by_column[number]):
+                found.append(row)
+                break
+    return min(found, default=None)
+
+
+def _is_strict(path: Path, encoding: str, delimiter: str) -> bool:
+    """Return whether a delimiter or the end of a line follows each quotation mark that closes.
+
+    Without any mark between two letters, the file is not parsed again.
+    """
+    with open_utf8(path, encoding) as stream:
+        plain = re.escape(f'{delimiter}\r\n"')
+        if not re.search(rf'"(?<=[^{plain}]")[^{plain}]'.encode(), stream.read()):
+            return True
+    with open_text(path, encoding) as file:
+        try:
+            return all(True for _ in _parse(file, delimiter, strict=True))
+        except csv.Error:
+            return False
 
 
 TYPES = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list"}
