@@ -13,6 +13,7 @@ import pyarrow as pa
 from fusionzoo.errors import FusionZooError
 from fusionzoo.targets import label_word
 
+from .arrow import with_text_of_uuids
 from .base import DATASETS, DEFAULTS, SharedSettings
 from .join import join_arguments
 from .media import SUFFIXES
@@ -106,6 +107,11 @@ def manifest(settings: TableSettings, *, shared: SharedSettings = DEFAULTS) -> P
 
 def load_table(settings: TableSettings) -> Loaded:
     """Read what `root` is: a table in memory, shards in a folder or at a URL, or a file."""
+    loaded = _load(settings)
+    return replace(loaded, table=with_text_of_uuids(loaded.table))
+
+
+def _load(settings: TableSettings) -> Loaded:
     root = settings.root
     if isinstance(root, Loaded):
         return root

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from fusionzoo.files import fold
 
+from .arrow import plain_column
+
 MAX_LISTED = 3  # rows that a message names
 
 
@@ -148,7 +150,7 @@ def mark_index(table: pa.Table) -> pa.Table:
     )
     if name not in table.column_names:
         return table
-    labels = table[name]
+    labels = plain_column(table[name])
     counts_rows = labels.type == pa.int64() and labels.to_pylist() == [*range(len(table))]
     if counts_rows or labels.null_count or len(labels.unique()) < len(labels):
         return table

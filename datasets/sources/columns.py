@@ -121,7 +121,7 @@ class Columns:
         except pa.ArrowException as error:  # a date beyond the calendar, bytes that are no text
             raise FusionZooError(
                 f"{self.source}, column {self.name(role)!r}: {column.type} cannot be read as text:"
-                f" {one_line(error)}"
+                f" {one_line(error)}; store it as text"
             ) from error
         return self._without_missing(role, stripped, stripped, words_missing)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import islice
 from numbers import Number
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -137,7 +138,9 @@ def column_cells(values: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a Python number for one of NumPy or PyTorch."""
+    """Return a Python number for one of NumPy or PyTorch, and text for a UUID."""
+    if isinstance(value, UUID):
+        return str(value)
     is_number = isinstance(value, np.generic) or (isinstance(value, Tensor) and not value.ndim)
     return value.item() if is_number else value
 
@@ -343,8 +346,8 @@ def _kind(name: str, cells: Any) -> dict[str, str]:
     if isinstance(first, Mapping):
         return {name: "audio"} if "sampling_rate" in first else {}
     if isinstance(first, tuple):
-        is_clip = len(first) == 2 and isinstance(first[1], int) and hasattr(first[0], "__len__")
-        return {name: "audio"} if is_clip else {}
+        is_pair = len(first) == 2 and isinstance(first[1], int) and not isinstance(first[0], str)
+        return {name: "audio"} if is_pair and hasattr(first[0], "__len__") else {}
     return {name: "image"} if hasattr(first, "getbands") else {}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -301,6 +302,55 @@ def test_an_index_is_no_input_that_is_inferred() -> None:
     assert data.ids[:2] == ["p0", "p1"]
     assert "patient" not in str(data.provenance.unused)
     assert [field.name for field in data.table["tabular"].type] == ["weight"]
+
+
+@pytest.mark.parametrize("first", [0, 0x9F << 120 | 0x40 << 72])
+@pytest.mark.parametrize("column", ["id", "group", "target", "index"])
+@pytest.mark.parametrize("way", ["frame", "rows", "objects", "arrow", "parquet"])
+def test_uuids_are_read_as_their_text(way: str, column: str, first: int, tmp_path: Path) -> None:
+    values = [uuid.UUID(int=first + n) for n in range(4)]
+    frame = pd.DataFrame({"text": list("abcd"), "split": ["train"] * 4, column: values})
+    source: Any = frame.set_index("index") if column == "index" else frame
+    if way == "rows":
+        source = frame.rename(columns={"index": "id"}).to_dict("records")
+    if way == "objects":
+        source = source.assign(image=[picture()] * 4)
+    if way in ("arrow", "parquet"):
+        source = pa.Table.from_pandas(source)
+    if way == "parquet":
+        pq.write_table(source, tmp_path / "m.parquet")
+        source = tmp_path / "m.parquet"
+    if column == "index" and way == "arrow":
+        return  # an Arrow table has no index
+    data = fz.create_dataset(source)
+    texts = [str(value) for value in values]
+    if column == "target":
+        assert data.labels == texts
+    else:
+        assert (data.groups if column == "group" else data.ids) == texts
+
+
+def test_bytes_as_ids_say_what_to_do() -> None:
+    table = pa.table({"id": [b"\xff\xfe", b"\xff\xfd"], "text": ["a", "b"]})
+    assert "column 'id': binary cannot be read as text" in error_of(table)
+    assert error_of(table).endswith("store it as text")
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        ([("a", 0), ("a", 1)], ["a;0", "a;1"]),
+        ([("a", "b"), ("c", "d")], ["a;b", "c;d"]),
+        ([frozenset("a"), frozenset("b")], ["a", "b"]),
+        ([np.array([1, 0]), np.array([0, 1])], ["0;1", "1;0"]),
+        ([torch.tensor(3), torch.tensor(4)], ["3", "4"]),
+    ],
+)
+def test_tuples_and_arrays_of_labels_are_read_as_lists(labels: Any, classes: list[str]) -> None:
+    rows = [{"text": "t", "split": "train", "target": label} for label in labels]
+    assert fz.create_dataset(rows).classes == classes
+    frame = pd.DataFrame({"text": "t", "split": "train", "target": labels})
+    assert fz.create_dataset(frame).classes == classes
 
 
 def test_tables_by_split_are_one_data_set() -> None:
