@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.files import category_of, is_number, read_cell, read_cells
+from fusionzoo.files import category_of, fold, is_number, read_cell, read_cells
 from fusionzoo.targets import decimal_hint
 
 from .table import Samples
@@ -102,6 +102,26 @@ def _columns_in_memory(data: Samples, modality: str, rows: list[int]) -> dict[st
             cells = [f"{cell:.17g}" if isinstance(cell, float) else cell for cell in cells]
         columns[name] = pa.array(cells)
     return columns
+
+
+def unseen_categories(
+    data: Samples, modality: str, known: Mapping[str, Collection[str]]
+) -> list[str]:
+    """Say for each column how many cells hold none of the `known` categories, if any does."""
+    notes = []
+    names = {fold(name): categories for name, categories in known.items()}
+    for name, column in _columns(data, modality, data.rows.tolist()).items():
+        if fold(name) not in names:
+            continue
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        cells = column.drop_null()
+        counted = pc.value_counts(cells).to_pylist()
+        unseen = [x for x in counted if category_of(x["values"]) not in names[fold(name)]]
+        if unseen:
+            count, first = sum(x["counts"] for x in unseen), category_of(unseen[0]["values"])
+            notes.append(f"{name} in {count:,} of {len(cells):,} cells, such as {first!r}")
+    return notes
 
 
 class _NotNumber(FusionZooError):

@@ -17,8 +17,10 @@ from fusionzoo.config.flags import Tree
 from fusionzoo.datasets import DATASETS, PairedBatchSampler, PairedDataset, make_sampler
 from fusionzoo.datasets.complete import TABLE, Completed, complete_for_model, target_columns
 from fusionzoo.datasets.naming import IN_MEMORY
+from fusionzoo.datasets.tabular import unseen_categories
 from fusionzoo.distributed import World, pick_device
 from fusionzoo.encoders.augment import refuse_augmentation
+from fusionzoo.encoders.tabular import TabularEncoder
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.evaluation.retrieval import GROUP, RelevanceLabels, any_pair, retrieval_intervals
 from fusionzoo.evaluation.robustness import subset_label, subsets
@@ -108,8 +110,36 @@ def open_for_model(
 ) -> tuple[PairedDataset, Tree]:
     """Open a data set as the model's training data were read; return it with its settings.
 
-    What the data lack of what the model reads is missing, which is said.
+    What the data lack of what the model reads is missing, which is said, as are categories that
+    the model was not trained on.
     """
+    opened, settings = _open_for_model(cfg, model, dataset, targets)
+    unseen = [
+        f"{note} ({name})"
+        for name, known in known_categories(model).items()
+        if opened.modalities.get(name) == "tabular"
+        for note in unseen_categories(opened, name, known)
+    ]
+    if unseen:
+        print(f"warning: categories that the model was not trained on: {'; '.join(unseen)}")
+    return opened, settings
+
+
+def known_categories(model: FusionModel) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Return the categories on which a model was trained, by modality and column."""
+    return {
+        name: {column.name: column.values for column in encoder.categories}
+        for name, encoder in model.encoders.items()
+        if isinstance(encoder, TabularEncoder)
+    }
+
+
+def _open_for_model(
+    cfg: Settings | EmbedConfig,
+    model: FusionModel,
+    dataset: InMemory,
+    targets: Mapping[str, str] | None,
+) -> tuple[PairedDataset, Tree]:
     if isinstance(dataset, PairedDataset):
         return open_dataset(cfg.data, targets, dataset), dict(cfg.data)
     given = target_columns(cfg.data if dataset is None else dataset, cfg.target)
