@@ -133,6 +133,7 @@ def _load(settings: TableSettings) -> Loaded:
 
 
 KINDS = ("image", "text", "audio")
+ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip", ".7z", ".rar")
 
 
 @DATASETS.register("folders", family="format")
@@ -202,5 +203,11 @@ def _find_samples(top: Path, has_splits: bool) -> list[dict[str, str]]:
             continue
         row[kind] = str(path.relative_to(top))
     if not rows:
+        packed = next((x for x in sorted(top.iterdir()) if x.name.endswith(ARCHIVES)), None)
+        if packed is not None:
+            raise FusionZooError(
+                f"{packed} is a compressed archive: shards are plain .tar files (`gunzip` makes one"
+                " of a .tar.gz), and archives of files are unpacked into class folders"
+            )
         raise FusionZooError(f"{top} has no image, text or audio file in class folders")
     return list(rows.values())

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import category_of, fold, is_number, read_cell, read_cells
-from fusionzoo.targets import decimal_hint
+from fusionzoo.targets import MAX_NUMBER, decimal_hint
 
 from .table import Samples
 
@@ -166,6 +166,12 @@ def _learn(column: Any) -> dict[str, Any]:
 def _moments(numbers: Any, counts: Any) -> dict[str, float]:
     if not np.isfinite(numbers).all():
         raise FusionZooError("contains numbers that are not finite")
+    largest = numbers[np.abs(numbers).argmax()]
+    if abs(largest) > MAX_NUMBER:
+        raise FusionZooError(
+            f"holds {largest:g}, beyond what float32 can hold: correct it or, if it stands for a"
+            " missing value, empty it"
+        )
     mean = float(np.average(numbers, weights=counts))
     std = float(np.average((numbers - mean) ** 2, weights=counts)) ** 0.5
     return {"mean": mean, "std": std or 1.0}  # a constant is standardised to 0

@@ -24,6 +24,7 @@ from .plugins import definition_of
 from .structures import Labels, predictions
 
 T = TypeVar("T", bound="type[Target]")
+MAX_NUMBER = 3.4e38  # of float32
 EDGE = 1e-12  # averaged probabilities are kept this far from 0 and 1
 
 
@@ -558,6 +559,8 @@ def number(cell: str) -> float:
         value = math.nan
     if not math.isfinite(value):
         raise FusionZooError(f"{cell!r} is no finite number{decimal_hint(cell)}")
+    if abs(value) > MAX_NUMBER:
+        raise FusionZooError(f"{cell!r} is beyond what float32 can hold: correct or empty it")
     return value
 
 

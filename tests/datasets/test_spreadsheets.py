@@ -295,6 +295,47 @@ def test_a_cell_of_several_lines_is_text(cell: str, tmp_path: Path) -> None:
         assert (len(data), data[3].values["text"]) == (20, cell)
 
 
+@pytest.mark.parametrize("name", ["m.csv", "m.tsv", "m.csv.gz", "m.xlsx"])
+def test_a_row_that_repeats_the_header_is_an_error(name: str, tmp_path: Path) -> None:
+    rows = [("id", "text"), ("id", "of a text"), ("id", "text"), ("b", "two")]
+    path = tmp_path / name
+    if name.endswith("xlsx"):
+        book = openpyxl.Workbook()
+        for row in rows:
+            book.active.append(row)
+        book.save(path)
+    else:
+        text = "".join("\t".join(row) + "\n" for row in rows).encode()
+        path.write_bytes(gzip.compress(text) if name.endswith("gz") else text)
+    with pytest.raises(FusionZooError, match="row 3 repeats the header: remove it"):
+        create_dataset(path)
+
+
+@pytest.mark.parametrize("name", ["m.csv", "m.jsonl", "m.parquet", "m.xlsx"])
+@pytest.mark.parametrize(
+    ("start", "says"),
+    [
+        ("<!DOCTYPE html>\n<html>", "a web page (HTML), no table"),
+        ("\ufeff\n <html lang='en'>", "a web page (HTML), no table"),
+        ('<?xml version="1.0"?>', "XML, no table"),
+        ("version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS, no table"),
+        ("%PDF-1.7", "a PDF, no table"),
+    ],
+)
+def test_a_file_that_is_no_table_is_named(name: str, start: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(start + "x" * 100)
+    with pytest.raises(FusionZooError) as caught:
+        create_dataset(tmp_path / name)
+    assert f"{name} is {says}" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz", "a.zip"])
+def test_a_folder_of_compressed_archives_says_so(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(FusionZooError, match=f"{name} is a compressed archive: shards are plain"):
+        create_dataset(tmp_path)
+
+
 def test_an_open_quotation_mark_is_an_error(tmp_path: Path) -> None:
     text = 'id,text\na,one\nb,"two\nc,three\nd,four\n'
     assert "below row 2 is not closed" in message(tmp_path, text)

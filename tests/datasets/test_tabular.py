@@ -302,6 +302,16 @@ def test_cells_with_categories_unseen_in_training_are_counted(
     assert unseen_categories(data, "tabular", {"Zip": ("01001", "01002")}) == says
 
 
+@pytest.mark.parametrize("cell", ["1e300", "-4e38", "179769313486231570000" + "0" * 280])
+def test_a_number_that_float32_cannot_hold_is_refused(cell: str, tmp_path: Path) -> None:
+    data = opened(tmp_path, [*ROWS, ("f", "train", "x", cell, "red", "1", "six")])
+    with pytest.raises(FusionZooError, match=r"column 'Age' holds .*, beyond what float32 can"):
+        learnt(data)
+    path = write(tmp_path, [("a", "train", "1", "1", "", "", "t"), ("b", "train", cell, *"1111")])
+    with pytest.raises(FusionZooError, match=r"row 3, sample 'b', column 'target': .* is beyond"):
+        create_dataset(path, targets={"target": "regression"})
+
+
 # ---- whole runs
 
 
