@@ -82,8 +82,8 @@ class PathChecker:
 
     def _name_on_disk(self, cell: str) -> str:
         """Return how the name is written on the disk, where it looks the same but is not."""
-        for form, words in (("NFC", "composed"), ("NFD", "decomposed")):
-            name = unicodedata.normalize(form, cell)
+        nfc, nfd = unicodedata.normalize("NFC", cell), unicodedata.normalize("NFD", cell)
+        for form, words, name in (("NFC", "composed", nfc), ("NFD", "decomposed", nfd)):
             if name != cell and os.path.lexists(os.path.join(self._top, name)):
                 return (
                     f" in this Unicode normal form, but with {words} letters ({form}), as other"

@@ -160,7 +160,7 @@ def mark_index(table: pa.Table) -> pa.Table:
 
 def _with_range(table: pa.Table, level: Mapping[str, Any]) -> tuple[pa.Table, str]:
     """Add the index that pandas stores as a range of numbers; return also its name."""
-    bounds = [level.get(key) for key in ("start", "stop", "step")]
+    bounds: list[Any] = [level.get(key) for key in ("start", "stop", "step")]
     name = level.get("name") or UNNAMED
     if not all(type(x) is int for x in bounds) or not bounds[2] or name in table.column_names:
         return table, ""

@@ -552,7 +552,7 @@ def read_declared(table: pa.Table, source: str) -> Declared:
     features = _mapping(info.get("features"))
     own = _read_json(table, FUSIONZOO, source)
     stored = _mapping(own.get("kinds"))
-    index = own.get(INDEX) if own.get(INDEX) in table.column_names else ""
+    index = str(own[INDEX]) if own.get(INDEX) in table.column_names else ""
     kinds, class_names = {}, {}
     for name in table.column_names:
         feature = _mapping(features.get(name))

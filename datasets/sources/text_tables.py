@@ -381,10 +381,9 @@ def _first_of_known_parts(parts: dict[int, dict[int, list[str]]], table: pa.Tabl
     """Return the first row of which all parts for a column, none of them empty, are in it."""
     found = []
     for number, column in enumerate(table.columns):
-        texts = pa.array(
-            [x for by_column in parts.values() for x in by_column[number]], pa.string()
-        )
-        known = {*texts.filter(pc.is_in(texts, value_set=column)).to_pylist()} if len(texts) else ()
+        texts = {x for by_column in parts.values() for x in by_column[number]} - {""}
+        is_known = pc.is_in(column, value_set=pa.array(sorted(texts), pa.string()))
+        known = {*column.filter(is_known).unique().to_pylist()} if texts else set()
         for row, by_column in parts.items():
             if by_column[number] and all(x in known for x in by_column[number]):
                 found.append(row)
