@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -75,6 +76,12 @@ def cell_lengths(column: Any) -> Tensor | None:
     else:
         return None
     return torch.from_numpy(pc.fill_null(lengths, 0).to_numpy().astype(np.float64))
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Return whether the cells of a column of this type are lists."""
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def is_list_of_text(kind: pa.DataType) -> bool:
@@ -165,6 +172,16 @@ def list_names(names: Sequence[str]) -> str:
     """
     shown = ", ".join(name[:100] for name in names[:MAX_NAMES])
     return shown + (f" and {len(names) - MAX_NAMES:,} more" if len(names) > MAX_NAMES else "")
+
+
+def with_text_of_uuids(table: pa.Table) -> pa.Table:
+    """Return a table with the usual text of UUIDs, `9f000000-...`, for their 16 bytes."""
+    for position, field in enumerate(table.schema):
+        if getattr(field.type, "extension_name", "") == "arrow.uuid":
+            stored = plain_column(table.column(position)).to_pylist()
+            texts = [None if x is None else str(UUID(bytes=x)) for x in stored]
+            table = table.set_column(position, field.name, pa.array(texts, pa.string()))
+    return table
 
 
 def plain_column(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -241,8 +241,9 @@ def _with_columns(done: Completed, targets: Sequence[str]) -> Completed:
 def _taken(settings: Mapping[str, Any], loaded: Loaded | None, targets: Sequence[str]) -> set[str]:
     """Return the columns, folded, whose use is known by their names or by the user."""
     assert loaded is not None
-    declared = read_declared(loaded.table, loaded.source).kinds
-    names = {*ROLES, "group", *KINDS, *EDGES, *declared, *loaded.kinds, *loaded.memory, *targets}
+    declared = read_declared(loaded.table, loaded.source)
+    names = {*ROLES, "group", *KINDS, *EDGES, *declared.kinds, declared.index}
+    names |= {*loaded.kinds, *loaded.memory, *targets}
     for word in (settings.get("group_column"), settings.get("on", "id")):
         names |= {word} if isinstance(word, str) else set()
     names |= {f"{kind}_{edge}" for kind in ("image", "audio") for edge in EDGES}

@@ -11,7 +11,9 @@ from typing import Any
 import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError
+from fusionzoo.targets import label_word
 
+from .arrow import with_text_of_uuids
 from .base import DATASETS, DEFAULTS, SharedSettings
 from .join import join_arguments
 from .media import SUFFIXES
@@ -105,6 +107,11 @@ def manifest(settings: TableSettings, *, shared: SharedSettings = DEFAULTS) -> P
 
 def load_table(settings: TableSettings) -> Loaded:
     """Read what `root` is: a table in memory, shards in a folder or at a URL, or a file."""
+    loaded = _load(settings)
+    return replace(loaded, table=with_text_of_uuids(loaded.table))
+
+
+def _load(settings: TableSettings) -> Loaded:
     root = settings.root
     if isinstance(root, Loaded):
         return root
@@ -126,6 +133,7 @@ def load_table(settings: TableSettings) -> Loaded:
 
 
 KINDS = ("image", "text", "audio")
+ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip", ".7z", ".rar")
 
 
 @DATASETS.register("folders", family="format")
@@ -187,7 +195,7 @@ def _find_samples(top: Path, has_splits: bool) -> list[dict[str, str]]:
             refuse(f"{path}: {expected}", "file")
             continue
         key = "/".join((*parts[:-1], path.stem))
-        row = rows.setdefault(key, {"id": key, "target": parts[-2]})
+        row = rows.setdefault(key, {"id": key, "target": label_word(parts[-2])})
         if has_splits:
             row["split"] = parts[0]
         if kind in row:
@@ -195,5 +203,11 @@ def _find_samples(top: Path, has_splits: bool) -> list[dict[str, str]]:
             continue
         row[kind] = str(path.relative_to(top))
     if not rows:
+        packed = next((x for x in sorted(top.iterdir()) if x.name.endswith(ARCHIVES)), None)
+        if packed is not None:
+            raise FusionZooError(
+                f"{packed} is a compressed archive: shards are plain .tar files (`gunzip` makes one"
+                " of a .tar.gz), and archives of files are unpacked into class folders"
+            )
         raise FusionZooError(f"{top} has no image, text or audio file in class folders")
     return list(rows.values())

@@ -361,7 +361,9 @@ class PairedDataset(Dataset[Sample | None]):
         self.scheme: tuple[Target, ...] | None = None  # of label columns; None: column `target`
         self.label_values = torch.zeros(len(table), 0)  # of label columns, float32 (N, W)
         if targets is None:
-            self.classes = find_classes(self.table, self.where)
+            self.classes = find_classes(
+                self.table, self.where, self.provenance.missing_labels.get("target", "")
+            )
             self.class_indices = {label: index for index, label in enumerate(self.classes)}
         else:
             self._read_labels(targets)
@@ -762,7 +764,12 @@ class PairedDataset(Dataset[Sample | None]):
 
     def _read_labels(self, targets: Mapping[str, str]) -> None:
         labels = read_labels(
-            self.table, targets, self.source, list(self.modalities), where=self.where
+            self.table,
+            targets,
+            self.source,
+            list(self.modalities),
+            where=self.where,
+            missing=self.provenance.missing_labels,
         )
         self.classes, (self.scheme, self.label_values) = [], labels
 

@@ -12,6 +12,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fusionzoo.files import fold
+
+from .arrow import plain_column
+
 MAX_LISTED = 3  # rows that a message names
 
 
@@ -79,6 +83,7 @@ class Provenance:
 
     reading: tuple[str, ...] = ()  # how the file was read, where that is not what it usually is
     missing: str = ""  # words in cells that were read as missing, with their counts
+    missing_labels: Mapping[str, str] = field(default_factory=dict)  # column -> such words in it
     joined: str = ""  # which of the joined sources have how many rows
     numbered: bool = False  # whether ids are the rows' numbers, for want of a column
     empty_rows: int = 0  # rows without any modality that were left out
@@ -115,9 +120,51 @@ class Loaded:
 
 
 FUSIONZOO = b"fusionzoo"  # key of a schema's metadata
+INDEX = "index"  # key in it of the column of a DataFrame's index
+UNNAMED = "__index_level_0__"  # that column, as pandas calls it
 
 
 def with_kinds(schema: pa.Schema, kinds: Mapping[str, str]) -> pa.Schema:
     """Return a schema whose metadata says of which kind the modalities are."""
     kinds_stored = json.dumps({"kinds": dict(kinds)}).encode()
     return schema.with_metadata({**(schema.metadata or {}), FUSIONZOO: kinds_stored})
+
+
+def mark_index(table: pa.Table) -> pa.Table:
+    """Return a table of pandas whose metadata names its index, if the labels there are ids.
+
+    They are if there is no column `id`, and they are complete, all different, and do not just count
+    the rows. Several levels are no ids.
+    """
+    metadata = table.schema.metadata or {}
+    try:
+        levels = json.loads(metadata.get(b"pandas", b"{}"))["index_columns"]
+        stored = json.loads(metadata.get(FUSIONZOO, b"{}"))
+    except (ValueError, KeyError, TypeError):
+        return table
+    is_known = isinstance(levels, list) and len(levels) == 1 and isinstance(stored, dict)
+    if not is_known or any(fold(name) == "id" for name in table.column_names):
+        return table
+    table, name = (
+        _with_range(table, levels[0]) if isinstance(levels[0], dict) else (table, levels[0])
+    )
+    if name not in table.column_names:
+        return table
+    labels = plain_column(table[name])
+    counts_rows = labels.type == pa.int64() and labels.to_pylist() == [*range(len(table))]
+    if counts_rows or labels.null_count or len(labels.unique()) < len(labels):
+        return table
+    own = json.dumps({**stored, INDEX: name}).encode()
+    return table.replace_schema_metadata({**metadata, FUSIONZOO: own})
+
+
+def _with_range(table: pa.Table, level: Mapping[str, Any]) -> tuple[pa.Table, str]:
+    """Add the index that pandas stores as a range of numbers; return also its name."""
+    bounds: list[Any] = [level.get(key) for key in ("start", "stop", "step")]
+    name = level.get("name") or UNNAMED
+    if not all(type(x) is int for x in bounds) or not bounds[2] or name in table.column_names:
+        return table, ""
+    labels = range(*bounds)
+    if len(labels) != len(table) or labels == range(len(table)):
+        return table, ""
+    return table.append_column(str(name), pa.array([*labels], pa.int64())), str(name)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fusionzoo.targets import kind_of
+from fusionzoo.targets import kind_of, words
 
 SPLITS = ("train", "val", "test")
 SHARES = (0.70, 0.15, 0.15)  # of data sets without a split column
@@ -129,10 +129,9 @@ def class_columns(columns: Mapping[str, Any], kinds: Mapping[str, str]) -> list[
     labels = [columns[name] for name in columns if standard.get(name) in single]
     for name in columns:
         if standard.get(name) == "multilabel":
-            words = pc.split_pattern_regex(_flat(columns[name]), r"\s*;\s*")
-            flat = words.flatten()
-            known = pc.if_else(pc.equal(flat, ""), pa.scalar(None, pa.string()), flat)
-            labels.append(pa.ListArray.from_arrays(words.offsets, known))
+            encoded = _flat(columns[name]).dictionary_encode()
+            lists = [words(cell) for cell in encoded.dictionary.to_pylist()]
+            labels.append(pa.array(lists, pa.list_(pa.string())).take(encoded.indices))
     return labels
 
 

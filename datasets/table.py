@@ -42,6 +42,11 @@ def objective_hint(labels: Any) -> str:
     per_class = num_labels / len(distinct)
     if pc.all(pc.match_substring_regex(distinct, f"^{NUMBER}$")).as_py():
         return _number_hint(distinct, per_class)
+    if pc.all(pc.match_substring_regex(distinct, r"^\[.*\]$")).as_py():
+        return (
+            f"targets such as {distinct[0].as_py()!r} look like lists of labels:"
+            " --objective.name multilabel"
+        )
     for separator in SEPARATORS:
         several = distinct.filter(pc.match_substring(distinct, separator))
         if len(several) and words_recur(distinct, separator):
@@ -128,11 +133,13 @@ def read_labels(
     modalities: Sequence[str] = (),
     *,
     where: Callable[[int], str],
+    missing: Mapping[str, str],
 ) -> tuple[tuple[Target, ...], Tensor]:
     """Read the label columns in `kinds`: return their targets and the labels, float32 (N, W).
 
     An empty cell is a missing label, NaN. Labels in val and test must occur in train, and each
-    split needs at least one label in each column. `where` names a row for messages.
+    split needs at least one label in each column. `where` names a row for messages, `missing` says
+    which words of a column were read as missing.
     """
     targets, values = [], [torch.zeros(len(table), 0)]
     for name, kind in kinds.items():
@@ -142,14 +149,14 @@ def read_labels(
                 f"{source} has no column {name!r} of labels.{did_you_mean(name, others)}"
                 f" It has: {', '.join(others)}"
             )
-        target, column = _read_column(table, name, kind, source, where)
+        target, column = _read_column(table, name, kind, source, where, missing.get(name, ""))
         targets.append(target)
         values.append(column)
     return tuple(targets), torch.cat(values, dim=1)
 
 
 def _read_column(
-    table: pa.Table, name: str, kind: str, source: str, where: Callable[[int], str]
+    table: pa.Table, name: str, kind: str, source: str, where: Callable[[int], str], missing: str
 ) -> tuple[Target, Tensor]:
     cells = [cell or None for cell in table[name].to_pylist()]
     splits, ids = table["split"].to_pylist(), table["id"].to_pylist()
@@ -157,7 +164,9 @@ def _read_column(
     labelled = {split for split, cell in zip(splits, cells, strict=True) if cell is not None}
     for split in dict.fromkeys(splits):
         if split not in labelled:
-            raise FusionZooError(f"{source}: no sample of split {split!r} has a label {name!r}")
+            raise FusionZooError(
+                f"{source}: no sample of split {split!r} has a label {name!r}{_as_missing(missing)}"
+            )
 
     def apply(read: Callable[[str], Any], default: Any) -> list[Any]:
         values = []
@@ -178,13 +187,18 @@ def _read_column(
     return target, torch.tensor(values, dtype=torch.float32)
 
 
+def _as_missing(words: str) -> str:
+    """Return which words were read as missing, with the setting, for a message."""
+    return f" (read as missing: {words}; `--data.na ''` reads such words as they are)" * bool(words)
+
+
 MOVE = "put some there with a column of splits, or leave the label out"
 
 
-def find_classes(table: pa.Table, where: Callable[[int], str]) -> list[str]:
+def find_classes(table: pa.Table, where: Callable[[int], str], missing: str = "") -> list[str]:
     """Return the sorted labels of the training split, numbers by value; none without targets.
 
-    `where` names a row for messages.
+    `where` names a row for messages, `missing` says which words were read as missing.
     """
     labels = table["target"]
     if labels.null_count == len(labels):
@@ -194,7 +208,7 @@ def find_classes(table: pa.Table, where: Callable[[int], str]) -> list[str]:
     row = first_true(pc.invert(pc.is_in(labels, value_set=known)))
     if row is not None:
         label, split = labels[row].as_py(), table["split"][row].as_py()
-        problem = "no target: fill it in, or remove the row"
+        problem = f"no target{_as_missing(missing)}: fill it in, or remove the row"
         if label is not None:
             problem = f"the label {label!r}, which no sample of split 'train' has"
         sample = table["id"][row].as_py()

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.files import category_of, is_number, read_cell, read_cells
-from fusionzoo.targets import decimal_hint
+from fusionzoo.files import category_of, fold, is_number, read_cell, read_cells
+from fusionzoo.targets import MAX_NUMBER, decimal_hint
 
 from .table import Samples
 
@@ -104,6 +104,26 @@ def _columns_in_memory(data: Samples, modality: str, rows: list[int]) -> dict[st
     return columns
 
 
+def unseen_categories(
+    data: Samples, modality: str, known: Mapping[str, Collection[str]]
+) -> list[str]:
+    """Say for each column how many cells hold none of the `known` categories, if any does."""
+    notes = []
+    names = {fold(name): categories for name, categories in known.items()}
+    for name, column in _columns(data, modality, data.rows.tolist()).items():
+        if fold(name) not in names:
+            continue
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        cells = column.drop_null()
+        counted = pc.value_counts(cells).to_pylist()
+        unseen = [x for x in counted if category_of(x["values"]) not in names[fold(name)]]
+        if unseen:
+            count, first = sum(x["counts"] for x in unseen), category_of(unseen[0]["values"])
+            notes.append(f"{name} in {count:,} of {len(cells):,} cells, such as {first!r}")
+    return notes
+
+
 class _NotNumber(FusionZooError):
     """A cell among numbers that is none."""
 
@@ -146,6 +166,12 @@ def _learn(column: Any) -> dict[str, Any]:
 def _moments(numbers: Any, counts: Any) -> dict[str, float]:
     if not np.isfinite(numbers).all():
         raise FusionZooError("contains numbers that are not finite")
+    largest = numbers[np.abs(numbers).argmax()]
+    if abs(largest) > MAX_NUMBER:
+        raise FusionZooError(
+            f"holds {largest:g}, beyond what float32 can hold: correct it or, if it stands for a"
+            " missing value, empty it"
+        )
     mean = float(np.average(numbers, weights=counts))
     std = float(np.average((numbers - mean) ** 2, weights=counts)) ** 0.5
     return {"mean": mean, "std": std or 1.0}  # a constant is standardised to 0

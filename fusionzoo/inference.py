@@ -17,8 +17,10 @@ from fusionzoo.config.flags import Tree
 from fusionzoo.datasets import DATASETS, PairedBatchSampler, PairedDataset, make_sampler
 from fusionzoo.datasets.complete import TABLE, Completed, complete_for_model, target_columns
 from fusionzoo.datasets.naming import IN_MEMORY
+from fusionzoo.datasets.tabular import unseen_categories
 from fusionzoo.distributed import World, pick_device
 from fusionzoo.encoders.augment import refuse_augmentation
+from fusionzoo.encoders.tabular import TabularEncoder
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.evaluation.retrieval import GROUP, RelevanceLabels, any_pair, retrieval_intervals
 from fusionzoo.evaluation.robustness import subset_label, subsets
@@ -28,7 +30,7 @@ from fusionzoo.loading import load
 from fusionzoo.model import FusionModel
 from fusionzoo.progress import progress_bar
 from fusionzoo.structures import Batch, Features, Labels, Prediction, evaluating, keep_only
-from fusionzoo.targets import OneOf
+from fusionzoo.targets import OneOf, join_words
 from fusionzoo.trained_on import TrainedOn, count_seen
 from fusionzoo.training.build import open_dataset
 from fusionzoo.training.calibrate import measure
@@ -112,12 +114,12 @@ def open_data(cfg: Settings, model: FusionModel, dataset: InMemory) -> PairedDat
         )
     read = [name for name in dataset.modalities if name in model.modalities]
     rows = dataset if cfg.split == "all" else dataset.split(cfg.split)
-    warn_of_absent(model, rows)
+    warn_of_strange(model, rows)
     return rows.only(read) if len(read) < len(rows.modalities) else rows
 
 
-def warn_of_absent(model: FusionModel, dataset: PairedDataset) -> None:
-    """Say which modalities that the model reads no sample has."""
+def warn_of_strange(model: FusionModel, dataset: PairedDataset) -> None:
+    """Say what modalities that the model reads no sample has, and what categories are new to it."""
     has = dict(zip(dataset.modalities, dataset.present.any(0).tolist(), strict=True))
     absent = [name for name in model.modalities if not has.get(name)]
     if absent and len(dataset):
@@ -125,6 +127,23 @@ def warn_of_absent(model: FusionModel, dataset: PairedDataset) -> None:
             f"warning: missing in all samples, as {dataset.source} has none: {', '.join(absent)}"
             f" (--data.columns.{absent[0]} names the column of a table)"
         )
+    unseen = [
+        f"{note} ({name})"
+        for name, known in known_categories(model).items()
+        if dataset.modalities.get(name) == "tabular"
+        for note in unseen_categories(dataset, name, known)
+    ]
+    if unseen:
+        print(f"warning: categories that the model was not trained on: {'; '.join(unseen)}")
+
+
+def known_categories(model: FusionModel) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Return the categories on which a model was trained, by modality and column."""
+    return {
+        name: {column.name: column.values for column in encoder.categories}
+        for name, encoder in model.encoders.items()
+        if isinstance(encoder, TabularEncoder)
+    }
 
 
 def open_for_model(
@@ -523,7 +542,7 @@ def _prediction_row(prediction: Any) -> dict[str, Any]:
         if isinstance(value, Prediction):
             row[f"{prefix}label"] = value.label
         elif isinstance(value, Labels):
-            row[f"{prefix}label"] = ";".join(value.labels)
+            row[f"{prefix}label"] = join_words(value.labels)
         else:
             row[f"{prefix}label"] = float(value)
             continue

@@ -7,6 +7,8 @@ Shapes: `N` rows; `K` classes, labels or levels; a target has `width` logits and
 
 from __future__ import annotations
 
+import ast
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -17,10 +19,12 @@ import torch
 from torch import Tensor
 
 from .errors import FusionZooError, did_you_mean
+from .files import category_of
 from .plugins import definition_of
 from .structures import Labels, predictions
 
 T = TypeVar("T", bound="type[Target]")
+MAX_NUMBER = 3.4e38  # of float32
 EDGE = 1e-12  # averaged probabilities are kept this far from 0 and 1
 
 
@@ -118,10 +122,10 @@ class OneOf(Target):
 
     @classmethod
     def learn(cls, name: str, cells: Sequence[str]) -> Target:
-        return cls(name, classes=tuple(sorted_words(set(cells))))
+        return cls(name, classes=tuple(sorted_words({label_word(cell) for cell in cells})))
 
     def encode(self, cell: str) -> list[float]:
-        return [self.index(cell)]
+        return [self.index(label_word(cell))]
 
     def decode(self, logits: Tensor) -> list[Any]:
         return predictions(self.classes, logits.float().softmax(-1))
@@ -147,7 +151,36 @@ class AnyOf(Target):
     kind = "multilabel"
     examples = ("b;c", "c", ";", "a;b", "c", "b;c")
 
+    @classmethod
+    def learn(cls, name: str, cells: Sequence[str]) -> Target:
+        vectors = [vector for cell in cells if (vector := read_vector(cell)) is not None]
+        if not vectors:
+            return cls(name, classes=super().learn(name, cells).classes)
+        lengths = sorted({len(vector) for vector in vectors})
+        if len(lengths) > 1 or len(vectors) < len(cells):
+            raise FusionZooError(
+                "some cells are vectors of 0 and 1, of"
+                f" {' and '.join(map(str, lengths))} entries, and others are not alike: write all"
+                " as vectors of one length, or all as the names of labels"
+            )
+        return cls(name, classes=tuple(map(str, range(lengths[0]))))
+
+    @staticmethod
+    def check(cell: str) -> None:
+        labels = words(cell)
+        if len({*labels}) < len(labels) and {*labels} <= {"0", "1"}:
+            raise FusionZooError(
+                f"{cell!r} holds a label twice, as a vector of 0 and 1 does: open the data with"
+                " this column as multilabel, which reads such vectors by their positions"
+            )
+
     def encode(self, cell: str) -> list[float]:
+        vector = read_vector(cell)
+        if vector is not None and self.classes != tuple(map(str, range(len(vector)))):
+            raise FusionZooError(
+                f"{cell!r} is a vector of {len(vector)} labels without names, but the labels are"
+                f" {', '.join(self.classes):.60}: write their names"
+            )
         indices = {self.index(word) for word in words(cell)}
         return [float(number in indices) for number in range(len(self.classes))]
 
@@ -337,7 +370,7 @@ def from_spec(spec: Mapping[str, Any]) -> Target:
 def named_sets(classes: Sequence[str], inside: Tensor) -> list[str]:
     """Return the names of the classes in each row of (N, K) bool, joined by `;`."""
     return [
-        ";".join(name for name, is_in in zip(classes, row, strict=True) if is_in)
+        join_words([name for name, is_in in zip(classes, row, strict=True) if is_in])
         for row in inside.tolist()
     ]
 
@@ -369,8 +402,153 @@ def mean_prediction(
 
 
 def words(cell: str) -> list[str]:
-    """Split `sun; beach` at semicolons."""
-    return [word.strip() for word in cell.split(";") if word.strip()]
+    """Split `sun; beach` at semicolons; read a list in brackets, and a vector by its ones.
+
+    >>> words("sun; beach"), words("['sun', 'beach']"), words("[1 0 1]")
+    (['sun', 'beach'], ['sun', 'beach'], ['0', '2'])
+    """
+    entries = read_list(cell)
+    if entries is not None:
+        return label_words(entries) if not is_vector(entries) else _positions(entries)
+    return [label_word(word) for word in cell.split(";") if word.strip()]
+
+
+def join_words(labels: Sequence[str]) -> str:
+    """Return labels as `words` reads them: joined by semicolons, as JSON where one would be split.
+
+    >>> join_words(["sun", "beach"]), join_words(["sun; beach", "sea"])
+    ('sun;beach', '["sun; beach", "sea"]')
+    """
+    if any(";" in label or label.startswith("[") for label in labels):
+        return json.dumps([*labels], ensure_ascii=False)
+    return ";".join(labels)
+
+
+def label_words(entries: Sequence[Any]) -> list[str]:
+    """Return the entries of a list of labels as text, without missing and empty ones."""
+    labels = []
+    for entry in entries:
+        if entry is None or entry != entry:  # NaN
+            continue
+        if not isinstance(entry, str | int | float):
+            raise FusionZooError(
+                f"a list of labels holds {entry!r:.60}, a {type(entry).__name__}: its entries must"
+                " be text or numbers"
+            )
+        labels.append(label_word(entry))
+    return [label for label in labels if label]
+
+
+def label_word(label: str | float) -> str:
+    """Return a label in the one spelling of all formats: `1.0` is 1, `True` is true."""
+    if isinstance(label, bool):
+        return str(label).lower()
+    return category_of(label.strip() if isinstance(label, str) else label)
+
+
+QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+NUMPY_SCALAR = re.compile(rf"np\.\w+\(({QUOTED}|[^()'\"]*)\)")  # np.int64(1), np.str_('a')
+PRINTED = {"True": True, "False": False, "np.True_": True, "np.False_": False, "None": None}
+
+
+def read_list(cell: str) -> list[Any] | None:
+    """Return the entries of a list in brackets, as JSON, Python and NumPy write it; None: no list.
+
+    >>> read_list('["a", "b"]'), read_list("['a' 'b']"), read_list("[1 0 1]"), read_list("a;b")
+    (['a', 'b'], ['a', 'b'], [1, 0, 1], None)
+    """
+    cell = cell.strip()
+    if len(cell) < 2 or cell[0] != "[" or cell[-1] != "]":
+        return None
+    try:
+        entries: list[Any] = json.loads(cell)
+    except (ValueError, RecursionError):
+        entries = _printed_entries(NUMPY_SCALAR.sub(r"\1", cell[1:-1]).strip())
+    return entries
+
+
+def _printed_entries(text: str) -> list[Any]:
+    """Return what stands in the brackets: divided by commas, or quoted texts and numbers by spaces.
+
+    Words without quotation marks and commas are one label: `[Science Fiction]`.
+    """
+    if "," in re.sub(QUOTED, "", text):
+        parts = re.findall(rf"\s*((?:{QUOTED})(?=\s*(?:,|$))|[^,]*[^,\s])\s*(?:,|$)", text)
+        return [_printed_entry(part) for part in parts]
+    entries = [_printed_entry(part) for part in re.findall(rf"(?:{QUOTED})(?=\s|$)|\S+", text)]
+    is_divided = re.fullmatch(rf"(?:(?:{QUOTED})(?:\s+|$))*", text) or not any(
+        isinstance(entry, str) for entry in entries
+    )
+    return entries if is_divided else [text]
+
+
+def _printed_entry(part: str) -> Any:
+    if part == "...":
+        raise FusionZooError(
+            "a list of labels is cut off by '...', as NumPy prints a long one: store whole lists"
+        )
+    if part[0] in "'\"" and part[-1] == part[0]:
+        return ast.literal_eval(part)
+    if part in PRINTED:
+        return PRINTED[part]
+    for read in (int, float):
+        try:
+            return read(part)
+        except ValueError:
+            pass
+    return part
+
+
+def is_vector(entries: Sequence[Any]) -> bool:
+    """Return whether all entries of a list are 0 or 1, and there are several."""
+    return len(entries) > 1 and all(not isinstance(x, str) and x in (0, 1) for x in entries)
+
+
+def read_vector(cell: str) -> list[Any] | None:
+    """Return the entries of a vector of 0 and 1, such as `[1 0 1]`; None: it is none."""
+    entries = read_list(cell)
+    return entries if entries is not None and is_vector(entries) else None
+
+
+def join_vector(bits: Sequence[Any]) -> str:
+    """Return a vector of 0 and 1 as `words` reads it.
+
+    >>> join_vector([1.0, False, 1])
+    '[1 0 1]'
+    """
+    return f"[{' '.join('1' if bit else '0' for bit in bits)}]"
+
+
+def _positions(bits: Sequence[Any]) -> list[str]:
+    return [str(position) for position, bit in enumerate(bits) if bit]
+
+
+def length_of_vectors(cells: Sequence[Sequence[Any] | None]) -> int:
+    """Return the length of lists that are vectors of 0 and 1; 0 for lists of labels.
+
+    Lists of numbers are vectors if all of them are 0 or 1 and of one length, or if one has a number
+    twice or a fraction; other vectors than the former are an error.
+
+    >>> length_of_vectors([[1, 0, 1], None, [0, 0, 0]]), length_of_vectors([[0], [0, 2]])
+    (3, 0)
+    """
+    lists = [cell for cell in cells if cell is not None]
+    if any(not isinstance(x, int | float) for cell in lists for x in cell):
+        return 0
+    lengths = {len(cell) for cell in lists}
+    are_bits = all(x in (0, 1) for cell in lists for x in cell)
+    if are_bits and len(lengths) == 1 and max(lengths) > 1:
+        return max(lengths)
+    vector = next((x for x in lists if len({*x}) < len(x) or any(y % 1 for y in x)), None)
+    if vector is None:
+        return 0
+    if are_bits:
+        reason = f"the vectors of 0 and 1 have {' and '.join(map(str, sorted(lengths)))} entries"
+        raise FusionZooError(f"{reason}: they must be of one length, one entry for each label")
+    raise FusionZooError(
+        f"{[*vector]!r:.60} is a vector of other numbers than 0 and 1: give the names of labels, or"
+        " 0 and 1 for each"
+    )
 
 
 def number(cell: str) -> float:
@@ -381,6 +559,8 @@ def number(cell: str) -> float:
         value = math.nan
     if not math.isfinite(value):
         raise FusionZooError(f"{cell!r} is no finite number{decimal_hint(cell)}")
+    if abs(value) > MAX_NUMBER:
+        raise FusionZooError(f"{cell!r} is beyond what float32 can hold: correct or empty it")
     return value
 
 

@@ -12,17 +12,26 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 from fusionzoo.files import fold
 from fusionzoo.structures import KINDS
-from fusionzoo.targets import kind_of
+from fusionzoo.targets import (
+    join_vector,
+    join_words,
+    kind_of,
+    label_word,
+    label_words,
+    length_of_vectors,
+    read_list,
+)
 
 from ..arrays import DIMENSIONS
-from ..arrow import list_names
+from ..arrow import is_list, list_names
 from ..hugging_face import MEDIA
 from ..paths import refuse
-from ..provenance import FUSIONZOO, Loaded, RowNumbers
+from ..provenance import FUSIONZOO, INDEX, Loaded, RowNumbers
 from ..table import ROLES, word_list
 from ..tabular import join_cells
 from .cell_kinds import NUMBER, convert_cells
@@ -32,6 +41,7 @@ COMMA_NUMBER = r"^\s*([+-]?[0-9]*),([0-9]+([eE][+-]?[0-9]+)?)\s*$"
 NUMBERS = ("regression", "ordinal")  # standard kinds of label columns that hold numbers
 
 
+LIST = r"^\s*\[[\s\S]*\]\s*$"
 TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 
 
@@ -56,6 +66,7 @@ class Columns:
         self.row_ids = np.arange(len(table))  # positions of the rows before empty ones were dropped
         self.used: set[int] = set()
         self.missing: dict[str, Counter[str]] = {}  # column -> words that were read as missing
+        self.notes: list[str] = []  # how cells were read, for the data summary
         self._positions: dict[str, int] = {}
         for position, name in enumerate(table.column_names):
             if not fold(name):
@@ -103,16 +114,14 @@ class Columns:
         A list of labels becomes `sun;beach`, an empty list `;`.
         """
         column = self.values(role)
-        if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-            cells = column.to_pylist()
-            joined = [None if x is None else ";".join(map(str, x)) or ";" for x in cells]
-            return pa.array(joined, pa.string())
+        if is_list(column.type):
+            return self._joined(role, column.to_pylist())
         try:
             stripped = pc.utf8_trim_whitespace(_as_text(column))
         except pa.ArrowException as error:  # a date beyond the calendar, bytes that are no text
             raise FusionZooError(
                 f"{self.source}, column {self.name(role)!r}: {column.type} cannot be read as text:"
-                f" {one_line(error)}"
+                f" {one_line(error)}; store it as text"
             ) from error
         return self._without_missing(role, stripped, stripped, words_missing)
 
@@ -122,14 +131,25 @@ class Columns:
 
     def labels(self, role: str, kind: str) -> Any:
         """Return a column of labels as text, as `fusionzoo.targets` reads its kind."""
-        column = self.text(role)
-        if pa.types.is_list(self.values(role).type):
-            return column  # joined by semicolons
         standard = kind and kind_of(kind).standard_kind()  # empty: a class
+        if standard == "multilabel":
+            return self._label_lists(role)
+        column = self.text(role)
         if standard in NUMBERS:
             return self._decimal_points(column)
+        return _one_spelling(column) if standard in ("", "classification") else column
+
+    def _label_lists(self, role: str) -> Any:
+        """Return a column of lists of labels, or of labels divided by the separator, as text."""
+        column = self.values(role)
+        if is_list(column.type):
+            return self._joined(role, column.to_pylist(), vectors=True)
+        column = self.text(role)
         separator = self.settings.label_separator
-        if standard != "multilabel" or separator == ";":
+        if pc.any(pc.match_substring_regex(column, LIST)).as_py():
+            self.notes.append(f"text in {role} as lists of labels")
+            return self._joined(role, self._split(role, column.to_pylist()), vectors=True)
+        if separator == ";":
             return column
         has_semicolon = pc.match_substring(column, ";").fill_null(False)
         if pc.any(has_semicolon).as_py():
@@ -139,6 +159,43 @@ class Columns:
                 f" --data.label_separator is {separator!r}: use one of them"
             )
         return pc.replace_substring(column, separator, ";")
+
+    def _split(self, role: str, cells: Sequence[str | None]) -> list[list[Any] | None]:
+        """Return the labels of each cell, in brackets or divided by the separator."""
+        lists: list[list[Any] | None] = []
+        for row, cell in enumerate(cells):
+            try:
+                entries = None if cell is None else read_list(cell)
+            except FusionZooError as error:
+                raise FusionZooError(
+                    f"{self.where(row)}, column {self.name(role)!r}: {error}"
+                ) from None
+            if cell is not None and entries is None:
+                entries = [*cell.split(self.settings.label_separator)]
+            lists.append(entries)
+        return lists
+
+    def _joined(self, role: str, cells: Sequence[Any], *, vectors: bool = False) -> Any:
+        """Return lists of labels as text that `fusionzoo.targets.words` divides; `;` is none.
+
+        With `vectors`, lists of 0 and 1 may be vectors, whose ones have the labels' positions.
+        """
+        try:
+            length = length_of_vectors(cells) if vectors else 0
+        except FusionZooError as error:
+            raise FusionZooError(f"{self.source}, column {self.name(role)!r}: {error}") from None
+        if length:
+            self.notes.append(f"vectors of 0 and 1 in {role} as labels 0 to {length - 1}")
+            return pa.array([x and join_vector(x) for x in cells], pa.string())
+        joined: list[str | None] = []
+        for row, cell in enumerate(cells):
+            try:
+                joined.append(None if cell is None else join_words(label_words(cell)) or ";")
+            except FusionZooError as error:
+                raise FusionZooError(
+                    f"{self.where(row)}, column {self.name(role)!r}: {error}"
+                ) from None
+        return pa.array(joined, pa.string())
 
     def tabular(self, role: str) -> Any:
         """Return a column of a tabular modality: text with decimal points, null for missing cells;
@@ -214,6 +271,15 @@ class Columns:
         return tuple(name for position, name in names if position not in self.used)
 
 
+def _one_spelling(column: Any) -> Any:
+    """Return a column of classes in the spelling of all formats: `1.0` is 1, `True` is true."""
+    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    encoded = whole.dictionary_encode()
+    known = encoded.dictionary.to_pylist()
+    spelled = [label_word(cell) for cell in known]
+    return column if spelled == known else pa.array(spelled, pa.string()).take(encoded.indices)
+
+
 def _as_text(column: Any) -> Any:
     """Return the cells of a column as text; numbers that are not a number are null."""
     if pa.types.is_floating(column.type):
@@ -272,13 +338,50 @@ def cell_columns(
 
     These are ids, splits, groups, labels and the parts of tabular modalities.
     """
+    tabular = [name for name in (*roles, *kinds, "tabular") if _is_tabular(name, kinds)]
+    return role_columns(table, roles, kinds, settings) | _named_by(table, tabular, roles)
+
+
+def role_columns(
+    table: pa.Table, roles: Roles, kinds: Mapping[str, str], settings: TableSettings
+) -> set[str]:
+    """Return the columns of ids, splits, groups and labels."""
     labels = settings.targets or ()
-    names = [
-        *(x for x in (*ROLES, settings.group_column or "group", *labels) if x not in kinds),
-        *(name for name in (*roles, *kinds, "tabular") if _is_tabular(name, kinds)),
-    ]
+    names = (*ROLES, settings.group_column or "group", *labels)
+    return _named_by(table, [x for x in names if x not in kinds], roles)
+
+
+def _named_by(table: pa.Table, names: Collection[str], roles: Roles) -> set[str]:
     words = {fold(word) for name in names for word in word_list(roles.get(name, name))}
     return {column for column in table.column_names if fold(column) in words}
+
+
+def read_label_objects(source: str, name: str, values: Any) -> pa.Array:
+    """Return a column of labels of which some are arrays, tuples or sets, as lists or text."""
+    where = f"{source}, column {name!r}"
+    try:
+        cells = [_label_object(values[row]) for row in range(len(values))]
+        if not any(isinstance(cell, str) for cell in cells):
+            try:
+                return pa.array(cells)
+            except (pa.ArrowException, TypeError):  # text and numbers in a tuple
+                return pa.array([None if x is None else label_words(x) for x in cells])
+        return pa.array([json.dumps(x) if isinstance(x, list) else x for x in cells], pa.string())
+    except (FusionZooError, pa.ArrowException, TypeError) as error:
+        raise FusionZooError(
+            f"{where}: {one_line(error)}; labels are text, numbers, or lists of these"
+        ) from None
+
+
+def _label_object(value: Any) -> Any:
+    """Return an array or tuple of labels as a list, one label as text."""
+    if isinstance(value, np.ndarray | Tensor):
+        value = value.tolist()
+    if isinstance(value, tuple | set | frozenset):
+        value = sorted(value, key=str) if isinstance(value, set | frozenset) else [*value]
+    if isinstance(value, list):
+        return [x.item() if isinstance(x, np.generic) else x for x in value]
+    return label_word(value) if isinstance(value, str | int | float) else value
 
 
 def _is_tabular(name: str, kinds: Mapping[str, str]) -> bool:
@@ -345,7 +448,6 @@ def _join(table: Columns, names: list[str], forced: Collection[str]) -> Any:
         raise FusionZooError(f"{table.source}: {error}") from None
 
 
-LIST = r"^\s*\[[\s\S]*\]\s*$"
 NUMBER_LISTS = pa.float64()
 
 
@@ -416,6 +518,7 @@ class Declared:
     class_names: dict[str, list[str]] = field(default_factory=dict)
     has_target: bool = False  # whether there is a column `target`
     modalities: tuple[str, ...] = ()  # columns in the order in which fusionzoo stored them
+    index: str = ""  # column of a DataFrame's index whose labels are ids
 
     def with_defaults(
         self, kinds: Mapping[str, str], roles: Roles, targets: Iterable[str]
@@ -437,6 +540,9 @@ class Declared:
         if "target" not in roles and not self.has_target and len(labels) == 1:
             merged_roles["target"] = labels[0]
             notes.append(f"column {labels[0]!r} is the target")
+        if self.index and "id" not in roles and fold(self.index) not in named:
+            merged_roles["id"] = self.index
+            notes.append(f"ids are the labels of the DataFrame's index, {self.index}")
         return merged, merged_roles, tuple(notes)
 
 
@@ -444,7 +550,9 @@ def read_declared(table: pa.Table, source: str) -> Declared:
     """Return what the metadata of a table's schema declares of the columns it has."""
     info = _mapping(_read_json(table, HUGGING_FACE, source).get("info"))
     features = _mapping(info.get("features"))
-    stored = _mapping(_read_json(table, FUSIONZOO, source).get("kinds"))
+    own = _read_json(table, FUSIONZOO, source)
+    stored = _mapping(own.get("kinds"))
+    index = str(own[INDEX]) if own.get(INDEX) in table.column_names else ""
     kinds, class_names = {}, {}
     for name in table.column_names:
         feature = _mapping(features.get(name))
@@ -458,7 +566,7 @@ def read_declared(table: pa.Table, source: str) -> Declared:
             kinds[name] = stored[name]
     has_target = any(fold(name) == "target" for name in table.column_names)
     modalities = tuple(name for name in stored if name in kinds)
-    return Declared(kinds, class_names, has_target, modalities)
+    return Declared(kinds, class_names, has_target, modalities, index)
 
 
 def apply_declared(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from numbers import Number
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +20,7 @@ from fusionzoo.structures import Audio
 from ..arrow import row_numbers
 from ..hugging_face import is_hugging_face, read_hugging_face
 from ..media import media_value
-from ..provenance import Loaded
+from ..provenance import Loaded, mark_index
 from .media_columns import ObjectCells
 from .table_settings import STREAM_LIMIT
 
@@ -136,7 +138,9 @@ def column_cells(values: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a Python number for one of NumPy or PyTorch."""
+    """Return a Python number for one of NumPy or PyTorch, and text for a UUID."""
+    if isinstance(value, UUID):
+        return str(value)
     is_number = isinstance(value, np.generic) or (isinstance(value, Tensor) and not value.ndim)
     return value.item() if is_number else value
 
@@ -313,11 +317,15 @@ def _read_splits(tables: Mapping[str, Any]) -> Loaded:
 def _read_frame(frame: Any, source: str) -> Loaded:
     """Read a DataFrame of pandas; a column that Arrow cannot hold stays as objects."""
     try:
-        return Loaded(table=pa.Table.from_pandas(frame), source=source)
+        return Loaded(table=mark_index(pa.Table.from_pandas(frame)), source=source)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         if not frame.columns.is_unique:
             raise FusionZooError(f"{source} has two columns of one name: rename one") from error
-    return read_columns({str(name): frame[name] for name in frame.columns}, source)
+    index = pa.Table.from_pandas(frame[[]], preserve_index=True)
+    levels = dict(zip(index.column_names, index.columns, strict=True))
+    loaded = read_columns({**{str(x): frame[x] for x in frame.columns}, **levels}, source)
+    table = mark_index(loaded.table.replace_schema_metadata(index.schema.metadata))
+    return replace(loaded, table=table)
 
 
 def _arrow_table(data: Any) -> pa.Table:
@@ -338,8 +346,8 @@ def _kind(name: str, cells: Any) -> dict[str, str]:
     if isinstance(first, Mapping):
         return {name: "audio"} if "sampling_rate" in first else {}
     if isinstance(first, tuple):
-        is_clip = len(first) == 2 and isinstance(first[1], int) and hasattr(first[0], "__len__")
-        return {name: "audio"} if is_clip else {}
+        is_pair = len(first) == 2 and isinstance(first[1], int) and not isinstance(first[0], str)
+        return {name: "audio"} if is_pair and hasattr(first[0], "__len__") else {}
     return {name: "image"} if hasattr(first, "getbands") else {}
 
 

@@ -18,7 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fusionzoo.files import fold
+from fusionzoo.targets import read_list
 
+from ..arrow import is_list
 from ..media import SUFFIXES
 from ..table import FEW_EACH, MANY, SEPARATORS, word_list, words_recur
 from .cell_kinds import CATEGORY, DATE, NONE, NUMBER, UNIT_NUMBER, find_date_order
@@ -222,16 +224,18 @@ def may_group(cells: Cells) -> bool:
 def target_kind(column: Any, missing: Collection[str] = NA) -> tuple[str, str, bool]:
     """Return the kind of a target, the separator between its labels, and whether it has a comma.
 
-    Numbers are a quantity if they have fractions or are many for the rows; cells that divide into
-    recurring words are lists of labels; all else is a class.
+    Numbers are a quantity if they have fractions or are many for the rows; lists, also in brackets,
+    and cells that divide into recurring words are lists of labels; all else is a class.
     """
-    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+    if is_list(column.type):
         return "multilabel", ";", False
     if pa.types.is_floating(column.type):
         column = column.cast(pa.float64())
         column = pc.if_else(pc.is_nan(column), pa.scalar(None, pa.float64()), column)
     cells = read_cells_of(column, missing)
     distinct = list(cells.counts)
+    if distinct and all(read_list(cell) is not None for cell in distinct):
+        return "multilabel", ";", False
     if distinct and all(POINT.fullmatch(cell) or COMMA.fullmatch(cell) for cell in distinct):
         values = {float(cell.replace(",", ".")) for cell in distinct}
         fractions = not all(value.is_integer() for value in values)

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.structures import KINDS
 
-from ..arrow import list_names
+from ..arrow import is_list, list_names
 from ..base import DEFAULTS, SharedSettings
 from ..paired import PairedDataset
 from ..paths import is_collecting, labels_of_join, refuse
@@ -29,7 +29,9 @@ from .columns import (
     apply_declared,
     cell_columns,
     gather_columns,
+    read_label_objects,
     read_list_cells,
+    role_columns,
 )
 from .media_columns import (
     check_cell_paths,
@@ -131,12 +133,13 @@ def read_groups(table: Columns, taken: set[int]) -> tuple[Any, str]:
     return groups, f"column {table.name('group')!r}{alone}"
 
 
-def missing_words(table: Columns) -> str:
-    """Say which words were read as missing values: `'NA' 3 in text`."""
+def missing_words(table: Columns, names: Collection[str] | None = None) -> str:
+    """Say which words were read as missing values: `'NA' 3 in text`; by default in all columns."""
     used = {name: words for name, words in table.missing.items() if words}
     parts = [
         ", ".join(f"{word!r} {count:,}" for word, count in words.most_common()) + f" in {name}"
         for name, words in used.items()
+        if names is None or name in names
     ]
     return "; ".join(parts)
 
@@ -167,7 +170,7 @@ def other_columns(table: Columns, taken: Container[str]) -> dict[str, Any]:
 def _is_kept(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if is_list(kind):
         return any(is_type(kind.value_type) for is_type in TEXT_TYPES)
     return any(is_type(kind) for is_type in SCALAR_TYPES)
 
@@ -222,7 +225,9 @@ def open_table(
     columns, segments = split_roles(settings)
     table, kinds, roles, inferred = apply_declared(loaded, columns, settings)
     as_cells = cell_columns(table, roles, kinds, settings)
-    table, embedded = take_out(table, loaded.root, as_cells)
+    labels = role_columns(table, roles, kinds, settings)
+    loaded = _with_labels_of_objects(replace(loaded, table=table), labels)
+    table, embedded = take_out(loaded.table, loaded.root, as_cells)
     gathered = gather(replace(loaded, table=table), roles, kinds, settings)
     provenance = replace(
         loaded.provenance, inferred=inferred, split_rule=loaded.split_rule, notes=gathered.notes
@@ -257,6 +262,15 @@ def open_table(
     )
     check_cell_paths(dataset, must_exist=must_exist)
     return dataset
+
+
+def _with_labels_of_objects(loaded: Loaded, names: Collection[str]) -> Loaded:
+    """Move the lists of labels that are objects in memory, arrays and tuples, into the table."""
+    table, memory = loaded.table, dict(loaded.memory)
+    for name in [name for name in memory if name in names]:
+        cells = read_label_objects(loaded.source, name, memory.pop(name))
+        table = table.set_column(table.column_names.index(name), name, cells)
+    return replace(loaded, table=table, memory=memory)
 
 
 @contextmanager
@@ -301,7 +315,8 @@ def _read_columns(
     table: Columns, kinds: Mapping[str, str], provenance: Provenance, segments: Mapping[str, str]
 ) -> tuple[pa.Table, dict[str, str], Provenance]:
     """Return the table of the data set, its modalities with their kinds, and its provenance."""
-    targets, label_kinds = table.settings.targets, table.settings.label_kinds
+    targets = table.settings.targets
+    label_kinds = {**(labels_of_join() or {}), **table.settings.label_kinds}
     labels = _label_columns(table, targets or {})
     names = find_modalities(table, kinds, labels)
     num_rows = len(table.table)
@@ -324,8 +339,13 @@ def _read_columns(
     joined_labels = {table.name(name) for name in in_join or () if name in table}
     provenance = replace(
         provenance,
-        reading=(*provenance.reading, *table.settings.notes, *notes, *segment_notes),
+        reading=(*provenance.reading, *table.settings.notes, *notes, *table.notes, *segment_notes),
         missing=missing_words(table),
+        missing_labels={
+            name: words
+            for name in ("target", *labels)
+            if name in table and (words := missing_words(table, [table.name(name)]))
+        },
         numbered="id" not in table,
         empty_rows=num_rows - len(table.table),
         split_rule=provenance.split_rule or splits.rule,

@@ -12,16 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from fusionzoo.errors import FusionZooError, one_line
 
 from ..arrow import check_unicode
 from ..budgets import check_budget, check_expansion
 from ..parquet import read_parquet
-from ..provenance import Provenance, RowNumbers
+from ..provenance import Provenance, RowNumbers, mark_index
 from .table_settings import TableSettings
 from .text_tables import DELIMITERS, check_encoding, find_encoding, read_delimited, read_json_lines
 
+NO_TABLES = {  # start of a file in lower case -> what it is and what to do
+    b"<!doctype html": "a web page (HTML), no table: download the file that it links to",
+    b"<html": "a web page (HTML), no table: download the file that it links to",
+    b"<?xml": "XML, no table: save it as CSV",
+    b"%pdf-": "a PDF, no table: save the table as CSV",
+    b"version https://git-lfs": "a pointer of Git LFS, no table: `git lfs pull` fetches the file",
+}
 MAX_ROWS = 1_048_576  # of a sheet; the rows before the last are made, even if they are empty
 XML_EXPANSION = 3  # bytes in memory for a byte of a sheet's XML, about
 STARTS_OF_XML = (b"<", b"\xef", b"\xff", b"\xfe")  # the last three: of a byte order mark
@@ -258,18 +266,35 @@ def read_table(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenanc
 
 
 def _check_ending(path: Path, suffix: str) -> None:
-    """Raise an error for a workbook with the ending of another format."""
+    """Raise an error for a file that is another one than its ending says."""
     with path.open("rb") as file:
-        is_zip = file.read(4) == b"PK\x03\x04"
-    if is_zip and suffix != ".xlsx":
+        head = file.read(512).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if head.startswith(b"pk\x03\x04") and suffix != ".xlsx":
         raise FusionZooError(f"{path} is a ZIP archive, as .xlsx is: rename it if it is a workbook")
+    for start, what in NO_TABLES.items():
+        if head.startswith(start):
+            raise FusionZooError(f"{path} is {what}")
+
+
+def _check_header(path: Path, table: pa.Table, numbers: RowNumbers) -> None:
+    """Raise an error for a row that repeats the header, as in tables that were joined by `cat`."""
+    names = table.column_names
+    if len(names) < 2:
+        return
+    for row in pc.indices_nonzero(pc.equal(table.column(0), names[0])).to_pylist():
+        if [column[row].as_py() for column in table.columns] == names:
+            raise FusionZooError(
+                f"{path}, row {numbers.number(row)} repeats the header: remove it, and other such"
+                " rows"
+            )
 
 
 def _read(path: Path, suffix: str, settings: TableSettings) -> tuple[pa.Table, Provenance]:
     if suffix == ".parquet":
-        return read_parquet(path), Provenance()
+        return mark_index(read_parquet(path)), Provenance()
     if suffix == ".xlsx":
         table, numbers, sheets = read_spreadsheet(path, settings.sheet)
+        _check_header(path, table, numbers)
         others = f"sheet {settings.sheet or sheets[0]!r} of {len(sheets)} (--data.sheet)"
         reading = (others,) if len(sheets) > 1 else ()
         return table, Provenance(row_numbers=numbers, reading=reading)
@@ -282,6 +307,7 @@ def _read(path: Path, suffix: str, settings: TableSettings) -> tuple[pa.Table, P
         table, numbers = read_json_lines(path, encoding)
     else:
         table, numbers, delimiter = read_delimited(path, encoding, settings.delimiter)
+        _check_header(path, table, numbers)
         if delimiter != ("\t" if suffix == ".tsv" else ","):
             reading = (f"delimiter {DELIMITERS.get(delimiter, repr(delimiter))}", *reading)
     return table, Provenance(row_numbers=numbers, reading=reading)

@@ -14,7 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from fusionzoo.errors import FusionZooError, one_line
 
@@ -207,7 +210,9 @@ def read_delimited(
         raise _describe_delimited(path, encoding, character, skipped, error) from error
     _check_last_quote(path, encoding, character, table)
     read_numbers = partial(_delimited_row_numbers, path, encoding, character, skipped)
-    return table, RowNumbers(first=2 + skipped, read=read_numbers), character
+    numbers = RowNumbers(first=2 + skipped, read=read_numbers)
+    _check_lost_rows(path, encoding, character, table, numbers)
+    return table, numbers, character
 
 
 def check_delimiter(delimiter: str) -> str:
@@ -314,6 +319,101 @@ def _check_last_quote(path: Path, encoding: str, delimiter: str, table: pa.Table
                     f"{path}: a quotation mark that opens a cell below row {last_number} is not"
                     " closed, so the rest of the file is in this cell: close it"
                 ) from None
+
+
+def _check_lost_rows(
+    path: Path, encoding: str, delimiter: str, table: pa.Table, numbers: RowNumbers
+) -> None:
+    """Raise an error for a cell into which rows vanish between two stray quotation marks.
+
+    Its lines divide as rows do, and a column of theirs holds what is in the table elsewhere, or
+    the text after the second mark shows that no cell ends there.
+    """
+    between = table.num_columns - 1
+    for place, column in enumerate(table.columns):
+        broken, num_breaks = _rows_with_breaks(column)
+        if not between or not len(broken):
+            continue
+        num_delimiters = pc.count_substring(column.take(broken), delimiter).to_numpy()
+        rows = broken[num_delimiters == num_breaks * between].tolist()
+        parts = {
+            row: _parts_of_rows(column[row].as_py(), delimiter, place, between + 1) for row in rows
+        }
+        parts = {row: by_column for row, by_column in parts.items() if by_column}
+        lost = _first_of_known_parts(parts, table)
+        if lost is None and parts and not _is_strict(path, encoding, delimiter):
+            lost = next(iter(parts))
+        if lost is not None:
+            first = numbers.number(lost)
+            last = first + column[lost].as_py().count("\n")
+            raise FusionZooError(
+                f"{path}, row {first}, column {table.column_names[place]!r}: rows {first} to {last}"
+                " are one cell, between two stray quotation marks: remove these, or write a mark"
+                " within a cell twice and the cell in quotation marks"
+            )
+
+
+def _rows_with_breaks(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rows of a column of text that hold line breaks, and how many each."""
+    rows, start = [np.zeros(0, np.int64)], 0
+    for chunk in column.chunks:
+        _, ends, text = chunk.buffers()
+        if text is not None and b"\n" in text.to_pybytes():
+            width = np.int64 if pa.types.is_large_string(chunk.type) else np.int32
+            offsets = np.frombuffer(ends, width)[chunk.offset : chunk.offset + len(chunk) + 1]
+            used = np.frombuffer(text, np.uint8)[offsets[0] : offsets[-1]]
+            breaks = np.flatnonzero(used == ord("\n")) + offsets[0]
+            rows.append(start + np.searchsorted(offsets, breaks, side="right") - 1)
+        start += len(chunk)
+    return np.unique(np.concatenate(rows), return_counts=True)
+
+
+def _parts_of_rows(cell: str, delimiter: str, place: int, width: int) -> dict[int, list[str]]:
+    """Return by column what the lines of a cell hold if they are rows; {}: they are not.
+
+    The first line begins in the column `place` and the last one ends there, with parts of a cell
+    that are left out.
+    """
+    rows = [line.rstrip("\r").split(delimiter) for line in cell.split("\n")]
+    widths = [width - place, *[width] * (len(rows) - 2), place + 1]
+    if [len(row) for row in rows] != widths:
+        return {}
+    parts: dict[int, list[str]] = {number: [] for number in range(width)}
+    whole = [(place + 1, rows[0][1:]), *((0, row) for row in rows[1:-1]), (0, rows[-1][:-1])]
+    for start, row in whole:
+        for number, part in enumerate(row, start=start):
+            parts[number].append(part)
+    return parts
+
+
+def _first_of_known_parts(parts: dict[int, dict[int, list[str]]], table: pa.Table) -> int | None:
+    """Return the first row of which all parts for a column, none of them empty, are in it."""
+    found = []
+    for number, column in enumerate(table.columns):
+        texts = {x for by_column in parts.values() for x in by_column[number]} - {""}
+        is_known = pc.is_in(column, value_set=pa.array(sorted(texts), pa.string()))
+        known = {*column.filter(is_known).unique().to_pylist()} if texts else set()
+        for row, by_column in parts.items():
+            if by_column[number] and all(x in known for x in by_column[number]):
+                found.append(row)
+                break
+    return min(found, default=None)
+
+
+def _is_strict(path: Path, encoding: str, delimiter: str) -> bool:
+    """Return whether a delimiter or the end of a line follows each quotation mark that closes.
+
+    Without any mark between two letters, the file is not parsed again.
+    """
+    with open_utf8(path, encoding) as stream:
+        plain = re.escape(f'{delimiter}\r\n"')
+        if not re.search(rf'"(?<=[^{plain}]")[^{plain}]'.encode(), stream.read()):
+            return True
+    with open_text(path, encoding) as file:
+        try:
+            return all(True for _ in _parse(file, delimiter, strict=True))
+        except csv.Error:
+            return False
 
 
 TYPES = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list"}

@@ -13,7 +13,7 @@ from fusionzoo.distributed import World
 from fusionzoo.encoders import WRAPPED, Encoder
 from fusionzoo.encoders.augment import refuse_augmentation
 from fusionzoo.errors import FusionZooError, did_you_mean
-from fusionzoo.inference import open_for_model, warn_of_absent
+from fusionzoo.inference import open_for_model, warn_of_strange
 from fusionzoo.inputs import InMemory, complete_data
 from fusionzoo.loading import load
 from fusionzoo.model import FusionModel, create_model
@@ -154,7 +154,7 @@ def open_model_and_data(
         )
     rows = dataset if cfg.split == "all" else dataset.split(cfg.split)
     if world.main:
-        warn_of_absent(model, rows)
+        warn_of_strange(model, rows)
     if len(read) < len(dataset.modalities):
         rows = rows.only(read)  # the others need not be decoded
     return model.to(world.device), rows, settings

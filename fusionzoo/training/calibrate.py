@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fusionzoo.confidence import Calibration, TargetCalibration
 from fusionzoo.evaluation.calibration import calibration as calibration_figures
-from fusionzoo.targets import AnyOf, Level, Number, Target
+from fusionzoo.targets import AnyOf, Level, Number, Target, words
 
 from .tasks import OBJECTIVES, standard_objective
 
@@ -220,7 +220,7 @@ def mean_size(target: Target, logits: Tensor, limit: float) -> float:
         return limit
     region = target.region(logits, limit)
     if "set" in region:
-        sizes = [len(cell.split(";")) if cell else 0 for cell in region["set"]]
+        sizes = [len(words(cell)) for cell in region["set"]]
     else:
         rank = {name: number for number, name in enumerate(target.classes)}
         ends = zip(region["lower"], region["upper"], strict=True)

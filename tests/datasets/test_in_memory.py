@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from torch.utils.data import Dataset, IterableDataset
 import fusionzoo as fz
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.errors import FusionZooError
+from fusionzoo.inputs import read_data, store_table
 
 WORDS = ("red", "blue and long", "green")
 
@@ -221,6 +223,134 @@ def test_a_data_frame_may_hold_objects_and_an_index_of_ids() -> None:
     assert fz.create_dataset(plain).ids == ["a", "b"]
     twice = pd.DataFrame([[picture(), "x"]], columns=["image", "image"])
     assert "the DataFrame has two columns of one name" in error_of(twice)
+
+
+def indexed(index: Any, **columns: Any) -> pd.DataFrame:
+    """A frame without a column of ids, whose texts are the labels of its index."""
+    index = pd.Index(index) if not isinstance(index, pd.Index) else index
+    texts = [f"row {label}" for label in index]
+    return pd.DataFrame(
+        {"text": texts, "target": ["a", "b"] * (len(index) // 2), **columns}, index=index
+    )
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        [3, 1, 0, 2],  # shuffled
+        ["d", "b", "c", "a"],
+        pd.RangeIndex(60, 64),  # the end of a frame
+        pd.RangeIndex(8, 0, -2),
+        pd.Index(["p1", "p2", "p3", "p4"], name="patient"),
+        pd.date_range("2024-01-01", periods=4),
+        pd.Index([0.5, 1.5, 2.5, 3.5]),
+    ],
+)
+@pytest.mark.parametrize("way", ["frame", "objects", "parquet", "stored"])
+def test_labels_of_an_index_are_ids(index: Any, way: str, tmp_path: Path) -> None:
+    frame = indexed(index)
+    source: Any = frame
+    if way == "objects":
+        source = frame.assign(image=[picture()] * 4)
+    if way == "parquet":
+        frame.to_parquet(source := tmp_path / "m.parquet")
+    if way == "stored":
+        source = store_table(read_data(frame), tmp_path)
+    data = fz.create_dataset(source)
+    for text, label in zip(frame["text"], data.ids, strict=True):
+        assert label.split(" ")[0] == text.split(" ")[1]
+    assert not data.provenance.numbered
+    assert "ids are the labels of the DataFrame's index" in "\n".join(data_summary(data))
+
+
+def test_rows_keep_their_split_when_a_frame_is_shuffled_or_cut() -> None:
+    frame = indexed(range(100, 200))
+    of_text = dict(zip(frame["text"], fz.create_dataset(frame).split_names, strict=True))
+    for other in (frame.sample(frac=1, random_state=1), frame.iloc[50:]):
+        data = fz.create_dataset(other)
+        made = dict(zip(other["text"], data.split_names, strict=True))
+        assert sum(of_text[text] != split for text, split in made.items()) <= 2  # moved ones
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        [0, 1, 2, 3],
+        pd.RangeIndex(4),
+        [7, 7, 8, 9],
+        pd.Index(["a", None, "b", "c"]),
+        pd.MultiIndex.from_product([["a", "b"], [1, 2]]),
+    ],
+)
+def test_an_index_that_counts_rows_or_repeats_labels_is_no_id(index: Any) -> None:
+    data = fz.create_dataset(indexed(index))
+    assert data.ids == ["0", "1", "2", "3"]
+    assert data.provenance.numbered
+
+
+def test_a_column_of_ids_goes_before_an_index() -> None:
+    frame = indexed([3, 1, 0, 2], key=list("wxyz"))
+    assert fz.create_dataset(frame, columns={"id": "key"}).ids == list("wxyz")
+    assert fz.create_dataset(frame.rename(columns={"key": "ID"})).ids == list("wxyz")
+
+
+def test_an_index_is_no_input_that_is_inferred() -> None:
+    draw = np.random.default_rng(0)
+    frame = indexed([f"p{n}" for n in range(40)], weight=draw.normal(size=40))
+    frame.index.name = "patient"
+    data = fz.create_dataset(frame, target="target")
+    assert data.ids[:2] == ["p0", "p1"]
+    assert "patient" not in str(data.provenance.unused)
+    assert [field.name for field in data.table["tabular"].type] == ["weight"]
+
+
+@pytest.mark.parametrize("first", [0, 0x9F << 120 | 0x40 << 72])
+@pytest.mark.parametrize("column", ["id", "group", "target", "index"])
+@pytest.mark.parametrize("way", ["frame", "rows", "objects", "arrow", "parquet"])
+def test_uuids_are_read_as_their_text(way: str, column: str, first: int, tmp_path: Path) -> None:
+    values = [uuid.UUID(int=first + n) for n in range(4)]
+    frame = pd.DataFrame({"text": list("abcd"), "split": ["train"] * 4, column: values})
+    source: Any = frame.set_index("index") if column == "index" else frame
+    if way == "rows":
+        source = frame.rename(columns={"index": "id"}).to_dict("records")
+    if way == "objects":
+        source = source.assign(image=[picture()] * 4)
+    if way in ("arrow", "parquet"):
+        source = pa.Table.from_pandas(source)
+    if way == "parquet":
+        pq.write_table(source, tmp_path / "m.parquet")
+        source = tmp_path / "m.parquet"
+    if column == "index" and way == "arrow":
+        return  # an Arrow table has no index
+    data = fz.create_dataset(source)
+    texts = [str(value) for value in values]
+    if column == "target":
+        assert data.labels == texts
+    else:
+        assert (data.groups if column == "group" else data.ids) == texts
+
+
+def test_bytes_as_ids_say_what_to_do() -> None:
+    table = pa.table({"id": [b"\xff\xfe", b"\xff\xfd"], "text": ["a", "b"]})
+    assert "column 'id': binary cannot be read as text" in error_of(table)
+    assert error_of(table).endswith("store it as text")
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        ([("a", 0), ("a", 1)], ["a;0", "a;1"]),
+        ([("a", "b"), ("c", "d")], ["a;b", "c;d"]),
+        ([frozenset("a"), frozenset("b")], ["a", "b"]),
+        ([np.array([1, 0]), np.array([0, 1])], ["0;1", "1;0"]),
+        ([torch.tensor(3), torch.tensor(4)], ["3", "4"]),
+    ],
+)
+def test_tuples_and_arrays_of_labels_are_read_as_lists(labels: Any, classes: list[str]) -> None:
+    rows = [{"text": "t", "split": "train", "target": label} for label in labels]
+    assert fz.create_dataset(rows).classes == classes
+    frame = pd.DataFrame({"text": "t", "split": "train", "target": labels})
+    assert fz.create_dataset(frame).classes == classes
 
 
 def test_tables_by_split_are_one_data_set() -> None:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from fusionzoo.datasets import Collate, PairedDataset, create_dataset
+from fusionzoo.datasets.sources.infer import target_kind
+from fusionzoo.datasets.summary import data_summary
+from fusionzoo.datasets.table import objective_hint
 from fusionzoo.encoders import create_encoder
 from fusionzoo.errors import FusionZooError
-from fusionzoo.targets import KINDS, from_spec
+from fusionzoo.targets import KINDS, AnyOf, from_spec, named_sets, words
 
 CSV = """id,split,text,kind,age,grade,tags
 a,train,one,cat,10,1,sun;sea
@@ -159,3 +166,209 @@ def test_a_wrong_label_is_one_error_that_names_it(
 def test_one_level_is_none() -> None:
     with pytest.raises(FusionZooError, match="2 or more"):
         KINDS["ordinal"].learn("grade", ["1", "1.0"])
+
+
+GENRES = [["Action", "Drama"], ["Horror"], ["Drama"], [], ["Action", "Horror"], ["Drama"]]
+FORMS = {
+    "python": str,
+    "json": json.dumps,
+    "numpy": lambda names: str(np.array(names)),
+    "numpy scalars": lambda names: f"[{', '.join(f'np.str_({name!r})' for name in names)}]",
+    "words": lambda names: f"[{', '.join(names)}]",
+    "arrow": lambda names: names,
+    "array": lambda names: np.array(names, dtype=object),
+    "tuple": tuple,
+    "mixed": lambda names: str(names) if len(names) != 1 else names[0],
+}
+
+
+def open_labels(cells: Sequence[Any], kind: str = "multilabel", **settings: Any) -> PairedDataset:
+    rows = [
+        {"id": f"r{n}", "split": "train", "text": "t", "target": cell}
+        for n, cell in enumerate(cells)
+    ]
+    return create_dataset(rows, targets={"target": kind}, **settings)
+
+
+@pytest.mark.parametrize("separator", [";", ","])
+@pytest.mark.parametrize("form", FORMS)
+def test_lists_of_labels_are_the_same_labels_in_every_form(form: str, separator: str) -> None:
+    data = open_labels([FORMS[form](names) for names in GENRES], label_separator=separator)
+    assert data.scheme is not None
+    assert data.scheme[0].classes == ("Action", "Drama", "Horror")
+    wanted = [[float(name in names) for name in data.scheme[0].classes] for names in GENRES]
+    assert data.targets.tolist() == wanted
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        list,
+        np.array,
+        torch.tensor,
+        str,
+        lambda bits: str(np.array(bits)),
+        lambda bits: [bool(bit) for bit in bits],
+        lambda bits: str([float(bit) for bit in bits]),
+        lambda bits: str(np.array(bits, dtype=bool)),
+        lambda bits: f"[{', '.join(f'np.int64({bit})' for bit in bits)}]",
+    ],
+)
+def test_vectors_of_0_and_1_are_labels_by_position(form: Callable[[list[int]], Any]) -> None:
+    vectors = [[1, 0, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 0]]
+    data = open_labels([form(bits) for bits in vectors])
+    assert data.scheme is not None
+    assert data.scheme[0].classes == ("0", "1", "2", "3")  # the last occurs nowhere
+    assert data.targets.tolist() == vectors
+    assert any("vectors of 0 and 1 in target as labels 0 to 3" in x for x in data_summary(data))
+
+
+def test_lists_of_class_numbers_are_no_vectors() -> None:
+    data = open_labels([[0], [1], [0, 1], [1.0]])
+    assert data.labels == ["0", "1", "0;1", "1"]
+    assert open_labels([[0, 2], [1, 2], [0, 1], None]).labels == ["0;2", "1;2", "0;1", None]
+
+
+def test_a_label_with_the_separator_stays_whole_if_it_came_in_a_list() -> None:
+    cells = [["salt; pepper", "oil"], ["oil"], ["[sic]"], "['salt; pepper']", '["oil"]']
+    data = open_labels(cells)
+    assert data.scheme is not None
+    assert data.scheme[0].classes == ("[sic]", "oil", "salt; pepper")
+    answer = torch.tensor([[-1.0, 2.0, 3.0]])
+    assert named_sets(data.scheme[0].classes, answer > 0) == ['["oil", "salt; pepper"]']
+    assert words(named_sets(data.scheme[0].classes, answer > 0)[0]) == ["oil", "salt; pepper"]
+
+
+def test_lists_of_labels_keep_every_label_in_every_split() -> None:
+    rows = [{"text": "t", "tags": ["a; b", "c"] if n % 10 else ["a; b", "d"]} for n in range(60)]
+    data = create_dataset(rows, targets={"tags": "multilabel"})
+    for split in ("train", "val", "test"):
+        cells = data.split(split).column("tags")
+        assert {word for cell in cells for word in words(cell)} == {"a; b", "c", "d"}
+
+
+def test_the_labels_of_a_join_are_read_in_the_same_way(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,split,text\n" + "".join(f"{n},train,t\n" for n in range(4)))
+    table = pa.table({"id": list("0123"), "text": ["t"] * 4, "tags": ["[1 0]", "[0 1]"] * 2})
+    data = create_dataset(
+        "manifest", root=str(tmp_path / "a.csv"), join={"b": table}, targets={"tags": "multilabel"}
+    )
+    assert data.targets.tolist() == [[1, 0], [0, 1]] * 2
+
+
+@pytest.mark.parametrize(
+    ("cells", "says"),
+    [
+        ([[1, 0, 0], [0, 1]], "the vectors of 0 and 1 have 2 and 3 entries"),
+        ([[0.9, 0.1], [0.2, 0.8]], "[0.9, 0.1] is a vector of other numbers than 0 and 1"),
+        ([[1, -1, -1], [-1, 1, 1]], "[1, -1, -1] is a vector of other numbers"),
+        (["[0 0 1 ... 0 1 0]", "[1]"], "row 1, column 'target': a list of labels is cut off"),
+        ([[["a"]], [["b"]]], "row 1, column 'target': a list of labels holds ['a'], a list"),
+        ([{"a": 1}, {"a": (1, 2)}], "column 'target': a mapping of a is no value"),
+        ([range, len], "column 'target': "),
+    ],
+)
+def test_lists_that_are_no_labels_are_one_line(cells: list[Any], says: str) -> None:
+    with pytest.raises(FusionZooError) as caught:
+        open_labels(cells)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_vectors_of_an_open_data_set_are_refused() -> None:
+    rows = [{"text": "t", "split": "train", "target": bits} for bits in ([1, 0, 0], [0, 1, 0])]
+    with pytest.raises(FusionZooError, match="'1;0;0' holds a label twice, as a vector"):
+        create_dataset(rows).with_targets({"target": "multilabel"})
+
+
+def test_vectors_are_no_labels_of_a_target_with_names() -> None:
+    target = AnyOf.learn("y", ["a;b", "b"])
+    with pytest.raises(FusionZooError, match=r"'\[1 0\]' is a vector of 2 labels without names"):
+        target.encode("[1 0]")
+    with pytest.raises(FusionZooError, match="others are not alike"):
+        AnyOf.learn("y", ["[1 0]", "[2]"])
+
+
+def test_lists_in_brackets_are_inferred_and_hinted_at() -> None:
+    table = {"text": ["a b c d"] * 6, "y": [str(names) for names in GENRES]}
+    assert target_kind(pa.array(table["y"]))[0] == "multilabel"
+    hint = objective_hint(pa.array(table["y"]))
+    assert hint.endswith("look like lists of labels: --objective.name multilabel")
+
+
+def spelled(values: Sequence[Any]) -> pa.Table:
+    ids = [f"r{n}" for n in range(len(values))]
+    return pa.table({"id": ids, "split": ["train"] * len(ids), "text": ids, "target": values})
+
+
+def write_csv(folder: Path, values: Sequence[Any]) -> Path:
+    spelled(pa.array([str(x) for x in values])).to_pandas().to_csv(folder / "m.csv", index=False)
+    return folder / "m.csv"
+
+
+@pytest.mark.parametrize(
+    ("written", "values", "classes"),
+    [
+        (["True", "False"], [True, False], ["false", "true"]),
+        (["TRUE", "FALSE"], [True, False], ["false", "true"]),
+        (["1.0", "0.0"], [1, 0], ["0", "1"]),
+        (["2", "10"], [2.0, 10.0], ["2", "10"]),
+        (["-1.000", "1.50"], ["-1", "1.50"], ["-1", "1.50"]),
+        (["007", "08.0"], ["007", "08"], ["007", "08"]),
+    ],
+)
+@pytest.mark.parametrize("targets", [None, {"target": "classification"}, {"target": "multilabel"}])
+def test_a_class_has_one_spelling_in_all_formats(
+    written: list[str],
+    values: list[Any],
+    classes: list[str],
+    targets: dict[str, str] | None,
+    tmp_path: Path,
+) -> None:
+    table, path = spelled(values), write_csv(tmp_path, written)
+    pq.write_table(table, tmp_path / "m.parquet")
+    rows = "".join(json.dumps(row) + "\n" for row in table.to_pylist())
+    (tmp_path / "m.jsonl").write_text(rows)
+    sources = [path, tmp_path / "m.parquet", tmp_path / "m.jsonl", table, table.to_pandas()]
+    for source in sources:
+        data = create_dataset(source, targets=targets)
+        found = data.classes if data.scheme is None else list(data.scheme[0].classes)
+        assert sorted(found) == sorted(classes)
+
+
+def test_class_folders_and_other_label_columns_have_this_spelling_too(tmp_path: Path) -> None:
+    for name in ("True", "2.0"):
+        (tmp_path / name).mkdir()
+        for number in range(20):
+            (tmp_path / name / f"{number}.txt").write_text("t")
+    assert create_dataset(tmp_path).classes == ["2", "true"]
+    view = create_dataset(spelled(["a", "b"]).append_column("y", [["True", "1.0"]]))
+    scheme = view.with_targets({"y": "classification"}).scheme
+    assert scheme is not None
+    assert scheme[0].classes == ("1", "true")
+
+
+@pytest.mark.parametrize("word", ["NA", "None", "nan", "#N/A"])
+def test_a_class_that_is_read_as_missing_is_named_with_the_setting(
+    word: str, tmp_path: Path
+) -> None:
+    path = write_csv(tmp_path, [word, "EU", "AS", "EU"])
+    with pytest.raises(FusionZooError) as caught:
+        create_dataset(path)
+    assert f"row 2, sample 'r0' (split 'train') has no target (read as missing: {word!r} 1" in str(
+        caught.value
+    )
+    assert "`--data.na ''` reads such words as they are" in str(caught.value)
+    assert create_dataset(path, na="").classes == sorted([word, "EU", "AS"])
+
+
+def test_a_label_column_of_missing_words_says_so(tmp_path: Path) -> None:
+    path = write_csv(tmp_path, ["N/A", "N/A"])
+    with pytest.raises(FusionZooError, match=r"has a label 'target' \(read as missing: 'N/A'"):
+        create_dataset(path, targets={"target": "multilabel"})
+
+
+def test_words_that_other_columns_lack_are_not_blamed(tmp_path: Path) -> None:
+    (tmp_path / "m.csv").write_text("id,split,text,target\na,train,NA,x\nb,train,t,x\nc,val,t,\n")
+    with pytest.raises(FusionZooError, match="has no target: fill it in"):
+        create_dataset(tmp_path / "m.csv", drop_empty=True)

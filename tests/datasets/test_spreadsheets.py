@@ -250,6 +250,92 @@ def test_a_value_that_cannot_be_decoded_has_its_row(tmp_path: Path) -> None:
         data.select("image")[0]  # of a smaller table
 
 
+def stray(cells_of_row: dict[int, dict[str, str]], unique: bool = False, ends: str = "\n") -> str:
+    """A CSV of 20 rows, some cells of which are written as they stand here."""
+    rows = [{"id": f"r{n}", "text": f"t {n}", "target": "ab"[n % 2]} for n in range(20)]
+    for n, row in enumerate(rows):
+        row |= {"target": f"c{n}"} if unique else {}
+        row |= cells_of_row.get(n, {})
+    return "id,text,target" + ends + "".join(",".join(row.values()) + ends for row in rows)
+
+
+STRAY = {
+    "rows apart": stray({3: {"text": '"Deluxe'}, 9: {"text": '24" screen'}}),
+    "that ends a cell": stray({3: {"text": '"Deluxe'}, 9: {"text": 'screen 24"'}}),
+    "in the next row": stray({3: {"text": '"Deluxe'}, 4: {"text": 'screen 24"'}}),
+    "in the first column": stray({3: {"id": '"r3'}, 6: {"id": 'r"6'}}),
+    "in the last column": stray({3: {"target": '"a'}, 6: {"target": 'b"'}}),
+    "in a file of Windows": stray({3: {"text": '"Deluxe'}, 9: {"text": '24"'}}, ends="\r\n"),
+    "among cells that never recur": stray({3: {"text": '"De'}, 9: {"text": '4" x'}}, unique=True),
+}
+
+
+@pytest.mark.parametrize("name", STRAY)
+def test_rows_between_two_stray_quotation_marks_are_an_error(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.csv"
+    path.write_text(STRAY[name], newline="")
+    with pytest.raises(FusionZooError, match=r"m.csv, row 5, column '\w+': rows 5 to \d+ are one"):
+        create_dataset(path)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "Hello, you\nBye, all",  # divides as rows do, and holds nothing of the columns
+        "a, b\nI like x, y, and z\nc, d",
+        "a\nb\n",
+        'He said "so"\nand went, b',
+    ],
+)
+def test_a_cell_of_several_lines_is_text(cell: str, tmp_path: Path) -> None:
+    quoted = '"' + cell.replace('"', '""') + '"'
+    for unique in (True, False):
+        (tmp_path / "m.csv").write_text(stray({3: {"text": quoted}}, unique=unique))
+        data = create_dataset(tmp_path / "m.csv", targets={})
+        assert (len(data), data[3].values["text"]) == (20, cell)
+
+
+@pytest.mark.parametrize("name", ["m.csv", "m.tsv", "m.csv.gz", "m.xlsx"])
+def test_a_row_that_repeats_the_header_is_an_error(name: str, tmp_path: Path) -> None:
+    rows = [("id", "text"), ("id", "of a text"), ("id", "text"), ("b", "two")]
+    path = tmp_path / name
+    if name.endswith("xlsx"):
+        book = openpyxl.Workbook()
+        for row in rows:
+            book.active.append(row)
+        book.save(path)
+    else:
+        text = "".join("\t".join(row) + "\n" for row in rows).encode()
+        path.write_bytes(gzip.compress(text) if name.endswith("gz") else text)
+    with pytest.raises(FusionZooError, match="row 3 repeats the header: remove it"):
+        create_dataset(path)
+
+
+@pytest.mark.parametrize("name", ["m.csv", "m.jsonl", "m.parquet", "m.xlsx"])
+@pytest.mark.parametrize(
+    ("start", "says"),
+    [
+        ("<!DOCTYPE html>\n<html>", "a web page (HTML), no table"),
+        ("\ufeff\n <html lang='en'>", "a web page (HTML), no table"),
+        ('<?xml version="1.0"?>', "XML, no table"),
+        ("version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS, no table"),
+        ("%PDF-1.7", "a PDF, no table"),
+    ],
+)
+def test_a_file_that_is_no_table_is_named(name: str, start: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(start + "x" * 100)
+    with pytest.raises(FusionZooError) as caught:
+        create_dataset(tmp_path / name)
+    assert f"{name} is {says}" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz", "a.zip"])
+def test_a_folder_of_compressed_archives_says_so(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(FusionZooError, match=f"{name} is a compressed archive: shards are plain"):
+        create_dataset(tmp_path)
+
+
 def test_an_open_quotation_mark_is_an_error(tmp_path: Path) -> None:
     text = 'id,text\na,one\nb,"two\nc,three\nd,four\n'
     assert "below row 2 is not closed" in message(tmp_path, text)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.csv as pv
 import pyarrow.parquet as pq
@@ -23,6 +24,7 @@ from fusionzoo.datasets.provenance import Loaded
 from fusionzoo.datasets.sources.open_table import open_table
 from fusionzoo.datasets.sources.table_settings import TableSettings
 from fusionzoo.datasets.summary import data_summary
+from fusionzoo.datasets.tabular import unseen_categories
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.robustness import Corrupted
 from fusionzoo.inputs import store_table
@@ -277,6 +279,39 @@ def test_a_column_of_dates_or_lists_is_an_error() -> None:
         open_table(Loaded(table=table, source="t"), TableSettings(columns={"tabular": "when"}))
 
 
+@pytest.mark.parametrize(
+    ("cells", "says"),
+    [
+        (["01001", "01002", None, "01001"], []),
+        ([1001, 1002, None, 1001], ["zip in 3 of 3 cells, such as '1001'"]),
+        ([1001.0, 1002.0, float("nan"), 1001.0], ["zip in 3 of 3 cells, such as '1001'"]),
+        (["Z01001", "01002", "", " 01001"], ["zip in 1 of 3 cells, such as 'Z01001'"]),
+        ([True, False, None, True], ["zip in 3 of 3 cells, such as 'true'"]),
+    ],
+)
+@pytest.mark.parametrize("way", ["frame", "rows"])
+def test_cells_with_categories_unseen_in_training_are_counted(
+    cells: list[Any], says: list[str], way: str
+) -> None:
+    frame = pd.DataFrame({"zip": pd.Series(cells, dtype=object), "n": [1, 2, 3, 4]})
+    source: Any = frame
+    columns: Any = {"columns": {"tabular": ["zip", "n"]}, "categorical": "zip"}
+    if way == "rows":
+        source, columns = [{"tabular": row} for row in frame.to_dict("records")], {}
+    data = create_dataset(source, **columns)
+    assert unseen_categories(data, "tabular", {"Zip": ("01001", "01002")}) == says
+
+
+@pytest.mark.parametrize("cell", ["1e300", "-4e38", "179769313486231570000" + "0" * 280])
+def test_a_number_that_float32_cannot_hold_is_refused(cell: str, tmp_path: Path) -> None:
+    data = opened(tmp_path, [*ROWS, ("f", "train", "x", cell, "red", "1", "six")])
+    with pytest.raises(FusionZooError, match=r"column 'Age' holds .*, beyond what float32 can"):
+        learnt(data)
+    path = write(tmp_path, [("a", "train", "1", "1", "", "", "t"), ("b", "train", cell, *"1111")])
+    with pytest.raises(FusionZooError, match=r"row 3, sample 'b', column 'target': .* is beyond"):
+        create_dataset(path, targets={"target": "regression"})
+
+
 # ---- whole runs
 
 
@@ -295,7 +330,7 @@ def write_people(path: Path, count: int) -> None:
 
 @pytest.mark.parametrize("encoder", ["tabular/ft-transformer", "tabular/mlp"])
 def test_a_model_of_text_and_columns_predicts_embeds_and_evaluates_new_tables(
-    encoder: str, tmp_path: Path
+    encoder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_people(tmp_path / "people.csv", 80)
     run, data = (
@@ -316,7 +351,10 @@ def test_a_model_of_text_and_columns_predicts_embeds_and_evaluates_new_tables(
     with (tmp_path / "new.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("id", "Age", "Colour", "text"), *new])
     ask = ["--model", str(run), *data, "--data.root", str(tmp_path / "new.csv")]
+    capsys.readouterr()
     assert console(["predict", *ask, "--out", str(tmp_path / "p.csv")]) == 0
+    warning = "not trained on: Colour in 1 of 2 cells, such as 'purple' (tabular)"
+    assert warning in capsys.readouterr().out
     answers = pv.read_csv(tmp_path / "p.csv").to_pylist()
     assert [row["present_tabular"] for row in answers] == [True, False, True]
     model = fusionzoo.load(run)

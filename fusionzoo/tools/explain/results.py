@@ -13,6 +13,7 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError, __version__
 from fusionzoo.files import replacing, without_formulas, write_json, write_text
 from fusionzoo.structures import Labels, Prediction
+from fusionzoo.targets import join_words
 
 from ..search.search import template
 from .parts import Part
@@ -180,7 +181,7 @@ def answer_text(answer: Any) -> str:
     if isinstance(answer, Prediction):
         return answer.label
     if isinstance(answer, Labels):
-        return ";".join(answer.labels)
+        return join_words(answer.labels)
     return f"{answer:.4g}"
 
 
