@@ -10,7 +10,12 @@ import pytest
 
 import fusionzoo
 
-NAMES = [info.name for info in pkgutil.walk_packages(fusionzoo.__path__, "fusionzoo.")]
+NAMES = [
+    pytest.param(info.name, marks=pytest.mark.needs("fastapi"))
+    if info.name.startswith("fusionzoo.tools.serve.")
+    else info.name
+    for info in pkgutil.walk_packages(fusionzoo.__path__, "fusionzoo.")
+]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -71,6 +71,7 @@ def test_printing_beside_a_bar_in_a_log_writes_the_line_alone(
     assert capsys.readouterr() == ("epoch 1\n", "")
 
 
+@pytest.mark.needs("IPython")
 def test_a_notebook_has_one_line_that_changes_and_goes_with_the_work(
     clock: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

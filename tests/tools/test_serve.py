@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import requests
 import soundfile
 from PIL import Image
 
@@ -35,6 +34,7 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.model import FusionModel, create_model
 from fusionzoo.tools.serve.server import ServeConfig, build_app, server_of
 
+requests = pytest.importorskip("requests")
 pytestmark = pytest.mark.needs("fastapi")
 NET = {"pretrained": False, "channels": [8, 8, 8, 8], "stem_width": 8}
 ENCODERS: dict[str, Any] = {
