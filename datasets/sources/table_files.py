@@ -30,6 +30,7 @@ NO_TABLES = {  # start of a file in lower case -> what it is and what to do
     b"%pdf-": "a PDF, no table: save the table as CSV",
     b"version https://git-lfs": "a pointer of Git LFS, no table: `git lfs pull` fetches the file",
 }
+MAX_GAP = 10_000  # empty rows in a row; a million of them take seconds
 MAX_ROWS = 1_048_576  # of a sheet; the rows before the last are made, even if they are empty
 XML_EXPANSION = 3  # bytes in memory for a byte of a sheet's XML, about
 STARTS_OF_XML = (b"<", b"\xef", b"\xff", b"\xfe")  # the last three: of a byte order mark
@@ -181,7 +182,15 @@ def _rows(path: Path, worksheet: Any) -> tuple[list[tuple[Any, ...]], list[Any]]
                     " order: open it in a spreadsheet program and save it"
                 )
             filled = [cell for cell in cells if cell["value"] is not None]
-            width = filled[-1]["column"] if filled else 0
+            if not filled:
+                continue
+            if number - len(rows) > MAX_GAP:
+                raise FusionZooError(
+                    f"{path}: of the rows before row {number:,}, {number - 1 - len(rows):,} are"
+                    " empty: delete that row, if a cell of it was filled by mistake, or the empty"
+                    " ones"
+                )
+            width = filled[-1]["column"]
             num_cells += width
             check_budget("cells", num_cells, str(path))  # empty cells before others included
             row: list[Any] = [None] * width

@@ -297,6 +297,28 @@ def test_flags_of_the_command_line_join(tmp_path: Path) -> None:
     assert data[2].values["title"] == "o2"
 
 
+@pytest.mark.parametrize("how", ["inner", "left", "outer"])
+def test_joins_of_the_command_line_are_those_made_by_hand(how: Any, tmp_path: Path) -> None:
+    import pandas as pd
+
+    from fusionzoo.config import RunConfig, from_args
+    from fusionzoo.training.build import open_dataset
+
+    notes = [{"id": f"r{n}", "key": n % 5, "text": f"note {n}"} for n in range(12)]
+    titles = [{"key": n, "words": f"title {n}"} for n in (1, 2, 3, 7, 8)]
+    root, other = write(tmp_path / "notes.csv", notes), write(tmp_path / "titles.csv", titles)
+    flags = ["--data.name", "manifest", "--data.root", root, "--data.how", how]
+    flags += ["--data.join.title.root", other, "--data.join.title.columns.text", "words"]
+    data = open_dataset(from_args(RunConfig, [*flags, "--data.on", "key"]).data)
+    by_hand = pd.DataFrame(notes).merge(pd.DataFrame(titles), how=how, on="key")
+    ids = by_hand["id"].fillna("title/").tolist()
+    assert sorted(x.partition("/")[0] for x in data.ids) == sorted(x.rstrip("/") for x in ids)
+    values = [tuple(data[n].values[name] for name in ("text", "title")) for n in range(len(data))]
+    columns = by_hand[["text", "words"]].astype(object)
+    wanted = columns.where(columns.notna(), None).itertuples(index=False, name=None)
+    assert sorted(values, key=str) == sorted(wanted, key=str)
+
+
 @pytest.fixture
 def letters(tmp_path: Path) -> dict[str, Any]:
     """Ten labelled rows, four without text; ids 2 to 11 have a vector, 5 and 11 none."""

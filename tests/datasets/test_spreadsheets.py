@@ -930,3 +930,32 @@ def test_a_label_that_is_no_text_names_its_column() -> None:
     table = pa.table({"id": pa.array([b"\xff"]), "text": ["b"]})
     with pytest.raises(FusionZooError, match="column 'id': binary cannot be read as text"):
         create_dataset(table)
+
+
+@pytest.mark.parametrize("last", [20_004, 1_048_576])
+def test_a_cell_far_below_the_table_is_an_error_that_names_its_row(
+    last: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.xlsx"
+    book = openpyxl.Workbook()
+    for row in (["id", "text"], ["a", "one"], ["b", "two"]):
+        book.active.append(row)
+    book.active.cell(last, 5).value = None  # formatted, but empty
+    book.active.cell(last, 5).font = openpyxl.styles.Font(bold=True)
+    book.save(path)
+    assert len(create_dataset("manifest", root=str(path))) == 2
+    book.active.cell(last, 5).value = "stray"
+    book.save(path)
+    with pytest.raises(FusionZooError) as caught:
+        create_dataset("manifest", root=str(path))
+    assert f"before row {last:,}, {last - 4:,} are empty" in str(caught.value)
+
+
+def test_a_gap_of_empty_rows_keeps_the_numbers_of_the_rows(tmp_path: Path) -> None:
+    path = tmp_path / "m.xlsx"
+    book = openpyxl.Workbook()
+    book.active.append(["id", "text"])
+    book.active.cell(9_000, 1).value, book.active.cell(9_000, 2).value = "a", "one"
+    book.save(path)
+    data = create_dataset("manifest", root=str(path), drop_empty=True)
+    assert (data.ids, data.where(0)) == (["a"], f"{path}, row 9000")
