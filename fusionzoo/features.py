@@ -471,11 +471,11 @@ def _map(path: Path, dtype: str, shape: list[int]) -> Tensor:
 
 
 def _last_write(part: Path) -> float:
-    """Return when a part or a file in it was written last, in seconds of the clock."""
+    """Return when a part or a file in it was written last, in seconds of the clock; 0: it went."""
     times = [0.0]
-    for path in [part, *(part.iterdir() if part.is_dir() else [])]:
-        with suppress(OSError):
-            times.append(path.lstat().st_mtime)
+    with suppress(OSError):  # another process renamed or removed it
+        times.append(part.lstat().st_mtime)
+        times += [path.lstat().st_mtime for path in part.iterdir()]
     return max(times)
 
 
