@@ -100,21 +100,23 @@ def replacing_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-ABANDONED = 600  # seconds after which a part that nobody writes to is of a process that died
+ABANDONED = 600  # seconds without a write after which a part on another host is of a dead process
 
 
 def _new_part(path: Path) -> Path:
     """Return a unique path beside `path`; remove the parts of it that killed processes left."""
-    name = f"{glob.escape(path.name)}.{'[0-9a-f]' * 12}.partial"
-    for part in path.parent.glob(name):
-        with suppress(OSError):
-            if time.time() - part.lstat().st_mtime < ABANDONED:
+    host = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]
+    for part in path.parent.glob(f"{glob.escape(path.name)}.{'[0-9a-f]' * 6}-*.partial"):
+        with suppress(OSError, ValueError):  # it went, or has another name
+            of_host, process, _ = part.name.removeprefix(f"{path.name}.").split("-")
+            lives = is_running(int(process)) if of_host == host else None
+            if lives or (lives is None and time.time() - part.lstat().st_mtime < ABANDONED):
                 continue
             if part.is_dir() and not part.is_symlink():
                 shutil.rmtree(part, ignore_errors=True)
             else:
                 part.unlink()
-    return path.with_name(f"{path.name}.{uuid4().hex[:12]}.partial")
+    return path.with_name(f"{path.name}.{host}-{os.getpid()}-{uuid4().hex[:8]}.partial")
 
 
 def _copy_into(source: Path, device: Path) -> None:

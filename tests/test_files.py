@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -67,7 +69,7 @@ def test_two_outputs_of_one_stem_are_written_side_by_side(tmp_path: Path) -> Non
 @pytest.mark.parametrize("kind", ["file", "folder", "link"])
 def test_the_next_write_removes_what_a_killed_process_left(kind: str, tmp_path: Path) -> None:
     (tmp_path / "precious.txt").write_text("precious")
-    left = tmp_path / f"a[1].txt.{'0f' * 6}.partial"
+    left = tmp_path / f"a[1].txt.{'0f' * 3}-1-0123abcd.partial"  # of another host
     if kind == "file":
         left.write_text("half")
     elif kind == "folder":
@@ -79,6 +81,18 @@ def test_the_next_write_removes_what_a_killed_process_left(kind: str, tmp_path: 
     os.utime(left, (0, 0), follow_symlinks=False)
     write_text(tmp_path / "a[1].txt", "new")
     assert sorted(x.name for x in tmp_path.iterdir()) == ["a[1].txt", "precious.txt"]
+
+
+def test_a_part_of_a_dead_process_of_this_host_is_removed_at_once(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    with replacing(tmp_path / "a.txt") as part:
+        part.write_text("new")
+        name = part.name.replace(f"-{os.getpid()}-", f"-{child.pid}-")
+        (tmp_path / name).write_text("half")
+        write_text(tmp_path / "a.txt", "other")  # whose process lives is left alone
+        assert sorted(x.name for x in tmp_path.iterdir()) == sorted(["a.txt", part.name])
+    assert [x.name for x in tmp_path.iterdir()] == ["a.txt"]
 
 
 def test_a_folder_is_replaced_by_a_whole_one_or_kept(tmp_path: Path) -> None:
