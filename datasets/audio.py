@@ -551,13 +551,8 @@ def _read_mono(file: Any, count: int) -> np.ndarray:
     if file.channels == 1:
         mono: np.ndarray = file.read(out=samples)
         return mono
-    frames = max(1, BLOCK // file.channels)
-    buffer = np.empty((min(frames, count), file.channels), np.float32)
     done = 0
-    while done < count:
-        block = file.read(out=buffer[: count - done])
-        if not len(block):
-            break
+    for block in _blocks(file, count):
         # Summing columns: numpy's mean over a short last axis takes 20 times as long.
         mono = samples[done : done + len(block)]
         np.add(block[:, 0], block[:, 1], out=mono)
@@ -568,17 +563,18 @@ def _read_mono(file: Any, count: int) -> np.ndarray:
     return samples[:done]
 
 
-def _pass_over(file: Any, count: int) -> int:
-    """Decode up to `count` frames and drop them; return how many there were."""
+def _blocks(file: Any, count: int) -> Iterator[np.ndarray]:
+    """Yield up to `count` frames (n, channels), a block at a time, in memory that is used again."""
     frames = max(1, BLOCK // file.channels)
     buffer = np.empty((min(frames, count), file.channels), np.float32)
-    done = 0
-    while done < count:
-        block = file.read(out=buffer[: count - done])
-        if not len(block):
-            break
-        done += len(block)
-    return done
+    while count and len(block := file.read(out=buffer[:count])):
+        yield block
+        count -= len(block)
+
+
+def _pass_over(file: Any, count: int) -> int:
+    """Decode up to `count` frames and drop them; return how many there were."""
+    return sum(len(block) for block in _blocks(file, count))
 
 
 def _go_to(file: Any, frame: int) -> None:
