@@ -15,7 +15,13 @@ from torch import Tensor
 from fusionzoo.config import EmbedConfig, EvaluateConfig, PredictConfig, merge, read_yaml
 from fusionzoo.config.flags import Tree
 from fusionzoo.datasets import DATASETS, PairedBatchSampler, PairedDataset, make_sampler
-from fusionzoo.datasets.complete import TABLE, Completed, complete_for_model, target_columns
+from fusionzoo.datasets.complete import (
+    TABLE,
+    Completed,
+    complete_for_model,
+    resolve_name,
+    target_columns,
+)
 from fusionzoo.datasets.naming import IN_MEMORY
 from fusionzoo.datasets.tabular import unseen_categories
 from fusionzoo.distributed import World, pick_device
@@ -52,8 +58,9 @@ def data_settings_of(given: Tree, model: str, trained_on: TrainedOn | None) -> C
     recipe = Path(model) / "config.yaml"
     run = read_yaml(recipe) if model and recipe.is_file() else {}
     stored = run.get("data") or (trained_on and trained_on.settings)
-    files = [] if run else _files_of({x: y for x, y in (stored or {}).items() if x not in given})
-    if files and not (given.get("name") in DATASETS and given["name"] != TABLE):
+    chosen = resolve_name(given) if given.get("name") else given  # a name may be a path
+    files = [] if run else _files_of({x: y for x, y in (stored or {}).items() if x not in chosen})
+    if files and chosen.get("name", TABLE) == TABLE:
         raise FusionZooError(
             f"--data.{files[0][0]} is missing: {model or 'the model'} was trained on {files[0][1]},"
             " as it says, which is opened only if you name it"

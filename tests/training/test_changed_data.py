@@ -232,6 +232,8 @@ def test_files_that_a_stranger_s_model_names_are_not_opened_unasked(
             fz.evaluate(tmp_path / "model", str(run[0]))
     else:
         assert fz.evaluate(tmp_path / "model", str(run[0]))["loss"] > 0
+        words = [str(tmp_path / "model"), str(run[0]), "--out", str(tmp_path / "out.parquet")]
+        assert main(["predict", *words]) == 0
 
 
 @pytest.mark.parametrize("with_ids", [True, False], ids=["ids", "row numbers"])
