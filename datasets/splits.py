@@ -122,6 +122,27 @@ def make_splits(
     return MadeSplits(splits, moved, int(lacking[1:].any(1).sum()), num_classes > 1)
 
 
+def splits_by_time(
+    times: NDArray[np.float64], keys: Any, shares: Sequence[float] = SHARES
+) -> pa.Array:
+    """Assign the earliest rows to train, the next to val and the latest to test.
+
+    Rows of one time stay together, and so do those of a key, an id or a group, whose time is that
+    of its last row: nothing of a later split is known in an earlier one.
+
+    >>> splits_by_time(np.arange(4.0), pa.array([*"abac"]), (0.5, 0.25, 0.25)).to_pylist()
+    ['val', 'train', 'val', 'test']
+    """
+    codes = _flat(keys).dictionary_encode().indices.to_numpy()
+    last = np.full(int(codes.max(initial=-1)) + 1, -np.inf)
+    np.maximum.at(last, codes, times)
+    moments, moment_of = np.unique(last[codes], return_inverse=True)
+    counts = np.bincount(moment_of, minlength=len(moments))
+    before = (np.cumsum(counts) - counts / 2) / max(len(codes), 1)  # share up to the middle of each
+    bounds = np.cumsum(shares)[:-1] / sum(shares)
+    return pa.array(SPLITS).take(pa.array(np.searchsorted(bounds, before, side="right")[moment_of]))
+
+
 def class_columns(columns: Mapping[str, Any], kinds: Mapping[str, str]) -> list[Any]:
     """Return the label columns with classes, for `make_splits`; `kinds` says what columns hold."""
     standard = {name: kind_of(kinds[name]).standard_kind() for name in columns if name in kinds}

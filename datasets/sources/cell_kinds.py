@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +28,7 @@ EPOCH = datetime.date(1970, 1, 1)
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")  # whatever the locale
 SHORT_YEARS = 70  # `69` is 2069, `70` is 1970, as in POSIX
 NUMERIC_DATE = re.compile(r"([0-9]{1,2})([./-])([0-9]{1,2})\2([0-9]{4}|[0-9]{2})(?:[ T,].*)?")
+TIME = re.compile(r"[ T,]([0-9]{1,2}):([0-9]{2})(?::([0-9]{2}(?:\.[0-9]+)?))?$")
 ISO_DATE = re.compile(r"([0-9]{4})[-/.]([0-9]{1,2})[-/.]([0-9]{1,2})(?:[ T].*)?")
 
 
@@ -149,6 +151,33 @@ def _excel_date(text: str) -> datetime.date | None:
     if not 1 <= days <= MAX_EXCEL_DAY:
         return None
     return EXCEL_START + datetime.timedelta(days=int(days))
+
+
+def read_moments(cells: list[str], order: str = "") -> list[float | None]:
+    """Return dates and times as seconds since 1970, other numbers as they are; None: it is none.
+
+    Times with an offset are those of UTC, others are taken as they stand.
+
+    >>> read_moments(["1970-01-02", "02.01.1970 01:00", "1970-01-02T01:00:00+01:00"], "dmy")
+    [86400.0, 90000.0, 86400.0]
+    >>> read_moments(["3", "2.5", "soon"])
+    [3.0, 2.5, None]
+    """
+    read = date_reader(order or find_date_order(cells) or "iso")
+    return [_moment(cell.strip(), read) for cell in cells]
+
+
+def _moment(cell: str, read: Reader) -> float | None:
+    with suppress(ValueError):
+        return float(cell)
+    with suppress(ValueError):
+        moment = datetime.datetime.fromisoformat(cell)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
+    date, time = read(cell), TIME.search(cell)
+    if date is None:
+        return None
+    hours, minutes, seconds = (float(x or 0) for x in time.groups()) if time else (0.0, 0.0, 0.0)
+    return (date - EPOCH).days * 86_400 + hours * 3600 + minutes * 60 + seconds
 
 
 def find_date_order(cells: list[str]) -> str:

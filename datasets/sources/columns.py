@@ -319,6 +319,7 @@ def gather_columns(
         )
     _refuse_labels(gathered, plain, settings.targets or (), source)
     needed = {fold(name) for name in [*plain.values(), "group", *(set(kinds) - set(gathered))]}
+    needed |= {fold(name) for name in (settings.group_column, settings.time_column) if name}
     joined = {name: _join(columns, names, forced) for name, names in gathered.items()}
     for column in {column for names in gathered.values() for column in names}:
         if fold(column) not in needed and column in table.column_names:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.files import fold
 from fusionzoo.structures import KINDS
 
 from ..arrow import is_list, list_names
@@ -20,9 +21,10 @@ from ..base import DEFAULTS, SharedSettings
 from ..paired import PairedDataset
 from ..paths import is_collecting, labels_of_join, refuse
 from ..provenance import Loaded, Provenance
-from ..splits import class_columns, make_splits, usual_splits
+from ..splits import SPLITS, class_columns, make_splits, splits_by_time, usual_splits
 from ..table import ROLES, word_list
 from .array_columns import ArrayColumns, gather_arrays
+from .cell_kinds import read_moments
 from .columns import (
     TEXT_TYPES,
     Columns,
@@ -44,6 +46,8 @@ from .media_columns import (
 )
 from .table_settings import NA, Roles, TableSettings
 
+TIME = "time_column"  # role of the column by whose times splits are made
+
 
 def gather(
     loaded: Loaded, columns: Roles, kinds: Mapping[str, str], settings: TableSettings
@@ -56,6 +60,8 @@ def gather(
     table, roles, missing = gather_columns(loaded, columns, kinds, settings)
     if settings.group_column is not None:
         roles["group"] = settings.group_column
+    if settings.time_column is not None:
+        roles[TIME] = settings.time_column
     gathered = gather_arrays(replace(loaded, table=table), roles, kinds, settings)
     return gathered._replace(missing=missing)
 
@@ -65,11 +71,12 @@ def find_modalities(
 ) -> dict[str, str]:
     """Return the kind of each modality: those that the user names, then those of known names."""
     for role in table.roles:
-        table.require(role, f"--data.{'group_column' if role == 'group' else f'columns.{role}'}")
+        setting = {"group": "group_column", TIME: TIME}.get(role, f"columns.{role}")
+        table.require(role, f"--data.{setting}")
     for name in kinds:
         table.require(name, f"--data.kinds.{name}")
     taken = {table.position(name) for name in [*(x for x in ROLES if x in table.roles), *labels]}
-    names = [name for name in table.roles if name not in ROLES]
+    names = [name for name in table.roles if name not in (*ROLES, TIME)]
     for name in (*kinds, *KINDS):
         if name in table and name not in names:
             if name in KINDS and table.position(name) in {table.position(x) for x in names}:
@@ -184,19 +191,58 @@ class SplitColumn(NamedTuple):
 
 
 def read_splits(table: Columns, columns: Mapping[str, Any]) -> SplitColumn:
-    """Return the splits of the column `split`; without one, made by a hash of the group or id.
+    """Return the splits of the column `split`; without one, made by a column of times, or by a hash
+    of the group or id.
 
-    `columns` has the ids, groups and labels. Made splits have every class in each split where that
-    is possible, see `make_splits`.
+    `columns` has the ids, groups and labels. Splits by hash have every class in each split where
+    that is possible, see `make_splits`.
     """
+    if "split" in table and TIME in table.roles:
+        raise FusionZooError(
+            f"{table.source} has a column {table.name('split')!r} of splits: leave out"
+            " --data.time_column, or remove that column"
+        )
     if "split" in table:
         return SplitColumn(*_read_column(table, columns["id"]), None)
     key = "group" if "group" in columns else "id"
     shares = table.settings.shares
+    if TIME in table.roles:
+        return SplitColumn(*_by_time(table, columns[key], shares), None)
     labels = class_columns(columns, table.settings.label_kinds)
     by_hash = make_splits(columns[key], labels, shares, unique=key == "id")
     name = repr(table.name(key)) if key in table else "the row"
     return SplitColumn(by_hash.splits, f"by a hash of {name}{by_hash.exceptions}", tuple(shares))
+
+
+def _by_time(table: Columns, keys: Any, shares: Sequence[float]) -> tuple[Any, str]:
+    """Return splits by the column of times, and the rule with the first time of each."""
+    name, cells = table.name(TIME), table.text(TIME)
+    encoded = cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
+    encoded = encoded.dictionary_encode()
+    kind = table.settings.cell_kinds.get(fold(name), "")
+    moments = read_moments(encoded.dictionary.to_pylist(), kind.partition(" ")[2])
+    times = np.array([*(np.nan if x is None else x for x in moments), np.nan])
+    times = times[pc.fill_null(encoded.indices, len(moments)).to_numpy()]
+    for row in np.flatnonzero(np.isnan(times)).tolist():
+        cell = cells[row].as_py()
+        problem = "is empty" if cell is None else f"is {cell!r}, no date, time or number"
+        raise FusionZooError(
+            f"{table.where(row)}: {name!r}, by which splits are made (--data.time_column),"
+            f" {problem}: correct it, or remove the row"
+        )
+    splits = splits_by_time(times, keys, shares)
+    starts = []
+    for split, share in zip(SPLITS, shares, strict=True):
+        rows = pc.indices_nonzero(pc.equal(splits, split)).to_numpy()
+        if share and not len(rows):
+            raise FusionZooError(
+                f"{table.source}: by time, no row is left for {split}: {name!r} has"
+                f" {len(np.unique(times)):,} different times among {len(times):,} rows; write a"
+                " column `split`, or leave out --data.time_column"
+            )
+        if share:
+            starts.append(f"{split} from {cells[int(rows[times[rows].argmin()])].as_py()}")
+    return splits, f"by time in {name!r}: {', '.join(starts)}"
 
 
 def _read_column(table: Columns, ids: Any) -> tuple[Any, str]:

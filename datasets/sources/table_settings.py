@@ -33,11 +33,13 @@ class TableSettings:
         kinds: kinds of modalities with other names, `{"xray": "image"}`; what the cells of a column
             of a tabular modality are, `{"weight": "number kg", "admission": "date dmy"}`: number,
             date (`iso`, `dmy`, `mdy`, `excel`), category, or none to leave it out
-        shares: of train, val and test in splits by hash
+        shares: of train, val and test in splits by hash or time
         targets: label columns and what they hold, `{"age": "regression"}`; train.py sets it
         paths: modalities of text whose cells are paths of files
         allow_outside: whether paths may leave the file's folder, links resolved
         group_column: groups that splits and folds keep together, instead of `group`; `id` for none
+        time_column: dates, times or numbers by which splits are made: what is latest is test, what
+            is earlier val, and the rest train; a group is where its last row is
         delimiter: character between cells, or `tab`; found from the first rows
         encoding: of a text file; found from its bytes
         sheet: name of a spreadsheet's sheet; the first, which is refused if it is hidden
@@ -69,6 +71,7 @@ class TableSettings:
     paths: str | Sequence[str] = ()
     allow_outside: bool = False
     group_column: str | None = None
+    time_column: str | None = None
     delimiter: str | None = None
     encoding: str | None = None
     sheet: str = ""
