@@ -11,12 +11,14 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from fusionzoo.errors import FusionZooError, did_you_mean, print_table
+from fusionzoo.errors import FusionZooError, did_you_mean, one_line, print_table
 from fusionzoo.files import fold
 from fusionzoo.structures import KINDS
 
+from .arrays import DIMENSIONS
 from .arrow import list_names
 from .base import DATASETS
 from .manifest import load_table
@@ -25,10 +27,12 @@ from .provenance import Loaded
 from .sources.cell_kinds import CATEGORY, DATE, NONE, NUMBER, convert_cells, is_cell_kind
 from .sources.columns import read_declared
 from .sources.infer import (
+    ARRAY,
     CONSTANT,
     EMPTY,
     GROUP,
     ID,
+    OTHER,
     Finding,
     find_column,
     is_group_name,
@@ -46,10 +50,10 @@ from .table import ROLES, name_modality, word_list
 TABLE = "manifest"
 COLUMNS = "Columns (--data.kinds.<column> changes what one is read as)"
 HEADER = ("column", "read as", "holds")
-MODALITY_KINDS = ("image", "text", "audio")  # that whole columns are found to be
+MODALITY_KINDS = ("image", "text", "audio", "vector", "sequence")  # of whole columns
 HOW = {  # finding -> how it is shown
     **{EMPTY: "left out: empty", CONSTANT: "left out: constant", ID: "left out: id"},
-    **{"other": "left out", NONE: "left out: --data.kinds", GROUP: "group"},
+    **{OTHER: "left out", NONE: "left out: --data.kinds", GROUP: "group"},
 }
 
 
@@ -230,6 +234,10 @@ def _with_columns(done: Completed, targets: Sequence[str]) -> Completed:
         for name in free
         if fold(name) not in kinds or is_cell_kind(kinds[fold(name)])
     ]
+    findings = [
+        _with_dimensions(finding, done) if finding.kind == ARRAY else finding
+        for finding in findings
+    ]
     findings = [_as_told(finding, kinds, table) for finding in findings]
     findings, group = _with_group(findings, chosen, done)
     chosen = _explicit(chosen, findings, group, done)
@@ -251,6 +259,24 @@ def _taken(settings: Mapping[str, Any], loaded: Loaded | None, targets: Sequence
         fold(name) for name, kind in (settings.get("kinds") or {}).items() if is_cell_kind(kind)
     }
     return {fold(name) for name in names} | (named_columns(settings) - cell_kinds)
+
+
+def _with_dimensions(finding: Finding, done: Completed) -> Finding:
+    """Return whether a column of .npy files holds vectors or sequences, by the first of them."""
+    cell = next(x for x in _table(done)[finding.name].to_pylist() if x and x.strip())
+    top = Path((done.loaded and done.loaded.root) or "").resolve()
+    file = (top / cell.strip()).resolve()
+    problem = "its folder is another one"
+    if file.is_relative_to(top) or done.settings.get("allow_outside"):
+        try:
+            num_dimensions = np.load(file, mmap_mode="r", allow_pickle=False).ndim
+            kind = next((x for x, n in DIMENSIONS.items() if n == num_dimensions), OTHER)
+            if kind != OTHER:
+                return replace(finding, kind=kind)
+            problem = f"it has {num_dimensions} dimensions"
+        except (OSError, ValueError) as error:
+            problem = one_line(error)
+    return Finding(finding.name, OTHER, f"arrays such as {cell!r}: {problem}")
 
 
 def _as_told(finding: Finding, kinds: Mapping[str, str], table: pa.Table) -> Finding:
@@ -299,7 +325,7 @@ def _explicit(
     tabular = [x for x in findings if x.kind.partition(" ")[0] in (NUMBER, DATE, CATEGORY)]
     if tabular:
         columns["tabular"] = [x.name for x in tabular]
-        kinds |= {x.name: x.kind for x in tabular if x.kind != NUMBER}
+        kinds |= {x.name: x.kind for x in tabular if x.is_explicit}
     known = {fold(name) for name in (*table.column_names, *kinds)}
     for kind in MODALITY_KINDS:
         found = [x.name for x in findings if x.kind == kind]

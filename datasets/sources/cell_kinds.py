@@ -12,15 +12,19 @@ from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import KINDS
 
 NUMBER, DATE, CATEGORY, NONE = "number", "date", "category", "none"
-UNIT_NUMBER = (
-    r"^\s*([+-]?(?:[0-9]+(?:[.,][0-9]+)*|[.,][0-9]+)(?:[eE][+-]?[0-9]+)?)\s*([^0-9\s].*?)?\s*$"
+CELL = re.compile(  # a number with a currency before it or a unit behind it
+    r"(?P<before>[$€£¥])?\s*(?P<number>[+-]?(?:[0-9]+(?:[.,'\s][0-9]+)*|[.,][0-9]+)(?:[eE][+-]?[0-9]+)?)"
+    r"\s*(?P<behind>[^0-9\s].*?)?"
 )
+THOUSANDS = {  # whether a comma stands for the decimal point -> a number with signs between those
+    True: re.compile(r"[+-]?[0-9]{1,3}(?:[.'\s][0-9]{3})+(?:,[0-9]+)?"),
+    False: re.compile(r"[+-]?[0-9]{1,3}(?:[,'\s][0-9]{3})+(?:\.[0-9]+)?"),
+}
 DATE_ORDERS = ("iso", "dmy", "mdy", "excel")  # excel: days since 1899-12-30
 EXCEL_START = datetime.date(1899, 12, 30)
 MAX_EXCEL_DAY = 2_958_465  # 9999-12-31
@@ -54,14 +58,41 @@ def split_kinds(kinds: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str
     return {name: kind for name, kind in kinds.items() if name not in cells}, cells
 
 
-def convert_cells(name: str, kind: str, column: Any) -> tuple[dict[str, Any], bool]:
+def number_and_unit(cell: str) -> tuple[str, str] | None:
+    """Divide a cell into a number and its unit; None where it is none.
+
+    >>> [number_and_unit(x) for x in ("60,0 kg", "1.234,5 €", "$ 5", "7", "about 7")]
+    [('60,0', 'kg'), ('1.234,5', '€'), ('5', '$'), ('7', ''), None]
+    """
+    match = CELL.fullmatch(cell.strip())
+    if match is None or (match["before"] and match["behind"]):
+        return None
+    return match["number"], match["before"] or match["behind"] or ""
+
+
+def without_thousands(number: str, comma: bool) -> str:
+    """Return a number without the signs between its thousands; `comma`: for the decimal point.
+
+    >>> [without_thousands(*x) for x in (("1.234,5", True), ("1,234.5", False), ("1.234", False))]
+    ['1234,5', '1234.5', '1.234']
+    """
+    if not THOUSANDS[comma].fullmatch(number):
+        return number
+    whole, point, rest = number.partition("," if comma else ".")
+    return re.sub(r"[^0-9+-]", "", whole) + point + rest
+
+
+def convert_cells(
+    name: str, kind: str, column: Any, comma: bool = False
+) -> tuple[dict[str, Any], bool]:
     """Return what a column of a kind becomes, `{name: column}`, and whether they are categories.
 
-    A date becomes year and days since 1970, numbers, and month and weekday, categories.
+    A date becomes year and days since 1970, numbers, and month and weekday, categories. `comma`:
+    that stands for the decimal point of numbers, as it still does in what is returned.
     """
     word, _, detail = kind.partition(" ")
     if word == NUMBER and _is_text(column):
-        return {name: _without_unit(column, detail)}, False
+        return {name: _plain_numbers(column, detail, comma)}, False
     if word == DATE:
         return _date_columns(name, column, detail), False
     return {name: column}, word == CATEGORY
@@ -71,13 +102,16 @@ def _is_text(column: Any) -> bool:
     return bool(pa.types.is_string(column.type) or pa.types.is_large_string(column.type))
 
 
-def _without_unit(column: Any, unit: str) -> Any:
-    """Remove the unit from the cells that end in it; others stay as they are."""
-    if not unit:
-        return column
-    ends = pc.ends_with(column, unit)
-    cut = pc.utf8_trim_whitespace(pc.utf8_slice_codeunits(column, 0, -len(unit)))
-    return pc.if_else(ends, cut, column)
+def _plain_numbers(column: Any, unit: str, comma: bool) -> Any:
+    """Remove the unit and the signs between thousands; cells that are no number stay."""
+    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    encoded = whole.dictionary_encode()
+    plain = []
+    for cell in encoded.dictionary.to_pylist():
+        found = number_and_unit(cell)
+        is_number = found is not None and found[1] in (unit, "")
+        plain.append(without_thousands(found[0], comma) if is_number and found else cell)
+    return pa.array(plain, pa.string()).take(encoded.indices)
 
 
 def _date_columns(name: str, column: Any, order: str) -> dict[str, Any]:

@@ -213,7 +213,8 @@ class Columns:
         kind = self.settings.cell_kinds.get(fold(name))
         if kind is None:
             return {name: column}, False
-        parts, are_categories = convert_cells(name, kind, column)
+        comma = self.settings.decimal == ","
+        parts, are_categories = convert_cells(name, kind, column, comma)
         if kind.startswith(NUMBER) and pa.types.is_string(parts[name].type):
             parts = {name: self._decimal_points(parts[name])}
         return parts, are_categories

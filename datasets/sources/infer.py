@@ -21,12 +21,23 @@ from fusionzoo.files import fold
 from fusionzoo.targets import read_list
 
 from ..arrow import is_list
+from ..audio import VIDEOS
 from ..media import SUFFIXES
 from ..table import FEW_EACH, MANY, SEPARATORS, word_list, words_recur
-from .cell_kinds import CATEGORY, DATE, NONE, NUMBER, UNIT_NUMBER, find_date_order
+from .cell_kinds import (
+    CATEGORY,
+    DATE,
+    NONE,
+    NUMBER,
+    THOUSANDS,
+    find_date_order,
+    number_and_unit,
+    without_thousands,
+)
 from .columns import TEXT_TYPES
 from .table_settings import NA
 
+ARRAY = "array"  # files of arrays, whose dimensions tell whether they are vectors or sequences
 ID, EMPTY, CONSTANT, OTHER, GROUP, TARGET = "id", "empty", "constant", "other", "group", "target"
 LEFT_OUT = (ID, EMPTY, CONSTANT, OTHER, NONE)
 MANY_CATEGORIES = 50  # said above this
@@ -38,7 +49,10 @@ ODD_SHARE = 0.2  # of its cells, at most
 PERFECT = 0.995  # share of rows that a column alone has to tell
 POINT = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+([eE][+-]?[0-9]+)?")
-UNIT = re.compile(UNIT_NUMBER)
+CLEAR = {  # whether a comma stands for the decimal point -> what only such numbers look like
+    True: re.compile(r".*[.'\s][0-9]{3},[0-9]+|.*\.[0-9]{3}\.[0-9]{3}"),
+    False: re.compile(r".*[,'\s][0-9]{3}\.[0-9]+|.*,[0-9]{3},[0-9]{3}"),
+}
 PERSON = (
     "patient|subject|proband|person|participant|speaker|sprecher|user|nutzer|customer|kunde|client"
     "|animal|family|familie|session|sitzung|group|gruppe|donor|author|rater"
@@ -58,6 +72,7 @@ class Finding:
     about: str  # for the table of columns
     comma: bool = False  # whether a comma stands for the decimal point
     missing: tuple[str, ...] = ()  # words that stand for a missing number
+    is_explicit: bool = True  # whether the settings must name the kind, for cells to be converted
     warning: str = ""
 
 
@@ -109,12 +124,15 @@ def find_column(name: str, column: Any, missing: Collection[str] = NA) -> Findin
 
 def _numbers(name: str, cells: Cells) -> Finding | None:
     """Return the finding of a column of numbers, with one unit or none; None: it holds others."""
+    divided = {cell: number_and_unit(cell) for cell in cells.counts}
+    comma = _decimal_comma([found[0] for found in divided.values() if found])
     with_unit: dict[str, tuple[str, str]] = {}  # cell -> number, unit
     odd: Counter[str] = Counter()
     for cell, count in cells.counts.items():
-        match = UNIT.fullmatch(cell)
-        if match and (POINT.fullmatch(match[1]) or COMMA.fullmatch(match[1])):
-            with_unit[cell] = match[1], match[2] or ""
+        number, unit = divided[cell] or ("", "")
+        plain = without_thousands(number, comma)
+        if POINT.fullmatch(plain) or COMMA.fullmatch(plain):
+            with_unit[cell] = plain, unit
         else:
             odd[cell] = count
     if not with_unit or len(odd) > ODD_WORDS or sum(odd.values()) > ODD_SHARE * cells.num_cells:
@@ -127,18 +145,33 @@ def _numbers(name: str, cells: Cells) -> Finding | None:
         return None  # a date, a time, a range, a code
     if (unit and odd) or (odd and any(any(x.isdigit() for x in cell) for cell in odd)):
         return None
-    texts = {cell: number for cell, (number, _) in with_unit.items()}
-    values = {cell: float(number.replace(",", ".")) for cell, number in texts.items()}
-    comma = any("," in number for number in texts.values())
+    values = {cell: float(number.replace(",", ".")) for cell, (number, _) in with_unit.items()}
+    comma = any("," in number for number, _ in with_unit.values())
+    has_thousands = any((divided[x] or ("",))[0] != number for x, (number, _) in with_unit.items())
     whole = all(value.is_integer() for value in values.values()) and not comma
     if whole and not unit and _is_index(name, values, cells):
         return Finding(name, ID, f"{len(values):,} different numbers")
     low, high = min(values.values()), max(values.values())
     about = f"{low:.6g} to {high:.6g}{unit and ' ' + unit}"
-    notes = ["decimal comma"] * comma + [f"{word!r} is missing" for word in odd]
+    notes = ["decimal comma"] * comma + ["signs between thousands"] * has_thousands
+    notes += [f"{word!r} is missing" for word in odd]
     about += f" ({', '.join(notes)})" if notes else ""
+    kind = f"{NUMBER} {unit}".strip()
+    about += _gaps(cells)
     return Finding(
-        name, f"{NUMBER} {unit}".strip(), about + _gaps(cells), comma=comma, missing=tuple(odd)
+        name, kind, about, comma=comma, missing=tuple(odd), is_explicit=bool(unit) or has_thousands
+    )
+
+
+def _decimal_comma(numbers: Sequence[str]) -> bool:
+    """Whether a comma stands for the decimal point where there may be signs between thousands."""
+    if any(CLEAR[False].fullmatch(x) for x in numbers):
+        return False
+    if any(CLEAR[True].fullmatch(x) for x in numbers):
+        return True
+    return any(COMMA.fullmatch(x) for x in numbers) and all(
+        COMMA.fullmatch(x) or THOUSANDS[True].fullmatch(x) or x.lstrip("+-").isdigit()
+        for x in numbers
     )
 
 
@@ -195,7 +228,9 @@ def _media_kind(cells: Sequence[str]) -> str:
     for kind in ("image", "audio"):
         if suffixes and suffixes <= {*SUFFIXES[kind]}:
             return kind
-    return ""
+    if suffixes and suffixes <= VIDEOS:
+        return "image"  # its frames
+    return ARRAY if suffixes == {".npy"} else ""
 
 
 def _gaps(cells: Cells) -> str:
@@ -281,16 +316,14 @@ def _ordered_alone(frame: pa.Table, target_kind: str) -> bool:
 
 
 def _as_floats(cells: Sequence[str]) -> Any:
-    values = []
-    for cell in cells:
-        match = UNIT.fullmatch(cell)
-        if match is None:
-            return None
-        try:
-            values.append(float(match[1].replace(",", ".")))
-        except ValueError:
-            return None
-    return np.asarray(values)
+    divided = [number_and_unit(cell) for cell in cells]
+    numbers = [found[0] for found in divided if found]
+    comma = _decimal_comma(numbers)
+    try:
+        plain = [without_thousands(x, comma).replace(",", ".") for x in numbers]
+        return np.asarray([float(x) for x in plain]) if len(numbers) == len(cells) else None
+    except ValueError:
+        return None
 
 
 def named_columns(settings: Mapping[str, Any]) -> set[str]:
