@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line, print_table
 from fusionzoo.files import fold
 from fusionzoo.structures import KINDS
 
 from .arrays import DIMENSIONS
-from .arrow import list_names
+from .arrow import is_list, list_names
 from .base import DATASETS
 from .manifest import load_table
 from .naming import settings_of
@@ -45,12 +46,17 @@ from .sources.infer import (
 from .sources.media_columns import EDGES
 from .sources.table_files import sheet_names, table_suffix
 from .sources.table_settings import NA, TableSettings
-from .table import ROLES, name_modality, word_list
+from .table import MANY, ROLES, name_modality, word_list
 
 TABLE = "manifest"
 COLUMNS = "Columns (--data.kinds.<column> changes what one is read as)"
 HEADER = ("column", "read as", "holds")
 MODALITY_KINDS = ("image", "text", "audio", "vector", "sequence")  # of whole columns
+TARGET_WORDS = {  # kind of a target -> what the column holds
+    **{"classification": "classes", "regression": "numbers", "multilabel": "lists of labels"},
+    **{"ordinal": "levels in order"},
+}
+NAMED = (*KINDS, "id", "split", "group")  # names of columns that say what they hold
 HOW = {  # finding -> how it is shown
     **{EMPTY: "left out: empty", CONSTANT: "left out: constant", ID: "left out: id"},
     **{OTHER: "left out", NONE: "left out: --data.kinds", GROUP: "group"},
@@ -108,11 +114,13 @@ def complete(
     *,
     known: Collection[str] = (),
     infer_kinds: bool = True,
+    to_train: bool = False,
 ) -> Completed:
     """Return explicit settings of a data set with these targets; see `Completed`.
 
     With a target every column of a table is used, unless `columns` names the modalities. `known`
-    are targets whose kind the user names.
+    are targets whose kind the user names. `to_train` refuses targets of which nothing can be
+    learnt.
     """
     chosen = resolve_name(settings)
     if not target:
@@ -136,6 +144,8 @@ def complete(
     done = Completed(settings=chosen, loaded=loaded)
     inferred = [name for name in names if name not in known]
     done = _with_target_kinds(done, inferred) if infer_kinds else done
+    for name in names if to_train else ():
+        _check_labels(name, done)
     if any(role not in ROLES for role in columns) or chosen.get("arrays"):
         return done
     return _with_columns(done, names)
@@ -196,18 +206,45 @@ def _with_target_kinds(done: Completed, names: Sequence[str]) -> Completed:
     kinds: dict[str, str] = {}
     notes = []
     for name in names:
-        kind, separator, comma = target_kind(table[name], _missing(chosen, done.loaded))
-        kinds[name] = kind
-        if kind == "multilabel" and separator != ";":
-            chosen.setdefault("label_separator", separator)
-        if comma:
+        found = target_kind(name, table[name], _missing(chosen, done.loaded))
+        kinds[name] = found.kind
+        if found.kind == "multilabel" and found.separator != ";":
+            chosen.setdefault("label_separator", found.separator)
+        if found.comma:
             chosen.setdefault("decimal", ",")
-        flag = f"--targets.{name}"
-        others = [x for x in ("classification", "regression", "multilabel") if x != kind]
-        words = {"classification": "classes", "regression": "numbers"}
-        what = words.get(kind, f"lists of labels divided by {separator!r}")
-        notes.append(f"target {name!r} holds {what} ({flag} {' or '.join(others)} changes that)")
+        if found.cells:
+            chosen["kinds"] = {name: found.cells, **(chosen.get("kinds") or {})}
+        if found.missing:
+            chosen["na"] = [*_missing(chosen, done.loaded), *found.missing]
+        others = [x for x in TARGET_WORDS if x != found.kind]
+        what = TARGET_WORDS[found.kind] + found.cells.removeprefix(NUMBER)
+        if found.kind == "multilabel":
+            what += f" divided by {found.separator!r}"
+        flag = f"--targets.{name} {', '.join(others[:-1])} or {others[-1]}"
+        notes.append(f"target {name!r} holds {what} ({flag} changes that)")
     return replace(done, settings=chosen, target_kinds=kinds, notes=(*done.notes, *notes))
+
+
+def _check_labels(name: str, done: Completed) -> None:
+    """Raise an error for a target that is empty, or has one value, or hardly two rows a class."""
+    column = _table(done)[name]
+    flat = pc.list_flatten(column) if is_list(column.type) else column
+    counts = read_cells_of(flat, _missing(done.settings, done.loaded)).counts
+    if not counts:
+        raise FusionZooError(f"{_source_of(done)}: the target {name!r} is empty in all rows")
+    if len(counts) == 1:
+        raise FusionZooError(
+            f"{_source_of(done)}: the target {name!r} is {next(iter(counts))!r} in all rows that"
+            " have one, so there is nothing to learn"
+        )
+    num_rows = counts.total()
+    is_class = done.target_kinds.get(name) == "classification"
+    if is_class and num_rows >= MANY and len(counts) > num_rows / 2:
+        raise FusionZooError(
+            f"{_source_of(done)}: the target {name!r} has {len(counts):,} different values in"
+            f" {num_rows:,} rows, too many for classes: name another column, or say what it holds,"
+            f" --targets.{name} regression"
+        )
 
 
 def _table(done: Completed) -> pa.Table:
@@ -242,7 +279,13 @@ def _with_columns(done: Completed, targets: Sequence[str]) -> Completed:
     findings, group = _with_group(findings, chosen, done)
     chosen = _explicit(chosen, findings, group, done)
     warnings = list(_warnings(findings, table, done.target_kinds))
-    rows = [*_target_rows(done), *(_row(finding) for finding in findings)]
+    found = {finding.name: finding for finding in findings}
+    rows = [*_target_rows(done)]
+    for name in table.column_names:
+        if name in found:
+            rows.append(_row(found[name]))
+        elif fold(name) in NAMED and fold(name) in taken and name not in targets:
+            rows.append(_row_by_name(name, table[name]))
     return replace(done, settings=chosen, rows=tuple(rows), notes=(*done.notes, *warnings))
 
 
@@ -371,16 +414,34 @@ def _warnings(findings: Sequence[Finding], table: pa.Table, kinds: Mapping[str, 
 
 
 def _target_rows(done: Completed) -> list[tuple[str, str, str]]:
-    words = {"classification": "classes", "regression": "numbers", "multilabel": "lists of labels"}
     table = _table(done)
     return [
-        (name, "target", f"{words.get(kind, kind)}, {len(table[name].unique()):,} different")
+        (name, "target", f"{TARGET_WORDS.get(kind, kind)}, {_count(table[name])}")
         for name, kind in done.target_kinds.items()
     ]
 
 
+def _count(column: Any) -> str:
+    """Return how many different labels a column holds, and how many are missing."""
+    flat = pc.list_flatten(column) if is_list(column.type) else column
+    missing = f", {column.null_count:,} missing" if column.null_count else ""
+    return f"{len(flat.drop_null().unique()):,} different{missing}"
+
+
 def _row(finding: Finding) -> tuple[str, str, str]:
     return finding.name, HOW.get(finding.kind, finding.kind), finding.about
+
+
+def _row_by_name(name: str, column: Any) -> tuple[str, str, str]:
+    """Return the row of a column whose name alone says what it is."""
+    gaps = f", {column.null_count:,} missing" if column.null_count else ""
+    first = column.drop_null().slice(0, 1).to_pylist()
+    example = f", such as {first[0]!r:.40}" if first and _is_short(first[0]) else ""
+    return name, fold(name), f"by its name{example}{gaps}"
+
+
+def _is_short(cell: Any) -> bool:
+    return isinstance(cell, str | int | float)
 
 
 def _joined(settings: Mapping[str, Any], table: pa.Table) -> dict[str, Any]:

@@ -96,6 +96,15 @@ def _files_of(settings: Mapping[str, Any], below: str = "") -> list[tuple[str, s
     return found
 
 
+def refuse_to_replace(settings: Mapping[str, Any], out: str | None) -> None:
+    """Raise an error if the file to write is one that the data are read from."""
+    for name, file in _files_of(settings):
+        if out and Path(out).expanduser().resolve() == Path(file).expanduser().resolve():
+            raise FusionZooError(
+                f"--out names {out}, from which the data are read (--data.{name}): name another file"
+            )
+
+
 Settings = EvaluateConfig | PredictConfig
 
 
@@ -164,6 +173,7 @@ def open_for_model(
         return open_dataset(cfg.data, targets, dataset), dict(cfg.data)
     given = target_columns(cfg.data if dataset is None else dataset, cfg.target)
     done = data_settings_of(given, cfg.model, model.trained_on)
+    refuse_to_replace(done.settings, cfg.out)
     done.show()
     opened = open_dataset(done.to_open, targets)
     return opened, done.settings if dataset is None else dict(cfg.data)

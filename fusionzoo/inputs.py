@@ -72,7 +72,7 @@ def complete_run(cfg: R) -> tuple[R, Completed]:
     """Return `cfg` with explicit settings of the data and of what `cfg.target` holds."""
     known = tuple(cfg.targets)
     infer = cfg.objective == CLASSIFICATION
-    done = complete(cfg.data, cfg.target, known=known, infer_kinds=infer)
+    done = complete(cfg.data, cfg.target, known=known, infer_kinds=infer, to_train=True)
     return replace(with_targets(cfg, done), data=done.settings), done
 
 
@@ -99,6 +99,7 @@ def configure_run(
         cfg.target,
         known=tuple(cfg.targets),
         infer_kinds=cfg.objective == CLASSIFICATION,
+        to_train=True,
     )
     done.show()
     cfg = with_targets(cfg, done)

@@ -457,6 +457,18 @@ def test_predict_writes_csv_and_parquet(text_run: fz.Run, tmp_path: Path) -> Non
     assert ".parquet or .csv" in error_of(lambda: fz.predict(text_run, data, out="p.txt"))
 
 
+@pytest.mark.parametrize("command", [fz.predict, fz.embed, fz.evaluate])
+def test_the_file_that_is_read_is_not_replaced(
+    command: Any, text_run: fz.Run, tmp_path: Path
+) -> None:
+    path = write_csv(tmp_path / "rows.csv", make_rows())
+    before = path.read_bytes()
+    (tmp_path / "sub").mkdir()
+    message = error_of(lambda: command(text_run, str(path), out="sub/../rows.csv"))
+    assert "out= names sub/../rows.csv, from which the data are read" in message
+    assert path.read_bytes() == before
+
+
 def test_predict_writes_no_formulas_if_asked(text_run: fz.Run, tmp_path: Path) -> None:
     ids = ["=cmd|' /C calc'!A0", "-1.5", "+x", "@a", "plain"]
     data = pa.Table.from_pylist([{"id": name, "text": "red one"} for name in ids])

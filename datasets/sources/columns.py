@@ -136,6 +136,9 @@ class Columns:
             return self._label_lists(role)
         column = self.text(role)
         if standard in NUMBERS:
+            name = self.name(role)
+            if self.settings.cell_kinds.get(fold(name), "").startswith(NUMBER):
+                return self.converted(name, column)[0][name]
             return self._decimal_points(column)
         return _one_spelling(column) if standard in ("", "classification") else column
 

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fusionzoo.errors import FusionZooError
 from fusionzoo.files import fold
 from fusionzoo.targets import read_list
 
@@ -60,6 +61,15 @@ PERSON = (
 GROUP_NAME = re.compile(
     rf"({PERSON})(en|in|innen)?(s|n)?[\s_\-.]*(id|ids|nr|no|num|number|nummer|code|key)?\.?"
 )
+GRADE_NAME = re.compile(
+    r"(^|[\W_])(grades?|ratings?|stars?|scores?|severity|levels?|stages?|likert|quality|noten?"
+    r"|stufen?|schweregrad|bewertung|sterne|stadium)($|[\W_])"
+)
+MAX_LEVELS = 11  # 0 to 10
+PLAIN_TYPES = (
+    *(*TEXT_TYPES, pa.types.is_boolean, pa.types.is_integer),
+    *(pa.types.is_floating, pa.types.is_decimal, pa.types.is_temporal),
+)
 ID_NAME = re.compile(r"(.*[\s_\-.])?(id|uid|uuid|key|index|idx|nr|no|nummer|number|row|zeile)\.?")
 
 
@@ -100,6 +110,13 @@ def read_cells_of(column: Any, missing: Collection[str]) -> Cells:
     return Cells(counts, len(column))
 
 
+def _is_plain(kind: pa.DataType) -> bool:
+    """Whether cells of an Arrow type can be written as text."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return pa.types.is_null(kind) or any(is_type(kind) for is_type in PLAIN_TYPES)
+
+
 def find_column(name: str, column: Any, missing: Collection[str] = NA) -> Finding:
     """Return what a column holds."""
     kind = column.type
@@ -107,9 +124,7 @@ def find_column(name: str, column: Any, missing: Collection[str] = NA) -> Findin
         return _category(name, read_cells_of(column, missing))
     if pa.types.is_temporal(kind) and not (pa.types.is_time(kind) or pa.types.is_duration(kind)):
         return _date(name, read_cells_of(column.cast(pa.string()), missing), "iso")
-    is_plain = any(is_type(kind) for is_type in TEXT_TYPES)
-    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    if not (is_plain or is_number or pa.types.is_boolean(kind) or pa.types.is_null(kind)):
+    if not _is_plain(kind) or pa.types.is_time(kind) or pa.types.is_duration(kind):
         return Finding(name, OTHER, f"{kind} (--data.kinds names its kind)")
     cells = read_cells_of(column, missing)
     if not cells.counts:
@@ -256,38 +271,61 @@ def may_group(cells: Cells) -> bool:
     return 5 <= len(cells.counts) <= cells.num_cells / 1.15
 
 
-def target_kind(column: Any, missing: Collection[str] = NA) -> tuple[str, str, bool]:
-    """Return the kind of a target, the separator between its labels, and whether it has a comma.
+class TargetKind(NamedTuple):
+    """What a column of labels holds, and how its cells are read."""
 
-    Numbers are a quantity if they have fractions or are many for the rows; lists, also in brackets,
-    and cells that divide into recurring words are lists of labels; all else is a class.
+    kind: str
+    separator: str = ";"  # between the labels of a cell
+    comma: bool = False  # whether a comma stands for the decimal point
+    cells: str = ""  # a word of `--data.kinds` for numbers with a unit
+    missing: tuple[str, ...] = ()  # words that stand for a missing number
+
+
+def target_kind(name: str, column: Any, missing: Collection[str] = NA) -> TargetKind:
+    """Return the kind of a target.
+
+    Numbers are a quantity if they have fractions or a unit, or are many for the rows; a few whole
+    numbers in a row are levels if the column is called as such are; lists, also in brackets, and
+    cells that divide into recurring words are lists of labels; all else is a class.
     """
     if is_list(column.type):
-        return "multilabel", ";", False
+        return TargetKind("multilabel")
+    is_bytes = pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
+    if not (is_bytes or _is_plain(column.type)):
+        raise FusionZooError(
+            f"target {name!r} holds {column.type}; labels are text, numbers, or lists of these"
+        )
     if pa.types.is_floating(column.type):
         column = column.cast(pa.float64())
         column = pc.if_else(pc.is_nan(column), pa.scalar(None, pa.float64()), column)
     cells = read_cells_of(column, missing)
     distinct = list(cells.counts)
     if distinct and all(read_list(cell) is not None for cell in distinct):
-        return "multilabel", ";", False
+        return TargetKind("multilabel")
     if distinct and all(POINT.fullmatch(cell) or COMMA.fullmatch(cell) for cell in distinct):
         values = {float(cell.replace(",", ".")) for cell in distinct}
         fractions = not all(value.is_integer() for value in values)
         many = len(values) > MANY and cells.num_cells / len(values) < FEW_EACH
         if len(values) > 2 and (fractions or many):
-            return "regression", ";", any("," in cell for cell in distinct)
-        return "classification", ";", False
+            return TargetKind("regression", comma=any("," in cell for cell in distinct))
+        in_a_row = max(values) - min(values) == len(values) - 1
+        is_level = GRADE_NAME.search(fold(name)) and 2 < len(values) <= MAX_LEVELS and in_a_row
+        return TargetKind("ordinal" if is_level else "classification")
+    found = _numbers(name, cells) if len(distinct) > 2 else None
+    if found is not None and found.is_explicit and found.kind.startswith(NUMBER):
+        return TargetKind("regression", ";", found.comma, found.kind, found.missing)
     array = pa.array(distinct, pa.string())
     for separator in SEPARATORS:
         several = sum(n for cell, n in cells.counts.items() if separator in cell)
         if several >= 0.05 * cells.num_cells and words_recur(array, separator):
-            return "multilabel", separator, False
-    return "classification", ";", False
+            return TargetKind("multilabel", separator)
+    return TargetKind("classification")
 
 
 def tells_alone(column: Any, kind: str, target: Any, target_kind: str) -> bool:
     """Whether a column alone predicts the target: what must be asked of a column that leaks it."""
+    if not (_is_plain(column.type) and _is_plain(target.type)):
+        return False
     frame = pa.table({"x": column.cast(pa.string()), "y": target.cast(pa.string())}).drop_null()
     if len(frame) < MANY:
         return False

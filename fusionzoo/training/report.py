@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader
 
 from fusionzoo.confidence import Calibration
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.datasets.naming import folder_name
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.distributed import gather
 from fusionzoo.errors import FusionZooError, command_line
@@ -249,16 +248,15 @@ def show_results(
     tracker.say(f"model   {folder / 'model'}   (fusionzoo.load reads it)")
     plugins = ",".join(plugin_list(cfg.plugins))
     flags = f" --plugins {plugins}" if plugins else ""
-    name = folder_name(cfg.data)
     if tasks.leading != NoTarget.leading:
         file = shlex.quote(str(cfg.data.get("root") or cfg.data["name"]))
         tracker.say(
-            f"next    fusionzoo predict {folder} {file} --out {name}.csv{flags}",
+            f"next    fusionzoo predict {folder} {file} --out predictions.csv{flags}",
             f"        fusionzoo evaluate {folder}{flags}",
-            f"        {command_line('embed')} {folder} --out {name}.parquet{flags}",
+            f"        {command_line('embed')} {folder} --out embeddings.parquet{flags}",
         )
     else:
-        tracker.say(f"next    {command_line('embed')} {folder} --out {name}.parquet{flags}")
+        tracker.say(f"next    {command_line('embed')} {folder} --out embeddings.parquet{flags}")
     if cfg.log == "tensorboard":
         tracker.say(f"        tensorboard --logdir {folder / 'tensorboard'}")
 

@@ -63,10 +63,87 @@ def test_columns_are_read_as_people_write_them(cells: list[Any], kind: str) -> N
         ([str(n * n) for n in range(N)], "regression"),
         (["sun;sea", "sun", "sea"], "multilabel"),
         (["sun, sea", "sun", "sea"], "multilabel"),
+        ([["sun"], ["sun", "sea"], []], "multilabel"),
+        ([[0, 1], [1, 1]], "multilabel"),
+        (["3 %", "4 %", "7 %"], "regression"),
+        (["1.234,50 €", "2.000,00 €", "950,00 €"], "regression"),
     ],
 )
 def test_the_kind_of_a_target_is_found(cells: list[Any], kind: str) -> None:
-    assert target_kind(column(cells))[0] == kind
+    assert target_kind("y", column(cells)).kind == kind
+
+
+@pytest.mark.parametrize("name", ["Grade", "star_rating", "Schweregrad", "pain level"])
+def test_a_few_whole_numbers_in_a_row_are_levels_if_the_name_says_so(name: str) -> None:
+    assert target_kind(name, column([1, 2, 3, 4, 5])).kind == "ordinal"
+    assert target_kind(name, column([1, 2, 7])).kind == "classification"
+    assert target_kind("digit", column([1, 2, 3, 4, 5])).kind == "classification"
+
+
+@pytest.mark.parametrize(
+    ("cells", "targets"),
+    [
+        (["60,5 kg", "71,0 kg", "82,5 kg"], [60.5, 71.0, 82.5]),
+        (["$1,200.50", "$800.00", "$2,000.00"], [1200.5, 800.0, 2000.0]),
+        (["60,5 kg", "n.v.", "82,5 kg", "71 kg", "75,5 kg", "77 kg"], None),
+    ],
+)
+def test_a_target_in_a_unit_is_read_as_its_numbers(
+    cells: list[str], targets: list[float] | None
+) -> None:
+    rows = pa.table({"x": [n % 7 + 0.5 for n in range(N)], "y": column(cells)})
+    if targets is None:  # another word among numbers with a unit may be anything
+        assert target_kind("y", rows["y"]).kind == "classification"
+        return
+    data = fusionzoo.create_dataset(rows, target="y")
+    (target,) = data.scheme or ()
+    values = data.targets[:3, 0] * target.deviation + target.mean
+    assert values.tolist() == pytest.approx(targets, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["list", "struct", "binary"])
+def test_columns_that_no_text_can_hold_are_named_with_the_columns_kept(kind: str) -> None:
+    odd = {"list": [[n] for n in range(N)], "struct": [{"a": n} for n in range(N)]}
+    cells = odd.get(kind, [b"\xff%d" % n for n in range(N)])
+    done = complete({"name": "manifest", "root": table().append_column("odd", [cells])}, "klasse")
+    assert ("odd", "left out") in [row[:2] for row in done.rows]
+    tags = table().append_column("tags", pa.array([["a", "b"][: 1 + n % 2] for n in range(N)]))
+    done = complete({"name": "manifest", "root": tags}, "tags")
+    assert done.target_kinds == {"tags": "multilabel"}
+    with pytest.raises(FusionZooError, match="target 'odd' holds struct<a: int64>; labels are"):
+        structs = table().append_column("odd", [odd["struct"]])
+        complete({"name": "manifest", "root": structs}, "odd")
+
+
+@pytest.mark.parametrize(
+    ("cells", "problem"),
+    [
+        ([None], "'y' is empty in all rows"),
+        ([""], "'y' is empty in all rows"),
+        ([[]], "'y' is empty in all rows"),
+        (["a"], "'y' is 'a' in all rows that have one"),
+        (["a", ""], "'y' is 'a' in all rows that have one"),
+        ([["a"]], "'y' is 'a' in all rows that have one"),
+        ([f"name {n}" for n in range(N)], "'y' has 60 different values in 60 rows, too many"),
+    ],
+)
+def test_a_target_of_which_nothing_can_be_learnt_is_refused_in_training_alone(
+    cells: list[Any], problem: str
+) -> None:
+    kind = pa.list_(pa.string()) if isinstance(cells[0], list) else pa.string()
+    rows = table().append_column("y", pa.array((cells * N)[:N], kind))
+    settings = {"name": "manifest", "root": rows}
+    with pytest.raises(FusionZooError, match=problem):
+        complete(settings, "y", to_train=True)
+    assert complete(settings, "y").target_kinds
+
+
+def test_columns_that_their_names_explain_are_in_the_table_of_columns() -> None:
+    rows = table().append_column("image", pa.array([f"{n}.png" for n in range(N)]))
+    rows = rows.append_column("split", pa.array(["train", "test", None] * (N // 3)))
+    done = complete({"name": "manifest", "root": rows}, "klasse")
+    assert ("image", "image", "by its name, such as '0.png'") in done.rows
+    assert ("split", "split", "by its name, such as 'train', 20 missing") in done.rows
 
 
 def test_days_stand_first_only_where_the_cells_allow_nothing_else() -> None:
