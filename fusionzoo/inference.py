@@ -101,7 +101,8 @@ def refuse_to_replace(settings: Mapping[str, Any], out: str | None) -> None:
     for name, file in _files_of(settings):
         if out and Path(out).expanduser().resolve() == Path(file).expanduser().resolve():
             raise FusionZooError(
-                f"--out names {out}, from which the data are read (--data.{name}): name another file"
+                f"--out names {out}, from which the data are read (--data.{name}): name"
+                " another file"
             )
 
 

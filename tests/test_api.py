@@ -461,11 +461,12 @@ def test_predict_writes_csv_and_parquet(text_run: fz.Run, tmp_path: Path) -> Non
 def test_the_file_that_is_read_is_not_replaced(
     command: Any, text_run: fz.Run, tmp_path: Path
 ) -> None:
-    path = write_csv(tmp_path / "rows.csv", make_rows())
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(make_rows()), path)
     before = path.read_bytes()
     (tmp_path / "sub").mkdir()
-    message = error_of(lambda: command(text_run, str(path), out="sub/../rows.csv"))
-    assert "out= names sub/../rows.csv, from which the data are read" in message
+    message = error_of(lambda: command(text_run, str(path), out="sub/../rows.parquet"))
+    assert "out= names sub/../rows.parquet, from which the data are read" in message
     assert path.read_bytes() == before
 
 
