@@ -15,8 +15,10 @@ if __name__ == "__main__" and not sys.flags.safe_path:
 from collections.abc import Sequence
 from pathlib import Path
 
+from fusionzoo.command_data import complete_run
 from fusionzoo.config import BenchmarkConfig
 from fusionzoo.config.load import Usage, run_command
+from fusionzoo.plugins import load_plugins
 
 USAGE = Usage(
     name="benchmark",
@@ -48,12 +50,14 @@ def start(cfg: BenchmarkConfig) -> int:
         from fusionzoo.benchmark.report.page import combine
 
         return combine(cfg.combine, Path(cfg.out))
+    load_plugins(cfg.plugins)
+    cfg, data = complete_run(cfg)  # before torch is imported, which takes a second
     from fusionzoo.benchmark.api import run, run_shard
     from fusionzoo.benchmark.schedule import CTRL_C
 
     if cfg.shard:
-        return run_shard(cfg)
-    report = run(cfg)
+        return run_shard(cfg, data)
+    report = run(cfg, data)
     report.print()
     if report.figures["stopped"] == CTRL_C:
         return 130

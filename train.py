@@ -14,8 +14,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from fusionzoo.command_data import complete_run
 from fusionzoo.config import RunConfig
 from fusionzoo.config.load import Usage, run_command
+from fusionzoo.datasets.complete import Completed
+from fusionzoo.plugins import load_plugins
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,21 +58,22 @@ def main(args: Sequence[str] | None = None) -> int:
     args = sys.argv[1:] if args is None else args
 
     def start(cfg: RunConfig) -> int:
+        load_plugins(cfg.plugins)
+        cfg, data = complete_run(cfg)  # before torch is imported, which takes a second
         from fusionzoo.distributed import launch_or_join
 
         def work(world: World) -> int:
-            return train(cfg, world).exit_code
+            return train(cfg, world, data).exit_code
 
         return launch_or_join(cfg.dist, cfg.device, work, script=__file__, args=args)
 
     return run_command(RunConfig, USAGE, args, start)
 
 
-def train(cfg: RunConfig, world: World, dataset: PairedDataset | None = None) -> Run:
+def train(cfg: RunConfig, world: World, data: PairedDataset | Completed | None = None) -> Run:
     """Train, test, save; a signal ends the run after a whole step (`Run.exit_code` says so)."""
     import torch
 
-    from fusionzoo.plugins import load_plugins
     from fusionzoo.training import checkpoint, report
     from fusionzoo.training.fit import fit
     from fusionzoo.training.report import Run
@@ -80,7 +84,7 @@ def train(cfg: RunConfig, world: World, dataset: PairedDataset | None = None) ->
     load_plugins(cfg.plugins)
     tracker = Tracker(world)
     tracker.is_late(cfg.train.time_limit)  # raises an error if that is no time
-    cfg, dataset = open_data(cfg, dataset, tracker)
+    cfg, dataset = open_data(cfg, data, tracker)
     trainer, splits, unused = build_trainer(cfg, world, dataset, tracker)
 
     # ---- epochs from the start or from the last checkpoint; then the test split, once
@@ -118,19 +122,19 @@ def train(cfg: RunConfig, world: World, dataset: PairedDataset | None = None) ->
 
 
 def open_data(
-    cfg: RunConfig, dataset: PairedDataset | None, tracker: Tracker
+    cfg: RunConfig, data: PairedDataset | Completed | None, tracker: Tracker
 ) -> tuple[RunConfig, PairedDataset]:
     """Open the data set and show what its columns hold; return it with explicit settings of it."""
-    from fusionzoo.inputs import complete_run
     from fusionzoo.training.build import open_dataset
     from fusionzoo.training.multitask import targets_of
 
-    if dataset is not None:
-        return cfg, open_dataset(cfg.data, targets_of(cfg), dataset)
-    cfg, done = complete_run(cfg)
+    if data is None:
+        cfg, data = complete_run(cfg)
+    if not isinstance(data, Completed):
+        return cfg, open_dataset(cfg.data, targets_of(cfg), data)
     if tracker.world.main:
-        done.show()
-    return cfg, open_dataset(done.to_open, targets_of(cfg))
+        data.show()
+    return cfg, open_dataset(data.to_open, targets_of(cfg))
 
 
 def build_trainer(

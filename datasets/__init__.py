@@ -1,23 +1,38 @@
 """Paired data: `create_dataset("manifest", root="my.csv")`, `create_dataset("digits")`."""
 
+from __future__ import annotations
+
 if __name__ == "datasets":
     raise ImportError(
         "this is fusionzoo's folder `datasets`, met under a bare name because its parent folder"
         " is on sys.path: import `fusionzoo.datasets`, or run from elsewhere to get Hugging Face's"
     )
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.registry import import_siblings
 
-from . import builtin, sources
-from .base import DATASETS, DatasetEntry
-from .collate import Collate
-from .paired import PairedDataset
-from .samplers import PairedBatchSampler, PairedSampler, make_sampler
-from .splits import split_by_hash
+if TYPE_CHECKING:
+    from .base import DATASETS as DATASETS
+    from .base import DatasetEntry as DatasetEntry
+    from .collate import Collate as Collate
+    from .paired import PairedDataset as PairedDataset
+    from .samplers import PairedBatchSampler as PairedBatchSampler
+    from .samplers import PairedSampler as PairedSampler
+    from .samplers import make_sampler as make_sampler
+    from .splits import split_by_hash as split_by_hash
 
+_HOMES = {  # name -> its module, which imports torch and so waits until the name is used
+    "DATASETS": "base",
+    "DatasetEntry": "base",
+    "Collate": "collate",
+    "PairedDataset": "paired",
+    "PairedBatchSampler": "samplers",
+    "PairedSampler": "samplers",
+    "make_sampler": "samplers",
+    "split_by_hash": "splits",
+}
 __all__ = [
     "DATASETS",
     "Collate",
@@ -31,8 +46,11 @@ __all__ = [
     "split_by_hash",
 ]
 
-for folder in (builtin, sources):  # what registers data sets; a layout is a manifest, too
-    import_siblings(folder.__path__, folder.__name__)
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
 
 
 def create_dataset(name: Any, **settings: Any) -> PairedDataset:
@@ -44,7 +62,9 @@ def create_dataset(name: Any, **settings: Any) -> PairedDataset:
     dicts. Cells may be PIL images, arrays, bytes, `(samples, rate)`, text and lists; they are
     decoded on access.
     """
-    from .naming import is_path, settings_of, view_of  # imports formats, which import this package
+    from .base import DATASETS
+    from .naming import is_path, settings_of, view_of
+    from .paired import PairedDataset
 
     if isinstance(name, PairedDataset):
         return view_of(name, settings)
@@ -58,4 +78,6 @@ def create_dataset(name: Any, **settings: Any) -> PairedDataset:
 
 def list_datasets() -> list[str]:
     """Return the names of all data sets."""
+    from .base import DATASETS
+
     return sorted(DATASETS)

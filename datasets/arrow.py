@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
-from torch import Tensor
 
 from fusionzoo.errors import FusionZooError, one_line
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BINARY_TYPES = (
     pa.types.is_binary,
@@ -51,6 +52,8 @@ def count_values(column: Any) -> dict[Any, int]:
 
 def rows_equal_to(column: Any, value: str) -> Tensor:
     """Return the positions of a value, int64."""
+    import torch
+
     return torch.from_numpy(np.flatnonzero(pc.equal(column, value).to_numpy()))
 
 
@@ -60,6 +63,8 @@ def positions_in(column: Any, values: Sequence[str]) -> Tensor:
     >>> positions_in(pa.chunked_array([["b", "a", "c"]]), ["a", "b"]).tolist()
     [1, 0, -1]
     """
+    import torch
+
     indices = pc.index_in(column, value_set=pa.array(values, column.type))
     return torch.from_numpy(pc.fill_null(indices, -1).to_numpy().astype(np.int64))
 
@@ -69,6 +74,8 @@ def cell_lengths(column: Any) -> Tensor | None:
 
     None: the column holds neither.
     """
+    import torch
+
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         lengths = pc.utf8_length(column)
     elif pa.types.is_list(column.type) or pa.types.is_large_list(column.type):

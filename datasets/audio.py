@@ -23,6 +23,7 @@ from fusionzoo.structures import Audio
 
 from .arrays import ArrayItem
 from .budgets import BRANDS, BUDGETS, check_budget, file_size, how_to_convert, is_audio
+from .paths import VIDEOS
 
 MOST_KEPT = 64  # files that a thread keeps open: loaders decode a batch, then prepare it
 
@@ -294,7 +295,6 @@ def _missing_in_ogg(file: BinaryIO, size: int) -> int:
 
 FRAMES = 8  # images taken of a video
 SLACK = 0.5  # s by which a segment may exceed its file, as lengths are often rounded
-VIDEOS = {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ogv"}
 
 
 @dataclass(frozen=True)

@@ -110,8 +110,10 @@ class DatasetEntry(Entry[PairedDataset]):
         return shared.view(dataset.with_policy(**policy))
 
 
+# What registers data sets; a layout is a manifest, too.
+HOMES = ("fusionzoo.datasets.builtin", "fusionzoo.datasets.sources")
 DATASETS: Registry[PairedDataset, DatasetEntry] = Registry(
-    "data set", "fusionzoo data list", DatasetEntry, ("built-in", "format")
+    "data set", "fusionzoo data list", DatasetEntry, ("built-in", "format"), packages=HOMES
 )
 
 

@@ -21,9 +21,8 @@ from fusionzoo.structures import KINDS
 
 from .arrays import DIMENSIONS
 from .arrow import is_list, list_names
-from .base import DATASETS
-from .manifest import load_table
-from .naming import settings_of
+from .load import load_table
+from .naming import is_name, settings_of
 from .provenance import Loaded
 from .sources.cell_kinds import CATEGORY, DATE, NONE, NUMBER, convert_cells, is_cell_kind
 from .sources.columns import read_declared
@@ -43,10 +42,9 @@ from .sources.infer import (
     target_kind,
     tells_alone,
 )
-from .sources.media_columns import EDGES
 from .sources.table_files import sheet_names, table_suffix
 from .sources.table_settings import NA, TableSettings
-from .table import MANY, ROLES, name_modality, word_list
+from .table import EDGES, MANY, ROLES, name_modality, word_list
 
 TABLE = "manifest"
 COLUMNS = "Columns (--data.kinds.<column> changes what one is read as)"
@@ -103,7 +101,8 @@ def resolve_name(settings: Mapping[str, Any]) -> dict[str, Any]:
     root = chosen.get("root")
     if name is None and root is None:
         raise FusionZooError("settings of a data set need its name: {'name': 'digits'}")
-    if isinstance(name, str) and (name in DATASETS or not isinstance(root, str | None)):
+    is_open = not isinstance(root, str | None)
+    if isinstance(name, str) and (name == TABLE or is_open or is_name(name)):
         return {"name": name, **chosen}
     return {**settings_of(root if name is None else name), **chosen}
 
@@ -124,6 +123,9 @@ def complete(
     """
     chosen = resolve_name(settings)
     if not target:
+        is_file = isinstance(chosen.get("root"), str) and Path(chosen["root"]).is_file()
+        if to_train and infer_kinds and not known and is_file and "join" not in chosen:
+            return _with_own_target(chosen)
         return Completed(settings=chosen)
     if chosen["name"] != TABLE:
         raise FusionZooError(
@@ -149,6 +151,18 @@ def complete(
     if any(role not in ROLES for role in columns) or chosen.get("arrays"):
         return done
     return _with_columns(done, names)
+
+
+def _with_own_target(settings: dict[str, Any]) -> Completed:
+    """Return the settings of a file that must have a column `target`, as none is named."""
+    loaded = _load(settings)
+    named = {fold(name) for name in (*loaded.table.column_names, *(settings.get("columns") or {}))}
+    if "target" not in named:
+        raise FusionZooError(
+            f"{loaded.source} has no column 'target': --target names the column to predict, of"
+            f" {list_names(loaded.table.column_names)}"
+        )
+    return Completed(settings=settings, loaded=loaded)
 
 
 def _load_with(settings: dict[str, Any], target: str | Sequence[str]) -> Loaded:
@@ -265,6 +279,14 @@ def _with_columns(done: Completed, targets: Sequence[str]) -> Completed:
     chosen, table = _joined(done.settings, _table(done)), _table(done)
     taken = _taken(chosen, done.loaded, targets)
     kinds = {fold(name): str(kind) for name, kind in (chosen.get("kinds") or {}).items()}
+    known = {*map(fold, table.column_names), *map(fold, chosen["columns"])}
+    for name in kinds if "join" not in chosen else ():
+        if name not in known:
+            raise FusionZooError(
+                f"{_source_of(done)} has no column {name!r} for --data.kinds."
+                f"{did_you_mean(name, table.column_names)}"
+                f" Its columns: {list_names(table.column_names)}"
+            )
     free = [name for name in table.column_names if fold(name) and fold(name) not in taken]
     findings = [
         find_column(name, table[name], _missing(chosen, done.loaded))

@@ -17,12 +17,10 @@ from fusionzoo.errors import FusionZooError, one_line
 
 from .arrow import plain_column, row_numbers
 from .media import media_value
-from .provenance import Loaded
+from .provenance import MEDIA, SPLIT_RULE, Loaded
 
 LIBRARY = "datasets"
-MEDIA = {"Image": "image", "Audio": "audio"}  # features of Hugging Face -> kinds
 BATCH = 1000  # rows looked at together, to see which have a value
-SPLIT_RULE = "the keys of the DatasetDict"
 
 
 class StreamedRows(NamedTuple):

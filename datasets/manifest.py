@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,20 +12,15 @@ import pyarrow as pa
 from fusionzoo.errors import FusionZooError
 from fusionzoo.targets import label_word
 
-from .arrow import with_text_of_uuids
 from .base import DATASETS, DEFAULTS, SharedSettings
 from .join import join_arguments
-from .media import SUFFIXES
+from .load import load_table
 from .paired import PairedDataset
-from .paths import part_of_join, refuse
+from .paths import SUFFIXES, part_of_join, refuse
 from .provenance import Loaded, Provenance
-from .shards.read import open_shards
-from .sources.in_memory import read_objects
 from .sources.open_table import open_table
-from .sources.table_files import read_table, table_suffix
 from .sources.table_settings import TableSettings
 from .splits import SHARES, SPLITS, make_splits
-from .table import word_list
 
 MAIN = "root"  # the name of the manifest itself among the sources
 
@@ -103,33 +97,6 @@ def manifest(settings: TableSettings, *, shared: SharedSettings = DEFAULTS) -> P
     del loaded
     pa.default_memory_pool().release_unused()  # reading takes several times the table's memory
     return dataset
-
-
-def load_table(settings: TableSettings) -> Loaded:
-    """Read what `root` is: a table in memory, shards in a folder or at a URL, or a file."""
-    loaded = _load(settings)
-    return replace(loaded, table=with_text_of_uuids(loaded.table))
-
-
-def _load(settings: TableSettings) -> Loaded:
-    root = settings.root
-    if isinstance(root, Loaded):
-        return root
-    if not isinstance(root, str | os.PathLike):
-        fields = word_list(settings.fields) if settings.fields else []
-        return read_objects(root, fields, settings.stream_limit)
-    loaded = open_shards(root)
-    if loaded is not None:
-        return loaded
-    path = Path(root).expanduser()
-    table, provenance = read_table(path, settings)
-    return Loaded(
-        table=table,
-        source=str(path),
-        root=path.parent,
-        provenance=provenance,
-        has_nulls=table_suffix(path) == ".parquet",
-    )
 
 
 KINDS = ("image", "text", "audio")

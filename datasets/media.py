@@ -221,17 +221,12 @@ def decode_array(source: Any, ndim: int, name: str = "") -> Tensor:
 
 
 T = TypeVar("T")
-IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".svg"}
-CLIPS = {".wav", ".flac", ".ogg", ".oga", ".mp3"}
-TEXTS = {".txt"}
-ARRAYS = {".npy"}
 # Of Pillow's formats; some others run a program (EPS runs Ghostscript).
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "DIB", "TIFF", "WEBP")
 SVG_STARTS = (b"<svg ", b"<?xml", b"<!DOCTYPE svg")
 ROWS = 64  # of an image that are scaled at a time
 SAMPLE_FORMAT, SIGNED, BITS = 339, 2, 258  # of TIFF
 PNG = b"\x89PNG\r\n\x1a\n"
-SUFFIXES = {"image": IMAGES, "audio": CLIPS, "text": TEXTS, "vector": ARRAYS, "sequence": ARRAYS}
 
 
 def decode(kind: str, value: Any) -> Any:

@@ -6,16 +6,15 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fusionzoo.errors import FusionZooError, did_you_mean
 
-from .base import DATASETS, SharedSettings
-from .paired import PairedDataset
-from .shards.read import is_sharded
 from .shards.storage import is_url
-from .sources.in_memory import is_table
 from .sources.table_files import READERS, table_suffix
+
+if TYPE_CHECKING:
+    from .paired import PairedDataset
 
 IN_MEMORY = "in_memory"  # what config.yaml records of a PairedDataset, which cannot be opened again
 OPEN_SETTINGS = ("modalities", "missing", "targets")  # of a data set that is open
@@ -29,12 +28,15 @@ def settings_of(data: Any) -> dict[str, Any]:
       tar files) or of class folders; the URL of a folder of shards, `s3://bucket/shards`;
     - a table or data set in memory: settings whose `root` is that object.
     """
-    if is_table(data):
-        return {"name": "manifest", "root": data}
+    if isinstance(data, str) and is_name(data):
+        return {"name": data}
+    if not isinstance(data, str | os.PathLike):
+        from .sources.in_memory import is_table
+
+        if is_table(data):
+            return {"name": "manifest", "root": data}
     if isinstance(data, Mapping):
         return dict(data)
-    if isinstance(data, str) and data in DATASETS:
-        return {"name": data}
     if not isinstance(data, str | os.PathLike):
         raise FusionZooError(
             f"data is of type {type(data).__name__}; it must be the name of a data set, a path,"
@@ -45,20 +47,32 @@ def settings_of(data: Any) -> dict[str, Any]:
         return {"name": "manifest", "root": data}
     path = Path(data).expanduser()
     if path.is_dir():
+        from .shards.read import is_sharded
+
         return {"name": "manifest" if is_sharded(path) else "folders", "root": str(path)}
     if path.exists() or table_suffix(path) in READERS or isinstance(data, os.PathLike):
         return {"name": "manifest", "root": str(path)}
+    from .base import DATASETS
+
     raise FusionZooError(
         f"data={data!r} is neither a file, nor a folder, nor the name of a data set."
         f"{did_you_mean(data, DATASETS)} Data sets: {', '.join(sorted(DATASETS))}"
     )
 
 
+def is_name(text: str) -> bool:
+    """Whether text is the name of a data set: no URL or file of a table, which need no look."""
+    if is_url(text) or table_suffix(Path(text)) in READERS:
+        return False
+    from .base import DATASETS
+
+    return text in DATASETS
+
+
 def is_path(text: str) -> bool:
     """Whether text that may name a data set is the path of a manifest or folder."""
-    if text in DATASETS:
-        return False
-    return is_url(text) or table_suffix(Path(text)) in READERS or Path(text).exists()
+    is_plain = is_url(text) or table_suffix(Path(text)) in READERS
+    return is_plain or (not is_name(text) and Path(text).exists())
 
 
 def view_of(dataset: PairedDataset, settings: Mapping[str, Any]) -> PairedDataset:
@@ -69,6 +83,8 @@ def view_of(dataset: PairedDataset, settings: Mapping[str, Any]) -> PairedDatase
                 f"{dataset.source} is open already, and takes no setting {name!r}."
                 f"{did_you_mean(name, OPEN_SETTINGS)} It takes: {', '.join(OPEN_SETTINGS)}"
             )
+    from .base import SharedSettings
+
     targets = settings.get("targets")
     view = dataset if targets is None else dataset.with_targets(targets)
     shared = {name: settings[name] for name in settings if name != "targets"}

@@ -18,9 +18,8 @@ from fusionzoo.errors import FusionZooError, one_line
 
 from .arrow import check_unicode, plain_column
 from .budgets import BUDGETS, check_expansion
-from .hugging_face import SPLIT_RULE
 from .paths import PathChecker
-from .provenance import Loaded
+from .provenance import SPLIT_RULE, Loaded
 
 WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}  # bytes
 OFFSET = 8  # bytes per value of text and lists, besides their contents

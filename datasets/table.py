@@ -6,12 +6,10 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
-from torch import Tensor, nn
 
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.structures import KINDS
@@ -20,6 +18,9 @@ from fusionzoo.targets import Target, kind_of, sorted_words
 from .arrow import first_true
 from .paths import NUMBER
 from .provenance import Provenance
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FRACTION = r"[.,]"
 MANY = 20  # distinct integers, from which on they may be quantities
@@ -141,6 +142,8 @@ def read_labels(
     split needs at least one label in each column. `where` names a row for messages, `missing` says
     which words of a column were read as missing.
     """
+    import torch
+
     targets, values = [], [torch.zeros(len(table), 0)]
     for name, kind in kinds.items():
         others = [x for x in table.column_names if x not in (*NO_LABELS, *modalities)]
@@ -158,6 +161,8 @@ def read_labels(
 def _read_column(
     table: pa.Table, name: str, kind: str, source: str, where: Callable[[int], str], missing: str
 ) -> tuple[Target, Tensor]:
+    import torch
+
     cells = [cell or None for cell in table[name].to_pylist()]
     splits, ids = table["split"].to_pylist(), table["id"].to_pylist()
     train = [cell for cell, split in zip(cells, splits, strict=True) if split == "train"]
@@ -266,6 +271,7 @@ def _array_of(column: pa.ChunkedArray) -> Any:
 
 NOT_FILES = ("text", "tabular")  # kinds whose cells are no paths
 ROLES = ("id", "split", "target", "group")  # of columns that are no modality
+EDGES = ("start", "end")  # of columns that say which seconds of a clip are used
 
 
 class Samples(Protocol):
@@ -323,6 +329,8 @@ class Samples(Protocol):
 
 def presence(table: pa.Table, modalities: Mapping[str, str]) -> Tensor:
     """Return which cells of the modalities' columns are not null, bool (rows, M)."""
+    import torch
+
     present = torch.zeros(len(table), len(modalities), dtype=torch.bool)
     for column, name in enumerate(modalities):
         present[:, column] = torch.tensor(table[name].is_valid().to_numpy())
@@ -348,6 +356,8 @@ def refuse_name(modality: str) -> str | None:
     >>> [refuse_name(x) for x in ("front view", "x.ray", "fused")]
     [None, 'it may hold no dot, slash or control character', 'columns of embeddings have it']
     """
+    from torch import nn
+
     if not re.fullmatch(r"[^./\\\x00-\x1f\x7f]+", modality):
         return "it may hold no dot, slash or control character"
     if RESERVED.fullmatch(modality):

@@ -106,16 +106,15 @@ class Fusion(nn.Module):
                 f"linear_skip: {type(self).__name__} has no layer {' or '.join(self.last_layers)}"
                 " that could start at zero; name those that give its logits in `last_layers`"
             )
-        for parameter in last:
-            nn.init.zeros_(parameter)
-        self.linear_skip = nn.ModuleDict(
+        skip = nn.ModuleDict(
             {
                 name: nn.Linear(width, self.linear_outputs, bias=False)
                 for name, width in self.dims.items()
             }
         )
-        for parameter in self.linear_skip.parameters():
+        for parameter in (*last, *skip.parameters()):
             nn.init.zeros_(parameter)
+        self.linear_skip = skip
         self.phases = tuple(
             phase._replace(trains=(*phase.trains, "linear_skip."))
             if any(layer.startswith(phase.trains) for layer in self.last_layers)

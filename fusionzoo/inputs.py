@@ -1,7 +1,4 @@
-"""What `data` may be in the Python API: a name, a path, settings, a table, a data set.
-
-Also what commands and functions share: which settings are the data's, and what `target` means.
-"""
+"""What `data` may be in the Python API: a name, a path, settings, a table, a data set."""
 
 from __future__ import annotations
 
@@ -17,15 +14,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .config import BenchmarkConfig, RunConfig, from_settings
+from .command_data import CLASSIFICATION, R, complete_data, with_targets
+from .config import from_settings
 from .config.schema import TABLE_WORDS
 from .datasets import DATASETS, PairedDataset
 from .datasets import create_dataset as open_data
 from .datasets.arrow import is_list_of_text
-from .datasets.complete import Completed, complete
-from .datasets.manifest import load_table
-from .datasets.media import SUFFIXES
+from .datasets.complete import complete
+from .datasets.load import load_table
 from .datasets.naming import IN_MEMORY, settings_of
+from .datasets.paths import SUFFIXES
 from .datasets.provenance import FUSIONZOO, Loaded
 from .datasets.sources.columns import HUGGING_FACE, TEXT_TYPES
 from .datasets.sources.in_memory import is_table, read_objects
@@ -38,8 +36,6 @@ from .structures import KINDS
 Data = Any  # str | PathLike | Mapping | PairedDataset | a table or data set in memory
 InMemory = PairedDataset | dict[str, Any] | None  # settings, whose `root` is a table of objects
 C = TypeVar("C")
-R = TypeVar("R", RunConfig, BenchmarkConfig)
-CLASSIFICATION = {"name": "classification"}
 
 
 @keyword_errors
@@ -66,14 +62,6 @@ def create_dataset(
         data["root"] = replace(loaded, root=Path(base))
     done = complete_data(data, target)
     return open_data(**done.to_open)
-
-
-def complete_run(cfg: R) -> tuple[R, Completed]:
-    """Return `cfg` with explicit settings of the data and of what `cfg.target` holds."""
-    known = tuple(cfg.targets)
-    infer = cfg.objective == CLASSIFICATION
-    done = complete(cfg.data, cfg.target, known=known, infer_kinds=infer, to_train=True)
-    return replace(with_targets(cfg, done), data=done.settings), done
 
 
 def configure_run(
@@ -124,37 +112,6 @@ def configure(
     if data is not None and isinstance(data.get("root"), Loaded):
         return cfg, {name: value for name, value in data.items() if name != "augment"}
     return cfg, None
-
-
-def required(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a command's data, which must be there."""
-    if not data:
-        raise FusionZooError(
-            "--data is missing: a data set's name, a file, a folder or a URL of shards comes first"
-        )
-    return data
-
-
-def complete_data(data: dict[str, Any], target: str | Sequence[str] = ()) -> Completed:
-    """Return explicit settings of the data of a command that does not train."""
-    done = complete(required(data), target)
-    kinds = done.target_kinds
-    if len(kinds) == 1:
-        kinds = {"target": next(iter(kinds.values()))}
-    if set(kinds.values()) <= {"classification"} and len(kinds) < 2:
-        return done
-    return replace(done, settings={**done.settings, "targets": kinds})
-
-
-def with_targets(cfg: R, done: Completed) -> R:
-    """Return `cfg` with the objective of each target that was found out."""
-    kinds = done.target_kinds
-    cfg = replace(cfg, target="")
-    if len(kinds) == 1 and not cfg.targets:
-        return replace(cfg, objective={"name": next(iter(kinds.values()))})
-    if not kinds:
-        return cfg
-    return replace(cfg, targets={**{x: {"name": kind} for x, kind in kinds.items()}, **cfg.targets})
 
 
 def sort_settings(

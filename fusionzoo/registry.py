@@ -66,6 +66,8 @@ class Registry(Generic[T, E]):
 
     Plugins of installed packages are imported when a name is unknown, or when all are listed. With
     a `base` class, names such as `my_module:MyClass` are imported, and must be subclasses of it.
+    `packages` have the modules that register entries; they are imported when the first is asked
+    for.
 
     >>> SHAPES: Registry[object, Entry[object]] = Registry("shape", "shapes", Entry, ("2d", "3d"))
     >>> @SHAPES.register("round", family="2d")
@@ -84,7 +86,9 @@ class Registry(Generic[T, E]):
         *,
         base: type | None = None,
         default_family: str = "",
+        packages: Sequence[str] = (),
     ) -> None:
+        self._packages = (*packages,)
         self.noun, self.listed_by, self.entry = noun, listed_by, entry
         self.families, self.default_family = tuple(families), default_family
         self.base = base
@@ -97,6 +101,7 @@ class Registry(Generic[T, E]):
         """
 
         def decorate(cls: C) -> C:
+            self._fill()
             key = name or cls.__module__.rpartition(".")[2]
             known = self._entries.get(key)
             # A notebook cell that runs again, or a module that is reloaded, defines one class anew.
@@ -135,6 +140,7 @@ class Registry(Generic[T, E]):
 
     def registered(self, name: str) -> bool:
         """Whether a name is registered so far; unlike `in`, this imports no plugin."""
+        self._fill()
         return name in self._entries
 
     def __getitem__(self, name: str) -> E:
@@ -150,14 +156,23 @@ class Registry(Generic[T, E]):
         return isinstance(name, str) and self._find(name) is not None
 
     def __iter__(self) -> Iterator[str]:
+        self._fill()
         load_installed()
         return iter(self._entries)
 
     def __len__(self) -> int:
+        self._fill()
         load_installed()
         return len(self._entries)
 
+    def _fill(self) -> None:
+        """Import the packages that register entries, once."""
+        packages, self._packages = self._packages, ()
+        for package in packages:
+            import_siblings(import_module(package).__path__, package)
+
     def _find(self, name: str) -> E | None:
+        self._fill()
         if self.base is not None and name not in self._entries and is_reference(name):
             return self._from_reference(name, self.base)
         if name not in self._entries:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 from zlib import crc32
 
-import torch
-from torch import Tensor, nn
-
 from fusionzoo.errors import FusionZooError
+
+if TYPE_CHECKING:  # torch takes a second, and a mistake in a table is answered without it
+    import torch
+    from torch import Tensor, nn
 
 KINDS = ("image", "text", "audio", "vector", "sequence", "tabular")
 # In an encoder's inputs: how many of a row's items are real, int64 (B,); the other tensors are then
@@ -91,7 +92,9 @@ class Features(NamedTuple):
     pooled: Tensor  # (B, D)
 
 
-Inputs = dict[str, Tensor] | Features  # of an encoder, by name; `Features`: encoded already
+Inputs: TypeAlias = (
+    "dict[str, Tensor] | Features"  # of an encoder, by name; `Features`: encoded already
+)
 
 
 class FusionOutput(NamedTuple):
@@ -133,7 +136,7 @@ class Batch(NamedTuple):
 
     def pin_memory(self) -> Batch:
         """Pin the tensors (the DataLoader calls this)."""
-        return self.map(Tensor.pin_memory)
+        return self.map(lambda tensor: tensor.pin_memory())
 
     def map(self, edit: Callable[[Tensor], Tensor]) -> Batch:
         """Return a batch of edited tensors."""
@@ -154,7 +157,9 @@ def _map_inputs(
     }
 
 
-Criterion = Callable[[Tensor, Tensor], Tensor]  # logits (B, K), target (B, ...) -> loss (B,)
+Criterion: TypeAlias = (
+    "Callable[[Tensor, Tensor], Tensor]"  # logits (B, K), target (B, ...) -> loss (B,)
+)
 
 
 class StepContext(NamedTuple):
@@ -195,7 +200,7 @@ def masked_mean(tokens: Tensor, mask: Tensor) -> Tensor:
 def keep_only(features: Mapping[str, Features], *names: str) -> dict[str, Features]:
     """Return features in which every modality but `names` is absent."""
     return {
-        name: x if name in names else x._replace(mask=torch.zeros_like(x.mask))
+        name: x if name in names else x._replace(mask=x.mask.new_zeros(x.mask.shape))
         for name, x in features.items()
     }
 

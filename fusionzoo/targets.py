@@ -13,15 +13,15 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, TypeVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from .errors import FusionZooError, did_you_mean
 from .files import category_of
 from .plugins import definition_of
 from .structures import Labels, predictions
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 T = TypeVar("T", bound="type[Target]")
 MAX_NUMBER = 3.4e38  # of float32
@@ -203,6 +203,8 @@ class AnyOf(Target):
 
     def strata(self, labels: Tensor) -> Tensor:
         """Return each row's rarest label."""
+        import torch
+
         rarity = labels.sum(0).argsort().argsort()  # 0 = the rarest
         return torch.where(labels > 0, rarity, len(rarity)).min(1).values
 
@@ -219,6 +221,8 @@ class Number(Target):
 
     @classmethod
     def learn(cls, name: str, cells: Sequence[str]) -> Target:
+        import torch
+
         numbers = torch.tensor([number(cell) for cell in cells], dtype=torch.float64)
         deviation = numbers.std(correction=0).item() or 1.0
         return cls(name, mean=numbers.mean().item(), deviation=deviation)
@@ -255,6 +259,8 @@ class Number(Target):
 
     def strata(self, labels: Tensor) -> Tensor:
         """Return each number's fifth, cut at the quintiles."""
+        import torch
+
         cuts = torch.quantile(labels[:, 0].double(), torch.tensor([0.2, 0.4, 0.6, 0.8]).double())
         return torch.bucketize(labels[:, 0].double(), cuts)
 
@@ -293,6 +299,8 @@ class Level(Target):
         return logits.float().sigmoid().cumprod(-1)
 
     def average(self, logits: Tensor, weights: Tensor) -> Tensor:
+        import torch
+
         above = (weights * logits.double().sigmoid().cumprod(-1)).sum(0)
         before = torch.cat([torch.ones_like(above[:, :1]), above[:, :-1]], 1)
         return (above / before.clamp(min=EDGE)).logit(EDGE)
@@ -319,6 +327,8 @@ class Level(Target):
         return (self.above(logits) > 0.5).sum(-1)
 
     def decode(self, logits: Tensor) -> list[Any]:
+        import torch
+
         above = self.above(logits)
         edge = above[:, :1]
         steps = torch.cat([torch.ones_like(edge), above, torch.zeros_like(edge)], dim=1)
@@ -394,6 +404,8 @@ def mean_prediction(
 
     `weights` (S, N, 1) sum to 1 over the models; None: all weigh the same.
     """
+    import torch
+
     if weights is None:
         weights = torch.full((len(logits), 1, 1), 1 / len(logits), dtype=torch.float64)
     parts = logits.split([target.width for target in targets], dim=-1)

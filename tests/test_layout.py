@@ -33,6 +33,7 @@ ROOMS = (  # from the ground up: a module imports from its own room or from belo
     ("config", "fsdp", "distributed"),
     ("encoders", "fusion", "datasets"),  # these three never import one another
     (
+        "command_data",
         "confidence",
         "features",
         "features_frozen",

@@ -23,8 +23,9 @@ from fusionzoo.errors import FusionZooError, one_line
 from ..arrays import check_npy
 from ..arrow import BINARY_TYPES, row_numbers
 from ..budgets import check_budget
-from ..media import SUFFIXES, media_value
+from ..media import media_value
 from ..parquet import SHARD, check_parquet
+from ..paths import SUFFIXES
 from ..provenance import Loaded
 from ..splits import USUAL_NAMES
 from .blocks import ParquetBlocks, StoredCells, TarBlocks

@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 from fusionzoo.files import fold
@@ -29,9 +28,8 @@ from fusionzoo.targets import (
 
 from ..arrays import DIMENSIONS
 from ..arrow import is_list, list_names
-from ..hugging_face import MEDIA
 from ..paths import refuse
-from ..provenance import FUSIONZOO, INDEX, Loaded, RowNumbers
+from ..provenance import FUSIONZOO, INDEX, MEDIA, Loaded, RowNumbers
 from ..table import ROLES, word_list
 from ..tabular import join_cells
 from .cell_kinds import NUMBER, convert_cells
@@ -380,6 +378,8 @@ def read_label_objects(source: str, name: str, values: Any) -> pa.Array:
 
 def _label_object(value: Any) -> Any:
     """Return an array or tuple of labels as a list, one label as text."""
+    from torch import Tensor
+
     if isinstance(value, np.ndarray | Tensor):
         value = value.tolist()
     if isinstance(value, tuple | set | frozenset):

@@ -22,8 +22,7 @@ from fusionzoo.files import fold
 from fusionzoo.targets import read_list
 
 from ..arrow import is_list
-from ..audio import VIDEOS
-from ..media import SUFFIXES
+from ..paths import SUFFIXES, VIDEOS
 from ..table import FEW_EACH, MANY, SEPARATORS, word_list, words_recur
 from .cell_kinds import (
     CATEGORY,

@@ -16,8 +16,8 @@ from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 
 from ..base import DATASETS, DEFAULTS, SharedSettings
 from ..manifest import manifest
-from ..media import CLIPS, IMAGES
 from ..paired import PairedDataset
+from ..paths import CLIPS, IMAGES
 from ..provenance import Loaded, Provenance
 from ..splits import SHARES, split_by_hash
 from .table_settings import TableSettings

@@ -17,12 +17,12 @@ import pyarrow.compute as pc
 from fusionzoo.errors import FusionZooError
 
 from ..arrow import BINARY_TYPES, first_true, is_list_of_text, row_numbers
-from ..audio import VIDEOS, spread
+from ..audio import spread
 from ..budgets import check_budget
 from ..media import media_value
-from ..paths import PathChecker, is_collecting, refuse
+from ..paths import VIDEOS, PathChecker, is_collecting, refuse
 from ..provenance import Loaded, Provenance
-from ..table import Samples
+from ..table import EDGES, Samples
 from .columns import Columns
 from .table_settings import Roles, TableSettings
 
@@ -262,9 +262,6 @@ def _no_match(
         raise FusionZooError(
             f"{place(row)}: {message} (--data.on_error missing or skip continues without it)"
         )
-
-
-EDGES = ("start", "end")
 
 
 def split_roles(settings: TableSettings) -> tuple[Roles, dict[str, str]]:

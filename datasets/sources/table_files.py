@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 
 from ..arrow import check_unicode
 from ..budgets import check_budget, check_expansion
@@ -259,7 +259,8 @@ def table_suffix(path: Path) -> str:
 def read_table(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
     """Read a file; return its columns, how it was read and the numbers of its rows."""
     if not path.is_file():
-        raise FusionZooError(f"no manifest {path}: --data.root names the file")
+        near = [x.name for x in path.parent.glob("*") if table_suffix(x) in READERS]
+        raise FusionZooError(f"no file {path}.{did_you_mean(path.name, near)}")
     suffix = table_suffix(path)
     if suffix not in READERS:
         repair = f"; save it as {HOW_TO_SAVE[suffix]}" if suffix in HOW_TO_SAVE else ""

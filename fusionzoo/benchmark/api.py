@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from fusionzoo.benchmark import candidates, schedule
+from fusionzoo.command_data import complete_run
 from fusionzoo.config import BenchmarkConfig, write_yaml
 from fusionzoo.config.flags import in_seconds
 from fusionzoo.datasets import PairedDataset
+from fusionzoo.datasets.complete import Completed
 from fusionzoo.distributed import keep_freed_memory
 from fusionzoo.errors import FusionZooError, keyword_errors
 from fusionzoo.features import key_of
 from fusionzoo.identity import data_identity
-from fusionzoo.inputs import Data, complete_run, configure_run
+from fusionzoo.inputs import Data, configure_run
 from fusionzoo.plugins import load_plugins
 from fusionzoo.training.multitask import targets_of
 
@@ -69,15 +71,15 @@ def benchmark(
     return run(cfg, dataset)
 
 
-def run(cfg: BenchmarkConfig, dataset: PairedDataset | None = None) -> Report:
-    """Run what is not done yet and write the report; `dataset` replaces the one of `cfg.data`."""
+def run(cfg: BenchmarkConfig, data: PairedDataset | Completed | None = None) -> Report:
+    """Run what is not done yet and write the report; `data` replaces that of `cfg.data`."""
     if cfg.combine or cfg.shard:
         what = (
             "--combine ranks over finished reports" if cfg.combine else "--shard writes no report"
         )
         flag = "--combine" if cfg.combine else "--shard"
         raise FusionZooError(f"{what}: `benchmark.py {flag} ...`")
-    bench, dataset, names, clock, deadline = _open(cfg, dataset)
+    bench, dataset, names, clock, deadline = _open(cfg, data)
     external = read_external(cfg.external, bench.metric.name, names)
     out = Path(cfg.out)
 
@@ -100,10 +102,10 @@ def run(cfg: BenchmarkConfig, dataset: PairedDataset | None = None) -> Report:
     return Report.read(out)
 
 
-def run_shard(cfg: BenchmarkConfig) -> int:
+def run_shard(cfg: BenchmarkConfig, data: Completed | None = None) -> int:
     """Run one part of the jobs, `cfg.shard`, and write no report; return the exit code."""
     part, parts = schedule.read_shard(cfg.shard)
-    bench, dataset, names, clock, deadline = _open(cfg, None)
+    bench, dataset, names, clock, deadline = _open(cfg, data)
     try:
         bench, names = _with_features(bench, dataset, names, clock)
         errors = schedule.run_shard(bench, names, deadline, part, parts)
@@ -118,7 +120,7 @@ def run_shard(cfg: BenchmarkConfig) -> int:
 
 
 def _open(
-    cfg: BenchmarkConfig, dataset: PairedDataset | None
+    cfg: BenchmarkConfig, data: PairedDataset | Completed | None
 ) -> tuple[Bench, PairedDataset, list[str], Clock, float]:
     """Check names and settings before anything is computed.
 
@@ -134,10 +136,11 @@ def _open(
         deadline = time.monotonic() + in_seconds(cfg.time_limit, "time_limit")
     keep_freed_memory()
     clock = Clock(Path(cfg.out))
-    if dataset is None:
-        cfg, done = complete_run(cfg)
-        done.show()
-    bench, dataset = open_bench(cfg, dataset)
+    if data is None:
+        cfg, data = complete_run(cfg)
+    if isinstance(data, Completed):
+        data.show()
+    bench, dataset = open_bench(cfg, data if isinstance(data, PairedDataset) else None)
     names, notes = candidates.list_candidates(bench.cfg, bench)
     bench = replace(bench, notes=(*bench.notes, *notes))
     candidates.check_settings(bench.cfg, names)

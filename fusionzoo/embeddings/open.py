@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from fusionzoo.command_data import complete_data
 from fusionzoo.config import EmbedConfig, split_name
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed import World
@@ -14,7 +15,7 @@ from fusionzoo.encoders import WRAPPED, Encoder
 from fusionzoo.encoders.augment import refuse_augmentation
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.inference import open_for_model, warn_of_strange
-from fusionzoo.inputs import InMemory, complete_data
+from fusionzoo.inputs import InMemory
 from fusionzoo.loading import load
 from fusionzoo.model import FusionModel, create_model
 from fusionzoo.plugins import load_plugins

@@ -16,6 +16,7 @@ from torch import Tensor
 from fusionzoo.benchmark.bench import Bench, open_bench
 from fusionzoo.benchmark.prepare import build_encoders, is_untrained, prepare
 from fusionzoo.benchmark.report.needs import setup_of
+from fusionzoo.command_data import complete_data, complete_run, required
 from fusionzoo.config import BenchmarkConfig, EvaluateConfig
 from fusionzoo.config.flags import Tree
 from fusionzoo.config.load import Usage, run_command
@@ -42,7 +43,7 @@ from fusionzoo.inference import (
     table_without_formulas,
     tasks_of_model,
 )
-from fusionzoo.inputs import InMemory, complete_data, complete_run, required
+from fusionzoo.inputs import InMemory
 from fusionzoo.model import FusionModel
 from fusionzoo.plugins import load_plugins
 from fusionzoo.structures import Features

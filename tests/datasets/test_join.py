@@ -270,7 +270,7 @@ def test_a_manifest_joins_others_by_its_settings(tmp_path: Path) -> None:
     ("settings", "says"),
     [
         ({"join": {"text": "other.csv"}}, "the manifest itself has 'text'"),
-        ({"join": {"audio": "none.csv"}}, "no manifest none.csv"),
+        ({"join": {"audio": "none.csv"}}, "no file none.csv"),
         ({"join": {"audio": {"columns": {}}}}, 'join={"audio": ...} names no file'),
         ({"join": {"audio": {"rot": "x"}}}, 'join={"audio": ...} names no file'),
     ],

@@ -204,4 +204,4 @@ def test_the_command_line_says_what_failed(capsys: pytest.CaptureFixture[str]) -
     assert main(["zoo", "check", "--data", "interactions", "--set", "samples=60"]) == 0
     assert f"interactions: {len(CHECKS)} of {len(CHECKS)} checks" in capsys.readouterr().out
     assert main(["zoo", "check", "--data", "manifest", "--set", "root=nowhere.csv"]) == 2
-    assert "no manifest nowhere.csv" in capsys.readouterr().err
+    assert "no file nowhere.csv" in capsys.readouterr().err

@@ -228,7 +228,7 @@ def test_a_wrong_row_is_one_error_that_names_it(rows: list[Any], says: str, tmp_
         ({"on_error": "ignore"}, "on_error='ignore': input should be 'raise'"),
         ({"missing": 1.5}, "missing=1.5; it must be at least 0 and below 1"),
         ({"colums": {}}, "has no setting 'colums'. Did you mean 'columns'?"),
-        ({"root": "nowhere.csv"}, "no manifest nowhere.csv"),
+        ({"root": "nowhere.csv"}, "no file nowhere.csv"),
     ],
 )
 def test_a_wrong_setting_is_one_clear_error(

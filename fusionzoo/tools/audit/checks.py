@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import chdtrc
 
 from fusionzoo.datasets.arrays import file_of
-from fusionzoo.datasets.media import SUFFIXES
-from fusionzoo.datasets.paths import paths_in
+from fusionzoo.datasets.paths import SUFFIXES, paths_in
 
 from .scan import Facts, Finding, Scan, Values, by_share, counted, normalised, singles
 

@@ -1,0 +1,46 @@
+"""Read the table that settings of a manifest name, whatever holds it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from .arrow import with_text_of_uuids
+from .provenance import Loaded
+from .shards.storage import is_url
+from .sources.table_files import read_table, table_suffix
+from .sources.table_settings import TableSettings
+from .table import word_list
+
+
+def load_table(settings: TableSettings) -> Loaded:
+    """Read what `root` is: a table in memory, shards in a folder or at a URL, or a file."""
+    loaded = _load(settings)
+    return replace(loaded, table=with_text_of_uuids(loaded.table))
+
+
+def _load(settings: TableSettings) -> Loaded:
+    root = settings.root
+    if isinstance(root, Loaded):
+        return root
+    if not isinstance(root, str | os.PathLike):
+        from .sources.in_memory import read_objects
+
+        fields = word_list(settings.fields) if settings.fields else []
+        return read_objects(root, fields, settings.stream_limit)
+    path = Path(root).expanduser()
+    if is_url(root) or path.is_dir():
+        from .shards.read import open_shards
+
+        loaded = open_shards(root)
+        if loaded is not None:
+            return loaded
+    table, provenance = read_table(path, settings)
+    return Loaded(
+        table=table,
+        source=str(path),
+        root=path.parent,
+        provenance=provenance,
+        has_nulls=table_suffix(path) == ".parquet",
+    )

@@ -1,0 +1,56 @@
+"""The data of a command: explicit settings of them, and what its targets hold.
+
+Imports no torch: a mistake in a command or a table is answered before that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from .config import BenchmarkConfig, RunConfig
+from .datasets.complete import Completed, complete
+from .errors import FusionZooError
+
+R = TypeVar("R", RunConfig, BenchmarkConfig)
+CLASSIFICATION = {"name": "classification"}
+
+
+def complete_run(cfg: R) -> tuple[R, Completed]:
+    """Return `cfg` with explicit settings of the data and of what `cfg.target` holds."""
+    known = tuple(cfg.targets)
+    infer = cfg.objective == CLASSIFICATION
+    done = complete(cfg.data, cfg.target, known=known, infer_kinds=infer, to_train=True)
+    return replace(with_targets(cfg, done), data=done.settings), done
+
+
+def required(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a command's data, which must be there."""
+    if not data:
+        raise FusionZooError(
+            "--data is missing: a data set's name, a file, a folder or a URL of shards comes first"
+        )
+    return data
+
+
+def complete_data(data: dict[str, Any], target: str | Sequence[str] = ()) -> Completed:
+    """Return explicit settings of the data of a command that does not train."""
+    done = complete(required(data), target)
+    kinds = done.target_kinds
+    if len(kinds) == 1:
+        kinds = {"target": next(iter(kinds.values()))}
+    if set(kinds.values()) <= {"classification"} and len(kinds) < 2:
+        return done
+    return replace(done, settings={**done.settings, "targets": kinds})
+
+
+def with_targets(cfg: R, done: Completed) -> R:
+    """Return `cfg` with the objective of each target that was found out."""
+    kinds = done.target_kinds
+    cfg = replace(cfg, target="")
+    if len(kinds) == 1 and not cfg.targets:
+        return replace(cfg, objective={"name": next(iter(kinds.values()))})
+    if not kinds:
+        return cfg
+    return replace(cfg, targets={**{x: {"name": kind} for x, kind in kinds.items()}, **cfg.targets})
