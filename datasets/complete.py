@@ -7,6 +7,7 @@ settings, which a run's config.yaml and a model folder store.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -169,8 +170,7 @@ def _load_with(settings: dict[str, Any], target: str | Sequence[str]) -> Loaded:
     """Read the table; of a workbook the sheet that has the targets, which is set if it is not the
     first."""
     root = settings.get("root")
-    is_workbook = isinstance(root, str) and table_suffix(Path(root)) == ".xlsx"
-    if not is_workbook or settings.get("sheet"):
+    if not _has_open_sheet(settings):
         return _load(settings)
     refused = _refusal(settings, target)
     if not isinstance(refused, FusionZooError):
@@ -187,6 +187,26 @@ def _load_with(settings: dict[str, Any], target: str | Sequence[str]) -> Loaded:
         f"{root}: no sheet of {', '.join(names)} has the columns of --target {target}"
         f" (--data.sheet names one): {refused}"
     )
+
+
+def _has_open_sheet(settings: Mapping[str, Any]) -> bool:
+    """Whether the file is a workbook of which no sheet is named."""
+    root = settings.get("root")
+    is_workbook = isinstance(root, str) and table_suffix(Path(root)) == ".xlsx"
+    return is_workbook and not settings.get("sheet")
+
+
+def _sheet_of_model(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> str:
+    """Return the sheet with most of the columns that a model was trained on; of equal ones that of
+    the training data, else the first."""
+    wanted = named_columns(stored) - {"target"}
+    names = sheet_names(Path(str(settings["root"])).expanduser())
+    ranks = {}
+    for name in names if len(names) > 1 else ():
+        with suppress(FusionZooError):  # an empty one
+            columns = _load({**settings, "sheet": name}).table.column_names
+            ranks[name] = len(wanted & {*map(fold, columns)}), name == stored.get("sheet")
+    return max(ranks, key=lambda name: ranks[name], default="")
 
 
 def _refusal(settings: Mapping[str, Any], target: str | Sequence[str]) -> Loaded | FusionZooError:
@@ -534,6 +554,8 @@ def complete_for_model(settings: Mapping[str, Any], stored: Mapping[str, Any]) -
     for name in ("columns", "kinds"):
         described[name] = {**(described.get(name) or {}), **(chosen.get(name) or {})}
     chosen = {**described, **chosen, "columns": described["columns"], "kinds": described["kinds"]}
+    if _has_open_sheet(chosen):
+        chosen["sheet"] = _sheet_of_model(chosen, stored)
     done = _without_absent(Completed(settings=chosen, loaded=_load(chosen)))
     columns = {x: y for x, y in done.settings["columns"].items() if x in remembered}
     notes = [

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import csv
+import datetime
+import json
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pyarrow.csv as pv
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 from scipy.io import wavfile
@@ -115,12 +120,91 @@ def test_a_hospital_table_trains_by_its_target_alone_and_a_new_file_is_read_alik
     assert printed.count("no column CRP in less.csv: its cells are missing") == 1
     assert printed.count("missing in all samples, as less.csv has none: image") == 1
 
-    import pandas as pd
-
     frame = pd.DataFrame([rows[n] for n in picked], index=[f"row {n}" for n in picked])
     predictions = fusionzoo.predict("runs/kis", frame[names])
     assert list(predictions.index) == list(frame.index)
     assert predictions["label"].tolist() == new["label"].to_pylist()
+
+
+def as_cells(row: Mapping[str, str]) -> dict[str, Any]:
+    """Return a row of `hospital_rows` as typed cells: a date, a number, a truth value, a list."""
+    day, month, year = row["Aufnahme"].split(".")
+    severity = list(WORDS).index(row["Befundschwere"])
+    return {
+        "Aufnahme": datetime.date(int(year), int(month), int(day)),
+        "Gewicht": float(row["Gewicht"].removesuffix(" kg").replace(",", ".")),
+        "Raucher": severity > 0,
+        "Befund": row["Befund"] or None,
+        "Bild": row["Bild"] or None,
+        "Zeichen": ["Husten", "Fieber", "Atemnot"][: severity + 1],
+        "Befundschwere": row["Befundschwere"],
+    }
+
+
+def write_workbook(path: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    from openpyxl import Workbook
+
+    book = Workbook()
+    cover, sheet = book.active, book.create_sheet("Daten")
+    assert cover is not None
+    cover.append(["Lungenstudie", "Stand 2021"])
+    for line in ([*rows[0]], *([*row.values()] for row in rows)):
+        sheet.append([";".join(x) if isinstance(x, list) else x for x in line])
+    book.save(path)
+    return path
+
+
+def write_table(kind: str, rows: Sequence[Mapping[str, str]]) -> tuple[Any, str, str]:
+    """Write the rows in a format; return what to train on, the target and what it is said to be."""
+    cells = [as_cells(row) for row in rows]
+    if kind == "cp1252":
+        names = [name for name in rows[0] if name != "Patient"]
+        write_rows("kis.csv", rows, names)
+        Path("kis.csv").write_bytes(Path("kis.csv").read_text().encode("cp1252"))
+        return "kis.csv", "Befundschwere", "classes"
+    if kind == "xlsx":
+        return write_workbook("kis.xlsx", cells), "Befundschwere", "classes"
+    if kind == "jsonl":
+        lines = [json.dumps(row, default=str, ensure_ascii=False) for row in cells]
+        Path("kis.jsonl").write_text("\n".join(lines))
+        return "kis.jsonl", "Zeichen", "lists of labels"
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(cells), "kis.parquet")
+        return "kis.parquet", "Gewicht", "numbers"
+    index = [f"P{number // 3}" for number in range(len(cells))]  # several rows a patient
+    return pd.DataFrame(cells, index=index), "Befundschwere", "classes"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["cp1252", "xlsx", "jsonl", "parquet", "frame"])
+def test_a_table_and_a_target_give_a_model_and_a_verdict(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, target, holds = write_table(kind, hospital_rows(150))
+    if isinstance(data, str):
+        assert main(["train", data, "--target", target]) == 0
+    else:
+        fusionzoo.train(data, target=target)
+    printed = capsys.readouterr().out
+    assert f"target {target!r} holds {holds}" in printed
+    assert "fusion: " in printed and "gain over " in printed
+    run = next(Path("runs").iterdir())
+    columns = read_yaml(run / "config.yaml")["data"]["columns"]
+    assert {"Aufnahme", "Gewicht"} - {target} <= {*columns["tabular"]}
+    assert (columns["image"], columns["text"]) == ("Bild", "Befund")
+    predicted = fusionzoo.predict(str(run), data)
+    assert len(predicted) == 150
+    if not isinstance(data, str):
+        assert list(predicted.index) == list(data.index)
+
+
+@pytest.mark.slow
+def test_the_same_call_in_python_and_in_a_shell_gives_the_same_model() -> None:
+    data, target, _ = write_table("cp1252", hospital_rows(60))
+    assert main(["train", data, "--target", target, "--train.epochs", "2", "--out", "shell"]) == 0
+    fusionzoo.train(data, target=target, epochs=2, out="python")
+    shell, python = (Path(x, "model", "model.safetensors") for x in ("shell", "python"))
+    assert shell.read_bytes() == python.read_bytes()
 
 
 @pytest.mark.slow

@@ -273,3 +273,23 @@ def test_the_sheet_that_has_the_target_is_read_and_dates_of_excel_are_dates(tmp_
     assert done.settings["kinds"] == {"on": "date iso"}
     with pytest.raises(FusionZooError, match="no sheet of Sheet, Daten has the columns"):
         complete({"name": "manifest", "root": str(tmp_path / "my.xlsx")}, "z")
+
+
+def test_the_sheet_with_the_columns_of_the_model_is_read(tmp_path: Path) -> None:
+    from openpyxl import Workbook
+
+    stored = {"name": "manifest", "columns": {"tabular": ["a", "b"], "target": "y"}, "sheet": "old"}
+
+    def read_sheet(**sheets: list[str]) -> str:
+        book = Workbook()
+        for name, columns in sheets.items():
+            rows = book.create_sheet(name)
+            for line in ([columns] if columns else []), [[1.5] * len(columns)] * 3:
+                for row in line:
+                    rows.append(row)
+        book.save(tmp_path / "book.xlsx")
+        return complete_for_model({"name": str(tmp_path / "book.xlsx")}, stored).settings["sheet"]
+
+    assert read_sheet(cover=["title"], new=["b", "a"], part=["a"]) == "new"
+    assert read_sheet(new=["a", "b"], old=["a", "b"]) == "old"
+    assert read_sheet(cover=[], part=["b"]) == "part"
