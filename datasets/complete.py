@@ -43,7 +43,7 @@ from .sources.infer import (
     target_kind,
     tells_alone,
 )
-from .sources.table_files import sheet_names, table_suffix
+from .sources.table_files import WORKBOOKS, sheet_names, table_suffix
 from .sources.table_settings import NA, TableSettings
 from .table import EDGES, MANY, ROLES, name_modality, word_list
 
@@ -192,7 +192,7 @@ def _load_with(settings: dict[str, Any], target: str | Sequence[str]) -> Loaded:
 def _has_open_sheet(settings: Mapping[str, Any]) -> bool:
     """Whether the file is a workbook of which no sheet is named."""
     root = settings.get("root")
-    is_workbook = isinstance(root, str) and table_suffix(Path(root)) == ".xlsx"
+    is_workbook = isinstance(root, str) and table_suffix(Path(root)) in WORKBOOKS
     return is_workbook and not settings.get("sheet")
 
 

@@ -1,4 +1,4 @@
-"""Read the file of a table, chosen by its ending: CSV, TSV, JSON lines, Parquet, .xlsx."""
+"""Read the file of a table, chosen by its ending: CSV, TSV, JSON lines, Parquet, .xlsx, .ods."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ..arrow import check_unicode
 from ..budgets import check_budget, check_expansion
 from ..parquet import read_parquet
 from ..provenance import Provenance, RowNumbers, mark_index
+from .open_document import read_sheets
 from .table_settings import TableSettings
 from .text_tables import DELIMITERS, check_encoding, find_encoding, read_delimited, read_json_lines
 
@@ -40,7 +41,9 @@ ROW = re.compile(rb"<(?:\w+:)?(?:row|si)[\s/>]")  # a row of a sheet, a shared t
 def read_spreadsheet(path: Path, sheet: str) -> tuple[pa.Table, RowNumbers, list[str]]:
     """Read a sheet, by default the first; return its cells as text, the numbers of its rows and the
     names of all sheets. The first row that is not empty is the header."""
-    cells, merged, sheets = _cells(path, sheet, values=True)
+    is_open_document = table_suffix(path) == ".ods"
+    read = _cells_of_open_document if is_open_document else _cells
+    cells, merged, sheets = read(path, sheet)
     header_row = next((number for number, row in enumerate(cells) if any(_filled(row))), None)
     if header_row is None:
         raise FusionZooError(f"{path}: the sheet {sheet or sheets[0]!r} is empty")
@@ -51,7 +54,7 @@ def read_spreadsheet(path: Path, sheet: str) -> tuple[pa.Table, RowNumbers, list
     check_budget("cells", width * len(filled), str(path))  # empty cells included
     _check_merged(path, merged, filled, header_row)
     rows = [[*row, *[None] * width][:width] for row in cells[header_row : len(filled)]]
-    if any(cell is None for row in rows[1:] for cell in row):
+    if not is_open_document and any(cell is None for row in rows[1:] for cell in row):
         _check_formulas(path, sheet, rows, header_row)
     names = [_text(name) or "" for name in rows[0]]
     columns = [pa.array([_text(row[x]) for row in rows[1:]], pa.string()) for x in range(width)]
@@ -60,6 +63,8 @@ def read_spreadsheet(path: Path, sheet: str) -> tuple[pa.Table, RowNumbers, list
 
 def sheet_names(path: Path) -> list[str]:
     """Return the names of a workbook's sheets, those in sight first."""
+    if table_suffix(path) == ".ods":
+        return [sheet.name for sheet in read_sheets(path)]
     import openpyxl
 
     book = openpyxl.load_workbook(path, read_only=True, keep_links=False)
@@ -70,8 +75,23 @@ def sheet_names(path: Path) -> list[str]:
         book.close()
 
 
+def _cells_of_open_document(
+    path: Path, sheet: str
+) -> tuple[list[tuple[Any, ...]], list[Any], list[str]]:
+    """Return the cells of a sheet, its merged ranges, and the names of all sheets."""
+    found, names = None, []
+    for one in read_sheets(path):
+        names.append(one.name)
+        if found is None and one.name == (sheet or one.name):
+            found = one
+    if found is None:
+        what = f"no sheet {sheet!r} (--data.sheet); it has: {', '.join(names)}"
+        raise FusionZooError(f"{path} has {what if names else 'no sheet'}")
+    return found.rows, found.merged, names
+
+
 def _cells(
-    path: Path, sheet: str, *, values: bool
+    path: Path, sheet: str, *, values: bool = True
 ) -> tuple[list[tuple[Any, ...]], list[Any], list[str]]:
     """Return the cells of a sheet, with the values of formulas or the formulas, its merged ranges,
     and the names of all sheets."""
@@ -245,8 +265,9 @@ def _text(cell: Any) -> str | None:
 
 
 JSON_LINES = (".jsonl", ".ndjson")
-READERS = (".csv", ".tsv", *JSON_LINES, ".parquet", ".xlsx")
-HOW_TO_SAVE = {".xls": ".xlsx or .csv", ".ods": ".xlsx or .csv", ".json": ".jsonl"}
+WORKBOOKS = (".xlsx", ".ods")
+READERS = (".csv", ".tsv", *JSON_LINES, ".parquet", *WORKBOOKS)
+HOW_TO_SAVE = {".xls": ".xlsx or .csv", ".json": ".jsonl"}
 
 
 def table_suffix(path: Path) -> str:
@@ -279,8 +300,10 @@ def _check_ending(path: Path, suffix: str) -> None:
     """Raise an error for a file that is another one than its ending says."""
     with path.open("rb") as file:
         head = file.read(512).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    if head.startswith(b"pk\x03\x04") and suffix != ".xlsx":
-        raise FusionZooError(f"{path} is a ZIP archive, as .xlsx is: rename it if it is a workbook")
+    if head.startswith(b"pk\x03\x04") and suffix not in WORKBOOKS:
+        raise FusionZooError(
+            f"{path} is a ZIP archive, as .xlsx and .ods are: rename it if it is a workbook"
+        )
     for start, what in NO_TABLES.items():
         if head.startswith(start):
             raise FusionZooError(f"{path} is {what}")
@@ -302,7 +325,7 @@ def _check_header(path: Path, table: pa.Table, numbers: RowNumbers) -> None:
 def _read(path: Path, suffix: str, settings: TableSettings) -> tuple[pa.Table, Provenance]:
     if suffix == ".parquet":
         return mark_index(read_parquet(path)), Provenance()
-    if suffix == ".xlsx":
+    if suffix in WORKBOOKS:
         table, numbers, sheets = read_spreadsheet(path, settings.sheet)
         _check_header(path, table, numbers)
         others = f"sheet {settings.sheet or sheets[0]!r} of {len(sheets)} (--data.sheet)"

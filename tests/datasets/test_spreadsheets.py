@@ -543,7 +543,9 @@ def test_the_error_of_a_formula_is_a_missing_value(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["m.csv", "m.jsonl", "m.parquet"])
 def test_a_workbook_with_another_ending_says_so(name: str, tmp_path: Path) -> None:
     path = workbook(tmp_path / "m.xlsx", [["id", "text"], ["a", "x"]]).rename(tmp_path / name)
-    with pytest.raises(FusionZooError, match=rf"{name} is a ZIP archive, as \.xlsx is: rename it"):
+    with pytest.raises(
+        FusionZooError, match=rf"{name} is a ZIP archive, as \.xlsx and \.ods are: rename it"
+    ):
         opened(path)
 
 
