@@ -123,7 +123,8 @@ PAGE = 65_307  # bytes of the longest OGG page
 NUM_SAMPLES = (1 << 36) - 1  # bits of a FLAC's header
 COUNTS = (0, 192, *(576 << n for n in range(4)), 0, 0, *(256 << n for n in range(8)))
 RATE_BYTES = {12: 1, 13: 2, 14: 2}  # by code of the rate
-FRAME = 1 << 16  # bytes that contain the last frame of a FLAC that does not tell its longest
+FRAME = 1 << 17  # bytes at the end of a FLAC that contain its last frame
+MOST_TRIES = 4  # frames of a FLAC whose checksum is computed, which takes 50 ms
 
 
 @dataclass(frozen=True)
@@ -293,18 +294,21 @@ def _check_flac(file: BinaryIO, head: bytes, size: int, name: str) -> Repair | N
     announced = int.from_bytes(head[21:26]) & NUM_SAMPLES
     if not announced:  # `_count_frames` counts
         return None
-    file.seek(max(len(head), size - (longest or FRAME)))
+    file.seek(max(0, size - min(longest or FRAME, FRAME)))
     tail = file.read()
-    position = len(tail)
-    while (position := tail.rfind(mark, 0, position)) >= 0:
+    position, tries = len(tail), 0
+    while tries < MOST_TRIES and (position := tail.rfind(mark, 0, position)) >= 0:
         end, header_bytes = _end_of_flac_frame(tail[position : position + 16], block)
         if end == announced:
             return None
         frame = tail[position:]
         # Such bytes also occur in samples. Of data and the checksum behind them, the checksum is 0.
-        if _crc(frame[:header_bytes], 0x107) == 0 and _crc(frame, 0x18005) == 0:
+        if end > NUM_SAMPLES or _crc(frame[:header_bytes], 0x107) != 0:
+            continue
+        if _crc(frame, 0x18005) == 0:
             warn_of_file(name, "its header announces another number of samples than it holds")
             return Repair(21, ((head[21] & 0xF0) << 32 | end).to_bytes(5))
+        tries += 1
     return None
 
 

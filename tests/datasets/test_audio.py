@@ -412,6 +412,12 @@ def test_all_is_read_of_a_flac_that_announces_another_length_which_is_said(
     assert messages == [f"{name}: {reason}" for name in (path, "<bytes>")]
 
 
+def test_all_is_read_of_a_flac_of_one_short_frame() -> None:
+    data = bytearray(in_format("FLAC", TONE[:40]))
+    data[25] = 30
+    assert len(decode_audio(bytes(data)).samples) == 40
+
+
 @pytest.mark.parametrize("kept", [0.3, 0.999])
 def test_a_flac_that_was_cut_off_is_refused(kept: float) -> None:
     data = in_format("FLAC")
