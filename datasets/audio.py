@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -53,6 +53,12 @@ def _reader() -> Any:
     class Reader(soundfile.SoundFile):  # type: ignore[misc]  # it has no type hints
         """A file in which soundfile does not seek after each read, which decodes a block again."""
 
+        @cached_property
+        def is_seekable(self) -> bool:
+            return self.format in ("FLAC", "WAV", "WAVEX") and self.subtype.startswith(
+                ("PCM_", "FLOAT")
+            )
+
         def seekable(self) -> bool:
             return not is_seekable(self) and super().seekable()  # asked by `read`, not by `seek`
 
@@ -85,7 +91,7 @@ def is_seekable(file: Any) -> bool:
 
     Lossy formats carry state from one block to the next.
     """
-    return file.format in ("FLAC", "WAV", "WAVEX") and file.subtype.startswith(("PCM_", "FLOAT"))
+    return bool(file.is_seekable)
 
 
 def is_kept(source: Path | bytes, file: Any) -> bool:
@@ -115,6 +121,11 @@ ROUNDED = 4096  # bytes by which a length may differ from a placeholder
 HEAD = 512  # bytes, which contain the header of most files
 XING = 64  # bytes of an MP3's first frame that contain a header with the length, if any
 PAGE = 65_307  # bytes of the longest OGG page
+NUM_SAMPLES = (1 << 36) - 1  # bits of a FLAC's header
+COUNTS = (0, 192, *(576 << n for n in range(4)), 0, 0, *(256 << n for n in range(8)))
+RATE_BYTES = {12: 1, 13: 2, 14: 2}  # by code of the rate
+FRAME = 1 << 17  # bytes at the end of a FLAC that contain its last frame
+MOST_TRIES = 4  # frames of a FLAC whose checksum is computed, which takes 50 ms
 
 
 @dataclass(frozen=True)
@@ -176,7 +187,7 @@ def check_length(source: Path | bytes, name: str) -> Repair | None:
     with io.BytesIO(source) if isinstance(source, bytes) else io.FileIO(source) as file:
         head = file.read(HEAD)
         if head[:4] == b"fLaC":
-            return None  # the audio library raises an error for one that was cut off
+            return _check_flac(file, head, size, name)
         if head[:4] == b"OggS":
             _check_whole(_missing_in_ogg(file, size), name)
         if head[:3] == b"ID3" or head[:1] == b"\xff":
@@ -272,6 +283,61 @@ def _check_mp3(file: BinaryIO, size: int, name: str) -> Repair | None:
         return None
     warn_of_file(name, "its header announces another number of bytes than it holds")
     return Repair(start + field, struct.pack(">I", min(real, 0xFFFFFFFF)))
+
+
+def _check_flac(file: BinaryIO, head: bytes, size: int, name: str) -> Repair | None:
+    """Compare the number of samples that a FLAC announces with the last frame, if that is whole.
+
+    Of one that was cut off it is not, and the audio library raises an error.
+    """
+    block, longest = int.from_bytes(head[8:10]), int.from_bytes(head[15:18])
+    mark = b"\xff\xf8" if head[8:10] == head[10:12] else b"\xff\xf9"  # blocks of one length or any
+    announced = int.from_bytes(head[21:26]) & NUM_SAMPLES
+    if not announced:  # `_count_frames` counts
+        return None
+    file.seek(max(0, size - min(longest or FRAME, FRAME)))
+    tail = file.read()
+    position, tries = len(tail), 0
+    while tries < MOST_TRIES and (position := tail.rfind(mark, 0, position)) >= 0:
+        end, header_bytes = _end_of_flac_frame(tail[position : position + 16], block)
+        if end == announced:
+            return None
+        frame = tail[position:]
+        # Such bytes also occur in samples. Of data and the checksum behind them, the checksum is 0.
+        if end > NUM_SAMPLES or _crc(frame[:header_bytes], 0x107) != 0:
+            continue
+        if _crc(frame, 0x18005) == 0:
+            warn_of_file(name, "its header announces another number of samples than it holds")
+            return Repair(21, ((head[21] & 0xF0) << 32 | end).to_bytes(5))
+        tries += 1
+    return None
+
+
+def _end_of_flac_frame(header: bytes, block: int) -> tuple[int, int]:
+    """Return the sample behind a frame, and the bytes of its header with the checksum."""
+    header = header.ljust(16, b"\0")
+    ones = 8 - (header[4] ^ 0xFF).bit_length()  # as in UTF-8, they are the number's bytes
+    after = 4 + max(ones, 1)
+    number = header[4] & 0x7F >> ones
+    for byte in header[5:after]:
+        number = number << 6 | byte & 0x3F
+    code, rate_code = header[2] >> 4, header[2] & 15
+    num_bytes = code - 5 if code in (6, 7) else 0  # of the number of samples
+    count = int.from_bytes(header[after : after + num_bytes]) + 1 if num_bytes else COUNTS[code]
+    start = number if header[1] & 1 else number * block
+    return start + count, after + num_bytes + RATE_BYTES.get(rate_code, 0) + 1
+
+
+def _crc(data: bytes, polynomial: int) -> int:
+    """Return a cyclic redundancy check."""
+    value, bits = 0, polynomial.bit_length() - 1
+    for byte in data:
+        value ^= byte << bits - 8
+        for _ in range(8):
+            value <<= 1
+            if value >> bits:
+                value ^= polynomial
+    return value
 
 
 def _missing_in_ogg(file: BinaryIO, size: int) -> int:
@@ -549,8 +615,7 @@ def _read_mono(file: Any, count: int) -> np.ndarray:
     """Read `count` frames and average their channels, a block at a time."""
     samples = np.empty(count, np.float32)
     if file.channels == 1:
-        mono: np.ndarray = file.read(out=samples)
-        return mono
+        return samples[: file.buffer_read_into(samples, "float32")]
     done = 0
     for block in _blocks(file, count):
         # Summing columns: numpy's mean over a short last axis takes 20 times as long.

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import signal
 import struct
 import subprocess
 import sys
+import warnings
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import current_thread, main_thread
 from typing import Any, TypeVar
 
 import numpy as np
@@ -287,23 +291,78 @@ def decode_image(source: Any) -> Tensor:
     path, data = _read(source, "image file")
     data = render(data, path) if _is_svg(path, data) else data
     if not data.startswith(b"\xff\xd8\xff"):
-        return _load(_open(data, path), path)
+        with _pillow_warnings_named(path):
+            return _load(_open(data, path), path)
     size, orientation = jpeg_size(data), jpeg_orientation(data)
     if size is None or orientation is None:
-        orientation = _orientation(_open(data, path), path)  # reads the header only
+        with _pillow_warnings_named(path):
+            orientation = _orientation(_open(data, path), path)  # reads the header only
     else:
         check_image(*size, path)
     return _turned(_decode_jpeg(data, path), orientation)
 
 
+@contextmanager
+def _pillow_warnings_named(path: str) -> Iterator[None]:
+    """Name the file in Pillow's warnings; not in threads, as Python keeps one list for all."""
+    if current_thread() is not main_thread():
+        yield
+        return
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            yield
+    finally:
+        for warning in caught:
+            if "PIL" in Path(warning.filename).parts:
+                warn_of_file(path, " ".join(str(warning.message).split()))
+            else:
+                warnings.warn_explicit(
+                    warning.message, warning.category, warning.filename, warning.lineno
+                )
+
+
+@contextmanager
+def _stderr_named(path: str) -> Iterator[None]:
+    """Name the file in the first line that libjpeg or libtiff write to the process's stderr.
+
+    On Linux, and not in threads, as there is one stderr for all. Nothing may be logged meanwhile.
+    """
+    if current_thread() is not main_thread() or not hasattr(os, "memfd_create"):
+        yield
+        return
+    lines, stderr = _memory_file(os.getpid()), os.dup(2)
+    os.dup2(lines, 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        if size := os.lseek(lines, 0, os.SEEK_CUR):
+            text = os.pread(lines, size, 0).decode(errors="replace")
+            os.lseek(lines, 0, os.SEEK_SET)
+            warn_of_file(path, text.strip().partition("\n")[0])
+
+
+@cache
+def _memory_file(process: int) -> int:
+    """Return a file in memory, for each process its own: after a fork they share positions."""
+    return os.memfd_create("stderr")
+
+
+@cache
+def _torchvision_decoder() -> Callable[..., Tensor]:
+    """Return the operator behind `torchvision.io.decode_image`, which itself takes 10 us more."""
+    from torchvision.io import ImageReadMode
+
+    return partial(torch.ops.image.decode_jpeg, mode=ImageReadMode.RGB.value)
+
+
 def _decode_jpeg(data: bytes, path: str) -> Tensor:
     """Decode by torchvision: exactly like Pillow, and faster. It misses some orientations."""
-    from torchvision.io import ImageReadMode
-    from torchvision.io import decode_image as decode_by_torchvision
-
     buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     try:
-        return decode_by_torchvision(buffer, ImageReadMode.RGB)
+        with _stderr_named(path):
+            return _torchvision_decoder()(buffer)
     except RuntimeError as error:
         raise FusionZooError(f"{path} cannot be read as an image: {one_line(error)}") from error
 
@@ -371,7 +430,8 @@ def _open(source: Any, path: str) -> Any:
 def _load(image: Any, path: str) -> Tensor:
     """Decode an image to RGB and apply its EXIF orientation."""
     try:
-        image.load()
+        with _stderr_named(path) if image.format == "TIFF" else nullcontext():
+            image.load()
     except Exception as error:
         raise FusionZooError(f"{path} cannot be read as an image: {one_line(error)}") from error
     return _turned(_to_rgb(image, path), _orientation(image, path))
@@ -408,8 +468,10 @@ def _to_rgb(image: Any, path: str) -> Tensor:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image)
-    rgb = np.array(image.convert("RGB"))
-    return torch.from_numpy(rgb).permute(2, 0, 1).contiguous()
+    rgb = image if image.mode == "RGB" else image.convert("RGB")
+    # Taking one band after the other is up to five times as fast as transposing.
+    bands = bytearray().join([rgb.tobytes("raw", band) for band in "RGB"])
+    return torch.frombuffer(bands, dtype=torch.uint8).reshape(3, rgb.height, rgb.width)
 
 
 def _scaled_to_bytes(values: np.ndarray, mode: str, path: str) -> np.ndarray:

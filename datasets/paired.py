@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fusionzoo.errors import FusionZooError, did_you_mean, one_line
+from fusionzoo.errors import FusionZooError, did_you_mean, one_line, value_named
 from fusionzoo.structures import Sample
 from fusionzoo.targets import Target
 
@@ -696,7 +696,8 @@ class PairedDataset(Dataset[Sample | None]):
         reference = self.reference(name, row)
         if name in self.readers and reference is not None:
             return self.readers[name](row)
-        return None if reference is None else decode(self.modalities[name], reference)
+        with value_named(lambda: f"{self.sample_place(row)}, {name}"):
+            return None if reference is None else decode(self.modalities[name], reference)
 
     def _continue_without(self, row: int, name: str, error: FusionZooError) -> bool:
         """Note a value that cannot be used; return whether its sample is used without it."""

@@ -8,7 +8,9 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import wraps
 from pathlib import Path
 from textwrap import fill
@@ -42,11 +44,26 @@ def one_line(error: BaseException) -> str:
 MOST_NAMED = 10  # files with the same fault that a process names
 _log = logging.getLogger("fusionzoo")
 _warned: dict[str, set[str]] = {}
+_name_of_bytes: ContextVar[Callable[[], str]] = ContextVar("name", default=lambda: "<bytes>")
+
+
+@contextmanager
+def value_named(name: Callable[[], str]) -> Iterator[None]:
+    """Let warnings call bytes without a file's name, `<bytes>`, by what `name` returns."""
+    token = _name_of_bytes.set(name)
+    try:
+        yield
+    finally:
+        _name_of_bytes.reset(token)
 
 
 def warn_of_file(name: str, fault: str) -> None:
-    """Warn once of each file that has a fault and is read nevertheless, up to `MOST_NAMED`."""
-    names = _warned.setdefault(fault, set())
+    """Warn once of each file that has a fault and is read nevertheless, up to `MOST_NAMED`.
+
+    Faults that differ by numbers only are the same.
+    """
+    name = name.replace("<bytes>", _name_of_bytes.get()())
+    names = _warned.setdefault(re.sub(r"0x[0-9a-f]+|\d+", "0", fault), set())
     if name in names or len(names) == MOST_NAMED:
         return
     names.add(name)

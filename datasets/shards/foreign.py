@@ -220,6 +220,14 @@ _log = logging.getLogger("fusionzoo")
 Key = tuple[str, str]  # of a sample: folder, and name up to the first dot
 
 
+class TarSample(NamedTuple):
+    """What the headers and the small members of a sample tell."""
+
+    row: dict[str, Any]  # light columns
+    fields: dict[str, Any]  # its id, and what its JSON members hold
+    members: dict[str, dict[int, tuple[int, int]]]  # modality -> number, or -1 -> first byte, bytes
+
+
 class Scan:
     """The samples of tar files, as their headers tell."""
 
@@ -227,10 +235,7 @@ class Scan:
         self.storage = storage
         self.given: dict[str, str] = {}  # column -> the member of the current sample that has it
         self.unread: dict[str, list[str]] = {}  # ending -> members that are no modality
-        self.rows: list[dict[str, Any]] = []  # light columns of each sample
-        self.fields: list[dict[str, Any]] = []  # its id, and what its JSON members hold
-        # modality -> number, -1 without one -> first byte, bytes
-        self.members: list[dict[str, dict[int, tuple[int, int]]]] = []
+        self.samples: list[TarSample] = []
         self.lists: set[str] = set()  # modalities with numbered members
         self.kinds: dict[str, str] = {}
         self.files: list[ShardFile] = []
@@ -240,7 +245,7 @@ class Scan:
         size = self.storage.size(name)
         file: Any = self.storage.open(name, size)
         opened = open(file, "rb") if isinstance(file, str) else io.BufferedReader(file)  # noqa: SIM115
-        first, where = len(self.rows), self.storage.where(name)
+        first, where = len(self.samples), self.storage.where(name)
         key: Key | None = None
         keys: set[Key] = set()
         starts: list[int] = []
@@ -266,9 +271,8 @@ class Scan:
                             )
                         keys.add(key)
                         self.given = {}
-                        self.rows.append({})
-                        self.members.append({})
-                        self.fields.append({"id": f"{folder}/{stem}".lstrip("./")})
+                        fields = {"id": f"{folder}/{stem}".lstrip("./")}
+                        self.samples.append(TarSample({}, fields, {}))
                         starts.append(member.offset)
                     self._add(tar, member, ending.lower(), name)
                 _check_end(opened, tar.offset, size, where)
@@ -280,8 +284,8 @@ class Scan:
             ) from error
         split = NUMBER.sub("", name.removesuffix(".tar"))
         if split.lower() in USUAL_NAMES:
-            for row in self.rows[first:]:
-                row.setdefault("split", split)
+            for sample in self.samples[first:]:
+                sample.row.setdefault("split", split)
         self.files.append(_shard(name, size, starts))
 
     def _add(self, tar: tarfile.TarFile, member: tarfile.TarInfo, ending: str, file: str) -> None:
@@ -289,10 +293,10 @@ class Scan:
         suffix = f".{last}"
         if suffix in (*TEXT, *LABEL, ".json"):
             check_budget("text file", member.size, f"{file}, {member.name}")
-            data = tar.extractfile(member)
+            data = _contents(tar, member)
             where = f"{self.storage.where(file)}, {member.name}"
             try:
-                text = data.read().decode("utf-8-sig").strip() if data is not None else ""
+                text = data.decode("utf-8-sig").strip()
                 values = json.loads(text) if suffix == ".json" else text
             except RecursionError:
                 raise FusionZooError(f"{where} cannot be read: it is nested too deep") from None
@@ -313,7 +317,7 @@ class Scan:
         self.kinds[name] = kind
         number = int(numbered["number"]) if numbered else -1
         self._give(name if number < 0 else f"{name}.{number}", member.name, file)
-        items = self.members[-1].setdefault(name, {})
+        items = self.samples[-1].members.setdefault(name, {})
         items[number] = (member.offset_data, member.size)
 
     def _give(self, column: str, member: str, file: str) -> None:
@@ -327,7 +331,7 @@ class Scan:
 
     def places(self, name: str) -> tuple[Any, Any]:
         """Return first byte and bytes of a modality's members, as `TarBlocks` has them."""
-        items = [members.get(name, {}) for members in self.members]
+        items = [sample.members.get(name, {}) for sample in self.samples]
         if name not in self.lists:
             offsets, sizes = np.array([x.get(-1, (-1, -1)) for x in items], np.int64).T
             return offsets, sizes
@@ -346,7 +350,7 @@ class Scan:
                 )
             name = column or ("target" if suffix in LABEL else "text")
             self._give(name, member, file)
-            self.rows[-1][name] = values
+            self.samples[-1].row[name] = values
             if suffix in TEXT:
                 self.kinds[name] = "text"
             return
@@ -355,12 +359,12 @@ class Scan:
         for name, value in values.items():
             self._give(f"{name} of .json", member, file)
             if value is not None:
-                self.fields[-1][name] = value
+                self.samples[-1].fields[name] = value
 
     def close(self) -> None:
         """Add the fields of the JSON members to the rows; say what is not read."""
         overruled: Counter[str] = Counter()
-        for row, members, fields in zip(self.rows, self.members, self.fields, strict=True):
+        for row, fields, members in self.samples:
             taken = [name for name in fields if name in row or name in members]
             overruled.update(taken)
             row.update({name: value for name, value in fields.items() if name not in taken})
@@ -383,11 +387,11 @@ def open_tar_files(storage: Storage, names: Sequence[str]) -> Loaded:
     for name in names:
         scan.read(name)
     scan.close()
-    if not scan.rows:
+    if not scan.samples:
         raise FusionZooError(f"{storage} has no samples: members such as 000017.jpg, 000017.json")
-    columns = dict.fromkeys(name for row in scan.rows for name in row)
+    columns = dict.fromkeys(name for sample in scan.samples for name in sample.row)
     media = {name: kind for name, kind in scan.kinds.items() if kind != "text"}
-    table = _table({name: [row.get(name) for row in scan.rows] for name in columns})
+    table = _table({name: [sample.row.get(name) for sample in scan.samples] for name in columns})
     offsets, sizes = {}, {}
     for name in media:
         offsets[name], sizes[name] = scan.places(name)
@@ -430,6 +434,16 @@ def _check_member(member: tarfile.TarInfo, names: set[str], where: str) -> None:
             f"{where} has two members {name}: write the tar again with one of them"
         )
     names.add(name)
+
+
+def _contents(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    """Return the bytes of a member, in a third of the time of `extractfile`."""
+    file: Any = tar.fileobj
+    file.seek(member.offset_data)
+    data: bytes = file.read(member.size)
+    if len(data) < member.size:
+        raise tarfile.ReadError("unexpected end of data")
+    return data
 
 
 def _check_end(file: Any, end: int, size: int, where: str) -> None:

@@ -11,13 +11,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from fusionzoo.errors import FusionZooError, one_line
 
@@ -236,7 +236,8 @@ def find_delimiter(head: str, is_whole: bool) -> str:
     """
     best, best_score = ",", (False, 1)
     for delimiter in DELIMITERS:
-        counts = [len(cells) for _, cells in _parse(io.StringIO(head, newline=""), delimiter)]
+        rows = islice(_parse(io.StringIO(head, newline=""), delimiter), SAMPLE_ROWS + 1)
+        counts = [len(cells) for _, cells in rows]
         counts = (counts if is_whole or len(counts) < 2 else counts[:-1])[:SAMPLE_ROWS]
         alike = counts.count(counts[0]) >= 0.9 * len(counts)
         score = (alike, counts[0])
@@ -329,23 +330,17 @@ def _check_lost_rows(
     Its lines divide as rows do, and a column of theirs holds what is in the table elsewhere, or
     the text after the second mark shows that no cell ends there.
     """
-    between = table.num_columns - 1
+    width = table.num_columns
     for place, column in enumerate(table.columns):
-        broken, num_breaks = _rows_with_breaks(column)
-        if not between or not len(broken):
-            continue
-        num_delimiters = pc.count_substring(column.take(broken), delimiter).to_numpy()
-        rows = broken[num_delimiters == num_breaks * between].tolist()
-        parts = {
-            row: _parts_of_rows(column[row].as_py(), delimiter, place, between + 1) for row in rows
-        }
-        parts = {row: by_column for row, by_column in parts.items() if by_column}
+        rows = _cells_like_rows(column, delimiter, place, width) if width > 1 else []
+        cells = {row: column[row].as_py() for row in rows}
+        parts = {row: _parts_of_rows(cell, delimiter, place, width) for row, cell in cells.items()}
         lost = _first_of_known_parts(parts, table)
-        if lost is None and parts and not _is_strict(path, encoding, delimiter):
-            lost = next(iter(parts))
+        if lost is None and cells:
+            lost = _first_not_quoted(cells, path, encoding, delimiter)
         if lost is not None:
             first = numbers.number(lost)
-            last = first + column[lost].as_py().count("\n")
+            last = first + cells[lost].count("\n")
             raise FusionZooError(
                 f"{path}, row {first}, column {table.column_names[place]!r}: rows {first} to {last}"
                 " are one cell, between two stray quotation marks: remove these, or write a mark"
@@ -353,31 +348,39 @@ def _check_lost_rows(
             )
 
 
-def _rows_with_breaks(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rows of a column of text that hold line breaks, and how many each."""
-    rows, start = [np.zeros(0, np.int64)], 0
+def _cells_like_rows(column: pa.ChunkedArray, delimiter: str, place: int, width: int) -> list[int]:
+    """Return the cells of several lines that divide as rows do.
+
+    The first line begins in the column `place` and the last one ends there: up to the n-th line
+    break there are n * (width - 1) - place delimiters, and `place` behind the last.
+    """
+    rows: list[int] = []
+    start = 0
     for chunk in column.chunks:
         _, ends, text = chunk.buffers()
-        if text is not None and b"\n" in text.to_pybytes():
-            width = np.int64 if pa.types.is_large_string(chunk.type) else np.int32
-            offsets = np.frombuffer(ends, width)[chunk.offset : chunk.offset + len(chunk) + 1]
-            used = np.frombuffer(text, np.uint8)[offsets[0] : offsets[-1]]
-            breaks = np.flatnonzero(used == ord("\n")) + offsets[0]
-            rows.append(start + np.searchsorted(offsets, breaks, side="right") - 1)
+        if text is not None and re.search(b"\n", text):
+            kind = np.int64 if pa.types.is_large_string(chunk.type) else np.int32
+            offsets = np.frombuffer(ends, kind)[chunk.offset : chunk.offset + len(chunk) + 1]
+            used = np.frombuffer(text, np.uint8)[: offsets[-1]]
+            breaks = np.flatnonzero(used == ord("\n"))
+            breaks = breaks[breaks >= offsets[0]]
+            delimiters = np.flatnonzero(used == ord(delimiter))
+            cell_of_break = np.searchsorted(offsets, breaks, side="right") - 1
+            cells, first, count = np.unique(cell_of_break, return_index=True, return_counts=True)
+            before, until = np.searchsorted(delimiters, [offsets[cells], offsets[cells + 1]])
+            passed = np.searchsorted(delimiters, breaks) - np.repeat(before, count)
+            nth = np.arange(len(breaks)) - np.repeat(first, count)
+            is_end = passed == (nth + 1) * (width - 1) - place
+            is_like_rows = until - before == count * (width - 1)
+            is_like_rows &= np.logical_and.reduceat(is_end, first)
+            rows += (start + cells[is_like_rows]).tolist()
         start += len(chunk)
-    return np.unique(np.concatenate(rows), return_counts=True)
+    return rows
 
 
 def _parts_of_rows(cell: str, delimiter: str, place: int, width: int) -> dict[int, list[str]]:
-    """Return by column what the lines of a cell hold if they are rows; {}: they are not.
-
-    The first line begins in the column `place` and the last one ends there, with parts of a cell
-    that are left out.
-    """
+    """Return by column what the lines of a cell hold as rows, without the two parts of a cell."""
     rows = [line.rstrip("\r").split(delimiter) for line in cell.split("\n")]
-    widths = [width - place, *[width] * (len(rows) - 2), place + 1]
-    if [len(row) for row in rows] != widths:
-        return {}
     parts: dict[int, list[str]] = {number: [] for number in range(width)}
     whole = [(place + 1, rows[0][1:]), *((0, row) for row in rows[1:-1]), (0, rows[-1][:-1])]
     for start, row in whole:
@@ -391,8 +394,7 @@ def _first_of_known_parts(parts: dict[int, dict[int, list[str]]], table: pa.Tabl
     found = []
     for number, column in enumerate(table.columns):
         texts = {x for by_column in parts.values() for x in by_column[number]} - {""}
-        is_known = pc.is_in(column, value_set=pa.array(sorted(texts), pa.string()))
-        known = {*column.filter(is_known).unique().to_pylist()} if texts else set()
+        known = _texts_in(column, texts) if texts else set()
         for row, by_column in parts.items():
             if by_column[number] and all(x in known for x in by_column[number]):
                 found.append(row)
@@ -400,20 +402,30 @@ def _first_of_known_parts(parts: dict[int, dict[int, list[str]]], table: pa.Tabl
     return min(found, default=None)
 
 
-def _is_strict(path: Path, encoding: str, delimiter: str) -> bool:
-    """Return whether a delimiter or the end of a line follows each quotation mark that closes.
+def _texts_in(column: pa.ChunkedArray, texts: set[str]) -> set[str]:
+    """Return which texts are cells of a column; only cells of their lengths are compared."""
+    lengths = pa.array({len(x.encode()) for x in texts}, pa.int32())
+    alike = column.filter(pc.is_in(pc.binary_length(column), value_set=lengths))
+    is_known = pc.is_in(alike, value_set=pa.array(texts, pa.string()))
+    return set(alike.filter(is_known).unique().to_pylist())
 
-    Without any mark between two letters, the file is not parsed again.
+
+def _first_not_quoted(
+    cells: dict[int, str], path: Path, encoding: str, delimiter: str
+) -> int | None:
+    """Return the first cell that is not in the file within quotation marks, the second of which
+    ends it.
     """
     with open_utf8(path, encoding) as stream:
-        plain = re.escape(f'{delimiter}\r\n"')
-        if not re.search(rf'"(?<=[^{plain}]")[^{plain}]'.encode(), stream.read()):
-            return True
-    with open_text(path, encoding) as file:
-        try:
-            return all(True for _ in _parse(file, delimiter, strict=True))
-        except csv.Error:
-            return False
+        text = stream.read()
+    position = 0
+    for row, cell in cells.items():
+        quoted = ('"' + cell.replace('"', '""') + '"').encode()
+        position = text.find(quoted, position)
+        end = position + len(quoted)
+        if position < 0 or text[end : end + 1] not in (delimiter.encode(), b"\r", b"\n", b""):
+            return row
+    return None
 
 
 TYPES = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list"}

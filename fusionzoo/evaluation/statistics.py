@@ -96,6 +96,8 @@ def crossed(scores: Array, folds: int = 1) -> tuple[Interval, float]:
     Seeds and items are crossed random effects: the variance of the mean is (MS_items + max(MS_seeds
     - MS_rest, 0)) / SN of the two-way analysis of variance, its degrees of freedom Satterthwaite's,
     as in reader-case studies (Hillis 2007, doi:10.1002/sim.2532). With one seed, only items vary.
+    The degrees of freedom count the seeds' term only where MS_seeds exceeds MS_rest: there the
+    width has a step, which grows with MS_seeds / MS_items, and last bits of a score may cross it.
 
     Where the items were tested in `folds` folds of cross-validation, whose training splits overlap,
     the variance is 1 / (1 - rho) times as large, with Nadeau and Bengio's (2003) rho = 1 / folds.

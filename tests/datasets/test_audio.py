@@ -391,12 +391,38 @@ def test_a_file_that_was_cut_off_is_refused_in_every_format(kind: str, tmp_path:
         decode_audio(path)
 
 
-def test_a_flac_that_announces_more_than_it_holds_is_refused() -> None:
-    data = bytearray(stream_of_flac())
-    data[22:26] = struct.pack(">I", 60_000)
-    for source in (bytes(data), Segment(bytes(data), 3.5)):
-        with pytest.raises(FusionZooError, match=r"announces 60000 samples|cannot be read"):
-            _ = decode_audio(source).samples
+@pytest.mark.parametrize("announced", [1, 20_000, 47_999, 48_001, 2**36 - 1])
+@pytest.mark.parametrize("has_longest", [True, False])
+def test_all_is_read_of_a_flac_that_announces_another_length_which_is_said(
+    announced: int, has_longest: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = bytearray(in_format("FLAC"))
+    if not has_longest:
+        data[15:18] = bytes(3)
+    data[21:26] = ((data[21] & 0xF0) << 32 | announced).to_bytes(5)
+    path = tmp_path / "a.flac"
+    path.write_bytes(data)
+    expected = torch.from_numpy(TONE / np.float32(32768))
+    for source in (path, bytes(data)):
+        assert torch.equal(decode_audio(source).samples, expected)
+        part = decode_audio(Segment(source, 2.9, 3.0))
+        assert torch.equal(part.samples, expected[46_400:48_000])
+    reason = "its header announces another number of samples than it holds"
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == [f"{name}: {reason}" for name in (path, "<bytes>")]
+
+
+def test_all_is_read_of_a_flac_of_one_short_frame() -> None:
+    data = bytearray(in_format("FLAC", TONE[:40]))
+    data[25] = 30
+    assert len(decode_audio(bytes(data)).samples) == 40
+
+
+@pytest.mark.parametrize("kept", [0.3, 0.999])
+def test_a_flac_that_was_cut_off_is_refused(kept: float) -> None:
+    data = in_format("FLAC")
+    with pytest.raises(FusionZooError, match=r"cannot be read as audio|is damaged"):
+        _ = decode_audio(data[: int(len(data) * kept)]).samples
 
 
 def test_chunks_behind_the_samples_are_no_samples(caplog: pytest.LogCaptureFixture) -> None:

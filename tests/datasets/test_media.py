@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 import struct
+import tarfile
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ import soundfile
 import torch
 from PIL import Image, ImageOps, PngImagePlugin, TiffImagePlugin
 
+from fusionzoo import create_dataset
 from fusionzoo.datasets.audio import decode_audio
 from fusionzoo.datasets.media import decode, decode_image, decode_text, jpeg_size
 from fusionzoo.errors import FusionZooError
@@ -555,3 +559,107 @@ def test_the_size_of_a_jpeg_is_that_of_pillow(mode: str, options: dict[str, Any]
         assert jpeg_size(data[:end]) in (None, (37, 21))
     frame = data.index(b"\xff\xc2" if "progressive" in options else b"\xff\xc0")
     assert jpeg_size(data[:frame] + b"\xff\xff" + data[frame + 1 :]) is None  # left to Pillow
+
+
+# ---- what libraries write
+
+
+@pytest.fixture
+def nothing_said_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusionzoo.errors._warned", {})
+
+
+def with_junk(format: str, **settings: Any) -> bytes:
+    """An image with bytes that do not belong there."""
+    buffer = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(buffer, format, **settings)
+    data = bytearray(buffer.getvalue())
+    if format == "JPEG":
+        return bytes(data[:-2]) + b"123456789" + bytes(data[-2:])
+    data[4000:4040] = b"\xff" * 40  # in TIFF, positions stay as they are
+    return bytes(data)
+
+
+@pytest.mark.usefixtures("nothing_said_before")
+@pytest.mark.parametrize(
+    ("name", "settings", "says"),
+    [
+        ("a.JPEG", {}, r"Corrupt JPEG data: \d extraneous bytes before marker 0xd9"),
+        ("a.TIFF", {"compression": "tiff_adobe_deflate"}, "ZIPDecode: "),
+        ("a.TIFF", {"compression": "tiff_lzw"}, "LZWDecode: |tempfile.tif: "),
+    ],
+)
+def test_what_a_library_writes_to_stderr_is_one_line_with_the_name(
+    name: str,
+    settings: dict[str, Any],
+    says: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    for folder in ("x", "y"):
+        path = tmp_path / folder / name
+        path.parent.mkdir()
+        path.write_bytes(with_junk(path.suffix[1:], **settings))
+        with suppress(FusionZooError):
+            decode_image(path)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 2
+    for folder, message in zip("xy", messages, strict=True):
+        assert re.match(f"{tmp_path / folder / name}: ({says})", message)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("nothing_said_before")
+@pytest.mark.filterwarnings("always")
+@pytest.mark.parametrize("suffix", ["png", "jpg", "webp"])
+def test_a_warning_of_pillow_names_each_file(
+    suffix: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    exif = EXIF + b"II*\0\x08\0\0\0\x05\0" + bytes(12)  # five tags, one of which is there
+    paths = [
+        saved(Image.fromarray(BLOCKS), tmp_path / f"{n}.{suffix}", exif=exif) for n in range(2)
+    ]
+    for path in paths:
+        decode_image(path)
+    messages = [record.getMessage() for record in caplog.records]
+    assert [message.partition(": Corrupt EXIF data")[0] for message in messages] == [
+        *map(str, paths)
+    ]
+    assert not recwarn.list
+
+
+@pytest.mark.usefixtures("nothing_said_before")
+@pytest.mark.filterwarnings("always")
+def test_very_many_pixels_are_said_with_the_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved(Image.fromarray(BLOCKS), tmp_path / "a.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    decode_image(path)
+    assert caplog.records[-1].getMessage().startswith(f"{path}: Image size (1536 pixels) exceeds")
+
+
+@pytest.mark.usefixtures("nothing_said_before")
+@pytest.mark.parametrize("kind", ["tar", "memory"])
+def test_a_warning_about_bytes_names_their_sample(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    images = [with_junk("JPEG"), with_junk("JPEG")]
+    source: Any = [{"id": n, "image": data} for n, data in zip("ab", images, strict=True)]
+    if kind == "tar":
+        source = tmp_path
+        with tarfile.open(tmp_path / "train.tar", "w") as tar:
+            for name, data in zip("ab", images, strict=True):
+                member = tarfile.TarInfo(f"{name}.jpg")
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    data = create_dataset(source, targets={})
+    for sample in (data[0], data[1]):
+        assert sample is not None
+    messages = [x.getMessage() for x in caplog.records if "Corrupt JPEG" in x.getMessage()]
+    assert [re.search(r"sample '(\w)', image: Corrupt", x)[1] for x in messages] == ["a", "b"]

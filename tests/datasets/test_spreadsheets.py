@@ -295,6 +295,22 @@ def test_a_cell_of_several_lines_is_text(cell: str, tmp_path: Path) -> None:
         assert (len(data), data[3].values["text"]) == (20, cell)
 
 
+def test_marks_in_other_cells_do_not_make_a_cell_of_several_lines_rows(tmp_path: Path) -> None:
+    cells = {3: {"text": '"Hello, you\nBye, all"'}, 9: {"text": '"Joe" Smith'}}
+    (tmp_path / "m.csv").write_text(stray(cells))
+    data = create_dataset(tmp_path / "m.csv", targets={})
+    assert [data[n].values["text"] for n in (3, 9)] == ["Hello, you\nBye, all", "Joe Smith"]
+
+
+@pytest.mark.parametrize("before", ["", '"two, of\nmy, words"'])
+def test_rows_lost_after_cells_of_several_lines_are_named(before: str, tmp_path: Path) -> None:
+    cells = {1: {"text": before}, 12: {"text": '"De'}, 15: {"text": '4" x'}}
+    (tmp_path / "m.csv").write_text(stray(cells, unique=True))
+    row = 14 + before.count("\n")
+    with pytest.raises(FusionZooError, match=f"m.csv, row {row}, column 'text': rows {row} to"):
+        create_dataset(tmp_path / "m.csv")
+
+
 @pytest.mark.parametrize("name", ["m.csv", "m.tsv", "m.csv.gz", "m.xlsx"])
 def test_a_row_that_repeats_the_header_is_an_error(name: str, tmp_path: Path) -> None:
     rows = [("id", "text"), ("id", "of a text"), ("id", "text"), ("b", "two")]

@@ -51,6 +51,20 @@ def test_the_crossed_variance_is_that_of_the_analysis_of_variance() -> None:
     assert interval.high - interval.mean == pytest.approx(half)
 
 
+def test_the_width_has_a_step_where_seeds_begin_to_vary_more_than_chance() -> None:
+    draw = np.random.default_rng(0)
+    rest = draw.standard_normal((3, 300))
+    rest -= rest.mean(0) + rest.mean(1)[:, None] - rest.mean()
+    rest /= math.sqrt((rest**2).sum() / (2 * 299))  # MS_rest is 1
+    items = draw.standard_normal(300)
+    items *= math.sqrt(4.8 / 3) / items.std(ddof=1)  # MS_items is 4.8
+    seeds = np.array([[-1.0], [0.0], [1.0]]) / math.sqrt(300)  # MS_seeds is 1
+    below, above = (crossed(items + rest + seeds * (1 + change))[0] for change in (-1e-7, 1e-7))
+    assert below.mean == pytest.approx(above.mean)
+    widths = [interval.high - interval.low for interval in (below, above)]
+    assert widths[1] / widths[0] == pytest.approx(1.027, abs=0.002)
+
+
 def test_equal_models_tie_with_certainty() -> None:
     same = (DRAW.random((3, 40)) < 0.7).astype(float)
     found = compare(same, same)
