@@ -67,8 +67,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def train(cfg: RunConfig, world: World, dataset: PairedDataset | None = None) -> Run:
     """Train, test, save; a signal ends the run after a whole step (`Run.exit_code` says so)."""
-    import torch
-
+    from fusionzoo.distributed import is_out_of_memory
     from fusionzoo.plugins import load_plugins
     from fusionzoo.training import checkpoint, report
     from fusionzoo.training.fit import fit
@@ -108,7 +107,9 @@ def train(cfg: RunConfig, world: World, dataset: PairedDataset | None = None) ->
             with final.ema_weights():
                 test, calibration, figures = report.test_model(final, loaders["test"], val_outputs)
                 report.save_model(folder, final, splits, calibration, state, test)
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             raise report.out_of_memory(trainer) from error
         finally:
             tracker.close()

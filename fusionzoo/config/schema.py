@@ -176,7 +176,7 @@ class RunConfig(SpeedConfig):
         "tensorboard", "experiment logger; with torchrun: torchrun ... -- train.py --log ..."
     )
     seed: int = option(0, "seed of weights, order, dropout and augmentation")
-    device: str = option("auto", "auto | cpu | cuda | cuda:1")
+    device: str = option("auto", "auto | cpu | cuda | cuda:1 | xpu | mps")
     out: str | None = option(None, "run folder; none = runs/<data set>, numbered if it exists")
     overwrite: bool = option(False, "replace an existing run in `out`")
     resume: Literal[False, True, "auto"] = option(
@@ -199,7 +199,7 @@ class ModelUse(SpeedConfig):
     num_workers: Annotated[int, Ge(0)] | None = option(
         None, "loader processes; none = chosen by cores"
     )
-    device: str = option("auto", "auto | cpu | cuda | cuda:1")
+    device: str = option("auto", "auto | cpu | cuda | cuda:1 | xpu | mps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,7 +289,7 @@ class BenchmarkConfig(SpeedConfig):
     jobs: Count | None = option(None, "processes; none = one per core, one thread each")
     engine: Literal["processes", "ray"] = option("processes", "executor of the trials")
     num_workers: Annotated[int, Ge(0)] | None = option(None, "loader processes while encoding")
-    device: str = option("auto", "auto | cpu | cuda | cuda:1")
+    device: str = option("auto", "auto | cpu | cuda | cuda:1 | xpu | mps")
     seed: int = option(0, "first training seed; also seeds encoders, folds and tuning")
     out: str = option("report", "folder of the report and its trials")
     combine: tuple[str, ...] = option((), "folders of finished reports: rank the fusions over them")
