@@ -29,6 +29,7 @@ class SpeedConfig:
     speed: Literal["off", "auto"] = field(default="off", metadata={"help": HELP})
 
 
+HIDDEN = {"hidden": True}  # no setting: filled in while settings are read, and stored nowhere
 Count = Annotated[int, Ge(1)]
 Positive = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
@@ -169,6 +170,10 @@ class RunConfig(SpeedConfig):
     )
     objective: Tree = option({"name": "classification"}, "what is learnt: docs/objectives.md")
     targets: dict[str, Tree] = option({}, "column -> objective, for several targets")
+    preset: Literal["none", "fast", "good", "best"] = option(
+        "none", "choose encoders, epochs and time by what is there: fast | good | best"
+    )
+    given: Tree = field(default_factory=dict, metadata=HIDDEN)  # beside a preset: the user's
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     dist: DistConfig = field(default_factory=DistConfig)
