@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from fusionzoo.config import RunConfig, from_tree, merge
 from fusionzoo.config.flags import Tree
+from fusionzoo.config.schema import KEYED
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed import World, from_main
 from fusionzoo.encoders import at_hand
@@ -218,11 +219,9 @@ def resolve(cfg: RunConfig, dataset: PairedDataset, world: World) -> tuple[RunCo
 
 def overlay(cfg: RunConfig, choice: Choice) -> tuple[RunConfig, list[str]]:
     """Return the choice under what the user sets (`cfg.given`), and a line for each setting."""
-    settings = {section: dict(choice.settings[section]) for section in ("encoders", *SECTIONS)}
-    if (cfg.given.get("train") or {}).get("refit"):  # trains twice, and has neither
-        for key in ("time_limit", "soup"):
-            settings["train"].pop(key, None)
-    tree = merge(settings, {x: cfg.given[x] for x in settings.keys() & cfg.given.keys()}, SECTIONS)
+    given = cfg.given
+    settings = _fitting(choice.settings, given)
+    tree = merge(settings, {x: given[x] for x in settings.keys() & given.keys()}, SECTIONS)
     resolved = from_tree(RunConfig, tree)
     lines, is_given = [], []
     for key, why in choice.reasons.items():
@@ -230,14 +229,34 @@ def overlay(cfg: RunConfig, choice: Choice) -> tuple[RunConfig, list[str]]:
         if name not in settings[section]:
             continue
         value = tree[section][name]
-        is_given.append(name in (cfg.given.get(section) or {}))
-        if is_given[-1]:
+        is_given.append(name in (given.get(section) or {}))
+        if is_given[-1] or settings[section][name] != choice.settings[section][name]:
             why = "with your settings" if isinstance(value, Mapping) else "yours"
         lines.append(f"  {key}: {_short(value)} ({why})")
     if all(is_given):
         lines = ["  nothing left to choose: flags, keywords or --config set it all"]
     changes = {x: getattr(resolved, x) for x in settings}
     return replace(cfg, **changes, preset="none", given={}), lines
+
+
+def _fitting(chosen: Tree, given: Tree) -> Tree:
+    """Return the chosen settings without those that contradict what the user sets."""
+    settings = {section: dict(chosen[section]) for section in chosen}
+    optim, encoders = given.get("optim") or {}, given.get("encoders") or {}
+    if (given.get("train") or {}).get("refit"):  # trains twice, and has neither
+        for key in ("time_limit", "soup"):
+            settings["train"].pop(key, None)
+    trained = {x for key in KEYED for x in optim.get(key) or {}}
+    trained |= {x for x, encoder in encoders.items() if "lora" in encoder}
+    for modality in trained & settings["encoders"].keys():  # its rate is set: not frozen
+        encoder = settings["encoders"][modality]
+        settings["encoders"][modality] = {k: x for k, x in encoder.items() if k != "freeze"}
+    is_replaced = {x for x, encoder in encoders.items() if {"name", "freeze"} & encoder.keys()}
+    for key, rates in chosen["optim"].items():  # of upper layers, unless the user froze others
+        settings["optim"][key] = {x: rate for x, rate in rates.items() if x not in is_replaced}
+        if not settings["optim"][key]:
+            del settings["optim"][key]
+    return settings
 
 
 def _short(value: Any) -> str:

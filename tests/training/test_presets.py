@@ -215,6 +215,19 @@ def test_another_encoder_drops_the_settings_of_the_chosen_one() -> None:
     assert chosen.encoders["photo"] == {"name": "timm/resnet34"}
 
 
+def test_an_encoder_that_the_user_freezes_gets_no_rate_and_one_with_a_rate_is_not_frozen() -> None:
+    args = ["--encoders.photo.freeze", "all", "--optim.modality_lr.note", "2e-5"]
+    args += ["--encoders.sound.lora.r", "4"]
+    cfg = from_args(RunConfig, ["--preset", "best", *args])
+    chosen, lines = overlay(cfg, choose("best", there()))
+    assert chosen.encoders["photo"]["freeze"] == "all"
+    assert "freeze" not in chosen.encoders["note"]
+    assert "freeze" not in chosen.encoders["sound"]
+    assert chosen.optim.modality_lr == {"note": 2e-5}
+    assert chosen.optim.layer_decay == {"note": 0.7}
+    assert len([line for line in lines if "with your settings" in line]) == 5
+
+
 def test_refit_which_trains_twice_gets_neither_limit_nor_soup() -> None:
     cfg = from_args(RunConfig, ["--preset", "best", "--train.refit", "true"])
     chosen, lines = overlay(cfg, choose("best", there()))
