@@ -42,12 +42,13 @@ USAGE = Usage(
     words=("data",),
     examples=(
         "my.csv --target diagnosis",
+        "my.csv --target diagnosis --preset fast",
         "digits --fusion gmu --train.epochs 5 --out runs/a",
         "--config stamps_finetune --train.time_limit 10m",
     ),
     common=(
-        *("data", "target", "fusion", "encoders", "balance", "train.epochs", "train.time_limit"),
-        *("optim.lr", "seed", "out", "resume"),
+        *("data", "target", "preset", "fusion", "encoders", "balance", "train.epochs"),
+        *("train.time_limit", "optim.lr", "seed", "out", "resume"),
     ),
     more="Reads downward: the command line; then data, model, trainer; then epochs, test, results.",
 )
@@ -72,9 +73,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def train(cfg: RunConfig, world: World, data: PairedDataset | Completed | None = None) -> Run:
     """Train, test, save; a signal ends the run after a whole step (`Run.exit_code` says so)."""
-    import torch
-
-    from fusionzoo.training import checkpoint, report
+    from fusionzoo.training import checkpoint, presets, report
     from fusionzoo.training.fit import fit
     from fusionzoo.training.report import Run
     from fusionzoo.training.run_folder import claim_folder
@@ -85,11 +84,14 @@ def train(cfg: RunConfig, world: World, data: PairedDataset | Completed | None =
     tracker = Tracker(world)
     tracker.is_late(cfg.train.time_limit)  # raises an error if that is no time
     cfg, dataset = open_data(cfg, data, tracker)
+    cfg, choices = presets.resolve(cfg, dataset, world)
+    tracker.say(*choices)
     trainer, splits, unused = build_trainer(cfg, world, dataset, tracker)
 
     # ---- epochs from the start or from the last checkpoint; then the test split, once
     with claim_folder(trainer.cfg, world) as (folder, resume):
         state, notes = checkpoint.start_or_resume(folder, resume, trainer, dataset)
+        tracker.say(*presets.recipe(folder, choices))
         report.show_groups(folder, trainer, tracker)
         tracker.start(folder, state, cfg.log)
         tracker.say(*(f"no loss reads {name}: frozen" for name in unused), *notes)
@@ -112,8 +114,9 @@ def train(cfg: RunConfig, world: World, data: PairedDataset | Completed | None =
             with final.ema_weights():
                 test, calibration, figures = report.test_model(final, loaders["test"], val_outputs)
                 report.save_model(folder, final, splits, calibration, state, test)
-        except torch.OutOfMemoryError as error:
-            raise report.out_of_memory(trainer) from error
+        except RuntimeError as error:
+            report.explain_memory(error, trainer)
+            raise
         finally:
             tracker.close()
         report.report_results(folder, trainer, state, test, figures, tracker)

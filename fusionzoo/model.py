@@ -148,7 +148,7 @@ class Moments(NamedTuple):
             zeros = torch.zeros(rows.shape[1], dtype=torch.float64)
             return cls(0, zeros, zeros)
         variance, mean = torch.var_mean(rows.float(), dim=0, correction=0)
-        return cls(len(rows), mean.double().cpu(), variance.double().cpu() * len(rows))
+        return cls(len(rows), mean.cpu().double(), variance.cpu().double() * len(rows))
 
     @property
     def variance(self) -> Tensor:

@@ -19,6 +19,14 @@ KINDS = ("image", "text", "audio", "vector", "sequence", "tabular")
 ITEM_COUNTS = "item_counts"
 
 
+LACK_FLOAT64 = ("mps",)  # kinds of devices
+
+
+def in_float64(tensor: Tensor) -> Tensor:
+    """Return a tensor in float64, or in float32 on a device that lacks it."""
+    return tensor.float() if tensor.device.type in LACK_FLOAT64 else tensor.double()
+
+
 class Audio(NamedTuple):
     """A mono clip in memory, at its original rate."""
 
@@ -126,8 +134,12 @@ class Batch(NamedTuple):
     second: dict[str, Inputs] | None = None  # `inputs` of another augmentation, if asked for
 
     def to(self, device: torch.device) -> Batch:
-        """Copy the tensors to `device`, asynchronously."""
-        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
+        """Copy the tensors to `device`, asynchronously on CUDA.
+
+        Elsewhere a copy may still read memory that the next batch is written to.
+        """
+        is_cuda = str(device).startswith("cuda")
+        return self.map(lambda tensor: tensor.to(device, non_blocking=is_cuda))
 
     def take(self, rows: Tensor) -> Batch:
         """Return some rows; the padding stays."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fusionzoo.config import BenchmarkConfig, split_name
 from fusionzoo.datasets import Collate, PairedDataset
-from fusionzoo.distributed import World, seed_everything
+from fusionzoo.distributed import World, same_randomness, seed_everything
 from fusionzoo.encoders import Encoder, create_encoder, shared_checkpoints
 from fusionzoo.encoders.augment import set_augmentation
 from fusionzoo.errors import FusionZooError
@@ -34,7 +34,6 @@ from fusionzoo.training.speed import (
     choose,
     describe_choice,
     measure_loading,
-    same_randomness,
     spread,
     worker_options,
 )

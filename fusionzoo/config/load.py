@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from os import PathLike, fspath
 from pathlib import Path
@@ -70,7 +70,7 @@ def from_settings(
     configuration, a nested mapping, the path of a YAML file or a recipe's name.
     """
     if isinstance(config, cls):
-        tree: Mapping[str, Any] = asdict(config)  # type: ignore[call-overload]
+        tree: Mapping[str, Any] = _as_tree(config)
     elif isinstance(config, Mapping):
         tree = config
     else:
@@ -167,14 +167,22 @@ def from_tree(cls: type[C], tree: Mapping[str, Any]) -> C:
         reason = first["msg"][0].lower() + first["msg"][1:]
         raise FusionZooError(f"--{key} {first['input']!r}: {reason}") from None
     check_numbers(cls, asdict(config))  # type: ignore[call-overload]  # the word `infinity`
+    if getattr(config, "preset", NO) != NO:
+        config = replace(config, given=dict(tree))  # type: ignore[type-var]
     return config
+
+
+def _as_tree(config: Any) -> Tree:
+    """Return a configuration as a nested mapping."""
+    tree = asdict(config)
+    return {x.name: tree[x.name] for x in fields(config) if not x.metadata.get("hidden")}
 
 
 def write_yaml(config: Any, path: Path) -> None:
     """Write a complete, resolved configuration."""
     import yaml
 
-    tree = json.loads(json.dumps(asdict(config)))
+    tree = json.loads(json.dumps(_as_tree(config)))
     write_text(path, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
 
 
@@ -215,6 +223,8 @@ def _leaves(cls: Any, prefix: str = "") -> dict[str, bool]:
     hints = get_type_hints(cls)
     for setting in fields(cls):
         key, hint = prefix + setting.name, hints[setting.name]
+        if setting.metadata.get("hidden"):
+            continue
         if is_dataclass(hint):
             leaves |= _leaves(hint, f"{key}.")
         else:
@@ -309,6 +319,8 @@ def _lines(cls: type, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield the dotted key and the line of each setting."""
     hints = get_type_hints(cls)
     for setting in fields(cls):
+        if setting.metadata.get("hidden"):
+            continue
         if is_dataclass(hints[setting.name]):
             yield from _lines(hints[setting.name], f"{prefix}{setting.name}.")
         else:

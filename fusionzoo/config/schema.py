@@ -29,6 +29,7 @@ class SpeedConfig:
     speed: Literal["off", "auto"] = field(default="off", metadata={"help": HELP})
 
 
+HIDDEN = {"hidden": True}  # no setting: filled in while settings are read, and stored nowhere
 Count = Annotated[int, Ge(1)]
 Positive = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
@@ -169,6 +170,10 @@ class RunConfig(SpeedConfig):
     )
     objective: Tree = option({"name": "classification"}, "what is learnt: docs/objectives.md")
     targets: dict[str, Tree] = option({}, "column -> objective, for several targets")
+    preset: Literal["none", "fast", "good", "best"] = option(
+        "none", "choose encoders, epochs and time by what is there: fast | good | best"
+    )
+    given: Tree = field(default_factory=dict, metadata=HIDDEN)  # beside a preset: the user's
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     dist: DistConfig = field(default_factory=DistConfig)
@@ -176,7 +181,7 @@ class RunConfig(SpeedConfig):
         "tensorboard", "experiment logger; with torchrun: torchrun ... -- train.py --log ..."
     )
     seed: int = option(0, "seed of weights, order, dropout and augmentation")
-    device: str = option("auto", "auto | cpu | cuda | cuda:1")
+    device: str = option("auto", "auto | cpu | cuda | cuda:1 | xpu | mps")
     out: str | None = option(None, "run folder; none = runs/<data set>, numbered if it exists")
     overwrite: bool = option(False, "replace an existing run in `out`")
     resume: Literal[False, True, "auto"] = option(
@@ -199,7 +204,7 @@ class ModelUse(SpeedConfig):
     num_workers: Annotated[int, Ge(0)] | None = option(
         None, "loader processes; none = chosen by cores"
     )
-    device: str = option("auto", "auto | cpu | cuda | cuda:1")
+    device: str = option("auto", "auto | cpu | cuda | cuda:1 | xpu | mps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,7 +294,7 @@ class BenchmarkConfig(SpeedConfig):
     jobs: Count | None = option(None, "processes; none = one per core, one thread each")
     engine: Literal["processes", "ray"] = option("processes", "executor of the trials")
     num_workers: Annotated[int, Ge(0)] | None = option(None, "loader processes while encoding")
-    device: str = option("auto", "auto | cpu | cuda | cuda:1")
+    device: str = option("auto", "auto | cpu | cuda | cuda:1 | xpu | mps")
     seed: int = option(0, "first training seed; also seeds encoders, folds and tuning")
     out: str = option("report", "folder of the report and its trials")
     combine: tuple[str, ...] = option((), "folders of finished reports: rank the fusions over them")

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fusionzoo.config import EmbedConfig, TrainConfig
 from fusionzoo.datasets import PairedDataset
+from fusionzoo.distributed import GPUS, is_out_of_memory
 from fusionzoo.errors import FusionZooError, __version__
 from fusionzoo.features import key_of, weights_hash
 from fusionzoo.identity import data_identity
@@ -212,8 +213,8 @@ class InPieces:
                     " encoders' max_length), or use --device cpu"
                 )
             self.rows = rows // 2
-            if self.model.device.type == "cuda":
-                torch.cuda.empty_cache()
+            if self.model.device.type in GPUS:
+                getattr(torch, self.model.device.type).empty_cache()
         if self.rows is not None and self.rows != before:
             self.say(
                 f"out of memory with {before or len(batch.ids)} samples: continuing with"
@@ -238,11 +239,6 @@ class InPieces:
             return
         for rows in torch.arange(len(batch.ids)).split(self.rows):
             yield batch.take(rows)
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an error is for lack of memory, on a GPU or in torch's allocator on the CPU."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 FORMAT = 1  # of the parts; raised when the same settings give other data

@@ -83,7 +83,7 @@ class AnalyseConfig:
     json: str = option("", "file for the figures")
     jobs: Count | None = option(None, "processes; none = one per core")
     num_workers: Annotated[int, Ge(0)] | None = option(None, "loader processes while encoding")
-    device: str = option("auto", "auto | cpu | cuda | cuda:1")
+    device: str = option("auto", "auto | cpu | cuda | cuda:1 | xpu | mps")
     seed: int = option(0, "of folds, clusters and completions")
 
 

@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 
 from fusionzoo.datasets import Collate, PairedDataset
-from fusionzoo.distributed import World, from_main, gather, seed_everything
+from fusionzoo.distributed import (
+    World,
+    from_main,
+    gather,
+    gpu_random_state,
+    seed_everything,
+    set_gpu_random_state,
+)
 from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.features_frozen import StoredModality
@@ -292,8 +299,9 @@ def random_states(world: World) -> list[Contents]:
     """Collect the state of every process's random generators."""
     version, internal, gauss = random.getstate()
     states: Contents = {"torch": torch.get_rng_state(), "python": [version, list(internal), gauss]}
-    if world.device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(world.device)
+    gpu = gpu_random_state(world.device)
+    if gpu is not None:
+        states[world.device.type] = gpu
     return gather(states, world)
 
 
@@ -305,6 +313,5 @@ def restore_random(states: list[Contents], world: World) -> bool:
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     torch.set_rng_state(state["torch"])
-    if "cuda" in state and world.device.type == "cuda":
-        torch.cuda.set_rng_state(state["cuda"], world.device)
+    set_gpu_random_state(state.get(world.device.type), world.device)
     return True

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fusionzoo.distributed import same_randomness
 from fusionzoo.model import FusionModel, UnimodalHeads
 from fusionzoo.structures import (
     Batch,
@@ -146,9 +147,7 @@ class Objective(nn.Module):
         """Encode the views of a strategy, drawing from generators of their own."""
         if context.augmented is None:
             return ()
-        device = context.rows.device
-        devices = [device] if device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
+        with same_randomness(context.rows.device):
             torch.manual_seed(seed_of(self.seed, "views", context.step, *context.rows[:1].tolist()))
             return tuple(self.model.encode(view) for view in context.augmented)
 

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from fusionzoo.confidence import Calibration
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.summary import data_summary
-from fusionzoo.distributed import gather
+from fusionzoo.distributed import gather, is_out_of_memory
 from fusionzoo.errors import FusionZooError, command_line
 from fusionzoo.evaluation.statistics import share_interval
 from fusionzoo.files import whole_lines, write_json
@@ -154,6 +154,12 @@ def results_of(
             ),
         ],
     )
+
+
+def explain_memory(error: RuntimeError, trainer: Trainer) -> None:
+    """Raise an error that says what to do, if this one is for lack of memory."""
+    if is_out_of_memory(error):
+        raise out_of_memory(trainer) from error
 
 
 def out_of_memory(trainer: Trainer) -> FusionZooError:

@@ -6,8 +6,7 @@ import copy
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import cycle, islice
 from pathlib import Path
@@ -19,7 +18,7 @@ from torch.utils.data import DataLoader
 from fusionzoo.config import TrainConfig
 from fusionzoo.config.schema import ModelUse
 from fusionzoo.datasets import PairedBatchSampler, PairedDataset
-from fusionzoo.distributed import World, from_main
+from fusionzoo.distributed import World, from_main, is_out_of_memory, same_randomness, wait_for
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.files import write_json
 from fusionzoo.model import FusionModel
@@ -137,9 +136,9 @@ def _compare(
         if not wins(measured, timing, samples):
             return measured, f"does not save {MARGIN:.0%}"
         again, confirmed = measure(best), measure(settings)
-    except torch.OutOfMemoryError:
-        return None, "out of memory"
     except (FusionZooError, RuntimeError, NotImplementedError) as error:
+        if isinstance(error, RuntimeError) and is_out_of_memory(error):
+            return None, "out of memory"
         return None, f"does not work here: {one_line(error)}"
     if not wins(confirmed, again, samples):
         return confirmed, f"does not save {MARGIN:.0%} in a second measurement"
@@ -201,31 +200,17 @@ def measure_loading(
     started = time.perf_counter()
     for batch in islice(iterator, warm):
         work(batch.to(device))
-    _wait(device)
+    wait_for(device)
     start, samples, number = time.perf_counter(), 0, 0
     for batch in iterator:
         work(batch.to(device))
         samples, number = samples + len(batch.ids), number + 1
         if number >= least and time.perf_counter() - start >= SECONDS:
             break
-    _wait(device)
+    wait_for(device)
     seconds = (time.perf_counter() - start) / max(samples, 1)
     rows = sum(len(batch) for batch in islice(cycle(keys), warm))
     return Timing(max(seconds, 1e-9), max(0.0, start - started - rows * seconds))
-
-
-def _wait(device: torch.device) -> None:
-    """Wait for the device, whose calls return before their work is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-@contextmanager
-def same_randomness(device: torch.device) -> Iterator[None]:
-    """Leave the global generators as they were."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        yield
 
 
 def worker_options(setting: int | None, default: int, world: World) -> list[Option]:

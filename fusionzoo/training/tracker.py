@@ -19,7 +19,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 from fusionzoo.config.flags import in_seconds
-from fusionzoo.distributed import World
+from fusionzoo.distributed import World, device_name
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.files import whole_lines
 from fusionzoo.progress import progress_bar
@@ -297,12 +297,11 @@ class Tracker:
 
 def environment(world: World) -> dict[str, Any]:
     """Describe software and hardware of a run."""
-    gpu = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else None
     return {
         "python": platform.python_version(),
         "packages": {name: version(name) for name in PACKAGES},
         "machine": platform.machine(),
-        "device": gpu or "cpu",
+        "device": device_name(world.device),
         "processes": world.size,
         "threads": torch.get_num_threads(),
     }

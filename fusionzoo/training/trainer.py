@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from fusionzoo.config import RunConfig
 from fusionzoo.distributed import Heap, World, broadcast_from_main, gather, total, wrap
 from fusionzoo.fsdp import sharded
-from fusionzoo.structures import FIRST_STEP, Batch, Features, StepContext, evaluating
+from fusionzoo.structures import FIRST_STEP, Batch, Features, StepContext, evaluating, in_float64
 
 from .balance import Balance, LossTerm, MeanLoss
 from .balance.base import RestartsSchedule, TwoPassBackward
@@ -98,7 +98,7 @@ def mean_over_rows(terms: Sequence[LossTerm], world: World) -> list[MeanLoss]:
     Returned is this process's weighted share, so that the mean over processes is the mean over all
     rows.
     """
-    counts = torch.stack([term.mask.sum() for term in terms]).double()
+    counts = in_float64(torch.stack([term.mask.sum() for term in terms]))
     all_rows = total(counts, world)
     counts = all_rows.clamp(min=1) / world.size
     return [
@@ -334,7 +334,7 @@ class Trainer:
         norms = self._grad_norms(context.turn) if measure else {}
         clipped = clip_gradients(self.clip_groups, self.cfg.optim.clip, self.world.device)
         # In fp16 the scaler handles overflowing gradients: it skips the step and lowers its scale.
-        finite = total(loss.double(), self.world) if self.scaler.is_enabled() else clipped
+        finite = total(in_float64(loss), self.world) if self.scaler.is_enabled() else clipped
         skipped = None
         if finite.isfinite().all():
             self.scaler.step(self.optimizer)
@@ -400,7 +400,7 @@ class Trainer:
 
     def mean_loss(self, loss: Tensor) -> float:
         """Average a loss that `step` returned, or a sum of them, over the processes."""
-        return total(loss.double()[None], self.world).item() / self.world.size
+        return total(in_float64(loss)[None], self.world).item() / self.world.size
 
 
 def unwrap(module: nn.Module) -> Objective:

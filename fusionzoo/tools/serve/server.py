@@ -45,7 +45,7 @@ class ServeConfig:
     host: str = option("127.0.0.1", "address to listen on; any but this machine's needs a token")
     port: int = option(8000, "port; 0 = a free one")
     token: str = option("", f"what clients send as a bearer token; else ${TOKEN}")
-    device: str = option("auto", "cpu | cuda | cuda:1 | auto")
+    device: str = option("auto", "cpu | cuda | cuda:1 | xpu | mps | auto")
     plugins: str | list[str] = option("", "files or modules with components of your own")
     batch_size: Count = option(32, "rows in a batch, at most")
     wait_ms: float = option(5.0, "ms that a batch waits for rows that are still being decoded")

