@@ -196,6 +196,13 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or any(x in str(error) for x in lacking)
 
 
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # macOS and Windows tie no process to cores
+
+
 def pick_device(name: str, local_rank: int = 0, num_processes: int = 1) -> torch.device:
     """Resolve `auto`: the GPU of this process if there is one, else the CPU.
 
@@ -445,7 +452,7 @@ def launch(cfg: DistConfig, script: str, args: Sequence[str]) -> int:
     from torch.distributed.run import main as torchrun
 
     # Each process would otherwise start a thread per core.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // cfg.nproc)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // cfg.nproc)))
     options = ["--standalone", f"--nproc-per-node={cfg.nproc}"]
     options += ["--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"]
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from fusionzoo.config import DistConfig
 from fusionzoo.distributed import (
     gpu_random_state,
     is_out_of_memory,
+    num_cores,
     pick_device,
     process_group,
     same_randomness,
@@ -181,3 +183,11 @@ def test_steps_need_no_float64_on_a_device_that_lacks_it(
     assert train(run) == 0
     assert called.count("step") == 3
     assert "mean_loss" in called
+
+
+def test_cores_are_counted_where_no_process_is_tied_to_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert num_cores() == len(os.sched_getaffinity(0))
+    monkeypatch.delattr("os.sched_getaffinity")
+    assert num_cores() == os.cpu_count()

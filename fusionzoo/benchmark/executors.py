@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 from fusionzoo.config import BenchmarkConfig
-from fusionzoo.distributed import keep_freed_memory
+from fusionzoo.distributed import keep_freed_memory, num_cores
 from fusionzoo.errors import FusionZooError
 from fusionzoo.plugins import absolute, load_plugins
 from fusionzoo.progress import progress_bar
@@ -51,7 +51,7 @@ def map_unordered(
     At `deadline`, a time of `time.monotonic`, pieces under way are dropped: OutOfTimeError. In this
     process alone the one under way is finished first.
     """
-    cores = len(os.sched_getaffinity(0))
+    cores = num_cores()
     jobs = min(cfg.jobs or cores, max(len(pieces), 1))
     threads = max(1, cores // (cfg.jobs or cores))
     if not pieces:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Literal
@@ -12,7 +11,7 @@ from torch.utils.data import DataLoader
 from fusionzoo.config import RunConfig
 from fusionzoo.datasets import PairedBatchSampler, PairedDataset, make_sampler
 from fusionzoo.datasets.samplers import group_values
-from fusionzoo.distributed import World
+from fusionzoo.distributed import World, num_cores
 from fusionzoo.structures import Batch
 from fusionzoo.worker_memory import make_loader
 
@@ -21,7 +20,7 @@ def num_workers(setting: int | None, world: World) -> int:
     """Choose the number of loader processes: 0 on small machines, where each would cost a core."""
     if setting is not None:
         return setting
-    cores = len(os.sched_getaffinity(0)) // world.size
+    cores = num_cores() // world.size
     return 0 if cores <= 2 else min(8, cores - 1)
 
 

@@ -6,7 +6,6 @@ What the user sets, by a flag, a keyword or `--config`, stands over the preset's
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from fusionzoo.config import RunConfig, from_tree, merge
 from fusionzoo.config.flags import Tree
 from fusionzoo.config.schema import KEYED
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.distributed import World, from_main
+from fusionzoo.distributed import World, from_main, num_cores
 from fusionzoo.encoders import at_hand
 from fusionzoo.errors import command_line
 
@@ -187,7 +186,7 @@ def look_around(name: Name, dataset: PairedDataset, given: Tree, world: World) -
             else "yours"
             for modality, encoder in encoders.items()
         },
-        cores=len(os.sched_getaffinity(0)),
+        cores=num_cores(),
         gpu="" if world.device.type == "cpu" else world.device.type,
     )
 

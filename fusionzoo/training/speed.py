@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -18,7 +17,14 @@ from torch.utils.data import DataLoader
 from fusionzoo.config import TrainConfig
 from fusionzoo.config.schema import ModelUse
 from fusionzoo.datasets import PairedBatchSampler, PairedDataset
-from fusionzoo.distributed import World, from_main, is_out_of_memory, same_randomness, wait_for
+from fusionzoo.distributed import (
+    World,
+    from_main,
+    is_out_of_memory,
+    num_cores,
+    same_randomness,
+    wait_for,
+)
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.files import write_json
 from fusionzoo.model import FusionModel
@@ -217,7 +223,7 @@ def worker_options(setting: int | None, default: int, world: World) -> list[Opti
     """Return numbers of loader processes to try, unless the user set one."""
     if setting is not None:
         return []
-    cores = max(1, len(os.sched_getaffinity(0)) // world.size)
+    cores = max(1, num_cores() // world.size)
     values = [count for count in (1, 2, 4, 8) if count <= cores and count > default]
     fewer = [0] if default else []
     return [Option("num_workers", part) for part in (values, fewer) if part]
