@@ -17,7 +17,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fusionzoo.confidence import Calibration
+from fusionzoo.config import RunConfig
 from fusionzoo.datasets import PairedDataset
+from fusionzoo.datasets.naming import IN_MEMORY, UNNAMED, data_title
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.distributed import gather, is_out_of_memory
 from fusionzoo.errors import FusionZooError, command_line
@@ -252,19 +254,29 @@ def show_results(
             " head: --balance modality_dropout trains it for missing modalities"
         )
     tracker.say(f"model   {folder / 'model'}   (fusionzoo.load reads it)")
-    plugins = ",".join(plugin_list(cfg.plugins))
-    flags = f" --plugins {plugins}" if plugins else ""
-    if tasks.leading != NoTarget.leading:
-        file = shlex.quote(str(cfg.data.get("root") or cfg.data["name"]))
-        tracker.say(
-            f"next    fusionzoo predict {folder} {file} --out predictions.csv{flags}",
-            f"        fusionzoo evaluate {folder}{flags}",
-            f"        {command_line('embed')} {folder} --out embeddings.parquet{flags}",
-        )
-    else:
-        tracker.say(f"next    {command_line('embed')} {folder} --out embeddings.parquet{flags}")
+    steps = next_steps(folder, cfg, has_target=tasks.leading != NoTarget.leading)
+    first, *others = steps
+    tracker.say(f"next    {first}", *(f"        {step}" for step in others))
     if cfg.log == "tensorboard":
         tracker.say(f"        tensorboard --logdir {folder / 'tensorboard'}")
+
+
+def next_steps(folder: Path, cfg: RunConfig, *, has_target: bool) -> list[str]:
+    """Return what to run after a training: commands, or calls if the data were in memory."""
+    calls = "predict", "evaluate", "embed"
+    if cfg.data["name"] == IN_MEMORY or data_title(cfg.data) == UNNAMED:
+        chosen = calls if has_target else calls[2:]
+        ends = {"embed": ', out="embeddings.parquet"'}
+        return [f'fusionzoo.{x}("{folder}", data{ends.get(x, "")})' for x in chosen]
+    file = shlex.quote(str(cfg.data.get("root") or cfg.data["name"]))
+    plugins = ",".join(plugin_list(cfg.plugins))
+    flags = f" --plugins {plugins}" if plugins else ""
+    commands = [
+        f"fusionzoo predict {folder} {file} --out predictions.csv{flags}",
+        f"fusionzoo evaluate {folder}{flags}",
+        f"{command_line('embed')} {folder} --out embeddings.parquet{flags}",
+    ]
+    return commands if has_target else commands[2:]
 
 
 def report_failures(dataset: PairedDataset, tracker: Tracker) -> None:
