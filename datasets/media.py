@@ -18,12 +18,12 @@ from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import current_thread, main_thread
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from fusionzoo.errors import FusionZooError, one_line, warn_of_file
 from fusionzoo.files import read_cells
@@ -304,8 +304,11 @@ def decode_image(source: Any) -> Tensor:
 
 @contextmanager
 def _pillow_warnings_named(path: str) -> Iterator[None]:
-    """Name the file in Pillow's warnings; not in threads, as Python keeps one list for all."""
-    if current_thread() is not main_thread():
+    """Name the file in Pillow's warnings, in a worker process of a loader.
+
+    Elsewhere other threads warn, too, and Python would forget which warnings it has shown.
+    """
+    if get_worker_info() is None:
         yield
         return
     try:
@@ -325,9 +328,9 @@ def _pillow_warnings_named(path: str) -> Iterator[None]:
 def _stderr_named(path: str) -> Iterator[None]:
     """Name the file in the first line that libjpeg or libtiff write to the process's stderr.
 
-    On Linux, and not in threads, as there is one stderr for all. Nothing may be logged meanwhile.
+    On Linux, in a worker process of a loader: elsewhere other threads write to it, too.
     """
-    if current_thread() is not main_thread() or not hasattr(os, "memfd_create"):
+    if get_worker_info() is None or not hasattr(os, "memfd_create"):
         yield
         return
     lines, stderr = _memory_file(os.getpid()), os.dup(2)

@@ -565,8 +565,9 @@ def test_the_size_of_a_jpeg_is_that_of_pillow(mode: str, options: dict[str, Any]
 
 
 @pytest.fixture
-def nothing_said_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_a_worker_that_said_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusionzoo.errors._warned", {})
+    monkeypatch.setattr("fusionzoo.datasets.media.get_worker_info", lambda: True)
 
 
 def with_junk(format: str, **settings: Any) -> bytes:
@@ -581,7 +582,7 @@ def with_junk(format: str, **settings: Any) -> bytes:
     return bytes(data)
 
 
-@pytest.mark.usefixtures("nothing_said_before")
+@pytest.mark.usefixtures("in_a_worker_that_said_nothing")
 @pytest.mark.parametrize(
     ("name", "settings", "says"),
     [
@@ -611,7 +612,21 @@ def test_what_a_library_writes_to_stderr_is_one_line_with_the_name(
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.usefixtures("nothing_said_before")
+def test_outside_of_a_worker_the_process_keeps_its_stderr_and_warnings(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        pytest.fail("other threads may write now")
+
+    monkeypatch.setattr("fusionzoo.datasets.media.os.dup2", fail)
+    monkeypatch.setattr("fusionzoo.datasets.media.warnings.catch_warnings", fail)
+    (tmp_path / "a.jpg").write_bytes(with_junk("JPEG"))
+    decode_image(tmp_path / "a.jpg")
+    decode_image(saved(Image.fromarray(BLOCKS), tmp_path / "a.png"))
+    assert "Corrupt JPEG data" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("in_a_worker_that_said_nothing")
 @pytest.mark.filterwarnings("always")
 @pytest.mark.parametrize("suffix", ["png", "jpg", "webp"])
 def test_a_warning_of_pillow_names_each_file(
@@ -633,7 +648,7 @@ def test_a_warning_of_pillow_names_each_file(
     assert not recwarn.list
 
 
-@pytest.mark.usefixtures("nothing_said_before")
+@pytest.mark.usefixtures("in_a_worker_that_said_nothing")
 @pytest.mark.filterwarnings("always")
 def test_very_many_pixels_are_said_with_the_name(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -644,7 +659,7 @@ def test_very_many_pixels_are_said_with_the_name(
     assert caplog.records[-1].getMessage().startswith(f"{path}: Image size (1536 pixels) exceeds")
 
 
-@pytest.mark.usefixtures("nothing_said_before")
+@pytest.mark.usefixtures("in_a_worker_that_said_nothing")
 @pytest.mark.parametrize("kind", ["tar", "memory"])
 def test_a_warning_about_bytes_names_their_sample(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
