@@ -125,7 +125,8 @@ def complete(
     chosen = resolve_name(settings)
     if not target:
         is_file = isinstance(chosen.get("root"), str) and Path(chosen["root"]).is_file()
-        if to_train and infer_kinds and not known and is_file and "join" not in chosen:
+        is_open = infer_kinds and not known and not {"join", "targets"} & chosen.keys()
+        if to_train and is_file and is_open:
             return _with_own_target(chosen)
         return Completed(settings=chosen)
     if chosen["name"] != TABLE:

@@ -80,7 +80,7 @@ def _open_source(
 
 @DATASETS.register("manifest", family="format")
 def manifest(settings: TableSettings, *, shared: SharedSettings = DEFAULTS) -> PairedDataset:
-    """Open your own table, a row per sample: CSV, TSV, JSONL, Parquet, .xlsx, .ods, or in memory.
+    """Open your own table, a row per sample: CSV, JSONL, Parquet, .xlsx, .ods, or in memory.
 
     Columns `image`, `text`, `audio`, `vector`, `sequence` are modalities; an empty cell is missing.
     If absent, `id` is the row's number from 0, `split` a hash of the id that leaves no split

@@ -465,7 +465,7 @@ TEXT = ["--data.name", "manifest", "--encoders.text.name", "chars"]
             "row 4, sample '3' (split 'val') has the label 'z'",
         ),
         (MANIFEST.replace("val", "train"), [], "split 'val' is empty"),
-        (MANIFEST.replace("target", "label"), [], "the data has no target column"),
+        (MANIFEST.replace("target", "label"), [], "has no column 'target': --target names the"),
         (
             MANIFEST.replace("text", "image").replace("one", "one.png"),
             [],
