@@ -176,7 +176,8 @@ def _load_with(settings: dict[str, Any], target: str | Sequence[str]) -> Loaded:
     refused = _refusal(settings, target)
     if not isinstance(refused, FusionZooError):
         return refused
-    names = sheet_names(Path(str(root)).expanduser())
+    path = Path(str(root)).expanduser()
+    names = sheet_names(path) if path.is_file() else []
     for name in names if len(names) > 1 else ():
         loaded = _refusal({**settings, "sheet": name}, target)
         if isinstance(loaded, Loaded):
@@ -253,7 +254,7 @@ def _with_target_kinds(done: Completed, names: Sequence[str]) -> Completed:
             chosen["na"] = [*_missing(chosen, done.loaded), *found.missing]
         others = [x for x in TARGET_WORDS if x != found.kind]
         what = TARGET_WORDS[found.kind] + found.cells.removeprefix(NUMBER)
-        if found.kind == "multilabel":
+        if found.kind == "multilabel" and not is_list(table[name].type):
             what += f" divided by {found.separator!r}"
         flag = f"--targets.{name} {', '.join(others[:-1])} or {others[-1]}"
         notes.append(f"target {name!r} holds {what} ({flag} changes that)")

@@ -137,6 +137,12 @@ def test_deeply_nested_text_is_one_error(tmp_path: Path) -> None:
         read(path)
 
 
+@pytest.mark.parametrize("name", ["m.ods", "m.xlsx"])
+def test_a_workbook_that_is_not_there_is_said(name: str, tmp_path: Path) -> None:
+    with pytest.raises(FusionZooError, match=f"no file .*{name}"):
+        fusionzoo.create_dataset(str(tmp_path / name), target="x")
+
+
 def test_other_archives_are_no_sheets(tmp_path: Path) -> None:
     path = tmp_path / "m.ods"
     with zipfile.ZipFile(path, "w") as parts:
