@@ -96,7 +96,11 @@ def _convert(cfg: ConvertConfig) -> int:
     )
     if written.failed:
         print(f"missing {written.failed:,} values that cannot be read (--data.on_error)")
-    print(f"next    {command_line('train')} {written.folder}")
+    kinds = settings.get("targets", {})  # shards store the labels, not what they are
+    flags = "".join(
+        f" --targets.{name} {kind}" for name, kind in kinds.items() if kind != "classification"
+    )
+    print(f"next    {command_line('train')} {written.folder}{flags}")
     return 0
 
 

@@ -376,6 +376,16 @@ def test_the_command_converts_and_says_what_comes_next(
     assert "DATA OUT" in capsys.readouterr().err
 
 
+def test_the_next_command_after_a_conversion_says_what_the_targets_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"text": f"note {n} of words", "tags": ["a", "b"][: 1 + n % 2]} for n in range(60)]
+    (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = [str(tmp_path / "m.jsonl"), str(tmp_path / "out"), "--target", "tags"]
+    assert console(["data", "convert", *words]) == 0
+    assert capsys.readouterr().out.endswith(" --targets.target multilabel\n")
+
+
 def test_prepared_shards_hold_small_pictures_and_flac(tmp_path: Path) -> None:
     draw = np.random.default_rng(1)
     Image.fromarray(draw.integers(0, 255, (300, 400, 3), dtype=np.uint8)).save(tmp_path / "a.jpg")
