@@ -10,6 +10,7 @@ import select
 import signal
 import sys
 import sysconfig
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -100,6 +101,7 @@ def _child(work: Callable[[], Any], root: Path, write_end: int) -> None:
     virtual = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (virtual + BUDGET, virtual + BUDGET))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    tempfile.tempdir = str(root)  # drawings are rendered in an empty folder
     outside = _watch_files(root)
     try:
         values = work()
