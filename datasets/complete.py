@@ -37,6 +37,7 @@ from .sources.infer import (
     Finding,
     find_column,
     is_group_name,
+    is_plain,
     may_group,
     named_columns,
     read_cells_of,
@@ -71,6 +72,11 @@ class Completed:
     target_kinds: dict[str, str] = field(default_factory=dict)  # target -> kind, where inferred
     rows: tuple[tuple[str, str, str], ...] = ()  # column, read as, what it holds
     notes: tuple[str, ...] = ()
+
+    @property
+    def has_one_target(self) -> bool:
+        """Whether the only target is the column in the role `target`, with a label in each row."""
+        return len(self.target_kinds) == 1 and "target" in self.settings["columns"]
 
     @property
     def to_open(self) -> dict[str, Any]:
@@ -137,8 +143,10 @@ def complete(
     loaded = _load_with(chosen, target)
     names = _targets(target, loaded)
     columns = dict(chosen.get("columns") or {})
-    if len(names) == 1 and not known:
-        columns["target"] = names[0]
+    num_missing = {name: _num_missing(chosen, loaded, name) for name in names}
+    is_whole = not (infer_kinds and num_missing[names[0]])
+    if len(names) == 1 and not known and is_whole:
+        columns["target"] = names[0]  # of others labels may be missing
     elif not infer_kinds:
         raise FusionZooError(
             f"--objective is about one target: give each of {', '.join(names)} its own,"
@@ -150,6 +158,12 @@ def complete(
     done = _with_target_kinds(done, inferred) if infer_kinds else done
     for name in names if to_train else ():
         _check_labels(name, done)
+    notes = [
+        f"{count:,} of {len(loaded.table):,} rows have no {name!r}: they are not trained on"
+        for name, count in num_missing.items()
+        if count
+    ]
+    done = replace(done, notes=(*done.notes, *notes))
     if any(role not in ROLES for role in columns) or chosen.get("arrays"):
         return done
     return _with_columns(done, names)
@@ -261,9 +275,20 @@ def _with_target_kinds(done: Completed, names: Sequence[str]) -> Completed:
     return replace(done, settings=chosen, target_kinds=kinds, notes=(*done.notes, *notes))
 
 
+def _num_missing(settings: Mapping[str, Any], loaded: Loaded, name: str) -> int:
+    """Return how many rows have no label in a column; an empty list is one."""
+    column = loaded.table[name]
+    if not is_plain(column.type) or not len(column):
+        return int(column.null_count)
+    cells = read_cells_of(column, _missing(settings, loaded))
+    return cells.num_rows - cells.num_cells if cells.num_cells else 0
+
+
 def _check_labels(name: str, done: Completed) -> None:
     """Raise an error for a target that is empty, or has one value, or hardly two rows a class."""
     column = _table(done)[name]
+    if not len(column):
+        raise FusionZooError(f"{_source_of(done)} has no rows")
     flat = pc.list_flatten(column) if is_list(column.type) else column
     counts = read_cells_of(flat, _missing(done.settings, done.loaded)).counts
     if not counts:

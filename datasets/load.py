@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .arrow import with_text_of_uuids
+from .naming import STORED, UNNAMED
 from .provenance import Loaded
 from .shards.storage import is_url
 from .sources.table_files import read_table, table_suffix
@@ -39,7 +40,7 @@ def _load(settings: TableSettings) -> Loaded:
     table, provenance = read_table(path, settings)
     return Loaded(
         table=table,
-        source=str(path),
+        source=UNNAMED if STORED.search(str(path)) else str(path),
         root=path.parent,
         provenance=provenance,
         has_nulls=table_suffix(path) == ".parquet",

@@ -71,8 +71,8 @@ def is_name(text: str) -> bool:
 
 def is_path(text: str) -> bool:
     """Whether text that may name a data set is the path of a manifest or folder."""
-    is_plain = is_url(text) or table_suffix(Path(text)) in READERS
-    return is_plain or (not is_name(text) and Path(text).exists())
+    needs_no_look = is_url(text) or table_suffix(Path(text)) in READERS
+    return needs_no_look or (not is_name(text) and Path(text).exists())
 
 
 def view_of(dataset: PairedDataset, settings: Mapping[str, Any]) -> PairedDataset:

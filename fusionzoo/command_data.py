@@ -38,9 +38,9 @@ def complete_data(data: dict[str, Any], target: str | Sequence[str] = ()) -> Com
     """Return explicit settings of the data of a command that does not train."""
     done = complete(required(data), target)
     kinds = done.target_kinds
-    if len(kinds) == 1:
+    if done.has_one_target:
         kinds = {"target": next(iter(kinds.values()))}
-    if set(kinds.values()) <= {"classification"} and len(kinds) < 2:
+    if not kinds or kinds == {"target": "classification"}:
         return done
     return replace(done, settings={**done.settings, "targets": kinds})
 
@@ -49,7 +49,7 @@ def with_targets(cfg: R, done: Completed) -> R:
     """Return `cfg` with the objective of each target that was found out."""
     kinds = done.target_kinds
     cfg = replace(cfg, target="")
-    if len(kinds) == 1 and not cfg.targets:
+    if done.has_one_target and not cfg.targets:
         return replace(cfg, objective={"name": next(iter(kinds.values()))})
     if not kinds:
         return cfg

@@ -52,7 +52,8 @@ def create_dataset(
     directory. With `target`, the column of labels or several, every other column is read as what
     it holds; without, as the settings `columns` and `kinds` say.
     """
-    if isinstance(name, PairedDataset) or not (target or base or "group" in settings):
+    has_target = not isinstance(target, str) or target != ""
+    if isinstance(name, PairedDataset) or not (has_target or base or "group" in settings):
         return open_data(name, **settings)
     data = read_data({**settings_of(name), **settings})
     if base:
@@ -60,7 +61,7 @@ def create_dataset(
             raise FusionZooError(f"base={base!r} is for tables in memory; leave it out")
         loaded = load_table(TableSettings(root=data["root"]))
         data["root"] = replace(loaded, root=Path(base))
-    done = complete_data(data, target)
+    done = complete_data(data, _target_names(target))
     return open_data(**done.to_open)
 
 
@@ -94,6 +95,18 @@ def configure_run(
     return cfg, open_data(**{"targets": targets_of(cfg), **done.to_open})
 
 
+def _target_names(target: Any) -> str | list[str]:
+    """Return names of columns as text; numbers are names in some DataFrames."""
+    if isinstance(target, str | int):
+        return str(target)
+    if isinstance(target, list | tuple) and all(isinstance(x, str | int) for x in target):
+        return [str(x) for x in target]
+    raise FusionZooError(
+        f"target is of type {type(target).__name__}; it is the name of a column of the table, or a"
+        " list of names: add values as a column"
+    )
+
+
 def configure(
     cls: type[C], data: Data, settings: Mapping[str, Any], config: Any = None
 ) -> tuple[C, InMemory]:
@@ -102,6 +115,8 @@ def configure(
 
     `settings` are keyword arguments, of the data and of the command alike.
     """
+    if "target" in settings:
+        settings = {**settings, "target": _target_names(settings["target"])}
     data, rest = sort_settings(cls, data, settings)
     data = read_data(data)
     if data is not None:

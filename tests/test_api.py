@@ -457,6 +457,18 @@ def test_predict_writes_csv_and_parquet(text_run: fz.Run, tmp_path: Path) -> Non
     assert ".parquet or .csv" in error_of(lambda: fz.predict(text_run, data, out="p.txt"))
 
 
+def test_a_target_is_the_name_of_a_column_of_text_or_a_number(tmp_path: Path) -> None:
+    import pandas as pd
+
+    frame = pd.DataFrame({0: [n % 7 + 0.5 for n in range(60)], 1: ["a", "b"] * 30})
+    run = fz.train(frame, target=1, out="runs/numbered", **{**QUICK, "epochs": 1})
+    assert run.model.classes == ["a", "b"] or run.model.classes == ("a", "b")
+    message = error_of(lambda: fz.train(frame, target=frame[1], out="runs/series"))
+    assert message.startswith("target is of type Series; it is the name of a column")
+    message = error_of(lambda: fz.train(frame, target="2", out="runs/none"))
+    assert message.startswith("a table in memory has no column '2' for target=.")
+
+
 @pytest.mark.parametrize("command", [fz.predict, fz.embed, fz.evaluate])
 def test_the_file_that_is_read_is_not_replaced(
     command: Any, text_run: fz.Run, tmp_path: Path

@@ -109,7 +109,7 @@ def read_cells_of(column: Any, missing: Collection[str]) -> Cells:
     return Cells(counts, len(column))
 
 
-def _is_plain(kind: pa.DataType) -> bool:
+def is_plain(kind: pa.DataType) -> bool:
     """Whether cells of an Arrow type can be written as text."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
@@ -123,7 +123,7 @@ def find_column(name: str, column: Any, missing: Collection[str] = NA) -> Findin
         return _category(name, read_cells_of(column, missing))
     if pa.types.is_temporal(kind) and not (pa.types.is_time(kind) or pa.types.is_duration(kind)):
         return _date(name, read_cells_of(column.cast(pa.string()), missing), "iso")
-    if not _is_plain(kind) or pa.types.is_time(kind) or pa.types.is_duration(kind):
+    if not is_plain(kind) or pa.types.is_time(kind) or pa.types.is_duration(kind):
         return Finding(name, OTHER, f"{kind} (--data.kinds names its kind)")
     cells = read_cells_of(column, missing)
     if not cells.counts:
@@ -290,7 +290,7 @@ def target_kind(name: str, column: Any, missing: Collection[str] = NA) -> Target
     if is_list(column.type):
         return TargetKind("multilabel")
     is_bytes = pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
-    if not (is_bytes or _is_plain(column.type)):
+    if not (is_bytes or is_plain(column.type)):
         raise FusionZooError(
             f"target {name!r} holds {column.type}; labels are text, numbers, or lists of these"
         )
@@ -323,7 +323,7 @@ def target_kind(name: str, column: Any, missing: Collection[str] = NA) -> Target
 
 def tells_alone(column: Any, kind: str, target: Any, target_kind: str) -> bool:
     """Whether a column alone predicts the target: what must be asked of a column that leaks it."""
-    if not (_is_plain(column.type) and _is_plain(target.type)):
+    if not (is_plain(column.type) and is_plain(target.type)):
         return False
     frame = pa.table({"x": column.cast(pa.string()), "y": target.cast(pa.string())}).drop_null()
     if len(frame) < MANY:

@@ -293,3 +293,27 @@ def test_the_sheet_with_the_columns_of_the_model_is_read(tmp_path: Path) -> None
     assert read_sheet(cover=["title"], new=["b", "a"], part=["a"]) == "new"
     assert read_sheet(new=["a", "b"], old=["a", "b"]) == "old"
     assert read_sheet(cover=[], part=["b"]) == "part"
+
+
+@pytest.mark.parametrize("empty", [None, "", "NA"])
+def test_rows_without_a_label_are_said_and_not_trained_on(
+    empty: str | None, tmp_path: Path
+) -> None:
+    labels = [empty if n % 5 == 0 else "abc"[n % 3] for n in range(N)]
+    rows = pd.DataFrame({"x": [n + 0.5 for n in range(N)], "y": labels})
+    rows.to_csv(tmp_path / "m.csv", index=False)
+    done = complete({"name": str(tmp_path / "m.csv")}, "y", to_train=True)
+    assert "12 of 60 rows have no 'y': they are not trained on" in done.notes
+    assert "target" not in done.settings["columns"]
+    data = fusionzoo.create_dataset(str(tmp_path / "m.csv"), target="y")
+    (target,) = data.scheme or ()
+    assert (target.name, target.classes) == ("y", ("a", "b", "c"))
+    assert int(data.targets.isnan().sum()) == 12
+
+
+def test_an_empty_list_is_a_label_and_an_empty_table_says_so() -> None:
+    rows = table().append_column("tags", pa.array([["a", "b"][: n % 3] for n in range(N)]))
+    done = complete({"name": "manifest", "root": rows}, "tags", to_train=True)
+    assert not any("have no 'tags'" in note for note in done.notes)
+    with pytest.raises(FusionZooError, match="has no rows"):
+        complete({"name": "manifest", "root": rows.slice(0, 0)}, "tags", to_train=True)
