@@ -52,7 +52,7 @@ def create_dataset(
     directory. With `target`, the column of labels or several, every other column is read as what
     it holds; without, as the settings `columns` and `kinds` say.
     """
-    has_target = not isinstance(target, str) or target != ""
+    has_target = not isinstance(target, Sequence) or len(target) > 0
     if isinstance(name, PairedDataset) or not (has_target or base or "group" in settings):
         return open_data(name, **settings)
     data = read_data({**settings_of(name), **settings})
