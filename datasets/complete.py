@@ -552,6 +552,9 @@ SHARED_BY_FILES = (  # what describes columns rather than a file, and so holds f
 )
 
 
+AS_TRAINED = "columns as the model was trained"  # how the note of what is read begins
+
+
 def complete_for_model(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> Completed:
     """Return settings that read a table as the model's training table, which `stored` describes.
 
@@ -565,6 +568,8 @@ def complete_for_model(settings: Mapping[str, Any], stored: Mapping[str, Any]) -
     described = {name: stored[name] for name in SHARED_BY_FILES if name in stored}
     for name in ("columns", "kinds"):
         described[name] = {**(described.get(name) or {}), **(chosen.get(name) or {})}
+    if isinstance(chosen.get("join"), Mapping):
+        chosen["join"] = _described_join(chosen["join"], stored.get("join"))
     chosen = {**described, **chosen, "columns": described["columns"], "kinds": described["kinds"]}
     if _has_open_sheet(chosen):
         chosen["sheet"] = _sheet_of_model(chosen, stored)
@@ -578,9 +583,25 @@ def complete_for_model(settings: Mapping[str, Any], stored: Mapping[str, Any]) -
         if role not in ROLES and words != role
     ]
     if notes:
-        note = f"columns as the model was trained: {'; '.join(notes)}"
+        note = f"{AS_TRAINED}: {'; '.join(notes)}"
         done = replace(done, notes=(note, *done.notes))
     return done
+
+
+def _described_join(join: Mapping[str, Any], stored: Any) -> dict[str, Any]:
+    """Return the sources that the user joins, each with what the model knows of its columns."""
+    known = stored if isinstance(stored, Mapping) else {}
+    described: dict[str, Any] = {}
+    for name, source in join.items():
+        of_model = known.get(name)
+        is_file = isinstance(source, str) or (isinstance(source, Mapping) and "root" in source)
+        if not is_file or not isinstance(of_model, Mapping):
+            described[name] = source
+            continue
+        given = source if isinstance(source, Mapping) else {"root": source}
+        shared = {x: of_model[x] for x in SHARED_BY_FILES if x in of_model}
+        described[name] = {**shared, **given}
+    return described
 
 
 def _without_absent(done: Completed) -> Completed:
@@ -622,11 +643,11 @@ def _without_absent(done: Completed) -> Completed:
     )
 
 
-UNITS = frozenset(  # with which names of columns end
+UNITS = (  # with which names of columns end
     "kg g mg µg ug ng t lb lbs oz st km m cm mm µm um nm mi ft in inch s sec ms min h hr d days wk"
     " mo y yr years l dl cl ml µl mmol µmol umol mol nmol pa hpa kpa mpa bar mbar mmhg psi c f k"
     " celsius fahrenheit kelvin j kj cal kcal w kw kwh hz khz mhz bpm eur usd gbp chf percent"
-    " % ° °c °f € $ £".split()
+    " % ° °c °f € $ £"
 )
 
 
@@ -656,7 +677,7 @@ def _stem_and_unit(name: str) -> tuple[str, str]:
     [('gewicht', 'kg'), ('weight', 'g'), ('blood pressure', '')]
     """
     match = re.fullmatch(r"(.*[^\s_\-.(\[])[\s_\-.(\[]+([^\s_\-.(\[\])]+)[)\]]?", fold(name))
-    if match is None or match[2] not in UNITS:
+    if match is None or match[2] not in UNITS.split():
         return fold(name), ""
     return match[1], match[2]
 

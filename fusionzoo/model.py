@@ -463,7 +463,8 @@ class FusionModel(nn.Module):
         samples: Batch | Sequence[Raw | Sample],
         fallback: Literal["unimodal"] | None = None,
     ) -> list[Any]:
-        """Answer raw samples: `[{"image": "cat.png", "text": "a cat"}, ...]`.
+        """Answer raw samples, `[{"image": "cat.png", "text": "a cat"}, ...]`, or rows of a table:
+        a DataFrame, or dicts with the columns that the model was trained on.
 
         A `Prediction` for a class or a level, `Labels`, or a number in the data's own units; of
         several targets a dict of them by column. `fallback="unimodal"`: a sample with a single
@@ -596,12 +597,22 @@ class FusionModel(nn.Module):
         return folder
 
     def batch(self, samples: Batch | Sequence[Raw | Sample]) -> Batch:
-        """Turn raw samples into a batch on the model's device."""
+        """Turn raw samples, or rows of a table, into a batch on the model's device.
+
+        Rows are a DataFrame, an Arrow table or a list of dicts with the names of the columns that
+        the model was trained on.
+        """
+        from fusionzoo.datasets.raw_rows import holds_rows, read_samples
+
         if isinstance(samples, Batch):
             return samples.to(self.device)
         if isinstance(samples, Mapping | str):
             raise FusionZooError("give a list of samples: [{'image': 'cat.png', 'text': ...}]")
-        rows = [self.sample(sample, number) for number, sample in enumerate(samples)]
+        stored = {} if self.trained_on is None else self.trained_on.settings
+        if holds_rows(samples, stored, self.modalities):
+            rows = read_samples(samples, stored, self.modalities)
+        else:
+            rows = [self.sample(sample, number) for number, sample in enumerate(samples)]
         batch: Batch = self.collate()(rows)
         return batch.to(self.device)
 

@@ -272,7 +272,7 @@ def test_another_unit_or_type_than_in_training_is_refused_in_one_line(
     if problem is None:
         assert complete_for_model(settings, stored).settings["kinds"] == stored["kinds"]
         return
-    with pytest.raises(FusionZooError, match=f"the Table: column '{name}' holds {problem}") as found:
+    with pytest.raises(FusionZooError, match=f"Table: column '{name}' holds {problem}") as found:
         complete_for_model(settings, stored)
     assert "\n" not in str(found.value)
 
