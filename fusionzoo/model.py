@@ -532,7 +532,8 @@ class FusionModel(nn.Module):
         `digests.json` lets `load` notice files that were changed. `README.md` is a model card; one
         that somebody wrote or edited is kept.
 
-        Of encoders and fusions that are not fusionzoo's own, `config.json` names the plugins.
+        Of paths on this machine only the last part is written. Of encoders and fusions that are not
+        fusionzoo's own, `config.json` names the plugins.
         `weights` stand in for the model's own, where processes share those.
         """
         return self._save(Path(folder), weights)
@@ -548,7 +549,7 @@ class FusionModel(nn.Module):
         """Upload the model folder to the Hugging Face Hub, `"owner/name"`; return the address.
 
         The repository is created if there is none, `private` or not, and so is the branch
-        `revision`. Of paths on this machine only the last part is uploaded. A README that somebody
+        `revision`. A README that somebody
         wrote or edited there is kept. `token` is by default the one of `hf auth login`.
         """
         with TemporaryDirectory() as scratch:
@@ -565,7 +566,7 @@ class FusionModel(nn.Module):
     def _save(
         self, folder: Path, weights: Mapping[str, Tensor] | None = None, repository: str = ""
     ) -> Path:
-        """Write the folder, for a public `repository` without the paths of this machine."""
+        """Write the folder, with a card for a `repository` if one is named."""
         from safetensors.torch import save_file, save_model
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -578,11 +579,8 @@ class FusionModel(nn.Module):
                 save_file(dict(weights), str(partial))
         about = {"format": FORMAT, "fusionzoo": __version__, "torch": str(torch.__version__)}
         recorded = {"plugins": sources(self)} if sources(self) else {}
-        config = {**about, **recorded, "classes": self.classes, **self.spec}
-        trained_on = self.trained_on
-        if repository:
-            config = public_spec(config)
-            trained_on = trained_on and trained_on.without_folders()
+        config = public_spec({**about, **recorded, "classes": self.classes, **self.spec})
+        trained_on = self.trained_on and self.trained_on.without_folders()
         write_json(folder / "config.json", config)
         if self.calibration is not None:
             self.calibration.save(folder)

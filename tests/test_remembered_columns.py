@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import random
+import shutil
+import socket
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -18,6 +20,7 @@ import pytest
 import fusionzoo as fz
 from fusionzoo.cli import main
 from fusionzoo.errors import FusionZooError
+from fusionzoo.trained_on import TrainedOn
 
 WORDS = ("rot", "blau", "hell", "dunkel", "stabil", "akut", "ruhig")
 LABELS = ("Husten", "Fieber", "Atemnot")
@@ -305,3 +308,25 @@ def test_data_in_memory_leave_no_file_behind(run: Path, tmp_path: Path) -> None:
         fz.evaluate(run, data, split="all", **ANSWER)
         fz.load(run).predict(data)
     assert not [file for file in tmp_path.rglob("*") if file.is_file()]
+
+
+def test_a_model_folder_holds_nothing_of_its_author_s_machine(run: Path, tmp_path: Path) -> None:
+    own = [str(run.parent), str(Path.home()), socket.gethostname(), str(Path(fz.__file__).parent)]
+    for file in (run / "model").rglob("*"):
+        contents = file.read_bytes() if file.is_file() else b""
+        assert not [word for word in own if len(word) > 5 and word.encode() in contents], file
+    assert fz.evaluate(run, **ANSWER)["loss"] > 0  # by the run's config.yaml
+    moved = shutil.copytree(run / "model", tmp_path / "elsewhere")
+    rows = make_rows()
+    assert fz.predict(moved, rows, **ANSWER) == fz.predict(run, rows, **ANSWER)
+    with pytest.raises(FusionZooError, match=r"was trained on kis\.csv, as it says"):
+        fz.evaluate(moved, **ANSWER)
+
+
+def test_words_of_a_table_that_look_like_paths_stay() -> None:
+    columns = {"tabular": ["/dose", "~x"], "text": "C:/note"}
+    settings = {"name": "manifest", "root": "/home/me/a.csv", "columns": columns, "na": ["/", "~"]}
+    kinds = {"/dose": "number /min"}
+    stored = TrainedOn(settings={**settings, "kinds": kinds, "label_separator": "/"})
+    public = stored.without_folders().settings
+    assert public == {**settings, "root": "a.csv", "kinds": kinds, "label_separator": "/"}
