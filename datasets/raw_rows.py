@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import fold
 from fusionzoo.structures import Sample
 
-from .base import DATASETS
 from .complete import AS_TRAINED, TABLE, complete_for_model
 from .provenance import Loaded
 from .sources.in_memory import read_objects
 from .sources.infer import named_columns
+from .sources.open_table import open_table
+from .sources.table_settings import TableSettings
 from .table import ROLES
 
 
@@ -59,8 +60,11 @@ def read_samples(
     for note in done.notes:
         if not note.startswith(AS_TRAINED):
             print(note)
-    to_open = {name: value for name, value in done.to_open.items() if name != "name"}
-    dataset = DATASETS.create(TABLE, **{**to_open, "targets": {}, "allow_outside": True})
+    assert done.loaded is not None
+    known = {x.name for x in fields(TableSettings)} & done.settings.keys()
+    of_table = {**{x: done.settings[x] for x in known}, "targets": {}, "allow_outside": True}
+    # Not by way of the registry, whose checks take longer than a row.
+    dataset = open_table(done.loaded, TableSettings(**of_table))
     names = [name for name in dataset.modalities if name in modalities]
     if not names:
         raise FusionZooError(
