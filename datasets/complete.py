@@ -6,9 +6,11 @@ settings, which a run's config.yaml and a model folder store.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,16 @@ from .arrow import is_list, list_names
 from .load import load_table
 from .naming import is_name, settings_of
 from .provenance import Loaded
-from .sources.cell_kinds import CATEGORY, DATE, NONE, NUMBER, convert_cells, is_cell_kind
+from .sources.cell_kinds import (
+    CATEGORY,
+    DATE,
+    NONE,
+    NUMBER,
+    convert_cells,
+    date_reader,
+    is_cell_kind,
+    number_and_unit,
+)
 from .sources.columns import read_declared
 from .sources.infer import (
     ARRAY,
@@ -567,6 +578,9 @@ SHARED_BY_FILES = (  # what describes columns rather than a file, and so holds f
 )
 
 
+AS_TRAINED = "columns as the model was trained"  # how the note of what is read begins
+
+
 def complete_for_model(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> Completed:
     """Return settings that read a table as the model's training table, which `stored` describes.
 
@@ -580,10 +594,14 @@ def complete_for_model(settings: Mapping[str, Any], stored: Mapping[str, Any]) -
     described = {name: stored[name] for name in SHARED_BY_FILES if name in stored}
     for name in ("columns", "kinds"):
         described[name] = {**(described.get(name) or {}), **(chosen.get(name) or {})}
+    if isinstance(chosen.get("join"), Mapping):
+        chosen["join"] = _described_join(chosen["join"], stored.get("join"))
     chosen = {**described, **chosen, "columns": described["columns"], "kinds": described["kinds"]}
     if _has_open_sheet(chosen):
         chosen["sheet"] = _sheet_of_model(chosen, stored)
-    done = _without_absent(Completed(settings=chosen, loaded=_load(chosen)))
+    done = Completed(settings=chosen, loaded=_load(chosen))
+    _check_cells(done)
+    done = _without_absent(done)
     columns = {x: y for x, y in done.settings["columns"].items() if x in remembered}
     notes = [
         f"{role} of {list_names(word_list(words))}"
@@ -591,9 +609,25 @@ def complete_for_model(settings: Mapping[str, Any], stored: Mapping[str, Any]) -
         if role not in ROLES and words != role
     ]
     if notes:
-        note = f"columns as the model was trained: {'; '.join(notes)}"
+        note = f"{AS_TRAINED}: {'; '.join(notes)}"
         done = replace(done, notes=(note, *done.notes))
     return done
+
+
+def _described_join(join: Mapping[str, Any], stored: Any) -> dict[str, Any]:
+    """Return the sources that the user joins, each with what the model knows of its columns."""
+    known = stored if isinstance(stored, Mapping) else {}
+    described: dict[str, Any] = {}
+    for name, source in join.items():
+        of_model = known.get(name)
+        is_file = isinstance(source, str) or (isinstance(source, Mapping) and "root" in source)
+        if not is_file or not isinstance(of_model, Mapping):
+            described[name] = source
+            continue
+        given = source if isinstance(source, Mapping) else {"root": source}
+        shared = {x: of_model[x] for x in SHARED_BY_FILES if x in of_model}
+        described[name] = {**shared, **given}
+    return described
 
 
 def _without_absent(done: Completed) -> Completed:
@@ -602,6 +636,9 @@ def _without_absent(done: Completed) -> Completed:
     names = {fold(name) for name in table.column_names}
     columns: dict[str, Any] = {}
     absent: list[str] = []
+    renamed: list[str] = []  # hints at what columns of whole modalities may be called now
+    named = named_columns(chosen)
+    free = [name for name in table.column_names if fold(name) and fold(name) not in named]
     for role, words in chosen["columns"].items():
         is_list = not isinstance(words, str) or chosen["kinds"].get(role, role) == "tabular"
         wanted = word_list(words) if is_list and words not in table.column_names else [words]
@@ -609,6 +646,10 @@ def _without_absent(done: Completed) -> Completed:
         if len(lost) < len(wanted):
             columns[role] = words
             absent += lost
+        elif role not in ROLES and words != role and len(wanted) == 1:
+            hint = near_column(wanted[0], free)
+            flag = f"--data.columns.{role} names it"
+            renamed += [f"no column {wanted[0]}{hint[:-1]}: {flag})"] if hint else []
     is_read = {fold(name) for name in [*columns, *table.column_names]}
     kinds = {
         x: kind for x, kind in chosen["kinds"].items() if is_cell_kind(kind) or fold(x) in is_read
@@ -618,13 +659,100 @@ def _without_absent(done: Completed) -> Completed:
         del chosen["group_column"]
     for name in absent:
         table = table.append_column(name, pa.nulls(len(table), pa.string()))
-    notes = [f"no column {', '.join(absent)} in {_source_of(done)}: its cells are missing"]
+    missing = ", ".join(f"{name}{near_column(name, free)}" for name in absent)
+    notes = [f"no column {missing} in {_source_of(done)}: its cells are missing"]
     assert done.loaded is not None
     return Completed(
         settings={**chosen, "columns": columns, "kinds": kinds},
         loaded=replace(done.loaded, table=table),
-        notes=tuple(notes if absent else ()),
+        notes=(*renamed, *(notes if absent else ())),
     )
+
+
+UNITS = (  # with which names of columns end
+    "kg g mg µg ug ng t lb lbs oz st km m cm mm µm um nm mi ft in inch s sec ms min h hr d days wk"
+    " mo y yr years l dl cl ml µl mmol µmol umol mol nmol pa hpa kpa mpa bar mbar mmhg psi c f k"
+    " celsius fahrenheit kelvin j kj cal kcal w kw kwh hz khz mhz bpm eur usd gbp chf percent"
+    " % ° °c °f € $ £"
+)
+
+
+def near_column(name: str, names: Sequence[str]) -> str:
+    """Return a hint at the column that `name` may be called now, or nothing.
+
+    >>> near_column("Gewicht_kg", ["Gewicht", "Alter"]), near_column("Gewicht_kg", ["Gewicht (g)"])
+    (" (is it 'Gewicht'?)", " (is it 'Gewicht (g)'? its unit is g instead of kg)")
+    """
+    stem, unit = _stem_and_unit(name)
+    for other in names if unit else ():
+        other_stem, other_unit = _stem_and_unit(other)
+        if stem == other_stem and other_unit and other_unit != unit:
+            return f" (is it {other!r}? its unit is {other_unit} instead of {unit})"
+    spelled = {fold(other): other for other in names}
+    spelled |= {x: other for other in names if (x := _stem_and_unit(other)[0]) == stem}
+    near = get_close_matches(fold(name), [*spelled], n=1, cutoff=0.6)
+    if stem in spelled:
+        near = [stem]
+    return f" (is it {spelled[near[0]]!r}?)" if near else ""
+
+
+def _stem_and_unit(name: str) -> tuple[str, str]:
+    """Divide a column's name into what comes before its unit, folded, and the unit, if any.
+
+    >>> [_stem_and_unit(x) for x in ("Gewicht_kg", "Weight [g]", "Blood pressure")]
+    [('gewicht', 'kg'), ('weight', 'g'), ('blood pressure', '')]
+    """
+    match = re.fullmatch(r"(.*[^\s_\-.(\[])[\s_\-.(\[]+([^\s_\-.(\[\])]+)[)\]]?", fold(name))
+    if match is None or match[2] not in UNITS.split():
+        return fold(name), ""
+    return match[1], match[2]
+
+
+DATE_WORDS = {
+    **{"iso": "year, month, day", "dmy": "day, month, year", "mdy": "month, day, year"},
+    "excel": "days of a spreadsheet",
+}
+
+
+def _check_cells(done: Completed) -> None:
+    """Raise an error for numbers in another unit, or other dates, than the model was trained on."""
+    spelled = {fold(name): name for name in _table(done).column_names}
+    for name, kind in done.settings["kinds"].items():
+        word, _, detail = str(kind).partition(" ")
+        column = spelled.get(fold(name))
+        if column is None or word not in (NUMBER, DATE) or not detail:
+            continue
+        cells = _table(done)[column]
+        if pa.types.is_dictionary(cells.type):
+            cells = cells.cast(cells.type.value_type)
+        if not (pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type)):
+            continue  # numbers are in the unit; dates are dates
+        counts = read_cells_of(cells, _missing(done.settings, done.loaded)).counts
+        for cell in counts:
+            problem = _other_unit(cell, detail) if word == NUMBER else _other_date(cell, detail)
+            if problem:
+                raise FusionZooError(
+                    f"{_source_of(done)}: column {column!r} holds {cell!r}, {problem}"
+                )
+
+
+def _other_unit(cell: str, unit: str) -> str:
+    """Say how a cell differs from numbers of this unit; nothing if it does not."""
+    divided = number_and_unit(cell)
+    if divided is None:
+        return f"which is no number; the model was trained on numbers in {unit}"
+    if divided[1] in ("", unit):
+        return ""
+    return (
+        f"in {divided[1]}; the model was trained on {unit}: convert the column, or write plain"
+        f" numbers if these are in {unit}"
+    )
+
+
+def _other_date(cell: str, order: str) -> str:
+    if date_reader(order)(cell) is not None:
+        return ""
+    return f"which is no date of {DATE_WORDS[order]}, as the model was trained on"
 
 
 def _source_of(done: Completed) -> str:

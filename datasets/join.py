@@ -458,6 +458,7 @@ def _provenance(
             f"{name}: {s.provenance.missing}" for name, s in sources.items() if s.provenance.missing
         ),
         joined=joined.overlap,
+        id_column=sources[joined.repeated or next(iter(sources))].provenance.id_column,
         empty_rows=num_empty + sum(source.provenance.empty_rows for source in sources.values()),
         split_rule=split_rule.text,
         split_shares=split_rule.shares,

@@ -86,6 +86,7 @@ class Provenance:
     missing_labels: Mapping[str, str] = field(default_factory=dict)  # column -> such words in it
     joined: str = ""  # which of the joined sources have how many rows
     numbered: bool = False  # whether ids are the rows' numbers, for want of a column
+    id_column: str = "id"  # the name of the ids' column in the user's table
     empty_rows: int = 0  # rows without any modality that were left out
     split_rule: str = ""  # how samples are assigned to splits
     split_shares: tuple[float, ...] | None = None  # of splits made by hash; None: the data's own

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fusionzoo.config import EmbedConfig, EvaluateConfig, PredictConfig, RunConfig
+from fusionzoo.config.schema import TABLE_WORDS
 from fusionzoo.datasets import DATASETS
+from fusionzoo.datasets.sources.in_memory import is_table
 from fusionzoo.distributed import World, keep_freed_memory, launched, pick_device, process_group
 from fusionzoo.embeddings.files import FORMATS, EmbeddingFile
 from fusionzoo.encoders import ENCODERS, Encoder
@@ -69,7 +71,8 @@ def evaluate(model: Model, data: Data = None, **settings: Any) -> dict[str, Any]
     """
     from fusionzoo.inference import evaluate as run
 
-    cfg, dataset = configure(EvaluateConfig, data, {**settings, "model": _path_of(model)})
+    named = {**settings, "model": _path_of(model)}
+    cfg, dataset = configure(EvaluateConfig, data, named, store=False)
     return run(cfg, _loaded(model), dataset)
 
 
@@ -77,17 +80,28 @@ def evaluate(model: Model, data: Data = None, **settings: Any) -> dict[str, Any]
 def predict(model: Model, data: Data, **settings: Any) -> Any:
     """Predict every sample: `predict(run.model, "my.csv", out="p.parquet")`.
 
-    Columns: `id`, `label`, `p_<class>`, `present_<modality>`. Returns the path `out` (.parquet or
-    .csv), or without `out` a `pyarrow.Table`. `coverage=0.9` adds a column `set`, or `lower` and
+    Columns: `id`, under the name that the column of ids has in a table of yours, `label`,
+    `p_<class>`, `present_<modality>`. Returns the path `out` (.parquet or .csv); without `out` of a
+    DataFrame a DataFrame with its index, of a list of dicts a list of dicts, else a
+    `pyarrow.Table`. `coverage=0.9` adds a column `set`, or `lower` and
     `upper` of numbers and levels: it holds the truth for 90 % of new samples. Further
     settings: `split` ("all" by default), `batch_size`, `num_workers`, `device`.
     """
     from fusionzoo.inference import predict as run
 
-    cfg, dataset = configure(PredictConfig, data, {**settings, "model": _path_of(model)})
+    if isinstance(data, Mapping) and data and not is_table(data):
+        known = {"name", "root", *TABLE_WORDS, *(DATASETS["manifest"].parameters)}
+        if not known & data.keys():
+            raise FusionZooError("a dict of single values is one row: give a list of rows, [row]")
+    named = {**settings, "model": _path_of(model)}
+    cfg, dataset = configure(PredictConfig, data, named, store=False)
     predictions = run(cfg, _loaded(model), dataset)
     is_frame = type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "index")
-    if isinstance(predictions, Path) or not is_frame or cfg.split != "all":
+    if isinstance(predictions, Path):
+        return predictions
+    if isinstance(data, list) and all(isinstance(row, Mapping) for row in data):
+        return predictions.to_pylist()
+    if not is_frame or cfg.split != "all":
         return predictions
     return predictions.to_pandas().set_index(data.index)
 

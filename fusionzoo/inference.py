@@ -450,6 +450,8 @@ def predict(
 ) -> Path | pa.Table:
     """Predict every sample: `id`, `label`, a probability per class, `present_<modality>`.
 
+    Ids have the name of their column in the user's table, and `id` where there is none.
+
     With `cfg.coverage` also `set`, or `lower` and `upper` of numbers and levels, which hold the
     truth with that chance. Rows stand in the order of the data. Several targets have columns
     `<target>.label` and so on; numbers have no probabilities. Returns the file written (`cfg.out`,
@@ -530,6 +532,7 @@ def _prediction_tables(
     for batch, features in encode_batches(model, dataset, cfg, "predict", by_length=False):
         logits = model.calibrated_logits(features)
         table = prediction_table(batch, model.decode(logits), list(model.modalities))
+        table = with_name_of_ids(table, dataset.provenance.id_column)
         if cfg.coverage is not None and model.calibration is not None:
             regions = model.calibration.regions(model.answer_targets, logits, cfg.coverage)
             for name, values in regions.items():
@@ -549,6 +552,12 @@ def prediction_table(
     present = batch.present.cpu().unbind(1)
     columns |= {f"present_{name}": x.tolist() for name, x in zip(modalities, present, strict=True)}
     return pa.table(columns)
+
+
+def with_name_of_ids(table: pa.Table, name: str) -> pa.Table:
+    """Return a table of predictions whose column `id` has this name, unless another column does."""
+    taken = {column.casefold() for column in table.column_names[1:]}
+    return table if name.casefold() in taken else table.rename_columns({"id": name})
 
 
 def _prediction_row(prediction: Any) -> dict[str, Any]:

@@ -108,17 +108,23 @@ def _target_names(target: Any) -> str | list[str]:
 
 
 def configure(
-    cls: type[C], data: Data, settings: Mapping[str, Any], config: Any = None
+    cls: type[C],
+    data: Data,
+    settings: Mapping[str, Any],
+    config: Any = None,
+    *,
+    store: bool = True,
 ) -> tuple[C, InMemory]:
     """Return the configuration of a call, and what is in memory alone: a data set, or settings
     whose `root` is a table of objects.
 
-    `settings` are keyword arguments, of the data and of the command alike.
+    `settings` are keyword arguments, of the data and of the command alike. Other tables in memory
+    are stored in the cache, unless `store` is False.
     """
     if "target" in settings:
         settings = {**settings, "target": _target_names(settings["target"])}
     data, rest = sort_settings(cls, data, settings)
-    data = read_data(data)
+    data = read_data(data) if store else keep_in_memory(data)
     if data is not None:
         rest["data"] = data_settings(data)
     cfg = from_settings(cls, rest, config)
@@ -185,6 +191,16 @@ def read_data(data: Data) -> Data:
     return {**settings, "root": loaded if base is None else replace(loaded, root=Path(base))}
 
 
+def keep_in_memory(data: Data) -> Data:
+    """Return what `read_data` does, with a table as `Loaded`, which is not stored."""
+    settings = read_data(data)
+    if not isinstance(settings, Mapping) or not isinstance(settings.get("root"), pa.Table):
+        return settings
+    root = settings_of(data)["root"]
+    table, settings = _with_absolute_paths(settings)
+    return {**settings, "root": Loaded(table=table, source=f"the {type(root).__name__}")}
+
+
 def data_settings(data: Data) -> dict[str, Any]:
     """Return the settings of a data set, as `--data` has them; `data` as of `create_dataset`.
 
@@ -217,6 +233,19 @@ def store_table(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     Paths in the table start from the folder `base`, by default the working directory. The file's
     name holds the hash of its contents, so the same table is written once.
     """
+    table, settings = _with_absolute_paths(settings)
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, write_page_checksum=True)
+    contents = buffer.getvalue()
+    path = folder / f"data-{hashlib.sha256(contents).hexdigest()[:12]}.parquet"
+    if not path.is_file():
+        with replacing(path) as partial:
+            partial.write_bytes(contents)
+    return {**settings, "root": str(path)}
+
+
+def _with_absolute_paths(settings: Mapping[str, Any]) -> tuple[pa.Table, dict[str, Any]]:
+    """Return the table `settings["root"]` with absolute paths, and the settings that allow them."""
     settings = dict(settings)
     base = os.path.abspath(settings.pop("base", ""))
     try:
@@ -230,14 +259,7 @@ def store_table(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         cells = [_absolute(cell, base) for cell in table[name].to_pylist()]
         column = pa.array(cells, table[name].type)
         table = table.set_column(table.column_names.index(name), name, column)
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer, write_page_checksum=True)
-    contents = buffer.getvalue()
-    path = folder / f"data-{hashlib.sha256(contents).hexdigest()[:12]}.parquet"
-    if not path.is_file():
-        with replacing(path) as partial:
-            partial.write_bytes(contents)
-    return {**settings, "root": str(path), "allow_outside": True}
+    return table, {**settings, "allow_outside": True}
 
 
 def _path_columns(settings: Mapping[str, Any], table: pa.Table) -> list[str]:

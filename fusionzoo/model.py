@@ -463,7 +463,8 @@ class FusionModel(nn.Module):
         samples: Batch | Sequence[Raw | Sample],
         fallback: Literal["unimodal"] | None = None,
     ) -> list[Any]:
-        """Answer raw samples: `[{"image": "cat.png", "text": "a cat"}, ...]`.
+        """Answer raw samples, `[{"image": "cat.png", "text": "a cat"}, ...]`, or rows of a table:
+        a DataFrame, or dicts with the columns that the model was trained on.
 
         A `Prediction` for a class or a level, `Labels`, or a number in the data's own units; of
         several targets a dict of them by column. `fallback="unimodal"`: a sample with a single
@@ -531,7 +532,8 @@ class FusionModel(nn.Module):
         `digests.json` lets `load` notice files that were changed. `README.md` is a model card; one
         that somebody wrote or edited is kept.
 
-        Of encoders and fusions that are not fusionzoo's own, `config.json` names the plugins.
+        Of paths on this machine only the last part is written. Of encoders and fusions that are not
+        fusionzoo's own, `config.json` names the plugins.
         `weights` stand in for the model's own, where processes share those.
         """
         return self._save(Path(folder), weights)
@@ -547,7 +549,7 @@ class FusionModel(nn.Module):
         """Upload the model folder to the Hugging Face Hub, `"owner/name"`; return the address.
 
         The repository is created if there is none, `private` or not, and so is the branch
-        `revision`. Of paths on this machine only the last part is uploaded. A README that somebody
+        `revision`. A README that somebody
         wrote or edited there is kept. `token` is by default the one of `hf auth login`.
         """
         with TemporaryDirectory() as scratch:
@@ -564,7 +566,7 @@ class FusionModel(nn.Module):
     def _save(
         self, folder: Path, weights: Mapping[str, Tensor] | None = None, repository: str = ""
     ) -> Path:
-        """Write the folder, for a public `repository` without the paths of this machine."""
+        """Write the folder, with a card for a `repository` if one is named."""
         from safetensors.torch import save_file, save_model
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -577,11 +579,8 @@ class FusionModel(nn.Module):
                 save_file(dict(weights), str(partial))
         about = {"format": FORMAT, "fusionzoo": __version__, "torch": str(torch.__version__)}
         recorded = {"plugins": sources(self)} if sources(self) else {}
-        config = {**about, **recorded, "classes": self.classes, **self.spec}
-        trained_on = self.trained_on
-        if repository:
-            config = public_spec(config)
-            trained_on = trained_on and trained_on.without_folders()
+        config = public_spec({**about, **recorded, "classes": self.classes, **self.spec})
+        trained_on = self.trained_on and self.trained_on.without_folders()
         write_json(folder / "config.json", config)
         if self.calibration is not None:
             self.calibration.save(folder)
@@ -596,12 +595,22 @@ class FusionModel(nn.Module):
         return folder
 
     def batch(self, samples: Batch | Sequence[Raw | Sample]) -> Batch:
-        """Turn raw samples into a batch on the model's device."""
+        """Turn raw samples, or rows of a table, into a batch on the model's device.
+
+        Rows are a DataFrame, an Arrow table or a list of dicts with the names of the columns that
+        the model was trained on.
+        """
+        from fusionzoo.datasets.raw_rows import holds_rows, read_samples
+
         if isinstance(samples, Batch):
             return samples.to(self.device)
         if isinstance(samples, Mapping | str):
             raise FusionZooError("give a list of samples: [{'image': 'cat.png', 'text': ...}]")
-        rows = [self.sample(sample, number) for number, sample in enumerate(samples)]
+        stored = {} if self.trained_on is None else self.trained_on.settings
+        if holds_rows(samples, stored, self.modalities):
+            rows = read_samples(samples, stored, self.modalities)
+        else:
+            rows = [self.sample(sample, number) for number, sample in enumerate(samples)]
         batch: Batch = self.collate()(rows)
         return batch.to(self.device)
 

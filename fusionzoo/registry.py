@@ -235,6 +235,11 @@ def type_hints(cls: Callable[..., Any]) -> dict[str, Any]:
 
 def keyword_only(component: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Return the keyword-only arguments of a class or function."""
+    return dict(_keyword_only(component))
+
+
+@cache
+def _keyword_only(component: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     arguments = inspect.signature(component).parameters.values()
     return {p.name: p for p in arguments if p.kind is p.KEYWORD_ONLY}
 

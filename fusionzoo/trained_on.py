@@ -108,9 +108,15 @@ class TrainedOn:
         return cls(settings=settings, ids=ids, numbered=numbered, results=known)
 
 
+NO_PATHS = (  # settings whose words are those of the table: a name, a sign, a word for a gap
+    *("columns", "kinds", "na", "label_separator", "delimiter", "decimal", "group_column"),
+    *("time_column", "on", "categorical", "fields", "sheet"),
+)
+
+
 def _public(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _public(item) for key, item in value.items()}
+        return {key: item if key in NO_PATHS else _public(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_public(item) for item in value]
     return without_folders(str(value)) if isinstance(value, str | Path) else value

@@ -19,7 +19,7 @@ import torch
 from _timing import compare, interleaved
 
 import fusionzoo as fz
-from fusionzoo.errors import FusionZooError
+from fusionzoo.config import read_yaml
 from fusionzoo.training.build import open_dataset
 
 OUT = Path(__file__).parents[1] / "results" / "inference.csv"
@@ -37,9 +37,7 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     model = fz.load(given.model)
-    if model.trained_on is None:
-        raise FusionZooError(f"{given.model} does not say what it was trained on")
-    dataset = open_dataset(dict(model.trained_on.settings)).split("test")
+    dataset = open_dataset(read_yaml(Path(given.model) / "config.yaml")["data"]).split("test")
     full = dataset.present.all(1).nonzero()[:, 0].tolist()
     lines = []
     for rows in ROWS:

@@ -31,6 +31,7 @@ from .columns import (
     apply_declared,
     cell_columns,
     gather_columns,
+    read_declared,
     read_label_objects,
     read_list_cells,
     role_columns,
@@ -123,6 +124,12 @@ def read_ids(table: Columns) -> Any:
         row = pc.index(ids.is_null(), True).as_py()
         raise FusionZooError(f"{table.where(row)}: the id is empty")
     return ids
+
+
+def _name_of_ids(table: Columns, index: str) -> str:
+    """Return the name of the column of ids; `id` where there is none, or `index` has them."""
+    name = table.name("id").strip() if "id" in table else "id"
+    return "id" if name == index else name
 
 
 def read_groups(table: Columns, taken: set[int]) -> tuple[Any, str]:
@@ -268,6 +275,7 @@ def open_table(
     """Return the data set of a table."""
     if settings.na is None:
         settings = replace(settings, na=() if loaded.has_nulls else NA)
+    index = read_declared(loaded.table, loaded.source).index
     columns, segments = split_roles(settings)
     table, kinds, roles, inferred = apply_declared(loaded, columns, settings)
     as_cells = cell_columns(table, roles, kinds, settings)
@@ -280,6 +288,7 @@ def open_table(
     )
     known = Columns(loaded.source, gathered.table, gathered.roles, settings, provenance.row_numbers)
     known.missing.update(gathered.missing)
+    provenance = replace(provenance, id_column=_name_of_ids(known, index))
     with _errors_of_types(loaded.source):
         rows, modalities, provenance = _read_columns(known, gathered.kinds, provenance, segments)
     rows, memory = _without_numbers(rows, known, modalities, {**embedded, **loaded.memory})

@@ -7,9 +7,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
+from functools import cache
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from fusionzoo.errors import FusionZooError, command_line, did_you_mean, quiet_pipe
 from fusionzoo.files import write_text
@@ -26,6 +27,9 @@ from .flags import (
     switches_as_words,
 )
 from .schema import TABLE_WORDS
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 C = TypeVar("C")
 
@@ -149,7 +153,7 @@ def _overlay(cls: type[C], tree: Mapping[str, Any], settings: Mapping[str, Any])
 
 def from_tree(cls: type[C], tree: Mapping[str, Any]) -> C:
     """Validate a nested mapping and build `cls` from it; errors are one line."""
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     dotted_keys = _leaves(cls)
     tree = _named(cls, tree)
@@ -160,7 +164,9 @@ def from_tree(cls: type[C], tree: Mapping[str, Any]) -> C:
     if components.get("data") and (tree.get("data") or {}).get("root"):
         components["data"] = {}  # no default name: that of the file or folder follows from it
     try:
-        config = TypeAdapter(cls).validate_python(merge(components, tree))
+        config: C = _adapter(cls).validate_python(  # type: ignore[arg-type]
+            merge(components, tree)
+        )
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
@@ -170,6 +176,14 @@ def from_tree(cls: type[C], tree: Mapping[str, Any]) -> C:
     if getattr(config, "preset", NO) != NO:
         config = replace(config, given=dict(tree))  # type: ignore[type-var]
     return config
+
+
+@cache
+def _adapter(cls: type) -> TypeAdapter[Any]:
+    """Return what validates a configuration; building it takes longer than to answer a row."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(cls)
 
 
 def _as_tree(config: Any) -> Tree:

@@ -219,6 +219,64 @@ def test_a_table_of_other_order_and_columns_is_read_as_the_training_table() -> N
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("Gewicht_kg", "(is it 'Gewicht_kg'?)"),
+        ("gewicht in kg", "(is it 'gewicht in kg'?)"),
+        ("Gewich", "(is it 'Gewich'?)"),
+        ("Haarfarbe", ""),
+    ],
+)
+def test_a_column_that_is_called_otherwise_is_suggested(name: str, hint: str) -> None:
+    stored = complete({"name": "manifest", "root": table()}, "Klasse").settings
+    renamed = table().rename_columns({"Gewicht": name})
+    done = complete_for_model({"name": "manifest", "root": renamed}, stored)
+    wanted = f"no column Gewicht {hint}".strip()
+    assert done.notes[1:] == (
+        f"{wanted} in {done.loaded and done.loaded.source}: its cells are missing",
+    )
+
+
+def test_a_column_of_another_unit_is_named_with_both_units() -> None:
+    stored = {"name": "manifest", "columns": {"tabular": ["Dosis (mg)", "Alter"], "text": "Befund"}}
+    new = pa.table({"Dosis (g)": ["1"], "Alter": ["3"], "Befunde": ["ohne"]})
+    notes = complete_for_model({"name": "manifest", "root": new}, stored).notes
+    unit = "no column Dosis (mg) (is it 'Dosis (g)'? its unit is g instead of mg) in the Table"
+    assert notes[1:] == (
+        "no column Befund (is it 'Befunde'?: --data.columns.text names it)",
+        f"{unit}: its cells are missing",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "problem"),
+    [
+        ("Gewicht", ["50,5 kg", "50500 g"], r"'50500 g', in g; the model was trained on kg: conv"),
+        ("Gewicht", ["schwer"], "'schwer', which is no number; the model was trained on numbers"),
+        ("Tag", ["12/24/2021"], "'12/24/2021', which is no date of day, month, year, as the model"),
+        ("Tag", ["gestern"], "'gestern', which is no date of day, month, year"),
+        ("Gewicht", ["50,5", "k.A."], None),
+        ("Gewicht", [50.5], None),
+        ("Tag", [datetime.date(2021, 3, 4)], None),
+        ("Tag", ["2021-03-04", ""], None),
+    ],
+)
+def test_another_unit_or_type_than_in_training_is_refused_in_one_line(
+    name: str, cells: list[Any], problem: str | None
+) -> None:
+    stored = complete({"name": "manifest", "root": table()}, "Klasse").settings
+    stored["na"] = ["k.A."]
+    new = table().drop_columns(name).append_column(name, column(cells)[:N])
+    settings = {"name": "manifest", "root": new}
+    if problem is None:
+        assert complete_for_model(settings, stored).settings["kinds"] == stored["kinds"]
+        return
+    with pytest.raises(FusionZooError, match=f"Table: column '{name}' holds {problem}") as found:
+        complete_for_model(settings, stored)
+    assert "\n" not in str(found.value)
+
+
 def test_an_unknown_target_names_the_nearest_column_in_the_callers_words() -> None:
     with pytest.raises(FusionZooError, match=r"has no column 'Klase' for target=\. Did you mean"):
         fusionzoo.create_dataset(table(), target="Klase")

@@ -242,7 +242,7 @@ def load(
 
 def predict(cfg: PredictConfig) -> Path | pa.Table:
     """Predict every sample of a data set by an exported folder, see `fusionzoo.predict`."""
-    from fusionzoo.inference import prediction_table, write_tables
+    from fusionzoo.inference import prediction_table, with_name_of_ids, write_tables
     from fusionzoo.training.build import open_dataset
 
     if not cfg.data.get("name"):
@@ -260,7 +260,8 @@ def predict(cfg: PredictConfig) -> Path | pa.Table:
         )
         for batch in progress_bar(loader, desc="predict", unit="batch"):
             answers = model.decode(model.answer(batch)["logits"])
-            yield prediction_table(batch, answers, list(model.modalities))
+            table = prediction_table(batch, answers, list(model.modalities))
+            yield with_name_of_ids(table, dataset.provenance.id_column)
 
     return write_tables(cfg, tables())
 

@@ -1,0 +1,86 @@
+"""Rows of a table in memory as samples of a model that was trained on such a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from fusionzoo.errors import FusionZooError
+from fusionzoo.files import fold
+from fusionzoo.structures import Sample
+
+from .complete import AS_TRAINED, TABLE, complete_for_model
+from .provenance import Loaded
+from .sources.in_memory import read_objects
+from .sources.infer import named_columns
+from .sources.open_table import open_table
+from .sources.table_settings import TableSettings
+from .table import ROLES
+
+
+def holds_rows(samples: Any, stored: Mapping[str, Any], modalities: Mapping[str, str]) -> bool:
+    """Whether samples are rows of a table such as `stored` describes, not values by modality.
+
+    A DataFrame and an Arrow table are; a list of dicts is if a key is a column of the training
+    table and no modality.
+    """
+    if hasattr(samples, "__arrow_c_stream__"):
+        return True
+    if stored.get("name") != TABLE or not isinstance(samples, list | tuple):
+        return False
+    columns = named_columns(stored) - {fold(name) for name in modalities}
+    return any(
+        fold(str(name)) in columns and name not in modalities
+        for row in samples
+        if isinstance(row, Mapping)
+        for name in row
+    )
+
+
+def read_samples(
+    rows: Any, stored: Mapping[str, Any], modalities: Mapping[str, str]
+) -> list[Sample]:
+    """Read rows as the training table, which `stored` describes; say which columns are missing."""
+    if stored.get("name") != TABLE:
+        raise FusionZooError(
+            "the model does not know the columns of a table, as it was not trained on one: give a"
+            f" list of samples by modality: {', '.join(modalities)}"
+        )
+    if stored.get("join"):
+        raise FusionZooError(
+            "the model was trained on joined tables: fusionzoo.predict(run, rows, join=...) joins"
+            " such tables again"
+        )
+    columns = {x: y for x, y in (stored.get("columns") or {}).items() if x not in ROLES}
+    described = {**stored, "columns": columns}
+    described.pop("group_column", None)
+    settings = {"name": TABLE, "root": _without_roles(read_objects(rows), described)}
+    done = complete_for_model(settings, described)
+    for note in done.notes:
+        if not note.startswith(AS_TRAINED):
+            print(note)
+    assert done.loaded is not None
+    known = {x.name for x in fields(TableSettings)} & done.settings.keys()
+    of_table = {**{x: done.settings[x] for x in known}, "targets": {}, "allow_outside": True}
+    # Not by way of the registry, whose checks take longer than a row.
+    dataset = open_table(done.loaded, TableSettings(**of_table))
+    names = [name for name in dataset.modalities if name in modalities]
+    if not names:
+        raise FusionZooError(
+            f"the model reads {', '.join(modalities)}; the rows have"
+            f" {', '.join(dataset.modalities)}"
+        )
+    dataset = dataset.only(names)
+    samples = (dataset[row] for row in range(len(dataset)))
+    return [sample for sample in samples if sample is not None]  # None: on_error, not set here
+
+
+def _without_roles(loaded: Loaded, settings: Mapping[str, Any]) -> Loaded:
+    """Leave out ids, splits, targets and groups, by which nothing is answered."""
+    names = named_columns(settings)
+    table = loaded.table
+    unread = [x for x in table.column_names if fold(x) in ROLES and fold(x) not in names]
+    memory = {name: values for name, values in loaded.memory.items() if name not in unread}
+    kinds = {name: kind for name, kind in loaded.kinds.items() if name not in unread}
+    return replace(loaded, table=table.drop_columns(unread), memory=memory, kinds=kinds)

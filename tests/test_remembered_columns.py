@@ -1,0 +1,332 @@
+"""A model remembers its table: evaluate, predict and embed need the run and new data alone."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import shutil
+import socket
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import fusionzoo as fz
+from fusionzoo.cli import main
+from fusionzoo.errors import FusionZooError
+from fusionzoo.trained_on import TrainedOn
+
+WORDS = ("rot", "blau", "hell", "dunkel", "stabil", "akut", "ruhig")
+LABELS = ("Husten", "Fieber", "Atemnot")
+TARGETS = {
+    "classes": "Schwere",
+    "regression": "Dauer",
+    "multilabel": "Zeichen",
+    "several": ["Schwere", "Dauer"],
+}
+NAMES = ("Schwere", "Dauer", "Zeichen")  # of targets
+QUICK: dict[str, Any] = {
+    **{"epochs": 1, "fusion": {"name": "concat", "dim": 16}, "batch_size": 16, "num_workers": 0},
+    **{"log": "none", "device": "cpu", "out": "runs/a"},
+}
+TEXT = {"name": "chars", "dim": 16, "num_heads": 2}
+ENCODERS = {"text": TEXT, "tabular": {"name": "tabular/mlp", "dim": 16}}
+ANSWER: dict[str, Any] = {"num_workers": 0, "device": "cpu"}
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSIONZOO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def make_rows(count: int = 48) -> list[dict[str, str]]:
+    """Return the rows of a German table: ids, a unit, dates, decimal commas, text, targets."""
+    chance = random.Random(0)
+    rows = []
+    for number in range(count):
+        level = number % 3
+        weight, crp = 60 + 10 * level + chance.gauss(0, 3), 5 * level + chance.random()
+        words = [chance.choice(WORDS) for _ in range(4)]
+        rows.append(
+            {
+                "Fall": f"F{number:04d}",
+                "Gewicht": f"{weight:.1f} kg".replace(".", ","),
+                "Aufnahme": f"{chance.randrange(1, 29):02d}.{chance.randrange(1, 13):02d}.2021",
+                "CRP": f"{crp:.2f}".replace(".", ","),
+                "Station": chance.choice(("A1", "B2", "C3")),
+                "Befund": f"{' '.join(words)} Zimmer {number}",
+                "Schwere": ("leicht", "mittel", "schwer")[level],
+                "Dauer": f"{3 + 2 * level + chance.random():.1f} Tage".replace(".", ","),
+                "Zeichen": ";".join(LABELS[: level + 1]),
+            }
+        )
+    return rows
+
+
+def only(rows: Sequence[Mapping[str, str]], names: Sequence[str]) -> list[dict[str, str]]:
+    return [{name: row.get(name, "-") for name in names} for row in rows]
+
+
+def write(kind: str, rows: Sequence[Mapping[str, str]], name: str) -> Any:
+    """Return the rows as data of a kind: a file, shards, or what is in memory."""
+    file = f"{name}.{kind}"
+    if kind == "list":
+        return [dict(row) for row in rows]
+    if kind == "frame":
+        return pd.DataFrame(rows, index=pd.Index(range(100, 100 + len(rows)), name="Zeile"))
+    if kind == "csv":
+        with open(file, "w", newline="", encoding="utf-8") as out:
+            writer = csv.DictWriter(out, list(rows[0]), delimiter=";")
+            writer.writeheader()
+            writer.writerows(rows)
+    elif kind == "xlsx":
+        from openpyxl import Workbook
+
+        book = Workbook()
+        for line in ([*rows[0]], *([*row.values()] for row in rows)):
+            book.active.append(line)  # type: ignore[union-attr]
+        book.save(file)
+    elif kind == "jsonl":
+        lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+        Path(file).write_text("\n".join(lines), encoding="utf-8")
+    else:
+        pq.write_table(pa.Table.from_pylist([dict(row) for row in rows]), file)
+    return file
+
+
+def by_id(predictions: Any) -> dict[str, dict[str, Any]]:
+    """Return the rows of predictions by the user's ids."""
+    if isinstance(predictions, pd.DataFrame):
+        predictions = predictions.to_dict("records")
+    rows = predictions if isinstance(predictions, list) else predictions.to_pylist()
+    return {row.get("Fall", row.get("id")): row for row in rows}
+
+
+def assert_same(new: Any, old: Any, tolerance: float = 1e-6) -> None:
+    """Compare the predictions of rows, also in another order."""
+    new, old = by_id(new), by_id(old)
+    assert new.keys() == old.keys()
+    for key, row in new.items():
+        assert row.keys() == old[key].keys()
+        for name, value in row.items():
+            wanted = old[key][name]
+            if isinstance(wanted, float):
+                wanted = pytest.approx(wanted, abs=tolerance)
+            assert value == wanted, (key, name)
+
+
+FORMATS = ("csv", "xlsx", "jsonl", "parquet", "frame", "list")
+QUICK_CASES = {
+    *[("csv", "classes"), ("xlsx", "regression"), ("jsonl", "multilabel")],
+    *[("parquet", "several"), ("frame", "regression"), ("list", "several")],
+}
+CASES = [
+    pytest.param(*case, marks=() if case in QUICK_CASES else pytest.mark.slow)
+    for case in product(FORMATS, TARGETS)
+]
+
+
+@pytest.mark.parametrize(("kind", "targets"), CASES)
+def test_each_command_needs_the_run_and_new_data_alone(
+    kind: str, targets: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = TARGETS[targets]
+    rows, named = make_rows(), [target] if isinstance(target, str) else target
+    inputs = [name for name in rows[0] if name not in NAMES]
+    data = write(kind, only(rows, [*inputs, *named]), "kis")
+    fz.train(data, target=target, encoders=ENCODERS, **QUICK)
+    old = fz.predict("runs/a", data, **ANSWER)
+    assert len(by_id(old)) == len(rows)
+
+    assert fz.evaluate("runs/a", **ANSWER)
+    every = fz.evaluate("runs/a", data, split="all", **ANSWER)
+    shuffled = random.Random(1).sample(rows, len(rows))
+    mixed = ["Notiz", *reversed(inputs), *named, "Nummer"]
+    moved = write(kind, only(shuffled, mixed), "moved")
+    again = fz.evaluate("runs/a", moved, split="all", **ANSWER)
+    assert again["loss"] == pytest.approx(every["loss"], abs=1e-5)
+
+    new = write(kind, only(shuffled, [*mixed[:3], "Nummer", *mixed[3 : len(inputs) + 1]]), "new")
+    predicted = fz.predict("runs/a", new, **ANSWER)
+    assert_same(predicted, old)
+    for made in (data, new):
+        path = fz.embed("runs/a", made, out="e.parquet", overwrite=True, **ANSWER)
+        assert len(pq.read_table(path)) == len(rows)
+
+    less = [name for name in inputs if name not in ("Befund", "CRP")]
+    capsys.readouterr()
+    assert len(by_id(fz.predict("runs/a", write(kind, only(rows, less), "less"), **ANSWER))) == 48
+    printed = capsys.readouterr().out
+    assert printed.count("no column CRP") == 1
+    assert printed.count("missing in all samples") == 1
+    assert kind != "frame" or list(predicted.index) == list(new.index)
+    assert isinstance(predicted, list) == (kind == "list")
+
+
+def test_joined_files_are_joined_again() -> None:
+    rows = make_rows()
+    rows = [{**row, "id": row["Fall"]} for row in rows]
+    write("csv", only(rows, ["id", "Gewicht", "CRP", "Schwere"]), "kis")
+    write("csv", only(rows, ["Befund", "id"]), "befunde")
+    fz.train("kis.csv", target="Schwere", join={"text": "befunde.csv"}, encoders=ENCODERS, **QUICK)
+    old = fz.predict("runs/a", "kis.csv", **ANSWER)
+    assert old["present_text"].to_pylist() == [True] * 48
+    shuffled = random.Random(1).sample(rows, 20)
+    write("csv", only(shuffled, ["Notiz", "CRP", "id", "Gewicht"]), "neu")
+    write("csv", only(rows, ["Notiz", "id", "Befund"]), "mehr")
+    wanted = [row for row in old.to_pylist() if row["id"] in {row["Fall"] for row in shuffled}]
+    assert_same(fz.predict("runs/a", "neu.csv", **ANSWER), wanted)
+    again = fz.predict("runs/a", "neu.csv", join={"text": "mehr.csv"}, **ANSWER)
+    assert_same(again, wanted)
+    assert fz.evaluate("runs/a", **ANSWER)["loss"] > 0
+    assert fz.embed("runs/a", "neu.csv", out="e.parquet", **ANSWER).is_file()
+    with pytest.raises(FusionZooError, match=r"joined tables: fusionzoo\.predict\(run, rows, join"):
+        fz.load("runs/a").predict(only(shuffled, ["CRP", "Gewicht"]))
+
+
+def test_shards_are_read_as_the_training_table() -> None:
+    rows = make_rows()
+    write("csv", only(rows, [name for name in rows[0] if name not in NAMES[1:]]), "kis")
+    assert main(["data", "convert", "kis.csv", "shards", "--target", "Schwere"]) == 0
+    fz.train("shards", encoders=ENCODERS, **QUICK)
+    old = fz.predict("runs/a", "shards", **ANSWER)
+    assert len(old) == 48
+    assert fz.evaluate("runs/a", **ANSWER)["loss"] > 0
+    assert fz.embed("runs/a", "shards", out="e.parquet", **ANSWER).is_file()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run trained on a CSV file, its classes the target."""
+    folder = tmp_path_factory.mktemp("trained")
+    rows = make_rows()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write("csv", only(rows, [name for name in rows[0] if name not in NAMES[1:]]), "kis")
+        fz.train(
+            str(folder / "kis.csv"), target="Schwere", encoders=ENCODERS, **{**QUICK, "out": "a"}
+        )
+    return folder / "a"
+
+
+def test_a_list_of_dicts_gives_a_list_of_dicts(run: Path) -> None:
+    rows = make_rows()
+    predicted = fz.predict(run, rows[:3], **ANSWER)
+    assert [row["Fall"] for row in predicted] == ["F0000", "F0001", "F0002"]
+    assert predicted[0]["label"] in ("leicht", "mittel", "schwer")
+    with pytest.raises(FusionZooError, match=r"one row: give a list of rows, \[row\]"):
+        fz.predict(run, rows[0], **ANSWER)
+
+
+def test_a_file_gives_a_file_with_ids_under_the_name_of_their_column(run: Path) -> None:
+    rows = make_rows()
+    write("csv", rows, "neu")
+    path = fz.predict(run, "neu.csv", out="p.csv", **ANSWER)
+    table = pd.read_csv(path)
+    assert table.columns[:2].tolist() == ["Fall", "label"]
+    assert table["Fall"].tolist() == [row["Fall"] for row in rows]
+    write("csv", only(rows, ["Gewicht", "Befund"]), "neu")
+    without = fz.predict(run, "neu.csv", **ANSWER)
+    assert without["id"].to_pylist() == [str(number) for number in range(48)]
+
+
+def test_ids_of_an_index_stay_in_the_column_id(run: Path) -> None:
+    frame = pd.DataFrame(make_rows()).set_index("Fall")
+    predicted = fz.predict(run, frame, **ANSWER)
+    assert predicted.index.name == "Fall"
+    assert "Fall" not in predicted.columns
+    frame.index.name = None
+    assert fz.predict(run, frame, **ANSWER)["id"].tolist() == frame.index.tolist()
+
+
+def test_a_column_of_ids_called_as_one_of_the_predictions_does_not_clash(tmp_path: Path) -> None:
+    rows = [{**row, "Label": row["Fall"]} for row in make_rows()]
+    names = ["Label", "Gewicht", "Befund", "Schwere"]
+    write("csv", only(rows, names), "kis")
+    fz.train("kis.csv", target="Schwere", encoders=ENCODERS, **QUICK)
+    columns = fz.predict("runs/a", "kis.csv", **ANSWER).column_names
+    assert columns[:2] == ["id", "label"]
+
+
+@pytest.mark.parametrize("kind", ["frame", "list", "table"])
+def test_a_loaded_model_answers_rows_of_the_training_table(
+    kind: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, model = make_rows(), fz.load(run)
+    wanted = [row["p_schwer"] for row in fz.predict(run, rows, **ANSWER)]
+    mixed = only(rows, ["Notiz", *reversed([x for x in rows[0] if x not in NAMES]), "split"])
+    data = pd.DataFrame(mixed) if kind == "frame" else mixed
+    data = pa.Table.from_pylist(mixed) if kind == "table" else data
+    capsys.readouterr()
+    answers = model.predict(data)
+    assert capsys.readouterr().out == ""
+    assert [answer.probabilities["schwer"] for answer in answers] == pytest.approx(wanted, abs=1e-6)
+    assert len(model.embed(data)["fused"]) == 48
+    (single,) = model.predict(mixed[:1])
+    assert single.probabilities["schwer"] == pytest.approx(wanted[0], abs=1e-6)
+
+
+def test_rows_that_lack_columns_are_answered_and_that_is_said(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = fz.load(run)
+    capsys.readouterr()
+    assert len(model.predict([{"Befund": "rot und hell"}, {"Befund": "blau"}])) == 2
+    assert len(model.predict([{"Gewicht_kg": "60,0 kg", "Alter": 3, "CRP": 1.5}])) == 1
+    printed = capsys.readouterr().out
+    assert "no column Gewicht (is it 'Gewicht_kg'?)" in printed
+    with pytest.raises(FusionZooError, match=r"in g; the model was trained on kg"):
+        model.predict([{"Gewicht": "60000 g"}])
+
+
+def test_samples_by_modality_are_still_taken_and_mistyped_ones_refused(run: Path) -> None:
+    model = fz.load(run)
+    assert len(model.predict([{"text": "rot"}, {}])) == 2
+    with pytest.raises(
+        FusionZooError, match=r"the model has no modality 'txt'\. Did you mean 'text'"
+    ):
+        model.predict([{"txt": "rot"}])
+
+
+def test_a_model_of_no_table_asks_for_samples_by_modality() -> None:
+    model = fz.create_model("concat", {"text": TEXT}, classes=["a", "b"])
+    with pytest.raises(FusionZooError, match="give a list of samples by modality: text"):
+        model.predict(pd.DataFrame({"Befund": ["rot"]}))
+
+
+def test_data_in_memory_leave_no_file_behind(run: Path, tmp_path: Path) -> None:
+    rows = make_rows()
+    for data in (rows, pd.DataFrame(rows)):
+        fz.predict(run, data, **ANSWER)
+        fz.evaluate(run, data, split="all", **ANSWER)
+        fz.load(run).predict(data)
+    assert not [file for file in tmp_path.rglob("*") if file.is_file()]
+
+
+def test_a_model_folder_holds_nothing_of_its_author_s_machine(run: Path, tmp_path: Path) -> None:
+    own = [str(run.parent), str(Path.home()), socket.gethostname(), str(Path(fz.__file__).parent)]
+    for file in (run / "model").rglob("*"):
+        contents = file.read_bytes() if file.is_file() else b""
+        assert not [word for word in own if len(word) > 5 and word.encode() in contents], file
+    assert fz.evaluate(run, **ANSWER)["loss"] > 0  # by the run's config.yaml
+    moved = shutil.copytree(run / "model", tmp_path / "elsewhere")
+    rows = make_rows()
+    assert fz.predict(moved, rows, **ANSWER) == fz.predict(run, rows, **ANSWER)
+    with pytest.raises(FusionZooError, match=r"was trained on kis\.csv, as it says"):
+        fz.evaluate(moved, **ANSWER)
+
+
+def test_words_of_a_table_that_look_like_paths_stay() -> None:
+    columns = {"tabular": ["/dose", "~x"], "text": "C:/note"}
+    settings = {"name": "manifest", "root": "/home/me/a.csv", "columns": columns, "na": ["/", "~"]}
+    kinds = {"/dose": "number /min"}
+    stored = TrainedOn(settings={**settings, "kinds": kinds, "label_separator": "/"})
+    public = stored.without_folders().settings
+    assert public == {**settings, "root": "a.csv", "kinds": kinds, "label_separator": "/"}
