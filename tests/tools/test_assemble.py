@@ -125,6 +125,40 @@ def test_given_both_it_answers_with_the_rule_of_the_fusion(
     torch.testing.assert_close(shares(model, SAMPLES), probabilities.mean(0), atol=1e-6, rtol=0)
 
 
+def test_a_product_of_experts_divides_by_the_mean_of_the_priors(
+    runs: dict[str, str], tmp_path: Path
+) -> None:
+    rule = {"name": "late_poe", "prior": "train"}
+    model = fz.assemble(runs, fusion=rule, out=tmp_path / "ab")
+    models = [fz.load(folder) for folder in runs.values()]
+    prior = torch.tensor([x.spec["prior"] for x in models]).log().mean(0).log_softmax(-1)
+    apart = [logits(x, only(name)).log_softmax(-1) for name, x in zip(runs, models, strict=True)]
+    expected = (apart[0] + apart[1] - prior).softmax(-1)
+    torch.testing.assert_close(shares(model, SAMPLES), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(shares(model, only("text")), apart[0].exp(), atol=1e-6, rtol=0)
+
+
+def test_runs_are_taken_as_train_returns_them(tmp_path: Path) -> None:
+    path = table(tmp_path / "t.csv", ["note", "title", "kind"])
+    columns = {"text": "note", "title": "title"}
+    trained = {}
+    for name, column in columns.items():
+        trained[name] = fz.train(
+            {"name": "manifest", "root": str(path), "columns": {name: column, "target": "kind"}}
+            | {"kinds": {name: "text"}},
+            encoders={name: CHARS},
+            fusion={"name": "gmu", "dim": 8},
+            epochs=1,
+            out=tmp_path / name,
+        )
+    model = fz.assemble(trained, out=tmp_path / "ab")
+    assert model.trained_on is not None
+    assert model.trained_on.settings["root"] == str(path)  # both read this file
+    answers = [x.probabilities for x in model.predict([{"text": "a sun day"}])]
+    expected = [x.probabilities for x in trained["text"].model.predict([{"text": "a sun day"}])]
+    assert answers[0] == pytest.approx(expected[0], abs=1e-6)
+
+
 def test_a_vote_names_the_class_of_the_only_modality(runs: dict[str, str], tmp_path: Path) -> None:
     model = fz.assemble(runs, fusion="late_vote", out=tmp_path / "ab")
     for name, folder in runs.items():
