@@ -182,12 +182,24 @@ class Outputs:
 def assemble_command(args: Sequence[str]) -> int:
     """Run `fusionzoo assemble MODALITY=MODEL ... --out FOLDER`; return its exit code."""
     flags: list[str] = []
+    problems: list[str] = []
+    before = ""
     for word in args:
         modality, sign, folder = word.partition("=")
-        is_part = bool(sign) and not word.startswith("-")
-        flags += [f"--models.{modality}", folder] if is_part else [word]
+        is_value = before.startswith("--") and "=" not in before
+        if word.startswith("-") or (is_value and not sign):
+            flags.append(word)
+        elif not (modality and folder):
+            problems.append(f"{word}: expected MODALITY=MODEL, such as image=runs/a")
+        elif f"--models.{modality}" in flags:
+            problems.append(f"{word}: {modality!r} has a model already")
+        else:
+            flags += [f"--models.{modality}", folder]
+        before = word
 
     def start(cfg: AssembleConfig) -> int:
+        if problems:
+            raise FusionZooError(problems[0])
         _, notes = _assemble(cfg.models, cfg.fusion, cfg.out, cfg.plugins)
         for note in notes:
             print(f"note    {note}")

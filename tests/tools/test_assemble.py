@@ -373,6 +373,8 @@ def test_models_that_do_not_belong_together_are_named(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["size={b}"], "two models or more"),
+        (["{a}", "size={b}"], "expected MODALITY=MODEL, such as image=runs/a"),
+        (["text={a}", "size={b}", "text={b}"], "'text' has a model already"),
         (["text={a}", "size={b}", "--fusion", "gmu"], "joined by late_confidence, late_max"),
         (["text={a}", "size={b}", "--fusion", "late_weighted"], "it needs training"),
         (["text={a}", "size={b}", "--fusion.spice", "3"], "has no setting 'spice'"),
