@@ -301,6 +301,13 @@ FUSIONS: Registry[Fusion, FusionEntry] = Registry(
 )
 
 
+def two_layer_classifier(width: int, dim: int, num_outputs: int) -> nn.Sequential:
+    """Return a classifier of a pooled vector (B, width) with one hidden layer."""
+    return nn.Sequential(
+        nn.LayerNorm(width), nn.Linear(width, dim), nn.GELU(), nn.Linear(dim, num_outputs)
+    )
+
+
 def masked_softmax(scores: Tensor, mask: Tensor, dim: int = 1) -> Tensor:
     """Softmax over the entries where `mask` is True; exact zeros elsewhere, also if all are False.
 

@@ -86,6 +86,7 @@ COMMANDS = {  # first words -> module, and function that takes the words behind 
     ("serve",): (".tools.serve.server", "serve_command"),
     ("explain",): (".tools.explain.explain", "explain_command"),
     ("export",): (".tools.export.export", "export_command"),
+    ("assemble",): (".tools.assemble", "assemble_command"),
     ("data", "check"): (".tools.audit.audit", "check_command"),
     ("data", "show"): (".tools.audit.audit", "show_command"),
     ("data", "convert"): (".tools.data_convert", "convert_command"),
@@ -119,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("explain", help="why it answers so: `fusionzoo explain --help`")
     commands.add_parser("embed", help="write fused embeddings: `fusionzoo embed --help`")
     commands.add_parser("export", help="write a model for ONNX: `fusionzoo export --help`")
+    commands.add_parser("assemble", help="join trained models: `fusionzoo assemble --help`")
     commands.add_parser("search", help="search embeddings: `fusionzoo search --help`")
     commands.add_parser("serve", help="answer requests over HTTP: `fusionzoo serve --help`")
     commands.add_parser("embed-report", help="measure them: `fusionzoo embed-report --help`")
@@ -138,6 +140,9 @@ def _parser() -> argparse.ArgumentParser:
         "info", help="what one fusion, training strategy or encoder does, and its settings"
     )
     info.add_argument("name", help="gmu, ogm_ge, timm/resnet18, chars, ...")
+    info.add_argument(
+        "--layers", action="store_true", help="the names of an encoder's layers, for embed --layer"
+    )
     info.set_defaults(run=_info)
     check = actions.add_parser("check", help="hold a component of any kind to its contract")
     runner.add_arguments(check)
@@ -145,6 +150,12 @@ def _parser() -> argparse.ArgumentParser:
     for action in (every, info, check):
         add_plugins_option(action)
 
+    _add_cache_command(commands)
+    add_data_command(commands)
+    return parser
+
+
+def _add_cache_command(commands: Any) -> None:
     cache = commands.add_parser("cache", help="list or prune the cached features")
     cache.set_defaults(run=_list_cache)
     actions = cache.add_subparsers(metavar="action")
@@ -154,9 +165,6 @@ def _parser() -> argparse.ArgumentParser:
     prune.add_argument("--keep-gb", type=float, metavar="GB", help="keep the last used, up to this")
     prune.add_argument("--all", action="store_true", help="remove everything")
     prune.set_defaults(run=_prune_cache)
-
-    add_data_command(commands)
-    return parser
 
 
 def _list_zoo(parsed: argparse.Namespace) -> None:
@@ -212,9 +220,13 @@ def _info(parsed: argparse.Namespace) -> None:
     encoders = exact or [card for card in known.encoders if _is_family(card.name, parsed.name)]
     strategies = {card.name: card for card in known.strategies}
     fusions = {card.name: card for card in known.fusions}
-    if encoders:
+    if encoders and parsed.layers:
+        _show_layers(encoders, parsed.name)
+    elif encoders:
         for card in encoders:
             _show_encoder(card, parsed.name)
+    elif parsed.layers:
+        raise FusionZooError(f"--layers is for encoders, and {parsed.name!r} is none")
     elif parsed.name in strategies:
         strategy = strategies[parsed.name]
         rivals = "not with another that decides how fast each encoder learns"
@@ -251,6 +263,25 @@ def _show_encoder(one: EncoderCard, name: str) -> None:
     if one.further:
         print("further settings go to the library that builds the model")
     print()
+
+
+def _show_layers(cards: Sequence[EncoderCard], name: str) -> None:
+    """Build the encoder without weights, as the first kind of data that it can encode."""
+    from fusionzoo.embeddings.layers import layer_names
+    from fusionzoo.encoders import create_encoder
+
+    problems = []
+    for card in cards:
+        untrained: dict[str, Any] = {"pretrained": False}
+        settings = untrained if "pretrained" in card.settings else {}
+        try:
+            encoder = create_encoder(card.kind, name, **settings)
+        except FusionZooError as error:
+            problems.append(str(error))
+            continue
+        print("\n".join(layer_names(encoder)))
+        return
+    raise FusionZooError(problems[0])
 
 
 def _show_settings(prefix: str, settings: Mapping[str, SettingCard]) -> None:

@@ -19,6 +19,7 @@ from fusionzoo.encoders import Encoder, adopt, create_encoder, origin_of, shared
 from fusionzoo.errors import FusionZooError, __version__, did_you_mean
 from fusionzoo.files import files_of_model, replacing, write_digests, write_json
 from fusionzoo.fusion import Fusion, create_fusion
+from fusionzoo.fusion.base import two_layer_classifier
 from fusionzoo.hub import push
 from fusionzoo.model_card import card_text, write_card
 from fusionzoo.model_folder import FORMAT, public_spec, sources
@@ -100,15 +101,7 @@ class UnimodalHeads(nn.Module):
         self.dim = dim
         self.register_buffer("prior", prior)
         self.heads = nn.ModuleDict(
-            {
-                name: nn.Sequential(
-                    nn.LayerNorm(width),
-                    nn.Linear(width, dim),
-                    nn.GELU(),
-                    nn.Linear(dim, len(prior)),
-                )
-                for name, width in dims.items()
-            }
+            {name: two_layer_classifier(width, dim, len(prior)) for name, width in dims.items()}
         )
 
     def forward(self, features: Mapping[str, Features]) -> dict[str, Tensor]:

@@ -40,6 +40,7 @@ class LateConfidence(IndependentHeads):
     """
 
     classes_only = True
+    fixed_rule = True
     symmetric = True
 
     def __init__(

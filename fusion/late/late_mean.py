@@ -35,6 +35,7 @@ class LateMean(LateFusion):
         equal
     """
 
+    fixed_rule = True
     symmetric = True
 
     def __init__(

@@ -42,6 +42,7 @@ class LatePoE(LateFusion):
     """
 
     classes_only = True
+    fixed_rule = True
     symmetric = True
 
     log_prior: Tensor

@@ -333,6 +333,9 @@ class EmbedConfig(ModelUse):
     )
     probabilities: bool = option(False, "also write the probability of each class")
     weights: bool = option(False, "also write the weight of each modality in the fusion")
+    layer: str | dict[str, str | list[str]] = option(
+        "", "also write inner layers of encoders, pooled, `image=layer3`: columns image_layer3, ..."
+    )
     amp: Literal["none", "bf16"] = option("none", "mixed precision")
     compile: bool = option(False, "torch.compile encoders and fusion")
     row_group: Count = option(4096, "rows of a part: what a killed run computes again")

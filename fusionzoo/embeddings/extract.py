@@ -23,12 +23,13 @@ from fusionzoo.features import key_of, weights_hash
 from fusionzoo.identity import data_identity
 from fusionzoo.model import FusionModel
 from fusionzoo.plugins import code_digest
-from fusionzoo.structures import Batch, evaluating
+from fusionzoo.structures import Batch, FusionOutput, evaluating
 from fusionzoo.training.balance.base import prefix_sizes
 from fusionzoo.training.freezing import save_memory_and_compile
 from fusionzoo.training.objective import dummy_batch
 from fusionzoo.worker_memory import make_loader
 
+from .layers import Layers, check_layers, column_of, read_setting, reading_layers
 from .parts import Parts, WritingThread
 
 
@@ -109,18 +110,26 @@ class Wanted:
     probabilities: bool = False
     weights: bool = False
     bf16: bool = False
+    layers: Layers = ()  # inner layers of encoders
 
     @classmethod
     def of(cls, cfg: EmbedConfig, model: FusionModel) -> Wanted:
         """Check the settings against the model."""
         if cfg.probabilities and not model.classes:
             raise FusionZooError("--probabilities: the model was not trained on a class per sample")
+        layers = read_setting(cfg.layer)
+        check_layers(model, layers)
+        if layers and cfg.compile:
+            raise FusionZooError(
+                "--layer: a compiled model shows no inner layers: leave --compile out"
+            )
         return cls(
             prefixes=_prefixes(cfg, model),
             normalise=cfg.normalise,
             probabilities=cfg.probabilities,
             weights=cfg.weights,
             bf16=cfg.amp == "bf16",
+            layers=layers,
         )
 
 
@@ -142,7 +151,7 @@ def compute(model: FusionModel, batch: Batch, wanted: Wanted) -> dict[str, Tenso
     """Return float32 columns (B, D) by name, vectors first; an absent modality's rows are 0."""
     device = model.device.type
     with torch.inference_mode(), torch.autocast(device, torch.bfloat16, enabled=wanted.bf16):
-        vectors, output = model.embed_and_answer(batch)
+        vectors, output, layers = _run(model, batch, wanted.layers)
     vectors = {name: x.float() for name, x in vectors.items()}
     cut = {
         f"{name}_{size}": _cut(x, size, is_unit=name != "fused")
@@ -150,7 +159,7 @@ def compute(model: FusionModel, batch: Batch, wanted: Wanted) -> dict[str, Tenso
         for size in wanted.prefixes
         if name in is_cut(model) and size <= x.shape[1]
     }
-    vectors |= cut
+    vectors |= cut | layers
     if wanted.normalise:
         vectors = {name: F.normalize(x) for name, x in vectors.items()}
     if wanted.probabilities:
@@ -163,6 +172,19 @@ def compute(model: FusionModel, batch: Batch, wanted: Wanted) -> dict[str, Tenso
             )
         vectors[WEIGHTS] = output.weights.float()
     return vectors
+
+
+def _run(
+    model: FusionModel, batch: Batch, layers: Layers
+) -> tuple[dict[str, Tensor], FusionOutput, dict[str, Tensor]]:
+    """Return vectors, the fusion's output, and vectors of inner layers."""
+    if not layers:
+        return *model.embed_and_answer(batch), {}
+    with reading_layers(model, layers) as readers:
+        vectors, output = model.embed_and_answer(batch)
+        present = dict(zip(model.modalities, batch.present.unbind(1), strict=True))
+        inner = {x.column: x.vectors(batch, present[x.modality]) for x in readers}
+    return vectors, output, inner
 
 
 def is_cut(model: FusionModel) -> set[str]:
@@ -255,7 +277,15 @@ def parts_key(
     about: Mapping[str, Any], data: Mapping[str, str], cfg: EmbedConfig, device: torch.device
 ) -> dict[str, str]:
     """Return what parts must share to make one file: model, data by part, and settings, hashed."""
-    chosen = ("row_group", "batch_size", "dtype", "normalise", "matryoshka", "probabilities")
+    chosen = (
+        "row_group",
+        "batch_size",
+        "dtype",
+        "normalise",
+        "matryoshka",
+        "probabilities",
+        "layer",
+    )
     settings = {
         name: getattr(cfg, name) for name in (*chosen, "weights", "amp", "compile", "split")
     }
@@ -302,6 +332,8 @@ def describe(
         "dtype": cfg.dtype,
         "amp": cfg.amp,
     }
+    for modality, layer in read_setting(cfg.layer):
+        about["vectors"][column_of(modality, layer)]["layer"] = layer
     if cfg.probabilities:
         about["classes"] = model.classes
     return json.loads(json.dumps(about, default=str))
