@@ -15,7 +15,7 @@ from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import ITEM_COUNTS, Batch, Features, masked_mean
 
-WITHOUT_PADDING = ("image", "video")  # kinds whose positions are all real
+WITHOUT_PADDING = ("image",)  # kinds whose positions are all real
 Layers = tuple[tuple[str, str], ...]  # modality and name of a layer
 
 
