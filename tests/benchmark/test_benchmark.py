@@ -511,7 +511,9 @@ ANYTIME = {"fusions": "sum,gmu", "corruptions": False, "tune": 2, "stack": False
     ("pieces", "words"),
     [
         (7 + 2, "every strategy has 1 of 2 seeds, 0 of 4 are tuned)"),
-        (7 + 8 + 3, "every strategy has 2 of 2 seeds, 3 of 4 are tuned)"),
+        pytest.param(
+            7 + 8 + 3, "every strategy has 2 of 2 seeds, 3 of 4 are tuned)", marks=pytest.mark.slow
+        ),
         (3, "every strategy has 1 of 2 seeds, 0 of 3 are tuned; not run yet: "),
     ],
 )
@@ -597,6 +599,7 @@ def test_the_first_answer_comes_from_the_first_fold_and_from_pooled_vectors(
     assert again.figures["leaderboard"] == report.figures["leaderboard"]
 
 
+@pytest.mark.slow
 def test_damaged_samples_are_tested_last_with_the_same_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -647,7 +650,10 @@ def test_end_to_end_training_gives_the_same_kind_of_report(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("folds", "said"),
-    [(0, "; it was trained alone on 240"), (3, "; in each of 3 folds it was trained alone on ")],
+    [
+        (0, "; it was trained alone on 240"),
+        pytest.param(3, "; in each of 3 folds it was trained alone on ", marks=pytest.mark.slow),
+    ],
 )
 def test_an_encoder_without_weights_is_trained_alone_first_and_the_report_says_so(
     folds: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
