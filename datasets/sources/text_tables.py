@@ -309,6 +309,9 @@ def _check_last_quote(path: Path, encoding: str, delimiter: str, table: pa.Table
     last_row = [column[-1].as_py() for column in table.columns if len(table)]
     if not any("\n" in (cell or "") for cell in last_row):
         return
+    with open_utf8(path, encoding) as stream:
+        if ends_outside_of_quotes(stream.read(), delimiter.encode()):
+            return
     last_number = 1
     with open_text(path, encoding) as file:
         try:
@@ -320,6 +323,20 @@ def _check_last_quote(path: Path, encoding: str, delimiter: str, table: pa.Table
                     f"{path}: a quotation mark that opens a cell below row {last_number} is not"
                     " closed, so the rest of the file is in this cell: close it"
                 ) from None
+
+
+def ends_outside_of_quotes(text: bytes, delimiter: bytes) -> bool:
+    r"""Whether the last quotation marks of a text surely leave no cell open; False: perhaps.
+
+    An odd number of them closes a cell that is open, and opens none unless a cell begins there.
+
+    >>> [ends_outside_of_quotes(x, b",") for x in (b'a,"b\nc"', b'a,"b\nc""', b'a,"', b"a,b")]
+    [True, False, False, True]
+    """
+    end = text.rfind(b'"') + 1
+    before = text[:end].rstrip(b'"')
+    count = end - len(before)
+    return not count or (count % 2 == 1 and before[-1:] not in (delimiter, b"\r", b"\n", b""))
 
 
 def _check_lost_rows(

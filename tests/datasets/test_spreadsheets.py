@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
+import itertools
 import json
 import sys
 import tracemalloc
@@ -22,7 +25,7 @@ from fusionzoo import PairedDataset, create_dataset
 from fusionzoo.config.flags import parse_flags
 from fusionzoo.datasets import split_by_hash
 from fusionzoo.datasets.budgets import BUDGETS
-from fusionzoo.datasets.sources.text_tables import find_delimiter
+from fusionzoo.datasets.sources.text_tables import ends_outside_of_quotes, find_delimiter
 from fusionzoo.datasets.splits import make_splits
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.datasets.table import objective_hint
@@ -350,6 +353,20 @@ def test_a_folder_of_compressed_archives_says_so(name: str, tmp_path: Path) -> N
     (tmp_path / name).write_bytes(b"x")
     with pytest.raises(FusionZooError, match=f"{name} is a compressed archive: shards are plain"):
         create_dataset(tmp_path)
+
+
+def test_cells_are_called_closed_only_where_a_strict_parser_finds_no_open_one() -> None:
+    sure = 0
+    for length in range(8):
+        for letters in itertools.product('a",\n', repeat=length):
+            text = "".join(letters)
+            if ends_outside_of_quotes(text.encode(), b","):
+                sure += 1
+                try:
+                    list(csv.reader(io.StringIO(text, newline=""), strict=True))
+                except csv.Error as error:
+                    assert "end of data" not in str(error), text
+    assert sure > 5000
 
 
 def test_an_open_quotation_mark_is_an_error(tmp_path: Path) -> None:
