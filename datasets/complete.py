@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -104,8 +104,7 @@ class Completed:
 
 def _load(settings: Mapping[str, Any]) -> Loaded:
     """Read the table that settings of a manifest name."""
-    known = {setting.name for setting in fields(TableSettings)}
-    return load_table(TableSettings(**{x: settings[x] for x in known & settings.keys()}))
+    return load_table(TableSettings.of(settings))
 
 
 def resolve_name(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,8 +200,7 @@ def _load_with(settings: dict[str, Any], target: str | Sequence[str]) -> Loaded:
     refused = _refusal(settings, target)
     if not isinstance(refused, FusionZooError):
         return refused
-    path = Path(str(root)).expanduser()
-    names = sheet_names(path) if path.is_file() else []
+    names = sheet_names(Path(str(root)).expanduser())
     for name in names if len(names) > 1 else ():
         loaded = _refusal({**settings, "sheet": name}, target)
         if isinstance(loaded, Loaded):
@@ -223,17 +221,22 @@ def _has_open_sheet(settings: Mapping[str, Any]) -> bool:
     return is_workbook and not settings.get("sheet")
 
 
-def _sheet_of_model(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> str:
-    """Return the sheet with most of the columns that a model was trained on; of equal ones that of
-    the training data, else the first."""
+def _load_for_model(settings: dict[str, Any], stored: Mapping[str, Any]) -> Loaded:
+    """Read the table; of a workbook the sheet with most of the columns that a model was trained on,
+    which is set: of equal ones that of the training data, else the first."""
+    if not _has_open_sheet(settings):
+        return _load(settings)
     wanted = named_columns(stored) - {"target"}
     names = sheet_names(Path(str(settings["root"])).expanduser())
-    ranks = {}
+    best, most = None, (-1, False)
     for name in names if len(names) > 1 else ():
         with suppress(FusionZooError):  # an empty one
-            columns = _load({**settings, "sheet": name}).table.column_names
-            ranks[name] = len(wanted & {*map(fold, columns)}), name == stored.get("sheet")
-    return max(ranks, key=lambda name: ranks[name], default="")
+            loaded = _load({**settings, "sheet": name})
+            columns = {*map(fold, loaded.table.column_names)}
+            rank = len(wanted & columns), name == stored.get("sheet")
+            if rank > most:
+                best, most, settings["sheet"] = loaded, rank, name
+    return _load(settings) if best is None else best
 
 
 def _refusal(settings: Mapping[str, Any], target: str | Sequence[str]) -> Loaded | FusionZooError:
@@ -597,9 +600,8 @@ def complete_for_model(settings: Mapping[str, Any], stored: Mapping[str, Any]) -
     if isinstance(chosen.get("join"), Mapping):
         chosen["join"] = _described_join(chosen["join"], stored.get("join"))
     chosen = {**described, **chosen, "columns": described["columns"], "kinds": described["kinds"]}
-    if _has_open_sheet(chosen):
-        chosen["sheet"] = _sheet_of_model(chosen, stored)
-    done = Completed(settings=chosen, loaded=_load(chosen))
+    loaded = _load_for_model(chosen, stored)
+    done = Completed(settings=chosen, loaded=loaded)
     _check_cells(done)
     done = _without_absent(done)
     columns = {x: y for x, y in done.settings["columns"].items() if x in remembered}

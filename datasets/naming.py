@@ -62,7 +62,7 @@ def settings_of(data: Any) -> dict[str, Any]:
 
 def is_name(text: str) -> bool:
     """Whether text is the name of a data set: no URL or file of a table, which need no look."""
-    if is_url(text) or table_suffix(Path(text)) in READERS:
+    if _names_a_table(text):
         return False
     from .base import DATASETS
 
@@ -71,8 +71,12 @@ def is_name(text: str) -> bool:
 
 def is_path(text: str) -> bool:
     """Whether text that may name a data set is the path of a manifest or folder."""
-    needs_no_look = is_url(text) or table_suffix(Path(text)) in READERS
-    return needs_no_look or (not is_name(text) and Path(text).exists())
+    return _names_a_table(text) or (not is_name(text) and Path(text).exists())
+
+
+def _names_a_table(text: str) -> bool:
+    """Whether text alone tells that it is a URL or the file of a table."""
+    return is_url(text) or table_suffix(Path(text)) in READERS
 
 
 def view_of(dataset: PairedDataset, settings: Mapping[str, Any]) -> PairedDataset:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from fusionzoo.errors import FusionZooError
@@ -61,10 +61,9 @@ def read_samples(
         if not note.startswith(AS_TRAINED):
             print(note)
     assert done.loaded is not None
-    known = {x.name for x in fields(TableSettings)} & done.settings.keys()
-    of_table = {**{x: done.settings[x] for x in known}, "targets": {}, "allow_outside": True}
+    of_table = TableSettings.of({**done.settings, "targets": {}, "allow_outside": True})
     # Not by way of the registry, whose checks take longer than a row.
-    dataset = open_table(done.loaded, TableSettings(**of_table))
+    dataset = open_table(done.loaded, of_table)
     names = [name for name in dataset.modalities if name in modalities]
     if not names:
         raise FusionZooError(

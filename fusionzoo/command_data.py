@@ -19,10 +19,14 @@ CLASSIFICATION = {"name": "classification"}
 
 def complete_run(cfg: R) -> tuple[R, Completed]:
     """Return `cfg` with explicit settings of the data and of what `cfg.target` holds."""
-    known = tuple(cfg.targets)
-    infer = cfg.objective == CLASSIFICATION
-    done = complete(cfg.data, cfg.target, known=known, infer_kinds=infer, to_train=True)
+    done = complete_to_train(cfg, cfg.data)
     return replace(with_targets(cfg, done), data=done.settings), done
+
+
+def complete_to_train(cfg: RunConfig | BenchmarkConfig, data: dict[str, Any]) -> Completed:
+    """Return explicit settings of data, and what the targets of a training hold."""
+    known, infer_kinds = tuple(cfg.targets), cfg.objective == CLASSIFICATION
+    return complete(data, cfg.target, known=known, infer_kinds=infer_kinds, to_train=True)
 
 
 def required(data: dict[str, Any]) -> dict[str, Any]:

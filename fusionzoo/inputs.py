@@ -14,13 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .command_data import CLASSIFICATION, R, complete_data, with_targets
+from .command_data import R, complete_data, complete_to_train, with_targets
 from .config import from_settings
 from .config.schema import TABLE_WORDS
 from .datasets import DATASETS, PairedDataset
 from .datasets import create_dataset as open_data
 from .datasets.arrow import is_list_of_text
-from .datasets.complete import complete
 from .datasets.load import load_table
 from .datasets.naming import IN_MEMORY, settings_of
 from .datasets.paths import SUFFIXES
@@ -83,13 +82,7 @@ def configure_run(
                 "target names a column of a table; a PairedDataset has its targets: targets="
             )
         return cfg, objects
-    done = complete(
-        objects,
-        cfg.target,
-        known=tuple(cfg.targets),
-        infer_kinds=cfg.objective == CLASSIFICATION,
-        to_train=True,
-    )
+    done = complete_to_train(cfg, objects)
     done.show()
     cfg = with_targets(cfg, done)
     return cfg, open_data(**{"targets": targets_of(cfg), **done.to_open})

@@ -100,9 +100,8 @@ class Features(NamedTuple):
     pooled: Tensor  # (B, D)
 
 
-Inputs: TypeAlias = (
-    "dict[str, Tensor] | Features"  # of an encoder, by name; `Features`: encoded already
-)
+# Of an encoder, by name; `Features`: encoded already.
+Inputs: TypeAlias = "dict[str, Tensor] | Features"
 
 
 class FusionOutput(NamedTuple):
@@ -169,9 +168,8 @@ def _map_inputs(
     }
 
 
-Criterion: TypeAlias = (
-    "Callable[[Tensor, Tensor], Tensor]"  # logits (B, K), target (B, ...) -> loss (B,)
-)
+# Logits (B, K), target (B, ...) -> loss (B,).
+Criterion: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"
 
 
 class StepContext(NamedTuple):

@@ -7,6 +7,7 @@ import re
 import zipfile
 import zlib
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,7 @@ def read_spreadsheet(path: Path, sheet: str) -> tuple[pa.Table, RowNumbers, list
 
 def sheet_names(path: Path) -> list[str]:
     """Return the names of a workbook's sheets, those in sight first."""
+    _check_file(path)
     if table_suffix(path) == ".ods":
         return [sheet.name for sheet in read_sheets(path)]
     import openpyxl
@@ -84,9 +86,8 @@ def _cells_of_open_document(
         names.append(one.name)
         if found is None and one.name == (sheet or one.name):
             found = one
-    if found is None:
-        what = f"no sheet {sheet!r} (--data.sheet); it has: {', '.join(names)}"
-        raise FusionZooError(f"{path} has {what if names else 'no sheet'}")
+    _check_sheet(path, sheet, names)
+    assert found is not None
     return found.rows, found.merged, names
 
 
@@ -114,12 +115,7 @@ def _cells(
         raise FusionZooError(f"{path} cannot be read as .xlsx: {one_line(error)}") from error
     try:
         sheets = [worksheet.title for worksheet in book.worksheets]
-        if not sheets:
-            raise FusionZooError(f"{path} has no sheet")
-        if sheet and sheet not in sheets:
-            raise FusionZooError(
-                f"{path} has no sheet {sheet!r} (--data.sheet); it has: {', '.join(sheets)}"
-            )
+        _check_sheet(path, sheet, sheets)
         worksheet = book.worksheets[sheets.index(sheet) if sheet else 0]
         if not sheet and worksheet.sheet_state != "visible":
             raise FusionZooError(
@@ -133,6 +129,16 @@ def _cells(
         raise FusionZooError(f"{path} cannot be read as .xlsx: {one_line(error)}") from error
     finally:
         book.close()
+
+
+def _check_sheet(path: Path, sheet: str, names: Sequence[str]) -> None:
+    """Raise an error for a workbook without sheets, or without the one that is named."""
+    if not names:
+        raise FusionZooError(f"{path} has no sheet")
+    if sheet and sheet not in names:
+        raise FusionZooError(
+            f"{path} has no sheet {sheet!r} (--data.sheet); it has: {', '.join(names)}"
+        )
 
 
 def _check_parts(path: Path, parts: zipfile.ZipFile) -> None:
@@ -279,9 +285,7 @@ def table_suffix(path: Path) -> str:
 
 def read_table(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
     """Read a file; return its columns, how it was read and the numbers of its rows."""
-    if not path.is_file():
-        near = [x.name for x in path.parent.glob("*") if table_suffix(x) in READERS]
-        raise FusionZooError(f"no file {path}.{did_you_mean(path.name, near)}")
+    _check_file(path)
     suffix = table_suffix(path)
     if suffix not in READERS:
         repair = f"; save it as {HOW_TO_SAVE[suffix]}" if suffix in HOW_TO_SAVE else ""
@@ -294,6 +298,13 @@ def read_table(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenanc
         raise
     except (pa.ArrowException, OSError, EOFError, ValueError, MemoryError, zlib.error) as error:
         raise FusionZooError(f"{path} cannot be read: {one_line(error)}") from error
+
+
+def _check_file(path: Path) -> None:
+    """Raise an error for a file that is not there, with the nearest of its folder."""
+    if not path.is_file():
+        near = [x.name for x in path.parent.glob("*") if table_suffix(x) in READERS]
+        raise FusionZooError(f"no file {path}.{did_you_mean(path.name, near)}")
 
 
 def _check_ending(path: Path, suffix: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from fusionzoo.errors import FusionZooError
@@ -94,6 +94,11 @@ class TableSettings:
             raise FusionZooError(f"--data.decimal {self.decimal!r} is neither '.' nor ','")
         if not self.label_separator:
             raise FusionZooError("--data.label_separator is empty; usual are ; , |")
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> TableSettings:
+        """Take from the settings of a data set those of its table."""
+        return cls(**{x.name: settings[x.name] for x in fields(cls) if x.name in settings})
 
     @property
     def modality_kinds(self) -> dict[str, str]:

@@ -181,5 +181,6 @@ class TrainedHead(nn.Module):
         else:
             present = features.mask.any(1)[:, None]
             pooled = torch.where(present, features.pooled, 0)
-            embedding, logits = self.classifier[:-1](pooled), self.classifier(pooled)  # type: ignore[index]
+            embedding = self.classifier[:-1](pooled)  # type: ignore[index]
+            logits = self.classifier[-1](embedding)  # type: ignore[index]
         return embedding, logits.index_select(1, self.order) * self.scale + self.shift

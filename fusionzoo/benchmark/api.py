@@ -140,7 +140,7 @@ def _open(
         cfg, data = complete_run(cfg)
     if isinstance(data, Completed):
         data.show()
-    bench, dataset = open_bench(cfg, data if isinstance(data, PairedDataset) else None)
+    bench, dataset = open_bench(cfg, data)
     names, notes = candidates.list_candidates(bench.cfg, bench)
     bench = replace(bench, notes=(*bench.notes, *notes))
     candidates.check_settings(bench.cfg, names)

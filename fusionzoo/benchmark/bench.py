@@ -13,6 +13,7 @@ from torch import Tensor
 from fusionzoo.config import BenchmarkConfig
 from fusionzoo.config.schema import drop_deselected
 from fusionzoo.datasets import PairedDataset
+from fusionzoo.datasets.complete import Completed
 from fusionzoo.datasets.splits import SPLITS
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.metrics import METRICS, Metric
@@ -234,10 +235,13 @@ class Job(NamedTuple):
 
 
 def open_bench(
-    cfg: BenchmarkConfig, dataset: PairedDataset | None = None
+    cfg: BenchmarkConfig, data: PairedDataset | Completed | None = None
 ) -> tuple[Bench, PairedDataset]:
     """Open the data set, unless it is passed as an object, and create the folds."""
-    opened = open_dataset(cfg.data, targets_of(cfg), dataset)
+    if isinstance(data, Completed):  # its table has been read
+        opened = open_dataset(data.to_open, targets_of(cfg))
+    else:
+        opened = open_dataset(cfg.data, targets_of(cfg), data)
     cfg, dropped_flags = drop_deselected(cfg, opened.provenance.deselected)
     if not opened.classes and not opened.scheme:
         raise FusionZooError(f"{opened.source} has no target column, and a benchmark needs one")
@@ -267,7 +271,7 @@ def open_bench(
         None if opened.scheme is None else tuple(opened.scheme),
         metric_of(tasks),
         data_identity(opened),
-        None if dataset is None else opened,
+        opened if isinstance(data, PairedDataset) else None,
     )
     return bench, opened
 

@@ -138,19 +138,22 @@ def test_a_product_of_experts_divides_by_the_mean_of_the_priors(
     torch.testing.assert_close(shares(model, only("text")), apart[0].exp(), atol=1e-6, rtol=0)
 
 
+def train_on(path: Path, name: str, column: str) -> fz.Run:
+    """Train a model of one column of text, in a folder of the modality's name beside the table."""
+    return fz.train(
+        {"name": "manifest", "root": str(path), "columns": {name: column, "target": "kind"}}
+        | {"kinds": {name: "text"}},
+        encoders={name: CHARS},
+        fusion={"name": "gmu", "dim": 8},
+        epochs=1,
+        out=path.with_name(name),
+    )
+
+
 def test_runs_are_taken_as_train_returns_them(tmp_path: Path) -> None:
     path = table(tmp_path / "t.csv", ["note", "title", "kind"])
     columns = {"text": "note", "title": "title"}
-    trained = {}
-    for name, column in columns.items():
-        trained[name] = fz.train(
-            {"name": "manifest", "root": str(path), "columns": {name: column, "target": "kind"}}
-            | {"kinds": {name: "text"}},
-            encoders={name: CHARS},
-            fusion={"name": "gmu", "dim": 8},
-            epochs=1,
-            out=tmp_path / name,
-        )
+    trained = {name: train_on(path, name, column) for name, column in columns.items()}
     model = fz.assemble(trained, out=tmp_path / "ab")
     assert model.trained_on is not None
     assert model.trained_on.settings["root"] == path.name  # both read this file
@@ -292,15 +295,7 @@ def test_a_table_with_both_columns_needs_no_setting(tmp_path: Path) -> None:
     runs = {}
     for name, column in columns.items():
         path = table(tmp_path / f"{name}.csv", [column, "kind"])
-        run = fz.train(
-            {"name": "manifest", "root": str(path), "columns": {name: column, "target": "kind"}}
-            | {"kinds": {name: "text"}},
-            encoders={name: CHARS},
-            fusion={"name": "gmu", "dim": 8},
-            epochs=1,
-            out=tmp_path / name,
-        )
-        runs[name] = str(run.folder)
+        runs[name] = str(train_on(path, name, column).folder)
     out = tmp_path / "ab"
     words = [f"{name}={folder}" for name, folder in runs.items()]
     assert main(["assemble", *words, "--fusion", "late_mean", "--out", str(out)]) == 0
