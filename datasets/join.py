@@ -221,7 +221,7 @@ def _make_splits(
     key = "group" if "group" in columns else "id"
     share = next(iter(shares.values()))
     splits = make_splits(columns[key], labels, share or (), unique=key == "id")
-    return splits.splits, SplitRule(f"by a hash of the joined {key}s{splits.exceptions}", share)
+    return splits.splits, SplitRule(f"by a hash of the joined {key}s{splits.rule}", share)
 
 
 def _collect_splits(

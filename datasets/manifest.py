@@ -134,7 +134,7 @@ def folders(
     if not has_splits:
         by_hash = make_splits(table["id"], [table["target"]], shares)
         table = table.set_column(1, "split", by_hash.splits)
-        rule = f"by a hash of folder and stem{by_hash.exceptions}"
+        rule = f"by a hash of folder and stem{by_hash.rule}"
     return PairedDataset(
         table,
         {kind: kind for kind in kinds},

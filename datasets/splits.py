@@ -26,16 +26,17 @@ class MadeSplits(NamedTuple):
     moved: dict[str, str]  # id or group -> the split it was moved to
     num_lacking: int  # classes that are too small to be in every split
     by_class: bool  # whether classes were looked at
+    stratified: bool  # whether each class has the same shares
 
     @property
-    def exceptions(self) -> str:
-        """The moves, for the data summary; empty: there are none."""
-        text = ""
+    def rule(self) -> str:
+        """What was done beside the hash, for the data summary; empty: nothing."""
+        text = ", with the same shares of every class" if self.stratified else ""
         if len(self.moved) > MAX_NAMED:
-            text = f"; {len(self.moved):,} moved"
+            text += f"; {len(self.moved):,} moved"
         elif self.moved:
-            text = "; " + ", ".join(f"{key!r} moved to {x}" for key, x in self.moved.items())
-        if text:
+            text += "; " + ", ".join(f"{key!r} moved to {x}" for key, x in self.moved.items())
+        if self.moved:
             text += ", so that every split has every class" if self.by_class else ", else empty"
         if self.num_lacking and self.by_class:
             classes = "class is" if self.num_lacking == 1 else "classes are"
@@ -87,11 +88,14 @@ def make_splits(
 ) -> MadeSplits:
     """Assign each row to a split by the hash of its key, an id or a group; rows of a key share it.
 
-    Where the hashes leave a class without any row in a split, as happens to small classes and with
-    few groups, the key whose hash is nearest to the split's range is moved there, unless another
-    class would then be missing where it comes from. `train` comes first, as nothing can be learnt
-    of a class that is not in it. All other keys stay where their hash puts them, so that a sample's
-    split hardly depends on what else is in the table.
+    The first column of single labels stratifies: the keys of each class, a group's being its most
+    frequent, are put in the order of their hashes and cut at the shares. Without such a column the
+    hash alone decides, whatever else is in the table.
+
+    Where that leaves a class without any row in a split, as happens to small classes and with few
+    groups, the key nearest to the split's range is moved there, unless another class would then be
+    missing where it comes from. `train` comes first, as nothing can be learnt of a class that is
+    not in it.
 
     `keys` and `labels` are Arrow arrays; labels are text, or lists of text for several labels a
     row. A column with more than half as many classes as there are keys has no classes. `unique`
@@ -106,20 +110,23 @@ def make_splits(
         key_of_row, names = encoded.indices.to_numpy(), encoded.dictionary
     fractions = _hash_fractions(names)
     keys_of, classes_of = [np.arange(len(names))], [np.zeros(len(names), np.int64)]  # any sample
-    num_classes = 1
+    num_classes, stratified = 1, False
     for column in labels:
-        rows, classes = _classes(column)
-        count = int(classes.max()) + 1 if len(classes) else 0
-        if 0 < count <= len(names) / 2:
+        rows, classes, words_of = _classes(column)
+        if 0 < len(words_of) <= len(names) / 2:
             keys_of.append(key_of_row[rows])
             classes_of.append(classes + num_classes)
-            num_classes += count
+            num_classes += len(words_of)
+            if not (stratified or pa.types.is_list(column.type)):
+                stratified = True
+                fractions = _stratified(fractions, keys_of[-1], classes, words_of)
     planner = _Planner(np.concatenate(keys_of), np.concatenate(classes_of), fractions, shares)
     planner.fill()
     splits = pa.array(SPLITS).take(pa.array(planner.split_of[key_of_row]))
     moved = {names[key].as_py(): SPLITS[split] for key, split in planner.moved.items()}
     lacking = (planner.counts == 0) & (np.asarray(shares) > 0)
-    return MadeSplits(splits, moved, int(lacking[1:].any(1).sum()), num_classes > 1)
+    too_small = int(lacking[1:].any(1).sum())
+    return MadeSplits(splits, moved, too_small, num_classes > 1, stratified)
 
 
 def splits_by_time(
@@ -220,15 +227,44 @@ class _Planner:
         return self.pair_classes[first:last]
 
 
-def _classes(column: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rows and class numbers of the labels in a column."""
+def _stratified(
+    fractions: NDArray[np.float64],
+    keys: NDArray[np.int64],
+    classes: NDArray[np.int64],
+    words_of: Any,
+) -> NDArray[np.float64]:
+    """Return the place of each key among those of its class, in the order of `fractions`, from 0
+    to 1; keys without a class keep theirs.
+
+    `keys` and `classes` are pairs that occur together, int64 (P,). A class begins at a hash of its
+    name between two places, so that small classes do not all lack the same split.
+    """
+    num_classes = len(words_of)
+    pairs, counts = np.unique(keys * num_classes + classes, return_counts=True)
+    key_of, class_of = pairs // num_classes, pairs % num_classes
+    starts = _hash_fractions(words_of)
+    # The most frequent class of each key comes first; of equally frequent ones, that by name.
+    order = np.lexsort((starts[class_of], -counts, key_of))
+    first = order[np.diff(key_of[order], prepend=-1) > 0]
+    key_of, class_of = key_of[first], class_of[first]
+    order = np.lexsort((fractions[key_of], class_of))
+    sizes = np.bincount(class_of, minlength=num_classes)
+    ranks = np.arange(len(order)) - (np.cumsum(sizes) - sizes)[class_of[order]]
+    places = fractions.copy()
+    places[key_of[order]] = (ranks + starts[class_of[order]]) / sizes[class_of[order]]
+    return places
+
+
+def _classes(column: Any) -> tuple[NDArray[np.int64], NDArray[np.int64], Any]:
+    """Return the rows and class numbers of the labels in a column, and the classes' names."""
     column = _flat(column)
     rows = np.arange(len(column))
     if pa.types.is_list(column.type):
         rows, column = pc.list_parent_indices(column).to_numpy(), pc.list_flatten(column)
     valid = column.is_valid().to_numpy(zero_copy_only=False)
-    codes = column.drop_null().dictionary_encode().indices.to_numpy()
-    return rows[valid].astype(np.int64), codes.astype(np.int64)
+    encoded = column.drop_null().dictionary_encode()
+    codes = encoded.indices.to_numpy()
+    return rows[valid].astype(np.int64), codes.astype(np.int64), encoded.dictionary
 
 
 def _flat(column: Any) -> Any:

@@ -218,7 +218,7 @@ def read_splits(table: Columns, columns: Mapping[str, Any]) -> SplitColumn:
     labels = class_columns(columns, table.settings.label_kinds)
     by_hash = make_splits(columns[key], labels, shares, unique=key == "id")
     name = repr(table.name(key)) if key in table else "the row"
-    return SplitColumn(by_hash.splits, f"by a hash of {name}{by_hash.exceptions}", tuple(shares))
+    return SplitColumn(by_hash.splits, f"by a hash of {name}{by_hash.rule}", tuple(shares))
 
 
 def _by_time(table: Columns, keys: Any, shares: Sequence[float]) -> tuple[Any, str]:

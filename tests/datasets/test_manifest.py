@@ -133,8 +133,8 @@ def test_samples_of_one_group_stay_together(
 
 
 def assign(keys: Sequence[str], *shares: float) -> tuple[dict[str, str], dict[str, str]]:
-    splits, moved, _, _ = make_splits(pa.array(keys), (), shares or SHARES)
-    return dict(zip(keys, splits.to_pylist(), strict=True)), moved
+    made = make_splits(pa.array(keys), (), shares or SHARES)
+    return dict(zip(keys, made.splits.to_pylist(), strict=True)), made.moved
 
 
 def test_a_group_goes_where_its_hash_says_whatever_else_there_is() -> None:

@@ -26,7 +26,7 @@ from fusionzoo.config.flags import parse_flags
 from fusionzoo.datasets import split_by_hash
 from fusionzoo.datasets.budgets import BUDGETS
 from fusionzoo.datasets.sources.text_tables import ends_outside_of_quotes, find_delimiter
-from fusionzoo.datasets.splits import make_splits
+from fusionzoo.datasets.splits import SHARES, make_splits
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.datasets.table import objective_hint
 from fusionzoo.errors import FusionZooError
@@ -727,10 +727,24 @@ def test_other_names_of_splits_are_mapped_and_said(tmp_path: Path) -> None:
     )
 
 
-def test_splits_follow_the_hash_where_every_class_is_in_each(tmp_path: Path) -> None:
+def test_every_class_has_the_same_shares_of_the_splits(tmp_path: Path) -> None:
     ids = [f"s{n}" for n in range(300)]
-    text = "id,target,text\n" + "".join(f"{key},c{n % 3},x\n" for n, key in enumerate(ids))
-    data = table(tmp_path, text)
+    labels = ["rare" if n % 10 == 0 else "usual" for n in range(300)]
+    text = "".join(f"{key},{label},x\n" for key, label in zip(ids, labels, strict=True))
+    data = table(tmp_path, "id,target,text\n" + text)
+    counts = Counter(zip(labels, data.split_names, strict=True))
+    for label, rows in Counter(labels).items():
+        for split, share in zip(("train", "val", "test"), SHARES, strict=True):
+            assert abs(counts[label, split] - share * rows) <= 1
+    assert summary(data)["splits"].endswith(
+        "(by a hash of 'id', with the same shares of every class)"
+    )
+
+
+def test_numbers_to_predict_are_split_by_the_hash_alone(tmp_path: Path) -> None:
+    ids = [f"s{n}" for n in range(300)]
+    text = "id,price,text\n" + "".join(f"{key},{n * 1.37},x\n" for n, key in enumerate(ids))
+    data = table(tmp_path, text, targets={"price": "regression"})
     assert data.split_names == [split_by_hash(key) for key in ids]
     assert summary(data)["splits"].endswith("(by a hash of 'id')")
 
@@ -743,22 +757,32 @@ def test_small_classes_are_in_every_split(start: int) -> None:
     splits = made.splits.to_pylist()
     pairs = Counter(zip(labels, splits, strict=True))
     assert len(pairs) == 30
-    moved = {key: x for key, x in zip(ids, splits, strict=True) if x != split_by_hash(key)}
-    assert moved == made.moved
-    assert 0 < len(moved) < 25
+    assert 0 < len(made.moved) < 25
+    assert made.moved.items() <= dict(zip(ids, splits, strict=True)).items()
     again = make_splits(pa.array(ids[::-1]), [pa.array(labels[::-1])])
     assert again.splits.to_pylist() == splits[::-1]  # whatever the order of the rows
 
 
+def test_groups_are_spread_by_their_most_frequent_class() -> None:
+    keys = [f"p{n // 5}" for n in range(1000)]
+    labels = ["well" if n % 5 < 3 or n < 500 else "ill" for n in range(1000)]
+    labels = ["ill" if n >= 800 else label for n, label in enumerate(labels)]
+    made = make_splits(pa.array(keys), [pa.array(labels)])
+    tests = {key for key, x in zip(keys, made.splits.to_pylist(), strict=True) if x == "test"}
+    ill = {f"p{n}" for n in range(160, 200)}  # all of whose rows are ill; of others, most are well
+    assert abs(len(tests & ill) - 0.15 * 40) <= 1
+    assert abs(len(tests - ill) - 0.15 * 160) <= 1
+
+
 def test_a_class_that_is_too_small_is_trained_on_and_said(tmp_path: Path) -> None:
     keys = [f"s{n}" for n in range(200)]
-    rare = next(key for key in keys if split_by_hash(key) == "test")
-    text = "id,target,text\n" + "".join(f"{k},{'rare' if k == rare else 'usual'},x\n" for k in keys)
+    rare, label = "s7", next(x for x in map(str, range(99)) if split_by_hash(x) == "test")
+    text = "id,target,text\n" + "".join(f"{k},{label if k == rare else 'usual'},x\n" for k in keys)
     data = table(tmp_path, text)
     assert data.split_names[keys.index(rare)] == "train"
     assert summary(data)["splits"].endswith(
-        f"(by a hash of 'id'; {rare!r} moved to train, so that every split has every class;"
-        " 1 class is too small for every split)"
+        f"(by a hash of 'id', with the same shares of every class; {rare!r} moved to train, so that"
+        " every split has every class; 1 class is too small for every split)"
     )
 
 
