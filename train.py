@@ -73,11 +73,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def train(cfg: RunConfig, world: World, data: PairedDataset | Completed | None = None) -> Run:
     """Train, test, save; a signal ends the run after a whole step (`Run.exit_code` says so)."""
-    from fusionzoo.training import checkpoint, presets, report
-    from fusionzoo.training.fit import fit
-    from fusionzoo.training.report import Run
-    from fusionzoo.training.run_folder import claim_folder
-    from fusionzoo.training.speed import choose_for_training
+    from fusionzoo.training import presets
     from fusionzoo.training.tracker import Tracker
 
     load_plugins(cfg.plugins)
@@ -86,6 +82,60 @@ def train(cfg: RunConfig, world: World, data: PairedDataset | Completed | None =
     cfg, dataset = open_data(cfg, data, tracker)
     cfg, choices = presets.resolve(cfg, dataset, world)
     tracker.say(*choices)
+    if cfg.train.trials > 1:
+        return train_trials(cfg, world, dataset, tracker, choices)
+    return train_once(cfg, world, dataset, tracker, choices)
+
+
+def train_trials(
+    cfg: RunConfig, world: World, dataset: PairedDataset, tracker: Tracker, choices: Sequence[str]
+) -> Run:
+    """Train several times, with other learning rates and seeds; keep the best by validation."""
+    from fusionzoo.identity import data_identity
+    from fusionzoo.training import presets, report
+    from fusionzoo.training.multitask import build_tasks
+    from fusionzoo.training.report import Run
+    from fusionzoo.training.run_folder import claim_folder
+    from fusionzoo.training.tracker import Tracker
+    from fusionzoo.training.trials import Trials
+
+    tasks = build_tasks(cfg, dataset.split("train"))
+    with claim_folder(cfg, world) as (folder, resume):
+        tracker.folder = folder
+        tracker.say(*presets.recipe(folder, choices))
+        trials = Trials(folder, cfg, data_identity(dataset), world, resume=resume)
+        while trials.number <= cfg.train.trials:
+            if obstacle := trials.obstacle(tracker.seconds_left(cfg.train.time_limit)):
+                tracker.say(obstacle)
+                break
+            tracker.say(f"trial {trials.number} of {cfg.train.trials}")
+            begun = tracker.elapsed
+            own = Tracker(world, tracker, quiet=trials.number > 1)
+            run = train_once(trials.settings(), world, dataset, own)
+            if run.exit_code:
+                return Run(folder, run.exit_code, run.stopped_model)
+            trials.add(tasks, tracker.elapsed - begun)
+        results = trials.keep_best()
+        tracker.table("Trials, by validation", *trials.rows(tasks.leading))
+        report.show_results(folder, cfg, tasks, results, tracker)
+    return Run(folder)
+
+
+def train_once(
+    cfg: RunConfig,
+    world: World,
+    dataset: PairedDataset,
+    tracker: Tracker,
+    choices: Sequence[str] = (),
+) -> Run:
+    """Train one run from the start or from its last checkpoint, then test and save it."""
+    from fusionzoo.training import checkpoint, presets, report
+    from fusionzoo.training.fit import fit
+    from fusionzoo.training.report import Run
+    from fusionzoo.training.run_folder import claim_folder
+    from fusionzoo.training.speed import choose_for_training
+
+    is_trial = tracker.folder is not None
     trainer, splits, unused = build_trainer(cfg, world, dataset, tracker)
 
     # ---- epochs from the start or from the last checkpoint; then the test split, once
@@ -119,7 +169,9 @@ def train(cfg: RunConfig, world: World, data: PairedDataset | Completed | None =
             raise
         finally:
             tracker.close()
-        report.report_results(folder, trainer, state, test, figures, tracker)
+        results = report.write_results(folder, trainer, state, test, figures, tracker)
+        if not is_trial:
+            report.show_results(folder, trainer.cfg, trainer.module.tasks, results, tracker)
         report.report_failures(dataset, tracker)
     return Run(folder)
 

@@ -100,6 +100,11 @@ class TrainConfig:
     soup: Count | None = option(
         None, "average the weights of up to this many best epochs while validation does not fall"
     )
+    trials: Count = option(
+        1,
+        "train so many times and keep the best by validation: first with learning rates x 1, 1/3"
+        " and 3, then with further seeds; the time limit is that of all",
+    )
     refit: bool = option(
         False,
         "train anew on train and validation together, for the epochs that were best, and save that"

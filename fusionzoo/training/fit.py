@@ -158,7 +158,7 @@ def fit(trainer: Trainer, loaders: Loaders, state: State, folder: Path, tracker:
             if not (state.step and from_main(tracker.is_late(cfg.time_limit), trainer.world)):
                 stopped = train_epoch(trainer, loaders, state, plan, last, tracker, signals)
             if stopped not in (0, OUT_OF_TIME):
-                tracker.say(f"stopped at step {state.step}: --resume --out {folder} goes on")
+                tracker.say(f"stopped at step {state.step}: {tracker.how_to_go_on}")
                 return stopped
             late = stopped == OUT_OF_TIME and state.step < steps
             if late:
@@ -171,7 +171,7 @@ def fit(trainer: Trainer, loaders: Loaders, state: State, folder: Path, tracker:
     if late:
         stop_in_time(trainer, loaders, state, plan, last, best, tracker)
         said = f"time limit of {cfg.time_limit} reached at step {state.step} of {steps}"
-        tracker.say(f"{said}: --resume --out {folder} goes on")
+        tracker.say(f"{said}: {tracker.how_to_go_on}")
     elif state.evaluated * epoch_steps < steps:
         tracker.say(f"no better epoch for {cfg.patience}: stopped after epoch {state.evaluated}")
     mix_soup(trainer, loaders, state, best, tracker)

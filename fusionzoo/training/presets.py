@@ -1,4 +1,4 @@
-"""Presets: choose encoders, epochs and a time limit by what is there; `--preset fast|good|best`.
+"""`--preset fast|good|best`: choose encoders, epochs, trials and a time limit by what is there.
 
 What the user sets, by a flag, a keyword or `--config`, stands over the preset's choice.
 """
@@ -59,14 +59,15 @@ class Length:
     fewest: int  # epochs
     most: int
     patience: int
-    time_limit: str
+    time_limit: str  # of all trials
+    trials: int = 1
     soup: int | None = None
 
 
 LENGTHS: dict[Name, Length] = {
     "fast": Length(steps=300, fewest=4, most=25, patience=5, time_limit="40s"),
-    "good": Length(steps=1500, fewest=10, most=60, patience=8, time_limit="20m"),
-    "best": Length(steps=3000, fewest=15, most=100, patience=10, time_limit="2h", soup=3),
+    "good": Length(steps=1500, fewest=10, most=60, patience=8, time_limit="20m", trials=3),
+    "best": Length(steps=3000, fewest=15, most=100, patience=10, time_limit="2h", trials=5, soup=3),
 }
 FINE_TUNING = replace(LENGTHS["best"], steps=400, fewest=8, most=30, patience=4)
 
@@ -111,6 +112,12 @@ def choose(name: Name, there: Situation, batch_size: int = 32) -> Choice:
     reasons["train.epochs"] = f"{there.rows:,} training rows, {steps:,} steps each"
     reasons["train.patience"] = "stops after so many epochs without a better validation"
     reasons["train.time_limit"] = "then evaluates; --resume goes on"
+    if length.trials > 1:
+        train["trials"] = length.trials
+        further = f", {length.trials - 3} further seeds" if length.trials > 3 else ""
+        reasons["train.trials"] = (
+            f"learning rates x 1, 1/3 and 3{further}; the best by validation is kept"
+        )
     if not there.gpu and any(there.kinds[x] == "image" for x in encoders):
         train["channels_last"] = True
         reasons["train.channels_last"] = "a CPU convolves images faster so"
@@ -245,6 +252,8 @@ def _fitting(chosen: Tree, given: Tree) -> Tree:
     if (given.get("train") or {}).get("refit"):  # trains twice, and has neither
         for key in ("time_limit", "soup"):
             settings["train"].pop(key, None)
+    if optim.keys() & {"lr", "fusion_lr", "modality_lr"}:  # trials would scale them
+        settings["train"].pop("trials", None)
     trained = {x for key in KEYED for x in optim.get(key) or {}}
     trained |= {x for x, encoder in encoders.items() if "lora" in encoder}
     for modality in trained & settings["encoders"].keys():  # its rate is set: not frozen

@@ -182,19 +182,6 @@ def reports_each_alone(trainer: Trainer) -> bool:
     return len(module.model.encoders) > 1 and module.tasks.leading != NoTarget.leading
 
 
-def report_results(
-    folder: Path,
-    trainer: Trainer,
-    state: State,
-    test: Mapping[str, Any],
-    calibrated: Mapping[str, Mapping[str, float]],
-    tracker: Tracker,
-) -> None:
-    """Write metrics.json, and print the final tables and what to run next."""
-    results = write_results(folder, trainer, state, test, calibrated, tracker)
-    show_results(folder, trainer, results, tracker)
-
-
 def write_results(
     folder: Path,
     trainer: Trainer,
@@ -232,10 +219,9 @@ def write_results(
 
 
 def show_results(
-    folder: Path, trainer: Trainer, results: Mapping[str, Any], tracker: Tracker
+    folder: Path, cfg: RunConfig, tasks: Tasks, results: Mapping[str, Any], tracker: Tracker
 ) -> None:
     """Print what each modality and the fusion reach, where the model is, and what to run next."""
-    cfg, tasks = trainer.cfg, trainer.module.tasks
     refit = results.get("refit")
     again = f", trained anew on {refit['samples']:,} samples of train and val" if refit else ""
     tracker.table(

@@ -136,7 +136,7 @@ PATIENCE = 30.0  # seconds to wait for another run's lock, or for a shared folde
 WRITTEN = (
     *("checkpoints", "model", "config.yaml", "metrics.json", "metrics.jsonl", "groups.json"),
     *("tensorboard", "wandb", "wandb.id", "mlruns", "mlflow.id", "trackio", "trackio.id"),
-    "speed.json",
+    *("speed.json", "trials", "trials.json"),
 )
 
 
@@ -189,7 +189,8 @@ def _claim(cfg: RunConfig, stack: ExitStack, processes: Sequence[Process]) -> tu
         for name in WRITTEN:
             old = folder / name
             shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
-    resume = (folder / "checkpoints" / "last.pt").is_file() if auto else bool(cfg.resume)
+    begun = folder / ("trials.json" if cfg.train.trials > 1 else "checkpoints/last.pt")
+    resume = begun.is_file() if auto else bool(cfg.resume)
     if not resume:
         store_config(cfg, folder)
     return folder, resume
@@ -199,6 +200,8 @@ def _has_step(folder: Path) -> bool:
     """Whether the folder's run made at least one step; otherwise it may be overwritten."""
     last = folder / "checkpoints" / "last.pt"
     if (folder / "metrics.json").exists() or (folder / "model").exists():
+        return True
+    if any(_has_step(trial) for trial in folder.glob("trials/*")):
         return True
     if not last.parent.is_dir() or not any(last.parent.iterdir()):
         return False

@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from math import inf
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 from uuid import uuid4
@@ -152,26 +153,46 @@ PACKAGES = ("torch", "torchvision", "torchaudio", "transformers", "timm", "fusio
 
 
 class Tracker:
-    """Show a run's progress, append a line per event to metrics.jsonl, feed a logger."""
+    """Show a run's progress, append a line per event to metrics.jsonl, feed a logger.
 
-    def __init__(self, world: World) -> None:
+    That of a trial has the clock of its run, `of`, and names the run's folder; a `quiet` one shows
+    its progress bar alone.
+    """
+
+    def __init__(self, world: World, of: Tracker | None = None, *, quiet: bool = False) -> None:
         self.world = world
+        self.folder = of.folder if of else None
+        self.quiet = quiet
         self.bar: tqdm[Any] | None = None
         self.file: TextIO | None = None
         self.logger: Logger | None = None
         self.seconds: dict[str, float] = {}
         self._phase = ""
         self._since = time.perf_counter()
-        self._created = time.monotonic()
+        self._created = of._created if of else time.monotonic()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the run began, set-up included."""
+        return time.monotonic() - self._created
+
+    def seconds_left(self, time_limit: str | float | None) -> float:
+        """Return the seconds until `--train.time_limit`."""
+        limit = inf if time_limit is None else in_seconds(time_limit, "train.time_limit")
+        return limit - self.elapsed
 
     def is_late(self, time_limit: str | float | None) -> bool:
-        """Whether the run has taken longer than `--train.time_limit`, set-up included."""
-        if time_limit is None:
-            return False
-        return time.monotonic() - self._created >= in_seconds(time_limit, "train.time_limit")
+        """Whether the run has taken longer than `--train.time_limit`."""
+        return self.seconds_left(time_limit) <= 0
+
+    @property
+    def how_to_go_on(self) -> str:
+        """Say how a run that stopped goes on."""
+        return f"--resume --out {self.folder} goes on"
 
     def start(self, folder: Path, state: State, logger: str) -> None:
         """Open the files; a resumed run drops log lines newer than its checkpoint."""
+        self.folder = self.folder or folder
         if not self.world.main:
             return
         path = folder / "metrics.jsonl"
@@ -272,13 +293,13 @@ class Tracker:
 
     def say(self, *lines: str) -> None:
         """Print lines above the progress bar."""
-        if self.world.main:
+        if self.world.main and not self.quiet:
             for line in lines:
                 tqdm.write(line)
 
     def table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table; all columns but the first hold numbers."""
-        if self.world.main:
+        if self.world.main and not self.quiet:
             table = Table()
             for number, name in enumerate(header):
                 table.add_column(name, justify="right" if number else "left", no_wrap=True)

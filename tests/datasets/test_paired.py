@@ -100,15 +100,16 @@ def test_vectors_stand_in_json_and_parquet(tmp_path: Path) -> None:
     assert data.default_encoders == {"vector": {"name": "vector/mlp", "in_dim": 3}}
 
 
-def test_without_a_split_column_a_hash_decides_and_stays_put(tmp_path: Path) -> None:
+def test_without_a_split_column_a_hash_decides_and_rows_added_later_move_few(tmp_path: Path) -> None:
     lines = [f"{i},{i % 2},text {i}" for i in range(2000)]
     (tmp_path / "x.csv").write_text("\n".join(["id,target,text", *lines]))
     (tmp_path / "y.csv").write_text("\n".join(["id,target,text", *lines[:500]]))
     data, half = (
         create_dataset("manifest", root=str(tmp_path / name)) for name in ("x.csv", "y.csv")
     )
-    assert data.splits["train"] == pytest.approx(1400, abs=80)
-    assert data.split_names[:500] == half.split_names
+    assert data.splits == {"train": 1400, "val": 300, "test": 300}
+    moved = sum(x != y for x, y in zip(data.split_names, half.split_names, strict=False))
+    assert 0 < moved < 30
 
 
 def test_without_a_target_one_can_still_embed(tmp_path: Path) -> None:

@@ -310,7 +310,7 @@ def test_a_table_with_both_columns_needs_no_setting(tmp_path: Path) -> None:
         assert answers["p_sun"] == pytest.approx(expected["p_sun"], abs=1e-6)
     metrics = fz.evaluate(str(out), str(both), split="all")
     assert {"accuracy", "loss"} <= metrics.keys()
-    assert metrics["seen_in_training"]["train"] == 27  # whose ids both runs read
+    assert metrics["seen_in_training"]["train"] == 28  # whose ids both runs read
     embedded = fz.embed(str(out), str(both), out=tmp_path / "e.parquet")
     assert fz.read_embeddings(embedded)[1].shape == (40, 16)
 

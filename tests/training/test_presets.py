@@ -101,6 +101,21 @@ def test_encoders_of_the_data_set_and_of_the_user_are_left_alone(weights: str) -
     assert encoders(choose("good", there(weights))) == {}
 
 
+def test_good_tries_learning_rates_and_best_seeds_too() -> None:
+    trials = {x: choose(x, there()).settings["train"].get("trials") for x in presets.LENGTHS}
+    assert trials == {"fast": None, "good": 3, "best": 5}
+    reason = choose("best", there()).reasons["train.trials"]
+    assert reason == (
+        "learning rates x 1, 1/3 and 3, 2 further seeds; the best by validation is kept"
+    )
+
+
+def test_a_learning_rate_of_the_user_is_not_varied() -> None:
+    cfg = from_args(RunConfig, ["--preset", "good", "--optim.lr", "3e-4"])
+    chosen, _ = overlay(cfg, choose("good", there()))
+    assert (chosen.train.trials, chosen.optim.lr) == (1, 3e-4)
+
+
 def test_epochs_follow_from_the_rows_within_bounds() -> None:
     epochs = [choose("good", there(rows=n)).settings["train"]["epochs"] for n in (50, 1600, 10**6)]
     assert epochs == [60, 30, 10]
