@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,25 +17,12 @@ from fusionzoo.structures import Features, masked_mean
 
 from .base import ENCODERS
 from .hf import aligned, find_source, load_auto, load_model, load_tower
-from .image import ImageEncoder, ImageProcessor
+from .image import ImageEncoder, Preparation
 
 MOST_PIXELS = 4096  # of a side
 LARGE_CONVNEXT = 384  # from this size on, ConvNeXt's processor squashes images instead of cropping
 NEAR = 0.02  # mean difference of two preparations of one image, of pixels in [0, 1]
 INTERPOLATIONS = {0: "nearest", 1: "bicubic", 2: "bilinear", 3: "bicubic"}  # 1 is Lanczos, in PIL
-
-
-@dataclass(frozen=True)
-class Preparation:
-    """How a checkpoint's processor prepares images; mean and std are of pixels in [0, 1]."""
-
-    size: tuple[int, int]  # (H, W)
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    interpolation: str
-    fit: str
-    crop_pct: float = 1.0
-    squash_to: tuple[int, int] | None = None
 
 
 class CheckpointImage(ImageEncoder):
@@ -44,7 +31,6 @@ class CheckpointImage(ImageEncoder):
     net: Any
     config: Any  # from which the network is built again
     extractor: Any
-    squash_to: tuple[int, int] | None = None
 
     def set_checkpoint_processing(
         self,
@@ -64,29 +50,23 @@ class CheckpointImage(ImageEncoder):
         processor must look the same.
         """
         self.extractor = load_auto("AutoImageProcessor", source)
-        preparation = read_preparation(self.extractor, source, size)
-        self.squash_to = preparation.squash_to if fit is None else None
-        self.set_processing(
-            preparation.size,
-            mean or preparation.mean,
-            std or preparation.std,
-            interpolation=interpolation or preparation.interpolation,
-            crop_pct=preparation.crop_pct,
-            fit=fit or preparation.fit,
-            augment=augment,
+        own = read_preparation(self.extractor, source, size)
+        preparation = replace(
+            own,
+            mean=mean or own.mean,
+            std=std or own.std,
+            interpolation=interpolation or own.interpolation,
+            fit=fit or own.fit,
+            resized=None if fit == "squash" else own.resized,
         )
-        self.checkpoint_settings = asdict(preparation)
+        self.set_processing(preparation, augment)
+        self.checkpoint_settings = asdict(own)
         if verify and not any((size, mean, std, interpolation, fit)):
             self._verify(source)
 
-    def processor(self, train: bool) -> ImageProcessor:
-        prepare = super().processor(train)
-        prepare.squash_to = self.squash_to
-        return prepare
-
     def measure(self) -> None:
         """Set `dim` by running one image twice; its features must be equal."""
-        height, width = self.settings[0]
+        height, width = self.preparation.size
         self.eval()
         try:
             with torch.no_grad():
@@ -124,7 +104,7 @@ class CheckpointImage(ImageEncoder):
             ) from error
         prepared = self.normalise(self.processor(False)(image)["pixels"])
         if not isinstance(expected, Tensor) or expected.shape != prepared.shape:
-            problem = f"makes another shape than (3, {self.settings[0][0]}, {self.settings[0][1]})"
+            problem = f"makes another shape than {(3, *self.preparation.size)}"
         else:
             off = float(((expected - prepared) / (255 * self.scale)).abs().mean())
             problem = f"makes other pixels (by {off:.0%} on average)" if off > NEAR else ""
@@ -139,7 +119,7 @@ def read_preparation(extractor: Any, source: str, side: int | None) -> Preparati
     """Translate the settings of an image processor; `side` replaces its size."""
     settings = extractor.to_dict()
     try:
-        target, fit, crop_pct, squash_to = _geometry(settings, side)
+        target, fit, resized = _geometry(settings, side)
         rescales = settings.get("do_rescale", True)
         unit = 255 * float(settings["rescale_factor"]) if rescales else 255.0
         normalises = settings.get("do_normalize", True)
@@ -155,11 +135,19 @@ def read_preparation(extractor: Any, source: str, side: int | None) -> Preparati
             f" channels ({one_line(error)}); size= sets the side of a square"
         ) from None
     interpolation = INTERPOLATIONS.get(int(settings.get("resample") or 0), "bilinear")
-    return Preparation(target, mean, std, interpolation, fit, crop_pct, squash_to)
+    return Preparation(
+        size=target,
+        mean=mean,
+        std=std,
+        interpolation=interpolation,
+        fit=fit,
+        resized=resized,
+        rounds_down=True,
+    )
 
 
-def _geometry(settings: Mapping[str, Any], side: int | None) -> tuple[Any, str, float, Any]:
-    """Return size, fit, crop_pct and the size to squash to before a crop."""
+def _geometry(settings: Mapping[str, Any], side: int | None) -> tuple[Any, str, Any]:
+    """Return size, fit, and the size before a crop; `side` replaces the size, in proportion."""
     size = dict(settings.get("size") or {})
     edge = size.get("shortest_edge") if "longest_edge" not in size else None
     crop = _sides(settings.get("crop_size")) if settings.get("do_center_crop") else None
@@ -167,14 +155,16 @@ def _geometry(settings: Mapping[str, Any], side: int | None) -> tuple[Any, str, 
     crop_pct = settings.get("crop_pct")
     if edge is None:
         squashed = _sides(size)
-        return square or crop or squashed, "squash", 1.0, None if square or not crop else squashed
+        return square or crop or squashed, "squash", None if square or not crop else squashed
     if crop is not None:
-        return square or crop, "crop", crop_pct or min(crop) / edge, None
+        shorter = edge if side is None else side * edge // min(crop)
+        return square or crop, "crop", (shorter, shorter)
     if crop_pct is not None:  # ConvNeXt
+        target = side or edge
         if edge >= LARGE_CONVNEXT:
-            return square or (edge, edge), "squash", 1.0, None
-        return square or (edge, edge), "crop", edge / int(edge / crop_pct), None
-    return square, "crop", 1.0, None
+            return (target, target), "squash", None
+        return (target, target), "crop", (int(target / crop_pct),) * 2
+    return square, "crop", None
 
 
 def size_options(net: Any, size: tuple[int, int]) -> dict[str, bool]:
@@ -285,7 +275,7 @@ class HFImage(CheckpointImage):
             interpolation=interpolation,
             fit=fit,
         )
-        self.options = size_options(self.net, self.settings[0])
+        self.options = size_options(self.net, self.preparation.size)
         self.measure()
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -22,70 +23,95 @@ MAX_ASPECT = 16  # relative to the crop's; of a longer image only the middle is 
 LARGEST_SQUARE = 1 << 26  # pixels (200 MB) of an image after padding; larger ones shrink before
 
 
+@dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """How images become the input of a network; mean and std are of pixels in [0, 1].
+
+    `fit`: `crop` the centre after resizing the shorter side (as timm and torchvision evaluate),
+    `pad` to the target's aspect with white, or `squash` to it, also before a crop of the centre.
+    """
+
+    size: tuple[int, int]  # (H, W) of the input
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+    interpolation: str = "bilinear"
+    fit: str = "crop"
+    resized: tuple[int, int] | None = None  # (H, W) that is covered or squashed to before a crop
+    rounds_down: bool = False  # the crop's corner, as transformers; torchvision rounds half to even
+
+    @property
+    def before_crop(self) -> tuple[int, int]:
+        """Height and width that `crop` covers and `squash` makes before the centre is cropped."""
+        height, width = (max(x) for x in zip(self.size, self.resized or self.size, strict=True))
+        return height, width
+
+
 class ImageProcessor(Processor):
     """Resize images, uint8 (3, H, W), to uint8 (3, *size); the encoder normalises them.
 
-    `fit`: `crop` the centre after resizing the shorter side (as timm and torchvision evaluate),
-    `pad` to the target's aspect with white, or `squash` to it. `augment`, in training only: `none`,
-    a random `crop` of 60 to 100 % of the area, or `crop_flip`, which also mirrors half of them.
+    `augment`, in training only: `none`, a random `crop` of 60 to 100 % of the area, or `crop_flip`,
+    which also mirrors half of them.
     """
 
-    squash_to: tuple[int, int] | None = None  # of `squash`: a larger size, whose centre is cropped
-
-    def __init__(
-        self, size: tuple[int, int], crop_pct: float, interpolation: str, fit: str, augment: str
-    ) -> None:
-        self.size, self.crop_pct, self.interpolation = size, crop_pct, interpolation
-        self.fit, self.augment = fit, augment
+    def __init__(self, preparation: Preparation, augment: str = "none") -> None:
+        self.preparation, self.augment = preparation, augment
 
     def __call__(self, value: Tensor, generator: torch.Generator | None = None) -> Item:
-        if self.fit == "pad":
-            value = _pad_to_aspect(self._shrink_if_huge(value), self.size)
+        fit, size = self.preparation.fit, self.preparation.size
+        if fit == "pad":
+            value = _pad_to_aspect(self._shrink_if_huge(value), size)
         if generator is not None and self.augment != "none":
-            value = self._augment(value, generator)
-            return {"pixels": self._resize(value, self.size)}
-        if self.fit == "crop":
-            value = self._crop_long_side(value)
-            value = self._resize(value, self._size_before_crop(value.shape[-2:]))
-            return {"pixels": _center_crop(value, self.size)}
-        if self.squash_to is not None:
-            return {"pixels": _center_crop(self._resize(value, self.squash_to), self.size)}
-        return {"pixels": self._resize(value, self.size)}
+            return {"pixels": self._resize(self._augment(value, generator), size)}
+        if fit == "pad":
+            return {"pixels": self._resize(value, size)}
+        if fit == "squash":
+            return {"pixels": self._center(self._resize(value, self.preparation.before_crop))}
+        value = self._crop_long_side(value)
+        return {"pixels": self._center(self._resize(value, self._covering(value.shape[-2:])))}
 
     def varies(self, value: Tensor) -> bool:
         return self.augment != "none"
 
     def blank(self) -> Item:
-        return {"pixels": torch.zeros(3, *self.size, dtype=torch.uint8)}
+        return {"pixels": torch.zeros(3, *self.preparation.size, dtype=torch.uint8)}
 
-    def _size_before_crop(self, shape: torch.Size) -> tuple[int, int]:
-        """Return the size at which the crop covers `crop_pct` of the shorter side."""
-        scale = self._scale(shape)
-        height, width = (max(t, round(s * scale)) for t, s in zip(self.size, shape, strict=True))
-        return height, width
+    def _covering(self, shape: torch.Size) -> tuple[int, int]:
+        """Return the size of an image that covers the one before the crop, with its own aspect.
 
-    def _scale(self, shape: torch.Size) -> float:
-        return max(
-            target / self.crop_pct / side for target, side in zip(self.size, shape, strict=True)
-        )
+        Sides are rounded as torchvision and transformers do for a square, and timm for others.
+        """
+        (height, width), (h, w) = shape, self.preparation.before_crop
+        if h == w:
+            return (h, int(h * width / height)) if height <= width else (int(w * height / width), w)
+        ratio = min(height / h, width / w)
+        return max(h, round(height / ratio)), max(w, round(width / ratio))
+
+    def _center(self, image: Tensor) -> Tensor:
+        """Crop the centre to the size of the input."""
+        size = self.preparation.size
+        if self.preparation.rounds_down:  # of an odd number of spare rows, one more below
+            rows, columns = (a - (a - b) % 2 for a, b in zip(image.shape[-2:], size, strict=True))
+            image = image[:, :rows, :columns]
+        return _center_crop(image, size)
 
     def _crop_long_side(self, image: Tensor) -> Tensor:
         """Crop a very long image around its middle, as resizing all of it could exhaust memory."""
-        height, width = self._size_before_crop(image.shape[-2:])
-        if height * width <= MAX_ASPECT * self.size[0] * self.size[1] / self.crop_pct**2:
+        shape, target = image.shape[-2:], self.preparation.before_crop
+        height, width = self._covering(shape)
+        if height * width <= MAX_ASPECT * target[0] * target[1]:
             return image
-        scale = self._scale(image.shape[-2:])
+        scale = max(x / side for x, side in zip(target, shape, strict=True))
         sides = []
-        for target, side in zip(self.size, image.shape[-2:], strict=True):
+        for x, side in zip(target, shape, strict=True):
             # Twice the final crop plus the filter's margin; an even cut keeps the middle in place.
-            enough = math.ceil(2 * target / self.crop_pct / scale) + 8
+            enough = math.ceil(2 * x / scale) + 8
             sides.append(side if enough >= side else enough + (side - enough) % 2)
         return _center_crop(image, (sides[0], sides[1]))
 
     def _shrink_if_huge(self, image: Tensor) -> Tensor:
         """Shrink an image that would have more than `LARGEST_SQUARE` pixels once padded."""
         height, width = image.shape[-2:]
-        padded_height, padded_width = _padded_size(image.shape[-2:], self.size)
+        padded_height, padded_width = _padded_size(image.shape[-2:], self.preparation.size)
         factor = (LARGEST_SQUARE / (padded_height * padded_width)) ** 0.5
         if factor >= 1:
             return image
@@ -104,7 +130,7 @@ class ImageProcessor(Processor):
         from torchvision.transforms import InterpolationMode
         from torchvision.transforms.v2.functional import resize
 
-        mode = InterpolationMode(self.interpolation)
+        mode = InterpolationMode(self.preparation.interpolation)
         return resize(image, list(size), interpolation=mode, antialias=True)
 
 
@@ -126,7 +152,7 @@ def _pad_to_aspect(image: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _center_crop(image: Tensor, size: tuple[int, int]) -> Tensor:
-    top, left = (image.shape[-2] - size[0]) // 2, (image.shape[-1] - size[1]) // 2
+    top, left = (round((a - b) / 2) for a, b in zip(image.shape[-2:], size, strict=True))
     return image[:, top : top + size[0], left : left + size[1]]
 
 
@@ -195,40 +221,36 @@ def timm_tokens(net: Any, feature_map: Tensor) -> Tensor:
 
 AUGMENT = ("none", "crop", "crop_flip")
 FIT = ("crop", "pad", "squash")
+CROP_MODES = {"center": "crop", "squash": "squash"}  # timm's word -> ours
 
 
 class ImageEncoder(Encoder):
     """Base of the image encoders: uint8 pixels in, normalised on the model's device."""
 
     kind = "image"
+    preparation: Preparation
+    augment: str
     # Images of one size give feature maps of one size, so parts of a batch can be concatenated.
     frozen_rows = 8
     scale: Tensor
     shift: Tensor
 
-    def set_processing(
-        self,
-        size: tuple[int, int],
-        mean: Any,
-        std: Any,
-        *,
-        interpolation: str,
-        crop_pct: float,
-        fit: str,
-        augment: str,
-    ) -> None:
-        """Set how images are prepared; `mean` and `std` are of pixels in [0, 1]."""
-        for name, value, known in (("augment", augment, AUGMENT), ("fit", fit, FIT)):
+    def set_processing(self, preparation: Preparation, augment: str) -> None:
+        """Set how images are prepared, and augmented in training."""
+        choices = ("augment", augment, AUGMENT), ("fit", preparation.fit, FIT)
+        for name, value, known in choices:
             if value not in known:
                 raise FusionZooError(f"{name}={value!r} is none of {', '.join(known)}")
-        self.settings = ((size[0], size[1]), crop_pct, interpolation, fit, augment)
-        std, mean = (torch.tensor(x, dtype=torch.float32)[:, None, None] for x in (std, mean))
+        self.preparation, self.augment = preparation, augment
+        mean, std = (
+            torch.tensor(x, dtype=torch.float32)[:, None, None]
+            for x in (preparation.mean, preparation.std)
+        )
         self.register_buffer("scale", 1 / (255 * std), persistent=False)
         self.register_buffer("shift", -mean / std, persistent=False)
 
     def processor(self, train: bool) -> ImageProcessor:
-        size, crop_pct, interpolation, fit, augment = self.settings
-        return ImageProcessor(size, crop_pct, interpolation, fit, augment if train else "none")
+        return ImageProcessor(self.preparation, self.augment if train else "none")
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """Normalise uint8 pixels as in the network's training, in one fused multiply-add."""
@@ -257,8 +279,8 @@ class TimmImage(ImageEncoder):
         mean: of pixels in [0, 1], per channel, for normalising, instead of the model's
         std: of pixels in [0, 1], per channel, for normalising, instead of the model's
         interpolation: for resizing, such as `bilinear` or `bicubic`, instead of the model's
-        fit: `crop` the centre after resizing the shorter side, `pad` to a square with white, or
-            `squash` to a square
+        fit: instead of the model's, `crop` the centre after resizing the shorter side, `pad` to a
+            square with white, or `squash` to a square
         augment: in training only, a random `crop` of 60 to 100 % of the area; `crop_flip` also
             mirrors half of the images
 
@@ -276,7 +298,7 @@ class TimmImage(ImageEncoder):
         mean: tuple[float, float, float] | None = None,
         std: tuple[float, float, float] | None = None,
         interpolation: str | None = None,
-        fit: Literal["crop", "pad", "squash"] = "crop",
+        fit: Literal["crop", "pad", "squash"] | None = None,
         augment: Literal["none", "crop", "crop_flip"] = "none",
         **model_settings: Any,
     ) -> None:
@@ -285,16 +307,25 @@ class TimmImage(ImageEncoder):
 
         self.net = build_timm(model, pretrained, **model_settings)
         config = resolve_model_data_config(self.net)
-        side = size or model_settings.get("img_size")
-        self.set_processing(
-            (side, side) if isinstance(side, int) else side or config["input_size"][1:],
-            mean or config["mean"],
-            std or config["std"],
+        side = size or model_settings.get("img_size") or config["input_size"][1:]
+        height, width = (side, side) if isinstance(side, int) else side
+        own = config["crop_mode"]
+        if fit is None and own not in CROP_MODES:
+            raise FusionZooError(
+                f"timm/{model}: timm prepares images by crop_mode {own!r}, which is not supported;"
+                f" fit= sets another way: {', '.join(FIT)}"
+            )
+        crop_pct = config["crop_pct"]
+        resized = math.floor(height / crop_pct), math.floor(width / crop_pct)
+        preparation = Preparation(
+            size=(height, width),
+            mean=mean or config["mean"],
+            std=std or config["std"],
             interpolation=interpolation or config["interpolation"],
-            crop_pct=config["crop_pct"],
-            fit=fit,
-            augment=augment,
+            fit=fit or CROP_MODES[own],
+            resized=None if fit == "squash" else resized,
         )
+        self.set_processing(preparation, augment)
         self.measure()
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
@@ -348,16 +379,18 @@ class TorchvisionImage(ImageEncoder):
         self.is_vit = isinstance(self.net, zoo.VisionTransformer)
         self.trunk = self._remove_classifier()
         transforms = weights.transforms()
-        side = model_settings.get("image_size", transforms.crop_size[0])
-        self.set_processing(
-            (side, side),
-            transforms.mean,
-            transforms.std,
+        crop, resize = transforms.crop_size[0], transforms.resize_size[0]
+        side = model_settings.get("image_size", crop)
+        shorter = side * resize // crop
+        preparation = Preparation(
+            size=(side, side),
+            mean=tuple(transforms.mean),
+            std=tuple(transforms.std),
             interpolation=transforms.interpolation.value,
-            crop_pct=min(1.0, transforms.crop_size[0] / transforms.resize_size[0]),
             fit=fit,
-            augment=augment,
+            resized=(shorter, shorter) if fit == "crop" else None,
         )
+        self.set_processing(preparation, augment)
         self.measure()
 
     def _remove_classifier(self) -> list[str]:

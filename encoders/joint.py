@@ -67,7 +67,7 @@ class JointImage(CheckpointImage):
         self.set_checkpoint_processing(
             source, verify=assets is None, augment=augment, size=size, fit=fit
         )
-        self.options = size_options(self.net.model, self.settings[0])
+        self.options = size_options(self.net.model, self.preparation.size)
         self.measure()
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:

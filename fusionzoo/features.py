@@ -35,7 +35,7 @@ from fusionzoo.progress import progress_bar
 from fusionzoo.structures import Audio, Batch, Features
 from fusionzoo.worker_memory import make_loader
 
-FORMAT = 4  # of an entry; also raised when an encoder or processor computes something else
+FORMAT = 5  # of an entry; also raised when an encoder or processor computes something else
 LIBRARIES = ("torch", "torchvision", "torchaudio", "timm", "transformers")
 
 

@@ -161,7 +161,7 @@ class Tracker:
 
     def __init__(self, world: World, of: Tracker | None = None, *, quiet: bool = False) -> None:
         self.world = world
-        self.folder = of.folder if of else None
+        self.folder: Path | None = of.folder if of else None
         self.quiet = quiet
         self.bar: tqdm[Any] | None = None
         self.file: TextIO | None = None
@@ -169,7 +169,7 @@ class Tracker:
         self.seconds: dict[str, float] = {}
         self._phase = ""
         self._since = time.perf_counter()
-        self._created = of._created if of else time.monotonic()
+        self._created: float = of._created if of else time.monotonic()
 
     @property
     def elapsed(self) -> float:

@@ -100,7 +100,9 @@ def test_vectors_stand_in_json_and_parquet(tmp_path: Path) -> None:
     assert data.default_encoders == {"vector": {"name": "vector/mlp", "in_dim": 3}}
 
 
-def test_without_a_split_column_a_hash_decides_and_rows_added_later_move_few(tmp_path: Path) -> None:
+def test_without_a_split_column_a_hash_decides_and_added_rows_move_few(
+    tmp_path: Path,
+) -> None:
     lines = [f"{i},{i % 2},text {i}" for i in range(2000)]
     (tmp_path / "x.csv").write_text("\n".join(["id,target,text", *lines]))
     (tmp_path / "y.csv").write_text("\n".join(["id,target,text", *lines[:500]]))

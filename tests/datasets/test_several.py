@@ -23,7 +23,7 @@ from fusionzoo.datasets.shards.writers import stored_value
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.encoders import create_encoder
 from fusionzoo.encoders.audio import WaveProcessor
-from fusionzoo.encoders.image import ImageProcessor
+from fusionzoo.encoders.image import ImageProcessor, Preparation
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.robustness import corrupt
 from fusionzoo.features import encode, fingerprint
@@ -33,7 +33,7 @@ from fusionzoo.structures import ITEM_COUNTS, Audio
 from fusionzoo.tools.audit.scan import scan_values
 
 RATE = 8000
-PICTURES = ImageProcessor((8, 8), 1.0, "bilinear", "crop", "none")
+PICTURES = ImageProcessor(Preparation(size=(8, 8)))
 
 
 def picture(shade: int, size: int = 8) -> torch.Tensor:

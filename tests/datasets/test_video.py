@@ -19,7 +19,7 @@ from fusionzoo.datasets.audio import Segment
 from fusionzoo.datasets.media import decode
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.encoders.audio import WaveProcessor
-from fusionzoo.encoders.image import ImageProcessor
+from fusionzoo.encoders.image import ImageProcessor, Preparation
 from fusionzoo.errors import FusionZooError
 
 av = pytest.importorskip("av")
@@ -113,7 +113,7 @@ def test_video_files_and_folders_of_frames_give_the_same_tensors(tmp_path: Path)
     (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
     videos = fz.create_dataset(write_set(tmp_path / "a", 4), frames=6)
     folders = fz.create_dataset(write_set(tmp_path / "b", 4, as_video=False), frames=6)
-    pictures = ImageProcessor((SIDE, SIDE), 1.0, "bilinear", "crop", "none")
+    pictures = ImageProcessor(Preparation(size=(SIDE, SIDE)))
     collate = Collate({"image": pictures, "audio": WaveProcessor(RATE, 4.0)})
     batches = [collate([data[n] for n in range(4)]) for data in (videos, folders)]
     for name in ("image", "audio"):

@@ -14,7 +14,7 @@ from torch import Tensor
 from fusionzoo import create_encoder, list_encoders
 from fusionzoo.encoders import Encoder
 from fusionzoo.encoders._torchaudio import torchaudio_or_none
-from fusionzoo.encoders.image import ImageProcessor
+from fusionzoo.encoders.image import ImageProcessor, Preparation
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Audio, Features
 from helpers.tiny_models import needs_torchaudio
@@ -217,6 +217,12 @@ def test_a_long_clip_is_cut_at_random_in_training_and_to_its_middle_otherwise() 
     assert starts == again
 
 
+PREPARATION = {
+    fit: Preparation(size=(32, 32), resized=(36, 36), interpolation="bicubic", fit=fit)
+    for fit in ("crop", "pad", "squash")
+}
+
+
 @pytest.mark.parametrize("fit", ["crop", "pad", "squash"])
 @pytest.mark.parametrize("shape", [(1, 9000), (9000, 1), (1, 60_000), (300, 40_000)])
 def test_a_very_long_picture_is_resized_in_bounded_memory(
@@ -231,7 +237,7 @@ def test_a_very_long_picture_is_resized_in_bounded_memory(
 
     monkeypatch.setattr(ImageProcessor, "_resize", watched)
     monkeypatch.setattr("fusionzoo.encoders.image.LARGEST_SQUARE", 1 << 22)
-    prepare = ImageProcessor((32, 32), 0.875, "bicubic", fit, "none")
+    prepare = ImageProcessor(PREPARATION[fit])
     assert prepare(torch.zeros(3, *shape, dtype=torch.uint8))["pixels"].shape == (3, 32, 32)
     assert max(pixels) <= max(1 << 22, shape[0] * shape[1])
 
@@ -243,14 +249,13 @@ def test_the_middle_of_a_long_picture_equals_that_of_the_whole_one_resized(
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms.v2.functional import resize
 
-    prepare = ImageProcessor((32, 32), 0.875, "bicubic", "crop", "none")
+    prepare = ImageProcessor(PREPARATION["crop"])
     draw = torch.Generator().manual_seed(0)
     # Slow changes: where a side is rounded, the middle moves by half a pixel.
     coarse = torch.rand(1, 3, *(2 * side // min(shape) for side in shape), generator=draw)
     smooth = torch.nn.functional.interpolate(coarse, shape, mode="bilinear")[0]
     picture = (255 * smooth).to(torch.uint8)
-    scale = 32 / 0.875 / min(shape)
-    sides = [round(side * scale) for side in shape]
+    sides = [36 * side // min(shape) for side in shape]
     whole = resize(picture, sides, interpolation=InterpolationMode.BICUBIC, antialias=True)
     top, left = (sides[0] - 32) // 2, (sides[1] - 32) // 2
     expected = whole[:, top : top + 32, left : left + 32].int()

@@ -13,6 +13,7 @@ from fusionzoo.encoders import create_encoder
 from fusionzoo.encoders.hf_image import CheckpointImage
 from fusionzoo.errors import FusionZooError
 from helpers import tiny_models as tiny
+from helpers.pictures import SHAPES, off, picture
 
 SQUARE = {"height": 32, "width": 32}
 CROPPED = {"size": {"shortest_edge": 36}, "crop_size": SQUARE}
@@ -25,14 +26,6 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "SiglipImageProcessor": {"size": SQUARE, "do_rescale": False},
     "BeitImageProcessor": {"size": SQUARE, "image_mean": [0.4, 0.5, 0.6]},
 }
-
-
-def picture(height: int, width: int) -> torch.Tensor:
-    """Make an image of smooth colours with some noise."""
-    draw = torch.Generator().manual_seed(0)
-    coarse = torch.rand(1, 3, 5, 6, generator=draw)
-    smooth = torch.nn.functional.interpolate(coarse, (height, width), mode="bicubic")[0]
-    return (255 * smooth + 8 * torch.randn(smooth.shape, generator=draw)).clamp(0, 255).byte()
 
 
 def vit_with(folder: Path, processor: str, settings: dict[str, Any]) -> Path:
@@ -53,13 +46,11 @@ def test_pictures_are_prepared_as_the_checkpoints_own_processor_does(
     encoder = create_encoder("image", f"hf/{folder}")
     assert isinstance(encoder, CheckpointImage)
     reference = AutoImageProcessor.from_pretrained(folder)
-    for height, width in ((40, 60), (70, 50), (90, 90)):
-        x = picture(height, width)
-        expected = reference(x, return_tensors="pt")["pixel_values"][0]
-        prepared = encoder.normalise(encoder.processor(False)(x)["pixels"])
-        scale = expected.std()
-        assert expected.shape == prepared.shape
-        assert ((prepared - expected).abs() / scale).mean() < 0.05
+    for shape in SHAPES:
+        most = off(
+            encoder, lambda image: reference(image, return_tensors="pt")["pixel_values"][0], shape
+        )
+        assert most < 1e-6
 
 
 def test_tokens_are_the_patches_and_pooled_the_models_own(tmp_path: Path) -> None:

@@ -24,19 +24,24 @@ def image(path: Any, by: Any) -> Inputs:
     drawn = ImageOps.exif_transpose(Image.open(path) if path else Image.new("RGB", (8, 8)))
     white = Image.new("RGBA", drawn.size, "white")
     picture = Image.alpha_composite(white, drawn.convert("RGBA")).convert("RGB")
-    (high, wide), (tall, broad) = by["size"], by["squash_to"] or by["size"]
+    (high, wide), (tall, broad) = by["size"], by["resized"]
     if by["fit"] == "pad":
         scale = max(picture.height / high, picture.width / wide)
         canvas = (max(picture.width, round(wide * scale)), max(picture.height, round(high * scale)))
         padded = Image.new("RGB", canvas, "white")
         padded.paste(picture, ((canvas[0] - picture.width) // 2, (canvas[1] - picture.height) // 2))
-        picture = padded
+        picture, (tall, broad) = padded, (high, wide)
     if by["fit"] == "crop":
-        scale = max(high / picture.height, wide / picture.width) / by["crop_pct"]
-        tall = max(high, round(picture.height * scale))
-        broad = max(wide, round(picture.width * scale))
+        if tall == broad:
+            shorter = min(picture.size)
+            tall, broad = (int(tall * x / shorter) for x in (picture.height, picture.width))
+        else:
+            ratio = min(picture.height / tall, picture.width / broad)
+            tall = max(tall, round(picture.height / ratio))
+            broad = max(broad, round(picture.width / ratio))
     resized = picture.resize((broad, tall), Image.Resampling[by["interpolation"].upper()])
-    top, left = (tall - high) // 2, (broad - wide) // 2
+    corner = math.floor if by["rounds_down"] else round
+    top, left = corner((tall - high) / 2), corner((broad - wide) / 2)
     return {"pixels": np.asarray(resized)[top:, left:][:high, :wide].transpose(2, 0, 1)}
 
 

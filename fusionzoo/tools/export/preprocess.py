@@ -9,7 +9,7 @@ from typing import Any
 from fusionzoo.encoders import Encoder
 from fusionzoo.encoders.audio import PEAK, WaveProcessor
 from fusionzoo.encoders.base import Processor
-from fusionzoo.encoders.image import ImageEncoder, ImageProcessor
+from fusionzoo.encoders.image import ImageEncoder, ImageProcessor, Preparation
 from fusionzoo.encoders.tabular import Numbers, TabularProcessor, read_columns
 from fusionzoo.encoders.text import BytesProcessor, TokenizerProcessor
 from fusionzoo.encoders.vector import SequenceProcessor, VectorProcessor
@@ -37,13 +37,14 @@ def describe(encoder: Encoder, folder: Path) -> dict[str, Any]:
 
 
 def _image(processor: ImageProcessor, encoder: Any, folder: Path) -> dict[str, Any]:
+    preparation = processor.preparation
     described = {
         "by": "image",
-        "size": list(processor.size),
-        "fit": processor.fit,
-        "crop_pct": processor.crop_pct,
-        "squash_to": None if processor.squash_to is None else list(processor.squash_to),
-        "interpolation": processor.interpolation,
+        "size": list(preparation.size),
+        "resized": list(preparation.before_crop),
+        "rounds_down": preparation.rounds_down,
+        "fit": preparation.fit,
+        "interpolation": preparation.interpolation,
     }
     if isinstance(encoder, ImageEncoder):  # of pixels in [0, 1]; the graph applies them
         std = 1 / (255 * encoder.scale.flatten())
@@ -132,12 +133,9 @@ def build(described: Mapping[str, Any], folder: Path, modality: str) -> Processo
     """Return the processor that `describe` described; its files are below `folder`."""
     by = described.get("by")
     if by == "image":
-        size = (described["size"][0], described["size"][1])
-        facts = (described["crop_pct"], described["interpolation"], described["fit"])
-        processor = ImageProcessor(size, *facts, "none")
-        if described["squash_to"]:
-            processor.squash_to = (described["squash_to"][0], described["squash_to"][1])
-        return processor
+        facts = {name: described[name] for name in ("fit", "interpolation", "rounds_down")}
+        size, resized = ((x[0], x[1]) for x in (described["size"], described["resized"]))
+        return ImageProcessor(Preparation(size=size, resized=resized, **facts))
     if by == "bytes":
         return BytesProcessor(described["max_length"])
     if by == "tokenizer":

@@ -29,7 +29,7 @@ from fusionzoo.worker_memory import make_loader
 from .graph import Inputs, by_name
 from .preprocess import build
 
-FORMAT = 1  # of an exported folder
+FORMAT = 2  # of an exported folder
 MODEL, INT8 = "model.onnx", "model.int8.onnx"
 PREPROCESS, LABELS = "preprocess.json", "labels.json"
 FUSION = "fusion.onnx"

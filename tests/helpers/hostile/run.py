@@ -26,7 +26,7 @@ from fusionzoo.config import RunConfig, from_args
 from fusionzoo.datasets import Collate, PairedDataset
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.encoders.audio import WaveProcessor
-from fusionzoo.encoders.image import ImageProcessor
+from fusionzoo.encoders.image import ImageProcessor, Preparation
 from fusionzoo.encoders.text import BytesProcessor
 from fusionzoo.errors import FusionZooError
 
@@ -35,7 +35,7 @@ SECONDS = 150  # of wall-clock time; a drawing may take 10 s of CPU, on a busy m
 SECRET = "the contents of a file outside of the root"
 COLOUR, LEVEL = (1, 200, 3), 0.1234  # of a secret image and of a secret clip and vector
 PROCESSORS = {
-    "image": ImageProcessor((32, 32), 0.9, "bilinear", "crop", "none"),
+    "image": ImageProcessor(Preparation(size=(32, 32), resized=(35, 35))),
     "audio": WaveProcessor(16_000, 1.0),
     "text": BytesProcessor(64),
 }
