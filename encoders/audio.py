@@ -11,19 +11,20 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 from fusionzoo.resampling import resampler
 from fusionzoo.structures import Clip, Features, masked_mean
 
 from ._torchaudio import require_torchaudio
 from .augment import mask_spectrogram
 from .base import ENCODERS, Encoder, Item, Processor, run_by_length
-from .image import build_timm, channels_last, timm_tokens
+from .image import build_timm, channels_last, remove_unused_head, timm_tokens
 from .weights import PYTORCH_HUB, from_hub
 
 STEP = 0.1  # s; clip lengths are rounded up to a multiple of it, for encoders that group by length
 SILENCE = 1e-5  # added to mel power before the logarithm
 PEAK = 32767  # full scale of int16
+PATCHES = (1, 16, 32)  # a spectrogram's sides are padded to a multiple of the first that fits
 
 
 class WaveProcessor(Processor):
@@ -216,9 +217,39 @@ class MelTimm(Encoder):
         super().__init__()
         self.rate, self.samples = rate, round(duration * rate)
         self.mel = LogMel(rate, num_mels, window, hop)
-        self.net = build_timm(model, pretrained, in_chans=1, **model_settings)
-        self.dim = self.net.num_features
         self.duration, self.windows = duration, windows
+        self.size = num_mels, 1 + self.samples // self.mel.hop  # bands and frames
+        self.padded = self.size  # with silence, to what the model takes
+        self._build(model, pretrained, model_settings)
+        self.train()
+
+    def _build(self, model: str, pretrained: bool, settings: Mapping[str, Any]) -> None:
+        """Build the model for the spectrogram's size, or one somewhat larger, and try it."""
+        problems = []
+        for step in PATCHES:
+            height, width = (-(-side // step) * step for side in self.size)
+            self.padded = height, width
+            try:
+                self.net = _build_for(model, pretrained, self.padded, settings)
+                self.dim = self.net.num_features
+                remove_unused_head(self.net, self._run_silence)
+                return
+            except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError) as error:
+                cause = error.__cause__ or error
+                problems.append(one_line(cause) or type(cause).__name__)
+        raise FusionZooError(
+            f"mel/{model} cannot read a spectrogram of {self.size[0]} bands and {self.size[1]}"
+            f" frames, nor of the next multiples of {' or '.join(map(str, PATCHES[1:]))}"
+            f" ({problems[0]}): num_mels= and duration= (frames of {self.mel.hop / self.rate:g} s)"
+            " set other numbers"
+        )
+
+    def _run_silence(self) -> None:
+        """Encode one silent clip; a model that cannot run it fails here."""
+        wave = torch.zeros(1, self.samples, dtype=torch.int16)
+        features = self.encode({"wave": wave, "lengths": torch.tensor([self.samples])})
+        if features.tokens.shape[1:] != (features.mask.shape[1], self.dim):
+            raise ValueError(f"tokens of shape {tuple(features.tokens.shape[1:])}")
 
     def processor(self, train: bool) -> Processor:
         return WaveProcessor(self.rate, self.duration, num_windows=self.windows)
@@ -229,10 +260,15 @@ class MelTimm(Encoder):
         bands = self.mel(wave)
         if "masks" in inputs:
             bands = mask_spectrogram(bands, inputs["masks"], inputs["lengths"] / self.samples)
+        if self.padded != self.size:
+            (height, width), (real_height, real_width) = self.padded, self.size
+            silence = math.log(SILENCE) / 5 + 1
+            bands = F.pad(bands, (0, width - real_width, 0, height - real_height), value=silence)
         feature_map = self.net.forward_features(rearrange(bands, "b f t -> b 1 f t"))
         height, width = self._grid(feature_map)
         # A column is real if it starts before the clip ends; the first one always is.
-        starts = torch.arange(width, device=wave.device) * (self.samples / width)
+        samples = self.samples * self.padded[1] / self.size[1]  # that the map's columns span
+        starts = torch.arange(width, device=wave.device) * (samples / width)
         is_real = starts < inputs["lengths"].clamp(min=1)[:, None]
         mask = is_real.repeat(1, height)  # tokens are ordered by band, then by time
         tokens = timm_tokens(self.net, feature_map)
@@ -246,6 +282,19 @@ class MelTimm(Encoder):
             return height, width
         height, width = self.net.patch_embed.grid_size
         return height, width
+
+
+def _build_for(
+    model: str, pretrained: bool, size: tuple[int, int], settings: Mapping[str, Any]
+) -> Any:
+    """Build a timm model of one channel, for this size where it takes only one."""
+    if "img_size" not in settings:
+        try:
+            return build_timm(model, pretrained, in_chans=1, img_size=size, **settings)
+        except FusionZooError as error:
+            if not isinstance(error.__cause__, TypeError):  # else it takes images of any size
+                raise
+    return build_timm(model, pretrained, in_chans=1, **settings)
 
 
 @ENCODERS.register("mel/stats", family="audio")

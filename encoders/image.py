@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,7 +13,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 from fusionzoo.structures import Features, masked_mean
 
 from .base import ENCODERS, Encoder, Item, Processor
@@ -206,6 +206,37 @@ def timm_features(net: Any, x: Tensor) -> Features:
     return Features(tokens, mask, masked_mean(tokens, mask))
 
 
+@torch.no_grad()
+def remove_unused_head(net: Any, run: Callable[[], Any]) -> list[str]:
+    """Replace the parts of a timm model that `run` does not use by identities; return their names.
+
+    These follow the features, such as MobileNetV3's `conv_head` where tokens are averaged instead.
+    State dicts that still hold them load all the same.
+    """
+    called: set[str] = set()
+    parts = {name: x for name, x in net.named_children() if any(True for _ in x.parameters())}
+    hooks = [
+        x.register_forward_pre_hook(lambda *_, name=name: called.add(name))
+        for name, part in parts.items()
+        for x in part.modules()
+    ]
+    net.eval()
+    run()
+    for hook in hooks:
+        hook.remove()
+    unused = [name for name in parts if name not in called]
+    for name in unused:
+        setattr(net, name, nn.Identity())
+
+    def forget(_: Any, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        for key in [x for x in state if x.startswith(tuple(f"{prefix}{n}." for n in unused))]:
+            del state[key]
+
+    if unused:
+        net.register_load_state_dict_pre_hook(forget)
+    return unused
+
+
 def channels_last(net: Any) -> bool:
     """Return whether a timm model's feature map is (B, H, W, D), like Swin's."""
     return str(getattr(net, "output_fmt", "NCHW")).endswith("NHWC")
@@ -256,14 +287,13 @@ class ImageEncoder(Encoder):
         """Normalise uint8 pixels as in the network's training, in one fused multiply-add."""
         return torch.addcmul(self.shift, pixels.to(self.scale.dtype), self.scale)
 
+    @torch.no_grad()
     def measure(self) -> None:
         """Set `dim` by running two blank images; a model that cannot run them fails here."""
         self.eval()
-        with torch.no_grad():
-            pixels = self.processor(False).blank()["pixels"]
-            features = self.encode({"pixels": torch.stack([pixels, pixels])})
+        pixels = self.processor(False).blank()["pixels"]
+        self.dim = self.encode({"pixels": torch.stack([pixels, pixels])}).tokens.shape[-1]
         self.train()
-        self.dim = features.tokens.shape[-1]
 
 
 @ENCODERS.register("timm", family="image", takes_model=True)
@@ -271,7 +301,7 @@ class TimmImage(ImageEncoder):
     """Encode images with any timm model, prepared as its configuration says.
 
     The pooled vector is that of the model's own head if it is as wide as the tokens, else the
-    tokens' mean. Further settings go to `timm.create_model` (`img_size`, `drop_path_rate`, ...).
+    tokens' mean, and the head is removed. Further settings go to `timm.create_model` (`img_size`, `drop_path_rate`, ...).
 
     Settings:
         pretrained: load the weights that timm publishes
@@ -326,7 +356,19 @@ class TimmImage(ImageEncoder):
             resized=None if fit == "squash" else resized,
         )
         self.set_processing(preparation, augment)
-        self.measure()
+        try:
+            remove_unused_head(self.net, self.measure)
+        except FusionZooError:
+            raise
+        except Exception as error:
+            hint = ""
+            if size is not None and "img_size" not in model_settings:
+                hint = f"; a model of one size is built for another by img_size={size}"
+            raise FusionZooError(
+                f"timm/{model} cannot encode images of {height} x {width} in three channels with"
+                f" {model_settings or 'its settings'}: {one_line(error) or type(error).__name__}"
+                f"{hint}"
+            ) from error
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         return timm_features(self.net, self.normalise(inputs["pixels"]))
