@@ -170,18 +170,20 @@ def test_each_command_needs_the_run_and_new_data_alone(
     assert isinstance(predicted, list) == (kind == "list")
 
 
-def test_joined_files_are_joined_again() -> None:
+@pytest.mark.parametrize("key", ["id", "Fall"])
+def test_joined_files_are_joined_again(key: str) -> None:
     rows = make_rows()
     rows = [{**row, "id": row["Fall"]} for row in rows]
-    write("csv", only(rows, ["id", "Gewicht", "CRP", "Schwere"]), "kis")
-    write("csv", only(rows, ["Befund", "id"]), "befunde")
+    write("csv", only(rows, [key, "Gewicht", "CRP", "Schwere"]), "kis")
+    write("csv", only(rows, ["Befund", key]), "befunde")
     fz.train("kis.csv", target="Schwere", join={"text": "befunde.csv"}, encoders=ENCODERS, **QUICK)
     old = fz.predict("runs/a", "kis.csv", **ANSWER)
     assert old["present_text"].to_pylist() == [True] * 48
+    assert old[key].to_pylist() == [row["Fall"] for row in rows]
     shuffled = random.Random(1).sample(rows, 20)
-    write("csv", only(shuffled, ["Notiz", "CRP", "id", "Gewicht"]), "neu")
-    write("csv", only(rows, ["Notiz", "id", "Befund"]), "mehr")
-    wanted = [row for row in old.to_pylist() if row["id"] in {row["Fall"] for row in shuffled}]
+    write("csv", only(shuffled, ["Notiz", "CRP", key, "Gewicht"]), "neu")
+    write("csv", only(rows, ["Notiz", key, "Befund"]), "mehr")
+    wanted = [row for row in old.to_pylist() if row[key] in {row["Fall"] for row in shuffled}]
     assert_same(fz.predict("runs/a", "neu.csv", **ANSWER), wanted)
     again = fz.predict("runs/a", "neu.csv", join={"text": "mehr.csv"}, **ANSWER)
     assert_same(again, wanted)
