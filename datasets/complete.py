@@ -51,6 +51,7 @@ from .sources.infer import (
     is_plain,
     may_group,
     named_columns,
+    other_decimal_sign,
     read_cells_of,
     target_kind,
     tells_alone,
@@ -717,12 +718,13 @@ DATE_WORDS = {
 
 
 def _check_cells(done: Completed) -> None:
-    """Raise an error for numbers in another unit, or other dates, than the model was trained on."""
+    """Raise an error for numbers with another decimal sign or unit, or other dates, than the model
+    was trained on."""
     spelled = {fold(name): name for name in _table(done).column_names}
     for name, kind in done.settings["kinds"].items():
         word, _, detail = str(kind).partition(" ")
         column = spelled.get(fold(name))
-        if column is None or word not in (NUMBER, DATE) or not detail:
+        if column is None or word not in (NUMBER, DATE) or (word == DATE and not detail):
             continue
         cells = _table(done)[column]
         if pa.types.is_dictionary(cells.type):
@@ -730,12 +732,17 @@ def _check_cells(done: Completed) -> None:
         if not (pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type)):
             continue  # numbers are in the unit; dates are dates
         counts = read_cells_of(cells, _missing(done.settings, done.loaded)).counts
-        for cell in counts:
-            problem = _other_unit(cell, detail) if word == NUMBER else _other_date(cell, detail)
-            if problem:
-                raise FusionZooError(
-                    f"{_source_of(done)}: column {column!r} holds {cell!r}, {problem}"
-                )
+        problem = ""
+        if word == NUMBER:
+            numbers = [divided[0] for cell in counts if (divided := number_and_unit(cell))]
+            problem = other_decimal_sign(numbers, done.settings.get("decimal") == ",")
+        problem_of = _other_unit if word == NUMBER else _other_date
+        for cell in counts if detail and not problem else ():
+            if found := problem_of(cell, detail):
+                problem = f"{cell!r}, {found}"
+                break
+        if problem:
+            raise FusionZooError(f"{_source_of(done)}: column {column!r} holds {problem}")
 
 
 def _other_unit(cell: str, unit: str) -> str:

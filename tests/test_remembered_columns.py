@@ -288,6 +288,40 @@ def test_rows_that_lack_columns_are_answered_and_that_is_said(
         model.predict([{"Gewicht": "60000 g"}])
 
 
+def with_point(row: dict[str, str]) -> dict[str, str]:
+    return {**row, **{name: row[name].replace(",", ".") for name in ("Gewicht", "CRP")}}
+
+
+def test_numbers_with_another_decimal_sign_name_the_setting_that_reads_them(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commas = make_rows()
+    points = [with_point(row) for row in commas]
+    wanted = fz.predict(run, commas, **ANSWER)
+    assert fz.predict(run, points, **ANSWER) == wanted  # what can be read is
+    points[1]["Gewicht"] = "1.234 kg"
+    with pytest.raises(FusionZooError, match=r"'Gewicht' holds .* and '1.234', which decimal='\.'"):
+        fz.predict(run, points, **ANSWER)
+    assert len(fz.predict(run, points, decimal=".", **ANSWER)) == len(wanted)
+
+    points[1]["Gewicht"] = "61.2 kg"
+    write("csv", only(points, ["Gewicht", "CRP", "Befund", "Schwere"]), "kis")
+    fz.train("kis.csv", target="Schwere", encoders=ENCODERS, **QUICK)
+    hint = r"neu.csv: column 'Gewicht' holds '62,8'; decimal=\",\" reads it as 62.8"
+    write("csv", commas, "neu")
+    with pytest.raises(FusionZooError, match=hint):
+        fz.predict("runs/a", "neu.csv", **ANSWER)
+    model = fz.load("runs/a")
+    named = r"reads it as 62.8 \(which is a setting of fusionzoo.predict"
+    for samples in (commas, [{"tabular": {"Gewicht": "62,8", "CRP": None}}]):
+        with pytest.raises(FusionZooError, match=named):
+            model.predict(samples)
+    capsys.readouterr()
+    assert main(["predict", "runs/a", "neu.csv", "--out", "p.csv"]) == 2
+    assert "holds '62,8'; --data.decimal , reads it as 62.8" in capsys.readouterr().err
+    assert fz.predict("runs/a", "neu.csv", decimal=",", out="p.csv", **ANSWER).is_file()
+
+
 def test_samples_by_modality_are_still_taken_and_mistyped_ones_refused(run: Path) -> None:
     model = fz.load(run)
     assert len(model.predict([{"text": "rot"}, {}])) == 2
