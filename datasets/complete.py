@@ -764,6 +764,33 @@ def _other_date(cell: str, order: str) -> str:
     return f"which is no date of {DATE_WORDS[order]}, as the model was trained on"
 
 
+def refuse_without_labels(
+    done: Completed, targets: Sequence[str], columns: Mapping[str, Any]
+) -> None:
+    """Raise an error if a table lacks the column of a target, or all labels in it.
+
+    `columns` are those that the model, or the user, names by role; one that no name is known of may
+    be declared by the file, and joined tables may have it in another one.
+    """
+    if done.loaded is None or done.settings.get("join"):
+        return
+    spelled = {fold(name): name for name in _table(done).column_names}
+    for target in targets:
+        name = columns.get(target, None if target == "target" else target)
+        if not isinstance(name, str):
+            continue
+        advice = "which holds the labels (--target names another; predict needs none)"
+        if fold(name) not in spelled:
+            hint = near_column(name, [*spelled.values()])
+            raise FusionZooError(f"{_source_of(done)} has no column {name!r}{hint}, {advice}")
+        cells = _table(done)[spelled[fold(name)]]
+        missing = _missing(done.settings, done.loaded)
+        if cells.null_count == len(cells) or (
+            is_plain(cells.type) and not read_cells_of(cells, missing).counts
+        ):
+            raise FusionZooError(f"{_source_of(done)}: all cells are empty in {name!r}, {advice}")
+
+
 def _source_of(done: Completed) -> str:
     assert done.loaded is not None
     return done.loaded.source

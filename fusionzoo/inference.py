@@ -19,6 +19,7 @@ from fusionzoo.datasets.complete import (
     TABLE,
     Completed,
     complete_for_model,
+    refuse_without_labels,
     resolve_name,
     target_columns,
 )
@@ -175,6 +176,10 @@ def open_for_model(
     given = target_columns(cfg.data if dataset is None else dataset, cfg.target)
     done = data_settings_of(given, cfg.model, model.trained_on)
     refuse_to_replace(done.settings, cfg.out)
+    if isinstance(cfg, EvaluateConfig) and (model.classes or model.targets):
+        stored = {} if model.trained_on is None else model.trained_on.settings
+        columns = {**(stored.get("columns") or {}), **(given.get("columns") or {})}
+        refuse_without_labels(done, [*(targets or ["target"])], columns)
     done.show()
     opened = open_dataset(done.to_open, targets)
     return opened, done.settings if dataset is None else dict(cfg.data)
@@ -412,7 +417,10 @@ def labelled(model: FusionModel, dataset: PairedDataset) -> PairedDataset:
             )
     rows = [row for row, label in enumerate(labels) if label is not None]
     if not rows:
-        raise FusionZooError(f"{dataset.source}: no sample has a label, so nothing can be measured")
+        raise FusionZooError(
+            f"{dataset.source}: no sample has a label, so nothing can be measured: --target names"
+            " the column of a table"
+        )
     return dataset.subset(rows)
 
 

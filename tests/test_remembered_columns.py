@@ -322,6 +322,21 @@ def test_numbers_with_another_decimal_sign_name_the_setting_that_reads_them(
     assert fz.predict("runs/a", "neu.csv", decimal=",", out="p.csv", **ANSWER).is_file()
 
 
+def test_evaluating_without_labels_names_the_column_that_held_them(run: Path) -> None:
+    rows = [{name: x for name, x in row.items() if name not in NAMES} for row in make_rows()]
+    write("csv", rows, "neu")
+    renamed = pd.DataFrame([{**row, "Schwere_": "leicht"} for row in rows])
+    empty = [{**row, "Schwere": ""} for row in rows]
+    for data, words in (
+        ("neu.csv", r"neu\.csv has no column 'Schwere', which holds the labels \(target= names an"),
+        (renamed, r"the DataFrame has no column 'Schwere' \(is it 'Schwere_'\?\)"),
+        (empty, "the list: all cells are empty in 'Schwere'"),
+    ):
+        with pytest.raises(FusionZooError, match=words):
+            fz.evaluate(run, data, **ANSWER)
+    assert fz.evaluate(run, renamed, target="Schwere_", split="all", **ANSWER)["loss"] > 0
+
+
 def test_samples_by_modality_are_still_taken_and_mistyped_ones_refused(run: Path) -> None:
     model = fz.load(run)
     assert len(model.predict([{"text": "rot"}, {}])) == 2
