@@ -95,6 +95,13 @@ class Completed:
         """The settings with the table that was read in place of its path."""
         return self.settings if self.loaded is None else {**self.settings, "root": self.loaded}
 
+    def with_repeated_ids(self) -> Completed:
+        """Return the same, of a table that was read, whose rows may share an id."""
+        if self.loaded is None:
+            return self
+        provenance = replace(self.loaded.provenance, repeated_ids={})
+        return replace(self, loaded=replace(self.loaded, provenance=provenance))
+
     def show(self) -> None:
         """Print the table of columns and the notes."""
         if self.rows:

@@ -181,7 +181,11 @@ def open_for_model(
         columns = {**(stored.get("columns") or {}), **(given.get("columns") or {})}
         refuse_without_labels(done, [*(targets or ["target"])], columns)
     done.show()
+    if not isinstance(cfg, EmbedConfig):  # whose file is searched by id
+        done = done.with_repeated_ids()
     opened = open_dataset(done.to_open, targets)
+    if repeated := opened.provenance.repeated_ids:
+        print(f"rows with an id that an earlier row has: {len(repeated):,}; each is answered")
     return opened, done.settings if dataset is None else dict(cfg.data)
 
 
@@ -537,9 +541,11 @@ def _prediction_tables(
     model: FusionModel, dataset: PairedDataset, cfg: PredictConfig
 ) -> Iterator[pa.Table]:
     """Yield a table of predictions for each batch."""
+    repeated = dataset.provenance.repeated_ids or {}
     for batch, features in encode_batches(model, dataset, cfg, "predict", by_length=False):
         logits = model.calibrated_logits(features)
-        table = prediction_table(batch, model.decode(logits), list(model.modalities))
+        named = batch._replace(ids=[repeated.get(x, x) for x in batch.ids])
+        table = prediction_table(named, model.decode(logits), list(model.modalities))
         table = with_name_of_ids(table, dataset.provenance.id_column)
         if cfg.coverage is not None and model.calibration is not None:
             regions = model.calibration.regions(model.answer_targets, logits, cfg.coverage)

@@ -246,6 +246,9 @@ def test_ids_of_an_index_stay_in_the_column_id(run: Path) -> None:
     assert "Fall" not in predicted.columns
     frame.index.name = None
     assert fz.predict(run, frame, **ANSWER)["id"].tolist() == frame.index.tolist()
+    twice = pd.concat([frame, frame]).rename_axis("Fall")  # no ids by themselves, but by this name
+    predicted = fz.predict(run, twice, **ANSWER)
+    assert predicted["id"].tolist() == predicted.index.tolist() == twice.index.tolist()
 
 
 def test_a_column_of_ids_called_as_one_of_the_predictions_does_not_clash(tmp_path: Path) -> None:
@@ -320,6 +323,33 @@ def test_numbers_with_another_decimal_sign_name_the_setting_that_reads_them(
     assert main(["predict", "runs/a", "neu.csv", "--out", "p.csv"]) == 2
     assert "holds '62,8'; --data.decimal , reads it as 62.8" in capsys.readouterr().err
     assert fz.predict("runs/a", "neu.csv", decimal=",", out="p.csv", **ANSWER).is_file()
+
+
+@pytest.mark.parametrize("kind", ["csv", "frame", "list"])
+def test_rows_that_share_an_id_are_each_answered_in_order(
+    kind: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = make_rows()
+    wanted = fz.predict(run, rows, **ANSWER)
+    order = [0, 3, 0, 1, 3, 3]
+    again = [{**rows[row], "Fall": f"F{row:04d}"} for row in order]
+    data = write(kind, again, "neu")
+    capsys.readouterr()
+    answers = fz.predict(run, data, **ANSWER)
+    assert "rows with an id that an earlier row has: 3; each" in capsys.readouterr().out
+    answers = answers.to_dict("records") if kind == "frame" else answers
+    answers = answers if isinstance(answers, list) else answers.to_pylist()
+    assert [row["Fall"] for row in answers] == [f"F{row:04d}" for row in order]
+    values = [row["p_schwer"] for row in answers]
+    assert values == pytest.approx([wanted[row]["p_schwer"] for row in order], abs=1e-6)
+    seen = {
+        row: fz.evaluate(run, [rows[row]], split="all", **ANSWER)["seen_in_training"]["train"]
+        for row in {*order}
+    }
+    metrics = fz.evaluate(run, data, split="all", **ANSWER)
+    assert metrics["seen_in_training"]["train"] == sum(seen[row] for row in order) > 0
+    with pytest.raises(FusionZooError, match=r"'F0000' occurs 2 times \(rows .*\): splits, cached"):
+        fz.embed(run, data, out="e.parquet", **ANSWER)
 
 
 def test_evaluating_without_labels_names_the_column_that_held_them(run: Path) -> None:
