@@ -74,6 +74,11 @@ def data_settings_of(given: Tree, model: str, trained_on: TrainedOn | None) -> C
             f"--data.name is missing: a data set, or manifest for a file; {known} what it was"
             " trained on"
         )
+    if stored.get("name") == TABLE and not (given.get("root") or stored.get("root")):
+        raise FusionZooError(
+            f"--data.root is missing: {model or 'the model'} was put together from models of"
+            " several files, and has no data of its own: name a table with the columns of all"
+        )
     if stored.get("name") == TABLE and given.get("root"):
         return complete_for_model({"name": TABLE, **given}, stored)  # the data have moved
     settings = merge(stored, given)
