@@ -96,8 +96,8 @@ class Completed:
         return self.settings if self.loaded is None else {**self.settings, "root": self.loaded}
 
     def with_repeated_ids(self) -> Completed:
-        """Return the same, of a table that was read, whose rows may share an id."""
-        if self.loaded is None:
+        """Return the same, of a table that was read, whose rows may share an id; joins need ids."""
+        if self.loaded is None or self.settings.get("join"):
             return self
         provenance = replace(self.loaded.provenance, repeated_ids={})
         return replace(self, loaded=replace(self.loaded, provenance=provenance))
@@ -772,30 +772,36 @@ def _other_date(cell: str, order: str) -> str:
 
 
 def refuse_without_labels(
-    done: Completed, targets: Sequence[str], columns: Mapping[str, Any]
+    done: Completed, targets: Sequence[str], stored: Mapping[str, Any], given: Mapping[str, Any]
 ) -> None:
     """Raise an error if a table lacks the column of a target, or all labels in it.
 
-    `columns` are those that the model, or the user, names by role; one that no name is known of may
-    be declared by the file, and joined tables may have it in another one.
+    `stored` and `given` are the columns that the model and the user name, by role. A table of
+    classes under another name, `target` or a declared one, needs neither.
     """
     if done.loaded is None or done.settings.get("join"):
-        return
+        return  # of joined tables, another one may have the labels
+    declared = read_declared(done.loaded.table, done.loaded.source)
+    has_classes = declared.has_target or declared.class_names
     spelled = {fold(name): name for name in _table(done).column_names}
     for target in targets:
-        name = columns.get(target, None if target == "target" else target)
+        name = given.get(target) or stored.get(target) or (target if target != "target" else None)
         if not isinstance(name, str):
             continue
+        column = spelled.get(fold(name))
         advice = "which holds the labels (--target names another; predict needs none)"
-        if fold(name) not in spelled:
+        if column is None and (target != "target" or target in given or not has_classes):
             hint = near_column(name, [*spelled.values()])
             raise FusionZooError(f"{_source_of(done)} has no column {name!r}{hint}, {advice}")
-        cells = _table(done)[spelled[fold(name)]]
-        missing = _missing(done.settings, done.loaded)
-        if cells.null_count == len(cells) or (
-            is_plain(cells.type) and not read_cells_of(cells, missing).counts
-        ):
+        if column is not None and not _has_cells(done, column):
             raise FusionZooError(f"{_source_of(done)}: all cells are empty in {name!r}, {advice}")
+
+
+def _has_cells(done: Completed, column: str) -> bool:
+    cells = _table(done)[column]
+    if not is_plain(cells.type):
+        return cells.null_count < len(cells)
+    return bool(read_cells_of(cells, _missing(done.settings, done.loaded)).counts)
 
 
 def _source_of(done: Completed) -> str:

@@ -183,8 +183,8 @@ def open_for_model(
     refuse_to_replace(done.settings, cfg.out)
     if isinstance(cfg, EvaluateConfig) and (model.classes or model.targets):
         stored = {} if model.trained_on is None else model.trained_on.settings
-        columns = {**(stored.get("columns") or {}), **(given.get("columns") or {})}
-        refuse_without_labels(done, [*(targets or ["target"])], columns)
+        columns = [x.get("columns") or {} for x in (stored, given)]
+        refuse_without_labels(done, [*(targets or ["target"])], *columns)
     done.show()
     if not isinstance(cfg, EmbedConfig):  # whose file is searched by id
         done = done.with_repeated_ids()

@@ -365,6 +365,10 @@ def test_evaluating_without_labels_names_the_column_that_held_them(run: Path) ->
         with pytest.raises(FusionZooError, match=words):
             fz.evaluate(run, data, **ANSWER)
     assert fz.evaluate(run, renamed, target="Schwere_", split="all", **ANSWER)["loss"] > 0
+    usual = renamed.rename(columns={"Schwere_": "target"})
+    assert fz.evaluate(run, usual, split="all", **ANSWER)["loss"] > 0
+    with pytest.raises(FusionZooError, match="has no column 'Dauer'"):
+        fz.evaluate(run, usual, target="Dauer", **ANSWER)
 
 
 def test_samples_by_modality_are_still_taken_and_mistyped_ones_refused(run: Path) -> None:

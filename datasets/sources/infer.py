@@ -200,12 +200,12 @@ def other_decimal_sign(numbers: Sequence[str], comma: bool) -> str:
     >>> other_decimal_sign(["62.8"], comma=True)
     ''
     """
-    written = POINT if comma else COMMA
-    thousands = [x for x in numbers if THOUSANDS[comma].fullmatch(x) and written.fullmatch(x)]
-    fractions = [x for x in numbers if written.fullmatch(x) and x not in thousands]
+    sign, written = (".", POINT) if comma else (",", COMMA)
+    other = [x for x in numbers if sign in x and written.fullmatch(x)]
+    thousands = [x for x in other if THOUSANDS[comma].fullmatch(x)]
+    fractions = [x for x in other if not THOUSANDS[comma].fullmatch(x)]
     if not comma:
         return f"{fractions[0]!r}{decimal_hint(fractions[0])}" if fractions else ""
-    fractions = [x for x in fractions if "." in x]
     if not (fractions and thousands) or any(CLEAR[True].fullmatch(x) for x in numbers):
         return ""
     grouped = thousands[0]
