@@ -51,6 +51,7 @@ from .sources.infer import (
     is_plain,
     may_group,
     named_columns,
+    other_decimal_sign,
     read_cells_of,
     target_kind,
     tells_alone,
@@ -93,6 +94,13 @@ class Completed:
     def to_open(self) -> dict[str, Any]:
         """The settings with the table that was read in place of its path."""
         return self.settings if self.loaded is None else {**self.settings, "root": self.loaded}
+
+    def with_repeated_ids(self) -> Completed:
+        """Return the same, of a table that was read, whose rows may share an id; joins need ids."""
+        if self.loaded is None or self.settings.get("join"):
+            return self
+        provenance = replace(self.loaded.provenance, repeated_ids={})
+        return replace(self, loaded=replace(self.loaded, provenance=provenance))
 
     def show(self) -> None:
         """Print the table of columns and the notes."""
@@ -717,12 +725,13 @@ DATE_WORDS = {
 
 
 def _check_cells(done: Completed) -> None:
-    """Raise an error for numbers in another unit, or other dates, than the model was trained on."""
+    """Raise an error for numbers with another decimal sign or unit, or other dates, than the model
+    was trained on."""
     spelled = {fold(name): name for name in _table(done).column_names}
     for name, kind in done.settings["kinds"].items():
         word, _, detail = str(kind).partition(" ")
         column = spelled.get(fold(name))
-        if column is None or word not in (NUMBER, DATE) or not detail:
+        if column is None or word not in (NUMBER, DATE) or (word == DATE and not detail):
             continue
         cells = _table(done)[column]
         if pa.types.is_dictionary(cells.type):
@@ -730,12 +739,17 @@ def _check_cells(done: Completed) -> None:
         if not (pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type)):
             continue  # numbers are in the unit; dates are dates
         counts = read_cells_of(cells, _missing(done.settings, done.loaded)).counts
-        for cell in counts:
-            problem = _other_unit(cell, detail) if word == NUMBER else _other_date(cell, detail)
-            if problem:
-                raise FusionZooError(
-                    f"{_source_of(done)}: column {column!r} holds {cell!r}, {problem}"
-                )
+        problem = ""
+        if word == NUMBER:
+            numbers = [divided[0] for cell in counts if (divided := number_and_unit(cell))]
+            problem = other_decimal_sign(numbers, done.settings.get("decimal") == ",")
+        problem_of = _other_unit if word == NUMBER else _other_date
+        for cell in counts if detail and not problem else ():
+            if found := problem_of(cell, detail):
+                problem = f"{cell!r}, {found}"
+                break
+        if problem:
+            raise FusionZooError(f"{_source_of(done)}: column {column!r} holds {problem}")
 
 
 def _other_unit(cell: str, unit: str) -> str:
@@ -755,6 +769,39 @@ def _other_date(cell: str, order: str) -> str:
     if date_reader(order)(cell) is not None:
         return ""
     return f"which is no date of {DATE_WORDS[order]}, as the model was trained on"
+
+
+def refuse_without_labels(
+    done: Completed, targets: Sequence[str], stored: Mapping[str, Any], given: Mapping[str, Any]
+) -> None:
+    """Raise an error if a table lacks the column of a target, or all labels in it.
+
+    `stored` and `given` are the columns that the model and the user name, by role. A table of
+    classes under another name, `target` or a declared one, needs neither.
+    """
+    if done.loaded is None or done.settings.get("join"):
+        return  # of joined tables, another one may have the labels
+    declared = read_declared(done.loaded.table, done.loaded.source)
+    has_classes = declared.has_target or declared.class_names
+    spelled = {fold(name): name for name in _table(done).column_names}
+    for target in targets:
+        name = given.get(target) or stored.get(target) or (target if target != "target" else None)
+        if not isinstance(name, str):
+            continue
+        column = spelled.get(fold(name))
+        advice = "which holds the labels (--target names another; predict needs none)"
+        if column is None and (target != "target" or target in given or not has_classes):
+            hint = near_column(name, [*spelled.values()])
+            raise FusionZooError(f"{_source_of(done)} has no column {name!r}{hint}, {advice}")
+        if column is not None and not _has_cells(done, column):
+            raise FusionZooError(f"{_source_of(done)}: all cells are empty in {name!r}, {advice}")
+
+
+def _has_cells(done: Completed, column: str) -> bool:
+    cells = _table(done)[column]
+    if not is_plain(cells.type):
+        return cells.null_count < len(cells)
+    return bool(read_cells_of(cells, _missing(done.settings, done.loaded)).counts)
 
 
 def _source_of(done: Completed) -> str:

@@ -42,8 +42,9 @@ class JoinedRows(NamedTuple):
 def match_rows(sources: Mapping[str, Samples], columns: Mapping[str, str], how: How) -> JoinedRows:
     """Match rows by the key in `columns`; at most one source may have several rows of one key.
 
-    Ids are those of the source with several rows per key, else of the first source. A sample that
-    this source lacks has the id `<source>/<id>` of the first one that has it.
+    Ids are those of the source with several rows per key, else of the first source, or the keys if
+    that has no ids of its own. A sample that this source lacks has the id `<source>/<id>` of the
+    first one that has it.
     """
     if how not in get_args(How):
         raise FusionZooError(f"how={how!r} is neither 'inner' nor 'left' nor 'outer'")
@@ -58,7 +59,7 @@ def match_rows(sources: Mapping[str, Samples], columns: Mapping[str, str], how: 
             sample_keys.append(key)
             for name in sources:
                 rows[name].append(row if name == repeated else by_key[name].get(key, [None])[0])
-    if set(columns.values()) == {"id"}:
+    if set(columns.values()) == {"id"} or _keys_are_ids(sources, repeated):
         return JoinedRows(sample_keys, sample_keys, rows, repeated, overlap)
     order = sorted(sources, key=lambda name: name != (repeated or next(iter(sources))))
     ids = {name: sources[name].ids for name in sources}
@@ -68,6 +69,11 @@ def match_rows(sources: Mapping[str, Samples], columns: Mapping[str, str], how: 
         sample_id = ids[name][rows[name][position] or 0]
         sample_ids.append(sample_id if name == order[0] else f"{name}/{sample_id}")
     return JoinedRows(sample_ids, sample_keys, rows, repeated, overlap)
+
+
+def _keys_are_ids(sources: Mapping[str, Samples], repeated: str) -> bool:
+    """Whether each key has one sample, whose other id would be but the number of its row."""
+    return not repeated and next(iter(sources.values())).provenance.numbered
 
 
 def _rows_by_key(name: str, source: Samples, column: str) -> dict[str, list[int | None]]:
@@ -448,6 +454,8 @@ def _provenance(
         columns = [x for x in source.provenance.unused if x.strip() not in keys.values()]
         unused += [f"{name}: {column}" for column in (*columns, *others)]
         inferred += [f"{name}: {note}" for note in source.provenance.inferred]
+    first = joined.repeated or next(iter(sources))
+    with_ids, keys_are_ids = sources[first].provenance, _keys_are_ids(sources, joined.repeated)
     rules = dict.fromkeys(source.provenance.group_rule for source in sources.values())
     group_rules = [rule for rule in rules if rule]
     if joined.repeated:
@@ -458,7 +466,8 @@ def _provenance(
             f"{name}: {s.provenance.missing}" for name, s in sources.items() if s.provenance.missing
         ),
         joined=joined.overlap,
-        id_column=sources[joined.repeated or next(iter(sources))].provenance.id_column,
+        numbered=with_ids.numbered and not keys_are_ids,
+        id_column=keys[first] if keys_are_ids else with_ids.id_column,
         empty_rows=num_empty + sum(source.provenance.empty_rows for source in sources.values()),
         split_rule=split_rule.text,
         split_shares=split_rule.shares,

@@ -407,6 +407,12 @@ class PairedDataset(Dataset[Sample | None]):
         return self.column("id")
 
     @property
+    def table_ids(self) -> list[str]:
+        """The ids as the table has them: of new data, several samples may share one."""
+        names = self.provenance.repeated_ids
+        return [names.get(x, x) for x in self.ids] if names else self.ids
+
+    @property
     def split_names(self) -> list[str]:
         """The samples' splits."""
         return self.column("split")
@@ -791,7 +797,10 @@ class PairedDataset(Dataset[Sample | None]):
             key, count = repeated
             numbers, rows = self.provenance.row_numbers, rows_equal_to(ids, key).tolist()
             where = numbers.list_rows(rows) if numbers else ""
-            raise FusionZooError(f"{self.source}: id {key!r} occurs {count} times{where}")
+            raise FusionZooError(
+                f"{self.source}: id {key!r} occurs {count} times{where}: splits, cached features"
+                " and files of embeddings know samples by their ids, so each row needs its own"
+            )
         empty = (~self.present.any(1)).nonzero()[:, 0].tolist()
         if empty and labels_of_join() is None:
             raise FusionZooError(f"{self.sample_place(empty[0])}: every modality is empty")

@@ -245,18 +245,27 @@ def repair_rows(
 def _unique_ids(column: pa.ChunkedArray, row_numbers: RowNumbers) -> pa.Array:
     ids = column.to_pylist()
     counts = Counter(ids)
-    repeated = [row for row, key in enumerate(ids) if key is None or counts[key] > 1]
-    numbers = dict(zip(repeated, row_numbers.numbers(repeated), strict=True))
-    known: set[str] = set()
     for row, key in enumerate(ids):
         if key is None:
             refuse("the id is empty", "empty_id", row=row, column="id")
         elif counts[key] > 1:
             refuse(f"id {key!r} occurs {counts[key]} times", "duplicate_id", row=row, column="id")
-        if key is None or key in known:
-            ids[row] = f"{'' if key is None else key} (row {numbers[row]})".strip()
-        known.add(ids[row])
-    return pa.array(ids, pa.string())
+    return pa.array(tell_apart(ids, row_numbers), pa.string())
+
+
+def tell_apart(ids: Sequence[str | None], row_numbers: RowNumbers) -> list[str]:
+    """Return ids of which those that are empty, or that an earlier row has, name their row.
+
+    >>> tell_apart(["a", "b", "a"], RowNumbers(first=2))
+    ['a', 'b', 'a (row 4)']
+    """
+    first = {key: row for row, key in reversed([*enumerate(ids)]) if key is not None}
+    again = [row for row, key in enumerate(ids) if key is None or first[key] != row]
+    numbers = dict(zip(again, row_numbers.numbers(again), strict=True))
+    return [
+        f"{key or ''} (row {numbers[row]})".strip() if row in numbers else str(key)
+        for row, key in enumerate(ids)
+    ]
 
 
 def _safe_paths(

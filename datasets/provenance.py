@@ -87,6 +87,8 @@ class Provenance:
     joined: str = ""  # which of the joined sources have how many rows
     numbered: bool = False  # whether ids are the rows' numbers, for want of a column
     id_column: str = "id"  # the name of the ids' column in the user's table
+    # Id of a row -> that in the table, which an earlier row has too; None: such rows are an error.
+    repeated_ids: Mapping[str, str] | None = None
     empty_rows: int = 0  # rows without any modality that were left out
     split_rule: str = ""  # how samples are assigned to splits
     split_shares: tuple[float, ...] | None = None  # of splits made by hash; None: the data's own

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.files import Cell, category_of, fold, is_number
 from fusionzoo.structures import Features
+from fusionzoo.targets import decimal_hint
 
 from .base import ENCODERS, Encoder, Item, Processor
 
@@ -35,6 +36,7 @@ class Numbers:
         if not math.isfinite(number):
             raise FusionZooError(
                 f"column {self.name!r}: {cell!r} is not a number, which the model was trained on"
+                f"{decimal_hint(cell) if isinstance(cell, str) else ''}"
             )
         return max(-LIMIT, min(LIMIT, (number - self.mean) / self.std)), 0
 

@@ -103,6 +103,8 @@ def predict(model: Model, data: Data, **settings: Any) -> Any:
         return predictions.to_pylist()
     if not is_frame or cfg.split != "all":
         return predictions
+    if predictions.column_names[0] in data.index.names:
+        predictions = predictions.rename_columns(["id", *predictions.column_names[1:]])
     return predictions.to_pandas().set_index(data.index)
 
 

@@ -19,6 +19,7 @@ from fusionzoo.datasets.complete import (
     TABLE,
     Completed,
     complete_for_model,
+    refuse_without_labels,
     resolve_name,
     target_columns,
 )
@@ -72,6 +73,11 @@ def data_settings_of(given: Tree, model: str, trained_on: TrainedOn | None) -> C
         raise FusionZooError(
             f"--data.name is missing: a data set, or manifest for a file; {known} what it was"
             " trained on"
+        )
+    if stored.get("name") == TABLE and not (given.get("root") or stored.get("root")):
+        raise FusionZooError(
+            f"--data.root is missing: {model or 'the model'} was put together from models of"
+            " several files, and has no data of its own: name a table with the columns of all"
         )
     if stored.get("name") == TABLE and given.get("root"):
         return complete_for_model({"name": TABLE, **given}, stored)  # the data have moved
@@ -175,8 +181,16 @@ def open_for_model(
     given = target_columns(cfg.data if dataset is None else dataset, cfg.target)
     done = data_settings_of(given, cfg.model, model.trained_on)
     refuse_to_replace(done.settings, cfg.out)
+    if isinstance(cfg, EvaluateConfig) and (model.classes or model.targets):
+        stored = {} if model.trained_on is None else model.trained_on.settings
+        columns = [x.get("columns") or {} for x in (stored, given)]
+        refuse_without_labels(done, [*(targets or ["target"])], *columns)
     done.show()
+    if not isinstance(cfg, EmbedConfig):  # whose file is searched by id
+        done = done.with_repeated_ids()
     opened = open_dataset(done.to_open, targets)
+    if repeated := opened.provenance.repeated_ids:
+        print(f"rows with an id that an earlier row has: {len(repeated):,}; each is answered")
     return opened, done.settings if dataset is None else dict(cfg.data)
 
 
@@ -412,7 +426,10 @@ def labelled(model: FusionModel, dataset: PairedDataset) -> PairedDataset:
             )
     rows = [row for row, label in enumerate(labels) if label is not None]
     if not rows:
-        raise FusionZooError(f"{dataset.source}: no sample has a label, so nothing can be measured")
+        raise FusionZooError(
+            f"{dataset.source}: no sample has a label, so nothing can be measured: --target names"
+            " the column of a table"
+        )
     return dataset.subset(rows)
 
 
@@ -529,9 +546,11 @@ def _prediction_tables(
     model: FusionModel, dataset: PairedDataset, cfg: PredictConfig
 ) -> Iterator[pa.Table]:
     """Yield a table of predictions for each batch."""
+    repeated = dataset.provenance.repeated_ids or {}
     for batch, features in encode_batches(model, dataset, cfg, "predict", by_length=False):
         logits = model.calibrated_logits(features)
-        table = prediction_table(batch, model.decode(logits), list(model.modalities))
+        named = batch._replace(ids=[repeated.get(x, x) for x in batch.ids])
+        table = prediction_table(named, model.decode(logits), list(model.modalities))
         table = with_name_of_ids(table, dataset.provenance.id_column)
         if cfg.coverage is not None and model.calibration is not None:
             regions = model.calibration.regions(model.answer_targets, logits, cfg.coverage)

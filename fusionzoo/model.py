@@ -16,7 +16,7 @@ from fusionzoo.confidence import NAME as CALIBRATION
 from fusionzoo.confidence import Calibration
 from fusionzoo.config import split_name
 from fusionzoo.encoders import Encoder, adopt, create_encoder, origin_of, shared_checkpoints
-from fusionzoo.errors import FusionZooError, __version__, did_you_mean
+from fusionzoo.errors import FusionZooError, __version__, as_keywords, did_you_mean
 from fusionzoo.files import files_of_model, replacing, write_digests, write_json
 from fusionzoo.fusion import Fusion, create_fusion
 from fusionzoo.fusion.base import two_layer_classifier
@@ -600,11 +600,18 @@ class FusionModel(nn.Module):
         if isinstance(samples, Mapping | str):
             raise FusionZooError("give a list of samples: [{'image': 'cat.png', 'text': ...}]")
         stored = {} if self.trained_on is None else self.trained_on.settings
-        if holds_rows(samples, stored, self.modalities):
-            rows = read_samples(samples, stored, self.modalities)
-        else:
-            rows = [self.sample(sample, number) for number, sample in enumerate(samples)]
-        batch: Batch = self.collate()(rows)
+        try:
+            if holds_rows(samples, stored, self.modalities):
+                rows = read_samples(samples, stored, self.modalities)
+            else:
+                rows = [self.sample(sample, number) for number, sample in enumerate(samples)]
+            batch: Batch = self.collate()(rows)
+        except FusionZooError as error:
+            message = as_keywords(str(error))
+            if message == str(error):
+                raise
+            settings = "which is a setting of fusionzoo.predict and fusionzoo.embed"
+            raise type(error)(f"{message} ({settings})") from error
         return batch.to(self.device)
 
     def sample(self, raw: Raw | Sample, number: int = 0) -> Sample:

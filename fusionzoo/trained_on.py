@@ -148,7 +148,7 @@ def hash_ids(dataset: PairedDataset) -> Tensor | None:
 
     None if those are not in the table, but arrays in memory or members of shards.
     """
-    names: Sequence[str] = dataset.ids
+    names: Sequence[str] = dataset.table_ids
     if dataset.provenance.numbered:
         if {*dataset.modalities} & dataset.memory.keys():
             return None

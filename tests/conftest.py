@@ -51,7 +51,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test marked `needs(module)` where the module is not installed."""
     for marker in item.iter_markers("needs"):
         if find_spec(marker.args[0]) is None:
-            pytest.skip(f"needs {marker.args[0]}: pip install 'fusionzoo[all]'")
+            extra = marker.kwargs.get("extra", "all")
+            pytest.skip(f"needs {marker.args[0]}: pip install 'fusionzoo[{extra}]'")
 
 
 @pytest.fixture(autouse=True)

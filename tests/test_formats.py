@@ -1,17 +1,20 @@
 """Model folders of every released format are read for ever; a newer one is refused in one line.
 
 `tests/fixtures/model-<version>/` was written once by `write_folder`, then never changed. A new
-format gets a folder of its own beside the old ones.
+format gets a folder of its own beside the old ones. `trained-<commit>/` was trained by the code of
+that commit: a model keeps its answers also where the format's number stays.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -24,6 +27,7 @@ from fusionzoo.trained_on import Results, Row, TrainedOn
 
 FIXTURES = Path(__file__).parent / "fixtures"
 FOLDERS = sorted(FIXTURES.glob("model-*"))
+TRAINED = sorted(FIXTURES.glob("trained-*"))
 NET = {"pretrained": False, "channels": [8, 8, 8, 8], "stem_width": 8}
 ENCODERS: dict[str, dict[str, Any]] = {
     "text": {"name": "chars", "dim": 8, "num_layers": 1, "num_heads": 2, "max_length": 20},
@@ -98,16 +102,43 @@ def test_a_released_format_is_read_for_ever(folder: Path, tmp_path: Path) -> Non
     assert_near(answers(fusionzoo.load(model.save(tmp_path / "again"))), expected)
 
 
-def assert_near(value: Any, expected: Any) -> None:
+@pytest.mark.parametrize("folder", TRAINED, ids=lambda x: x.name)
+def test_a_model_trained_by_earlier_code_answers_as_it_did_then(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FUSIONZOO_CACHE", str(tmp_path))
+    expected = json.loads((folder / "expected.json").read_text())
+    model, new = folder / "model", folder / "new.csv"
+    here: dict[str, Any] = {"num_workers": 0, "device": "cpu"}
+    path = fusionzoo.embed(model, new, out=tmp_path / "e.parquet", **here)
+    columns = pq.read_table(path).to_pydict()
+    answers = {
+        "predictions": fusionzoo.predict(model, new, **here).to_pylist(),
+        "fused": columns["fused"],
+        "loss": fusionzoo.evaluate(model, new, split="all", **here)["loss"],
+    }
+    assert columns["id"] == [row["id"] for row in expected["predictions"]]
+    assert_near(answers, expected, tolerance=1e-4)
+    without_id = [{name: row[name] for name in ("weight", "ward", "note")} for row in rows_of(new)]
+    again = [row.probabilities["severe"] for row in fusionzoo.load(model).predict(without_id)]
+    assert_near(again, [row["p_severe"] for row in expected["predictions"]], tolerance=1e-4)
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def assert_near(value: Any, expected: Any, tolerance: float = 1e-5) -> None:
     if isinstance(expected, dict):
         assert value.keys() == expected.keys()
         expected, value = list(expected.values()), list(value.values())
     if isinstance(expected, list):
         assert len(value) == len(expected)
         for x, y in zip(value, expected, strict=True):
-            assert_near(x, y)
+            assert_near(x, y, tolerance)
     elif isinstance(expected, float):
-        assert value == pytest.approx(expected, rel=1e-4, abs=1e-5)
+        assert value == pytest.approx(expected, rel=1e-4, abs=tolerance)
     else:
         assert value == expected
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 PAGE = (Path(__file__).parents[1] / "docs" / "own_loop.md").read_text()
-SECTIONS = {  # heading -> what it needs, what it leaves
-    "Plain PyTorch": ("torch", "my_model"),
-    "accelerate": ("accelerate", "my_accelerated_model"),
-    "Lightning": ("lightning", "my_lightning_model"),
+SECTIONS = {  # heading -> the model that it saves
+    "Plain PyTorch": "my_model",
+    "accelerate": "my_accelerated_model",
+    "Lightning": "my_lightning_model",
+    "Each encoder alone, then frozen, then jointly": "my_staged_model",
+}
+NEEDS = {
+    name: pytest.mark.needs(name.lower(), extra="loops") for name in ("accelerate", "Lightning")
 }
 
 
@@ -27,12 +30,10 @@ def test_every_section_has_an_example() -> None:
     assert re.findall(r"^## (.+)$", PAGE, flags=re.MULTILINE) == [*SECTIONS]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("heading", SECTIONS)
+@pytest.mark.slow  # a new process imports torch, and Lightning, and trains
+@pytest.mark.parametrize("heading", [pytest.param(x, marks=NEEDS.get(x, ())) for x in SECTIONS])
 def test_an_example_trains_a_model_that_loads(heading: str, tmp_path: Path) -> None:
-    package, saved = SECTIONS[heading]
-    if find_spec(package) is None:
-        pytest.skip(f"needs {package}")
+    saved = SECTIONS[heading]
     opening, *rest = PAGE.split("\n## ")
     (section,) = [part for part in rest if part.startswith(f"{heading}\n")]
     answer = f"print(fz.load({saved!r}).predict([{{'text': 'two'}}]))"

@@ -170,18 +170,20 @@ def test_each_command_needs_the_run_and_new_data_alone(
     assert isinstance(predicted, list) == (kind == "list")
 
 
-def test_joined_files_are_joined_again() -> None:
+@pytest.mark.parametrize("key", ["id", "Fall"])
+def test_joined_files_are_joined_again(key: str) -> None:
     rows = make_rows()
     rows = [{**row, "id": row["Fall"]} for row in rows]
-    write("csv", only(rows, ["id", "Gewicht", "CRP", "Schwere"]), "kis")
-    write("csv", only(rows, ["Befund", "id"]), "befunde")
+    write("csv", only(rows, [key, "Gewicht", "CRP", "Schwere"]), "kis")
+    write("csv", only(rows, ["Befund", key]), "befunde")
     fz.train("kis.csv", target="Schwere", join={"text": "befunde.csv"}, encoders=ENCODERS, **QUICK)
     old = fz.predict("runs/a", "kis.csv", **ANSWER)
     assert old["present_text"].to_pylist() == [True] * 48
+    assert old[key].to_pylist() == [row["Fall"] for row in rows]
     shuffled = random.Random(1).sample(rows, 20)
-    write("csv", only(shuffled, ["Notiz", "CRP", "id", "Gewicht"]), "neu")
-    write("csv", only(rows, ["Notiz", "id", "Befund"]), "mehr")
-    wanted = [row for row in old.to_pylist() if row["id"] in {row["Fall"] for row in shuffled}]
+    write("csv", only(shuffled, ["Notiz", "CRP", key, "Gewicht"]), "neu")
+    write("csv", only(rows, ["Notiz", key, "Befund"]), "mehr")
+    wanted = [row for row in old.to_pylist() if row[key] in {row["Fall"] for row in shuffled}]
     assert_same(fz.predict("runs/a", "neu.csv", **ANSWER), wanted)
     again = fz.predict("runs/a", "neu.csv", join={"text": "mehr.csv"}, **ANSWER)
     assert_same(again, wanted)
@@ -244,6 +246,9 @@ def test_ids_of_an_index_stay_in_the_column_id(run: Path) -> None:
     assert "Fall" not in predicted.columns
     frame.index.name = None
     assert fz.predict(run, frame, **ANSWER)["id"].tolist() == frame.index.tolist()
+    twice = pd.concat([frame, frame]).rename_axis("Fall")  # no ids by themselves, but by this name
+    predicted = fz.predict(run, twice, **ANSWER)
+    assert predicted["id"].tolist() == predicted.index.tolist() == twice.index.tolist()
 
 
 def test_a_column_of_ids_called_as_one_of_the_predictions_does_not_clash(tmp_path: Path) -> None:
@@ -284,6 +289,86 @@ def test_rows_that_lack_columns_are_answered_and_that_is_said(
     assert "no column Gewicht (is it 'Gewicht_kg'?)" in printed
     with pytest.raises(FusionZooError, match=r"in g; the model was trained on kg"):
         model.predict([{"Gewicht": "60000 g"}])
+
+
+def with_point(row: dict[str, str]) -> dict[str, str]:
+    return {**row, **{name: row[name].replace(",", ".") for name in ("Gewicht", "CRP")}}
+
+
+def test_numbers_with_another_decimal_sign_name_the_setting_that_reads_them(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commas = make_rows()
+    points = [with_point(row) for row in commas]
+    wanted = fz.predict(run, commas, **ANSWER)
+    assert fz.predict(run, points, **ANSWER) == wanted  # what can be read is
+    points[1]["Gewicht"] = "1.234 kg"
+    with pytest.raises(FusionZooError, match=r"'Gewicht' holds .* and '1.234', which decimal='\.'"):
+        fz.predict(run, points, **ANSWER)
+    assert len(fz.predict(run, points, decimal=".", **ANSWER)) == len(wanted)
+
+    points[1]["Gewicht"] = "61.2 kg"
+    write("csv", only(points, ["Gewicht", "CRP", "Befund", "Schwere"]), "kis")
+    fz.train("kis.csv", target="Schwere", encoders=ENCODERS, **QUICK)
+    hint = r"neu.csv: column 'Gewicht' holds '62,8'; decimal=\",\" reads it as 62.8"
+    write("csv", commas, "neu")
+    with pytest.raises(FusionZooError, match=hint):
+        fz.predict("runs/a", "neu.csv", **ANSWER)
+    model = fz.load("runs/a")
+    named = r"reads it as 62.8 \(which is a setting of fusionzoo.predict"
+    for samples in (commas, [{"tabular": {"Gewicht": "62,8", "CRP": None}}]):
+        with pytest.raises(FusionZooError, match=named):
+            model.predict(samples)
+    capsys.readouterr()
+    assert main(["predict", "runs/a", "neu.csv", "--out", "p.csv"]) == 2
+    assert "holds '62,8'; --data.decimal , reads it as 62.8" in capsys.readouterr().err
+    assert fz.predict("runs/a", "neu.csv", decimal=",", out="p.csv", **ANSWER).is_file()
+
+
+@pytest.mark.parametrize("kind", ["csv", "frame", "list"])
+def test_rows_that_share_an_id_are_each_answered_in_order(
+    kind: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = make_rows()
+    wanted = fz.predict(run, rows, **ANSWER)
+    order = [0, 3, 0, 1, 3, 3]
+    again = [{**rows[row], "Fall": f"F{row:04d}"} for row in order]
+    data = write(kind, again, "neu")
+    capsys.readouterr()
+    answers = fz.predict(run, data, **ANSWER)
+    assert "rows with an id that an earlier row has: 3; each" in capsys.readouterr().out
+    answers = answers.to_dict("records") if kind == "frame" else answers
+    answers = answers if isinstance(answers, list) else answers.to_pylist()
+    assert [row["Fall"] for row in answers] == [f"F{row:04d}" for row in order]
+    values = [row["p_schwer"] for row in answers]
+    assert values == pytest.approx([wanted[row]["p_schwer"] for row in order], abs=1e-6)
+    seen = {
+        row: fz.evaluate(run, [rows[row]], split="all", **ANSWER)["seen_in_training"]["train"]
+        for row in {*order}
+    }
+    metrics = fz.evaluate(run, data, split="all", **ANSWER)
+    assert metrics["seen_in_training"]["train"] == sum(seen[row] for row in order) > 0
+    with pytest.raises(FusionZooError, match=r"'F0000' occurs 2 times \(rows .*\): splits, cached"):
+        fz.embed(run, data, out="e.parquet", **ANSWER)
+
+
+def test_evaluating_without_labels_names_the_column_that_held_them(run: Path) -> None:
+    rows = [{name: x for name, x in row.items() if name not in NAMES} for row in make_rows()]
+    write("csv", rows, "neu")
+    renamed = pd.DataFrame([{**row, "Schwere_": "leicht"} for row in rows])
+    empty = [{**row, "Schwere": ""} for row in rows]
+    for data, words in (
+        ("neu.csv", r"neu\.csv has no column 'Schwere', which holds the labels \(target= names an"),
+        (renamed, r"the DataFrame has no column 'Schwere' \(is it 'Schwere_'\?\)"),
+        (empty, "the list: all cells are empty in 'Schwere'"),
+    ):
+        with pytest.raises(FusionZooError, match=words):
+            fz.evaluate(run, data, **ANSWER)
+    assert fz.evaluate(run, renamed, target="Schwere_", split="all", **ANSWER)["loss"] > 0
+    usual = renamed.rename(columns={"Schwere_": "target"})
+    assert fz.evaluate(run, usual, split="all", **ANSWER)["loss"] > 0
+    with pytest.raises(FusionZooError, match="has no column 'Dauer'"):
+        fz.evaluate(run, usual, target="Dauer", **ANSWER)
 
 
 def test_samples_by_modality_are_still_taken_and_mistyped_ones_refused(run: Path) -> None:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import fold
-from fusionzoo.targets import read_list
+from fusionzoo.targets import decimal_hint, read_list
 
 from ..arrow import is_list
 from ..paths import SUFFIXES, VIDEOS
@@ -186,6 +186,32 @@ def _decimal_comma(numbers: Sequence[str]) -> bool:
     return any(COMMA.fullmatch(x) for x in numbers) and all(
         COMMA.fullmatch(x) or THOUSANDS[True].fullmatch(x) or x.lstrip("+-").isdigit()
         for x in numbers
+    )
+
+
+def other_decimal_sign(numbers: Sequence[str], comma: bool) -> str:
+    """Say which of a new table's numbers has another decimal sign than those of training, if it is
+    not read, or its neighbours as thousands; nothing if there is none. `comma`: that of training.
+
+    >>> other_decimal_sign(["7", "62,8"], comma=False)
+    "'62,8'; --data.decimal , reads it as 62.8"
+    >>> other_decimal_sign(["62.8", "1.234"], comma=True)
+    "'62.8' and '1.234', which --data.decimal '.' does not read as 1234"
+    >>> other_decimal_sign(["62.8"], comma=True)
+    ''
+    """
+    sign, written = (".", POINT) if comma else (",", COMMA)
+    other = [x for x in numbers if sign in x and written.fullmatch(x)]
+    thousands = [x for x in other if THOUSANDS[comma].fullmatch(x)]
+    fractions = [x for x in other if not THOUSANDS[comma].fullmatch(x)]
+    if not comma:
+        return f"{fractions[0]!r}{decimal_hint(fractions[0])}" if fractions else ""
+    if not (fractions and thousands) or any(CLEAR[True].fullmatch(x) for x in numbers):
+        return ""
+    grouped = thousands[0]
+    return (
+        f"{fractions[0]!r} and {grouped!r}, which --data.decimal '.' does not read as"
+        f" {without_thousands(grouped, True)}"
     )
 
 

@@ -19,8 +19,8 @@ from fusionzoo.structures import KINDS
 from ..arrow import is_list, list_names
 from ..base import DEFAULTS, SharedSettings
 from ..paired import PairedDataset
-from ..paths import is_collecting, labels_of_join, refuse
-from ..provenance import Loaded, Provenance
+from ..paths import is_collecting, labels_of_join, refuse, tell_apart
+from ..provenance import Loaded, Provenance, RowNumbers
 from ..splits import SPLITS, class_columns, make_splits, splits_by_time, usual_splits
 from ..table import ROLES, word_list
 from .array_columns import ArrayColumns, gather_arrays
@@ -124,6 +124,16 @@ def read_ids(table: Columns) -> Any:
         row = pc.index(ids.is_null(), True).as_py()
         raise FusionZooError(f"{table.where(row)}: the id is empty")
     return ids
+
+
+def _tell_apart(ids: Any, row_numbers: RowNumbers | None) -> tuple[Any, dict[str, str]]:
+    """Return ids that are all different, and the table's own of those that were not."""
+    if len(ids.unique()) == len(ids):
+        return ids, {}
+    own = ids.to_pylist()
+    different = tell_apart(own, row_numbers or RowNumbers())
+    changed = {x: y for x, y in zip(different, own, strict=True) if x != y}
+    return pa.array(different, pa.string()), changed
 
 
 def _name_of_ids(table: Columns, index: str) -> str:
@@ -380,6 +390,9 @@ def _read_columns(
     if "target" in table:
         columns["target"] = table.labels("target", label_kinds.get("target", ""))
     columns |= {name: table.labels(name, label_kinds.get(name, "")) for name in labels}
+    repeated = None
+    if provenance.repeated_ids is not None:
+        columns["id"], repeated = _tell_apart(columns["id"], table.row_numbers)
     groups, group_rule = read_groups(table, {table.position(x) for x in [*names, *labels]})
     if groups is not None:
         columns["group"] = pc.coalesce(groups, columns["id"])
@@ -402,6 +415,7 @@ def _read_columns(
             if name in table and (words := missing_words(table, [table.name(name)]))
         },
         numbered="id" not in table,
+        repeated_ids=repeated,
         empty_rows=num_rows - len(table.table),
         split_rule=provenance.split_rule or splits.rule,
         split_shares=splits.shares,

@@ -17,6 +17,8 @@ from fusionzoo.config.load import Usage, run_command
 from fusionzoo.config.schema import option
 from fusionzoo.datasets.arrow import list_names
 from fusionzoo.datasets.complete import SHARED_BY_FILES, TABLE
+from fusionzoo.datasets.sources.cell_kinds import is_cell_kind
+from fusionzoo.datasets.table import word_list
 from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError, command_line, did_you_mean, keyword_errors
 from fusionzoo.fusion import FUSIONS, UNIMODAL, TrainedHead, fixed_rules
@@ -377,6 +379,23 @@ def _joint_data(parts: Sequence[Part]) -> tuple[TrainedOn | None, list[str]]:
     return TrainedOn(settings=settings, ids=ids, numbered=numbered), notes
 
 
+def _has_numbers(part: Part) -> bool:
+    return part.encoder.kind not in ("image", "text", "audio") or part.model.targets is not None
+
+
+def _add_cell_kinds(
+    kinds: dict[str, Any], part: Part, own_kinds: Mapping[str, Any], columns: Sequence[str]
+) -> None:
+    """Add what the cells of a modality's columns are: `{"weight": "number kg"}`."""
+    for name in columns:
+        kind = str(own_kinds.get(name, ""))
+        if is_cell_kind(kind) and kinds.setdefault(name, kind) != kind:
+            raise FusionZooError(
+                f"{part.folder} read {name!r} as {kind}, another of the models as {kinds[name]}, so"
+                " no table can be read for both: train them with the same --data.kinds"
+            )
+
+
 def _joint_settings(parts: Sequence[Part]) -> tuple[dict[str, Any], list[str]]:
     """Merge the settings of the data: columns and kinds by modality, others where they agree."""
     stored = [dict(part.model.trained_on.settings) for part in parts if part.model.trained_on]
@@ -393,15 +412,19 @@ def _joint_settings(parts: Sequence[Part]) -> tuple[dict[str, Any], list[str]]:
             columns[part.modality] = own_columns[part.own_name]
         if part.own_name in own_kinds:
             kinds[part.modality] = own_kinds[part.own_name]
+        _add_cell_kinds(kinds, part, own_kinds, word_list(own_columns.get(part.own_name) or []))
         taken = part.model.modalities
         roles.append({key: value for key, value in own_columns.items() if key not in taken})
     merged: dict[str, Any] = {}
     for key in dict.fromkeys(key for settings in stored for key in settings):
         values = [settings.get(key) for settings in stored]
+        if key == "decimal":  # nothing to a model that reads and answers no numbers
+            values = [x for x, y in zip(values, parts, strict=True) if _has_numbers(y)] or values
         if all(value == values[0] for value in values):
             merged[key] = values[0]
         elif key in SHARED_BY_FILES and key != "group_column":
-            shown = ", ".join(f"{x.folder} {v!r}" for x, v in zip(parts, values, strict=True))
+            every = zip(parts, stored, strict=True)
+            shown = ", ".join(f"{x.folder} {settings.get(key)!r}" for x, settings in every)
             raise FusionZooError(
                 f"the models read tables with another --data.{key} ({shown}), so no table can be"
                 " read for both: train them with the same"

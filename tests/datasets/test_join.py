@@ -137,6 +137,18 @@ def test_a_column_of_both_sources_joins_them_one_to_one() -> None:
     assert outer.ids == ["l0", "l1", "l2", "l3", "vector/r4", "vector/r5"]
 
 
+def test_samples_without_ids_of_their_own_have_those_of_the_key() -> None:
+    left = [{"product": row["id"], "image": row["image"]} for row in products()]
+    right = [{name: x for name, x in row.items() if name != "id"} for row in reviews()]
+    joined = join(left, right[::2], on="product")
+    assert joined.ids == [f"p{n}" for n in range(6)]
+    assert joined.provenance.id_column == "product"
+    assert not joined.provenance.numbered
+    several = join(left, right, on="product")  # two reviews of each product
+    assert several.ids == [str(n) for n in range(12)]
+    assert several.provenance.numbered
+
+
 def test_a_view_joins_with_its_own_rows() -> None:
     few = fz.create_dataset(products()).subset([4, 1])
     data = PairedDataset.join({"item": few, "note": fz.create_dataset(products()).select("text")})

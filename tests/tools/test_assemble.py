@@ -334,9 +334,34 @@ def test_what_the_models_remember_is_merged_and_differences_are_said(
     }
     said = capsys.readouterr().out
     assert "data.root" in said and "column of target (class, kind)" in said
-    c = model_of(tmp_path / "c", "text", trained_on=remembers("c.csv", "x", "kind", decimal=","))
-    with pytest.raises(fz.FusionZooError, match="decimal"):
+    with pytest.raises(fz.FusionZooError, match=r"models of several files, and has no data of its"):
+        fz.evaluate(tmp_path / "ab")
+    c = model_of(tmp_path / "c", "text", trained_on=remembers("c.csv", "x", "kind", na=["-"]))
+    with pytest.raises(fz.FusionZooError, match="another na="):
         fz.assemble({"text": a, "title": c}, out=tmp_path / "ac")
+
+
+def test_what_cells_hold_is_remembered_where_a_model_reads_numbers(tmp_path: Path) -> None:
+    def remembers(unit: str, **more: Any) -> TrainedOn:
+        columns = {"size": ["weight", "height"], "text": "note"}
+        kinds = {"size": "vector", "weight": f"number {unit}", "age": "none"}
+        settings = {"name": "manifest", "root": "a.csv", "columns": columns, "kinds": kinds}
+        return TrainedOn(settings=settings | more)
+
+    text = model_of(tmp_path / "text", "text", trained_on=remembers("kg"))
+    size = model_of(tmp_path / "size", "size", trained_on=remembers("kg", decimal=","))
+    model = fz.assemble({"text": text, "size": size}, out=tmp_path / "ab")
+    assert model.trained_on is not None
+    settings = model.trained_on.settings
+    assert settings["kinds"] == {"size": "vector", "weight": "number kg"}
+    assert settings["decimal"] == ","  # the text's model has none, and reads no numbers
+    for changes, words in (
+        ({"unit": "g", "decimal": ","}, "read 'weight' as number g, another of the models as numb"),
+        ({"unit": "kg"}, "another decimal="),
+    ):
+        other = model_of(tmp_path / changes["unit"], "size", trained_on=remembers(**changes))
+        with pytest.raises(fz.FusionZooError, match=words):
+            fz.assemble({"size": size, "width": other}, out=tmp_path / "ac")
 
 
 # ---- mistakes
