@@ -22,7 +22,7 @@ from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.registry import import_siblings
 
 from ._torchaudio import torchaudio_or_none
-from .base import ENCODERS, Encoder, EncoderEntry, Item, Processor, initialise, varies
+from .base import ENCODERS, Encoder, EncoderEntry, Item, Processor, initialise, norms, varies
 from .hf import shared_checkpoints
 from .image import without
 from .weights import WeightsReport, add_lora, load_weights, origin_of
@@ -94,8 +94,7 @@ def create_encoder(
     if weights is not None:
         _log.info("%s: %s", modality, load_weights(encoder, weights, match=match, prefix=prefix))
     if lora is not None:
-        _adapt(encoder, lora, freeze)
-        settings |= {"lora": dict(lora)}
+        settings["lora"] = _adapt(encoder, lora, freeze, is_new=assets is None)
     encoder.freeze(freeze)
     spec = {"name": name, "kind": encoder.kind, "freeze": freeze, "weights": weights}
     spec |= {"match": match, "prefix": prefix, "init": init, **settings}
@@ -105,13 +104,19 @@ def create_encoder(
     return encoder
 
 
-def _adapt(encoder: Encoder, lora: Mapping[str, Any], freeze: str) -> None:
+def _adapt(
+    encoder: Encoder, lora: Mapping[str, Any], freeze: str, *, is_new: bool
+) -> dict[str, Any]:
+    """Add adapters to an encoder; return their settings."""
     if freeze != "none":
         raise FusionZooError(
             f"encoders.{encoder.modality}: lora freezes the encoder itself;"
             f" leave freeze={freeze!r} out"
         )
-    encoder.eval_modules = add_lora(encoder, lora, f"encoders.{encoder.modality}.lora")
+    settings = add_lora(encoder, lora, f"encoders.{encoder.modality}.lora", is_new=is_new)
+    encoder.eval_modules = norms(encoder)
+    _log.info("%s: adapters beside %s", encoder.modality, ", ".join(settings["targets"]))
+    return settings
 
 
 def list_encoders(kind: str | None = None) -> list[str]:

@@ -301,7 +301,8 @@ class TimmImage(ImageEncoder):
     """Encode images with any timm model, prepared as its configuration says.
 
     The pooled vector is that of the model's own head if it is as wide as the tokens, else the
-    tokens' mean, and the head is removed. Further settings go to `timm.create_model` (`img_size`, `drop_path_rate`, ...).
+    tokens' mean, and the head is removed. Further settings go to `timm.create_model` (`img_size`,
+    `drop_path_rate`, ...).
 
     Settings:
         pretrained: load the weights that timm publishes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 from fusionzoo.files import without_folders
 
-from .base import Encoder, norms
+from .base import Encoder
 from .wrapped import WRAPPED
 
 # Keys of state dicts in a checkpoint; of several in one file, the first of these is read.
@@ -316,12 +316,16 @@ ATTENTION = (
 )
 
 
-def add_lora(encoder: nn.Module, settings: Mapping[str, Any], name: str) -> list[nn.Module]:
-    """Freeze an encoder, add adapters, and return the modules that stay in evaluation mode.
+def add_lora(
+    encoder: Encoder, settings: Mapping[str, Any], name: str, *, is_new: bool = True
+) -> dict[str, Any]:
+    """Freeze an encoder, and add adapters; return the settings with the layers that were adapted.
 
     Settings are `r`, the adapters' rank, `alpha`, with a scale of `alpha / r`, `dropout`, and
     `targets`, the names of the layers that get one; by default the attention's projections to
-    queries and values. The adapters start as zero. `name` is the setting's name in errors.
+    queries and values or, where the network reads their weights itself (EVA-02, BEiT, WavLM),
+    other layers that it calls. The adapters start as zero. `name` is the setting's name in errors.
+    One that is not `is_new`, but of a saved model, is not tried.
     """
     if not isinstance(settings, Mapping):
         raise FusionZooError(f"{name} is a group of settings: give {name}.r {DEFAULTS['r']}")
@@ -337,27 +341,72 @@ def add_lora(encoder: nn.Module, settings: Mapping[str, Any], name: str) -> list
         raise FusionZooError(f"{name} needs peft: pip install 'fusionzoo[lora]'") from error
     values = {**DEFAULTS, **settings}
     net = getattr(encoder, "net", encoder)
-    targets = values["targets"] or _attention_projections(net, name)
+    called = _called(encoder) if is_new else {key for key, _ in encoder.named_modules()}
+    targets = values["targets"] or _default_targets(encoder, called, name)
+    targets = [targets] if isinstance(targets, str) else [str(x) for x in targets]
     encoder.requires_grad_(False)
     try:
         config = LoraConfig(
             r=values["r"],
             lora_alpha=values["alpha"],
             lora_dropout=values["dropout"],
-            target_modules=[targets] if isinstance(targets, str) else [str(x) for x in targets],
+            target_modules=targets,
         )
         inject_adapter_in_model(config, net)
     except (ValueError, TypeError) as error:
         raise FusionZooError(f"{name}: {one_line(error)}") from error
-    return norms(encoder)
+    adapted = {
+        key.partition(".lora_")[0] for key, x in encoder.named_parameters() if x.requires_grad
+    }
+    if skipped := sorted(adapted - called):
+        raise FusionZooError(
+            f"{name}.targets: an adapter beside {skipped[0]} has no effect, as"
+            f" {type(net).__name__} reads its weight itself; others are"
+            f" {', '.join(_called_linear(encoder, called)) or 'not there'}"
+        )
+    return {**settings, "targets": targets}
 
 
-def _attention_projections(net: nn.Module, name: str) -> tuple[str, ...]:
-    layers = {key.rpartition(".")[2] for key, _ in net.named_modules()}
-    for targets in ATTENTION:
+def _called(encoder: Encoder) -> set[str]:
+    """Return the names of the modules that are called for a blank item."""
+    called: set[str] = set()
+    hooks = [
+        part.register_forward_pre_hook(lambda *_, key=key: called.add(key))
+        for key, part in encoder.named_modules()
+    ]
+    was_training, processor = encoder.training, encoder.processor(False)
+    with torch.no_grad():
+        encoder.eval()(processor.collate([processor.blank()]))
+    encoder.train(was_training)
+    for hook in hooks:
+        hook.remove()
+    return called
+
+
+def _called_linear(encoder: nn.Module, called: Set[str]) -> list[str]:
+    """Return the called linear layers of the blocks, those of the attention if it has any, by the
+    last two parts of their names."""
+    linear = [
+        key for key, x in encoder.named_modules() if key in called and isinstance(x, nn.Linear)
+    ]
+    blocks = [key for key in linear if re.search(r"\.\d+\.", key)]
+    chosen = [key for key in blocks if "att" in key] or blocks
+    return sorted({".".join(key.split(".")[-2:]) for key in chosen})
+
+
+def _default_targets(encoder: nn.Module, called: Set[str], name: str) -> Sequence[str]:
+    """Return the layers to adapt: of those that are called, the attention's."""
+    net = getattr(encoder, "net", encoder)
+    every = {key.rpartition(".")[2] for key, _ in net.named_modules()}
+    layers = {key.rpartition(".")[2] for key in called}
+    known = [targets for targets in ATTENTION if every.issuperset(targets)]
+    for targets in known:
         if layers.issuperset(targets):
             return targets
-    raise FusionZooError(
-        f"{name}: {type(net).__name__} has no attention layers under known names;"
-        f" {name}.targets [<layer>, ...] names linear layers by the end of their names"
-    )
+    others = _called_linear(encoder, called) if known else []
+    if not others:
+        raise FusionZooError(
+            f"{name}: {type(net).__name__} has no attention layers under known names;"
+            f" {name}.targets [<layer>, ...] names linear layers by the end of their names"
+        )
+    return others

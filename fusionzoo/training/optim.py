@@ -31,7 +31,7 @@ def param_groups(
     With `layer_decay` each layer has a group: `image/layer3`, `image/layer3/no_decay`. `heads` are
     the unimodal heads (group `unimodal`), `balance` the parameters of balancing strategies; both
     use the base rate; a strategy with an `lr_scale` has a group of its own at that multiple of it.
-    Norms, biases and other vectors have no weight decay.
+    Norms, biases, other vectors and what a timm model lists have no weight decay.
     """
     strategies = {} if balance is None else dict(balance.named_children())
     scales = {name: float(getattr(x, "lr_scale", 1.0)) for name, x in strategies.items()}
@@ -86,6 +86,7 @@ def _split(
     numbers = {} if factor is None else layer_numbers(module)
     top = max(numbers.values(), default=0)
     layers: dict[int, list[nn.Parameter]] = {}
+    undecayed = _undecayed(module)
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             layers.setdefault(numbers.get(name, top), []).append(parameter)
@@ -93,8 +94,8 @@ def _split(
         label = owner if factor is None else f"{owner}/layer{number}"
         rate = lr if factor is None else lr * factor ** (top - number)
         for name, members, weight_decay in (
-            (label, [p for p in params if p.ndim > 1], decay),
-            (f"{label}/no_decay", [p for p in params if p.ndim <= 1], 0.0),
+            (label, [p for p in params if id(p) not in undecayed], decay),
+            (f"{label}/no_decay", [p for p in params if id(p) in undecayed], 0.0),
         ):
             if members:
                 yield {
@@ -105,6 +106,18 @@ def _split(
                     "base_lr": rate,
                     "weight_decay": weight_decay,
                 }
+
+
+def _undecayed(module: nn.Module) -> set[int]:
+    """Return the `id` of each parameter without weight decay: vectors, and those that a network
+    lists, as timm's do: class tokens, position embeddings, tables of relative positions."""
+    named = {
+        f"{prefix}.{name}".removeprefix(".")
+        for prefix, part in module.named_modules()
+        if callable(getattr(part, "no_weight_decay", None))
+        for name in part.no_weight_decay()
+    }
+    return {id(p) for name, p in module.named_parameters() if p.ndim <= 1 or name in named}
 
 
 def _check_coverage(groups: list[Group], parameters: list[nn.Parameter]) -> None:
