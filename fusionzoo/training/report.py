@@ -263,20 +263,21 @@ def show_results(
 
 def next_steps(folder: Path, cfg: RunConfig, *, has_target: bool) -> list[str]:
     """Return what to run after a training: commands, or calls if the data were in memory."""
-    calls = "predict", "evaluate", "embed"
+    calls = "predict", "evaluate", "report", "embed"
     if cfg.data["name"] == IN_MEMORY or data_title(cfg.data) == UNNAMED:
-        chosen = calls if has_target else calls[2:]
-        ends = {"embed": ', out="embeddings.parquet"'}
-        return [f'fusionzoo.{x}("{folder}", data{ends.get(x, "")})' for x in chosen]
+        chosen = calls if has_target else calls[3:]
+        ends = {"embed": 'data, out="embeddings.parquet"', "report": "data=data"}
+        return [f'fusionzoo.{x}("{folder}", {ends.get(x, "data")})' for x in chosen]
     file = shlex.quote(str(cfg.data.get("root") or cfg.data["name"]))
     plugins = ",".join(plugin_list(cfg.plugins))
     flags = f" --plugins {plugins}" if plugins else ""
     commands = [
         f"fusionzoo predict {folder} {file} --out predictions.csv{flags}",
         f"fusionzoo evaluate {folder}{flags}",
+        f"fusionzoo report {folder} --html{flags}",
         f"{command_line('embed')} {folder} --out embeddings.parquet{flags}",
     ]
-    return commands if has_target else commands[2:]
+    return commands if has_target else commands[3:]
 
 
 def report_failures(dataset: PairedDataset, tracker: Tracker) -> None:
