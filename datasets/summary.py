@@ -28,6 +28,11 @@ def data_summary(dataset: PairedDataset) -> list[str]:
     have      a 100, b 100
     unused    no column
     """
+    return [f"{title:<9} {text}" for title, text in data_facts(dataset)]
+
+
+def data_facts(dataset: PairedDataset) -> list[tuple[str, str]]:
+    """Return title and text of the lines of the data summary."""
     origin = dataset.provenance
     rule = f" ({origin.split_rule})" if origin.split_rule else ""
     present = dict(zip(dataset.modalities, dataset.present.sum(0).tolist(), strict=True))
@@ -59,8 +64,7 @@ def data_summary(dataset: PairedDataset) -> list[str]:
         lines.append(("empty", f"{rows} left out (--data.drop_empty)"))
     lines.append(("unused", _unused(origin.unused)))
     hints += [*_file_names(dataset), *_target_hints(dataset)]
-    lines += [("hint", hint) for hint in hints]
-    return [f"{title:<9} {text}" for title, text in lines]
+    return [*lines, *(("hint", hint) for hint in hints)]
 
 
 def _removed(amputation: Amputation) -> str:
@@ -91,7 +95,7 @@ def _targets(dataset: PairedDataset) -> list[tuple[str, str]]:
     """Return the classes with their counts, or how many samples have a label of each target."""
     if dataset.scheme is None:
         counts = Counter(str(label) for label in dataset.labels)
-        text = _classes({name: counts[name] for name in dataset.classes})
+        text = class_counts({name: counts[name] for name in dataset.classes})
         return [("classes", text or "none: there is no target column")]
     lines, labels, start = [], dataset.targets, 0
     for target in dataset.scheme:
@@ -102,7 +106,8 @@ def _targets(dataset: PairedDataset) -> list[tuple[str, str]]:
     return lines or [("target", "none: no label is read")]
 
 
-def _classes(counts: dict[str, int]) -> str:
+def class_counts(counts: dict[str, int]) -> str:
+    """Return the classes with their numbers of samples; of many the most frequent ones."""
     if len(counts) <= MAX_CLASSES:
         return f"{len(counts)}: {_counts(counts)}" if counts else ""
     ranked = sorted(counts, key=lambda name: -counts[name])

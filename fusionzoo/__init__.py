@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .tools.embedding_report.report import embed_report as embed_report
     from .tools.explain.explain import explain as explain
     from .tools.export.runtime import load as load
+    from .tools.run_report.report import report as report
     from .tools.search.search import Searcher as Searcher
     from .tools.search.search import search as search
     from .tools.serve.server import serve as serve
@@ -75,6 +76,7 @@ _HOME = {
     "search": "tools.search.search",
     "embed_report": "tools.embedding_report.report",
     "explain": "tools.explain.explain",
+    "report": "tools.run_report.report",
     "Searcher": "tools.search.search",
     "serve": "tools.serve.server",
 }

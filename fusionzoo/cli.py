@@ -80,6 +80,7 @@ COMMANDS = {  # first words -> module, and function that takes the words behind 
     ("benchmark",): (".scripts.benchmark", "main"),
     ("evaluate",): (".cli", "evaluate_command"),
     ("predict",): (".cli", "predict_command"),
+    ("report",): (".tools.run_report.report", "report_command"),
     ("search",): (".tools.search.search", "search_command"),
     ("embed-report",): (".tools.embedding_report.report", "embed_report_command"),
     ("analyse",): (".tools.analyse", "analyse_command"),
@@ -117,6 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("train", help="train a fusion model: `fusionzoo train --help`")
     commands.add_parser("evaluate", help="measure a model: `fusionzoo evaluate --help`")
     commands.add_parser("predict", help="write predictions: `fusionzoo predict --help`")
+    commands.add_parser("report", help="show a run, write its page: `fusionzoo report --help`")
     commands.add_parser("explain", help="why it answers so: `fusionzoo explain --help`")
     commands.add_parser("embed", help="write fused embeddings: `fusionzoo embed --help`")
     commands.add_parser("export", help="write a model for ONNX: `fusionzoo export --help`")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial as bind
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import torch
@@ -102,12 +102,12 @@ def _files_of(settings: Mapping[str, Any], below: str = "") -> list[tuple[str, s
     return found
 
 
-def refuse_to_replace(settings: Mapping[str, Any], out: str | None) -> None:
-    """Raise an error if the file to write is one that the data are read from."""
+def refuse_to_replace(settings: Mapping[str, Any], out: str | None, flag: str = "--out") -> None:
+    """Raise an error if the file to write, which `flag` names, is one with the data."""
     for name, file in _files_of(settings):
         if out and Path(out).expanduser().resolve() == Path(file).expanduser().resolve():
             raise FusionZooError(
-                f"--out names {out}, from which the data are read (--data.{name}): name"
+                f"{flag} names {out}, from which the data are read (--data.{name}): name"
                 " another file"
             )
 
@@ -306,45 +306,80 @@ def evaluate(
         return _written(cfg, _retrieval_only(cfg, model, open_data(cfg, model, dataset)))
     dataset = labelled(model, open_data(cfg, model, dataset))
     seen = report_seen(model, dataset)
+    chosen = subsets(list(model.modalities))[1:-1] if cfg.every_subset else []
+    answers = collect_answers(model, dataset, cfg, "evaluate", chosen)
+    calibrated = {}
+    if model.calibration is not None:
+        has_any = torch.stack([*answers.present.values()]).any(0)
+        calibrated[CALIBRATION] = measure(
+            model.calibration,
+            model.answer_targets,
+            answers.logits[""][has_any],
+            answers.target[has_any],
+        )
+    nested = answer_metrics(tasks_of_model(model, answers.target), answers)
+    nested |= calibrated | {SEEN: seen}
+    retrieval = retrieval_metrics(answers.aligned, answers.ids, dataset)
+    return _written(cfg, nested | ({RETRIEVAL: retrieval} if retrieval else {}))
+
+
+class Answers(NamedTuple):
+    """What a model answers to N labelled samples, in the order in which they were read."""
+
+    ids: list[str]
+    logits: dict[str, Tensor]  # fusion (`""`), `unimodal/<modality>`, `subsets/<names>`: (N, K)
+    calibrated: Tensor  # the fusion's logits divided by the temperatures, (N, K)
+    target: Tensor  # indices (N,), or numbers (N, C), NaN if missing
+    present: dict[str, Tensor]  # modality -> bool (N,)
+    aligned: dict[str, Tensor]  # see `aligned_tensors`
+    subsets: dict[str, frozenset[str]]  # name in `logits` -> the modalities that were given
+
+
+@torch.no_grad()
+def collect_answers(
+    model: FusionModel,
+    dataset: PairedDataset,
+    cfg: Settings,
+    label: str,
+    chosen: Sequence[frozenset[str]] = (),
+) -> Answers:
+    """Answer samples that `labelled` returned, also given the `chosen` subsets of modalities."""
     labels = encode_labels(model, dataset)
     row_of_id = {sample_id: row for row, sample_id in enumerate(dataset.ids)}
-    chosen = subsets(list(model.modalities))[1:-1] if cfg.every_subset else []
-    collected: dict[str, list[Tensor]] = {"present": []}
+    collected: dict[str, list[Tensor]] = {}
     aligned: list[dict[str, Tensor]] = []
     ids: list[str] = []
-    for batch, features in encode_batches(model, dataset, cfg, "evaluate", by_length=True):
+    for batch, features in encode_batches(model, dataset, cfg, label, by_length=True):
         logits = _every_logits(model, features, chosen)
         rows = torch.tensor([row_of_id[sample_id] for sample_id in batch.ids])
         aligned.append(aligned_tensors(model, batch, features))
         ids += batch.ids
-        for name, tensor in {**logits, "target": labels[rows], "present": batch.present}.items():
+        calibrated = model.calibrate(logits[""].float(), features)
+        own = {"calibrated": calibrated, "target": labels[rows], "present": batch.present}
+        for name, tensor in {**logits, **own}.items():
             collected.setdefault(name, []).append(tensor.cpu())
     tensors = {name: torch.cat(parts) for name, parts in collected.items()}
-    target, tasks = tensors.pop("target"), tasks_of_model(model, labels)
-    present = dict(zip(model.modalities, tensors.pop("present").unbind(1), strict=True))
-    subset_rows = {
-        f"subsets/{subset_label(names)}": torch.stack([present[name] for name in names]).any(0)
-        for names in chosen
-    }
-    calibrated = {}
-    if model.calibration is not None:
-        targets = model.answer_targets
-        has_any = torch.stack([*present.values()]).any(0)
-        calibrated[CALIBRATION] = measure(
-            model.calibration, targets, tensors[""][has_any], target[has_any]
-        )
+    calibrated, target, present = (tensors.pop(x) for x in own)
+    has = dict(zip(model.modalities, present.unbind(1), strict=True))
+    subsets_of = {f"subsets/{subset_label(names)}": names for names in chosen}
+    return Answers(ids, tensors, calibrated, target, has, _joined(aligned), subsets_of)
+
+
+def answer_metrics(tasks: Tasks, answers: Answers) -> dict[str, Any]:
+    """Return the metrics of the fusion; under `unimodal` of each modality's own head, and under
+    `subsets` of the fusion given these, among the samples that have one of them."""
+    present, target = answers.present, answers.target
     every = torch.ones(len(target), dtype=torch.bool)
     metrics = {}
-    for name, values in tensors.items():
+    for name, values in answers.logits.items():
         group, _, modality = name.partition("/")
         if group == "unimodal" and not present[modality].any():
             continue
-        measured = subset_rows.get(name, every)
-        if name not in subset_rows or measurable(tasks, target, measured):
+        given = answers.subsets.get(name)
+        measured = torch.stack([present[x] for x in given]).any(0) if given else every
+        if given is None or measurable(tasks, target, measured):
             metrics[name] = tasks.metrics(values[measured].float(), target[measured])
-    nested = _nested(metrics) | calibrated | {SEEN: seen}
-    retrieval = retrieval_metrics(_joined(aligned), ids, dataset)
-    return _written(cfg, nested | ({RETRIEVAL: retrieval} if retrieval else {}))
+    return _nested(metrics)
 
 
 def _retrieval_only(

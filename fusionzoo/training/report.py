@@ -249,20 +249,21 @@ def show_results(
 
 def next_steps(folder: Path, cfg: RunConfig, *, has_target: bool) -> list[str]:
     """Return what to run after a training: commands, or calls if the data were in memory."""
-    calls = "predict", "evaluate", "embed"
+    calls = "predict", "evaluate", "report", "embed"
     if cfg.data["name"] == IN_MEMORY or data_title(cfg.data) == UNNAMED:
-        chosen = calls if has_target else calls[2:]
-        ends = {"embed": ', out="embeddings.parquet"'}
-        return [f'fusionzoo.{x}("{folder}", data{ends.get(x, "")})' for x in chosen]
+        chosen = calls if has_target else calls[3:]
+        ends = {"embed": 'data, out="embeddings.parquet"', "report": "data=data"}
+        return [f'fusionzoo.{x}("{folder}", {ends.get(x, "data")})' for x in chosen]
     file = shlex.quote(str(cfg.data.get("root") or cfg.data["name"]))
     plugins = ",".join(plugin_list(cfg.plugins))
     flags = f" --plugins {plugins}" if plugins else ""
     commands = [
         f"fusionzoo predict {folder} {file} --out predictions.csv{flags}",
         f"fusionzoo evaluate {folder}{flags}",
+        f"fusionzoo report {folder} --html{flags}",
         f"{command_line('embed')} {folder} --out embeddings.parquet{flags}",
     ]
-    return commands if has_target else commands[2:]
+    return commands if has_target else commands[3:]
 
 
 def report_failures(dataset: PairedDataset, tracker: Tracker) -> None:
@@ -318,6 +319,10 @@ def falls_short(
     return short
 
 
+FUSION = "fusion"  # its curve
+Curves = dict[str, list[Any]]  # what is drawn -> a value per epoch, None where there is none
+
+
 @dataclass
 class Run:
     """What training left in a run folder; in a notebook it shows its table.
@@ -360,7 +365,7 @@ class Run:
 
     def table(self) -> str:
         """Return the final table as Markdown: each modality alone, the fusion, the gain."""
-        header, rows = self._table()
+        header, rows = self.results()
         lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -379,39 +384,47 @@ class Run:
                 self.savefig(picture, format="png")
                 return picture.getvalue()
 
-        history = self.history
-        epochs = [event["epoch"] for event in history]
+        epochs, losses, name, scores = self.curves()
         figure = NotebookFigure(figsize=(9, 3.2), layout="constrained")
-        losses, metric = figure.subplots(1, 2)
-        losses.plot(epochs, [event["train"]["loss"] for event in history], label="train")
-        losses.plot(epochs, [event["val"]["loss"] for event in history], label="validation")
-        losses.set(xlabel="epoch", ylabel="loss")
-        losses.legend()
-        name = self._leading_metric(history)
-        metric.plot(epochs, [event["val"][name] for event in history], label="fusion")
-        for modality in history[-1]["val"]["unimodal"] if history else ():
-            values = [event["val"]["unimodal"][modality].get(name) for event in history]
-            metric.plot(epochs, values, label=f"{modality} alone", linestyle="--")
-        metric.set(xlabel="epoch", ylabel=f"validation {name}")
-        metric.legend()
+        left, right = figure.subplots(1, 2)
+        for label, values in losses.items():
+            left.plot(epochs, values, label=label)
+        left.set(xlabel="epoch", ylabel="loss")
+        left.legend()
+        for label, values in scores.items():
+            right.plot(epochs, values, label=label, linestyle="-" if label == FUSION else "--")
+        right.set(xlabel="epoch", ylabel=f"validation {name}")
+        right.legend()
         return figure
 
-    def _leading_metric(self, history: list[dict[str, Any]]) -> str:
-        """Return the name of the metric that the run's table shows first, else the loss."""
+    def curves(self) -> tuple[list[int], Curves, str, Curves]:
+        """Return the epochs, the losses of each, the metric that the run's table shows first (else
+        the loss), and its values on validation data: of the fusion, of each modality alone."""
+        history = self.history
+        losses = {
+            label: [event[split]["loss"] for event in history]
+            for label, split in (("train", "train"), ("validation", "val"))
+        }
         shown = self.metrics.get("table", {}).get("metrics", [])
         names = [*shown, *(history[-1]["val"] if history else ()), "loss"]
-        return next(n for n in names if n != "loss" or n == names[-1])
+        name = next(n for n in names if n != "loss" or n == names[-1])
+        scores = {FUSION: [event["val"][name] for event in history]}
+        for modality in history[-1]["val"]["unimodal"] if history else ():
+            values = [event["val"]["unimodal"][modality].get(name) for event in history]
+            scores[f"{modality} alone"] = values
+        return [event["epoch"] for event in history], losses, name, scores
 
-    def _table(self) -> tuple[list[str], list[list[str]]]:
+    def results(self) -> tuple[list[str], list[list[str]]]:
+        """Return header and rows of the final table, see `table`."""
         if "table" not in self.metrics:
-            raise FusionZooError(f"{self.folder} holds no results: the run was stopped")
+            raise FusionZooError(f"{self.folder} holds no results: the run was stopped, or goes on")
         return self.metrics["table"]["header"], self.metrics["table"]["rows"]
 
     def _repr_html_(self) -> str:
         """Show the final table in a notebook."""
         if self.exit_code:
             return f"<p>stopped after {len(self.history)} epochs: {escape(str(self.folder))}</p>"
-        header, rows = self._table()
+        header, rows = self.results()
         head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
         body = "".join(
             "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows

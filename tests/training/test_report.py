@@ -28,9 +28,9 @@ def test_the_next_steps_name_the_users_data_as_they_were_given(
 ) -> None:
     steps = next_steps(Path("runs/a"), RunConfig(data=data), has_target=True)
     assert steps[0] == first
-    assert len(steps) == 3
+    assert len(steps) == 4
     alone = next_steps(Path("runs/a"), RunConfig(data=data), has_target=False)
-    assert alone == steps[2:]
+    assert alone == steps[3:]
     assert "embed" in alone[0]
 
 

@@ -27,12 +27,12 @@ from .results import metric_name, readable
 INK, FAINT = "#010203", "#b4b4b4"  # text and axes; grid and curves in the background
 # Four of Okabe and Ito's colours, which colour-blind readers can distinguish, and two darker ones.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b87a00", "#7a5bc4")
-VARIABLES = {  # base.html defines them for light and dark pages
+VARIABLES = {  # plots.html defines them for light and dark pages
     INK: "currentColor",
     FAINT: "var(--faint)",
     **{colour: f"var(--c{number})" for number, colour in enumerate(COLOURS)},
 }
-FONT_SIZE = 9.0  # of text without a size, in units of the drawing; `.plot text` in base.html
+FONT_SIZE = 9.0  # of text without a size, in units of the drawing; `.plot text` in plots.html
 GRID_WIDTH = 0.5
 NAMESPACE = re.compile(r"\{.*\}")
 NUMBER = re.compile(r"-?\d+\.\d+")
@@ -306,6 +306,7 @@ STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": FONT_SIZE,
     "text.color": INK,
+    "text.parse_math": False,  # names may hold dollar signs
     "axes.labelcolor": INK,
     "axes.edgecolor": INK,
     "xtick.color": INK,
@@ -435,7 +436,7 @@ def finish(layout: Layout, figure: Any, x: str | None = None, y: str | None = No
             axes.set_ylabel(metric_name(y))
         lines, labels = axes.get_legend_handles_labels()
         handles |= dict(zip(labels, lines, strict=True))
-    widest = 0.5 + max(map(text_width, handles), default=0.0) / 72
+    widest = 0.62 + max(map(text_width, handles), default=0.0) / 72
     columns = min(max(1, int(layout.width / widest)), len(handles) or 1)
     room = 0.1 + ROW * math.ceil(len(handles) / columns)
     figure.set_figheight(figure.get_figheight() + room)

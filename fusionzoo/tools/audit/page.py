@@ -27,6 +27,7 @@ SIDE = 160  # pixels of a thumbnail's longer side
 POINTS = 120  # of a waveform
 MAX_CHARACTERS = 400  # of a text
 MAX_READ = 30  # seconds of a clip that are drawn
+PLAYED = 20  # seconds of a clip that a page can play
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Preview:
     modality: str
     image: Any = None  # PIL image
     wave: NDArray[np.float32] | None = None  # lowest and highest sample per point, (POINTS, 2)
+    player: str = ""  # the beginning of a clip as a data URI
     text: str = ""
     caption: str = ""
     problem: str = ""  # why it cannot be decoded
@@ -60,15 +62,18 @@ class Preview:
 
 
 def show_sample(
-    dataset: PairedDataset, row: int, modalities: list[str] | None = None
+    dataset: PairedDataset, row: int, modalities: list[str] | None = None, *, plays: bool = False
 ) -> list[Preview]:
-    """Return the previews of a sample's values, of those in `modalities` that it has."""
+    """Return the previews of a sample's values, of those in `modalities` that it has.
+
+    With `plays` clips have players.
+    """
     names = [name for name in dataset.modalities if modalities is None or name in modalities]
-    previews = (_show(dataset, name, row) for name in names)
+    previews = (_show(dataset, name, row, plays) for name in names)
     return [preview for preview in previews if preview is not None]
 
 
-def _show(dataset: PairedDataset, name: str, row: int) -> Preview | None:
+def _show(dataset: PairedDataset, name: str, row: int, plays: bool) -> Preview | None:
     reference = dataset.reference(name, row)
     if reference is None:
         return None
@@ -81,13 +86,16 @@ def _show(dataset: PairedDataset, name: str, row: int) -> Preview | None:
         if kind == "image":
             return show_image(name, first, more)
         if kind == "audio":
-            return show_clip(name, first, more)
+            return show_clip(name, first, more, plays=plays)
     except (FusionZooError, OSError, ValueError, RuntimeError) as error:
         return Preview(name, problem=one_line(error))
     if kind == "text":
         text = value if len(value) <= MAX_CHARACTERS else value[:MAX_CHARACTERS] + " ..."
         words = len(value.split())
         return Preview(name, text=text, caption=f"{words:,} word{'' if words == 1 else 's'}")
+    if isinstance(value, dict):
+        cells = ", ".join(f"{column} {cell_text(cell)}" for column, cell in value.items())
+        return Preview(name, text=cells[:MAX_CHARACTERS], caption=f"{len(value)} columns")
     array = np.asarray(value)
     if not array.ndim or array.dtype.kind not in "fiub":
         return Preview(name, text=str(value)[:MAX_CHARACTERS], caption=kind)
@@ -104,8 +112,15 @@ def show_image(name: str, image: torch.Tensor, more: str = "") -> Preview:
     return Preview(name, image=pixels, caption=f"{image.shape[2]} x {image.shape[1]} pixels{more}")
 
 
-def show_clip(name: str, clip: Clip, more: str = "") -> Preview:
-    """Show the first seconds of a clip."""
+def cell_text(cell: Any) -> str:
+    """Return a cell of a table as it is shown: numbers with four digits."""
+    if cell is None:
+        return ""
+    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+
+
+def show_clip(name: str, clip: Clip, more: str = "", *, plays: bool = False) -> Preview:
+    """Show the first seconds of a clip, with a player if it `plays`."""
     count = min(clip.frames, MAX_READ * clip.rate)
     samples = clip.read(0, count).numpy()
     edges = np.linspace(0, len(samples), min(POINTS, len(samples)) + 1).astype(int)
@@ -113,7 +128,25 @@ def show_clip(name: str, clip: Clip, more: str = "") -> Preview:
         [np.minimum.reduceat(samples, edges[:-1]), np.maximum.reduceat(samples, edges[:-1])], axis=1
     )
     seconds = f"{clip.frames / clip.rate:.2f} s, {clip.rate:,} Hz"
-    return Preview(name, wave=wave, caption=f"{seconds}, peak {np.abs(samples).max():.3f}{more}")
+    start = clip.read(0, min(clip.frames, PLAYED * clip.rate)) if plays else None
+    player = "" if start is None else audio_uri(start, clip.rate)
+    caption = f"{seconds}, peak {np.abs(samples).max():.3f}{more}"
+    return Preview(name, wave=wave, player=player, caption=caption)
+
+
+def audio_uri(samples: Any, rate: int) -> str:
+    """Return a mono clip as a data URI that browsers play: OGG, or WAV at rates that it lacks."""
+    import soundfile
+
+    for kind, subtype in (("OGG", "VORBIS"), ("WAV", "PCM_16")):
+        buffer = io.BytesIO()
+        try:
+            soundfile.write(buffer, samples.numpy(), rate, format=kind, subtype=subtype)
+        except (soundfile.LibsndfileError, RuntimeError):
+            continue
+        data = base64.b64encode(buffer.getvalue()).decode()
+        return f"data:audio/{kind.lower()};base64,{data}"
+    return ""
 
 
 MAX_GROUPS = 12  # of a finding on the page
@@ -155,7 +188,7 @@ def write_report(report: Report, path: Path) -> None:
     dataset = report.scan.dataset
     write_text(
         path,
-        _template("page.html").render(
+        template("page.html").render(
             title=f"Audit of {dataset.source}",
             report=report,
             dataset=dataset,
@@ -174,7 +207,7 @@ def write_sheet(scan: Scan, rows: list[int], path: Path) -> None:
     samples = [_sample(scan, row, None) for row in rows]
     title = f"{len(rows)} of {len(scan.rows):,} samples of {scan.dataset.source}"
     write_text(
-        path, _template("sheet.html").render(title=title, samples=samples, version=__version__)
+        path, template("sheet.html").render(title=title, samples=samples, version=__version__)
     )
 
 
@@ -225,16 +258,16 @@ def _with_bars(table: Any) -> dict[str, Any]:
     return {"title": table.title, "header": table.header, "rows": table.rows, "bars": bars}
 
 
-def _template(name: str) -> Any:
+def template(name: str, package: str = "fusionzoo.tools.audit", *others: str) -> Any:
+    """Return a template of a package, which may extend this folder's base.html and include
+    templates of `others`."""
     try:
-        from jinja2 import Environment, PackageLoader
+        from jinja2 import ChoiceLoader, Environment, PackageLoader
     except ImportError:
         raise FusionZooError("HTML pages need Jinja: pip install 'fusionzoo[benchmark]'") from None
+    loaders = [PackageLoader(x, ".") for x in (package, "fusionzoo.tools.audit", *others)]
     return Environment(
-        loader=PackageLoader("fusionzoo.tools.audit", "."),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=ChoiceLoader(loaders), autoescape=True, trim_blocks=True, lstrip_blocks=True
     ).get_template(name)
 
 

@@ -22,7 +22,8 @@ from fusionzoo.evaluation.statistics import Interval
 from fusionzoo.files import write_json, write_text
 from fusionzoo.plugins import load_plugins
 
-from ..search.search import Samples, open_samples, template
+from ..audit.page import template
+from ..search.search import Samples, open_samples
 from ..search.vectors import VectorFile, open_vectors, unit
 from .figures import (
     MIN_POINTS,

@@ -15,7 +15,7 @@ from fusionzoo.files import replacing, without_formulas, write_json, write_text
 from fusionzoo.structures import Labels, Prediction
 from fusionzoo.targets import join_words
 
-from ..search.search import template
+from ..audit.page import template
 from .parts import Part
 from .views import bar, view
 

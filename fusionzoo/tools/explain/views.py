@@ -11,8 +11,7 @@ from torch import Tensor
 
 from fusionzoo.errors import one_line
 
-from ..audit.page import MAX_READ, show_clip
-from ..search.search import PLAYED, audio_uri
+from ..audit.page import MAX_READ, cell_text, show_clip
 from .parts import Part
 
 SIDE = 320  # pixels of a picture's longer side
@@ -50,13 +49,6 @@ def view(modality: str, kind: str, value: Any, parts: Sequence[Part]) -> dict[st
     else:
         shown |= sound(modality, value, parts, top)
     return shown
-
-
-def cell_text(cell: Any) -> str:
-    """Return a cell of a table as it is shown: numbers with four digits."""
-    if cell is None:
-        return ""
-    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
 
 
 def words(text: str, parts: Sequence[Part], top: float) -> list[dict[str, Any]]:
@@ -99,8 +91,7 @@ def picture(image: Tensor, parts: Sequence[Part], top: float) -> dict[str, Any]:
 def sound(modality: str, clip: Any, parts: Sequence[Part], top: float) -> dict[str, Any]:
     """Return a waveform, a player of the first seconds, and a bar per stretch."""
     try:
-        preview = show_clip(modality, clip)
-        uri = audio_uri(clip.read(0, min(clip.frames, PLAYED * clip.rate)), clip.rate)
+        preview = show_clip(modality, clip, plays=True)
     except (OSError, RuntimeError) as error:
         return {"problem": one_line(error), "stretches": []}
     duration = max(clip.frames / clip.rate, 1e-9)
@@ -120,7 +111,7 @@ def sound(modality: str, clip: Any, parts: Sequence[Part], top: float) -> dict[s
     return {
         "preview": preview,
         "has_wave": has_wave,
-        "player": uri,
+        "player": preview.player,
         "stretches": stretches,
         "problem": "",
     }

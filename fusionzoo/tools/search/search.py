@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,7 +19,6 @@ from fusionzoo.config.load import run_command
 from fusionzoo.config.schema import Count, option
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.arrays import ArrayItem
-from fusionzoo.datasets.media import decode
 from fusionzoo.datasets.naming import IN_MEMORY
 from fusionzoo.embeddings.extract import model_digest
 from fusionzoo.errors import FusionZooError, __version__, did_you_mean, one_line, print_table
@@ -32,7 +29,7 @@ from fusionzoo.model import FusionModel
 from fusionzoo.plugins import load_plugins
 from fusionzoo.training.build import open_dataset
 
-from ..audit.page import show_sample
+from ..audit.page import show_sample, template
 from .index import Index, UnevenRowsError, open_index
 from .vectors import (
     ALIGNED,
@@ -202,9 +199,6 @@ def check_same_space(file: VectorFile, other: VectorFile, column: str) -> None:
             )
 
 
-PLAYED = 20  # seconds of a clip that a page can play
-
-
 class Samples:
     """The data set that was embedded; `problem` says why it cannot be opened."""
 
@@ -229,21 +223,12 @@ class Samples:
         values = {name: dataset.reference(name, row) for name in dataset.modalities}
         return {name: str(x) for name, x in values.items() if isinstance(x, str | Path | ArrayItem)}
 
-    def previews(self, sample_id: str) -> list[Any]:
-        """Return thumbnail, waveform or excerpt of each modality, for a page."""
+    def previews(self, sample_id: str, *, plays: bool = False) -> list[Any]:
+        """Return thumbnail, waveform or excerpt of each modality; `plays` adds players."""
         row = self.row(sample_id)
-        return [] if row is None or self.dataset is None else show_sample(self.dataset, row)
-
-    def player(self, sample_id: str, modality: str) -> str:
-        """Return the beginning of a clip as a data URI, or "" where it cannot be read."""
-        row, dataset = self.row(sample_id), self.dataset
-        if row is None or dataset is None or dataset.modalities.get(modality) != "audio":
-            return ""
-        try:
-            clip = decode("audio", dataset.reference(modality, row))
-            return audio_uri(clip.read(0, min(clip.frames, PLAYED * clip.rate)), clip.rate)
-        except (FusionZooError, OSError, ValueError, RuntimeError):
-            return ""  # its waveform says that it cannot be decoded
+        if row is None or self.dataset is None:
+            return []
+        return show_sample(self.dataset, row, plays=plays)
 
     def column(self, name: str, ids: pa.Array) -> pa.Array:
         """Return a column of the data set's table for some ids, null where it lacks the id."""
@@ -281,33 +266,6 @@ def open_samples(file: VectorFile, data: Any = None, plugins: str | Sequence[str
         if data:
             raise
         return Samples(None, f"its data cannot be opened: {one_line(error)}")
-
-
-def audio_uri(samples: Any, rate: int) -> str:
-    """Return a mono clip as a data URI that browsers play: OGG, or WAV at rates that it lacks."""
-    import soundfile
-
-    for kind, subtype in (("OGG", "VORBIS"), ("WAV", "PCM_16")):
-        buffer = io.BytesIO()
-        try:
-            soundfile.write(buffer, samples.numpy(), rate, format=kind, subtype=subtype)
-        except (soundfile.LibsndfileError, RuntimeError):
-            continue
-        data = base64.b64encode(buffer.getvalue()).decode()
-        return f"data:audio/{kind.lower()};base64,{data}"
-    return ""
-
-
-def template(name: str, package: str = "fusionzoo.tools.search") -> Any:
-    """Return a template of a package, which may extend the audit's base.html."""
-    try:
-        from jinja2 import ChoiceLoader, Environment, PackageLoader
-    except ImportError:
-        raise FusionZooError("HTML pages need Jinja: pip install 'fusionzoo[benchmark]'") from None
-    loaders = [PackageLoader(package, "."), PackageLoader("fusionzoo.tools.audit", ".")]
-    return Environment(
-        loader=ChoiceLoader(loaders), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    ).get_template(name)
 
 
 MAX_VALUE = 60  # characters of a column's value on a card
@@ -365,16 +323,14 @@ def write_page(result: Found, path: Path) -> Path:
     """Write the hits as a page."""
     cards = []
     for hit in result.hits:
-        previews = result.samples.previews(hit.id)
-        players = {x.modality: result.samples.player(hit.id, x.modality) for x in previews}
+        previews = result.samples.previews(hit.id, plays=True)
         shown = {name: str(x)[:MAX_VALUE] for name, x in hit.columns.items() if _is_shown(name, x)}
         texts = {x.modality for x in previews if x.image is None and x.wave is None and x.text}
         paths = {name: source for name, source in hit.sources.items() if name not in texts}
-        cards.append({"hit": hit, "previews": previews, "players": players})
-        cards[-1] |= {"columns": shown, "paths": paths}
+        cards.append({"hit": hit, "previews": previews, "columns": shown, "paths": paths})
     path.parent.mkdir(parents=True, exist_ok=True)
     title = f"{len(result)} of {result.searched:,} samples nearest to {result.query}"
-    page = template("search.html").render(
+    page = template("search.html", "fusionzoo.tools.search").render(
         title=title, found=result, cards=cards, version=__version__
     )
     write_text(path, page)

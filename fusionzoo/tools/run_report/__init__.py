@@ -1,0 +1,1 @@
+"""`fusionzoo report`: the page of a trained run."""
