@@ -8,9 +8,9 @@ from typing import Any
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import fold
-from fusionzoo.structures import Sample
 
 from .complete import AS_TRAINED, TABLE, complete_for_model
+from .paired import PairedDataset
 from .provenance import Loaded
 from .sources.in_memory import read_objects
 from .sources.infer import named_columns
@@ -38,10 +38,8 @@ def holds_rows(samples: Any, stored: Mapping[str, Any], modalities: Mapping[str,
     )
 
 
-def read_samples(
-    rows: Any, stored: Mapping[str, Any], modalities: Mapping[str, str]
-) -> list[Sample]:
-    """Read rows as the training table, which `stored` describes; say which columns are missing."""
+def open_rows(rows: Any, stored: Mapping[str, Any], modalities: Mapping[str, str]) -> PairedDataset:
+    """Open rows as the training table, which `stored` describes; say which columns are missing."""
     if stored.get("name") != TABLE:
         raise FusionZooError(
             "the model does not know the columns of a table, as it was not trained on one: give a"
@@ -70,9 +68,7 @@ def read_samples(
             f"the model reads {', '.join(modalities)}; the rows have"
             f" {', '.join(dataset.modalities)}"
         )
-    dataset = dataset.only(names)
-    samples = (dataset[row] for row in range(len(dataset)))
-    return [sample for sample in samples if sample is not None]  # None: on_error, not set here
+    return dataset.only(names)
 
 
 def _without_roles(loaded: Loaded, settings: Mapping[str, Any]) -> Loaded:

@@ -202,7 +202,9 @@ def timm_features(net: Any, x: Tensor) -> Features:
     tokens = timm_tokens(net, feature_map)
     mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
     if net.head_hidden_size == net.num_features:
-        return Features(tokens, mask, net.forward_head(feature_map, pre_logits=True))
+        pooled = net.forward_head(feature_map, pre_logits=True)
+        if pooled.ndim == 2:  # else built with global_pool=''
+            return Features(tokens, mask, pooled)
     return Features(tokens, mask, masked_mean(tokens, mask))
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +35,9 @@ from fusionzoo.structures import (
 )
 from fusionzoo.targets import OneOf, Target, decode, from_spec
 from fusionzoo.trained_on import TrainedOn
+
+if TYPE_CHECKING:
+    from fusionzoo.datasets import PairedDataset
 
 
 def encode_rows(encoder: Encoder, inputs: Inputs, present: Tensor) -> Features:
@@ -409,12 +413,16 @@ class FusionModel(nn.Module):
         return FusionOutput(output.embedding, logits, output.unimodal, output.weights, output.extra)
 
     @torch.no_grad()
-    def embed(self, samples: Batch | Sequence[Raw | Sample]) -> dict[str, Tensor]:
+    def embed(
+        self, samples: Batch | Sequence[Raw | Sample], batch_size: int = 64
+    ) -> dict[str, Tensor]:
         """Return `fused` (B, dim) and each encoder's own pooled vectors (B, D); absent rows are 0.
 
         After contrastive training also `aligned_<modality>`, unit vectors in the common space.
+        Samples are decoded and encoded `batch_size` at a time, the longest first, and their vectors
+        stand in the order given; a `Batch` is encoded at once.
         """
-        return self.embed_and_answer(self.batch(samples))[0]
+        return self._in_batches(samples, batch_size, lambda x: self.embed_and_answer(x)[0])
 
     @torch.no_grad()
     def embed_and_answer(self, batch: Batch) -> tuple[dict[str, Tensor], FusionOutput]:
@@ -434,15 +442,20 @@ class FusionModel(nn.Module):
         return {"fused": output.embedding, **vectors, **aligned}, output
 
     @torch.no_grad()
-    def weights(self, samples: Batch | Sequence[Raw | Sample]) -> dict[str, Tensor]:
+    def weights(
+        self, samples: Batch | Sequence[Raw | Sample], batch_size: int = 64
+    ) -> dict[str, Tensor]:
         """Return how much each modality counted in each sample, {name: (B,)}, as the fusion says.
 
         Of `i2moe`, how much each of its experts counted: uniqueness of a modality, synergy,
         redundancy.
         """
-        batch = self.batch(samples)
-        with evaluating(self):
-            shares = self.fusion.shares(self.fusion(self.encode(batch)))
+
+        def run(batch: Batch) -> dict[str, Tensor]:
+            with evaluating(self):
+                return dict(self.fusion.shares(self.fusion(self.encode(batch))))
+
+        shares = self._in_batches(samples, batch_size, run)
         if not shares:
             raise FusionZooError(
                 f"fusion {self.spec['fusion']['name']!r} has no weights of its modalities; gmu,"
@@ -455,6 +468,7 @@ class FusionModel(nn.Module):
         self,
         samples: Batch | Sequence[Raw | Sample],
         fallback: Literal["unimodal"] | None = None,
+        batch_size: int = 64,
     ) -> list[Any]:
         """Answer raw samples, `[{"image": "cat.png", "text": "a cat"}, ...]`, or rows of a table:
         a DataFrame, or dicts with the columns that the model was trained on.
@@ -462,6 +476,7 @@ class FusionModel(nn.Module):
         A `Prediction` for a class or a level, `Labels`, or a number in the data's own units; of
         several targets a dict of them by column. `fallback="unimodal"`: a sample with a single
         modality is answered by that modality's own head, stored with the model, not by the fusion.
+        Samples are decoded and run `batch_size` at a time, as in `embed`.
         """
         if not (self.classes or self.targets):
             raise FusionZooError("this model was trained without a target: it can only embed")
@@ -472,13 +487,16 @@ class FusionModel(nn.Module):
                 "fallback='unimodal': this model has no head of each modality alone; train it with"
                 " this version of fusionzoo and --train.unimodal true"
             )
-        batch = self.batch(samples)
-        with evaluating(self):
-            features = self.encode(batch)
-            logits = self.calibrated_logits(features)
-            if fallback and self.heads is not None:
-                logits = fall_back(logits, self.heads(features), batch.present)
-        return self.decode(logits)
+
+        def run(batch: Batch) -> dict[str, Tensor]:
+            with evaluating(self):
+                features = self.encode(batch)
+                logits = self.calibrated_logits(features)
+                if fallback and self.heads is not None:
+                    logits = fall_back(logits, self.heads(features), batch.present)
+            return {"logits": logits}
+
+        return self.decode(self._in_batches(samples, batch_size, run)["logits"])
 
     def answer(self, features: Mapping[str, Features]) -> list[Any]:
         """Answer samples that `encode` has encoded, see `predict`."""
@@ -593,25 +611,51 @@ class FusionModel(nn.Module):
         Rows are a DataFrame, an Arrow table or a list of dicts with the names of the columns that
         the model was trained on.
         """
-        from fusionzoo.datasets.raw_rows import holds_rows, read_samples
-
         if isinstance(samples, Batch):
             return samples.to(self.device)
+        with _in_keywords():
+            rows = self._open(samples)
+            return self._collated(rows, range(len(rows)))
+
+    def _in_batches(
+        self,
+        samples: Batch | Sequence[Raw | Sample],
+        batch_size: int,
+        run: Callable[[Batch], dict[str, Tensor]],
+    ) -> dict[str, Tensor]:
+        """Run so many samples at a time, the longest first; return rows in the order given."""
+        if batch_size < 1:
+            raise FusionZooError(f"batch_size={batch_size}: at least 1 is needed")
+        if isinstance(samples, Batch):
+            return run(self.batch(samples))
+        with _in_keywords():
+            rows = self._open(samples)
+            if len(rows) <= batch_size:
+                return run(self._collated(rows, range(len(rows))))
+            order = rows.by_length()
+            parts = [
+                run(self._collated(rows, order[start : start + batch_size]))
+                for start in range(0, len(order), batch_size)
+            ]
+        places = torch.tensor(order).argsort().to(self.device)
+        return {name: torch.cat([part[name] for part in parts])[places] for name in parts[0]}
+
+    def _open(self, samples: Sequence[Raw | Sample]) -> _RawSamples | PairedDataset:
+        """Return samples that are decoded when they are asked for."""
+        from fusionzoo.datasets import PairedDataset
+        from fusionzoo.datasets.raw_rows import holds_rows, open_rows
+
+        if isinstance(samples, PairedDataset):
+            return samples
         if isinstance(samples, Mapping | str):
             raise FusionZooError("give a list of samples: [{'image': 'cat.png', 'text': ...}]")
         stored = {} if self.trained_on is None else self.trained_on.settings
-        try:
-            if holds_rows(samples, stored, self.modalities):
-                rows = read_samples(samples, stored, self.modalities)
-            else:
-                rows = [self.sample(sample, number) for number, sample in enumerate(samples)]
-            batch: Batch = self.collate()(rows)
-        except FusionZooError as error:
-            message = as_keywords(str(error))
-            if message == str(error):
-                raise
-            settings = "which is a setting of fusionzoo.predict and fusionzoo.embed"
-            raise type(error)(f"{message} ({settings})") from error
+        if holds_rows(samples, stored, self.modalities):
+            return open_rows(samples, stored, self.modalities)
+        return _RawSamples(self, [*samples])
+
+    def _collated(self, rows: _RawSamples | PairedDataset, places: Sequence[int]) -> Batch:
+        batch: Batch = self.collate()([rows[place] for place in places])
         return batch.to(self.device)
 
     def sample(self, raw: Raw | Sample, number: int = 0) -> Sample:
@@ -630,6 +674,40 @@ class FusionModel(nn.Module):
         raw_values = {name: raw.get(name) for name in self.encoders}
         values = {m: None if x is None else decode(kinds[m], x) for m, x in raw_values.items()}
         return Sample(str(number), "", None, values)
+
+
+class _RawSamples:
+    """Raw samples, each decoded when it is asked for."""
+
+    def __init__(self, model: FusionModel, raw: Sequence[Raw | Sample]) -> None:
+        self.model, self.raw = model, raw
+
+    def __len__(self) -> int:
+        return len(self.raw)
+
+    def __getitem__(self, place: int) -> Sample:
+        return self.model.sample(self.raw[place], place)
+
+    def by_length(self) -> list[int]:
+        """Return the samples' positions, those with the longest texts first."""
+        lengths = [
+            sum(len(x) for x in values.values() if isinstance(x, str))
+            for values in (x.values if isinstance(x, Sample) else x for x in self.raw)
+        ]
+        return sorted(range(len(lengths)), key=lambda place: -lengths[place])
+
+
+@contextmanager
+def _in_keywords() -> Iterator[None]:
+    """Name settings in an error as keywords of the functions that take them."""
+    try:
+        yield
+    except FusionZooError as error:
+        message = as_keywords(str(error))
+        if message == str(error):
+            raise
+        settings = "which is a setting of fusionzoo.predict and fusionzoo.embed"
+        raise type(error)(f"{message} ({settings})") from error
 
 
 def _zero_absent(features: Features, present: Tensor) -> Tensor:

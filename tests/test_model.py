@@ -250,3 +250,26 @@ def test_a_norm_goes_on_in_training_after_an_error() -> None:
     with pytest.raises(RuntimeError):
         norm(torch.ones(1, 4))
     assert norm.training
+
+
+def test_many_samples_are_run_in_batches_longest_first_and_answered_in_order() -> None:
+    model = create_model("concat", {"text": "chars"}, classes=["x", "y", "z"], dim=8).eval()
+    texts = ["a" * (1 + 7 * n % 40) for n in range(30)]
+    samples = [{"text": text} for text in texts]
+    lengths: list[tuple[int, ...]] = []
+    encoder = model.encoders["text"]
+    encoder.register_forward_pre_hook(lambda _, args: lengths.append(args[0]["input_ids"].shape))
+    whole = model.embed(samples)
+    assert len(lengths) == 1
+    parts = model.embed(samples, batch_size=8)
+    sizes, widths = zip(*lengths[1:], strict=True)
+    assert sizes == (8, 8, 8, 6)
+    assert list(widths) == sorted(widths, reverse=True)
+    assert len(set(widths)) > 1
+    for name, rows in whole.items():
+        torch.testing.assert_close(parts[name], rows, rtol=1e-5, atol=1e-6)
+    pairs = zip(model.predict(samples, batch_size=4), model.predict(samples), strict=True)
+    for one, other in pairs:
+        assert one.probabilities == pytest.approx(other.probabilities, abs=1e-6)
+    with pytest.raises(FusionZooError, match="batch_size=0: at least 1 is needed"):
+        model.predict(samples, batch_size=0)

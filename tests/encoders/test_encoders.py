@@ -205,6 +205,35 @@ def test_a_clip_is_resampled_to_the_encoders_rate(made: dict[str, Encoder]) -> N
     assert int(peak) == 440
 
 
+@pytest.mark.parametrize(
+    ("model", "size"),
+    [
+        ("test_resnet", (64, 41)),
+        ("test_vit", (64, 48)),  # a multiple of its patches of 16
+        ("deit_tiny_patch16_224", (64, 41)),  # built for this size
+        ("test_coatnet", (64, 64)),  # a multiple of 32
+    ],
+)
+def test_a_model_of_fixed_size_is_built_for_its_spectrogram(
+    model: str, size: tuple[int, int]
+) -> None:
+    encoder: Any = create_encoder("audio", f"mel/{model}", **SCRATCH, duration=0.4).eval()
+    assert encoder.padded == size
+    prepare = encoder.processor(False)
+    clips = [Audio(0.1 * torch.randn(n), 16000) for n in (6400, 1600)]
+    with torch.no_grad():
+        tokens, mask, _ = encoder(prepare.collate([prepare(x) for x in clips]))
+    assert tokens.shape[:2] == mask.shape
+    assert mask[0].sum() > mask[1].sum() > 0
+    assert mask[0].all() or size[1] > 41  # the padding is silence, and masked
+
+
+def test_a_spectrogram_that_a_model_cannot_read_is_one_clear_error() -> None:
+    name, wrong = "mel/swin_tiny_patch4_window7_224", {"duration": 0.4, "img_size": 99}
+    with pytest.raises(FusionZooError, match=r"of 64 bands and 41 frames.*num_mels= and duration="):
+        create_encoder("audio", name, **SCRATCH, **wrong)
+
+
 def test_a_long_clip_is_cut_at_random_in_training_and_to_its_middle_otherwise() -> None:
     encoder = create_encoder("audio", "mel/resnet10t", **SCRATCH, duration=0.5)
     ramp = Audio(torch.linspace(0, 1, 16000), 16000)

@@ -190,6 +190,74 @@ def test_a_model_with_lora_loads_as_it_was_saved(tmp_path: Path, bert: dict[str,
     assert trained[0] == trained[1]
 
 
+EVA = {"name": "timm/eva02_tiny_patch14_224", **SCRATCH, "depth": 1, "img_size": 28}
+
+
+@pytest.mark.needs("peft")
+def test_lora_is_put_where_the_network_calls_a_layer(tmp_path: Path) -> None:
+    """EVA-02 reads the weights of its `qkv` itself."""
+    model = fusionzoo.create_model("concat", {"image": {**EVA, "lora": {"r": 2}}}, 2, dim=8)
+    encoder = model.encoders["image"]
+    encoder(
+        encoder.processor(False).collate([encoder.processor(False).blank()])
+    ).pooled.sum().backward()
+    adapters = {name: p for name, p in encoder.named_parameters() if p.requires_grad}
+    assert adapters and all(p.grad is not None for p in adapters.values())
+    assert all(".attn.proj.lora_" in name for name in adapters)
+    model.save(tmp_path / "model")
+    loaded = fusionzoo.load(tmp_path / "model").encoders["image"]
+    assert loaded.spec["lora"] == {"r": 2, "targets": ["attn.proj"]}
+    with pytest.raises(
+        FusionZooError, match=r"lora\.targets: an adapter beside .*qkv has no effect"
+    ):
+        build("image", EVA, lora={"targets": ["qkv"]})
+
+
+@pytest.mark.parametrize("model", ["mobilenetv3_small_050", "test_mambaout", "lcnet_035"])
+def test_a_head_that_no_feature_reads_is_removed_and_old_weights_load(model: str) -> None:
+    import timm
+
+    encoder = build("image", {"name": f"timm/{model}", **SCRATCH, "size": 64})
+    whole = timm.create_model(model, pretrained=False, num_classes=0)
+    net: Any = encoder.net
+    gone = whole.state_dict().keys() - net.state_dict().keys()
+    assert gone and {key.partition(".")[0] for key in gone} <= {"head", "conv_head"}
+    net.load_state_dict(whole.state_dict(), strict=True)
+    last = build(
+        "image", {"name": f"timm/{model}", **SCRATCH, "size": 64, "freeze": "all_but_last_1"}
+    )
+    pixels = {"pixels": torch.randint(256, (2, 3, 64, 64), dtype=torch.uint8)}
+    features = last(pixels)
+    (features.pooled.sum() + features.tokens.sum()).backward()
+    trained = [p for p in last.parameters() if p.requires_grad]
+    assert trained and all(p.grad is not None for p in trained)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "says"),
+    [
+        ("swin_tiny_patch4_window7_224", {"size": 64}, "built for another by img_size=64"),
+        ("resnet10t", {"in_chans": 1}, "in three channels with {'in_chans': 1}"),
+        ("resnet10t", {"features_only": True}, "features_only"),
+    ],
+)
+def test_what_a_timm_model_cannot_encode_is_one_clear_error(
+    model: str, settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(FusionZooError, match=f"timm/{model} cannot encode") as caught:
+        build("image", {"name": f"timm/{model}", **SCRATCH, **settings})
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("model", ["test_vit", "resnet10t"])
+def test_without_pooling_of_its_own_a_timm_model_is_pooled_by_the_mean(model: str) -> None:
+    spec = {"name": f"timm/{model}", **SCRATCH, "size": 160, "global_pool": ""}
+    encoder = build("image", spec).eval()
+    pixels = {"pixels": torch.randint(256, (2, 3, 160, 160), dtype=torch.uint8)}
+    features = encoder(pixels)
+    torch.testing.assert_close(features.pooled, features.tokens.mean(1))
+
+
 @pytest.mark.needs("peft")
 def test_lora_fits_an_audio_transformer(tmp_path: Path) -> None:
     from transformers import Wav2Vec2Config, Wav2Vec2FeatureExtractor, Wav2Vec2Model

@@ -52,6 +52,25 @@ def test_norms_and_biases_are_never_decayed() -> None:
         assert group["name"].endswith("/no_decay") == vectors
 
 
+@pytest.mark.parametrize(
+    ("model", "listed"),
+    [
+        ("vit_tiny_patch16_224", {"pos_embed", "cls_token"}),
+        ("swin_tiny_patch4_window7_224", {"layers.0.blocks.0.attn.relative_position_bias_table"}),
+    ],
+)
+def test_what_a_timm_model_lists_is_not_decayed(model: str, listed: set[str]) -> None:
+    encoder = {"name": f"timm/{model}", "pretrained": False, "img_size": 56, "window_size": 7}
+    if model.startswith("vit"):
+        encoder = {"name": f"timm/{model}", "pretrained": False, "img_size": 32, "depth": 1}
+    built = create_model("concat", {"image": encoder}, 2, dim=8)
+    names = {id(p): name for name, p in built.encoders["image"].net.named_parameters()}  # type: ignore[union-attr]
+    groups = param_groups(built, torch.nn.ModuleDict(), OptimConfig(weight_decay=0.1))
+    undecayed = {names.get(id(p)) for g in groups if not g["weight_decay"] for p in g["params"]}
+    assert listed <= undecayed
+    assert not any(str(name).endswith("qkv.weight") for name in undecayed)
+
+
 def test_a_modality_learns_at_its_own_rate_and_the_rest_at_the_base_rate() -> None:
     model, heads = make()
     cfg = OptimConfig(lr=1e-3, modality_lr={"image": 1e-5}, fusion_lr=1e-2)
