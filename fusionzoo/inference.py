@@ -118,7 +118,7 @@ Settings = EvaluateConfig | PredictConfig
 def open_model(cfg: Settings, model: FusionModel | None) -> FusionModel:
     device = pick_device(cfg.device)
     if model is not None:
-        return model.to(device)
+        return model if model.device == device else model.to(device)
     if not cfg.model:
         raise FusionZooError("--model is missing: a model folder, or a run folder such as runs/a")
     return load(cfg.model, device, plugins=cfg.plugins)

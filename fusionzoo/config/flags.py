@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
+from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -241,9 +242,15 @@ def _numbers(tree: Any) -> Any:
     return tree
 
 
+@cache
+def hints_of(cls: Any, *, with_bounds: bool = False) -> Mapping[str, Any]:
+    """Return the types of a class's settings, with the bounds of numbers if asked for."""
+    return get_type_hints(cls, include_extras=with_bounds)
+
+
 def check_numbers(cls: Any, tree: Mapping[str, Any], prefix: str = "") -> None:
     """Refuse what pydantic would take as a number: booleans, infinity, a flag without a value."""
-    hints = get_type_hints(cls, include_extras=True)
+    hints = hints_of(cls, with_bounds=True)
     for name, value in tree.items():
         if is_dataclass(hints[name]):
             check_numbers(hints[name], value, f"{prefix}{name}.")
@@ -281,7 +288,7 @@ def switches_as_words(cls: Any, tree: Mapping[str, Any]) -> dict[str, Any]:
 
     YAML reads the first two as booleans; `none` is None where no other choice has this word.
     """
-    hints, words = get_type_hints(cls), dict(tree)
+    hints, words = hints_of(cls), dict(tree)
     for name, value in tree.items():
         choices = get_args(hints[name]) if get_origin(hints[name]) is Literal else ()
         if is_dataclass(hints[name]):

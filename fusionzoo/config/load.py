@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from functools import cache
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fusionzoo.errors import FusionZooError, command_line, did_you_mean, quiet_pipe
 from fusionzoo.files import write_text
@@ -20,6 +20,7 @@ from .flags import (
     Tree,
     check_numbers,
     config_file,
+    hints_of,
     is_component,
     named,
     parse_flags,
@@ -146,7 +147,7 @@ def _with_data_words(cls: type, tree: Mapping[str, Any]) -> Tree:
 
 def _overlay(cls: type[C], tree: Mapping[str, Any], settings: Mapping[str, Any]) -> C:
     tree, settings = _with_data_words(cls, tree), _with_data_words(cls, settings)
-    hints = get_type_hints(cls)
+    hints = hints_of(cls)
     sections = [setting.name for setting in fields(cls) if is_dataclass(hints[setting.name])]  # type: ignore[arg-type]
     return from_tree(cls, merge(_named(cls, tree), _named(cls, settings), sections))
 
@@ -234,7 +235,7 @@ def split_name(component: Mapping[str, Any], key: str) -> tuple[str, Tree]:
 def _leaves(cls: Any, prefix: str = "") -> dict[str, bool]:
     """Map each dotted key to whether its value is a mapping with keys that `cls` does not fix."""
     leaves: dict[str, bool] = {}
-    hints = get_type_hints(cls)
+    hints = hints_of(cls)
     for setting in fields(cls):
         key, hint = prefix + setting.name, hints[setting.name]
         if setting.metadata.get("hidden"):
@@ -331,7 +332,7 @@ def help_text(cls: type) -> str:
 
 def _lines(cls: type, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield the dotted key and the line of each setting."""
-    hints = get_type_hints(cls)
+    hints = hints_of(cls)
     for setting in fields(cls):
         if setting.metadata.get("hidden"):
             continue
