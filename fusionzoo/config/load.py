@@ -147,7 +147,7 @@ def _with_data_words(cls: type, tree: Mapping[str, Any]) -> Tree:
 
 def _overlay(cls: type[C], tree: Mapping[str, Any], settings: Mapping[str, Any]) -> C:
     tree, settings = _with_data_words(cls, tree), _with_data_words(cls, settings)
-    hints = hints_of(cls)
+    hints = hints_of(cls)  # type: ignore[arg-type]
     sections = [setting.name for setting in fields(cls) if is_dataclass(hints[setting.name])]  # type: ignore[arg-type]
     return from_tree(cls, merge(_named(cls, tree), _named(cls, settings), sections))
 
