@@ -40,7 +40,7 @@ PAGES = {  # distributed.md has a test of its own
     if path.name != "distributed.md"
 }
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-MINUTES = ("training.ipynb", "benchmark.ipynb")  # `make nightly` runs these
+MINUTES = ("training.ipynb", "benchmark.ipynb", "embeddings.ipynb")  # `make nightly` runs these
 SHORTER = {  # what tests run instead: other tests train with every strategy
     "training.ipynb": {
         "agm cca_loss contrastive_align gblend mla mmpareto modality_dropout ogm_ge pmr": "agm mla"

@@ -288,7 +288,7 @@ def test_yaml_switches_are_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["on", "off"])
+@pytest.mark.parametrize("mode", ["on", pytest.param("off", marks=pytest.mark.nightly)])
 def test_two_processes_learn_from_features_that_one_of_them_stored(
     mode: str, tmp_path: Path, cache: Path
 ) -> None:

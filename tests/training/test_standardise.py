@@ -247,7 +247,7 @@ def test_moments_of_parts_are_those_of_the_whole() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.nightly)])
 def test_two_processes_measure_what_one_does(strategy: str, tmp_path: Path) -> None:
     def statistics(*flags: str) -> dict[str, Tensor]:
         out = tmp_path / f"run{len(flags)}"
