@@ -121,10 +121,12 @@ class HFText(Encoder):
         sentence = read_sentence_config(source) if pooling == "auto" else None
         inner = source if sentence is None else join_source(source, sentence.transformer)
         refuse_joint(inner, model)
-        net = load_model(inner, pretrained)
+        self.net = load_model(inner, pretrained)
         self.tokenizer: Any = load_tokenizer(inner)
-        self.config = net.config  # of the whole model: AutoModel may know no other
-        self.net = aligned(net.get_encoder() if self.config.is_encoder_decoder else net)
+        self.config = self.net.config  # of the whole model: AutoModel may know no other
+        if self.config.is_encoder_decoder:
+            self.net = self.net.get_encoder()
+        aligned(self.net)
         self.pooling = "mean" if pooling == "auto" else pooling
         self.head: SentenceHead | None = None
         self.prompt, self.lower_case = "", False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -81,13 +82,20 @@ class _Budget(TorchDispatchMode):
 
     def is_exceeded(self) -> bool:
         """Return whether tensors beyond the bound are in use, or too many were asked for."""
-        return self.refused or not all(x.expired() for x in self.withheld)
+        if self._in_use():
+            gc.collect()  # what was dropped may refer to itself
+        return self.refused or self._in_use()
+
+    def _in_use(self) -> bool:
+        self.withheld = [x for x in self.withheld if not x.expired()]
+        return bool(self.withheld)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        planned = _planned(func, args, kwargs)
+        # A first layer within the bound, before one beyond it, can still give huge features.
+        planned = _planned(func, args, kwargs, every=self._in_use())
         size = 0 if planned is None else planned.numel() + TENSOR
         if size > self.left:
             self._give_back()
@@ -109,17 +117,30 @@ class _Budget(TorchDispatchMode):
         self.large = [x for x in self.large if not x[0].expired()]
 
 
-def _planned(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-    """Return, on the meta device, the tensor that an operation will allocate; else None."""
+def _planned(
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, every: bool
+) -> torch.Tensor | None:
+    """Return, on the meta device, the tensor that an operation will allocate; else None.
+
+    Operations that compute, not `GROWING` alone, are planned where `every` is set.
+    """
     factory = "device" in kwargs and not any(isinstance(x, torch.Tensor) for x in args)
     if factory:
         planned = func(*args, **{**kwargs, "device": "meta", "pin_memory": False})
-    elif func.overloadpacket in GROWING:
+    elif func.overloadpacket in GROWING or (every and not _reuses(func)):
         on_meta = tree_map_only(torch.Tensor, lambda x: x.to("meta"), args)
-        planned = func(*on_meta, **{key: kwargs[key] for key in kwargs if key != "device"})
+        try:
+            planned = func(*on_meta, **{key: kwargs[key] for key in kwargs if key != "device"})
+        except (NotImplementedError, RuntimeError):  # a value is asked for, or the call is wrong
+            return None
     else:
         return None
     return planned if isinstance(planned, torch.Tensor) else None
+
+
+def _reuses(func: Any) -> bool:
+    """Return whether an operation returns a view, or writes into a tensor that is there."""
+    return bool(func.is_view or func._schema.is_mutable)
 
 
 def load(
