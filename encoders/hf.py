@@ -84,7 +84,8 @@ def aligned(module: M) -> M:
     """Copy weights out of the checkpoint's mapped file, where their addresses are odd.
 
     The last bit of results depends on the alignment, so they would differ from those of the model
-    that is stored and loaded again.
+    that is stored and loaded again. Weights that transformers split while loading are views of one
+    tensor, which a model folder cannot hold.
     """
     for parameter in module.parameters():
         parameter.data = parameter.data.clone()

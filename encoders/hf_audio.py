@@ -19,7 +19,7 @@ from fusionzoo.structures import Audio, Clip, Features
 
 from .audio import PEAK, STEP, WaveProcessor, mean_pooled
 from .base import ENCODERS, Encoder, Item, Processor, run_by_length
-from .hf import find_source, load_auto, load_model, load_tower
+from .hf import aligned, find_source, load_auto, load_model, load_tower
 
 
 class FeatureProcessor(Processor):
@@ -104,7 +104,8 @@ class HFAudio(Encoder):
         else:
             self.net = load_model(source, pretrained)
             self.config = self.net.config
-            self.net = self.net.get_encoder() if self.config.is_encoder_decoder else self.net
+            net = self.net.get_encoder() if self.config.is_encoder_decoder else self.net
+            self.net = aligned(net)
         self.extractor: Any = load_auto("AutoFeatureExtractor", source)
         config = self.net.config
         self.dim = getattr(config, "hidden_size", None) or config.d_model

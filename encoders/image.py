@@ -395,6 +395,8 @@ class TorchvisionImage(ImageEncoder):
     Shapes: as `TimmImage`.
     """
 
+    net: Any
+
     def __init__(
         self,
         model: str,
@@ -422,7 +424,8 @@ class TorchvisionImage(ImageEncoder):
         else:
             self.net = build(None)
         self.is_vit = isinstance(self.net, zoo.VisionTransformer)
-        self.trunk = self._remove_classifier()
+        self.is_densenet = isinstance(self.net, zoo.DenseNet)
+        self._remove_classifier()
         transforms = weights.transforms()
         crop, resize = transforms.crop_size[0], transforms.resize_size[0]
         side = model_settings.get("image_size", crop)
@@ -438,14 +441,20 @@ class TorchvisionImage(ImageEncoder):
         self.set_processing(preparation, augment)
         self.measure()
 
-    def _remove_classifier(self) -> list[str]:
-        """Replace pooling and classifier by identities; return the names of the parts before."""
+    def _remove_classifier(self) -> None:
+        """Remove pooling and classifier; of all but a ViT only the parts before them are kept.
+
+        They are run one after another, and load as any module does: MNASNet's own class refuses
+        weights without a version number, which no safetensors file has.
+        """
         names = [name for name, _ in self.net.named_children()]
         tail = ("avgpool", "fc", "classifier", "head", "heads", "permute")
         first = next(i for i, name in enumerate(names) if name in tail)
-        for name in names[first:]:
-            setattr(self.net, name, nn.Identity())
-        return names[:first]
+        if self.is_vit:
+            for name in names[first:]:
+                setattr(self.net, name, nn.Identity())
+        else:
+            self.net = nn.ModuleDict({name: getattr(self.net, name) for name in names[:first]})
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         x = self.normalise(inputs["pixels"])
@@ -454,13 +463,12 @@ class TorchvisionImage(ImageEncoder):
         return Features(tokens, mask, masked_mean(tokens, mask) if pooled is None else pooled)
 
     def _encode_cnn(self, x: Tensor) -> tuple[Tensor, None]:
-        for name in self.trunk:
-            part = getattr(self.net, name)
+        for part in self.net.values():
             for layer in part if isinstance(part, nn.ModuleList) else [part]:
                 x = layer(x)
-        if type(self.net).__name__ == "DenseNet":
+        if self.is_densenet:
             x = x.relu()
-        is_last = "norm" in self.trunk  # Swin's feature map has its channels last
+        is_last = "norm" in self.net  # Swin's feature map has its channels last
         return rearrange(x, "b h w d -> b (h w) d" if is_last else "b d h w -> b (h w) d"), None
 
     def _encode_vit(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from fusionzoo.errors import FusionZooError
-from fusionzoo.structures import Features
+from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.structures import Features, evaluating
 
 from .base import ENCODERS, Encoder, Item, Processor, TokenTransformer
-from .hf import find_source, join_source, load_model, load_tokenizer, refuse_joint
+from .hf import aligned, find_source, join_source, load_model, load_tokenizer, refuse_joint
 from .sentence import MODES, SentenceHead, pool, read_sentence_config
 
 BYTES, START = 256, 256  # number of byte values, and the token that starts a text
+LENGTHS = (1, 4, 16, 64)  # tokens that a model is tried with, until it encodes a text
 
 
 class TokenProcessor(Processor):
@@ -93,7 +95,7 @@ class HFText(Encoder):
         assets: folder that `save_assets` wrote; set when a saved model is loaded
 
     Shapes: inputs["input_ids"] (B, T), inputs["attention_mask"] bool (B, T) -> Features of
-        (B, T, D), (B, T), (B, D) with D = config.hidden_size, or that of the last dense layer
+        (B, T, D), (B, T), (B, D) with D measured, or that of the last dense layer
     """
 
     kind = "text"
@@ -121,18 +123,21 @@ class HFText(Encoder):
         refuse_joint(inner, model)
         self.net = load_model(inner, pretrained)
         self.tokenizer: Any = load_tokenizer(inner)
-        if self.net.config.is_encoder_decoder:
+        self.config = self.net.config  # of the whole model: AutoModel may know no other
+        if self.config.is_encoder_decoder:
             self.net = self.net.get_encoder()
-        self.dim = self.net.config.hidden_size
+        aligned(self.net)
         self.pooling = "mean" if pooling == "auto" else pooling
         self.head: SentenceHead | None = None
         self.prompt, self.lower_case = "", False
         if sentence is not None:
-            self.head = SentenceHead(sentence, source, self.dim, pretrained)
-            self.dim, self.checkpoint_settings = self.head.dim, sentence.facts
             self.prompt, self.lower_case = sentence.prompt, sentence.lower_case
             max_length = max_length or sentence.max_length
         self.max_length = self._length(max_length, sentence is not None)
+        self.dim = self._measure(model)
+        if sentence is not None:
+            self.head = SentenceHead(sentence, source, self.dim, pretrained)
+            self.dim, self.checkpoint_settings = self.head.dim, sentence.facts
 
     def _length(self, max_length: int | None, is_sentence: bool) -> int:
         """Return how many tokens are kept of a text."""
@@ -143,21 +148,51 @@ class HFText(Encoder):
         positions = getattr(config, "max_position_embeddings", None) or max_length
         # RoBERTa's positions start after its padding id.
         offset = 2 if "roberta" in config.model_type else 0
-        return min(max_length, positions - offset)
+        # XLNet says -1, for any number.
+        return min(max_length, positions - offset) if positions > 0 else max_length
+
+    def _measure(self, model: str) -> int:
+        """Run an empty text; return the tokens' width. Set the fewest tokens that the net takes."""
+        prepare, problem = self.processor(False), None
+        ids, mask = prepare.collate([prepare.blank()]).values()
+        for self.fewest in LENGTHS:
+            try:
+                with evaluating(self), torch.no_grad():
+                    tokens = self._run(ids, mask)
+                if tokens.shape[:2] != ids.shape:
+                    raise ValueError(f"{ids.shape[1]} tokens give {tuple(tokens.shape)}")
+            except Exception as error:
+                problem = problem or error
+            else:
+                return tokens.shape[-1]
+        assert problem is not None
+        raise FusionZooError(
+            f"hf/{model}: a {type(self.net).__name__} does not encode a text alone:"
+            f" {one_line(problem) or type(problem).__name__}"
+        ) from problem
 
     def processor(self, train: bool) -> Processor:
         return TokenizerProcessor(self.tokenizer, self.max_length, self.prompt, self.lower_case)
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
-        mask = inputs["attention_mask"]
-        tokens = self.net(input_ids=inputs["input_ids"], attention_mask=mask.long())[0]
+        ids, mask = inputs["input_ids"], inputs["attention_mask"]
+        tokens = self._run(ids, mask)
         if self.head is None:
             return Features(tokens, mask, pool(tokens, mask, self.pooling))
         tokens, pooled = self.head(tokens, mask)
         return Features(tokens, mask, pooled)
 
+    def _run(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Return the tokens, (B, T) -> (B, T, D); CANINE, for one, takes no fewer than 4."""
+        missing = max(0, self.fewest - ids.shape[1]) if self.fewest > 1 else 0
+        if missing:
+            ids = F.pad(ids, (0, missing), value=self.tokenizer.pad_token_id or 0)
+            mask = F.pad(mask, (0, missing))
+        tokens: Tensor = self.net(input_ids=ids, attention_mask=mask.long())[0]
+        return tokens[:, : tokens.shape[1] - missing] if missing else tokens
+
     def save_assets(self, folder: Path) -> None:
-        self.net.config.save_pretrained(folder)
+        self.config.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         if self.head is not None:
             self.head.save(folder)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 from fusionzoo.files import without_folders
 
+from ._torchaudio import torchaudio_or_none
 from .base import Encoder
 from .wrapped import WRAPPED
 
@@ -335,10 +337,15 @@ def add_lora(
                 f"{name}.{key}: lora has no such setting.{did_you_mean(key, DEFAULTS)}"
                 f" It has: {', '.join(DEFAULTS)}."
             )
+    torchaudio_or_none()  # if it cannot be imported, transformers, which peft needs, shall not try
     try:
         from peft import LoraConfig, inject_adapter_in_model
-    except ImportError as error:
-        raise FusionZooError(f"{name} needs peft: pip install 'fusionzoo[lora]'") from error
+    except Exception as error:
+        if find_spec("peft") is None:
+            raise FusionZooError(f"{name} needs peft: pip install 'fusionzoo[lora]'") from error
+        raise FusionZooError(
+            f"{name} needs peft, which is installed but cannot be imported: {one_line(error)}"
+        ) from error
     values = {**DEFAULTS, **settings}
     net = getattr(encoder, "net", encoder)
     called = _called(encoder) if is_new else {key for key, _ in encoder.named_modules()}

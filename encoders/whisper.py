@@ -26,7 +26,7 @@ from fusionzoo.structures import Features
 from ._torchaudio import torchaudio_or_none
 from .audio import PEAK, LogMel, WaveProcessor, mean_pooled
 from .base import ENCODERS, Encoder, Processor
-from .hf import find_source, load_auto, load_model
+from .hf import aligned, find_source, load_auto, load_model
 from .weights import resolve
 
 RATE, WINDOW, HOP = 16_000, 400, 160  # Hz; samples of an analysis window, and between windows
@@ -257,7 +257,7 @@ def load(model: str, pretrained: bool, assets: Path | None) -> Any:
     config = load_auto("AutoConfig", source)
     if config.model_type != "whisper":
         raise FusionZooError(f"{source} is a {config.model_type}, not a Whisper: take hf/{model}")
-    return load_model(source, True).get_encoder() if pretrained else WhisperEncoder(config)
+    return aligned(load_model(source, True).get_encoder()) if pretrained else WhisperEncoder(config)
 
 
 # ---- CTranslate2's files

@@ -301,12 +301,13 @@ def _numbered(device: torch.device) -> list[torch.device]:
 @contextmanager
 def same_randomness(device: torch.device) -> Iterator[None]:
     """Leave the global generators as they were."""
-    state = gpu_random_state(device)
+    state, state_of_python = gpu_random_state(device), random.getstate()
     try:
         with torch.random.fork_rng(devices=[]):
             yield
     finally:
         set_gpu_random_state(state, device)
+        random.setstate(state_of_python)
 
 
 def wait_for(device: torch.device) -> None:

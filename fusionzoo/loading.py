@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fusionzoo.confidence import Calibration
 from fusionzoo.encoders import Encoder
@@ -27,6 +30,7 @@ from fusionzoo.trained_on import TrainedOn
 
 SPARE = 2**24  # elements that a build may allocate beyond four times the weights: tables, an image
 TENSOR = 4096  # elements that the bookkeeping of a module and its tensor is worth
+LARGE = 16 * TENSOR  # elements from which on a tensor that is freed is given back
 ATEN = torch.ops.aten
 GROWING = (  # what makes a tensor of a size that is not its input's, or another of its input's
     *(ATEN.clone, ATEN.repeat, ATEN.constant_pad_nd),
@@ -39,8 +43,9 @@ def bounded_allocation(weights: Path) -> Iterator[None]:
     """Refuse, in the block, to allocate much more than the tensors of a safetensors file hold.
 
     A setting in config.json that does not belong to the weights (a width, a number of layers) is
-    thus refused before memory for it is taken. Building on the meta device would do the same, but
-    the libraries' constructors compute with what they build.
+    thus refused before memory for it is taken. A tensor beyond the bound is made on the meta
+    device, without memory: a classifier that an encoder builds and drops may be as large as it
+    likes, and what the model keeps or computes with is refused.
     """
     from safetensors import safe_open
 
@@ -49,42 +54,93 @@ def bounded_allocation(weights: Path) -> Iterator[None]:
             shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
     except Exception as error:
         raise FusionZooError(f"{weights} cannot be read: {one_line(error)}") from None
-    with _Budget(4 * sum(math.prod(shape) for shape in shapes) + SPARE, weights):
-        yield
+    budget = _Budget(4 * sum(math.prod(shape) for shape in shapes) + SPARE)
+    too_large = (
+        f"{weights.parent / 'config.json'}: the settings ask for far larger tensors than"
+        f" {weights.name} holds"
+    )
+    try:
+        with budget:
+            yield
+    except Exception as error:
+        if budget.is_exceeded():
+            raise FusionZooError(too_large) from error
+        raise
+    if budget.is_exceeded():
+        raise FusionZooError(too_large)
 
 
 class _Budget(TorchDispatchMode):
-    """Count the elements of new tensors, before they are allocated."""
+    """Count the elements of new tensors that are in use, before they are allocated."""
 
-    def __init__(self, elements: int, weights: Path) -> None:
+    def __init__(self, elements: int) -> None:
         super().__init__()
-        self.left, self.weights = elements, weights
+        self.left = elements
+        self.large: list[tuple[StorageWeakRef, int]] = []
+        self.withheld: list[StorageWeakRef] = []  # beyond the bound, or computed from such tensors
+        self.refused = False
+
+    def is_exceeded(self) -> bool:
+        """Return whether tensors beyond the bound are in use, or too many were asked for."""
+        if self._in_use():
+            gc.collect()  # what was dropped may refer to itself
+        return self.refused or self._in_use()
+
+    def _in_use(self) -> bool:
+        self.withheld = [x for x in self.withheld if not x.expired()]
+        return bool(self.withheld)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        self.left -= _new_elements(func, args, kwargs)
+        # A first layer within the bound, before one beyond it, can still give huge features.
+        planned = _planned(func, args, kwargs, every=self._in_use())
+        size = 0 if planned is None else planned.numel() + TENSOR
+        if size > self.left:
+            self._give_back()
+        fits = size <= self.left
+        self.left -= size if fits else TENSOR
         if self.left < 0:
-            raise FusionZooError(
-                f"the settings ask for far larger tensors than {self.weights.name} holds"
-            )
-        return func(*args, **kwargs)
+            self.refused = True
+            raise FusionZooError("the settings ask for too many tensors")
+        made: Any = func(*args, **kwargs) if fits else planned
+        if fits and size >= LARGE:
+            self.large.append((StorageWeakRef(made.untyped_storage()), size))
+        if self.withheld or not fits:
+            meta = [x for x in tree_leaves(made) if isinstance(x, torch.Tensor) and x.is_meta]
+            self.withheld += [StorageWeakRef(x.untyped_storage()) for x in meta]
+        return made
+
+    def _give_back(self) -> None:
+        self.left += sum(size for storage, size in self.large if storage.expired())
+        self.large = [x for x in self.large if not x[0].expired()]
 
 
-def _new_elements(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """Return how many elements an operation that makes a tensor will allocate, else 0."""
-    from torch.utils._pytree import tree_map_only
+def _planned(
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, every: bool
+) -> torch.Tensor | None:
+    """Return, on the meta device, the tensor that an operation will allocate; else None.
 
+    Operations that compute, not `GROWING` alone, are planned where `every` is set.
+    """
     factory = "device" in kwargs and not any(isinstance(x, torch.Tensor) for x in args)
     if factory:
         planned = func(*args, **{**kwargs, "device": "meta", "pin_memory": False})
-    elif func.overloadpacket in GROWING:
+    elif func.overloadpacket in GROWING or (every and not _reuses(func)):
         on_meta = tree_map_only(torch.Tensor, lambda x: x.to("meta"), args)
-        planned = func(*on_meta, **{key: kwargs[key] for key in kwargs if key != "device"})
+        try:
+            planned = func(*on_meta, **{key: kwargs[key] for key in kwargs if key != "device"})
+        except (NotImplementedError, RuntimeError):  # a value is asked for, or the call is wrong
+            return None
     else:
-        return 0
-    return planned.numel() + TENSOR if isinstance(planned, torch.Tensor) else 0
+        return None
+    return planned if isinstance(planned, torch.Tensor) else None
+
+
+def _reuses(func: Any) -> bool:
+    """Return whether an operation returns a view, or writes into a tensor that is there."""
+    return bool(func.is_view or func._schema.is_mutable)
 
 
 def load(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,8 +22,8 @@ from fusionzoo.config import RunConfig
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.naming import IN_MEMORY, UNNAMED, data_title
 from fusionzoo.datasets.summary import data_summary
-from fusionzoo.distributed import gather, is_out_of_memory
-from fusionzoo.errors import FusionZooError, command_line
+from fusionzoo.distributed import from_main, gather, is_out_of_memory, same_randomness
+from fusionzoo.errors import FusionZooError, command_line, one_line
 from fusionzoo.evaluation.statistics import share_interval
 from fusionzoo.files import whole_lines, write_json
 from fusionzoo.fsdp import full_state_dict, sharded
@@ -64,6 +65,29 @@ def show_groups(folder: Path, trainer: Trainer, tracker: Tracker) -> None:
 
 
 OUTPUTS = ("logits/", "target")  # of `collect_outputs`
+
+
+def check_saving(folder: Path, trainer: Trainer) -> None:
+    """Save the model before its first step and load it again, so that no run ends with a folder
+    that nothing can read; called by all processes, for they may share the weights."""
+    model, world, scratch = trainer.module.model, trainer.world, folder / "check"
+    weights = full_state_dict(model) if sharded(trainer.module) else None
+    problem = None
+    if world.main:
+        try:
+            with same_randomness(world.device):
+                load(model.save(scratch, weights))
+        except Exception as error:
+            reason = one_line(error) or type(error).__name__
+            problem = reason.replace(f"{scratch}/", "")
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    problem = from_main(problem, world)
+    if problem:
+        raise FusionZooError(
+            "this model could be trained, but not saved and loaded again, so the run is not"
+            f" started: {problem}"
+        )
 
 
 def outputs_to_calibrate(trainer: Trainer, loader: DataLoader[Batch]) -> dict[str, Tensor]:

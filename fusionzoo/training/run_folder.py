@@ -136,7 +136,7 @@ PATIENCE = 30.0  # seconds to wait for another run's lock, or for a shared folde
 WRITTEN = (
     *("checkpoints", "model", "config.yaml", "metrics.json", "metrics.jsonl", "groups.json"),
     *("tensorboard", "wandb", "wandb.id", "mlruns", "mlflow.id", "trackio", "trackio.id"),
-    *("speed.json", "trials", "trials.json"),
+    *("speed.json", "trials", "trials.json", "check"),
 )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import os
 import signal
@@ -14,14 +16,17 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
+from torch import nn
 
 import fusionzoo
 from fusionzoo import create_dataset
 from fusionzoo.config import read_yaml
 from fusionzoo.distributed import World
+from fusionzoo.encoders.vector import VectorMLP
 from fusionzoo.errors import FusionZooError
 from fusionzoo.scripts.embed import main as embed
 from fusionzoo.scripts.train import main as train
+from fusionzoo.training import report
 from fusionzoo.training.checkpoint import State
 from fusionzoo.training.report import show_data
 from fusionzoo.training.tracker import Tracker
@@ -95,6 +100,38 @@ def test_a_run_leaves_what_the_design_promises(
         "Learning-rate groups",
     ):
         assert part in shown
+
+
+def test_a_model_that_could_not_be_loaded_again_is_refused_before_its_first_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build, sizes = VectorMLP.__init__, itertools.count(1)
+
+    @functools.wraps(build)
+    def another_each_time(encoder: VectorMLP, **settings: Any) -> None:
+        build(encoder, **settings)
+        encoder.extra = nn.Linear(next(sizes), 2)
+
+    run = flags(tmp_path / "a", "--train.epochs", "1")
+    with monkeypatch.context() as patch:
+        patch.setattr(VectorMLP, "__init__", another_each_time)
+        assert train(run) == 2
+    told = capsys.readouterr().err
+    assert "so the run is not started: model.safetensors: Error(s) in loading" in told
+    assert {x.name for x in (tmp_path / "a").iterdir()} <= {"config.yaml", "groups.json", "lock"}
+    assert train(run) == 0  # the folder holds no run
+
+
+def test_loading_the_model_once_changes_no_bit_of_a_run_and_is_not_done_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ["--train.epochs", "2"]
+    assert train(flags(tmp_path / "checked", *run)) == 0
+    monkeypatch.setattr(report, "check_saving", lambda *_: None)
+    assert train(flags(tmp_path / "unchecked", *run)) == 0
+    assert_same_run(tmp_path / "checked", tmp_path / "unchecked")
+    monkeypatch.setattr(report, "check_saving", lambda *_: pytest.fail("loaded again"))
+    assert train(flags(tmp_path / "checked", *run, "--train.epochs", "3", "--resume")) == 0
 
 
 def test_the_checkpoint_of_a_best_epoch_is_made_once(

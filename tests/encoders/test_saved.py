@@ -1,0 +1,114 @@
+"""Models of libraries whose folders could once not be written or read: saved, loaded, equal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import nn
+
+import fusionzoo
+from fusionzoo.encoders import create_encoder
+from fusionzoo.errors import FusionZooError
+from fusionzoo.loading import SPARE, TENSOR, bounded_allocation
+from helpers.tiny_models import SMALL, TEXT, tokenizer
+
+DECODER = {**TEXT, "num_key_value_heads": 2, "head_dim": 8}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "NomicBert": TEXT,  # transformers splits its weights: parameters are views of one tensor
+    "T5Gemma": {part: DECODER for part in ("encoder", "decoder")},  # its encoder has a config alone
+    "Canine": {**SMALL, "num_hash_buckets": 16},  # it takes no fewer than four tokens
+    "Reformer": {  # its tokens are twice as wide as config.hidden_size
+        **{"hidden_size": 16, "attn_layers": ["local"], "num_attention_heads": 2},
+        **{"attention_head_size": 8, "feed_forward_size": 16, "vocab_size": 16, "pad_token_id": 0},
+        **{"axial_pos_shape": [4, 32], "axial_pos_embds_dim": [8, 8]},
+    },
+    "XLNet": {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16, "vocab_size": 16},
+}
+IMAGES = {
+    "torchvision/alexnet": "a dropped classifier of more than ten times the rest",
+    "torchvision/mnasnet0_5": "a class that wants the version of its weights",
+}
+
+
+def text_folder(family: str, folder: Path) -> Path:
+    """Write a tiny model of transformers with its tokenizer."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**CONFIGS.get(family, TEXT))
+    transformers.AutoModel.from_config(config).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+def assert_saved(encoders: dict[str, Any], sample: dict[str, Any], folder: Path) -> None:
+    model = fusionzoo.create_model("concat", encoders, 2, dim=8).eval()
+    loaded = fusionzoo.load(model.save(folder))
+    expected, answers = model.embed([sample]), loaded.embed([sample])
+    for name, vector in expected.items():
+        assert torch.equal(answers[name], vector)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_text_model_answers_alike_after_it_was_saved(family: str, tmp_path: Path) -> None:
+    source = text_folder(family, tmp_path / "source")
+    assert_saved({"text": f"hf/{source}"}, {"text": "a red cat"}, tmp_path / "model")
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_an_image_model_answers_alike_after_it_was_saved(name: str, tmp_path: Path) -> None:
+    pixels = np.full((64, 64, 3), 200, np.uint8)
+    encoder = {"name": name, "pretrained": False}
+    assert_saved({"image": encoder}, {"image": pixels}, tmp_path / "model")
+
+
+def test_tensors_that_are_dropped_do_not_count_against_the_bound(tmp_path: Path) -> None:
+    save_file({"x": torch.zeros(8)}, tmp_path / "weights")
+    with bounded_allocation(tmp_path / "weights"):
+        for _ in range(8):  # HaloNet pads in each of its layers
+            assert F.pad(torch.zeros(8), (0, SPARE // 2)).sum() == 0
+        nn.Linear(2 * SPARE, 8)  # a classifier that is not kept
+        assert torch.zeros(8).sum() == 0
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: torch.zeros(2 * SPARE),
+        lambda: torch.zeros(2 * SPARE) + torch.ones(1),
+        lambda: nn.Parameter(torch.zeros(2 * SPARE).exp()[:2]),
+        lambda: float(torch.zeros(2 * SPARE).sum()),
+        lambda: [torch.zeros(8) for _ in range(SPARE // TENSOR)],
+        lambda: [torch.zeros(2 * SPARE) for _ in range(SPARE // TENSOR)],
+    ],
+)
+def test_what_is_kept_or_computed_with_is_refused(build: Callable[[], Any], tmp_path: Path) -> None:
+    save_file({"x": torch.zeros(1)}, tmp_path / "weights")
+    too_large = r"config.json: the settings ask for far larger tensors than weights holds"
+    with pytest.raises(FusionZooError, match=too_large), bounded_allocation(tmp_path / "weights"):
+        kept = build()  # noqa: F841
+
+
+def test_a_model_that_reads_no_text_alone_is_one_error_when_it_is_created(tmp_path: Path) -> None:
+    source = text_folder("Xmod", tmp_path / "source")  # it wants to know the language
+    with pytest.raises(FusionZooError, match=r"XmodModel does not encode a text alone: Input lang"):
+        create_encoder("text", f"hf/{source}")
+
+
+def test_a_peft_that_cannot_be_imported_is_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "peft.py").write_text("raise OSError('torchaudio was built for CUDA 13.0')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [x for x in sys.modules if x.partition(".")[0] == "peft"]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(FusionZooError, match=r"installed but cannot be imported: torchaudio was b"):
+        create_encoder("image", "timm/test_vit", pretrained=False, lora={"r": 2})
