@@ -141,7 +141,7 @@ def train_once(
     # ---- epochs from the start or from the last checkpoint; then the test split, once
     with claim_folder(trainer.cfg, world) as (folder, resume):
         state, notes = checkpoint.start_or_resume(folder, resume, trainer, dataset)
-        if not resume:
+        if not (resume or tracker.quiet):  # a further trial's model is the first one's
             report.check_saving(folder, trainer)
         tracker.say(*presets.recipe(folder, choices))
         report.show_groups(folder, trainer, tracker)

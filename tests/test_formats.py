@@ -25,6 +25,7 @@ from fusionzoo.model_folder import FORMAT
 from fusionzoo.targets import Level, Number, OneOf
 from fusionzoo.trained_on import Results, Row, TrainedOn
 
+# What model-0.1.0 says of a photo was recorded again when images came to be resized as timm does.
 FIXTURES = Path(__file__).parent / "fixtures"
 FOLDERS = sorted(FIXTURES.glob("model-*"))
 TRAINED = sorted(FIXTURES.glob("trained-*"))
