@@ -22,7 +22,7 @@ from fusionzoo.structures import Features, masked_mean
 
 from .base import ENCODERS, Encoder, Processor
 from .hf import Tower, find_source, load_auto, load_tokenizer, load_tower
-from .hf_audio import FeatureProcessor, clap_inputs, longest_clip
+from .hf_audio import FeatureProcessor, Layout, clap_inputs, longest_clip
 from .hf_image import CheckpointImage, size_options, split_tokens
 from .text import TokenizerProcessor
 
@@ -193,7 +193,7 @@ class JointAudio(Encoder):
 
     def processor(self, train: bool) -> Processor:
         extractor, windows = self.extractor, self.windows
-        return FeatureProcessor(extractor, self.rate, self.longest, num_windows=windows)
+        return FeatureProcessor(extractor, self.rate, self.longest, Layout(), num_windows=windows)
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         tokens, pooled = self.net(**clap_inputs(self.net.model, inputs["features"]))

@@ -107,6 +107,74 @@ def save_whisper(folder: Path) -> Path:
     return folder
 
 
+HALF = {"encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16}
+OTHER = {"decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 16}
+MELS = {"num_mel_bins": 16, "subsampling_conv_channels": 8}
+SOUND: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {  # settings, extractor, its own
+    "moonshine": (
+        {
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "vocab_size": 60,
+            **{f"{x}_num_hidden_layers": 1 for x in ("encoder", "decoder")},
+            **{f"{x}_num_attention_heads": 2 for x in ("encoder", "decoder")},
+            **{f"{x}_num_key_value_heads": 2 for x in ("encoder", "decoder")},
+        },
+        *("Wav2Vec2FeatureExtractor", {}),
+    ),
+    "parakeet_encoder": (
+        {**SMALL, **MELS, "num_key_value_heads": 2},
+        *("ParakeetFeatureExtractor", {"feature_size": 16}),
+    ),
+    "lasr_encoder": (
+        {**SMALL, **MELS, "num_key_value_heads": 2},
+        *("LasrFeatureExtractor", {"feature_size": 16}),
+    ),
+    "wav2vec2-bert": (
+        {**SMALL, "feature_projection_input_dim": 160, "output_hidden_size": 16},
+        *("SeamlessM4TFeatureExtractor", {}),
+    ),
+    "speech_to_text": (
+        {**HALF, **OTHER, "d_model": 16, "vocab_size": 60, "conv_channels": 16},
+        *("Speech2TextFeatureExtractor", {}),
+    ),
+    "encodec": (
+        {"hidden_size": 16, "num_filters": 2, "codebook_size": 16, "num_lstm_layers": 1},
+        *("EncodecFeatureExtractor", {}),
+    ),
+    "qwen3_asr_encoder": (
+        {**HALF, "d_model": 16, "downsample_hidden_size": 8, "output_dim": 16},
+        *("Qwen3ASRFeatureExtractor", {}),
+    ),
+    "audioflamingo3_encoder": (
+        {
+            **{"hidden_size": 16, "num_mel_bins": 80, "max_source_positions": 100},
+            **{"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16},
+        },
+        *("WhisperFeatureExtractor", {"chunk_length": 2}),
+    ),
+    "speecht5": (
+        {**SMALL, **HALF, **OTHER, "vocab_size": 60},
+        *("Wav2Vec2FeatureExtractor", {}),
+    ),
+}
+
+
+def save_sound(folder: Path, family: str) -> Path:
+    """Save a model of audio whose features are as long as the clip, or that needs their mask."""
+    import transformers
+
+    torch.manual_seed(0)
+    settings, extractor, options = SOUND[family]
+    config = transformers.AutoConfig.for_model(family, **settings)
+    model = transformers.AutoModel.from_config(config)
+    for parameter in model.parameters():  # else some answer nearly the same to any clip
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    getattr(transformers, extractor)(**options).save_pretrained(folder)
+    return folder
+
+
 def save_vit(folder: Path) -> Path:
     from transformers import ViTConfig, ViTImageProcessor, ViTModel
 
