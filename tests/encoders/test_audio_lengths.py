@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,9 +40,12 @@ def features(encoder: Encoder, clips: list[Audio]) -> Features:
 @pytest.mark.parametrize("family", WAYS)
 def test_clips_of_several_lengths_do_not_change_one_another(family: str, tmp_path: Path) -> None:
     source = tiny.save_sound(tmp_path / "source", family)
-    encoders = {"audio": f"hf/{source}", "text": {"name": "chars", "dim": 8, "num_heads": 2}}
+    encoders: dict[str, Any] = {
+        "audio": f"hf/{source}",
+        "text": {"name": "chars", "dim": 8, "num_heads": 2},
+    }
     model = create_model("concat", encoders, 2)
-    encoder = dict(model.named_encoders())["audio"]
+    encoder: Any = dict(model.named_encoders())["audio"]
     assert encoder.layout.way == WAYS[family]
     together = features(encoder, CLIPS)
     for row, clip in enumerate(CLIPS):

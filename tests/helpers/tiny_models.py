@@ -95,6 +95,40 @@ def save_clap(folder: Path, fused: bool = False) -> Path:
     return folder
 
 
+POSITIONS = {"max_position_embeddings": 24}
+EFFICIENT = {"image_size": 32, "width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 32}
+JOINT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # settings of the text and the image
+    "chinese_clip": ({**TEXT, **POSITIONS}, VISION),
+    "blip": ({**TEXT, **POSITIONS, "encoder_hidden_size": 16, "projection_dim": 12}, VISION),
+    "flava": ({**TEXT, **POSITIONS}, VISION),
+    "aimv2": ({**TEXT, **POSITIONS}, VISION),
+    "tipsv2": ({**TEXT, **POSITIONS}, VISION),
+    "align": ({**TEXT, **POSITIONS}, EFFICIENT),
+    "owlvit": ({**TEXT, **POSITIONS}, VISION),
+    "siglip2": ({**TEXT, **POSITIONS, "projection_size": 16}, {**SMALL, "patch_size": 16}),
+}
+
+
+def save_joint(folder: Path, family: str) -> Path:
+    """Save a joint model of a type whose towers transformers' `get_*_features` run."""
+    import transformers
+
+    torch.manual_seed(0)
+    text, vision = JOINT[family]
+    parts = {"text_config": text, "vision_config": vision, "projection_dim": 12}
+    if family == "flava":
+        parts["image_config"] = parts.pop("vision_config")
+        parts["multimodal_config"] = SMALL
+    config = transformers.AutoConfig.for_model(family, **parts)
+    model = transformers.AutoModel.from_config(config)
+    for parameter in model.parameters():  # else some answer nearly the same to any input
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
 def save_whisper(folder: Path) -> Path:
     from transformers import WhisperConfig, WhisperModel
 
