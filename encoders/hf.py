@@ -268,7 +268,7 @@ class AnyTower(nn.Module):
     def __init__(self, model: Any, kind: str, projects: bool, sample: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.kind, self.family, self.projects = kind, model.config.model_type, projects
-        self.joint_config = copy.deepcopy(model.config)
+        self.joint_config = model.config  # of all towers
         names = {"image": ("visual_projection", "image_projection")}.get(
             kind, (f"{kind}_projection",)
         )
@@ -347,7 +347,7 @@ def load_tower(
                 f"{source} is a model of several modalities ({config.model_type}):"
                 f" hf-clip/{source} takes the tower of one"
             )
-        return _any_tower(source, kind, pretrained, projects, sample)
+        return _any_tower(source, config, kind, pretrained, projects, sample)
     if not pretrained:
         tower = Tower(build_model(source, _with_one_tower(config, kind)), kind, projects)
         tower.joint_config = config
@@ -366,18 +366,29 @@ def load_tower(
 
 
 def _any_tower(
-    source: str, kind: str, pretrained: bool, projects: bool, sample: Mapping[str, Tensor]
+    source: str,
+    config: Any,
+    kind: str,
+    pretrained: bool,
+    projects: bool,
+    sample: Mapping[str, Tensor],
 ) -> AnyTower:
+    """Load or build a tower that `get_*_features` runs; the model stays for another of its kind."""
     models = _models.get()
-    model = None if models is None else models.get(source)
-    model = load_model(source, pretrained) if model is None else model
-    if models is not None and pretrained:
-        models[source] = model
+    models = {} if models is None else models
+    if not pretrained:
+        model = build_model(source, _with_one_tower(config, kind))
+    elif source in models:
+        model = models[source]
+    else:
+        model = models[source] = load_model(source, True)
     try:
-        return AnyTower(model, kind, projects, sample)
+        tower = AnyTower(model, kind, projects, sample)
+        tower.joint_config = copy.deepcopy(config)
+        return tower
     except Exception as error:
         raise FusionZooError(
-            f"{source}: the {kind} tower of a {model.config.model_type} cannot be run by itself:"
+            f"{source}: the {kind} tower of a {config.model_type} cannot be run by itself:"
             f" {one_line(error)}"
         ) from error
 

@@ -26,6 +26,7 @@ from .audio import PEAK, STEP, WaveProcessor, mean_pooled
 from .base import ENCODERS, Encoder, Item, Processor, run_by_length
 from .hf import find_source, load_auto, load_model, load_tower, read_json
 
+WAYS = ("window", "masked window", "padded", "by length")
 LONG_STEP = 0.4  # s; clip lengths are rounded up to it for models that need so much
 LAYOUT = "audio_layout.json"  # beside the configuration of a saved model
 TOLERANCE = 1e-4  # of features in a batch, times max(1, the largest value)
@@ -373,6 +374,8 @@ class HFAudio(Encoder):
             self.layout = Layout(**read_json(file))
         except TypeError as error:
             raise FusionZooError(f"{file}: {one_line(error)}") from None
+        if self.layout.way not in WAYS or not 0 < self.layout.step <= LONG_STEP:
+            raise FusionZooError(f"{file}: way is none of {', '.join(WAYS)}, or step too long")
         if self.layout.inner:
             self.net = self.net.encoder
 

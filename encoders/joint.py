@@ -191,7 +191,8 @@ class JointText(Encoder):
         )
 
     def _read_padding(self, assets: Path) -> None:
-        self.padding = read_json(assets / PADDING).get("padding")
+        facts = read_json(assets / PADDING)
+        self.padding = facts.get("padding") if isinstance(facts, dict) else None
         if self.padding not in PADDINGS:
             raise FusionZooError(f"{assets / PADDING}: padding is none of {', '.join(PADDINGS)}")
 
