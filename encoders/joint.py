@@ -192,7 +192,7 @@ class JointText(Encoder):
 
     def _read_padding(self, assets: Path) -> None:
         facts = read_json(assets / PADDING)
-        self.padding = facts.get("padding") if isinstance(facts, dict) else None
+        self.padding = str(facts.get("padding")) if isinstance(facts, dict) else ""
         if self.padding not in PADDINGS:
             raise FusionZooError(f"{assets / PADDING}: padding is none of {', '.join(PADDINGS)}")
 
