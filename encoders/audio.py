@@ -409,7 +409,7 @@ class TorchaudioBundle(Encoder):
         return WaveProcessor(self.rate, self.longest, STEP, num_windows=self.windows)
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
-        return mean_pooled(*run_by_length(inputs["lengths"], inputs["wave"], self._run))
+        return mean_pooled(*run_by_length(inputs["lengths"], self._run, inputs["wave"]))
 
     def _run(self, wave: Tensor) -> Tensor:
         scaled = (wave / PEAK).to(next(self.net.parameters()).dtype)
@@ -479,7 +479,7 @@ class Conformer(Encoder):
         return WaveProcessor(self.rate, self.longest, STEP, num_windows=self.windows)
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
-        return mean_pooled(*run_by_length(inputs["lengths"], inputs["wave"], self._run))
+        return mean_pooled(*run_by_length(inputs["lengths"], self._run, inputs["wave"]))
 
     def _run(self, wave: Tensor) -> Tensor:
         frames = rearrange(self.project(self.mel(wave / PEAK)), "b d t -> b t d")

@@ -334,7 +334,7 @@ ENCODERS: Registry[Encoder, EncoderEntry] = Registry(
 
 
 def run_by_length(
-    lengths: Tensor, rows: Tensor, run: Callable[[Tensor], Tensor]
+    lengths: Tensor, run: Callable[..., Tensor | Sequence[Tensor]], *rows: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Run rows of equal length together, unpadded: (B, N, ...) -> (B, T, D), mask (B, T).
 
@@ -343,16 +343,18 @@ def run_by_length(
     length only (`Encoder.one_length`), and reads no `lengths`.
     """
     if torch.compiler.is_exporting():
-        output = run(rows)
+        output = run(*rows)
+        assert isinstance(output, Tensor)
         return output, torch.ones(output.shape[:2], dtype=torch.bool, device=output.device)
-    tokens: list[Tensor] = [torch.empty(0)] * len(rows)
+    tokens: list[Tensor] = [torch.empty(0)] * len(lengths)
     for length in lengths.unique().tolist():
         group = (lengths == length).nonzero()[:, 0]
-        for row, output in zip(group.tolist(), run(rows[group, :length]), strict=True):
+        outputs = run(*(x[group, :length] for x in rows))
+        for row, output in zip(group.tolist(), outputs, strict=True):
             tokens[row] = output
-    counts = torch.tensor([len(x) for x in tokens], device=rows.device)
+    counts = torch.tensor([len(x) for x in tokens], device=lengths.device)
     padded = pad_sequence(tokens, batch_first=True)
-    return padded, torch.arange(padded.shape[1], device=rows.device) < counts[:, None]
+    return padded, torch.arange(padded.shape[1], device=lengths.device) < counts[:, None]
 
 
 SCHEMES: dict[str, Callable[..., Tensor]] = {

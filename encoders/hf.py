@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from ._torchaudio import torchaudio_or_none
 from .weights import from_hub, resolve
 
 M = TypeVar("M", bound=nn.Module)
-JOINT = ("clip", "metaclip_2", "siglip", "clap")  # types of models with a tower per modality
+JOINT = ("clip", "metaclip_2", "siglip", "clap")  # types whose tokens we know how to project
 MAX_JSON = 1 << 20  # bytes
 CUSTOM_CODE = (
     "needs custom code of its own, which is never run: take a model whose architecture is part of"
@@ -56,13 +57,22 @@ def join_source(source: str, folder: str) -> str:
 def refuse_joint(source: str, model: str) -> None:
     """Refuse a model of several modalities, such as CLIP, where an encoder of text is wanted."""
     config = load_auto("AutoConfig", source)
-    if hasattr(config, "text_config") and (
-        hasattr(config, "vision_config") or hasattr(config, "audio_config")
+    if hasattr(config, "text_config") and any(
+        hasattr(config, f"{part}_config") for part in ("vision", "image", "audio")
     ):
-        way_out = f": hf-clip/{model} takes the tower of one" if config.model_type in JOINT else ""
+        way_out = f": hf-clip/{model} takes the tower of one" if joint_kinds(config) else ""
         raise FusionZooError(
             f"hf/{model} is a model of several modalities ({config.model_type}){way_out}"
         )
+
+
+def joint_kinds(config: Any) -> list[str]:
+    """Return the kinds that a joint model has towers of, by transformers' `get_*_features`."""
+    from transformers import AutoModel
+
+    model = AutoModel._model_mapping.get(type(config), None)
+    kinds = [kind for kind in PARTS if hasattr(model, f"get_{kind}_features")]
+    return kinds if "text" in kinds and len(kinds) > 1 else []
 
 
 def load_model(source: str, pretrained: bool) -> Any:
@@ -247,10 +257,98 @@ class Tower(nn.Module):
         return tokens
 
 
-def load_tower(source: str, kind: str, pretrained: bool, projects: bool = True) -> Tower:
-    """Load one tower of a joint model, or build it from the configuration with random weights."""
+class AnyTower(nn.Module):
+    """One tower of any joint model, run by transformers' own `get_*_features`.
+
+    Parts of the model that these do not run are left out. Tokens are projected where they are as
+    wide as the projection's input; where they keep another width, the pooled vector is the token.
+
+    Shapes: inputs of the tower -> tokens (B, T, D), pooled (B, D), None where the model has none
+    """
+
+    def __init__(self, model: Any, kind: str, projects: bool, sample: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.kind, self.family, self.projects = kind, model.config.model_type, projects
+        self.joint_config = model.config  # of all towers
+        names = {"image": ("visual_projection", "image_projection")}.get(
+            kind, (f"{kind}_projection",)
+        )
+        self.name = next((x for x in names if isinstance(getattr(model, x, None), nn.Linear)), "")
+        self.model = _without_unused(model, kind, sample)
+        if self.name and not projects:
+            setattr(self.model, self.name, nn.Identity())
+
+    def forward(self, **inputs: Any) -> tuple[Tensor, Tensor | None]:
+        output = getattr(self.model, f"get_{self.kind}_features")(**inputs, return_dict=True)
+        tokens, pooled = output.last_hidden_state, output.pooler_output
+        if tokens.ndim == 4:
+            tokens = rearrange(tokens, "b d h w -> b (h w) d")
+        if pooled is None:
+            return tokens, None
+        if pooled.ndim == 3:  # FLAVA projects all tokens, of which the first stands for the input
+            return pooled, pooled[:, 0]
+        projection = getattr(self.model, self.name) if self.name else nn.Identity()
+        if isinstance(projection, nn.Linear) and projection.in_features == tokens.shape[2]:
+            tokens = projection(tokens)
+        return (tokens if tokens.shape[2] == pooled.shape[1] else pooled[:, None]), pooled
+
+
+@torch.no_grad()
+def _without_unused(model: Any, kind: str, sample: Mapping[str, Tensor]) -> Any:
+    """Return a copy of a joint model with the parts alone that encode one kind."""
+    run: set[nn.Module] = set()
+    hooks = [
+        part.register_forward_pre_hook(lambda part, _: run.add(part)) for part in model.modules()
+    ]
+    is_training = model.training
+    try:
+        getattr(model.eval(), f"get_{kind}_features")(**sample)
+    finally:
+        model.train(is_training)
+        for hook in hooks:
+            hook.remove()
+    used = {name for name, part in model.named_modules() if run.intersection(part.modules())}
+    tower = copy.copy(model)
+    tower._modules = {name: part if name in used else None for name, part in model.named_children()}
+    tower._parameters = {}  # scales of the logits
+    tower = copy.deepcopy(tower).eval()
+    removed = [
+        (part, child, inner)
+        for name, part in tower.named_modules()
+        for child, inner in part.named_children()
+        if f"{name}.{child}".lstrip(".") not in used and any(True for _ in inner.parameters())
+    ]
+    try:
+        for part, child, _ in removed:  # such as BLIP's attention to images
+            setattr(part, child, None)
+        getattr(tower, f"get_{kind}_features")(**sample)
+    except (AttributeError, TypeError):  # the model asks for one of them
+        for part, child, inner in removed:
+            setattr(part, child, inner)
+    return tower.train(is_training)
+
+
+def load_tower(
+    source: str,
+    kind: str,
+    pretrained: bool,
+    projects: bool = True,
+    sample: Mapping[str, Tensor] | None = None,
+) -> Tower | AnyTower:
+    """Load one tower of a joint model, or build it from the configuration with random weights.
+
+    `sample` holds inputs of one row, by which the parts of a type that is not one of `JOINT` are
+    found.
+    """
     config = load_auto("AutoConfig", source)
-    _check(config, source, kind)
+    check_tower(source, config, kind)
+    if config.model_type not in JOINT:
+        if sample is None:
+            raise FusionZooError(
+                f"{source} is a model of several modalities ({config.model_type}):"
+                f" hf-clip/{source} takes the tower of one"
+            )
+        return _any_tower(source, config, kind, pretrained, projects, sample)
     if not pretrained:
         tower = Tower(build_model(source, _with_one_tower(config, kind)), kind, projects)
         tower.joint_config = config
@@ -268,14 +366,44 @@ def load_tower(source: str, kind: str, pretrained: bool, projects: bool = True) 
     return tower
 
 
-def _check(config: Any, source: str, kind: str) -> None:
-    if config.model_type not in JOINT:
+def _any_tower(
+    source: str,
+    config: Any,
+    kind: str,
+    pretrained: bool,
+    projects: bool,
+    sample: Mapping[str, Tensor],
+) -> AnyTower:
+    """Load or build a tower that `get_*_features` runs; the model stays for another of its kind."""
+    models = _models.get()
+    models = {} if models is None else models
+    if not pretrained:
+        model = build_model(source, _with_one_tower(config, kind))
+    elif source in models:
+        model = models[source]
+    else:
+        model = models[source] = load_model(source, True)
+    try:
+        tower = AnyTower(model, kind, projects, sample)
+        tower.joint_config = copy.deepcopy(config)
+        return tower
+    except Exception as error:
         raise FusionZooError(
-            f"{source} is a {config.model_type}, not a joint model of one of the types"
-            f" {', '.join(JOINT)}; hf/ takes models of one modality"
+            f"{source}: the {kind} tower of a {config.model_type} cannot be run by itself:"
+            f" {one_line(error)}"
+        ) from error
+
+
+def check_tower(source: str, config: Any, kind: str) -> None:
+    """Require a joint model with a tower for `kind`."""
+    kinds = joint_kinds(config)
+    if not kinds:
+        raise FusionZooError(
+            f"{source} is a {config.model_type}, not a joint model with a tower per modality"
+            " (get_text_features and get_image_features or get_audio_features of transformers);"
+            " hf/ takes models of one modality"
         )
-    if kind not in PARTS or not hasattr(config, PARTS[kind][2]):
-        kinds = [name for name, parts in PARTS.items() if hasattr(config, parts[2])]
+    if kind not in kinds:
         raise FusionZooError(
             f"{source} is a {config.model_type}: it encodes {' and '.join(kinds)}, not {kind}"
         )

@@ -167,12 +167,12 @@ def _geometry(settings: Mapping[str, Any], side: int | None) -> tuple[Any, str, 
     return square, "crop", None
 
 
-def size_options(net: Any, size: tuple[int, int]) -> dict[str, bool]:
+def size_options(config: Any, forward: Any, size: tuple[int, int]) -> dict[str, bool]:
     """Return arguments of `forward` for images of another size than the model was trained on."""
-    trained = _sides(getattr(net.config, "image_size", None))
+    trained = _sides(getattr(config, "image_size", None))
     if trained in (None, size):
         return {}
-    known = "interpolate_pos_encoding" in inspect.signature(net.forward).parameters
+    known = "interpolate_pos_encoding" in inspect.signature(forward).parameters
     return {"interpolate_pos_encoding": True} if known else {}
 
 
@@ -257,7 +257,7 @@ class HFImage(CheckpointImage):
         self.pooling = pooling
         source = find_source(model, assets)
         config = load_auto("AutoConfig", source)
-        if hasattr(config, "vision_config"):
+        if hasattr(config, "vision_config") or hasattr(config, "image_config"):
             tower = load_tower(source, "image", pretrained, projects=False)
             self.net, self.config = tower.model, tower.joint_config
         else:
@@ -275,7 +275,7 @@ class HFImage(CheckpointImage):
             interpolation=interpolation,
             fit=fit,
         )
-        self.options = size_options(self.net, self.preparation.size)
+        self.options = size_options(self.net.config, self.net.forward, self.preparation.size)
         self.measure()
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:

@@ -1,4 +1,4 @@
-"""Encoders of images, texts and audio by the towers of one joint model: CLIP, SigLIP, CLAP.
+"""Encoders of images, texts and audio by the towers of one joint model: CLIP, SigLIP, CLAP, ...
 
 Two modalities that name one checkpoint, `hf-clip/<name or folder>`, get its two towers, read from
 disk once, and their pooled vectors lie in one space.
@@ -8,6 +8,7 @@ Shapes: `B` batch, `T` tokens, `D` width.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,15 +22,47 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Features, masked_mean
 
 from .base import ENCODERS, Encoder, Processor
-from .hf import Tower, find_source, load_auto, load_tokenizer, load_tower
-from .hf_audio import FeatureProcessor, clap_inputs, longest_clip
+from .hf import (
+    AnyTower,
+    Tower,
+    check_tower,
+    find_source,
+    load_auto,
+    load_tokenizer,
+    load_tower,
+    read_json,
+)
+from .hf_audio import FeatureProcessor, Layout, clap_inputs, longest_clip
 from .hf_image import CheckpointImage, size_options, split_tokens
 from .text import TokenizerProcessor
+
+LONGEST_TEXT = 512  # tokens, of a tower that names no limit
+PADDINGS = ("batch", "one", "full")  # of texts, the shortest first
+PADDING = "text_padding.json"  # which of them, beside the configuration of a saved model
+
+
+def tower_config(net: Tower | AnyTower, *names: str) -> Any:
+    """Return the configuration of one tower."""
+    if isinstance(net, Tower):
+        return net.model.config
+    config = net.joint_config
+    return next((getattr(config, name) for name in names if hasattr(config, name)), config)
+
+
+def check_image_tower(source: str) -> None:
+    """Require a tower for images of one size; SigLIP 2's checkpoints of one are of type siglip."""
+    config = load_auto("AutoConfig", source)
+    check_tower(source, config, "image")
+    if config.model_type == "siglip2":
+        raise FusionZooError(
+            f"{source} is a siglip2, whose images keep their shape (NaFlex): take one of SigLIP 2's"
+            " checkpoints of a fixed size, whose type is siglip; its text tower works"
+        )
 
 
 @ENCODERS.register("hf-clip-image", family="image", takes_model=True)
 class JointImage(CheckpointImage):
-    """Encode images with the vision tower of a joint model: CLIP, MetaCLIP 2 or SigLIP.
+    """Encode images with the vision tower of a joint model: CLIP, SigLIP, BLIP, AIMv2, ...
 
     The pooled vector is that of transformers' `get_image_features`; tokens are projected too. Of a
     text or audio tower of the same checkpoint only the space is shared, no weights.
@@ -62,25 +95,31 @@ class JointImage(CheckpointImage):
     ) -> None:
         super().__init__()
         source = find_source(model, assets)
-        self.net: Tower = load_tower(source, "image", pretrained, projection)
-        self.config = self.net.joint_config
+        check_image_tower(source)
         self.set_checkpoint_processing(
             source, verify=assets is None, augment=augment, size=size, fit=fit
         )
-        self.options = size_options(self.net.model, self.preparation.size)
+        sample = {"pixel_values": torch.zeros(1, 3, *self.preparation.size)}
+        self.net = load_tower(source, "image", pretrained, projection, sample)
+        self.config = self.net.joint_config
+        self.tower_config = tower_config(self.net, "vision_config", "image_config")
+        forward = self.net.model.forward
+        if isinstance(self.net, AnyTower):
+            forward = self.net.model.get_image_features
+        self.options = size_options(self.tower_config, forward, self.preparation.size)
         self.measure()
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         pixels = self.normalise(inputs["pixels"])
         tokens, pooled = self.net(pixel_values=pixels, **self.options)
-        _, tokens = split_tokens(self.net.model.config, tokens, pixels)
+        _, tokens = split_tokens(self.tower_config, tokens, pixels)
         mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
         return Features(tokens, mask, masked_mean(tokens, mask) if pooled is None else pooled)
 
 
 @ENCODERS.register("hf-clip-text", family="text", takes_model=True)
 class JointText(Encoder):
-    """Encode text with the text tower of a joint model: CLIP, MetaCLIP 2, SigLIP or CLAP.
+    """Encode text with the text tower of a joint model: CLIP, SigLIP, CLAP, BLIP, ...
 
     The pooled vector is that of transformers' `get_text_features`; tokens are projected too. SigLIP
     reads texts padded to the tower's length, as it was trained.
@@ -109,19 +148,53 @@ class JointText(Encoder):
         super().__init__()
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the data loader forks
         source = find_source(model, assets)
-        self.net: Tower = load_tower(source, "text", pretrained, projection)
+        check_tower(source, load_auto("AutoConfig", source), "text")
         self.tokenizer: Any = load_tokenizer(source)
-        config = self.net.model.config
-        offset = 2 if self.net.family == "clap" else 0  # RoBERTa's positions start after padding
-        self.positions = config.max_position_embeddings - offset
+        words = self.tokenizer("a", return_tensors="pt")
+        sample = {name: words[name] for name in ("input_ids", "attention_mask")}
+        self.net = load_tower(source, "text", pretrained, projection, sample)
+        config = tower_config(self.net, "text_config")
+        # RoBERTa's positions start after padding.
+        offset = 2 if self.net.family in ("clap", "altclip") else 0
+        positions = getattr(config, "max_position_embeddings", None) or LONGEST_TEXT
+        self.positions = positions - offset
         self.max_length = min(max_length or self.positions, self.positions)
         prepare = self.processor(False)
         if self.net.family in ("clip", "metaclip_2"):
             self._check_end(source, prepare.blank()["input_ids"], config.eos_token_id)
         self.eval()
+        self.padding = "full" if self.net.family == "siglip" else "batch"
+        if isinstance(self.net, AnyTower):
+            self.max_length = min(self.max_length, self.positions - 1)
+            self._read_padding(assets) if assets else self._find_padding(source)
         with torch.no_grad():
             self.dim = self.encode(prepare.collate([prepare.blank()])).pooled.shape[1]
         self.train()
+
+    @torch.no_grad()
+    def _find_padding(self, source: str) -> None:
+        """Find the padding with which a text gets the same vector alone and beside a longer one.
+
+        Some need `one` padding token at least (AIMv2's causal mask is dropped without any), others
+        the tower's `full` length, as SigLIP 2, which pools the last position.
+        """
+        prepare = self.processor(False)
+        short = prepare("a")
+        long = {"input_ids": short["input_ids"].repeat(3)[: self.max_length]}
+        for self.padding in PADDINGS:
+            alone = self.encode(prepare.collate([short])).pooled[0]
+            beside = self.encode(prepare.collate([short, long])).pooled[0]
+            if (alone - beside).abs().max() <= 1e-5 * max(1.0, float(alone.abs().max())):
+                return
+        raise FusionZooError(
+            f"{source}: the text tower of a {self.net.family} answers otherwise beside longer texts"
+        )
+
+    def _read_padding(self, assets: Path) -> None:
+        facts = read_json(assets / PADDING)
+        self.padding = str(facts.get("padding")) if isinstance(facts, dict) else ""
+        if self.padding not in PADDINGS:
+            raise FusionZooError(f"{assets / PADDING}: padding is none of {', '.join(PADDINGS)}")
 
     @staticmethod
     def _check_end(source: str, blank: Tensor, end: int) -> None:
@@ -137,18 +210,26 @@ class JointText(Encoder):
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         ids, mask = inputs["input_ids"], inputs["attention_mask"]
-        if self.net.family == "siglip":  # trained without attention mask, on texts of equal length
+        if self.padding == "full":  # trained without attention mask, on texts of equal length
             pad_id = self.tokenizer.pad_token_id or 0
             missing = self.positions - ids.shape[1]
             padded = F.pad(ids.masked_fill(~mask, pad_id), (0, missing), value=pad_id)
             tokens, pooled = self.net(input_ids=padded)
             return Features(tokens[:, : ids.shape[1]], mask, pooled)
-        tokens, pooled = self.net(input_ids=ids, attention_mask=mask.long())
-        return Features(tokens, mask, pooled)
+        extra = int(self.padding == "one")
+        padded = F.pad(ids, (0, extra), value=self.tokenizer.pad_token_id or 0)
+        tokens, pooled = self.net(
+            input_ids=padded, attention_mask=F.pad(mask, (0, extra), value=False).long()
+        )
+        tokens = tokens[:, : ids.shape[1]]
+        mask = mask if tokens.shape[1] == mask.shape[1] else mask[:, :1]  # one token, the pooled
+        return Features(tokens, mask, masked_mean(tokens, mask) if pooled is None else pooled)
 
     def save_assets(self, folder: Path) -> None:
         self.net.joint_config.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
+        if isinstance(self.net, AnyTower):
+            (folder / PADDING).write_text(json.dumps({"padding": self.padding}) + "\n")
 
 
 @ENCODERS.register("hf-clip-audio", family="audio", takes_model=True)
@@ -184,7 +265,7 @@ class JointAudio(Encoder):
     ) -> None:
         super().__init__()
         source = find_source(model, assets)
-        self.net: Tower = load_tower(source, "audio", pretrained, projection)
+        self.net = load_tower(source, "audio", pretrained, projection)
         self.extractor: Any = load_auto("AutoFeatureExtractor", source)
         self.rate = self.extractor.sampling_rate
         self.longest, self.windows = longest_clip(self.extractor, longest), windows
@@ -193,7 +274,7 @@ class JointAudio(Encoder):
 
     def processor(self, train: bool) -> Processor:
         extractor, windows = self.extractor, self.windows
-        return FeatureProcessor(extractor, self.rate, self.longest, num_windows=windows)
+        return FeatureProcessor(extractor, self.rate, self.longest, Layout(), num_windows=windows)
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         tokens, pooled = self.net(**clap_inputs(self.net.model, inputs["features"]))

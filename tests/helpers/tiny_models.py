@@ -95,6 +95,40 @@ def save_clap(folder: Path, fused: bool = False) -> Path:
     return folder
 
 
+POSITIONS = {"max_position_embeddings": 24}
+EFFICIENT = {"image_size": 32, "width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 32}
+JOINT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # settings of the text and the image
+    "chinese_clip": ({**TEXT, **POSITIONS}, VISION),
+    "blip": ({**TEXT, **POSITIONS, "encoder_hidden_size": 16, "projection_dim": 12}, VISION),
+    "flava": ({**TEXT, **POSITIONS}, VISION),
+    "aimv2": ({**TEXT, **POSITIONS}, VISION),
+    "tipsv2": ({**TEXT, **POSITIONS}, VISION),
+    "align": ({**TEXT, **POSITIONS}, EFFICIENT),
+    "owlvit": ({**TEXT, **POSITIONS}, VISION),
+    "siglip2": ({**TEXT, **POSITIONS, "projection_size": 16}, {**SMALL, "patch_size": 16}),
+}
+
+
+def save_joint(folder: Path, family: str) -> Path:
+    """Save a joint model of a type whose towers transformers' `get_*_features` run."""
+    import transformers
+
+    torch.manual_seed(0)
+    text, vision = JOINT[family]
+    parts = {"text_config": text, "vision_config": vision, "projection_dim": 12}
+    if family == "flava":
+        parts["image_config"] = parts.pop("vision_config")
+        parts["multimodal_config"] = SMALL
+    config = transformers.AutoConfig.for_model(family, **parts)
+    model = transformers.AutoModel.from_config(config)
+    for parameter in model.parameters():  # else some answer nearly the same to any input
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
 def save_whisper(folder: Path) -> Path:
     from transformers import WhisperConfig, WhisperModel
 
@@ -104,6 +138,74 @@ def save_whisper(folder: Path) -> Path:
     WhisperModel(
         WhisperConfig(d_model=16, vocab_size=60, pad_token_id=0, **half, **other)
     ).save_pretrained(folder)
+    return folder
+
+
+HALF = {"encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16}
+OTHER = {"decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 16}
+MELS = {"num_mel_bins": 16, "subsampling_conv_channels": 8}
+SOUND: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {  # settings, extractor, its own
+    "moonshine": (
+        {
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "vocab_size": 60,
+            **{f"{x}_num_hidden_layers": 1 for x in ("encoder", "decoder")},
+            **{f"{x}_num_attention_heads": 2 for x in ("encoder", "decoder")},
+            **{f"{x}_num_key_value_heads": 2 for x in ("encoder", "decoder")},
+        },
+        *("Wav2Vec2FeatureExtractor", {}),
+    ),
+    "parakeet_encoder": (
+        {**SMALL, **MELS, "num_key_value_heads": 2},
+        *("ParakeetFeatureExtractor", {"feature_size": 16}),
+    ),
+    "lasr_encoder": (
+        {**SMALL, **MELS, "num_key_value_heads": 2},
+        *("LasrFeatureExtractor", {"feature_size": 16}),
+    ),
+    "wav2vec2-bert": (
+        {**SMALL, "feature_projection_input_dim": 160, "output_hidden_size": 16},
+        *("SeamlessM4TFeatureExtractor", {}),
+    ),
+    "speech_to_text": (
+        {**HALF, **OTHER, "d_model": 16, "vocab_size": 60, "conv_channels": 16},
+        *("Speech2TextFeatureExtractor", {}),
+    ),
+    "encodec": (
+        {"hidden_size": 16, "num_filters": 2, "codebook_size": 16, "num_lstm_layers": 1},
+        *("EncodecFeatureExtractor", {}),
+    ),
+    "qwen3_asr_encoder": (
+        {**HALF, "d_model": 16, "downsample_hidden_size": 8, "output_dim": 16},
+        *("Qwen3ASRFeatureExtractor", {}),
+    ),
+    "audioflamingo3_encoder": (
+        {
+            **{"hidden_size": 16, "num_mel_bins": 80, "max_source_positions": 100},
+            **{"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16},
+        },
+        *("WhisperFeatureExtractor", {"chunk_length": 2}),
+    ),
+    "speecht5": (
+        {**SMALL, **HALF, **OTHER, "vocab_size": 60},
+        *("Wav2Vec2FeatureExtractor", {}),
+    ),
+}
+
+
+def save_sound(folder: Path, family: str) -> Path:
+    """Save a model of audio whose features are as long as the clip, or that needs their mask."""
+    import transformers
+
+    torch.manual_seed(0)
+    settings, extractor, options = SOUND[family]
+    config = transformers.AutoConfig.for_model(family, **settings)
+    model = transformers.AutoModel.from_config(config)
+    for parameter in model.parameters():  # else some answer nearly the same to any clip
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    getattr(transformers, extractor)(**options).save_pretrained(folder)
     return folder
 
 
