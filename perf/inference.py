@@ -84,13 +84,13 @@ def forms(model: Any, exported: str, batch: Any, compiles: bool) -> dict[str, Ca
 
 
 def table(
-    case: str, works: dict[str, Callable[[], object]], rounds: int, rows: int
+    case: str, works: dict[str, Callable[[], object]], rounds: int, rows: int, base: str = "eager"
 ) -> list[dict[str, object]]:
-    """Time the ways in turns; return a line for each."""
+    """Time the ways in turns; return a line for each, with its ratio to `base`."""
     times = interleaved(works, rounds)
     lines = []
     for name, spent in times.items():
-        ratio = compare(spent, times["eager"])
+        ratio = compare(spent, times[base])
         median = sorted(spent)[len(spent) // 2]
         line = {"case": case, "form": name, "cpu_ms": f"{1000 * median:.1f}"}
         line |= {"rows_per_cpu_s": f"{rows / median:.1f}"}

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from _timing import compare, interleaved
+from inference import table
 from PIL import Image
 
 import fusionzoo as fz
@@ -52,9 +52,9 @@ def main() -> None:
     torch.set_num_threads(1)
     lines: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as folder:
-        table = make_table(Path(folder))
+        made = make_table(Path(folder))
         for case in ("pictures, texts, numbers", "texts, numbers"):
-            rows = table if case.startswith("pictures") else table.drop(columns="photo")
+            rows = made if case.startswith("pictures") else made.drop(columns="photo")
             encoders = {"image": {"name": "timm/resnet18", "pretrained": False}}
             run = fz.train(
                 rows,
@@ -90,11 +90,11 @@ def make_table(folder: Path) -> pd.DataFrame:
 
 def measure(case: str, model: Any, rows: pd.DataFrame, base: Path) -> list[dict[str, object]]:
     """Time the ways in turns; return a line for each."""
-    table = rows.drop(columns="kind")
-    if "photo" in table:
-        table = table.assign(photo=[str(base / x) for x in table["photo"]])
+    given = rows.drop(columns="kind")
+    if "photo" in given:
+        given = given.assign(photo=[str(base / x) for x in given["photo"]])
     collate, by_kind = model.collate(), model.modalities
-    records = table.to_dict("records")
+    records = given.to_dict("records")
     values = [
         {
             name: {x: row[x] for x in ("weight", "age")}
@@ -116,19 +116,10 @@ def measure(case: str, model: Any, rows: pd.DataFrame, base: Path) -> list[dict[
     works: dict[str, Callable[[], object]] = {
         "bare": bare,
         "model.predict by modality": lambda: model.predict(values),
-        "model.predict rows": lambda: model.predict(table),
-        "fz.predict rows": lambda: fz.predict(model, table),
+        "model.predict rows": lambda: model.predict(given),
+        "fz.predict rows": lambda: fz.predict(model, given),
     }
-    times = interleaved(works, ROUNDS)
-    lines = []
-    for name, spent in times.items():
-        ratio = compare(spent, times["bare"])
-        median = 1000 * sorted(spent)[len(spent) // 2]
-        line = {"case": case, "form": name, "cpu_ms": f"{median:.1f}"}
-        line |= {key: ratio[key] for key in ("ratio", "quartile_low", "quartile_high")}
-        print(line, flush=True)
-        lines.append(line)
-    return lines
+    return table(case, works, ROUNDS, len(rows), base="bare")
 
 
 if __name__ == "__main__":
