@@ -15,8 +15,11 @@ warnings.filterwarnings("ignore", "IProgress not found", TqdmWarning)
 
 EVERY = 10.0  # seconds between two lines of a log
 NOTEBOOK_EVERY = 0.5  # seconds between two updates of a notebook's line
-LINE = "{desc}{percentage:.0f} % ({n_fmt} of {total_fmt} {unit}s, {elapsed}, {remaining} left)"
-COUNT = "{desc}{n_fmt} {unit}s, {elapsed}"  # without a known total
+LINE = (
+    "{desc}{percentage:.0f} % ({n_fmt} of {total_fmt} {unit}s, {elapsed}, {remaining} left,"
+    " {rate_fmt}){postfix}"
+)
+COUNT = "{desc}{n_fmt} {unit}s, {elapsed}, {rate_fmt}"  # without a known total
 
 
 def progress_bar(

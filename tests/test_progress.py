@@ -42,7 +42,8 @@ def test_a_log_has_a_line_every_ten_seconds_and_no_bar(
     assert [line.partition(" (")[0] for line in lines] == [
         *("train: 20 %", "train: 40 %", "train: 60 %", "train: 80 %", "train: 100 %")
     ]
-    assert "(40 of 100 steps, " in lines[1]
+    assert lines[1].startswith("train: 40 % (40 of 100 steps, ")
+    assert lines[1].endswith("step/s)")
 
 
 def test_short_work_leaves_nothing_in_a_log(

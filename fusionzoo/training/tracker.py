@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -164,6 +165,7 @@ class Tracker:
         self.folder: Path | None = of.folder if of else None
         self.quiet = quiet
         self.bar: tqdm[Any] | None = None
+        self._shown: dict[str, str] = {}  # beside the progress
         self.file: TextIO | None = None
         self.logger: Logger | None = None
         self.seconds: dict[str, float] = {}
@@ -231,11 +233,19 @@ class Tracker:
             rates = {n: f"{x:.1e}" for n, x in figures.get("lr", {}).items() if "/" not in n}
             same = len(set(rates.values())) == 1
             rates = {"lr": next(iter(rates.values()))} if same else rates
-            shown = {"loss": f"{figures['loss']:.3f}", **rates}
-            self.bar.set_postfix(shown, refresh=False)
+            used = peak_memory(self.world.device)
+            memory = {"memory": f"{used / 1e9:.1f} GB"} if used else {}
+            self._show({"loss": f"{figures['loss']:.3f}", **rates, **memory})
         if self.file is not None:
             self.file.write(json.dumps({"step": step, "event": event, **figures}) + "\n")
         self._send(step, dict(_flat(figures, event)))
+
+    def _show(self, figures: Mapping[str, str]) -> None:
+        """Show figures beside the progress, until others of their names come."""
+        self._shown |= figures
+        if self.bar is not None:
+            text = ", ".join(f"{name} {value}" for name, value in self._shown.items())
+            self.bar.set_postfix_str(text, refresh=False)
 
     def _send(self, step: int, figures: Mapping[str, float]) -> None:
         """Send metrics to the logger; a server that does not answer must not end a run."""
@@ -277,6 +287,8 @@ class Tracker:
             if leading in metrics
         ]
         has_leading = leading != "loss" and leading in val
+        score = {f"val {leading}": f"{val[leading]:.3f}"} if leading in val else {}
+        self._show({"epoch": str(state.evaluated), **score})
         self.say(
             f"epoch {state.evaluated:3d}  train loss {train_loss:.3f}"
             + (f"  val loss {val['loss']:.3f}" if val["loss"] else "")  # 0: nothing to predict
@@ -326,6 +338,19 @@ def environment(world: World) -> dict[str, Any]:
         "processes": world.size,
         "threads": torch.get_num_threads(),
     }
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the most bytes that a run had so far: of a CUDA device's memory, else of this
+    process; 0 where that is not known."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
 
 
 def utilisation(val: Mapping[str, Any], leading: str, higher: bool) -> dict[str, float]:
