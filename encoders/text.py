@@ -18,12 +18,13 @@ from torch.nn.utils.rnn import pad_sequence
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.structures import Features, evaluating
 
-from .base import ENCODERS, Encoder, Item, Processor, TokenTransformer
+from .base import ENCODERS, Encoder, Item, Processor, TokenTransformer, run_by_length
 from .hf import aligned, find_source, join_source, load_model, load_tokenizer, refuse_joint
 from .sentence import MODES, SentenceHead, pool, read_sentence_config
 
 BYTES, START = 256, 256  # number of byte values, and the token that starts a text
 LENGTHS = (1, 4, 16, 64)  # tokens that a model is tried with, until it encodes a text
+PADDED = 1e-3  # of the largest value: what padding may change before rows are run by length
 
 
 class TokenProcessor(Processor):
@@ -135,6 +136,7 @@ class HFText(Encoder):
             max_length = max_length or sentence.max_length
         self.max_length = self._length(max_length, sentence is not None)
         self.dim = self._measure(model)
+        self.one_length = self._reads_padding()
         if sentence is not None:
             self.head = SentenceHead(sentence, source, self.dim, pretrained)
             self.dim, self.checkpoint_settings = self.head.dim, sentence.facts
@@ -171,12 +173,27 @@ class HFText(Encoder):
             f" {one_line(problem) or type(problem).__name__}"
         ) from problem
 
+    @torch.no_grad()
+    def _reads_padding(self) -> bool:
+        """Whether a text's tokens depend on the padding behind them, as FNet's do."""
+        prepare = self.processor(False)
+        items = [prepare("a"), prepare("a b c d e f g h")]
+        ids, mask = prepare.collate(items).values()
+        length = len(items[0]["input_ids"])
+        with evaluating(self):
+            padded = self._run(ids, mask)[0, :length]
+            alone = self._run(ids[:1, :length], mask[:1, :length])[0]
+        return bool((padded - alone).abs().max() > PADDED * alone.abs().max())
+
     def processor(self, train: bool) -> Processor:
         return TokenizerProcessor(self.tokenizer, self.max_length, self.prompt, self.lower_case)
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         ids, mask = inputs["input_ids"], inputs["attention_mask"]
-        tokens = self._run(ids, mask)
+        if self.one_length:
+            tokens, mask = run_by_length(mask.sum(1), self._run, ids, mask)
+        else:
+            tokens = self._run(ids, mask)
         if self.head is None:
             return Features(tokens, mask, pool(tokens, mask, self.pooling))
         tokens, pooled = self.head(tokens, mask)

@@ -63,6 +63,27 @@ def test_a_text_model_answers_alike_after_it_was_saved(family: str, tmp_path: Pa
     assert_saved({"text": f"hf/{source}"}, {"text": "a red cat"}, tmp_path / "model")
 
 
+@pytest.mark.parametrize(
+    ("family", "by_length"), [("FNet", True), ("Canine", True), ("Bert", False)]
+)
+def test_a_text_is_encoded_alike_beside_a_longer_one(
+    family: str, by_length: bool, tmp_path: Path
+) -> None:
+    """FNet mixes all positions of a row, the padding too."""
+    encoder = create_encoder("text", f"hf/{text_folder(family, tmp_path)}").eval()
+    assert encoder.one_length == by_length
+    prepare = encoder.processor(False)
+    with torch.no_grad():
+        alone, both = (
+            encoder(prepare.collate([prepare(x) for x in texts]))
+            for texts in (["a red cat"], ["a red cat", "a red cat on a warm old wall by the sea"])
+        )
+    torch.testing.assert_close(both.pooled[0], alone.pooled[0], rtol=1e-5, atol=1e-6)
+    length = alone.tokens.shape[1]
+    torch.testing.assert_close(both.tokens[0, :length], alone.tokens[0], rtol=1e-5, atol=1e-6)
+    assert both.mask[0].sum() == length
+
+
 @pytest.mark.parametrize("name", IMAGES)
 def test_an_image_model_answers_alike_after_it_was_saved(name: str, tmp_path: Path) -> None:
     pixels = np.full((64, 64, 3), 200, np.uint8)
