@@ -145,7 +145,7 @@ def hidden_states(output: Any) -> Tensor | None:
 
 @ENCODERS.register("hf-audio", family="audio", takes_model=True)
 class HFAudio(Encoder):
-    """Encode audio with a Hugging Face model: wav2vec 2.0, AST, Whisper, w2v-BERT, Parakeet, ...
+    """Encode audio with a Hugging Face model: wav2vec 2.0, AST, Whisper, Parakeet, ...
 
     Clips are padded with silence to a multiple of 0.1 s. How clips of several lengths run together
     is measured when the encoder is built: a model with a window of fixed length sees that window,
