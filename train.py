@@ -103,7 +103,8 @@ def train_trials(
     with claim_folder(cfg, world) as (folder, resume):
         tracker.folder = folder
         tracker.say(*presets.recipe(folder, choices))
-        trials = Trials(folder, cfg, data_identity(dataset), world, resume=resume)
+        identity = data_identity(dataset) if world.main else {}  # which alone reads it
+        trials = Trials(folder, cfg, identity, world, resume=resume)
         while trials.number <= cfg.train.trials:
             if obstacle := trials.obstacle(tracker.seconds_left(cfg.train.time_limit)):
                 tracker.say(obstacle)

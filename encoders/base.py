@@ -171,6 +171,21 @@ def fully_frozen(module: nn.Module, frozen: Set[int]) -> Iterator[nn.Module]:
             yield from fully_frozen(part, frozen)
 
 
+def called_modules(module: nn.Module, run: Callable[[], object]) -> set[nn.Module]:
+    """Return which of a module's parts, itself included, are called while `run` runs."""
+    called: set[nn.Module] = set()
+    hooks = [
+        part.register_forward_pre_hook(lambda part, _: called.add(part))
+        for part in module.modules()
+    ]
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return called
+
+
 Item = dict[str, Tensor]
 
 

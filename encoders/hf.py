@@ -17,8 +17,10 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.structures import evaluating
 
 from ._torchaudio import torchaudio_or_none
+from .base import called_modules
 from .weights import from_hub, resolve
 
 M = TypeVar("M", bound=nn.Module)
@@ -296,17 +298,9 @@ class AnyTower(nn.Module):
 @torch.no_grad()
 def _without_unused(model: Any, kind: str, sample: Mapping[str, Tensor]) -> Any:
     """Return a copy of a joint model with the parts alone that encode one kind."""
-    run: set[nn.Module] = set()
-    hooks = [
-        part.register_forward_pre_hook(lambda part, _: run.add(part)) for part in model.modules()
-    ]
     is_training = model.training
-    try:
-        getattr(model.eval(), f"get_{kind}_features")(**sample)
-    finally:
-        model.train(is_training)
-        for hook in hooks:
-            hook.remove()
+    with evaluating(model):
+        run = called_modules(model, lambda: getattr(model, f"get_{kind}_features")(**sample))
     used = {name for name, part in model.named_modules() if run.intersection(part.modules())}
     tower = copy.copy(model)
     tower._modules = {name: part if name in used else None for name, part in model.named_children()}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 from fusionzoo.structures import Features, masked_mean
 
-from .base import ENCODERS, Encoder, Item, Processor
+from .base import ENCODERS, Encoder, Item, Processor, called_modules
 from .weights import PYTORCH_HUB, from_hub
 
 MAX_ASPECT = 16  # relative to the crop's; of a longer image only the middle is resized
@@ -209,24 +209,19 @@ def timm_features(net: Any, x: Tensor) -> Features:
 
 
 @torch.no_grad()
-def remove_unused_head(net: Any, run: Callable[[], Any]) -> list[str]:
-    """Replace the parts of a timm model that `run` does not use by identities; return their names.
+def remove_unused_head(net: Any, run: Callable[[], object]) -> None:
+    """Replace the parts of a timm model that `run` does not use by identities.
 
     These follow the features, such as MobileNetV3's `conv_head` where tokens are averaged instead.
     State dicts that still hold them load all the same.
     """
-    called: set[str] = set()
-    parts = {name: x for name, x in net.named_children() if any(True for _ in x.parameters())}
-    hooks = [
-        x.register_forward_pre_hook(lambda *_, name=name: called.add(name))
-        for name, part in parts.items()
-        for x in part.modules()
-    ]
     net.eval()
-    run()
-    for hook in hooks:
-        hook.remove()
-    unused = [name for name in parts if name not in called]
+    called = called_modules(net, run)
+    unused = [
+        name
+        for name, part in net.named_children()
+        if any(True for _ in part.parameters()) and not called.intersection(part.modules())
+    ]
     for name in unused:
         setattr(net, name, nn.Identity())
 
@@ -236,7 +231,6 @@ def remove_unused_head(net: Any, run: Callable[[], Any]) -> list[str]:
 
     if unused:
         net.register_load_state_dict_pre_hook(forget)
-    return unused
 
 
 def channels_last(net: Any) -> bool:

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 from fusionzoo.files import without_folders
+from fusionzoo.structures import evaluating
 
 from ._torchaudio import torchaudio_or_none
-from .base import Encoder
+from .base import Encoder, called_modules
 from .wrapped import WRAPPED
 
 # Keys of state dicts in a checkpoint; of several in one file, the first of these is read.
@@ -376,18 +377,11 @@ def add_lora(
 
 def _called(encoder: Encoder) -> set[str]:
     """Return the names of the modules that are called for a blank item."""
-    called: set[str] = set()
-    hooks = [
-        part.register_forward_pre_hook(lambda *_, key=key: called.add(key))
-        for key, part in encoder.named_modules()
-    ]
-    was_training, processor = encoder.training, encoder.processor(False)
-    with torch.no_grad():
-        encoder.eval()(processor.collate([processor.blank()]))
-    encoder.train(was_training)
-    for hook in hooks:
-        hook.remove()
-    return called
+    processor = encoder.processor(False)
+    blank = processor.collate([processor.blank()])
+    with torch.no_grad(), evaluating(encoder):
+        called = called_modules(encoder, lambda: encoder(blank))
+    return {key for key, part in encoder.named_modules() if part in called}
 
 
 def _called_linear(encoder: nn.Module, called: Set[str]) -> list[str]:

@@ -75,6 +75,10 @@ class Trials:
             contents = {"data": self.data, "finished": [asdict(x) for x in self.finished]}
             write_json(self.folder / FILE, contents)
 
+    def _of(self, number: int) -> Path:
+        """Return the run folder of a trial."""
+        return self.folder / "trials" / str(number)
+
     @property
     def number(self) -> int:
         """The next trial, counted from 1."""
@@ -110,18 +114,18 @@ class Trials:
             seed=seed,
             optim=replace(optim, **scaled),
             train=replace(self.cfg.train, trials=1),
-            out=str(self.folder / "trials" / str(self.number)),
+            out=str(self._of(self.number)),
             resume="auto" if self.resume else False,
             resume_anyway=self.cfg.resume_anyway and self.resume,
             overwrite=False,
         )
 
-    def add(self, tasks: Tasks, seconds: float) -> Trial:
+    def add(self, tasks: Tasks, seconds: float) -> None:
         """Take the results of the trial that just ended; of all but the best, the weights go."""
         factor, seed = next_values(self.cfg.seed, self.finished)
         trial = None
         if self.world.main:
-            path = self.folder / "trials" / str(self.number) / "metrics.json"
+            path = self._of(self.number) / "metrics.json"
             results = json.loads(path.read_text(encoding="utf-8"))
             trial = Trial(
                 factor=factor,
@@ -131,18 +135,16 @@ class Trials:
                 best_epoch=results["best_epoch"],
                 seconds=seconds,
             )
-        trial = from_main(trial, self.world)
-        self.finished.append(trial)
+        self.finished.append(from_main(trial, self.world))
         self._write()
         if self.world.main:
             for number in range(1, self.number):
                 for name in DROPPED if number != self.best + 1 else ():
-                    shutil.rmtree(self.folder / "trials" / str(number) / name, ignore_errors=True)
-        return trial
+                    shutil.rmtree(self._of(number) / name, ignore_errors=True)
 
     def keep_best(self) -> dict[str, Any]:
         """Copy the best trial's model and results into the run folder; return the results."""
-        source = self.folder / "trials" / str(self.best + 1)
+        source = self._of(self.best + 1)
         results: dict[str, Any] = {}
         if self.world.main:
             for name in KEPT:
