@@ -7,7 +7,7 @@ import inspect
 import logging
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import import_module, invalidate_caches
@@ -67,6 +67,7 @@ REFERENCE = re.compile(r"(?:[\w.]+|.*\.py):[A-Za-z_]\w*")
 __path__: list[str] = []  # modules may lie below this one: `_PluginFinder` finds them
 _log = logging.getLogger("fusionzoo")
 _loaded_groups: set[str] = set()  # of entry points
+_files: dict[str, ModuleType] = {}  # the module of each file that was a plugin, by the file's name
 _imports_allowed = ContextVar("imports_allowed", default=True)
 
 
@@ -202,7 +203,9 @@ def _import_file(path: Path) -> ModuleType:
     if not path.stem.isidentifier():
         raise FusionZooError(f"{path.stem!r} is no name for a module: use letters, digits and _")
     invalidate_caches()  # the file may be newer than the folder's listing
-    return _imported_from(path) or import_module(_module_name(path))
+    module = _imported_from(path) or import_module(_module_name(path))
+    _files[path.name] = module
+    return module
 
 
 def _import_module(name: str) -> ModuleType:
@@ -232,10 +235,8 @@ def _imported(plugin: str) -> ModuleType | None:
     exact = sys.modules.get(_module_name(Path(plugin).expanduser().resolve()))
     if exact is not None:
         return exact
-    loaded: Mapping[str, ModuleType] = dict(sys.modules)
-    ending = f".{Path(plugin).stem}"
-    names = [x for x in loaded if x.startswith(f"{__name__}.x") and x.endswith(ending)]
-    return loaded[names[0]] if names else None
+    module = _files.get(Path(plugin).name)
+    return None if module is None else sys.modules.get(module.__name__)
 
 
 def _module_name(path: Path) -> str:

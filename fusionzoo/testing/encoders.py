@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_model, save_model
 from torch import Tensor
 
+import fusionzoo
 from fusionzoo.encoders import ENCODERS, Encoder, create_encoder
-from fusionzoo.structures import KINDS, Audio, Features
+from fusionzoo.model import FusionModel, create_model
+from fusionzoo.structures import KINDS, Audio, Features, Sample
 
 from .checks import Checks, assert_registered
 
@@ -136,6 +139,42 @@ def assert_equal(
         if not torch.allclose(x, y, rtol=tolerance, atol=tolerance):
             off = (x - y).abs().max().item()
             raise AssertionError(f"{why}: {name} differs by {off:.2g}")
+
+
+def trained(make: Maker) -> tuple[FusionModel, list[Sample]]:
+    """Train a model with the encoder for two steps on three samples, one of which lacks its input.
+
+    Require gradients that are finite, and not all zero unless nothing is to be trained.
+    """
+    torch.manual_seed(0)
+    encoder = make(freeze="none")
+    other = {"name": "vector/identity", "kind": "vector", "in_dim": 2}
+    model = create_model("concat", {"tried": encoder, "other": other}, 2, dim=8)
+    values = [*raw_values(encoder)[:2], None]
+    samples = [
+        Sample(str(n), "", None, {"tried": value, "other": torch.ones(2)})
+        for n, value in enumerate(values)
+    ]
+    batch = model.train().collate(train=True)(samples)
+    learning = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(batch).logits, torch.tensor([0, 1, 0]))
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(learning, 1.0)
+        assert loss.isfinite() and norm.isfinite(), f"a loss of {loss}, gradients of norm {norm}"
+        assert norm > 0 or not learning, "no gradient reaches the encoder"
+        optimizer.step()
+    return model.eval(), samples
+
+
+def assert_answers_alike(model: FusionModel, loaded: FusionModel, samples: list[Sample]) -> None:
+    """Require that a model answers as before when it is loaded, to the bit."""
+    with torch.no_grad():
+        expected, logits = (x.eval()(x.collate()(samples)).logits for x in (model, loaded))
+    off = (logits - expected).abs().max().item()
+    assert off == 0, f"the loaded model answers otherwise, by {off:.2g}"
 
 
 def maker(target: str, settings: Mapping[str, Any] | None = None) -> Maker:
@@ -284,6 +323,14 @@ def assets_and_weights_rebuild_it(make: Maker) -> None:
         output, expected = features_of(rebuilt, values), features_of(encoder, values)
     for part, x, y in zip(Features._fields, output, expected, strict=True):
         assert torch.equal(x, y), f"after a rebuild from its folder {part} differs"
+
+
+@CHECKS.add
+def a_trained_model_answers_alike_once_it_is_loaded(make: Maker) -> None:
+    """Tried: two steps on samples one of which lacks the modality, `save`, `load`; to the bit."""
+    model, samples = trained(make)
+    with tempfile.TemporaryDirectory() as folder:
+        assert_answers_alike(model, fusionzoo.load(model.save(folder)), samples)
 
 
 @CHECKS.add

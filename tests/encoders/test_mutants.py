@@ -191,6 +191,18 @@ class StillMoving(Sound):
         return super().encode(inputs)
 
 
+class ScaledByItsSteps(Sound):
+    """A number that training moves, in no state dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 1.0
+
+    def pool(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        self.scale *= 0.9 if self.training else 1.0
+        return masked_mean(tokens, mask) * self.scale
+
+
 class NeverFrozen(Sound):
     def freeze(self, mode: str = "all") -> None:
         """Forget to."""
@@ -216,6 +228,7 @@ CAUGHT_BY = {
     ScalesInAList: "every_parameter_is_registered_and_gets_a_gradient",
     UnusedLayer: "every_parameter_is_registered_and_gets_a_gradient",
     AnotherBuildEachTime: "the_same_seed_builds_the_same_encoder",
+    ScaledByItsSteps: "a_trained_model_answers_alike_once_it_is_loaded",
     StillMoving: "a_frozen_encoder_stays_as_it_is",
     NeverFrozen: "a_frozen_encoder_stays_as_it_is",
     AlwaysSingle: "float64_and_bfloat16_are_near_float32",

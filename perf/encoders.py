@@ -1,0 +1,213 @@
+"""Try every encoder that the libraries offer: `python perf/encoders.py`, about 25 minutes.
+
+Tiny random models of each architecture of transformers, the smallest model of each module of timm
+and of each family of torchvision, bundles of torchaudio, `mel/` with models of several kinds. Each
+is created, trained for two steps on a batch in which one row lacks the modality, saved, and loaded
+without its source. Writes results/encoders.csv with a row for each:
+
+- `ok`: gradients reach the encoder, and the loaded model answers the same
+- `refused`: one line of fusionzoo's own says why, before any step
+- `failed`: anything else
+- `not built`: the library cannot build it here, or no tiny model of it is known to perf/
+
+`--only REGEX` tries the names that it finds, and prints instead of writing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+import shutil
+import signal
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+import fusionzoo
+from fusionzoo.encoders._torchaudio import torchaudio_or_none
+from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.progress import progress_bar
+from fusionzoo.testing.encoders import assert_answers_alike, maker, trained
+
+ROOT = Path(__file__).parents[1]
+COLUMNS = ("kind", "name", "result", "reason")
+LIMIT = 300  # s for one encoder
+NAMES = {"input_ids": "text", "pixel_values": "image", "input_values": "audio"}
+NAMES |= {"input_features": "audio", "past_values": "sequence"}
+TOWERS = {"text", "image", "audio"}
+AUDIO = ("mel/stats", "mel/resnet10t", "mel/test_vit", "mel/mobilenetv3_small_050")
+AUDIO = (*AUDIO, "mel/swin_s3_tiny_224", "mel/hiera_tiny_224", "torchaudio/conformer")
+BUNDLES = ("WAV2VEC2_BASE", "HUBERT_BASE", "WAVLM_BASE")
+
+
+class Try(NamedTuple):
+    """One encoder to try, `hf/bert` of kind `text`."""
+
+    kind: str
+    name: str
+
+
+def transformers_types() -> Iterator[Try]:
+    """Yield each architecture by what it reads, and each tower of the joint ones."""
+    import transformers
+    from _tiny_checkpoints import MODEL_MAPPING_NAMES, model_class
+
+    transformers.logging.set_verbosity_error()
+    for family in sorted(MODEL_MAPPING_NAMES):
+        try:
+            kind = model_class(family)
+        except (AttributeError, ImportError):
+            continue
+        towers = [x for x in sorted(TOWERS) if hasattr(kind, f"get_{x}_features")]
+        if towers:
+            yield from (Try(tower, f"hf-clip/{family}") for tower in towers)
+        elif str(kind.main_input_name) in NAMES:
+            yield Try(NAMES[kind.main_input_name], f"hf/{family}")
+
+
+def timm_modules() -> Iterator[Try]:
+    """Yield the smallest model of each module of timm, as far as names tell."""
+    import timm
+    from timm.models._registry import _model_to_module
+
+    small = r"test_|pico|femto|atto|nano|tiny|_xxs|_xx_small|micro|_t\d?\b|_0?5\d|small|_s\b|18|_b0"
+    for module in sorted(set(_model_to_module.values())):
+        names = timm.list_models(module=module)
+        near = sorted((x for x in names if re.search(small, x)), key=lambda x: (len(x), x))
+        yield Try("image", f"timm/{smallest(timm.create_model, (near or names)[:8])}")
+
+
+def torchvision_families() -> Iterator[Try]:
+    """Yield the smallest model of each family of torchvision's classifiers."""
+    import torchvision
+
+    size = r"_?\d+(_\d+)?(gf|mf|x\d+d)?|_(x\d_\d|tiny|small|base|large|[tsbml])"
+    families: dict[str, list[str]] = {}
+    for name in torchvision.models.list_models(module=torchvision.models):
+        family = re.sub(rf"({size})(?=$|_bn$|_\d)", "", re.sub(rf"({size})$", "", name))
+        families.setdefault(family, []).append(name)
+    for names in families.values():
+        yield Try("image", f"torchvision/{smallest(torchvision.models.get_model, names)}")
+
+
+def smallest(create: Callable[[str], Any], names: Sequence[str]) -> str:
+    """Return the model with the fewest parameters; some cannot be built without their weights."""
+    sizes = {}
+    for name in names:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                with torch.device("meta"):
+                    net = create(name)
+            except Exception:
+                net = create(name)
+        sizes[name] = sum(x.numel() for x in net.parameters())
+    return min(sizes, key=lambda name: sizes[name])
+
+
+def everything() -> Iterator[Try]:
+    """Yield all encoders to try."""
+    yield from transformers_types()
+    yield from timm_modules()
+    yield from torchvision_families()
+    names = [*AUDIO, *(f"torchaudio/{x}" for x in BUNDLES if torchaudio_or_none() is not None)]
+    yield from (Try("audio", name) for name in names)
+
+
+def attempt(item: Try) -> dict[str, str]:
+    """Try one encoder; return its row."""
+    import transformers
+
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    warnings.simplefilter("ignore")
+    row = {"kind": item.kind, "name": item.name}
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"not finished after {LIMIT} s")
+
+    transformers.utils.logging.disable_progress_bar()
+    signal.signal(signal.SIGALRM, late)
+    signal.alarm(LIMIT)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            target, settings = prepared(item, Path(folder) / "source")
+        except Exception as error:
+            return {**row, "result": "not built", "reason": said(error)}
+        try:
+            model, samples = trained(maker(target, {**settings, "kind": item.kind}))
+            saved = model.save(Path(folder) / "saved")
+            shutil.rmtree(Path(folder) / "source", ignore_errors=True)
+            assert_answers_alike(model, fusionzoo.load(saved), samples)
+        except FusionZooError as error:
+            family = item.name.partition("/")[2]
+            reason = said(error).replace(f"{folder}/source", family)
+            return {**row, "result": "refused", "reason": reason}
+        except Exception as error:
+            return {**row, "result": "failed", "reason": f"{type(error).__name__}: {said(error)}"}
+        finally:
+            signal.alarm(0)
+    return {**row, "result": "ok", "reason": ""}
+
+
+def prepared(item: Try, source: Path) -> tuple[str, dict[str, Any]]:
+    """Write the tiny checkpoint that a name of transformers stands for; return name and settings."""
+    from _tiny_checkpoints import save
+
+    prefix, _, family = item.name.partition("/")
+    if prefix not in ("hf", "hf-clip"):
+        takes_weights = item.name not in ("mel/stats", "torchaudio/conformer")
+        return item.name, {"pretrained": False} if takes_weights else {}
+    save(family, (item.kind,) if prefix == "hf" else towers(family), source)
+    return f"{prefix}/{source}", {}
+
+
+def towers(family: str) -> tuple[str, ...]:
+    """Return the kinds for which a joint type has a tower."""
+    from _tiny_checkpoints import model_class
+
+    kind = model_class(family)
+    return tuple(x for x in sorted(TOWERS) if hasattr(kind, f"get_{x}_features")) + ("text",)
+
+
+def said(error: Exception) -> str:
+    """Return an error's first line, at most 300 characters."""
+    return one_line(error)[:300] or type(error).__name__
+
+
+def sweep(tries: Sequence[Try]) -> list[dict[str, str]]:
+    """Try encoders in two processes; return the rows in the order given."""
+    with get_context("spawn").Pool(2, maxtasksperchild=40) as pool:
+        return list(progress_bar(pool.imap(attempt, tries), unit="encoder", total=len(tries)))
+
+
+def main() -> None:
+    """Try them, and write or print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", default="", help="regular expression of names")
+    only = parser.parse_args().only
+    tries = [x for x in everything() if re.search(only, f"{x.kind} {x.name}")]
+    rows = sweep(tries)
+    if only:
+        for row in rows:
+            print(" ".join(row.values()))
+    else:
+        with (ROOT / "results" / "encoders.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+    for (kind, prefix, result), count in sorted(
+        Counter((r["kind"], r["name"].partition("/")[0], r["result"]) for r in rows).items()
+    ):
+        print(f"{kind:9} {prefix:12} {result:10} {count}")
+
+
+if __name__ == "__main__":
+    main()
