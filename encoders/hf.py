@@ -69,12 +69,29 @@ def refuse_joint(source: str, model: str) -> None:
 
 
 def joint_kinds(config: Any) -> list[str]:
-    """Return the kinds that a joint model has towers of, by transformers' `get_*_features`."""
+    """Return the kinds that a joint model has towers of, by transformers' `get_*_features`.
+
+    A model of pictures or sounds and language, such as Qwen-VL, reads texts with its decoder.
+    """
+    model = model_class(config)
+    kinds = [kind for kind in PARTS if hasattr(model, f"get_{kind}_features")]
+    if kinds and "text" not in kinds and hasattr(config, "text_config"):
+        kinds.append("text")
+    return kinds if "text" in kinds and len(kinds) > 1 else []
+
+
+def model_class(config: Any) -> Any:
+    """Return the class that `AutoModel` builds of a configuration, None if there is none."""
     from transformers import AutoModel
 
-    model = AutoModel._model_mapping.get(type(config), None)
-    kinds = [kind for kind in PARTS if hasattr(model, f"get_{kind}_features")]
-    return kinds if "text" in kinds and len(kinds) > 1 else []
+    return AutoModel._model_mapping.get(type(config), None)
+
+
+def run_part(model: Any, kind: str, inputs: Mapping[str, Any]) -> Any:
+    """Run the part of a joint model that encodes one kind."""
+    if hasattr(model, f"get_{kind}_features"):
+        return getattr(model, f"get_{kind}_features")(**inputs, return_dict=True)
+    return model.get_decoder()(**inputs, use_cache=False)
 
 
 def load_model(source: str, pretrained: bool) -> Any:
@@ -264,6 +281,7 @@ class AnyTower(nn.Module):
 
     Parts of the model that these do not run are left out. Tokens are projected where they are as
     wide as the projection's input; where they keep another width, the pooled vector is the token.
+    Those of a picture that its language model reads are as this reads them.
 
     Shapes: inputs of the tower -> tokens (B, T, D), pooled (B, D), None where the model has none
     """
@@ -280,15 +298,20 @@ class AnyTower(nn.Module):
         if self.name and not projects:
             setattr(self.model, self.name, nn.Identity())
 
-    def forward(self, **inputs: Any) -> tuple[Tensor, Tensor | None]:
-        output = getattr(self.model, f"get_{self.kind}_features")(**inputs, return_dict=True)
-        tokens, pooled = output.last_hidden_state, output.pooler_output
+    def forward(self, rows: int | None = None, **inputs: Any) -> tuple[Tensor, Tensor | None]:
+        rows = len(next(iter(inputs.values()))) if rows is None else rows
+        output = run_part(self.model, self.kind, inputs)
+        tokens, pooled = output.last_hidden_state, getattr(output, "pooler_output", None)
+        if isinstance(pooled, list | tuple):  # one tensor for each picture
+            pooled = torch.cat([x.reshape(-1, x.shape[-1]) for x in pooled])
+        if pooled is not None and (pooled.ndim != 2 or len(pooled) != rows):
+            tokens, pooled = pooled.reshape(rows, -1, pooled.shape[-1]), None
+            # FLAVA projects all tokens, of which the first stands for the input
+            return tokens, tokens[:, 0] if self.family == "flava" else None
         if tokens.ndim == 4:
             tokens = rearrange(tokens, "b d h w -> b (h w) d")
         if pooled is None:
             return tokens, None
-        if pooled.ndim == 3:  # FLAVA projects all tokens, of which the first stands for the input
-            return pooled, pooled[:, 0]
         projection = getattr(self.model, self.name) if self.name else nn.Identity()
         if isinstance(projection, nn.Linear) and projection.in_features == tokens.shape[2]:
             tokens = projection(tokens)
@@ -300,7 +323,7 @@ def _without_unused(model: Any, kind: str, sample: Mapping[str, Tensor]) -> Any:
     """Return a copy of a joint model with the parts alone that encode one kind."""
     is_training = model.training
     with evaluating(model):
-        run = called_modules(model, lambda: getattr(model, f"get_{kind}_features")(**sample))
+        run = called_modules(model, lambda: run_part(model, kind, sample))
     used = {name for name, part in model.named_modules() if run.intersection(part.modules())}
     tower = copy.copy(model)
     tower._modules = {name: part if name in used else None for name, part in model.named_children()}
@@ -315,7 +338,7 @@ def _without_unused(model: Any, kind: str, sample: Mapping[str, Tensor]) -> Any:
     try:
         for part, child, _ in removed:  # such as BLIP's attention to images
             setattr(part, child, None)
-        getattr(tower, f"get_{kind}_features")(**sample)
+        run_part(tower, kind, sample)
     except (AttributeError, TypeError):  # the model asks for one of them
         for part, child, inner in removed:
             setattr(part, child, inner)
@@ -411,6 +434,9 @@ def _with_one_tower(config: Any, kind: str) -> Any:
         if name == kind or other is None or name == "audio":  # CLAP's is small as it is
             continue
         other.num_hidden_layers = 1
+        for layers in ("layer_types", "mlp_layer_types"):
+            if getattr(other, layers, None):
+                setattr(other, layers, getattr(other, layers)[:1])
         if name == "text":
             other.vocab_size = max(other.pad_token_id or 0, 0) + 1
     return config

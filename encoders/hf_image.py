@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import json
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,13 +17,16 @@ from torch import Tensor, nn
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.structures import Features, masked_mean
 
-from .base import ENCODERS
+from .base import ENCODERS, Processor
 from .hf import aligned, find_source, load_auto, load_model, load_tower
 from .image import ImageEncoder, Preparation
+from .own_processor import OwnProcessor, of_rows
 
+OWN = "own_processor.json"  # beside the configuration of a model that `OwnProcessor` feeds
 MOST_PIXELS = 4096  # of a side
 LARGE_CONVNEXT = 384  # from this size on, ConvNeXt's processor squashes images instead of cropping
 NEAR = 0.02  # mean difference of two preparations of one image, of pixels in [0, 1]
+_log = logging.getLogger("fusionzoo")
 INTERPOLATIONS = {0: "nearest", 1: "bicubic", 2: "bilinear", 3: "bicubic"}  # 1 is Lanczos, in PIL
 
 
@@ -31,12 +36,14 @@ class CheckpointImage(ImageEncoder):
     net: Any
     config: Any  # from which the network is built again
     extractor: Any
+    own: OwnProcessor | None = None  # prepares images where no `preparation` does the same
 
     def set_checkpoint_processing(
         self,
         source: str,
+        forward: Callable[..., Any],
         *,
-        verify: bool,
+        assets: Path | None,
         augment: str,
         size: int | None = None,
         mean: tuple[float, float, float] | None = None,
@@ -46,26 +53,50 @@ class CheckpointImage(ImageEncoder):
     ) -> None:
         """Read how the checkpoint in `source` prepares images; settings that are set replace it.
 
-        With `verify`, and without such settings, an image prepared by the checkpoint's own
-        processor must look the same.
+        Where an image prepared so does not look like that of the checkpoint's own processor, and
+        no such setting is there, that processor prepares all images for `forward`.
         """
         self.extractor = load_auto("AutoImageProcessor", source)
-        own = read_preparation(self.extractor, source, size)
-        preparation = replace(
-            own,
-            mean=mean or own.mean,
-            std=std or own.std,
-            interpolation=interpolation or own.interpolation,
-            fit=fit or own.fit,
-            resized=None if fit == "squash" else own.resized,
-        )
-        self.set_processing(preparation, augment)
-        self.checkpoint_settings = asdict(own)
-        if verify and not any((size, mean, std, interpolation, fit)):
-            self._verify(source)
+        is_set = any((size, mean, std, interpolation, fit))
+        try:
+            if assets is not None and (assets / OWN).is_file():
+                raise FusionZooError(f"{assets / OWN} says so")
+            own = read_preparation(self.extractor, source, size)
+            preparation = replace(
+                own,
+                mean=mean or own.mean,
+                std=std or own.std,
+                interpolation=interpolation or own.interpolation,
+                fit=fit or own.fit,
+                resized=None if fit == "squash" else own.resized,
+            )
+            self.set_processing(preparation, augment)
+            self.checkpoint_settings = asdict(own)
+            if assets is None and not is_set:
+                self._verify(source)
+        except FusionZooError as error:
+            if is_set:
+                raise
+            self.use_own_processor(source, forward, augment, str(error))
+
+    def use_own_processor(
+        self, source: str, forward: Callable[..., Any], augment: str, reason: str
+    ) -> None:
+        """Let the checkpoint's own image processor prepare all images, for the reason given."""
+        self.own = OwnProcessor(self.extractor, forward, source, augment)
+        self.augment, self.frozen_rows = augment, None
+        self.checkpoint_settings = {"processor": type(self.extractor).__name__}
+        _log.info("%s: its own processor prepares images, as %s", source, reason)
+
+    def processor(self, train: bool) -> Processor:
+        if self.own is None:
+            return super().processor(train)
+        return self.own if train else self.own.without_augmentation()
 
     def measure(self) -> None:
         """Set `dim` by running one image twice; its features must be equal."""
+        if self.own is not None:
+            return self._measure_own(self.own)
         height, width = self.preparation.size
         self.eval()
         try:
@@ -87,9 +118,35 @@ class CheckpointImage(ImageEncoder):
             )
         self.dim = features.tokens.shape[-1]
 
+    @torch.no_grad()
+    def _measure_own(self, own: OwnProcessor) -> None:
+        """Set `dim` by an image that is run twice beside one of another shape."""
+        name = type(self.net).__name__
+        square, wide = (
+            torch.arange(3 * own.side * width).remainder(251).to(torch.uint8).reshape(3, -1, width)
+            for width in (own.side, 2 * own.side)
+        )
+        self.eval()
+        try:
+            items = [own(image) for image in (square, wide, square)]
+            features = self.encode(own.collate(items))
+        except FusionZooError:
+            raise
+        except Exception as error:
+            raise FusionZooError(
+                f"a {name} cannot encode images as {type(self.extractor).__name__} prepares them:"
+                f" {one_line(error) or type(error).__name__}"
+            ) from error
+        self.train()
+        if not torch.allclose(features.tokens[0], features.tokens[2], atol=1e-3):
+            raise FusionZooError(f"{name} drops patches at random, also in evaluation")
+        self.dim = features.tokens.shape[-1]
+
     def save_assets(self, folder: Path) -> None:
         self.config.save_pretrained(folder)
         self.extractor.save_pretrained(folder)
+        if self.own is not None:
+            (folder / OWN).write_text(json.dumps(self.checkpoint_settings) + "\n")
 
     def _verify(self, source: str) -> None:
         """Compare an image of smooth colours with what the checkpoint's own processor makes."""
@@ -267,7 +324,8 @@ class HFImage(CheckpointImage):
             self.net.pooler = None
         self.set_checkpoint_processing(
             source,
-            verify=assets is None,
+            self.net.forward,
+            assets=assets,
             augment=augment,
             size=size,
             mean=mean,
@@ -275,10 +333,14 @@ class HFImage(CheckpointImage):
             interpolation=interpolation,
             fit=fit,
         )
-        self.options = size_options(self.net.config, self.net.forward, self.preparation.size)
+        self.options = {}
+        if self.own is None:
+            self.options = size_options(self.net.config, self.net.forward, self.preparation.size)
         self.measure()
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
+        if self.own is not None:
+            return self.own.encode(lambda rows, **x: of_rows(self.net(**x), rows), inputs)
         pixels = self.normalise(inputs["pixels"])
         output = self.net(pixel_values=pixels, **self.options)
         cls, tokens = split_tokens(self.net.config, output.last_hidden_state, pixels)

@@ -61,7 +61,7 @@ class ImageProcessor(Processor):
         if fit == "pad":
             value = _pad_to_aspect(self._shrink_if_huge(value), size)
         if generator is not None and self.augment != "none":
-            return {"pixels": self._resize(self._augment(value, generator), size)}
+            return {"pixels": self._resize(randomly_cropped(value, self.augment, generator), size)}
         if fit == "pad":
             return {"pixels": self._resize(value, size)}
         if fit == "squash":
@@ -117,21 +117,25 @@ class ImageProcessor(Processor):
             return image
         return self._resize(image, (max(1, int(height * factor)), max(1, int(width * factor))))
 
-    def _augment(self, image: Tensor, generator: torch.Generator) -> Tensor:
-        area, across, down, flip = torch.rand(4, generator=generator).tolist()
-        side = (0.6 + 0.4 * area) ** 0.5
-        height, width = image.shape[-2:]
-        h, w = max(1, round(side * height)), max(1, round(side * width))
-        top, left = round(down * (height - h)), round(across * (width - w))
-        image = image[:, top : top + h, left : left + w]
-        return image.flip(-1) if self.augment == "crop_flip" and flip < 0.5 else image
-
     def _resize(self, image: Tensor, size: tuple[int, int]) -> Tensor:
         from torchvision.transforms import InterpolationMode
         from torchvision.transforms.v2.functional import resize
 
         mode = InterpolationMode(self.preparation.interpolation)
         return resize(image, list(size), interpolation=mode, antialias=True)
+
+
+def randomly_cropped(image: Tensor, augment: str, generator: torch.Generator) -> Tensor:
+    """Apply `augment` to an image (3, H, W): a random crop, and mirroring with `crop_flip`."""
+    if augment == "none":
+        return image
+    area, across, down, flip = torch.rand(4, generator=generator).tolist()
+    side = (0.6 + 0.4 * area) ** 0.5
+    height, width = image.shape[-2:]
+    h, w = max(1, round(side * height)), max(1, round(side * width))
+    top, left = round(down * (height - h)), round(across * (width - w))
+    image = image[:, top : top + h, left : left + w]
+    return image.flip(-1) if augment == "crop_flip" and flip < 0.5 else image
 
 
 def _padded_size(shape: torch.Size, size: tuple[int, int]) -> tuple[int, int]:

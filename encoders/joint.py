@@ -30,6 +30,7 @@ from .hf import (
     load_auto,
     load_tokenizer,
     load_tower,
+    model_class,
     read_json,
 )
 from .hf_audio import FeatureProcessor, Layout, clap_inputs, longest_clip
@@ -47,17 +48,6 @@ def tower_config(net: Tower | AnyTower, *names: str) -> Any:
         return net.model.config
     config = net.joint_config
     return next((getattr(config, name) for name in names if hasattr(config, name)), config)
-
-
-def check_image_tower(source: str) -> None:
-    """Require a tower for images of one size; SigLIP 2's checkpoints of one are of type siglip."""
-    config = load_auto("AutoConfig", source)
-    check_tower(source, config, "image")
-    if config.model_type == "siglip2":
-        raise FusionZooError(
-            f"{source} is a siglip2, whose images keep their shape (NaFlex): take one of SigLIP 2's"
-            " checkpoints of a fixed size, whose type is siglip; its text tower works"
-        )
 
 
 @ENCODERS.register("hf-clip-image", family="image", takes_model=True)
@@ -95,21 +85,32 @@ class JointImage(CheckpointImage):
     ) -> None:
         super().__init__()
         source = find_source(model, assets)
-        check_image_tower(source)
+        config = load_auto("AutoConfig", source)
+        check_tower(source, config, "image")
+        takes = getattr(model_class(config), "get_image_features", None)
         self.set_checkpoint_processing(
-            source, verify=assets is None, augment=augment, size=size, fit=fit
+            source, takes, assets=assets, augment=augment, size=size, fit=fit
         )
-        sample = {"pixel_values": torch.zeros(1, 3, *self.preparation.size)}
-        self.net = load_tower(source, "image", pretrained, projection, sample)
+        self.net = load_tower(source, "image", pretrained, projection, self._sample())
         self.config = self.net.joint_config
         self.tower_config = tower_config(self.net, "vision_config", "image_config")
         forward = self.net.model.forward
         if isinstance(self.net, AnyTower):
             forward = self.net.model.get_image_features
-        self.options = size_options(self.tower_config, forward, self.preparation.size)
+        self.options = {}
+        if self.own is None:
+            self.options = size_options(self.tower_config, forward, self.preparation.size)
         self.measure()
 
+    def _sample(self) -> dict[str, Tensor]:
+        """Return a black image, as the tower takes it."""
+        if self.own is None:
+            return {"pixel_values": torch.zeros(1, 3, *self.preparation.size)}
+        return self.own.tensors(self.own.collate([self.own.blank()]))
+
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
+        if self.own is not None:
+            return self.own.encode(self.net, inputs)
         pixels = self.normalise(inputs["pixels"])
         tokens, pooled = self.net(pixel_values=pixels, **self.options)
         _, tokens = split_tokens(self.tower_config, tokens, pixels)

@@ -1,0 +1,160 @@
+"""Images prepared by the processor of their checkpoint, where no crop, pad or squash does the same.
+
+Such as patches of pictures that keep their shape (SigLIP 2 NaFlex, Qwen-VL, Pixtral), tiles of a
+large picture, or another order of the channels (MobileViT).
+
+Shapes: `B` batch, `T` tokens, `D` width.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.structures import Features, masked_mean
+
+from .base import Item, Processor
+from .image import randomly_cropped
+
+SHAPE = ".shape"  # of a tensor's name: the shape that it has in a row, before padding
+SIDES = (64, 224)  # of a blank image, in pixels; some processors take no small one
+
+
+class OwnProcessor(Processor):
+    """Prepare images, uint8 (3, H, W), with an image processor of transformers.
+
+    Tensors of different shapes are padded with zeros at their ends; each row keeps its shapes.
+    `forward` is what takes them: of what the processor makes, its arguments alone are kept.
+    """
+
+    def __init__(
+        self, extractor: Any, forward: Callable[..., Any], source: str, augment: str = "none"
+    ) -> None:
+        self.extractor, self.augment, self.source = extractor, augment, source
+        self.names: tuple[str, ...] = tuple(inspect.signature(forward).parameters)
+        for self.side in SIDES:
+            try:
+                one, two = (self._made([self._black()] * count) for count in (1, 2))
+            except Exception as error:
+                problem = error
+            else:
+                break
+        else:
+            raise FusionZooError(f"{source}: its image processor fails: {one_line(problem)}")
+        self.names = tuple(name for name in self.names if name in one)
+        # Patches of all images in one row, as Qwen-VL's; elsewhere the first dimension is the batch.
+        self.joined = {x for x in self.names if len(one[x]) > 1 and len(two[x]) == 2 * len(one[x])}
+        if not any(one[name].is_floating_point() for name in self.names):
+            raise FusionZooError(
+                f"{source}: {type(extractor).__name__} makes {', '.join(one)}, and the model takes"
+                " none of them as pixels"
+            )
+
+    def _black(self) -> Tensor:
+        return torch.zeros(3, self.side, self.side, dtype=torch.uint8)
+
+    def _made(self, images: list[Tensor]) -> dict[str, Tensor]:
+        made = self.extractor(images, return_tensors="pt")
+        return {name: x for name, x in made.items() if isinstance(x, Tensor)}
+
+    def __call__(self, value: Tensor, generator: torch.Generator | None = None) -> Item:
+        if generator is not None:
+            value = randomly_cropped(value, self.augment, generator)
+        try:
+            made = self._made([value])
+            item = {x: made[x] if x in self.joined else made[x][0] for x in self.names}
+        except Exception as error:
+            raise FusionZooError(
+                f"the image processor of {self.source} does not take an image of"
+                f" {value.shape[2]} x {value.shape[1]}: {one_line(error)}"
+            ) from error
+        return item | {f"{name}{SHAPE}": torch.tensor(x.shape) for name, x in item.items()}
+
+    def varies(self, value: Tensor) -> bool:
+        return self.augment != "none"
+
+    def without_augmentation(self) -> OwnProcessor:
+        """Return the processor of evaluation."""
+        processor = copy.copy(self)
+        processor.augment = "none"
+        return processor
+
+    def blank(self) -> Item:
+        return self(self._black())
+
+    def collate(self, items: Sequence[Item]) -> Item:
+        return {name: _padded([item[name] for item in items]) for name in items[0]}
+
+    def encode(
+        self,
+        run: Callable[..., tuple[Tensor, Tensor | None]],
+        inputs: Mapping[str, Tensor],
+    ) -> Features:
+        """Run rows whose tensors have equal shapes together, without padding between them.
+
+        `run` takes the number of rows and the tensors by name, and returns tokens (B, T, D) and
+        the pooled vector (B, D), or None for the mean of the tokens.
+        """
+        shapes = torch.cat([inputs[f"{name}{SHAPE}"] for name in self.names], 1)
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for row, shape in enumerate(shapes.tolist()):
+            groups.setdefault(tuple(shape), []).append(row)
+        places = torch.tensor([row for rows in groups.values() for row in rows])
+        parts = [
+            self._encode_group(run, {name: x[rows] for name, x in inputs.items()})
+            for rows in groups.values()
+        ]
+        tokens, mask = (
+            _padded([row for part in parts for row in part[which]]) for which in (0, 1)
+        )
+        back = places.argsort().to(tokens.device)
+        pooled = torch.cat([part.pooled for part in parts])
+        return Features(tokens[back], mask[back], pooled[back])
+
+    def tensors(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return what the model takes of rows whose tensors have equal shapes, without padding."""
+        tensors = {}
+        for name in self.names:
+            rows, shape = inputs[name], inputs[f"{name}{SHAPE}"][0].tolist()
+            rows = rows[(slice(None), *map(slice, shape))]
+            tensors[name] = rows.flatten(0, 1) if name in self.joined else rows
+        return tensors
+
+    def _encode_group(
+        self, run: Callable[..., tuple[Tensor, Tensor | None]], inputs: Mapping[str, Tensor]
+    ) -> Features:
+        tensors = self.tensors(inputs)
+        tokens, pooled = run(len(inputs[self.names[0]]), **tensors)
+        masks = [x.bool() for name, x in tensors.items() if name.endswith("mask")]
+        mask = next((x for x in masks if x.shape == tokens.shape[:2]), None)
+        if mask is None:
+            mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+        return Features(tokens, mask, masked_mean(tokens, mask) if pooled is None else pooled)
+
+
+def _padded(tensors: Sequence[Tensor]) -> Tensor:
+    """Stack tensors, each padded with zeros at the ends of its dimensions."""
+    shape = [max(sizes) for sizes in zip(*(x.shape for x in tensors), strict=True)]
+    if all(list(x.shape) == shape for x in tensors):
+        return torch.stack(list(tensors))
+    stacked = tensors[0].new_zeros(len(tensors), *shape)
+    for row, x in zip(stacked, tensors, strict=True):
+        row[tuple(map(slice, x.shape))] = x
+    return stacked
+
+
+def of_rows(output: Any, rows: int) -> tuple[Tensor, Tensor | None]:
+    """Return tokens (B, T, D) and the pooled vector (B, D) of a vision model's answer, if any."""
+    hidden, pooled = output.last_hidden_state, getattr(output, "pooler_output", None)
+    if hidden.ndim == 4:
+        hidden = hidden.flatten(2).transpose(1, 2)
+    tokens = hidden.reshape(rows, -1, hidden.shape[-1])
+    if pooled is None or pooled.numel() != rows * tokens.shape[2]:
+        return tokens, None
+    return tokens, pooled.reshape(rows, -1)
