@@ -21,7 +21,7 @@ from .weights import PYTORCH_HUB, from_hub
 
 MAX_ASPECT = 16  # relative to the crop's; of a longer image only the middle is resized
 # What a frozen encoder runs at once on a CPU: so many rows, of small images so many pixels. More
-# needs memory, and at 224 x 224 time; 8 images of 32 x 32 take three times as long as in one call.
+# needs memory, and at 224 x 224 time; 64 images of 32 x 32 by eights take 3 times one call's time.
 FROZEN_ROWS, FROZEN_PIXELS = 8, 8 * 224 * 224
 LARGEST_SQUARE = 1 << 26  # pixels (200 MB) of an image after padding; larger ones shrink before
 
