@@ -83,11 +83,11 @@ class Collate:
         self.blanks = {name: processor.blank() for name, processor in self.processors.items()}
 
     def __call__(self, samples: Sequence[Sample | None]) -> Batch:
-        prepared = [self.prepare(sample) for sample in samples if sample is not None]
+        prepared = self._prepare_all([sample for sample in samples if sample is not None])
         pairs = [pair for pair in prepared if pair is not None]
         second: dict[str, Inputs] | None = None
         if self.second_view:
-            again = [self.prepare(_other_seed(sample)) for sample, _ in pairs]
+            again = self._prepare_all([_other_seed(sample) for sample, _ in pairs])
             both = [(x, y) for x, y in zip(pairs, again, strict=True) if y is not None]
             # Of the second's sample: it lacks what the processor refused in either view.
             pairs = [(other[0]._replace(seed=first[0].seed), first[1]) for first, other in both]
@@ -127,13 +127,35 @@ class Collate:
         width = len(targets[0]) if targets else self.columns
         return torch.tensor(targets, dtype=torch.float32).reshape(len(targets), width or 0)
 
-    def prepare(self, sample: Sample) -> tuple[Sample, dict[str, list[Item]]] | None:
-        """Return a sample and its items, without values that a processor refuses; None: skipped."""
-        items = {}
-        draws = torch.Generator() if sample.seed else None
+    def _prepare_all(
+        self, samples: Sequence[Sample]
+    ) -> list[tuple[Sample, dict[str, list[Item]]] | None]:
+        """Prepare samples, in one call where a processor takes batches."""
+        ready: list[dict[str, list[Item]]] = [{} for _ in samples]
+        for name, processor in self.processors.items():
+            rows = [n for n, sample in enumerate(samples) if sample.values.get(name) is not None]
+            if not rows or not getattr(processor, "takes_batches", False):
+                continue
+            values = [samples[n].values[name] for n in rows]
+            try:
+                prepared = processor.batch_items(values, [_draws(samples[n]) for n in rows])
+            except FusionZooError:
+                continue  # `prepare` finds which sample it is
+            for n, items in zip(rows, prepared, strict=True):
+                ready[n][name] = items
+        return [self.prepare(sample, items) for sample, items in zip(samples, ready, strict=True)]
+
+    def prepare(
+        self, sample: Sample, ready: Mapping[str, list[Item]] | None = None
+    ) -> tuple[Sample, dict[str, list[Item]]] | None:
+        """Return a sample and its items, without values that a processor refuses; None: skipped.
+
+        `ready` holds the items of modalities that are prepared already.
+        """
+        items: dict[str, list[Item]] = {}
         for name in self.processors:
             try:
-                items[name] = self._items(name, sample, draws)
+                items[name] = (ready or {}).get(name) or self._items(name, sample)
             except FusionZooError as error:
                 remaining = sample.without(name, error)
                 if remaining is None:
@@ -141,13 +163,19 @@ class Collate:
                 sample, items[name] = remaining, [self.blanks[name]]
         return sample, items
 
-    def _items(self, name: str, sample: Sample, draws: torch.Generator | None) -> list[Item]:
+    def _items(self, name: str, sample: Sample) -> list[Item]:
         value = sample.values.get(name)
         if value is None:
             return [self.blanks[name]]
-        if draws is not None:
-            draws.manual_seed(sample.seed)  # whatever other modalities drew
-        return prepare(self.processors[name], value, draws)
+        return prepare(self.processors[name], value, _draws(sample))
+
+
+def _draws(sample: Sample) -> torch.Generator | None:
+    """Return what draws one modality's augmentation; None: evaluation.
+
+    One for each modality, so that its draws do not depend on the other modalities.
+    """
+    return torch.Generator().manual_seed(sample.seed) if sample.seed else None
 
 
 def _other_seed(sample: Sample) -> Sample:

@@ -307,18 +307,29 @@ class AugmentedProcessor(Processor):
     def __init__(self, processor: Processor, augmentation: Augmentation) -> None:
         self.processor, self.augmentation = processor, augmentation
         self.masks = augmentation.kind == "audio" and "mask" in augmentation.operations
+        self.takes_batches = augmentation.kind == "text" and processor.takes_batches
 
     def __call__(self, value: Any, generator: torch.Generator | None = None) -> Item:
         if generator is None:
             return self._with_masks(self.processor(value), None)
-        seed = seed_of(generator.initial_seed(), "augment", self.augmentation.modality)
-        draws = torch.Generator().manual_seed(seed)
+        draws = self._draws(generator)
         item = self.processor(self._changed(value, draws), generator)
         if self.augmentation.kind == "image" and _is_image(item.get("pixels")):
             settings = self.augmentation
             pixels = change_pixels(item["pixels"], settings.strength, settings.operations, draws)
             return {**item, "pixels": pixels}
         return self._with_masks(item, draws)
+
+    def batch_items(
+        self, values: Sequence[Any], generators: Sequence[torch.Generator | None]
+    ) -> list[list[Item]]:
+        def change(value: Any, generator: torch.Generator | None) -> Any:
+            if isinstance(value, list):
+                return [change(part, generator) for part in value]
+            return value if generator is None else self._changed(value, self._draws(generator))
+
+        changed = [change(*pair) for pair in zip(values, generators, strict=True)]
+        return self.processor.batch_items(changed, generators)
 
     def varies(self, value: Any) -> bool:
         return True
@@ -332,6 +343,11 @@ class AugmentedProcessor(Processor):
         plain = [{name: x for name, x in item.items() if name != MASKS} for item in items]
         masks = torch.stack([item[MASKS] for item in items])
         return {**self.processor.collate(plain), MASKS: masks}
+
+    def _draws(self, generator: torch.Generator) -> torch.Generator:
+        """Return a generator of its own, so that an encoder's own augmentation draws as without."""
+        seed = seed_of(generator.initial_seed(), "augment", self.augmentation.modality)
+        return torch.Generator().manual_seed(seed)
 
     def _changed(self, value: Any, draws: torch.Generator) -> Any:
         """Change one value, or each of several (a sample with more than one image or clip)."""

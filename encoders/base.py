@@ -192,6 +192,8 @@ Item = dict[str, Tensor]
 class Processor(ABC):
     """Turn decoded values into tensors, in the data loader's workers; picklable."""
 
+    takes_batches = False  # whether `batch_items` is cheaper than `items` for each sample
+
     @abstractmethod
     def __call__(self, value: Any, generator: torch.Generator | None = None) -> Item:
         """Prepare one value; only augmentation draws from `generator` (None: no augmentation)."""
@@ -205,6 +207,16 @@ class Processor(ABC):
         if not isinstance(value, list):
             return self.windows(value, generator)
         return [item for part in value for item in self.windows(part, generator)]
+
+    def batch_items(
+        self, values: Sequence[Any], generators: Sequence[torch.Generator | None]
+    ) -> list[list[Item]]:
+        """Prepare the items of several samples: those that `items` returns for each.
+
+        A batch is prepared by one call if `takes_batches`. If that raises a `FusionZooError`,
+        `items` is called for each sample, so that the error names one.
+        """
+        return [self.items(x, draws) for x, draws in zip(values, generators, strict=True)]
 
     def varies(self, value: Any) -> bool:
         """Return whether training may prepare `value` in another way than evaluation does.

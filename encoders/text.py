@@ -48,6 +48,8 @@ class TokenProcessor(Processor):
 class TokenizerProcessor(TokenProcessor):
     """Tokenise with a Hugging Face tokenizer; longer texts are cut."""
 
+    takes_batches = True
+
     def __init__(
         self, tokenizer: Any, max_length: int, prompt: str = "", lower_case: bool = False
     ) -> None:
@@ -56,10 +58,23 @@ class TokenizerProcessor(TokenProcessor):
         self.pad_id = tokenizer.pad_token_id or 0
 
     def __call__(self, value: str, generator: torch.Generator | None = None) -> Item:
-        text = self.prompt + value
-        text = text.lower() if self.lower_case else text
-        ids = self.tokenizer(text, truncation=True, max_length=self.max_length)["input_ids"]
-        return {"input_ids": torch.tensor(ids or [self.pad_id])}
+        return self._tokenise([value])[0]
+
+    def batch_items(
+        self, values: Sequence[str | list[str]], generators: Sequence[torch.Generator | None]
+    ) -> list[list[Item]]:
+        texts = [value if isinstance(value, list) else [value] for value in values]
+        items = iter(self._tokenise([text for several in texts for text in several]))
+        return [[next(items) for _ in several] for several in texts]
+
+    def _tokenise(self, values: Sequence[str]) -> list[Item]:
+        """Tokenise texts in one call, which takes half as long as a call for each."""
+        texts = [self.prompt + value for value in values]
+        texts = [text.lower() for text in texts] if self.lower_case else texts
+        rows = self.tokenizer(
+            texts, truncation=True, max_length=self.max_length, return_attention_mask=False
+        )["input_ids"]
+        return [{"input_ids": torch.tensor(ids or [self.pad_id])} for ids in rows]
 
     def blank(self) -> Item:
         return self("")

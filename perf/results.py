@@ -81,6 +81,7 @@ TABLES = (
         "python tests/helpers/faults.py",
         ("tests/helpers/faults.py", "train.py", *TRAINING),
     ),
+    script("encoder_costs", ("encoders", "datasets/collate.py")),
     script("export", ("fusionzoo/tools/export", "fusionzoo/graphs.py", "fusion", "encoders")),
     script("inference", ("fusionzoo/tools/export", *MODEL)),
     script("fusions", ("fusion", "fusionzoo/evaluation/cost.py")),

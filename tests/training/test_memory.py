@@ -18,17 +18,23 @@ ROOT = Path(__file__).parents[2]
 SMALL = {"pretrained": False, "size": 32}
 
 
-def pixels(rows: int) -> dict[str, torch.Tensor]:
+def pixels(rows: int, side: int = 32) -> dict[str, torch.Tensor]:
     draw = torch.Generator().manual_seed(0)
-    return {"pixels": torch.randint(256, (rows, 3, 32, 32), generator=draw, dtype=torch.uint8)}
+    shape = (rows, 3, side, side)
+    return {"pixels": torch.randint(256, shape, generator=draw, dtype=torch.uint8)}
 
 
-@pytest.mark.parametrize(("freeze", "sizes"), [("all", [8, 8, 8, 8, 5]), ("none", [37])])
-def test_a_frozen_picture_encoder_sees_few_rows_at_once_and_says_the_same(
-    freeze: str, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("freeze", "side", "sizes"),
+    [("all", 256, [8, 1]), ("all", 160, [16, 3]), ("all", 32, [37]), ("none", 32, [400])],
+)
+def test_a_frozen_encoder_sees_few_pictures_at_once_unless_small_and_says_the_same(
+    freeze: str, side: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encoder = create_encoder("image", "timm/resnet10t", **SMALL, freeze=freeze).eval()
-    whole = encoder.encode(pixels(37))
+    settings = {"pretrained": False, "size": side, "freeze": freeze}
+    encoder = create_encoder("image", "timm/resnet10t", **settings).eval()
+    inputs = pixels(sum(sizes), side)
+    whole = encoder.encode(inputs)
     rows, encode = [], encoder.encode
 
     def counted(inputs: dict[str, torch.Tensor]) -> Any:
@@ -36,7 +42,7 @@ def test_a_frozen_picture_encoder_sees_few_rows_at_once_and_says_the_same(
         return encode(inputs)
 
     monkeypatch.setattr(encoder, "encode", counted)
-    parts = encoder(pixels(37))
+    parts = encoder(inputs)
     assert rows == sizes
     for tensor, wanted in zip(parts, whole, strict=True):
         torch.testing.assert_close(tensor, wanted, rtol=1e-5, atol=1e-6)
