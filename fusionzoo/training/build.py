@@ -8,6 +8,7 @@ from typing import Any
 from fusionzoo.config import RunConfig, merge, split_name
 from fusionzoo.config.flags import Tree
 from fusionzoo.datasets import DATASETS, PairedDataset
+from fusionzoo.datasets.tabular import learn_columns
 from fusionzoo.distributed import World
 from fusionzoo.encoders import ENCODERS
 from fusionzoo.encoders.at_hand import replace_missing
@@ -72,8 +73,19 @@ def choose_encoders(dataset: PairedDataset, settings: dict[str, Tree]) -> dict[s
         if dataset.modalities.get(modality) == "tabular" and "columns" in defaults[modality]:
             name = str(encoder.get("name"))
             if name in ENCODERS and "columns" in ENCODERS[name].parameters:
+                bins = _num_bins(encoder)
+                if bins and "columns" not in (settings.get(modality) or {}):
+                    encoder["columns"] = learn_columns(dataset, modality, bins)
                 encoder.setdefault("columns", defaults[modality]["columns"])
     return encoders
+
+
+def _num_bins(encoder: Tree) -> int:
+    """Return the bins of a column that a tabular encoder codes piecewise, 0 if it does not."""
+    if encoder.get("numbers") != "piecewise":
+        return 0
+    bins = encoder.get("bins", ENCODERS[str(encoder["name"])].parameters["bins"].default)
+    return bins if isinstance(bins, int) else 0  # the encoder refuses other types
 
 
 def build_objective(

@@ -29,6 +29,10 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "whisper": ("whisper/{whisper}", {}),
 }
 VIT = {"img_size": 32, "patch_size": 16, "embed_dim": 24, "depth": 1, "num_heads": 2}
+COLUMNS = [
+    {"name": "age", "mean": 40.0, "std": 12.0, "edges": [18, 30, 52, 90]},
+    {"name": "colour", "values": ["blue", "red", "yellow"]},
+]
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: SMALL.get(name, (name, {})) for name in sorted(ENCODERS)},
     "hf-audio, spectrograms": ("hf/{spectrograms}", {"kind": "audio"}),
@@ -39,6 +43,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "hf-image, SigLIP": ("hf/{siglip}", {"kind": "image"}),
     "hf-text, first token": ("hf/{words}", {"kind": "text", "pooling": "cls"}),
     "hf-text, sentence-transformers": ("hf/{sentences}", {"kind": "text"}),
+    "tabular/mlp, piecewise": ("tabular/mlp", {"numbers": "piecewise", "columns": COLUMNS}),
+    "tabular/ft-transformer, periodic": ("tabular/ft-transformer", {"numbers": "periodic"}),
     "timm, patches": ("timm/vit_tiny_patch16_224", {"pretrained": False, **VIT}),
 }
 TINY = {
