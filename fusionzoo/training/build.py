@@ -66,7 +66,8 @@ def choose_encoders(dataset: PairedDataset, settings: dict[str, Tree]) -> dict[s
     defaults = dataset.default_encoders
     encoders = merge(defaults, settings)
     for modality, encoder in encoders.items():
-        reads_vectors = str(encoder.get("name")).startswith(("vector/", "seq"))
+        prefixes = ("vector/", "seq", *["hf/"] * (dataset.modalities.get(modality) == "sequence"))
+        reads_vectors = str(encoder.get("name")).startswith(prefixes)
         # The width of input vectors follows from the data, whichever encoder reads them.
         if reads_vectors and "in_dim" in defaults.get(modality, {}):
             encoder.setdefault("in_dim", defaults[modality]["in_dim"])
