@@ -83,9 +83,10 @@ def choose_encoders(dataset: PairedDataset, settings: dict[str, Tree]) -> dict[s
 
 def _num_bins(encoder: Tree) -> int:
     """Return the bins of a column that a tabular encoder codes piecewise, 0 if it does not."""
-    if encoder.get("numbers") != "piecewise":
+    parameters = ENCODERS[str(encoder["name"])].parameters
+    if encoder.get("numbers") != "piecewise" or "bins" not in parameters:
         return 0
-    bins = encoder.get("bins", ENCODERS[str(encoder["name"])].parameters["bins"].default)
+    bins = encoder.get("bins", parameters["bins"].default)
     return bins if isinstance(bins, int) else 0  # the encoder refuses other types
 
 
