@@ -63,18 +63,19 @@ def _is(column: Any, tests: Collection[Any]) -> bool:
     return any(test(column.type) for test in tests)
 
 
-def learn_columns(data: Samples, modality: str) -> list[dict[str, Any]]:
+def learn_columns(data: Samples, modality: str, bins: int = 0) -> list[dict[str, Any]]:
     """Return the setting `columns` of a modality's encoder, from the table's training split.
 
     A column is numeric if all of its cells are numbers, and else categorical. One of which most
-    cells are numbers, but not all, is an error. Without training split all rows are used.
+    cells are numbers, but not all, is an error. Without training split all rows are used. With
+    `bins`, numeric columns have the edges of as many bins of quantiles, or fewer.
     """
     splits = data.table["split"].to_pylist()
     rows = [row for row, split in enumerate(splits) if split == "train"] or list(range(len(splits)))
     learned = []
     for name, column in _columns(data, modality, rows).items():
         try:
-            learned.append({"name": name, **_learn(column)})
+            learned.append({"name": name, **_learn(column, bins)})
         except _NotNumber as error:
             row = rows[pc.index(column, error.cell).as_py()]
             place = data.sample_place(row)
@@ -136,13 +137,13 @@ class _NotNumber(FusionZooError):
         )
 
 
-def _learn(column: Any) -> dict[str, Any]:
-    """Return mean and standard deviation of a column of numbers, or the values of categories."""
+def _learn(column: Any, bins: int) -> dict[str, Any]:
+    """Return mean, standard deviation and edges of numbers, or the values of categories."""
     column = column.drop_null()
     if not len(column):
         raise FusionZooError("is empty in the training split: leave it out of --data.columns")
     if pa.types.is_floating(column.type):
-        return _moments(column.to_numpy(zero_copy_only=False), None)
+        return _learn_numbers(column.to_numpy(zero_copy_only=False), None, bins)
     forced = pa.types.is_dictionary(column.type)
     if forced:
         column = column.cast(pa.string())
@@ -153,7 +154,8 @@ def _learn(column: Any) -> dict[str, Any]:
     numbers = {cell: count for cell, count in counts.items() if not forced and is_number(cell)}
     num_numbers = sum(numbers.values())
     if numbers and len(numbers) == len(counts):
-        return _moments(np.array([float(cell) for cell in numbers]), np.array([*numbers.values()]))
+        values = np.array([float(cell) for cell in numbers])
+        return _learn_numbers(values, np.array([*numbers.values()]), bins)
     if 2 * num_numbers > len(column):
         odd = next(cell for cell in counts if cell not in numbers)
         raise _NotNumber(odd, num_numbers, len(column))
@@ -163,7 +165,7 @@ def _learn(column: Any) -> dict[str, Any]:
     return {"values": sorted(value for value, _ in categories.most_common(MAX_CATEGORIES))}
 
 
-def _moments(numbers: Any, counts: Any) -> dict[str, float]:
+def _learn_numbers(numbers: Any, counts: Any, bins: int) -> dict[str, Any]:
     if not np.isfinite(numbers).all():
         raise FusionZooError("contains numbers that are not finite")
     largest = numbers[np.abs(numbers).argmax()]
@@ -174,7 +176,17 @@ def _moments(numbers: Any, counts: Any) -> dict[str, float]:
         )
     mean = float(np.average(numbers, weights=counts))
     std = float(np.average((numbers - mean) ** 2, weights=counts)) ** 0.5
-    return {"mean": mean, "std": std or 1.0}  # a constant is standardised to 0
+    learned = {"mean": mean, "std": std or 1.0}  # a constant is standardised to 0
+    return {**learned, "edges": _edges(numbers, counts, bins)} if bins else learned
+
+
+def _edges(numbers: Any, counts: Any, bins: int) -> list[float]:
+    """Return the bounds of bins with equally many numbers, ascending; of few values, the values."""
+    edges = np.unique(numbers)
+    if len(edges) > bins + 1:
+        rows = numbers if counts is None else np.repeat(numbers, counts)
+        edges = np.unique(np.quantile(rows, np.linspace(0, 1, bins + 1)))
+    return [float(edge) for edge in edges]
 
 
 def describe_columns(data: Samples, modality: str) -> tuple[str, list[str]]:

@@ -6,7 +6,7 @@
 | text | `hf/<name or folder>`, `hf-clip/<joint model>`, `chars` |
 | audio | `mel/<..>`, `mel/stats`, `whisper/<..>`, `torchaudio/<..>`, `hf/<..>`, `hf-clip/<..>` |
 | vector | `vector/mlp`, `vector/identity` |
-| sequence | `sequence/transformer` |
+| sequence | `sequence/transformer`, `hf/<..>` |
 | tabular | `tabular/mlp`, `tabular/ft-transformer` |
 """
 
@@ -170,7 +170,10 @@ def _suggest_prefix(name: str, kind: str) -> str:
     " Did you mean 'timm/resnet18'?"
     """
     prefix = ""
-    if kind in ("image", "text", "audio") and (Path(name).expanduser() / "config.json").is_file():
+    if (
+        kind in ("image", "text", "audio", "sequence")
+        and (Path(name).expanduser() / "config.json").is_file()
+    ):
         prefix = "hf"
     elif kind == "image":
         prefix = _image_library(name)

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from itertools import pairwise
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +21,20 @@ from .base import ENCODERS, Encoder, Item, Processor
 
 UNKNOWN, MISSING, FIRST = 0, 1, 2  # codes: not among the training data, empty, first category
 LIMIT = 100.0  # standard deviations; a number farther from the mean is moved to there
+NumberCode = Literal["linear", "piecewise", "periodic", "periodic_lite"]
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """A column of numbers, with statistics of the training split."""
+    """A column of numbers, with statistics of the training split.
+
+    edges: bounds of its bins, ascending, in its own unit; none unless numbers are coded piecewise
+    """
 
     name: str
     mean: float
     std: float
+    edges: tuple[float, ...] = ()
 
     def encode(self, cell: float | str) -> tuple[float, int]:
         """Return the standardised number, and 0."""
@@ -84,18 +90,20 @@ def _read_column(setting: Mapping[str, Any]) -> Column:
             if len(set(values)) < len(values):
                 raise FusionZooError(f"columns: {name!r} has a category twice")
             return Categories(name, tuple(values))
-    elif isinstance(name, str) and keys == {"mean", "std"}:
-        mean, std = setting["mean"], setting["std"]
-        numbers = all(
-            isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
-            for x in (mean, std)
-        )
-        if numbers and std > 0:
-            return Numbers(name, float(mean), float(std))
+    elif isinstance(name, str) and keys in ({"mean", "std"}, {"mean", "std", "edges"}):
+        mean, std, edges = setting["mean"], setting["std"], setting.get("edges", ())
+        if isinstance(edges, list | tuple) and all(map(_is_finite, (mean, std, *edges))):
+            ascending = all(x < y for x, y in pairwise(edges))
+            if std > 0 and ascending and ("edges" not in keys or edges):
+                return Numbers(name, float(mean), float(std), tuple(map(float, edges)))
     raise FusionZooError(
-        f"columns: {dict(setting)!r:.200} is neither {{name, mean, std}}, finite and std above 0,"
-        " nor {name, values}, a list of text"
+        f"columns: {dict(setting)!r:.200} is neither {{name, mean, std}}, finite and std above 0"
+        " (and edges, ascending numbers), nor {name, values}, a list of text"
     )
+
+
+def _is_finite(x: object) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
 
 
 class TabularProcessor(Processor):
@@ -173,6 +181,101 @@ class CategoryEmbedding(nn.Module):
         return rows
 
 
+class PiecewiseLinear(nn.Module):
+    """Code numbers by their place among the bins of their column: (B, N) -> (B, N, K).
+
+    Of bin t, from b_t to b_(t+1), the component is (x - b_t) / (b_(t+1) - b_t), between 0 and 1;
+    the first may be less than 0 and the last more than 1 (arXiv:2203.05556, equation 1), here by at
+    most `LIMIT`. A column with fewer than K bins has zeros at its end; a constant one has one bin,
+    a standard deviation wide. Edges are standardised as the numbers are.
+    """
+
+    left: Tensor
+    width: Tensor
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, columns: Sequence[Numbers]) -> None:
+        super().__init__()
+        bins = [self._bins(column) for column in columns]
+        self.num_bins = max(len(left) for left, _ in bins)
+        shape = len(columns), self.num_bins
+        left, width = torch.zeros(shape), torch.ones(shape)
+        low, high = torch.zeros(shape), torch.zeros(shape)
+        for row, (starts, widths) in enumerate(bins):
+            count = len(starts)
+            left[row, :count], width[row, :count], high[row, :count] = starts, widths, 1
+            low[row, 0], high[row, count - 1] = -LIMIT, LIMIT
+        for name, x in (("left", left), ("width", width), ("low", low), ("high", high)):
+            self.register_buffer(name, x, persistent=False)
+
+    @staticmethod
+    def _bins(column: Numbers) -> tuple[Tensor, Tensor]:
+        """Return where the bins of a column start, and their widths, in standard deviations."""
+        if not column.edges:
+            raise FusionZooError(
+                f"columns: {column.name!r} has no edges, which numbers='piecewise' needs: bounds of"
+                " bins, such as quantiles of the training data; training learns them from the data"
+            )
+        scaled = torch.tensor([(edge - column.mean) / column.std for edge in column.edges])
+        edges = scaled.clamp(-LIMIT, LIMIT).unique()
+        return (edges[:-1], edges.diff()) if len(edges) > 1 else (edges, torch.ones(1))
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        places = (numbers[..., None] - self.left) / self.width
+        return torch.minimum(torch.maximum(places, self.low), self.high)
+
+
+class Periodic(nn.Module):
+    """Code numbers by sine and cosine of 2 pi c x: (B, N) -> (B, N, 2 K).
+
+    The K frequencies c of each column are learned and start as N(0, sigma), cut at 3 sigma
+    (arXiv:2203.05556, section 3.3).
+    """
+
+    def __init__(self, num_numbers: int, frequencies: int, sigma: float) -> None:
+        super().__init__()
+        self.frequencies = nn.Parameter(torch.empty(num_numbers, frequencies))
+        nn.init.trunc_normal_(self.frequencies, std=sigma, a=-3 * sigma, b=3 * sigma)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        angles = 2 * math.pi * self.frequencies * numbers[..., None]
+        return torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+
+class NumberEmbedding(nn.Module):
+    """Embed numbers by ReLU(W_j code(x_j) + b_j): standardised numbers (B, N) -> (B, N, D).
+
+    `piecewise` and `periodic` have a matrix for each column, `periodic_lite` one for all.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[Numbers],
+        dim: int,
+        code: NumberCode,
+        *,
+        frequencies: int,
+        sigma: float,
+    ) -> None:
+        super().__init__()
+        self.code: PiecewiseLinear | Periodic
+        if code == "piecewise":
+            self.code = PiecewiseLinear(columns)
+            width = self.code.num_bins
+        else:
+            self.code = Periodic(len(columns), frequencies, sigma)
+            width = 2 * frequencies
+        count, limit = 1 if code == "periodic_lite" else len(columns), width**-0.5
+        self.weight = nn.Parameter(torch.empty(count, width, dim).uniform_(-limit, limit))
+        self.bias = nn.Parameter(torch.empty(count, dim).uniform_(-limit, limit))
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        codes = self.code(numbers)
+        weight = self.weight.expand(codes.shape[1], -1, -1)
+        return (torch.einsum("bnk,nkd->bnd", codes, weight) + self.bias).relu()
+
+
 class TabularEncoder(Encoder):
     """Base of the tabular encoders: checks `columns` and tells numbers from categories."""
 
@@ -193,6 +296,20 @@ class TabularEncoder(Encoder):
             place = torch.tensor(places[kind], dtype=torch.int64)
             self.register_buffer(name, place, persistent=False)
 
+    def embed_numbers(
+        self, dim: int, code: NumberCode, *, bins: int, frequencies: int, sigma: float
+    ) -> NumberEmbedding | None:
+        """Return the embedding of numbers, None for `linear` or without numbers."""
+        for name, count in (("bins", bins), ("frequencies", frequencies)):
+            if count < 1:
+                raise FusionZooError(f"{name}={count}: it must be at least 1")
+        if not (math.isfinite(sigma) and sigma > 0):
+            raise FusionZooError(f"sigma={sigma}: it must be above 0")
+        columns = [column for column in self.columns if isinstance(column, Numbers)]
+        if code == "linear" or not columns:
+            return None
+        return NumberEmbedding(columns, dim, code, frequencies=frequencies, sigma=sigma)
+
     def processor(self, train: bool) -> Processor:
         return TabularProcessor(self.columns)
 
@@ -211,8 +328,8 @@ class TabularEncoder(Encoder):
 class TabularMLP(TabularEncoder):
     """Encode columns by a perceptron with one hidden layer, as one token.
 
-    It reads the standardised numbers (0 where missing), an indicator for each number that is
-    missing and an embedding of each category.
+    It reads the standardised numbers (0 where missing) or an embedding of each, an indicator for
+    each number that is missing and an embedding of each category.
 
     Settings:
         columns: name and mean, std or values of each column; data sets fill it in
@@ -220,6 +337,12 @@ class TabularMLP(TabularEncoder):
         hidden: width of the hidden layer
         category_dim: width of the embedding of a category
         dropout: after the hidden layer, 0 to 1
+        numbers: how numbers are embedded: `linear`, `piecewise` (place among bins of quantiles),
+            `periodic` (sines and cosines) or `periodic_lite`, whose matrix all columns share
+        bins: most bins of a column, of `piecewise`
+        frequencies: sines of a column, and as many cosines, of the periodic ones
+        sigma: standard deviation of the first frequencies, per standard deviation of the column
+        number_dim: width of the embedding of a number, unless `linear`
 
     Shapes: inputs["values"], ["codes"], ["known"] (B, C) -> Features of (B, 1, dim), (B, 1),
         (B, dim)
@@ -233,19 +356,30 @@ class TabularMLP(TabularEncoder):
         hidden: int = 256,
         category_dim: int = 16,
         dropout: float = 0.1,
+        numbers: NumberCode = "linear",
+        bins: int = 48,
+        frequencies: int = 48,
+        sigma: float = 0.01,
+        number_dim: int = 24,
     ) -> None:
         super().__init__(columns)
         self.dim = dim
         self.embed = CategoryEmbedding(self.categories, category_dim) if self.categories else None
-        in_dim = 2 * self.num_numbers + category_dim * len(self.categories)
+        self.number_embedding = self.embed_numbers(
+            number_dim, numbers, bins=bins, frequencies=frequencies, sigma=sigma
+        )
+        width = self.num_numbers * (1 if self.number_embedding is None else number_dim)
+        in_dim = width + self.num_numbers + category_dim * len(self.categories)
         first = nn.Linear(in_dim, hidden)
         with torch.no_grad():  # indicators start without effect, should training have no gaps
-            first.weight[:, self.num_numbers : 2 * self.num_numbers] = 0
+            first.weight[:, width : width + self.num_numbers] = 0
         self.net = nn.Sequential(first, nn.GELU(), nn.Dropout(dropout), nn.Linear(hidden, dim))
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         numbers, missing = self.numbers(inputs)
         parts = [numbers, missing.to(numbers.dtype)]
+        if self.number_embedding is not None:
+            parts[0] = self.number_embedding(numbers).flatten(1)
         if self.embed is not None:
             parts.append(self.embed(*self.codes(inputs)).flatten(1))
         pooled = self.net(torch.cat(parts, dim=1))
@@ -256,31 +390,38 @@ class TabularMLP(TabularEncoder):
 class ColumnTokens(nn.Module):
     """Make a token of each column: a number times a vector, or a category's vector, plus a bias.
 
+    `number_embedding`, if any, takes the place of the product.
+
     Shapes: numbers (B, N) with `missing` (B, N); codes (B, C - N) with `known` -> (B, C, D), in the
         order of the columns
     """
 
     order: Tensor
 
-    def __init__(self, encoder: TabularEncoder, dim: int) -> None:
+    def __init__(
+        self, encoder: TabularEncoder, dim: int, number_embedding: NumberEmbedding | None
+    ) -> None:
         super().__init__()
         places = torch.cat([encoder.number_places, encoder.category_places])
         self.register_buffer("order", places.argsort(), persistent=False)
         limit = dim**-0.5
         self.bias = nn.Parameter(torch.empty(len(places), dim).uniform_(-limit, limit))
         self.embed = CategoryEmbedding(encoder.categories, dim) if encoder.categories else None
-        self.weight: nn.Parameter | None = None
-        if encoder.num_numbers:
+        self.num_numbers, self.number_embedding = encoder.num_numbers, number_embedding
+        if self.num_numbers:
             shape = encoder.num_numbers, dim
-            self.weight = nn.Parameter(torch.empty(shape).uniform_(-limit, limit))
+            if number_embedding is None:
+                self.weight = nn.Parameter(torch.empty(shape).uniform_(-limit, limit))
             # Added to the mean's token where a number is missing; zeros are neutral.
             self.missing = nn.Parameter(torch.zeros(shape))
 
     def forward(self, numbers: Tensor, missing: Tensor, codes: Tensor, known: Tensor) -> Tensor:
         tokens = []
-        if self.weight is not None:
+        if self.num_numbers:
+            embed = self.number_embedding
+            embedded = numbers[..., None] * self.weight if embed is None else embed(numbers)
             gaps = missing[..., None].to(self.missing.dtype)
-            tokens.append(numbers[..., None] * self.weight + gaps * self.missing)
+            tokens.append(embedded + gaps * self.missing)
         if self.embed is not None:
             tokens.append(self.embed(codes, known))
         return torch.cat(tokens, dim=1)[:, self.order] + self.bias
@@ -313,10 +454,11 @@ class Block(nn.Module):
 class FTTransformer(TabularEncoder):
     """Encode columns by a transformer with a token per column (Gorishniy et al. 2021).
 
-    A number x of column j becomes x w_j + b_j, a category its embedding plus b_j; [CLS] comes
-    first, and is the pooled vector after the last norm. From arXiv:2106.11959: pre-norm, of which
-    the first layer's attention has none, and ReGLU. Added to it: a missing number has the mean's
-    token plus a learned vector, missing and unknown categories have embeddings of their own.
+    A number x of column j becomes x w_j + b_j (unless `linear`, its embedding plus b_j), a category
+    its embedding plus b_j; [CLS] comes first, and is the pooled vector after the last norm. From
+    arXiv:2106.11959: pre-norm, of which the first layer's attention has none, and ReGLU. Added to
+    it: a missing number has the mean's token plus a learned vector, missing and unknown categories
+    have embeddings of their own.
 
     Settings:
         columns: name and mean, std or values of each column; data sets fill it in
@@ -325,6 +467,11 @@ class FTTransformer(TabularEncoder):
         num_heads: attention heads
         attention_dropout: of attention weights, 0 to 1
         dropout: in the feed-forward layers, 0 to 1
+        numbers: how numbers are embedded: `linear`, `piecewise` (place among bins of quantiles),
+            `periodic` (sines and cosines) or `periodic_lite`, whose matrix all columns share
+        bins: most bins of a column, of `piecewise`
+        frequencies: sines of a column, and as many cosines, of the periodic ones
+        sigma: standard deviation of the first frequencies, per standard deviation of the column
 
     Shapes: inputs["values"], ["codes"], ["known"] (B, C) -> Features of (B, 1 + C, dim),
         (B, 1 + C), (B, dim)
@@ -339,12 +486,19 @@ class FTTransformer(TabularEncoder):
         num_heads: int = 8,
         attention_dropout: float = 0.2,
         dropout: float = 0.1,
+        numbers: NumberCode = "linear",
+        bins: int = 48,
+        frequencies: int = 48,
+        sigma: float = 0.01,
     ) -> None:
         super().__init__(columns)
         if dim % num_heads:
             raise FusionZooError(f"num_heads={num_heads} does not divide dim={dim}")
         self.dim = dim
-        self.tokens = ColumnTokens(self, dim)
+        embedding = self.embed_numbers(
+            dim, numbers, bins=bins, frequencies=frequencies, sigma=sigma
+        )
+        self.tokens = ColumnTokens(self, dim, embedding)
         self.cls = nn.Parameter(torch.empty(dim).uniform_(-(dim**-0.5), dim**-0.5))
         self.layers = nn.ModuleList(
             Block(dim, num_heads, attention_dropout, dropout, norm=number > 0)

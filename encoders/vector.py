@@ -44,12 +44,16 @@ class SequenceProcessor(VectorProcessor):
         super().__init__(in_dim)
         self.max_length = max_length
 
-    def __call__(self, value: Tensor, generator: torch.Generator | None = None) -> Item:
+    def check(self, value: Tensor) -> None:
+        """Refuse a sequence of another width, or without steps."""
         if value.ndim != 2 or value.shape[1] != self.in_dim or not len(value):
             raise FusionZooError(
                 f"a sequence of shape {tuple(value.shape)};"
                 f" expected (T, {self.in_dim}), T at least 1"
             )
+
+    def __call__(self, value: Tensor, generator: torch.Generator | None = None) -> Item:
+        self.check(value)
         values = value[: self.max_length].float()
         return {"values": values, "lengths": torch.tensor(len(values))}
 

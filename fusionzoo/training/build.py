@@ -8,6 +8,7 @@ from typing import Any
 from fusionzoo.config import RunConfig, merge, split_name
 from fusionzoo.config.flags import Tree
 from fusionzoo.datasets import DATASETS, PairedDataset
+from fusionzoo.datasets.tabular import learn_columns
 from fusionzoo.distributed import World
 from fusionzoo.encoders import ENCODERS
 from fusionzoo.encoders.at_hand import replace_missing
@@ -65,15 +66,28 @@ def choose_encoders(dataset: PairedDataset, settings: dict[str, Tree]) -> dict[s
     defaults = dataset.default_encoders
     encoders = merge(defaults, settings)
     for modality, encoder in encoders.items():
-        reads_vectors = str(encoder.get("name")).startswith(("vector/", "seq"))
+        prefixes = ("vector/", "seq", *["hf/"] * (dataset.modalities.get(modality) == "sequence"))
+        reads_vectors = str(encoder.get("name")).startswith(prefixes)
         # The width of input vectors follows from the data, whichever encoder reads them.
         if reads_vectors and "in_dim" in defaults.get(modality, {}):
             encoder.setdefault("in_dim", defaults[modality]["in_dim"])
         if dataset.modalities.get(modality) == "tabular" and "columns" in defaults[modality]:
             name = str(encoder.get("name"))
             if name in ENCODERS and "columns" in ENCODERS[name].parameters:
+                bins = _num_bins(encoder)
+                if bins and "columns" not in (settings.get(modality) or {}):
+                    encoder["columns"] = learn_columns(dataset, modality, bins)
                 encoder.setdefault("columns", defaults[modality]["columns"])
     return encoders
+
+
+def _num_bins(encoder: Tree) -> int:
+    """Return the bins of a column that a tabular encoder codes piecewise, 0 if it does not."""
+    parameters = ENCODERS[str(encoder["name"])].parameters
+    if encoder.get("numbers") != "piecewise" or "bins" not in parameters:
+        return 0
+    bins = encoder.get("bins", parameters["bins"].default)
+    return bins if isinstance(bins, int) else 0  # the encoder refuses other types
 
 
 def build_objective(

@@ -24,11 +24,12 @@ from fusionzoo.datasets.provenance import Loaded
 from fusionzoo.datasets.sources.open_table import open_table
 from fusionzoo.datasets.sources.table_settings import TableSettings
 from fusionzoo.datasets.summary import data_summary
-from fusionzoo.datasets.tabular import unseen_categories
+from fusionzoo.datasets.tabular import learn_columns, unseen_categories
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.robustness import Corrupted
 from fusionzoo.inputs import store_table
 from fusionzoo.scripts.train import main as train
+from fusionzoo.training.build import choose_encoders
 
 HEADER = ("id", "split", "target", "Age", "colour", "code", "text")
 ROWS = [
@@ -87,6 +88,44 @@ def test_statistics_come_from_the_training_split_alone(tmp_path: Path) -> None:
     assert learnt(data.split("val")) == expected
     assert learnt(data.subset([4])) == expected
     assert data.default_encoders["tabular"]["name"] == "tabular/ft-transformer"
+
+
+def test_bins_have_equally_many_training_rows_and_a_column_of_few_values_has_fewer() -> None:
+    draw = np.random.default_rng(0)
+    many, held_out = draw.normal(size=400), 1e6
+    rows: list[dict[str, Any]] = [
+        {"many": x, "few": n % 3, "same": 7, "gaps": x if n % 2 else None, "split": "train"}
+        for n, x in enumerate(many)
+    ]
+    rows.append({"many": held_out, "few": 9, "same": 8, "gaps": held_out, "split": "test"})
+    columns = {"tabular": ["many", "few", "same", "gaps"]}
+    numbers = create_dataset(rows, columns=columns)
+    text = [{k: x if x is None else str(x) for k, x in row.items()} for row in rows]
+    learned = [
+        learn_columns(x, "tabular", 8) for x in (numbers, create_dataset(text, columns=columns))
+    ]
+    assert learned[0] == [
+        {**x, "mean": pytest.approx(x["mean"]), "std": pytest.approx(x["std"])} for x in learned[1]
+    ]
+    edges = {column["name"]: column["edges"] for column in learned[0]}
+    counts, _ = np.histogram(many, edges["many"])
+    assert counts.tolist() == [50] * 8
+    assert edges["many"][0] == many.min() and edges["many"][-1] == many.max()
+    assert (edges["few"], edges["same"]) == ([0, 1, 2], [7])
+    assert edges["gaps"][-1] == many[1::2].max() and len(edges["gaps"]) == 9
+
+
+@pytest.mark.parametrize(("chosen", "count"), [({}, 48), ({"bins": 5}, 5)])
+def test_an_encoder_that_codes_numbers_piecewise_gets_their_bins(
+    chosen: dict[str, Any], count: int
+) -> None:
+    rows = [{"tabular": {"age": n, "colour": "ab"[n % 2]}, "target": "x"} for n in range(90)]
+    data = create_dataset(rows)
+    settings = {"tabular": {"name": "tabular/mlp", "numbers": "piecewise", **chosen}}
+    columns: Any = choose_encoders(data, settings)["tabular"]["columns"]
+    assert [len(x.get("edges", ())) for x in columns] == [count + 1, 0]
+    mine = {"tabular": {**settings["tabular"], "columns": columns[:1]}}
+    assert choose_encoders(data, mine)["tabular"]["columns"] == columns[:1]
 
 
 def test_numbers_that_are_codes_are_categories_if_the_user_says_so(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "hf-clip-image": ("hf-clip/{clip}", {"kind": "image"}),
     "hf-clip-text": ("hf-clip/{clip}", {"kind": "text"}),
     "hf-image": ("hf/{dinov2}", {"kind": "image"}),
+    "hf-sequence": ("hf/{patchtst}", {"kind": "sequence", "in_dim": 5}),
     "hf-text": ("hf/{words}", {"kind": "text"}),
     "mel": ("mel/resnet10t", {"pretrained": False, "duration": 0.6}),
     "mel/stats": ("mel/stats", {"rate": 8000, "num_mels": 20}),
@@ -29,6 +30,10 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "whisper": ("whisper/{whisper}", {}),
 }
 VIT = {"img_size": 32, "patch_size": 16, "embed_dim": 24, "depth": 1, "num_heads": 2}
+COLUMNS = [
+    {"name": "age", "mean": 40.0, "std": 12.0, "edges": [18, 30, 52, 90]},
+    {"name": "colour", "values": ["blue", "red", "yellow"]},
+]
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: SMALL.get(name, (name, {})) for name in sorted(ENCODERS)},
     "hf-audio, spectrograms": ("hf/{spectrograms}", {"kind": "audio"}),
@@ -37,8 +42,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "hf-clip-text, SigLIP": ("hf-clip/{siglip}", {"kind": "text"}),
     "hf-image, class token": ("hf/{vit}", {"kind": "image", "augment": "crop_flip"}),
     "hf-image, SigLIP": ("hf/{siglip}", {"kind": "image"}),
+    "hf-sequence, TimesFM": ("hf/{timesfm}", {"kind": "sequence", "in_dim": 5}),
+    "hf-sequence, TimesFM 2.5": ("hf/{timesfm2_5}", {"kind": "sequence", "in_dim": 5}),
     "hf-text, first token": ("hf/{words}", {"kind": "text", "pooling": "cls"}),
     "hf-text, sentence-transformers": ("hf/{sentences}", {"kind": "text"}),
+    "tabular/mlp, piecewise": ("tabular/mlp", {"numbers": "piecewise", "columns": COLUMNS}),
+    "tabular/ft-transformer, periodic": ("tabular/ft-transformer", {"numbers": "periodic"}),
     "timm, patches": ("timm/vit_tiny_patch16_224", {"pretrained": False, **VIT}),
 }
 TINY = {
@@ -68,6 +77,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folders = {x: tmp_path_factory.mktemp(x) for x in ("words", "waves", "spectrograms")}
     for name in ("clap", "clip", "dinov2", "siglip", "vit", "sentences", "whisper"):
         folders[name] = getattr(tiny, f"save_{name}")(tmp_path_factory.mktemp(name))
+    for name in ("patchtst", "timesfm", "timesfm2_5"):
+        folders[name] = tiny.save_series(tmp_path_factory.mktemp(name), name)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "cat", "line", "to", "text"]
     vocabulary = folders["words"] / "vocab.txt"
     vocabulary.write_text("\n".join(words))

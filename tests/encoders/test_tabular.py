@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -11,11 +13,19 @@ import torch
 import fusionzoo
 from fusionzoo import create_encoder, create_model
 from fusionzoo.encoders import Encoder
+from fusionzoo.encoders.tabular import (
+    NumberCode,
+    NumberEmbedding,
+    Numbers,
+    PiecewiseLinear,
+    read_columns,
+)
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Features
 
-AGE: dict[str, Any] = {"name": "age", "mean": 40.0, "std": 10.0}
-SIZE: dict[str, Any] = {"name": "size", "mean": 1.0, "std": 0.5}
+AGE: dict[str, Any] = {"name": "age", "mean": 40.0, "std": 10.0, "edges": [20, 35, 45.5, 80]}
+SIZE: dict[str, Any] = {"name": "size", "mean": 1.0, "std": 0.5, "edges": [0.5, 2]}
+ALWAYS: dict[str, Any] = {"name": "always", "mean": 3.0, "std": 1.0, "edges": [3]}
 COLOUR: dict[str, Any] = {"name": "colour", "values": ["blue", "red"]}
 CODE: dict[str, Any] = {"name": "code", "values": ["1", "2"]}
 COLUMNS = [AGE, COLOUR, SIZE, CODE]
@@ -25,11 +35,17 @@ SMALL = {
     "tabular/ft-transformer": {"dim": 16, "num_heads": 2, "num_layers": 2},
 }
 NAMES = pytest.mark.parametrize("name", SMALL)
+CODED = pytest.mark.parametrize(
+    ("name", "code"), [(name, code) for name in SMALL for code in get_args(NumberCode)]
+)
 
 
-def build(name: str, columns: list[dict[str, Any]] = COLUMNS) -> Encoder:
+def build(
+    name: str, columns: list[dict[str, Any]] = COLUMNS, code: NumberCode = "linear"
+) -> Encoder:
     torch.manual_seed(0)
-    return create_encoder("tabular", name, columns=columns, **SMALL[name]).eval()
+    settings = {**SMALL[name], "columns": columns, "numbers": code}
+    return create_encoder("tabular", name, **settings).eval()
 
 
 @torch.no_grad()
@@ -71,9 +87,81 @@ def test_a_number_far_from_all_others_stays_finite() -> None:
     assert item({**ROW, "age": -1e300})["values"][0] == -100.0
 
 
+def place(x: float, edges: list[float]) -> list[float]:
+    """Code a number as arXiv:2203.05556 writes it: equation 1, bin by bin."""
+    coded = []
+    for number, (low, high) in enumerate(pairwise(edges), start=1):
+        if x < low and number > 1:
+            coded.append(0.0)
+        elif x >= high and number < len(edges) - 1:
+            coded.append(1.0)
+        else:
+            coded.append((x - low) / (high - low))
+    return coded
+
+
+@pytest.mark.parametrize("x", [-3.0, 20, 27.3, 35, 45.5, 50, 80, 95, 200])
+def test_a_number_is_coded_by_its_place_among_the_bins_of_its_column(x: float) -> None:
+    columns = [x for x in read_columns([AGE, SIZE, ALWAYS]) if isinstance(x, Numbers)]
+    scaled = [column.encode(x)[0] for column in columns]  # at most 100 standard deviations
+    age, size, always = (
+        column.mean + column.std * z for column, z in zip(columns, scaled, strict=True)
+    )
+    expected = [place(age, AGE["edges"]), [*place(size, SIZE["edges"]), 0, 0], [always - 3, 0, 0]]
+    coded = PiecewiseLinear(columns)(torch.tensor([scaled]))
+    torch.testing.assert_close(coded, torch.tensor([expected]), rtol=1e-5, atol=1e-5)
+
+
+def test_bins_that_single_precision_cannot_tell_apart_are_one() -> None:
+    edges = (0.0, 1.0, 1.0 + 1e-12, 2.0)
+    coded = PiecewiseLinear([Numbers("x", 0.0, 1.0, edges)])(torch.tensor([[1.5], [1e9]]))
+    torch.testing.assert_close(coded, torch.tensor([[[1.0, 0.5]], [[1.0, 100.0]]]))
+
+
+@pytest.mark.parametrize("code", ["piecewise", "periodic", "periodic_lite"])
+def test_an_embedding_of_numbers_is_a_linear_map_of_their_code_and_relu(code: NumberCode) -> None:
+    """Against a loop over the columns, in double precision."""
+    columns = [Numbers("a", 0.0, 1.0, (-1, 0, 0.5, 2)), Numbers("b", 1.0, 2.0, (-5, 4))]
+    embed: Any = NumberEmbedding(columns, 7, code, frequencies=5, sigma=0.7)
+    numbers = torch.randn(4, 2)
+    rows = []
+    for j, edges in enumerate(([-1, 0, 0.5, 2], [-3, 1.5])):  # b's are standardised
+        own = 0 if code == "periodic_lite" else j
+        for x in numbers[:, j].double().tolist():
+            if code == "piecewise":
+                coded = torch.tensor([*place(x, edges), 0, 0][:3]).double()
+            else:
+                angles = 2 * math.pi * x * embed.code.frequencies[j].double()
+                coded = torch.cat([torch.sin(angles), torch.cos(angles)])
+            mapped = embed.weight[own].double().T @ coded + embed.bias[own].double()
+            rows.append(mapped.clamp(min=0))
+    expected = torch.stack(rows).unflatten(0, (2, 4)).transpose(0, 1).float()
+    torch.testing.assert_close(embed(numbers), expected, rtol=1e-5, atol=1e-5)
+    assert len(embed.weight) == (1 if code == "periodic_lite" else 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"numbers": "pieces"}, "should be 'linear', 'piecewise'"),
+        ({"numbers": "piecewise", "bins": 0}, "bins=0: it must be at least 1"),
+        ({"numbers": "periodic", "sigma": 0.0}, "sigma=0.0: it must be above 0"),
+        ({"numbers": "piecewise", "columns": [{"name": "b", "mean": 0, "std": 1}]}, "'b' has no"),
+    ],
+)
 @NAMES
-def test_a_missing_number_is_the_mean_until_training_says_otherwise(name: str) -> None:
-    encoder = build(name)
+def test_settings_of_numbers_that_make_no_sense_are_refused(
+    name: str, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(FusionZooError, match=message):
+        create_encoder("tabular", name, **{"columns": [AGE], **settings})
+
+
+@CODED
+def test_a_missing_number_is_the_mean_until_training_says_otherwise(
+    name: str, code: NumberCode
+) -> None:
+    encoder = build(name, code=code)
     rows = [{**ROW, "age": None}, {**ROW, "age": 40}, ROW]
     missing, mean, other = features(encoder, *rows).pooled
     torch.testing.assert_close(missing, mean)
@@ -166,6 +254,9 @@ def test_a_cell_or_column_that_does_not_fit_is_one_clear_error(
         [{"name": "age", "mean": 0.0, "std": 0.0}],
         [{"name": "age", "mean": float("nan"), "std": 1.0}],
         [{"name": "age", "mean": True, "std": 1.0}],
+        [{"name": "age", "mean": 0.0, "std": 1.0, "edges": [1, 1]}],
+        [{"name": "age", "mean": 0.0, "std": 1.0, "edges": [0, float("inf")]}],
+        [{"name": "age", "mean": 0.0, "std": 1.0, "edges": []}],
         [{"name": 3, "values": ["a"]}],
         [{"name": "a", "values": "abc"}],
         [{"name": "a", "values": ["x", "x"]}],
@@ -178,18 +269,20 @@ def test_columns_that_make_no_sense_are_refused(columns: list[dict[str, Any]]) -
         create_encoder("tabular", "tabular/mlp", columns=columns)
 
 
-@NAMES
-def test_a_stored_model_answers_new_rows_without_the_data(name: str, tmp_path: Path) -> None:
+@CODED
+def test_a_stored_model_answers_new_rows_without_the_data(
+    name: str, code: NumberCode, tmp_path: Path
+) -> None:
     columns = [*COLUMNS, {"name": "place, the", "values": ["Å", "b c"]}]
     torch.manual_seed(0)
-    settings = {"name": name, "columns": columns, **SMALL[name]}
+    settings = {"name": name, "columns": columns, "numbers": code, **SMALL[name]}
     model = create_model("gmu", {"tabular": settings, "text": "chars"}, classes=["a", "b"]).eval()
     model.save(tmp_path / "model")
     loaded = fusionzoo.load(tmp_path / "model")
     cells = {**ROW, "place, the": "Å"}
     samples = [
         {"tabular": cells},
-        {"tabular": {**cells, "colour": "new", "age": None}, "text": "hello"},
+        {"tabular": {**cells, "colour": "new", "age": None, "size": 1e30}, "text": "hello"},
         {"text": "hello", "tabular": dict.fromkeys(cells)},
         {"text": "hello"},
     ]

@@ -265,3 +265,24 @@ def save_sentences(
         weights = {"linear.weight": torch.randn(dense, 16), "linear.bias": torch.randn(dense)}
         save_file(weights, folder / "2_Dense" / "model.safetensors")
     return folder
+
+
+def save_series(folder: Path, family: str, num_channels: int = 5, **changes: Any) -> Path:
+    """Write a tiny model of time series that reads 16 steps in patches of 4."""
+    import transformers
+
+    patches = {"context_length": 16, "patch_length": 4}
+    window = {**patches, "patch_stride": 4, "num_input_channels": num_channels, "d_model": 8}
+    attention = {"num_hidden_layers": 1, "num_attention_heads": 2}
+    single = {**patches, **attention, "hidden_size": 8, "intermediate_size": 8, "head_dim": 4}
+    names: dict[str, tuple[str, dict[str, Any]]] = {
+        "patchtst": ("PatchTST", {**window, **attention, "ffn_dim": 8}),
+        "patchtsmixer": ("PatchTSMixer", {**window, "num_layers": 1}),
+        "timesfm": ("TimesFm", single),
+        "timesfm2_5": ("TimesFm2_5", {**single, "num_key_value_heads": 2}),
+    }
+    name, settings = names[family]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**settings | changes)
+    getattr(transformers, f"{name}Model")(config).save_pretrained(folder)
+    return folder
