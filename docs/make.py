@@ -124,6 +124,7 @@ BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 ABSENT = "<!-- missing: begin -->", "<!-- missing: end -->"
 FIRST = "<!-- first: begin -->", "<!-- first: end -->"
 EXPORTED = "<!-- exported: begin -->", "<!-- exported: end -->"
+TRIED = ("<!-- tried: written by docs/make.py -->", "<!-- end of tried -->")
 CLEARLY = 0.02  # by how much a figure has to stand above another: more than the spread over seeds
 MISSING = """\
 ![accuracy with modalities missing, of all fusions](missing.svg) [All figures, subset by
@@ -469,8 +470,30 @@ def deploy(text: str) -> str:
     return f"{before}{begin}\n{exported()}\n{end}{rest.partition(end)[2]}"
 
 
+def tried() -> str:
+    """Return the table of encoders that perf/encoders.py tried."""
+    groups: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for row in rows("encoders"):
+        prefix, _, model = row["name"].partition("/")
+        groups.setdefault((row["kind"], prefix), {}).setdefault(row["result"], []).append(model)
+    lines = ["| kind, prefix | ok | refused | failed | what is ok |", "| --- | --- | --- | --- | --- |"]
+    for (kind, prefix), found in sorted(groups.items()):
+        counts = (str(len(found.get(result, []))) for result in ("ok", "refused", "failed"))
+        names = ", ".join(found.get("ok", []))
+        lines.append(f"| {kind}, `{prefix}/` | {' | '.join(counts)} | {names} |")
+    return "\n".join(lines)
+
+
+def encoders(text: str) -> str:
+    """Put the table of encoders that were tried in its place in encoders.md."""
+    begin, end = TRIED
+    before, _, rest = text.partition(begin)
+    return f"{before}{begin}\n{tried()}\n{end}{rest.partition(end)[2]}"
+
+
 PAGES: dict[str, Callable[[str], str]] = {
     "deploy.md": deploy,
+    "encoders.md": encoders,
     "zoo.md": lambda _: zoo(),
     **{f"zoo/{family}.md": lambda _, family=family: zoo_family(family) for family in FAMILIES},
     "balance.md": lambda _: balance(),

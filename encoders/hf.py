@@ -327,7 +327,6 @@ def _without_unused(model: Any, kind: str, sample: Mapping[str, Tensor]) -> Any:
     used = {name for name, part in model.named_modules() if run.intersection(part.modules())}
     tower = copy.copy(model)
     tower._modules = {name: part if name in used else None for name, part in model.named_children()}
-    tower._parameters = {}  # scales of the logits
     tower = copy.deepcopy(tower).eval()
     removed = [
         (part, child, inner)
@@ -342,6 +341,11 @@ def _without_unused(model: Any, kind: str, sample: Mapping[str, Tensor]) -> Any:
     except (AttributeError, TypeError):  # the model asks for one of them
         for part, child, inner in removed:
             setattr(part, child, inner)
+    own, tower._parameters = tower._parameters, {}  # scales of the logits
+    try:
+        run_part(tower, kind, sample)
+    except AttributeError:  # what stands between the rows of a picture, in LLaVA-NeXT
+        tower._parameters = own
     return tower.train(is_training)
 
 
@@ -438,5 +442,5 @@ def _with_one_tower(config: Any, kind: str) -> Any:
             if getattr(other, layers, None):
                 setattr(other, layers, getattr(other, layers)[:1])
         if name == "text":
-            other.vocab_size = max(other.pad_token_id or 0, 0) + 1
+            other.vocab_size = max(getattr(other, "pad_token_id", None) or 0, 0) + 1
     return config

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.structures import Features, masked_mean
 
-from .base import ENCODERS, Processor
+from .base import ENCODERS
 from .hf import aligned, find_source, load_auto, load_model, load_tower
 from .image import ImageEncoder, Preparation
-from .own_processor import OwnProcessor, of_rows
+from .own_processor import OwnProcessor
 
 OWN = "own_processor.json"  # beside the configuration of a model that `OwnProcessor` feeds
 MOST_PIXELS = 4096  # of a side
@@ -37,6 +37,7 @@ class CheckpointImage(ImageEncoder):
     config: Any  # from which the network is built again
     extractor: Any
     own: OwnProcessor | None = None  # prepares images where no `preparation` does the same
+    reason = ""  # why it does
 
     def set_checkpoint_processing(
         self,
@@ -84,11 +85,12 @@ class CheckpointImage(ImageEncoder):
     ) -> None:
         """Let the checkpoint's own image processor prepare all images, for the reason given."""
         self.own = OwnProcessor(self.extractor, forward, source, augment)
+        self.reason = reason
         self.augment, self.frozen_rows = augment, None
         self.checkpoint_settings = {"processor": type(self.extractor).__name__}
-        _log.info("%s: its own processor prepares images, as %s", source, reason)
+        _log.info("its own processor prepares images: %s", reason)
 
-    def processor(self, train: bool) -> Processor:
+    def processor(self, train: bool) -> Any:  # ImageProcessor, or `own`
         if self.own is None:
             return super().processor(train)
         return self.own if train else self.own.without_augmentation()
@@ -134,7 +136,7 @@ class CheckpointImage(ImageEncoder):
             raise
         except Exception as error:
             raise FusionZooError(
-                f"a {name} cannot encode images as {type(self.extractor).__name__} prepares them:"
+                f"{self.reason}; as it prepares them, a {name} cannot encode them:"
                 f" {one_line(error) or type(error).__name__}"
             ) from error
         self.train()
@@ -167,8 +169,8 @@ class CheckpointImage(ImageEncoder):
             problem = f"makes other pixels (by {off:.0%} on average)" if off > NEAR else ""
         if problem:
             raise FusionZooError(
-                f"{source}: {type(self.extractor).__name__} {problem} in a way that is not"
-                " supported; size=, mean=, std= or fit= prepare images without it"
+                f"{source}: {type(self.extractor).__name__} {problem} than a crop, pad or squash;"
+                " size=, mean=, std= or fit= prepare images without it"
             )
 
 
@@ -340,14 +342,21 @@ class HFImage(CheckpointImage):
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         if self.own is not None:
-            return self.own.encode(lambda rows, **x: of_rows(self.net(**x), rows), inputs)
+            return self.own.encode(self._run, inputs)
         pixels = self.normalise(inputs["pixels"])
-        output = self.net(pixel_values=pixels, **self.options)
-        cls, tokens = split_tokens(self.net.config, output.last_hidden_state, pixels)
+        tokens, pooled = self._run(len(pixels), pixel_values=pixels, **self.options)
         mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+        return Features(tokens, mask, masked_mean(tokens, mask) if pooled is None else pooled)
+
+    def _run(self, rows: int, **inputs: Any) -> tuple[Tensor, Tensor | None]:
+        """Return tokens (B, T, D) and the pooled vector (B, D), None for the mean of the tokens."""
+        output, pixels = self.net(**inputs), inputs["pixel_values"]
+        hidden, cls = output.last_hidden_state, None
+        if pixels.ndim == 4 and len(hidden) == len(pixels) == rows:
+            cls, tokens = split_tokens(self.net.config, hidden, pixels)
+        else:
+            tokens = hidden.reshape(rows, -1, hidden.shape[-1])
         pooled = getattr(output, "pooler_output", None) if self.pooling == "auto" else None
-        if pooled is not None and pooled.flatten(1).shape[1] == tokens.shape[2]:
-            return Features(tokens, mask, pooled.flatten(1))
-        if cls is None or self.pooling == "mean":
-            return Features(tokens, mask, masked_mean(tokens, mask))
-        return Features(tokens, mask, cls)
+        if pooled is not None and pooled.numel() == rows * tokens.shape[2]:
+            return tokens, pooled.reshape(rows, -1)
+        return tokens, None if self.pooling == "mean" else cls

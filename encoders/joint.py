@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusionzoo.errors import FusionZooError
-from fusionzoo.structures import Features, masked_mean
+from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.structures import Features, evaluating, masked_mean
 
 from .base import ENCODERS, Encoder, Processor
 from .hf import (
@@ -87,7 +87,7 @@ class JointImage(CheckpointImage):
         source = find_source(model, assets)
         config = load_auto("AutoConfig", source)
         check_tower(source, config, "image")
-        takes = getattr(model_class(config), "get_image_features", None)
+        takes = model_class(config).get_image_features
         self.set_checkpoint_processing(
             source, takes, assets=assets, augment=augment, size=size, fit=fit
         )
@@ -270,8 +270,14 @@ class JointAudio(Encoder):
         self.extractor: Any = load_auto("AutoFeatureExtractor", source)
         self.rate = self.extractor.sampling_rate
         self.longest, self.windows = longest_clip(self.extractor, longest), windows
-        config = self.net.joint_config
-        self.dim = config.projection_dim if projection else self.net.model.config.hidden_size
+        prepare = self.processor(False)
+        try:
+            with evaluating(self), torch.no_grad():
+                self.dim = self.encode(prepare.collate([prepare.blank()])).pooled.shape[1]
+        except Exception as error:
+            raise FusionZooError(
+                f"{source}: its audio tower cannot encode a clip: {one_line(error)}"
+            ) from error
 
     def processor(self, train: bool) -> Processor:
         extractor, windows = self.extractor, self.windows

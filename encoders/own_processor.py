@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError, one_line
@@ -48,8 +49,13 @@ class OwnProcessor(Processor):
         else:
             raise FusionZooError(f"{source}: its image processor fails: {one_line(problem)}")
         self.names = tuple(name for name in self.names if name in one)
-        # Patches of all images in one row, as Qwen-VL's; elsewhere the first dimension is the batch.
+        # Patches of all images one after another, as Qwen-VL's; else the first dimension is B.
         self.joined = {x for x in self.names if len(one[x]) > 1 and len(two[x]) == 2 * len(one[x])}
+        if not all(x.isfinite().all() for x in one.values()):
+            raise FusionZooError(
+                f"{source}: {type(extractor).__name__} makes pixels that are not finite: look at"
+                " mean and std in preprocessor_config.json"
+            )
         if not any(one[name].is_floating_point() for name in self.names):
             raise FusionZooError(
                 f"{source}: {type(extractor).__name__} makes {', '.join(one)}, and the model takes"
@@ -110,9 +116,7 @@ class OwnProcessor(Processor):
             self._encode_group(run, {name: x[rows] for name, x in inputs.items()})
             for rows in groups.values()
         ]
-        tokens, mask = (
-            _padded([row for part in parts for row in part[which]]) for which in (0, 1)
-        )
+        tokens, mask = (_padded([row for part in parts for row in part[which]]) for which in (0, 1))
         back = places.argsort().to(tokens.device)
         pooled = torch.cat([part.pooled for part in parts])
         return Features(tokens[back], mask[back], pooled[back])
@@ -141,20 +145,9 @@ class OwnProcessor(Processor):
 def _padded(tensors: Sequence[Tensor]) -> Tensor:
     """Stack tensors, each padded with zeros at the ends of its dimensions."""
     shape = [max(sizes) for sizes in zip(*(x.shape for x in tensors), strict=True)]
-    if all(list(x.shape) == shape for x in tensors):
-        return torch.stack(list(tensors))
-    stacked = tensors[0].new_zeros(len(tensors), *shape)
-    for row, x in zip(stacked, tensors, strict=True):
-        row[tuple(map(slice, x.shape))] = x
-    return stacked
+    return torch.stack([_lengthened(x, shape) for x in tensors])
 
 
-def of_rows(output: Any, rows: int) -> tuple[Tensor, Tensor | None]:
-    """Return tokens (B, T, D) and the pooled vector (B, D) of a vision model's answer, if any."""
-    hidden, pooled = output.last_hidden_state, getattr(output, "pooler_output", None)
-    if hidden.ndim == 4:
-        hidden = hidden.flatten(2).transpose(1, 2)
-    tokens = hidden.reshape(rows, -1, hidden.shape[-1])
-    if pooled is None or pooled.numel() != rows * tokens.shape[2]:
-        return tokens, None
-    return tokens, pooled.reshape(rows, -1)
+def _lengthened(x: Tensor, shape: Sequence[int]) -> Tensor:
+    missing = [size - n for size, n in zip(shape, x.shape, strict=True)]
+    return F.pad(x, [n for size in reversed(missing) for n in (0, size)]) if any(missing) else x

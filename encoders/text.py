@@ -5,6 +5,7 @@ Shapes: `B` batch, `T` tokens, `D` width.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -143,6 +144,9 @@ class HFText(Encoder):
         if self.config.is_encoder_decoder:
             self.net = self.net.get_encoder()
         aligned(self.net)
+        # A decoder keeps keys and values for texts that it goes on with; no text is gone on with.
+        takes = inspect.signature(self.net.forward).parameters
+        self.options = {"use_cache": False} if "use_cache" in takes else {}
         self.pooling = "mean" if pooling == "auto" else pooling
         self.head: SentenceHead | None = None
         self.prompt, self.lower_case = "", False
@@ -158,7 +162,7 @@ class HFText(Encoder):
 
     def _length(self, max_length: int | None, is_sentence: bool) -> int:
         """Return how many tokens are kept of a text."""
-        config = self.net.config
+        config = getattr(self.net, "config", self.config)  # FSMT's encoder has none
         if max_length is None and is_sentence:
             max_length = min(512, int(self.tokenizer.model_max_length))
         max_length = max_length or 128
@@ -176,7 +180,7 @@ class HFText(Encoder):
             try:
                 with evaluating(self), torch.no_grad():
                     tokens = self._run(ids, mask)
-                if tokens.shape[:2] != ids.shape:
+                if tokens.shape[:-1] != ids.shape:
                     raise ValueError(f"{ids.shape[1]} tokens give {tuple(tokens.shape)}")
             except Exception as error:
                 problem = problem or error
@@ -200,6 +204,25 @@ class HFText(Encoder):
             alone = self._run(ids[:1, :length], mask[:1, :length])[0]
         return bool((padded - alone).abs().max() > PADDED * alone.abs().max())
 
+    def freeze(self, mode: str = "all") -> None:
+        if mode != "all":
+            self._try_training()
+        super().freeze(mode)
+
+    @torch.no_grad()
+    def _try_training(self) -> None:
+        """Run a text in training mode; Reformer, for one, then takes texts of one length alone."""
+        prepare = self.processor(True)
+        self.train()
+        try:
+            with torch.random.fork_rng(devices=[]):  # dropout draws nothing from the run's seed
+                self._run(*prepare.collate([prepare.blank()]).values())
+        except Exception as error:
+            raise FusionZooError(
+                f"a {type(self.net).__name__} encodes texts, but cannot be trained on them"
+                f" ({one_line(error) or type(error).__name__}): freeze=all uses it as it is"
+            ) from error
+
     def processor(self, train: bool) -> Processor:
         return TokenizerProcessor(self.tokenizer, self.max_length, self.prompt, self.lower_case)
 
@@ -220,7 +243,7 @@ class HFText(Encoder):
         if missing:
             ids = F.pad(ids, (0, missing), value=self.tokenizer.pad_token_id or 0)
             mask = F.pad(mask, (0, missing))
-        tokens: Tensor = self.net(input_ids=ids, attention_mask=mask.long())[0]
+        tokens: Tensor = self.net(input_ids=ids, attention_mask=mask.long(), **self.options)[0]
         return tokens[:, : tokens.shape[1] - missing] if missing else tokens
 
     def save_assets(self, folder: Path) -> None:

@@ -25,6 +25,7 @@ LARGEST = 30_000_000  # parameters of what is still called tiny
 SIZES: tuple[tuple[str, int], ...] = (  # the first pattern that a name contains; never enlarged
     (r"token_(id|index)$|_id$", 7),
     (r"vocab_size", WORDS),
+    (r"max_source_positions", 100),
     (r"^(max|n)_(position|seq)|positions$|max_position_embeddings|^n_ctx$|seq_length$", TOKENS),
     (r"^(image|img|input|crop)_size$", SIDE),
     (r"feat_extract_layers$", 99),
@@ -36,7 +37,10 @@ SIZES: tuple[tuple[str, int], ...] = (  # the first pattern that a name contains
     (r"experts$|n_group$", 4),
     (r"intermediate|ffn|^d_ff$|^n_inner$|mlp_dim|feed_forward|d_inner", 64),
     (r"lora_rank$", 16),
-    (r"(hidden|embed|embedding|model|proj|projection|encoder|output|out)_(size|dim)$|^d_model$", 32),
+    (
+        r"(hidden|embed|embedding|model|proj|projection|encoder|output|out)_(size|dim)$|^d_model$",
+        32,
+    ),
     (r"^(n_embd|dim|hidden_dim|d_model|width|output_dim|emb_dim|embed_dim)$", 32),
 )
 LISTS: tuple[tuple[str, tuple[int, ...]], ...] = (
@@ -63,6 +67,7 @@ EXACT: dict[str, dict[str, Any]] = {  # settings by architecture, beside the gen
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
     "mamba2": {"hidden_size": 32, "num_heads": 4, "head_dim": 16, "n_groups": 1},
     "reformer": {"axial_pos_shape": [4, 32], "axial_pos_embds_dim": [16, 16]},
+    "swin": {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4},
     "xlnet": {"d_head": 16, "n_head": 2, "d_model": 32},
 }
 HEADS = {"head_dim": 16, "num_key_value_heads": 2, "num_attention_heads": 2}
@@ -80,6 +85,8 @@ def _small(name: str, value: Any) -> Any:
     if isinstance(value, int) and value > 0:
         small = next((n for pattern, n in SIZES if re.search(pattern, name)), value)
         return min(value, small)
+    if name == "mrope_section":
+        return [2, 3, 3]  # of half of the 16 channels of a head
     is_list = isinstance(value, list | tuple) and value
     if is_list and all(isinstance(x, int) and not isinstance(x, bool) for x in value):
         sizes = next((s for pattern, s in LISTS if re.search(pattern, name)), None)
@@ -90,7 +97,11 @@ def _small(name: str, value: Any) -> Any:
 
 def tiny_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Reduce the sizes among a configuration's settings, also of its parts."""
-    return {k: _small(k, v) for k, v in settings.items() if k not in LEFT_OUT}
+    small = {k: _small(k, v) for k, v in settings.items() if k not in LEFT_OUT}
+    patch, side = small.get("patch_size"), small.get("image_size")
+    if isinstance(patch, int) and isinstance(side, int):
+        small["image_size"] = min(side // patch, 4) * patch or patch
+    return small
 
 
 def tiny_config(family: str) -> Any:
@@ -118,14 +129,24 @@ def tokenizer(config: Any) -> Any:
         special[f"<{name}>"] = number
     words = dict(special)
     free = (n for n in range(WORDS) if n not in special.values())
-    for word in ["a", "cat", "red", "longer", "line", "of", "text", "and", *"bcdefghijklmnopqrstuvw"]:
+    for word in [
+        "a",
+        "cat",
+        "red",
+        "longer",
+        "line",
+        "of",
+        "text",
+        "and",
+        *"bcdefghijklmnopqrstuvw",
+    ]:
         words[word] = next(free)
     for number in list(free)[: max(words.values()) - len(words) + 1]:
         words[f"<{number}>"] = number
     model = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    model.normalizer = normalizers.Lowercase()  # type: ignore[assignment]
-    model.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
-    model.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
+    model.normalizer = normalizers.Lowercase()
+    model.pre_tokenizer = pre_tokenizers.Whitespace()
+    model.post_processor = processors.TemplateProcessing(
         single="<bos> $A <eos>",
         special_tokens=[(name, special[name]) for name in ("<bos>", "<eos>")],
     )
@@ -163,7 +184,12 @@ def image_processor(family: str, config: Any) -> Any:
     side = getattr(part, "image_size", None) or SIDE
     side = side[0] if isinstance(side, list | tuple) else side
     side = side if isinstance(side, int) and side > 0 else SIDE
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = {
+        name: value
+        for name in ("patch_size", "temporal_patch_size", "merge_size")
+        if getattr(kind(), name, None)
+        and (value := getattr(part, name, None) or getattr(part, f"spatial_{name}", None))
+    }
     size = dict(getattr(kind(), "size", None) or {})
     if set(size) == {"height", "width"}:
         settings["size"] = {"height": side, "width": side}
@@ -177,6 +203,8 @@ def image_processor(family: str, config: Any) -> Any:
 def feature_extractor(family: str, config: Any) -> Any:
     """Build the architecture's own feature extractor, or wav2vec 2.0's for waveforms."""
     name = _processor_name(FEATURE_EXTRACTOR_MAPPING_NAMES, family, config)
+    if family in ("wav2vec2-bert", "seamless_m4t"):
+        name = "SeamlessM4TFeatureExtractor"
     if name is None:
         reads_waves = model_class(family).main_input_name == "input_values"
         name = "Wav2Vec2FeatureExtractor" if reads_waves else "WhisperFeatureExtractor"

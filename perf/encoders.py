@@ -41,9 +41,10 @@ COLUMNS = ("kind", "name", "result", "reason")
 LIMIT = 300  # s for one encoder
 NAMES = {"input_ids": "text", "pixel_values": "image", "input_values": "audio"}
 NAMES |= {"input_features": "audio", "past_values": "sequence"}
-TOWERS = {"text", "image", "audio"}
-AUDIO = ("mel/stats", "mel/resnet10t", "mel/test_vit", "mel/mobilenetv3_small_050")
-AUDIO = (*AUDIO, "mel/swin_s3_tiny_224", "mel/hiera_tiny_224", "torchaudio/conformer")
+AUDIO = (
+    *("mel/stats", "mel/resnet10t", "mel/test_vit", "mel/mobilenetv3_small_050"),
+    *("mel/swin_s3_tiny_224", "mel/hiera_tiny_224", "torchaudio/conformer"),
+)
 BUNDLES = ("WAV2VEC2_BASE", "HUBERT_BASE", "WAVLM_BASE")
 
 
@@ -57,7 +58,8 @@ class Try(NamedTuple):
 def transformers_types() -> Iterator[Try]:
     """Yield each architecture by what it reads, and each tower of the joint ones."""
     import transformers
-    from _tiny_checkpoints import MODEL_MAPPING_NAMES, model_class
+    from _tiny_checkpoints import model_class
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
     transformers.logging.set_verbosity_error()
     for family in sorted(MODEL_MAPPING_NAMES):
@@ -65,9 +67,10 @@ def transformers_types() -> Iterator[Try]:
             kind = model_class(family)
         except (AttributeError, ImportError):
             continue
-        towers = [x for x in sorted(TOWERS) if hasattr(kind, f"get_{x}_features")]
-        if towers:
-            yield from (Try(tower, f"hf-clip/{family}") for tower in towers)
+        if towers(family):
+            yield from (Try(tower, f"hf-clip/{family}") for tower in towers(family))
+        elif "text" not in kind.input_modalities and kind.main_input_name == "input_ids":
+            yield Try(kind.input_modalities[0], f"hf/{family}")
         elif str(kind.main_input_name) in NAMES:
             yield Try(NAMES[kind.main_input_name], f"hf/{family}")
 
@@ -126,39 +129,46 @@ def attempt(item: Try) -> dict[str, str]:
     import transformers
 
     torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
-    row = {"kind": item.kind, "name": item.name}
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
 
     def late(*_: object) -> None:
         raise TimeoutError(f"not finished after {LIMIT} s")
 
-    transformers.utils.logging.disable_progress_bar()
     signal.signal(signal.SIGALRM, late)
     signal.alarm(LIMIT)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            target, settings = prepared(item, Path(folder) / "source")
+            result, reason = outcome(item, Path(folder))
         except Exception as error:
-            return {**row, "result": "not built", "reason": said(error)}
-        try:
-            model, samples = trained(maker(target, {**settings, "kind": item.kind}))
-            saved = model.save(Path(folder) / "saved")
-            shutil.rmtree(Path(folder) / "source", ignore_errors=True)
-            assert_answers_alike(model, fusionzoo.load(saved), samples)
-        except FusionZooError as error:
-            family = item.name.partition("/")[2]
-            reason = said(error).replace(f"{folder}/source", family)
-            return {**row, "result": "refused", "reason": reason}
-        except Exception as error:
-            return {**row, "result": "failed", "reason": f"{type(error).__name__}: {said(error)}"}
+            result, reason = "failed", f"{type(error).__name__}: {said(error)}"
         finally:
             signal.alarm(0)
-    return {**row, "result": "ok", "reason": ""}
+    return {"kind": item.kind, "name": item.name, "result": result, "reason": reason}
+
+
+def outcome(item: Try, folder: Path) -> tuple[str, str]:
+    """Train, save and load a model with one encoder; return the result and its reason."""
+    source = folder / "source"
+    try:
+        target, settings = prepared(item, source)
+    except Exception as error:
+        return "not built", said(error)
+    make = maker(target, {**settings, "kind": item.kind})
+    try:
+        make(freeze="none")
+    except FusionZooError as error:
+        return "refused", said(error).replace(str(source), item.name.partition("/")[2])
+    model, samples = trained(make)
+    saved = model.save(folder / "saved")
+    shutil.rmtree(source, ignore_errors=True)
+    assert_answers_alike(model, fusionzoo.load(saved), samples)
+    return "ok", ""
 
 
 def prepared(item: Try, source: Path) -> tuple[str, dict[str, Any]]:
-    """Write the tiny checkpoint that a name of transformers stands for; return name and settings."""
+    """Write the tiny checkpoint of an architecture of transformers; return name and settings."""
     from _tiny_checkpoints import save
 
     prefix, _, family = item.name.partition("/")
@@ -170,11 +180,15 @@ def prepared(item: Try, source: Path) -> tuple[str, dict[str, Any]]:
 
 
 def towers(family: str) -> tuple[str, ...]:
-    """Return the kinds for which a joint type has a tower."""
-    from _tiny_checkpoints import model_class
+    """Return the kinds for which a joint type has a tower; a language model is that of texts."""
+    from _tiny_checkpoints import CONFIG_MAPPING, model_class
 
-    kind = model_class(family)
-    return tuple(x for x in sorted(TOWERS) if hasattr(kind, f"get_{x}_features")) + ("text",)
+    found = [
+        x for x in ("image", "audio", "text") if hasattr(model_class(family), f"get_{x}_features")
+    ]
+    if found and "text" not in found and "text_config" in CONFIG_MAPPING[family].sub_configs:
+        found.append("text")
+    return tuple(found)
 
 
 def said(error: Exception) -> str:

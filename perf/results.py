@@ -82,6 +82,7 @@ TABLES = (
         ("tests/helpers/faults.py", "train.py", *TRAINING),
     ),
     script("encoder_costs", ("encoders", "datasets/collate.py")),
+    script("encoders", ("perf/_tiny_checkpoints.py", "fusionzoo/testing/encoders.py", "encoders")),
     script("export", ("fusionzoo/tools/export", "fusionzoo/graphs.py", "fusion", "encoders")),
     script("inference", ("fusionzoo/tools/export", *MODEL)),
     script("fusions", ("fusion", "fusionzoo/evaluation/cost.py")),

@@ -101,15 +101,7 @@ def test_another_size_interpolates_the_positions(tmp_path: Path) -> None:
             assert encoder({"pixels": pixels}).tokens.shape == (1, 9, 16)
 
 
-def test_an_image_processor_that_does_more_is_refused_unless_replaced(tmp_path: Path) -> None:
-    """MobileViT's swaps red and blue."""
-    folder = vit_with(tmp_path, "MobileViTImageProcessor", {**CROPPED, "crop_size": SQUARE})
-    with pytest.raises(FusionZooError, match="MobileViTImageProcessor makes other pixels"):
-        create_encoder("image", f"hf/{folder}")
-    create_encoder("image", f"hf/{folder}", size=32)
-
-
-def test_pictures_of_varying_size_need_one(tmp_path: Path) -> None:
+def test_pictures_of_varying_size_need_one_where_the_model_has_one(tmp_path: Path) -> None:
     varying = {"size": {"shortest_edge": 36}, "do_center_crop": False}
     folder = vit_with(tmp_path, "CLIPImageProcessor", varying)
     with pytest.raises(FusionZooError, match="does not prepare images of one size"):

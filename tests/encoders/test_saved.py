@@ -37,7 +37,7 @@ CAUSES: dict[str, tuple[str, dict[str, Any]]] = {  # what once kept a model from
     "rows that depend on padding": ("hf/FNet", {"kind": "text"}),
     "four tokens at least": ("hf/Canine", {"kind": "text"}),
     "weights that are views of one tensor": ("hf/NomicBert", {"kind": "text"}),
-    "tokens wider than hidden_size": ("hf/Reformer", {"kind": "text"}),
+    "a width that is not hidden_size": ("hf/XLNet", {"kind": "text"}),
     "half of an encoder-decoder": ("hf/T5Gemma", {"kind": "text"}),
     "features as long as the clip": ("hf/moonshine", {"kind": "audio"}),
     "a mask of the features": ("hf/audioflamingo3_encoder", {"kind": "audio"}),
@@ -122,6 +122,13 @@ def test_what_is_kept_or_computed_with_is_refused(build: Callable[[], Any], tmp_
     too_large = r"config.json: the settings ask for far larger tensors than weights holds"
     with pytest.raises(FusionZooError, match=too_large), bounded_allocation(tmp_path / "weights"):
         kept = build()  # noqa: F841
+
+
+def test_a_model_that_cannot_be_trained_says_so_unless_it_is_frozen(tmp_path: Path) -> None:
+    source = text_folder(tmp_path, "Reformer")  # it trains on texts of one length alone
+    assert create_encoder("text", f"hf/{source}", freeze="all").dim == 2 * 16
+    with pytest.raises(FusionZooError, match=r"ReformerModel encodes texts, but cannot be trained"):
+        create_encoder("text", f"hf/{source}")
 
 
 def test_a_model_that_reads_no_text_alone_is_one_error_when_it_is_created(tmp_path: Path) -> None:

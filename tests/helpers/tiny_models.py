@@ -105,7 +105,10 @@ JOINT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # settings of the t
     "tipsv2": ({**TEXT, **POSITIONS}, VISION),
     "align": ({**TEXT, **POSITIONS}, EFFICIENT),
     "owlvit": ({**TEXT, **POSITIONS}, VISION),
-    "siglip2": ({**TEXT, **POSITIONS, "projection_size": 16}, {**SMALL, "patch_size": 16}),
+    "siglip2": (
+        {**TEXT, **POSITIONS, "projection_size": 16},
+        {**SMALL, "patch_size": 16, "num_patches": 16},
+    ),
 }
 
 
@@ -124,7 +127,29 @@ def save_joint(folder: Path, family: str) -> Path:
     for parameter in model.parameters():  # else some answer nearly the same to any input
         parameter.data += 0.1 * torch.randn_like(parameter)
     model.save_pretrained(folder)
-    transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(folder)
+    prepares = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
+    if family == "siglip2":  # patches of pictures that keep their shape
+        prepares = transformers.Siglip2ImageProcessor(patch_size=16, max_num_patches=12)
+    prepares.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+def save_qwen_vl(folder: Path) -> Path:
+    """Save a model of pictures and language, which cuts each picture into patches of its own."""
+    import transformers
+
+    torch.manual_seed(0)
+    vision = {"depth": 1, "embed_dim": 16, "num_heads": 2, "patch_size": 8, "hidden_size": 16}
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+    text = {**TEXT, "num_key_value_heads": 2, "rope_parameters": rope}
+    config = transformers.Qwen2VLConfig(
+        text_config=text, vision_config=vision, image_token_id=9, video_token_id=10
+    )
+    transformers.Qwen2VLModel(config).save_pretrained(folder)
+    transformers.Qwen2VLImageProcessor(
+        patch_size=8, min_pixels=32 * 32, max_pixels=64 * 64
+    ).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
 
