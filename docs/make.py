@@ -124,7 +124,7 @@ BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 ABSENT = "<!-- missing: begin -->", "<!-- missing: end -->"
 FIRST = "<!-- first: begin -->", "<!-- first: end -->"
 EXPORTED = "<!-- exported: begin -->", "<!-- exported: end -->"
-TRIED = ("<!-- tried: written by docs/make.py -->", "<!-- end of tried -->")
+TRIED = "<!-- tried: begin -->", "<!-- tried: end -->"
 CLEARLY = 0.02  # by how much a figure has to stand above another: more than the spread over seeds
 MISSING = """\
 ![accuracy with modalities missing, of all fusions](missing.svg) [All figures, subset by
@@ -476,7 +476,10 @@ def tried() -> str:
     for row in rows("encoders"):
         prefix, _, model = row["name"].partition("/")
         groups.setdefault((row["kind"], prefix), {}).setdefault(row["result"], []).append(model)
-    lines = ["| kind, prefix | ok | refused | failed | what is ok |", "| --- | --- | --- | --- | --- |"]
+    lines = [
+        "| kind, prefix | ok | refused | failed | what is ok |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     for (kind, prefix), found in sorted(groups.items()):
         counts = (str(len(found.get(result, []))) for result in ("ok", "refused", "failed"))
         names = ", ".join(found.get("ok", []))

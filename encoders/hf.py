@@ -371,7 +371,7 @@ def load_tower(
             )
         return _any_tower(source, config, kind, pretrained, projects, sample)
     if not pretrained:
-        tower = Tower(build_model(source, _with_one_tower(config, kind)), kind, projects)
+        tower = Tower(build_model(source, with_one_tower(config, kind)), kind, projects)
         tower.joint_config = config
         return tower
     models = _models.get()
@@ -399,7 +399,7 @@ def _any_tower(
     models = _models.get()
     models = {} if models is None else models
     if not pretrained:
-        model = build_model(source, _with_one_tower(config, kind))
+        model = build_model(source, with_one_tower(config, kind))
     elif source in models:
         model = models[source]
     else:
@@ -430,7 +430,7 @@ def check_tower(source: str, config: Any, kind: str) -> None:
         )
 
 
-def _with_one_tower(config: Any, kind: str) -> Any:
+def with_one_tower(config: Any, kind: str) -> Any:
     """Return a joint model's configuration with the other towers, which are dropped, made small."""
     config = copy.deepcopy(config)
     for name, (_, _, part) in PARTS.items():

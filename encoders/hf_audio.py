@@ -24,7 +24,16 @@ from fusionzoo.structures import Audio, Clip, Features
 
 from .audio import PEAK, STEP, WaveProcessor, mean_pooled
 from .base import ENCODERS, Encoder, Item, Processor, run_by_length
-from .hf import aligned, find_source, load_auto, load_model, load_tower, read_json
+from .hf import (
+    aligned,
+    build_model,
+    find_source,
+    load_auto,
+    load_model,
+    load_tower,
+    read_json,
+    with_one_tower,
+)
 
 WAYS = ("window", "masked window", "padded", "by length")
 LONG_STEP = 0.4  # s; clip lengths are rounded up to it for models that need so much
@@ -128,11 +137,13 @@ def clap_inputs(net: Any, features: Tensor) -> dict[str, Tensor]:
     return {"input_features": features, "is_longer": is_longer}
 
 
-def audio_part(net: Any) -> Any:
+def audio_part(net: Any, source: str) -> Any:
     """Return the part of a model that encodes audio: of one that writes text, its encoder."""
     for name in ("audio_tower", "audio_encoder", "speech_encoder"):
-        if hasattr(net, name):
+        if getattr(net, name, None) is not None:
             return getattr(net, name)
+    if hasattr(net.config, "text_config"):
+        raise FusionZooError(f"{source}: a {net.config.model_type} has no part that hears alone")
     return net.get_encoder() if net.config.is_encoder_decoder else net
 
 
@@ -179,14 +190,15 @@ class HFAudio(Encoder):
         super().__init__()
         source = find_source(model, assets)
         config = load_auto("AutoConfig", source)
-        self.is_clap = hasattr(config, "audio_config") and hasattr(config, "text_config")
+        self.is_clap = config.model_type == "clap"
         if self.is_clap:
             tower = load_tower(source, "audio", pretrained, projects=False)
             self.net, self.config = tower.model, tower.joint_config
         else:
-            self.net = load_model(source, pretrained)
-            self.config = self.net.config
-            self.net = aligned(audio_part(self.net))
+            small = with_one_tower(config, "audio") if hasattr(config, "text_config") else config
+            self.net = load_model(source, True) if pretrained else build_model(source, small)
+            self.config = config
+            self.net = aligned(audio_part(self.net, source))
         self.extractor: Any = load_auto("AutoFeatureExtractor", source)
         self.rate, self.longest = (
             self.extractor.sampling_rate,

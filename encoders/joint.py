@@ -266,6 +266,13 @@ class JointAudio(Encoder):
     ) -> None:
         super().__init__()
         source = find_source(model, assets)
+        config = load_auto("AutoConfig", source)
+        check_tower(source, config, "audio")
+        if config.model_type != "clap":
+            raise FusionZooError(
+                f"{source} is a {config.model_type}, which answers sounds with text: hf/{model}"
+                " takes the part that hears"
+            )
         self.net = load_tower(source, "audio", pretrained, projection)
         self.extractor: Any = load_auto("AutoFeatureExtractor", source)
         self.rate = self.extractor.sampling_rate

@@ -18,6 +18,8 @@ from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_M
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
+from fusionzoo.testing.encoders import WIDTH
+
 SIDE = 64  # pixels of an image
 TOKENS = 128  # longest text
 WORDS = 200  # vocabulary
@@ -63,6 +65,11 @@ EXACT: dict[str, dict[str, Any]] = {  # settings by architecture, beside the gen
         "vision_config": {"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 64}
     },
     "esm": {"vocab_size": WORDS, "pad_token_id": 0, "mask_token_id": 4},
+    "autoformer": {"prediction_length": 4},
+    "informer": {"prediction_length": 4},
+    "time_series_transformer": {"prediction_length": 4},
+    "patchtst": {"num_input_channels": WIDTH},
+    "patchtsmixer": {"num_input_channels": WIDTH},
     "funnel": {"block_sizes": [1, 1, 1], "block_repeats": [1, 1, 1], "d_head": 16},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
     "mamba2": {"hidden_size": 32, "num_heads": 4, "head_dim": 16, "n_groups": 1},
@@ -212,8 +219,9 @@ def feature_extractor(family: str, config: Any) -> Any:
     if name == "ASTFeatureExtractor":
         options = {"max_length": config.max_length}
     elif name == "WhisperFeatureExtractor":
-        positions = getattr(config, "max_source_positions", 100)
-        bands = getattr(config, "num_mel_bins", 80)
+        part = getattr(config, "audio_config", None) or config
+        positions = getattr(part, "max_source_positions", 100)
+        bands = getattr(part, "num_mel_bins", 80)
         options = {"chunk_length": max(1, positions // 50), "feature_size": bands}
     elif name == "ClapFeatureExtractor":
         options = {"truncation": "rand_trunc"}

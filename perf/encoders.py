@@ -68,7 +68,9 @@ def transformers_types() -> Iterator[Try]:
         except (AttributeError, ImportError):
             continue
         if towers(family):
-            yield from (Try(tower, f"hf-clip/{family}") for tower in towers(family))
+            for tower in towers(family):
+                hears = tower == "audio" and family != "clap"  # beside a language model
+                yield Try(tower, f"{'hf' if hears else 'hf-clip'}/{family}")
         elif "text" not in kind.input_modalities and kind.main_input_name == "input_ids":
             yield Try(kind.input_modalities[0], f"hf/{family}")
         elif str(kind.main_input_name) in NAMES:
@@ -175,7 +177,7 @@ def prepared(item: Try, source: Path) -> tuple[str, dict[str, Any]]:
     if prefix not in ("hf", "hf-clip"):
         takes_weights = item.name not in ("mel/stats", "torchaudio/conformer")
         return item.name, {"pretrained": False} if takes_weights else {}
-    save(family, (item.kind,) if prefix == "hf" else towers(family), source)
+    save(family, towers(family) or (item.kind,), source)
     return f"{prefix}/{source}", {}
 
 

@@ -184,8 +184,9 @@ def maker(target: str, settings: Mapping[str, Any] | None = None) -> Maker:
     `settings` say otherwise.
     """
     chosen = dict(settings or {})
-    prefix = target.partition("/")[0]  # of `timm/resnet18`
-    entry = next((ENCODERS[name] for name in (target, prefix) if name in ENCODERS), None)
+    prefix = target.partition("/")[0]  # of `timm/resnet18`; of `hf/...` with a kind, `hf-text`
+    names = (target, f"{prefix}-{chosen.get('kind')}", prefix)
+    entry = next((ENCODERS[name] for name in names if name in ENCODERS), None)
     kind = chosen.pop("kind", entry.family if entry else "")
     if entry and "in_dim" in entry.parameters:
         chosen.setdefault("in_dim", WIDTH)

@@ -27,6 +27,7 @@ WAYS = {
     "encodec": "by length",
     "qwen3_asr_encoder": "by length",
     "audioflamingo3_encoder": "masked window",
+    "qwen2_audio": "window",
 }
 
 

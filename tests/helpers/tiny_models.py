@@ -212,6 +212,16 @@ SOUND: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {  # settings, ex
         },
         *("WhisperFeatureExtractor", {"chunk_length": 2}),
     ),
+    "qwen2_audio": (  # what hears, beside a language model
+        {
+            "audio_config": {
+                **{"model_type": "qwen2_audio_encoder", "d_model": 16, "num_mel_bins": 80},
+                **{"max_source_positions": 100, **HALF},
+            },
+            "text_config": {"model_type": "qwen2", **TEXT, "num_key_value_heads": 2},
+        },
+        *("WhisperFeatureExtractor", {"chunk_length": 2}),
+    ),
     "speecht5": (
         {**SMALL, **HALF, **OTHER, "vocab_size": 60},
         *("Wav2Vec2FeatureExtractor", {}),
