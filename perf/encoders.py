@@ -37,7 +37,7 @@ from fusionzoo.progress import progress_bar
 from fusionzoo.testing.encoders import assert_answers_alike, maker, trained
 
 ROOT = Path(__file__).parents[1]
-COLUMNS = ("kind", "name", "result", "reason")
+COLUMNS: tuple[str, ...] = ("kind", "name", "result", "reason")
 LIMIT = 300  # s for one encoder
 NAMES = {"input_ids": "text", "pixel_values": "image", "input_values": "audio"}
 NAMES |= {"input_features": "audio", "past_values": "sequence"}
@@ -183,12 +183,12 @@ def prepared(item: Try, source: Path) -> tuple[str, dict[str, Any]]:
 
 def towers(family: str) -> tuple[str, ...]:
     """Return the kinds for which a joint type has a tower; a language model is that of texts."""
-    from _tiny_checkpoints import CONFIG_MAPPING, model_class
+    from _tiny_checkpoints import model_class
+    from transformers import AutoConfig
 
-    found = [
-        x for x in ("image", "audio", "text") if hasattr(model_class(family), f"get_{x}_features")
-    ]
-    if found and "text" not in found and "text_config" in CONFIG_MAPPING[family].sub_configs:
+    model = model_class(family)
+    found = [x for x in ("image", "audio", "text") if hasattr(model, f"get_{x}_features")]
+    if found and "text" not in found and hasattr(AutoConfig.for_model(family), "text_config"):
         found.append("text")
     return tuple(found)
 
