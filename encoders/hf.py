@@ -302,7 +302,9 @@ class AnyTower(nn.Module):
         rows = len(next(iter(inputs.values()))) if rows is None else rows
         output = run_part(self.model, self.kind, inputs)
         tokens, pooled = output.last_hidden_state, getattr(output, "pooler_output", None)
-        if isinstance(pooled, list | tuple):  # one tensor for each picture
+        if isinstance(pooled, list | tuple):  # one tensor for each picture, or one of all tokens
+            if len({len(x) for x in pooled}) > 1:
+                raise ValueError(f"pictures of one size have {[len(x) for x in pooled]} tokens")
             pooled = torch.cat([x.reshape(-1, x.shape[-1]) for x in pooled])
         if pooled is not None and (pooled.ndim != 2 or len(pooled) != rows):
             tokens, pooled = pooled.reshape(rows, -1, pooled.shape[-1]), None

@@ -123,7 +123,7 @@ class CheckpointImage(ImageEncoder):
     @torch.no_grad()
     def _measure_own(self, own: OwnProcessor) -> None:
         """Set `dim` by an image that is run twice beside one of another shape."""
-        name = type(self.net).__name__
+        name = getattr(self.net, "family", type(self.net).__name__)  # of a tower, the model's type
         square, wide = (
             torch.arange(3 * own.side * width).remainder(251).to(torch.uint8).reshape(3, -1, width)
             for width in (own.side, 2 * own.side)
@@ -169,8 +169,8 @@ class CheckpointImage(ImageEncoder):
             problem = f"makes other pixels (by {off:.0%} on average)" if off > NEAR else ""
         if problem:
             raise FusionZooError(
-                f"{source}: {type(self.extractor).__name__} {problem} than a crop, pad or squash;"
-                " size=, mean=, std= or fit= prepare images without it"
+                f"{source}: {type(self.extractor).__name__} {problem}, which no crop, pad or squash"
+                " does; size=, mean=, std= or fit= prepare images without it"
             )
 
 

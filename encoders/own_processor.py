@@ -102,15 +102,17 @@ class OwnProcessor(Processor):
         run: Callable[..., tuple[Tensor, Tensor | None]],
         inputs: Mapping[str, Tensor],
     ) -> Features:
-        """Run rows whose tensors have equal shapes together, without padding between them.
+        """Run rows of equal shapes and sizes together, without padding between them.
 
         `run` takes the number of rows and the tensors by name, and returns tokens (B, T, D) and
         the pooled vector (B, D), or None for the mean of the tokens.
         """
-        shapes = torch.cat([inputs[f"{name}{SHAPE}"] for name in self.names], 1)
+        facts = [inputs[f"{name}{SHAPE}"] for name in self.names]
+        # Sizes of a picture and of its grid of patches or tiles, on which its tokens depend.
+        facts += [x.flatten(1) for x in map(inputs.__getitem__, self.names) if _is_size(x)]
         groups: dict[tuple[int, ...], list[int]] = {}
-        for row, shape in enumerate(shapes.tolist()):
-            groups.setdefault(tuple(shape), []).append(row)
+        for row, numbers in enumerate(torch.cat(facts, 1).tolist()):
+            groups.setdefault(tuple(numbers), []).append(row)
         places = torch.tensor([row for rows in groups.values() for row in rows])
         parts = [
             self._encode_group(run, {name: x[rows] for name, x in inputs.items()})
@@ -140,6 +142,10 @@ class OwnProcessor(Processor):
         if mask is None:
             mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
         return Features(tokens, mask, masked_mean(tokens, mask) if pooled is None else pooled)
+
+
+def _is_size(x: Tensor) -> bool:
+    return not x.is_floating_point() and x.dtype != torch.bool and x[0].numel() <= 4
 
 
 def _padded(tensors: Sequence[Tensor]) -> Tensor:

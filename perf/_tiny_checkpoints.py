@@ -171,7 +171,7 @@ def model_class(family: str) -> Any:
 
 def _processor_name(mapping: Mapping[str, Any], family: str, config: Any) -> str | None:
     """Return the class that prepares an architecture's inputs, or a related one's."""
-    part = family.removesuffix("_vision_model").removesuffix("_vision").removesuffix("_encoder")
+    part = re.sub("_(vision_model|vision|encoder|moe)$", "", family)
     for name in (family, part, family.replace("-", "_")):
         found = mapping.get(name)
         if isinstance(found, dict):
