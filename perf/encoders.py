@@ -10,7 +10,7 @@ without its source. Writes results/encoders.csv with a row for each:
 - `failed`: anything else
 - `not built`: the library cannot build it here, or no tiny model of it is known to perf/
 
-`--only REGEX` tries the names that it finds, and prints instead of writing.
+`--only '^image timm'` tries those whose kind and name it matches; the other rows stay.
 """
 
 from __future__ import annotations
@@ -157,12 +157,11 @@ def outcome(item: Try, folder: Path) -> tuple[str, str]:
         target, settings = prepared(item, source)
     except Exception as error:
         return "not built", said(error)
-    make = maker(target, {**settings, "kind": item.kind})
     try:
-        make(freeze="none")
+        encoder = maker(target, {**settings, "kind": item.kind})(freeze="none")
     except FusionZooError as error:
         return "refused", said(error).replace(str(source), item.name.partition("/")[2])
-    model, samples = trained(make)
+    model, samples = trained(lambda **_: encoder)
     saved = model.save(folder / "saved")
     shutil.rmtree(source, ignore_errors=True)
     assert_answers_alike(model, fusionzoo.load(saved), samples)
@@ -198,27 +197,41 @@ def said(error: Exception) -> str:
     return one_line(error)[:300] or type(error).__name__
 
 
-def sweep(tries: Sequence[Try]) -> list[dict[str, str]]:
-    """Try encoders in two processes; return the rows in the order given."""
+def sweep(tries: Sequence[Try], path: Path) -> list[dict[str, str]]:
+    """Try encoders in two processes; keep each row in the table at `path` as soon as it is known.
+
+    Rows of encoders that are not tried stay as they are.
+    """
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    if path.is_file():
+        with path.open(newline="") as file:
+            rows = {(row["kind"], row["name"]): row for row in csv.DictReader(file)}
+    tried = []
     with get_context("spawn").Pool(2, maxtasksperchild=40) as pool:
-        return list(progress_bar(pool.imap(attempt, tries), unit="encoder", total=len(tries)))
+        found = pool.imap_unordered(attempt, tries)
+        for row in progress_bar(found, unit="encoder", total=len(tries)):
+            tried.append(row)
+            rows[row["kind"], row["name"]] = row
+            with path.open("w", newline="") as file:
+                writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+                writer.writeheader()
+                writer.writerows(rows[key] for key in sorted(rows))
+    return tried
 
 
 def main() -> None:
-    """Try them, and write or print the table."""
+    """Try them, write the table, and print what did not work."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", default="", help="regular expression of names")
-    only = parser.parse_args().only
-    tries = [x for x in everything() if re.search(only, f"{x.kind} {x.name}")]
-    rows = sweep(tries)
-    if only:
-        for row in rows:
+    parser.add_argument("--only", default="", help="regular expression of `kind name`")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "encoders.csv")
+    flags = parser.parse_args()
+    if not flags.only:
+        flags.out.unlink(missing_ok=True)
+    tries = [x for x in everything() if re.search(flags.only, f"{x.kind} {x.name}")]
+    rows = sweep(tries, flags.out)
+    for row in rows:
+        if row["result"] != "ok":
             print(" ".join(row.values()))
-    else:
-        with (ROOT / "results" / "encoders.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
     for (kind, prefix, result), count in sorted(
         Counter((r["kind"], r["name"].partition("/")[0], r["result"]) for r in rows).items()
     ):
