@@ -170,11 +170,14 @@ def trained(make: Maker) -> tuple[FusionModel, list[Sample]]:
 
 
 def assert_answers_alike(model: FusionModel, loaded: FusionModel, samples: list[Sample]) -> None:
-    """Require that a model answers as before when it is loaded, to the bit."""
+    """Require that a model answers as before when it is loaded.
+
+    Within 1e-5: the last bits of some networks (Nyströmformer) follow the addresses of memory.
+    """
     with torch.no_grad():
         expected, logits = (x.eval()(x.collate()(samples)).logits for x in (model, loaded))
     off = (logits - expected).abs().max().item()
-    assert off == 0, f"the loaded model answers otherwise, by {off:.2g}"
+    assert off <= 1e-5, f"the loaded model answers otherwise, by {off:.2g}"
 
 
 def maker(target: str, settings: Mapping[str, Any] | None = None) -> Maker:
@@ -328,7 +331,7 @@ def assets_and_weights_rebuild_it(make: Maker) -> None:
 
 @CHECKS.add
 def a_trained_model_answers_alike_once_it_is_loaded(make: Maker) -> None:
-    """Tried: two steps on samples one of which lacks the modality, `save`, `load`; to the bit."""
+    """Tried: two steps on samples one of which lacks the modality, `save`, `load`; within 1e-5."""
     model, samples = trained(make)
     with tempfile.TemporaryDirectory() as folder:
         assert_answers_alike(model, fusionzoo.load(model.save(folder)), samples)
