@@ -155,6 +155,7 @@ MODELS = {  # what stands behind the names of encoders that take a model's name
     "mel/*": "mel/<any timm model>",
     "hf/*": "hf/<hub name or folder>",
     "hf-clip/*": "hf-clip/<CLIP, SigLIP or CLAP>",
+    "hf-video/*": "hf-video/<VideoMAE, V-JEPA 2, ...>",
     "torchaudio/*": "torchaudio/<bundle>",
     "whisper/*": "whisper/<size or folder>",
 }

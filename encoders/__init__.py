@@ -2,7 +2,7 @@
 
 | kind | names |
 | --- | --- |
-| image | `timm/<model>`, `torchvision/<model>`, `hf/<..>`, `hf-clip/<..>` |
+| image | `timm/<model>`, `torchvision/<model>`, `hf/<..>`, `hf-clip/<..>`, `hf-video/<..>` |
 | text | `hf/<name or folder>`, `hf-clip/<joint model>`, `chars` |
 | audio | `mel/<..>`, `mel/stats`, `whisper/<..>`, `torchaudio/<..>`, `hf/<..>`, `hf-clip/<..>` |
 | vector | `vector/mlp`, `vector/identity` |

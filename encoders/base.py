@@ -193,6 +193,7 @@ class Processor(ABC):
     """Turn decoded values into tensors, in the data loader's workers; picklable."""
 
     takes_batches = False  # whether `batch_items` is cheaper than `items` for each sample
+    reads_together = False  # whether the values of a sample are one item: the frames of a clip
 
     @abstractmethod
     def __call__(self, value: Any, generator: torch.Generator | None = None) -> Item:

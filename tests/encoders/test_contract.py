@@ -21,6 +21,7 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "hf-image": ("hf/{dinov2}", {"kind": "image"}),
     "hf-sequence": ("hf/{patchtst}", {"kind": "sequence", "in_dim": 5}),
     "hf-text": ("hf/{words}", {"kind": "text"}),
+    "hf-video": ("hf-video/{videomae}", {"augment": "crop_flip"}),
     "mel": ("mel/resnet10t", {"pretrained": False, "duration": 0.6}),
     "mel/stats": ("mel/stats", {"rate": 8000, "num_mels": 20}),
     "timm": ("timm/resnet10t", {"pretrained": False, "size": 32}),
@@ -46,6 +47,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "hf-sequence, TimesFM 2.5": ("hf/{timesfm2_5}", {"kind": "sequence", "in_dim": 5}),
     "hf-text, first token": ("hf/{words}", {"kind": "text", "pooling": "cls"}),
     "hf-text, sentence-transformers": ("hf/{sentences}", {"kind": "text"}),
+    "hf-video, V-JEPA 2": ("hf-video/{vjepa2}", {}),
+    "hf-video, ViViT": ("hf-video/{vivit}", {}),
+    "hf-video, TimeSformer": ("hf-video/{timesformer}", {}),
+    "hf-video, VideoPrism": ("hf-video/{videoprism_vision_model}", {}),
     "tabular/mlp, piecewise": ("tabular/mlp", {"numbers": "piecewise", "columns": COLUMNS}),
     "tabular/ft-transformer, periodic": ("tabular/ft-transformer", {"numbers": "periodic"}),
     "timm, patches": ("timm/vit_tiny_patch16_224", {"pretrained": False, **VIT}),
@@ -66,6 +71,10 @@ SLOW = [
     "hf-image, class token",
     "hf-image, SigLIP",
     "hf-text, sentence-transformers",
+    "hf-video, V-JEPA 2",
+    "hf-video, ViViT",
+    "hf-video, TimeSformer",
+    "hf-video, VideoPrism",
 ]
 
 
@@ -79,6 +88,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         folders[name] = getattr(tiny, f"save_{name}")(tmp_path_factory.mktemp(name))
     for name in ("patchtst", "timesfm", "timesfm2_5"):
         folders[name] = tiny.save_series(tmp_path_factory.mktemp(name), name)
+    for name in tiny.VIDEO:
+        folders[name] = tiny.save_video(tmp_path_factory.mktemp(name), name)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "cat", "line", "to", "text"]
     vocabulary = folders["words"] / "vocab.txt"
     vocabulary.write_text("\n".join(words))

@@ -1,0 +1,237 @@
+"""Clips: encoders that read all images of a sample together, as the frames of one clip.
+
+Shapes: `B` batch, `F` frames, `T` tokens, `D` width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.structures import Features, masked_mean
+
+from .base import ENCODERS, Item
+from .hf import aligned, find_file, find_source, load_auto, load_model
+from .hf_image import NEAR, read_preparation, size_options
+from .image import FROZEN_PIXELS, ImageEncoder, ImageProcessor, Preparation
+
+MOST_FRAMES = 1024
+VIDEO_PROCESSOR = "video_preprocessor_config.json"
+
+
+class ClipProcessor(ImageProcessor):
+    """Prepare the images of a sample as one clip, uint8 (F, 3, H, W).
+
+    Of more images than the model has frames, those in the middles of equal parts are taken; fewer
+    are repeated in order, and a single one is a clip that stands still. What augmentation draws
+    holds for all frames.
+    """
+
+    reads_together = True
+
+    def __init__(self, preparation: Preparation, num_frames: int, augment: str = "none") -> None:
+        super().__init__(preparation, augment)
+        self.num_frames = num_frames
+
+    def __call__(self, value: Any, generator: torch.Generator | None = None) -> Item:
+        images = value if isinstance(value, list) else [value]
+        places = frame_places(len(images), self.num_frames)
+        prepared = {
+            place: super(ClipProcessor, self).__call__(
+                images[place], None if generator is None else generator.clone_state()
+            )["pixels"]
+            for place in set(places)
+        }
+        return {"pixels": torch.stack([prepared[place] for place in places])}
+
+    def items(self, value: Any, generator: torch.Generator | None = None) -> list[Item]:
+        return [self(value, generator)]
+
+    def blank(self) -> Item:
+        pixels = super().blank()["pixels"]
+        return {"pixels": pixels.expand(self.num_frames, -1, -1, -1)}
+
+
+def frame_places(count: int, num_frames: int) -> list[int]:
+    """Return which of `count` images are the frames of a clip.
+
+    >>> frame_places(8, 4), frame_places(2, 4)
+    ([1, 3, 5, 7], [0, 0, 1, 1])
+    """
+    return [(2 * frame + 1) * count // (2 * num_frames) for frame in range(num_frames)]
+
+
+class ClipEncoder(ImageEncoder):
+    """Base of the encoders of clips: uint8 pixels in, normalised on the model's device."""
+
+    net: Any
+    num_frames: int
+
+    def set_clips(self, preparation: Preparation, num_frames: int, augment: str) -> None:
+        """Set how many frames a clip has, how they are prepared, and augmented in training."""
+        if not 1 <= num_frames <= MOST_FRAMES:
+            raise FusionZooError(f"num_frames={num_frames}: it must be from 1 to {MOST_FRAMES}")
+        self.set_processing(preparation, augment)
+        self.num_frames = num_frames
+        height, width = preparation.size
+        self.frozen_rows = max(1, round(FROZEN_PIXELS / (num_frames * height * width)))
+
+    def processor(self, train: bool) -> ClipProcessor:
+        return ClipProcessor(self.preparation, self.num_frames, self.augment if train else "none")
+
+    @torch.no_grad()
+    def measure(self) -> None:
+        """Set `dim` by running a blank clip; a model that cannot run it fails here."""
+        self.eval()
+        try:
+            blank = self.processor(False).blank()["pixels"]
+            self.dim = self.encode({"pixels": blank[None]}).tokens.shape[-1]
+        except Exception as error:
+            height, width = self.preparation.size
+            raise FusionZooError(
+                f"{type(self.net).__name__} cannot encode clips of {self.num_frames} frames of"
+                f" {height} x {width}: {one_line(error) or type(error).__name__}"
+            ) from error
+        self.train()
+
+
+class VideoType(NamedTuple):
+    """Facts about one of transformers' types of video models."""
+
+    frames: str = "num_frames"  # the setting of its configuration with the number of frames
+    has_class_token: bool = False
+    takes_any_frames: bool = False  # TimeSformer does not refuse others, and mixes up its patches
+
+
+VIDEO_TYPES = {
+    "timesformer": VideoType(has_class_token=True),
+    "videomae": VideoType(),
+    "videoprism_vision_model": VideoType(),
+    "vivit": VideoType(has_class_token=True),
+    "vjepa2": VideoType("frames_per_clip", takes_any_frames=True),
+}
+
+
+@ENCODERS.register("hf-video", family="image", takes_model=True)
+class HFVideo(ClipEncoder):
+    """Encode clips with VideoMAE, V-JEPA 2, ViViT, TimeSformer or VideoPrism of Hugging Face.
+
+    All images of a sample are the frames of one clip, prepared as the checkpoint's own processor
+    does. Pooled is the class token of ViViT and TimeSformer, else the tokens' mean. V-JEPA 2 is
+    used without its predictor.
+
+    Settings:
+        pretrained: load the model's weights; otherwise its configuration with random weights
+        num_frames: frames of a clip; V-JEPA 2 alone takes other numbers than the checkpoint's
+        size: side of the square input in pixels, instead of the checkpoint's; ViViT, TimeSformer
+            and VideoPrism take other sizes than they were trained on
+        augment: in training only, a random `crop` of 60 to 100 % of the area, the same for all
+            frames of a clip; `crop_flip` also mirrors half of the clips
+        assets: folder that `save_assets` wrote; set when a saved model is loaded
+
+    Shapes: (F = num_frames; T = patches of all frames; D = config.hidden_size)
+        inputs["pixels"]: uint8 (B, F, 3, H, W)
+        returns: Features of (B, T, D), (B, T), (B, D)
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        pretrained: bool = True,
+        num_frames: int | None = None,
+        size: int | None = None,
+        augment: Literal["none", "crop", "crop_flip"] = "none",
+        assets: Path | None = None,
+    ) -> None:
+        super().__init__()
+        source = find_source(model, assets)
+        self.config = load_auto("AutoConfig", source)
+        if self.config.model_type not in VIDEO_TYPES:
+            raise FusionZooError(
+                f"hf-video/{model} is a {self.config.model_type}; models of these types read the"
+                f" frames of a clip together: {', '.join(VIDEO_TYPES)}. hf/ encodes pictures"
+            )
+        self.family = VIDEO_TYPES[self.config.model_type]
+        net = load_model(source, pretrained)
+        self.net = aligned(net.encoder if self.config.model_type == "vjepa2" else net)
+        if hasattr(self.net, "pooler"):  # few checkpoints hold ViViT's
+            self.net.pooler = None
+        self.is_video = find_file(source, VIDEO_PROCESSOR) is not None
+        loader = "AutoVideoProcessor" if self.is_video else "AutoImageProcessor"
+        self.extractor = load_auto(loader, source)
+        crop = getattr(self.config, "crop_size", size)
+        if size not in (None, crop):
+            raise FusionZooError(f"size={size}: {source} counts rows and columns of {crop} pixels")
+        preparation = read_clip_preparation(self.extractor, source, size)
+        self.set_clips(preparation, self._frames(num_frames), augment)
+        self.checkpoint_settings = asdict(preparation)
+        if assets is None and size is None:
+            self._verify(source)
+        self.options = size_options(self.config, self.net.forward, preparation.size)
+        self.measure()
+
+    def _frames(self, num_frames: int | None) -> int:
+        """Return the number of frames: the checkpoint's, unless another is set and can be read."""
+        own = int(getattr(self.config, self.family.frames))
+        if num_frames in (None, own):
+            return own
+        if not self.family.takes_any_frames:
+            raise FusionZooError(
+                f"num_frames={num_frames}: this {self.config.model_type} reads {own} frames"
+            )
+        return int(num_frames)
+
+    def encode(self, inputs: Mapping[str, Tensor]) -> Features:
+        hidden = self.net(self.normalise(inputs["pixels"]), **self.options).last_hidden_state
+        tokens = hidden[:, 1:] if self.family.has_class_token else hidden
+        mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+        pooled = hidden[:, 0] if self.family.has_class_token else masked_mean(tokens, mask)
+        return Features(tokens, mask, pooled)
+
+    def save_assets(self, folder: Path) -> None:
+        self.config.save_pretrained(folder)
+        self.extractor.save_pretrained(folder)
+
+    def _verify(self, source: str) -> None:
+        """Compare a clip of smooth colours with what the checkpoint's own processor makes."""
+        down, across = torch.linspace(0, 191, 48), torch.linspace(0, 191, 64)
+        grid = torch.stack(torch.meshgrid(down, across, indexing="ij"))
+        image = torch.cat([grid, grid.mean(0, keepdim=True)]).to(torch.uint8)
+        shades = torch.linspace(0, 64, self.num_frames).to(torch.uint8)
+        frames = [image + shade for shade in shades]
+        try:
+            if self.is_video:
+                clip = torch.stack(frames)
+                output = self.extractor([clip], do_sample_frames=False, return_tensors="pt")
+            else:
+                output = self.extractor(frames, return_tensors="pt")
+            expected = next(iter(output.values()))[0]
+        except Exception as error:
+            raise FusionZooError(f"{source}: its processor fails: {one_line(error)}") from error
+        prepared = self.normalise(self.processor(False)(frames)["pixels"])
+        if not isinstance(expected, Tensor) or expected.shape != prepared.shape:
+            problem = f"makes another shape than {tuple(prepared.shape)}"
+        else:
+            off = float(((expected - prepared) / (255 * self.scale)).abs().mean())
+            problem = f"makes other pixels (by {off:.0%} on average)" if off > NEAR else ""
+        if problem:
+            raise FusionZooError(
+                f"{source}: {type(self.extractor).__name__} {problem} in a way that is not"
+                " supported; size= prepares frames without this comparison"
+            )
+
+
+def read_clip_preparation(extractor: Any, source: str, side: int | None) -> Preparation:
+    """Translate the settings of a processor of clips; ViViT's subtracts 1 before it normalises."""
+    preparation = read_preparation(extractor, source, side)
+    if not getattr(extractor, "offset", type(extractor).__name__ == "VivitVideoProcessor"):
+        return preparation
+    unit = 255 * float(extractor.rescale_factor)
+    return replace(preparation, mean=tuple(x + 1 / unit for x in preparation.mean))
