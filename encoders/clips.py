@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from einops import rearrange
+from torch import Tensor, nn
 
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 from fusionzoo.structures import Features, masked_mean
 
 from .base import ENCODERS, Item
 from .hf import aligned, find_file, find_source, load_auto, load_model
 from .hf_image import NEAR, read_preparation, size_options
 from .image import FROZEN_PIXELS, ImageEncoder, ImageProcessor, Preparation
+from .weights import PYTORCH_HUB, from_hub
 
 MOST_FRAMES = 1024
 VIDEO_PROCESSOR = "video_preprocessor_config.json"
@@ -35,9 +37,15 @@ class ClipProcessor(ImageProcessor):
 
     reads_together = True
 
-    def __init__(self, preparation: Preparation, num_frames: int, augment: str = "none") -> None:
+    def __init__(
+        self,
+        preparation: Preparation,
+        num_frames: int,
+        augment: str = "none",
+        antialias: bool = True,
+    ) -> None:
         super().__init__(preparation, augment)
-        self.num_frames = num_frames
+        self.num_frames, self.antialias = num_frames, antialias
 
     def __call__(self, value: Any, generator: torch.Generator | None = None) -> Item:
         images = value if isinstance(value, list) else [value]
@@ -57,6 +65,15 @@ class ClipProcessor(ImageProcessor):
         pixels = super().blank()["pixels"]
         return {"pixels": pixels.expand(self.num_frames, -1, -1, -1)}
 
+    def _resize(self, image: Tensor, size: tuple[int, int]) -> Tensor:
+        if self.antialias:
+            return super()._resize(image, size)
+        from torchvision.transforms import InterpolationMode
+        from torchvision.transforms.v2.functional import resize
+
+        mode = InterpolationMode(self.preparation.interpolation)
+        return resize(image, list(size), interpolation=mode, antialias=False)
+
 
 def frame_places(count: int, num_frames: int) -> list[int]:
     """Return which of `count` images are the frames of a clip.
@@ -72,6 +89,7 @@ class ClipEncoder(ImageEncoder):
 
     net: Any
     num_frames: int
+    antialias = True  # of the pixels, when a frame is made smaller
 
     def set_clips(self, preparation: Preparation, num_frames: int, augment: str) -> None:
         """Set how many frames a clip has, how they are prepared, and augmented in training."""
@@ -83,7 +101,8 @@ class ClipEncoder(ImageEncoder):
         self.frozen_rows = max(1, round(FROZEN_PIXELS / (num_frames * height * width)))
 
     def processor(self, train: bool) -> ClipProcessor:
-        return ClipProcessor(self.preparation, self.num_frames, self.augment if train else "none")
+        augment = self.augment if train else "none"
+        return ClipProcessor(self.preparation, self.num_frames, augment, self.antialias)
 
     @torch.no_grad()
     def measure(self) -> None:
@@ -235,3 +254,104 @@ def read_clip_preparation(extractor: Any, source: str, side: int | None) -> Prep
         return preparation
     unit = 255 * float(extractor.rescale_factor)
     return replace(preparation, mean=tuple(x + 1 / unit for x in preparation.mean))
+
+
+# Frames of a clip in the evaluation that torchvision reports of its weights; 16 of all others.
+TORCHVISION_FRAMES = {"s3d": 128, "swin3d_t": 32, "swin3d_s": 32, "swin3d_b": 32}
+
+
+@ENCODERS.register("torchvision-video", family="image", takes_model=True)
+class TorchvisionVideo(ClipEncoder):
+    """Encode clips with any video model of torchvision: R3D, MC3, R(2+1)D, S3D, MViT, Video Swin.
+
+    All images of a sample are the frames of one clip, prepared as for the model's published
+    weights. Tokens are the cells of the final feature map, in time and space; pooled is their mean,
+    for an MViT the class token. Further settings go to `torchvision.models.get_model`.
+
+    Settings:
+        pretrained: load the weights that torchvision publishes (Kinetics-400)
+        num_frames: frames of a clip; by default 16, of S3D 128 and of a Video Swin 32, as in the
+            evaluation of the weights. An MViT reads 16 only
+        augment: in training only, a random `crop` of 60 to 100 % of the area, the same for all
+            frames of a clip; `crop_flip` also mirrors half of the clips
+
+    Shapes: (F = num_frames; T = cells of the final feature map; D = its channels)
+        inputs["pixels"]: uint8 (B, F, 3, H, W)
+        returns: Features of (B, T, D), (B, T), (B, D)
+    """
+
+    antialias = False  # as torchvision prepares videos
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        pretrained: bool = True,
+        num_frames: int | None = None,
+        augment: Literal["none", "crop", "crop_flip"] = "none",
+        **model_settings: Any,
+    ) -> None:
+        super().__init__()
+        import torchvision.models as zoo
+
+        if model not in zoo.list_models(module=zoo.video):
+            near = did_you_mean(model, zoo.list_models(module=zoo.video))
+            raise FusionZooError(f"torchvision has no video model {model!r}.{near}")
+        weights = zoo.get_model_weights(model).DEFAULT
+
+        def build(weights: Any) -> Any:
+            return zoo.get_model(model, weights=weights, **model_settings)
+
+        if pretrained:
+            net = from_hub(f"torchvision/{model}", lambda: build(weights), PYTORCH_HUB)
+        else:
+            net = build(None)
+        self.is_mvit = isinstance(net, zoo.video.MViT)
+        if self.is_mvit:
+            net.head = nn.Identity()
+            self.net = net
+        else:  # what precedes the pooling runs one after another
+            parts = dict(net.named_children())
+            places = list(parts)[: list(parts).index("avgpool")]
+            self.net = nn.ModuleDict({name: parts[name] for name in places})
+        transforms = weights.transforms()
+        self.set_clips(
+            torchvision_preparation(transforms),
+            TORCHVISION_FRAMES.get(model, 16) if num_frames is None else num_frames,
+            augment,
+        )
+        self.measure()
+
+    def encode(self, inputs: Mapping[str, Tensor]) -> Features:
+        x = rearrange(self.normalise(inputs["pixels"]), "b f c h w -> b c f h w")
+        tokens, pooled = self._encode_mvit(x) if self.is_mvit else (self._encode_maps(x), None)
+        mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+        return Features(tokens, mask, masked_mean(tokens, mask) if pooled is None else pooled)
+
+    def _encode_maps(self, x: Tensor) -> Tensor:
+        for part in self.net.values():
+            x = part(x)
+        is_last = "norm" in self.net  # Video Swin's feature map has its channels last
+        return rearrange(x, "b t h w d -> b (t h w) d" if is_last else "b d t h w -> b (t h w) d")
+
+    def _encode_mvit(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        positions = self.net.pos_encoding
+        x = positions(rearrange(self.net.conv_proj(x), "b d t h w -> b (t h w) d"))
+        size = (positions.temporal_size, *positions.spatial_size)
+        for block in self.net.blocks:
+            x, size = block(x, size)
+        x = self.net.norm(x)
+        return x[:, 1:], x[:, 0]
+
+
+def torchvision_preparation(transforms: Any) -> Preparation:
+    """Translate torchvision's `VideoClassification`: a shorter side, or height and width."""
+    sides = transforms.resize_size
+    return Preparation(
+        size=tuple(transforms.crop_size),
+        mean=tuple(transforms.mean),
+        std=tuple(transforms.std),
+        interpolation=transforms.interpolation.value,
+        fit="crop" if len(sides) == 1 else "squash",
+        resized=(sides[0], sides[-1]),
+    )

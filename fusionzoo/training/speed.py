@@ -245,7 +245,9 @@ def set_memory_format(model: FusionModel, *, channels_last: bool) -> None:
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
     for _, encoder in model.named_encoders():
         if encoder.kind in ("image", "audio"):
-            encoder.to(memory_format=memory_format)  # type: ignore[call-overload, unused-ignore]
+            for tensor in (*encoder.parameters(), *encoder.buffers()):
+                if tensor.ndim == 4:  # convolutions over time too have five, which it refuses
+                    tensor.data = tensor.data.contiguous(memory_format=memory_format)
 
 
 Loaders = dict[str, DataLoader[Batch]]

@@ -16,11 +16,13 @@ from fusionzoo.datasets.media import decode
 from fusionzoo.encoders import create_encoder
 from fusionzoo.encoders.augment import set_augmentation
 from fusionzoo.encoders.base import Encoder
-from fusionzoo.encoders.clips import ClipProcessor, HFVideo
+from fusionzoo.encoders.clips import ClipProcessor, HFVideo, torchvision_preparation
 from fusionzoo.encoders.image import Preparation
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Features, Sample
+from fusionzoo.training.speed import set_memory_format
 from helpers import tiny_models as tiny
+from helpers.pictures import SHAPES, picture
 
 FRAMES = 4
 
@@ -149,6 +151,14 @@ def test_a_frozen_encoder_runs_as_many_pixels_as_for_pictures(videomae: Path) ->
     torch.testing.assert_close(together.pooled[1:], features_of(encoder, clip(3)).pooled)
 
 
+def test_channels_last_leaves_convolutions_over_time_alone(videomae: Path) -> None:
+    model = fz.create_model("concat", {"image": f"hf-video/{videomae}"}, 2, dim=8)
+    encoder = dict(model.named_encoders())["image"]
+    before = features_of(encoder, clip())
+    set_memory_format(model, channels_last=True)  # torch refuses it for tensors of five dimensions
+    assert torch.equal(features_of(encoder, clip()).pooled, before.pooled)
+
+
 def test_v_jepa_reads_clips_of_another_length(tmp_path: Path) -> None:
     folder = tiny.save_video(tmp_path, "vjepa2")
     encoder = create_encoder("image", f"hf-video/{folder}", num_frames=6)
@@ -173,6 +183,55 @@ def test_what_cannot_read_clips_is_refused(videomae: Path, tmp_path: Path) -> No
         create_encoder("image", f"hf-video/{folder}")
 
 
+def test_torchvisions_frames_are_prepared_as_for_its_weights() -> None:
+    import torchvision.models as zoo
+
+    models = zoo.list_models(module=zoo.video)
+    transforms = [zoo.get_model_weights(model).DEFAULT.transforms() for model in models]
+    for transform in {str(x): x for x in transforms}.values():
+        preparation = torchvision_preparation(transform)
+        prepare = ClipProcessor(preparation, 2, antialias=False)
+        mean, std = (torch.tensor(x)[:, None, None] for x in (preparation.mean, preparation.std))
+        for height, width in SHAPES:
+            frames = [picture(height, width), picture(height, width).flip(1)]
+            expected = transform(torch.stack(frames)).movedim(0, 1) * std + mean
+            off = (prepare(frames)["pixels"] / 255 - expected).abs().max()
+            assert off < 1.01 / 255  # a level: torchvision rounds in float32
+
+
+@pytest.mark.slow  # no video model of torchvision is small
+@pytest.mark.parametrize(
+    ("model", "frames"),
+    [
+        *(("r3d_18", 4), ("s3d", 16), ("swin3d_t", 4), ("mvit_v2_s", 16)),
+    ],
+)
+def test_torchvisions_tokens_and_pooled_are_what_its_classifier_reads(
+    model: str, frames: int
+) -> None:
+    import torchvision.models as zoo
+
+    encoder = create_encoder(
+        "image", f"torchvision-video/{model}", pretrained=False, num_frames=frames
+    )
+    features = features_of(encoder, clip(frames))
+    bare = zoo.get_model(model, weights=None).eval()
+    assert not bare.load_state_dict(encoder.net.state_dict(), strict=False).unexpected_keys
+    read: list[Tensor] = []
+    head = next(x for name, x in bare.named_children() if name in ("fc", "head", "classifier"))
+    head.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+    pixels = encoder.normalise(encoder.processor(False)(clip(frames))["pixels"])
+    with torch.no_grad():
+        bare(pixels.movedim(0, 1)[None])
+    pooled = read[0].flatten(1)
+    torch.testing.assert_close(features.pooled, pooled, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_torchvision_lacks_is_refused() -> None:
+    with pytest.raises(FusionZooError, match=r"no video model 'r3d_8'.* 'r3d_18'"):
+        create_encoder("image", "torchvision-video/r3d_8")
+
+
 def write_table(root: Path) -> Path:
     """Write samples of pictures of a dot; it moves right (class 0) or left."""
     rows: list[dict[str, Any]] = []
@@ -180,10 +239,10 @@ def write_table(root: Path) -> Path:
         label, places = number % 2, [2, 10, 18, 26]
         names = []
         for frame, place in enumerate(places[::-1] if label else places):
-            picture = Image.new("RGB", (32, 32))
-            picture.paste((255, 255, 255), (place, 8 + number, place + 4, 12 + number))
+            image = Image.new("RGB", (32, 32))
+            image.paste((255, 255, 255), (place, 8 + number, place + 4, 12 + number))
             names.append(f"{number}_{frame}.png")
-            picture.save(root / names[-1])
+            image.save(root / names[-1])
         rows.append(
             {
                 "id": f"s{number}",

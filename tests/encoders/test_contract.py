@@ -27,6 +27,7 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "timm": ("timm/resnet10t", {"pretrained": False, "size": 32}),
     "torchaudio": ("torchaudio/WAV2VEC2_BASE", {"pretrained": False}),
     "torchaudio/conformer": ("torchaudio/conformer", {"dim": 16, "num_layers": 1, "num_heads": 2}),
+    "torchvision-video": ("torchvision-video/mc3_18", {"pretrained": False, "num_frames": 2}),
     "torchvision": ("torchvision/mobilenet_v3_small", {"pretrained": False}),
     "whisper": ("whisper/{whisper}", {}),
 }
@@ -64,6 +65,7 @@ TINY = {
 TORCHAUDIO = [tiny.needs_torchaudio]
 SLOW = [
     "torchaudio",  # no bundle is small
+    "torchvision-video",  # no model is small
     "hf-audio, CLAP",
     "hf-clip-image",  # prepares images as hf-image does, and has the towers of hf-clip-text
     "hf-clip-text, CLAP",
