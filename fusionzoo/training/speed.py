@@ -242,12 +242,9 @@ def format_options(model: FusionModel, *, channels_last: bool, bf16: bool) -> li
 
 def set_memory_format(model: FusionModel, *, channels_last: bool) -> None:
     """Set the memory format of the encoders of images and audio, in place."""
-    memory_format = torch.channels_last if channels_last else torch.contiguous_format
     for _, encoder in model.named_encoders():
         if encoder.kind in ("image", "audio"):
-            for tensor in (*encoder.parameters(), *encoder.buffers()):
-                if tensor.ndim == 4:  # convolutions over time too have five, which it refuses
-                    tensor.data = tensor.data.contiguous(memory_format=memory_format)
+            encoder.set_channels_last(channels_last)
 
 
 Loaders = dict[str, DataLoader[Batch]]

@@ -20,7 +20,6 @@ from fusionzoo.encoders.clips import ClipProcessor, HFVideo, torchvision_prepara
 from fusionzoo.encoders.image import Preparation
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Features, Sample
-from fusionzoo.training.speed import set_memory_format
 from helpers import tiny_models as tiny
 from helpers.pictures import SHAPES, picture
 
@@ -152,10 +151,9 @@ def test_a_frozen_encoder_runs_as_many_pixels_as_for_pictures(videomae: Path) ->
 
 
 def test_channels_last_leaves_convolutions_over_time_alone(videomae: Path) -> None:
-    model = fz.create_model("concat", {"image": f"hf-video/{videomae}"}, 2, dim=8)
-    encoder = dict(model.named_encoders())["image"]
+    encoder = create_encoder("image", f"hf-video/{videomae}")
     before = features_of(encoder, clip())
-    set_memory_format(model, channels_last=True)  # torch refuses it for tensors of five dimensions
+    encoder.set_channels_last()  # torch refuses it for tensors of five dimensions
     assert torch.equal(features_of(encoder, clip()).pooled, before.pooled)
 
 
