@@ -126,12 +126,13 @@ class VideoType(NamedTuple):
     frames: str = "num_frames"  # the setting of its configuration with the number of frames
     has_class_token: bool = False
     takes_any_frames: bool = False  # TimeSformer does not refuse others, and mixes up its patches
+    takes_any_size: bool = False  # V-JEPA 2 does not refuse others, and miscounts rows
 
 
 VIDEO_TYPES = {
     "timesformer": VideoType(has_class_token=True),
     "videomae": VideoType(),
-    "videoprism_vision_model": VideoType(),
+    "videoprism_vision_model": VideoType(takes_any_size=True),
     "vivit": VideoType(has_class_token=True),
     "vjepa2": VideoType("frames_per_clip", takes_any_frames=True),
 }
@@ -148,8 +149,8 @@ class HFVideo(ClipEncoder):
     Settings:
         pretrained: load the model's weights; otherwise its configuration with random weights
         num_frames: frames of a clip; V-JEPA 2 alone takes other numbers than the checkpoint's
-        size: side of the square input in pixels, instead of the checkpoint's; ViViT, TimeSformer
-            and VideoPrism take other sizes than they were trained on
+        size: side of the square input in pixels, instead of the checkpoint's processor's;
+            VideoPrism alone takes another size than it was trained on
         augment: in training only, a random `crop` of 60 to 100 % of the area, the same for all
             frames of a clip; `crop_flip` also mirrors half of the clips
         assets: folder that `save_assets` wrote; set when a saved model is loaded
@@ -185,9 +186,7 @@ class HFVideo(ClipEncoder):
         self.is_video = find_file(source, VIDEO_PROCESSOR) is not None
         loader = "AutoVideoProcessor" if self.is_video else "AutoImageProcessor"
         self.extractor = load_auto(loader, source)
-        crop = getattr(self.config, "crop_size", size)
-        if size not in (None, crop):
-            raise FusionZooError(f"size={size}: {source} counts rows and columns of {crop} pixels")
+        self._check_size(size)
         preparation = read_clip_preparation(self.extractor, source, size)
         self.set_clips(preparation, self._frames(num_frames), augment)
         self.checkpoint_settings = asdict(preparation)
@@ -206,6 +205,15 @@ class HFVideo(ClipEncoder):
                 f"num_frames={num_frames}: this {self.config.model_type} reads {own} frames"
             )
         return int(num_frames)
+
+    def _check_size(self, size: int | None) -> None:
+        trained = getattr(self.config, "crop_size", None) or self.config.image_size
+        sides = [trained, trained] if isinstance(trained, int) else list(trained)
+        if size is not None and [size, size] != sides and not self.family.takes_any_size:
+            raise FusionZooError(
+                f"size={size}: this {self.config.model_type} reads frames of"
+                f" {sides[0]} x {sides[1]}"
+            )
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         hidden = self.net(self.normalise(inputs["pixels"]), **self.options).last_hidden_state

@@ -161,19 +161,29 @@ def test_v_jepa_reads_clips_of_another_length(tmp_path: Path) -> None:
     folder = tiny.save_video(tmp_path, "vjepa2")
     encoder = create_encoder("image", f"hf-video/{folder}", num_frames=6)
     assert features_of(encoder, clip(6)).tokens.shape == (1, 6 // 2 * 4, encoder.dim)
-    with pytest.raises(FusionZooError, match=r"size=48: .* counts rows and columns of 32 pixels"):
-        create_encoder("image", f"hf-video/{folder}", size=48)
+
+
+def test_videoprism_reads_frames_of_another_size(tmp_path: Path) -> None:
+    folder = tiny.save_video(tmp_path, "videoprism_vision_model")
+    encoder = create_encoder("image", f"hf-video/{folder}", size=48)
+    assert features_of(encoder, clip()).tokens.shape == (1, FRAMES * 9, encoder.dim)
 
 
 def test_what_cannot_read_clips_is_refused(videomae: Path, tmp_path: Path) -> None:
     with pytest.raises(FusionZooError, match="num_frames=6: this videomae reads 4 frames"):
         create_encoder("image", f"hf-video/{videomae}", num_frames=6)
-    with pytest.raises(FusionZooError, match="VideoMAEModel cannot encode clips of 4 frames of 48"):
+    with pytest.raises(FusionZooError, match="size=48: this videomae reads frames of 32 x 32"):
         create_encoder("image", f"hf-video/{videomae}", size=48)
     with pytest.raises(FusionZooError, match=r"is a vit; .* videomae, .* hf/ encodes pictures"):
         create_encoder("image", f"hf-video/{tiny.save_vit(tmp_path / 'vit')}")
     folder = tiny.save_video(tmp_path / "turned", "videomae")
     settings = json.loads((folder / "preprocessor_config.json").read_text())
+    (folder / "preprocessor_config.json").write_text(
+        json.dumps({**settings, "crop_size": {"height": 30, "width": 30}})
+    )
+    with pytest.raises(FusionZooError, match="VideoMAEModel cannot encode clips of 4 frames of 30"):
+        create_encoder("image", f"hf-video/{folder}")
+    assert create_encoder("image", f"hf-video/{folder}", size=32).dim == 16
     (folder / "preprocessor_config.json").write_text(
         json.dumps({**settings, "image_processor_type": "MobileViTImageProcessor"})
     )
