@@ -3,6 +3,7 @@
 | kind | names |
 | --- | --- |
 | image | `timm/<model>`, `torchvision/<model>`, `hf/<..>`, `hf-clip/<..>` |
+| image, as clips | `hf-video/<name or folder>`, `torchvision-video/<model>` |
 | text | `hf/<name or folder>`, `hf-clip/<joint model>`, `chars` |
 | audio | `mel/<..>`, `mel/stats`, `whisper/<..>`, `torchaudio/<..>`, `hf/<..>`, `hf-clip/<..>` |
 | vector | `vector/mlp`, `vector/identity` |
@@ -166,8 +167,8 @@ def _match(name: str, kind: str) -> tuple[str, str] | None:
 def _suggest_prefix(name: str, kind: str) -> str:
     """Return ` Did you mean 'timm/resnet18'?` where a library or folder has what `name` says.
 
-    >>> _suggest_prefix("resnet18", "image")
-    " Did you mean 'timm/resnet18'?"
+    >>> _suggest_prefix("resnet18", "image"), _suggest_prefix("r3d_18", "image")
+    (" Did you mean 'timm/resnet18'?", " Did you mean 'torchvision-video/r3d_18'?")
     """
     prefix = ""
     if (
@@ -200,6 +201,8 @@ def _image_library(name: str) -> str:
 
     if _in_timm(name):
         return "timm"
+    if name in zoo.list_models(module=zoo.video):
+        return "torchvision-video"
     return "torchvision" if name in zoo.list_models(module=zoo) else ""
 
 

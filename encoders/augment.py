@@ -308,6 +308,7 @@ class AugmentedProcessor(Processor):
         self.processor, self.augmentation = processor, augmentation
         self.masks = augmentation.kind == "audio" and "mask" in augmentation.operations
         self.takes_batches = augmentation.kind == "text" and processor.takes_batches
+        self.reads_together = processor.reads_together
 
     def __call__(self, value: Any, generator: torch.Generator | None = None) -> Item:
         if generator is None:
@@ -319,6 +320,9 @@ class AugmentedProcessor(Processor):
             pixels = change_pixels(item["pixels"], settings.strength, settings.operations, draws)
             return {**item, "pixels": pixels}
         return self._with_masks(item, draws)
+
+    def items(self, value: Any, generator: torch.Generator | None = None) -> list[Item]:
+        return [self(value, generator)] if self.reads_together else super().items(value, generator)
 
     def batch_items(
         self, values: Sequence[Any], generators: Sequence[torch.Generator | None]
@@ -350,9 +354,10 @@ class AugmentedProcessor(Processor):
         return torch.Generator().manual_seed(seed)
 
     def _changed(self, value: Any, draws: torch.Generator) -> Any:
-        """Change one value, or each of several (a sample with more than one image or clip)."""
+        """Change one value, or the frames of a clip, all in the same way."""
         if isinstance(value, list):
-            return [self._changed(part, draws) for part in value]
+            copies = [draws, *(draws.clone_state() for _ in value[1:])]
+            return [self._changed(*pair) for pair in zip(value, copies, strict=True)]
         kind, strength = self.augmentation.kind, self.augmentation.strength
         operations = self.augmentation.operations
         if kind == "text":

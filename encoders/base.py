@@ -193,6 +193,7 @@ class Processor(ABC):
     """Turn decoded values into tensors, in the data loader's workers; picklable."""
 
     takes_batches = False  # whether `batch_items` is cheaper than `items` for each sample
+    reads_together = False  # whether the values of a sample are one item: the frames of a clip
 
     @abstractmethod
     def __call__(self, value: Any, generator: torch.Generator | None = None) -> Item:
@@ -333,6 +334,16 @@ class Encoder(nn.Module):
         for part in self.eval_modules:
             part.eval()
         return self
+
+    def set_channels_last(self, channels_last: bool = True) -> None:
+        """Set the memory format of weights and buffers of four dimensions, in place.
+
+        Convolutions over time have five, for which torch refuses the format.
+        """
+        memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        for tensor in (*self.parameters(), *self.buffers()):
+            if tensor.ndim == 4:
+                tensor.data = tensor.data.contiguous(memory_format=memory_format)
 
     def save_assets(self, folder: Path) -> None:
         """Write files other than weights that rebuilding needs, such as a tokenizer; often none."""

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from einops import rearrange
@@ -28,6 +28,24 @@ LARGE_CONVNEXT = 384  # from this size on, ConvNeXt's processor squashes images 
 NEAR = 0.02  # mean difference of two preparations of one image, of pixels in [0, 1]
 _log = logging.getLogger("fusionzoo")
 INTERPOLATIONS = {0: "nearest", 1: "bicubic", 2: "bilinear", 3: "bicubic"}  # 1 is Lanczos, in PIL
+
+
+class VideoType(NamedTuple):
+    """Facts about one of transformers' types of video models."""
+
+    frames: str = "num_frames"  # the setting of its configuration with the number of frames
+    has_class_token: bool = False
+    takes_any_frames: bool = False  # TimeSformer does not refuse others, and mixes up its patches
+    takes_any_size: bool = False  # V-JEPA 2 does not refuse others, and miscounts rows
+
+
+VIDEO_TYPES = {
+    "timesformer": VideoType(has_class_token=True),
+    "videomae": VideoType(),
+    "videoprism_vision_model": VideoType(takes_any_size=True),
+    "vivit": VideoType(has_class_token=True),
+    "vjepa2": VideoType("frames_per_clip", takes_any_frames=True),
+}
 
 
 class CheckpointImage(ImageEncoder):
@@ -162,16 +180,22 @@ class CheckpointImage(ImageEncoder):
                 f"{source}: its image processor fails: {one_line(error)}"
             ) from error
         prepared = self.normalise(self.processor(False)(image)["pixels"])
-        if not isinstance(expected, Tensor) or expected.shape != prepared.shape:
-            problem = f"makes another shape than {(3, *self.preparation.size)}"
-        else:
-            off = float(((expected - prepared) / (255 * self.scale)).abs().mean())
-            problem = f"makes other pixels (by {off:.0%} on average)" if off > NEAR else ""
-        if problem:
+        if problem := difference(expected, prepared, self.scale):
             raise FusionZooError(
                 f"{source}: {type(self.extractor).__name__} {problem}, which no crop, pad or squash"
                 " does; size=, mean=, std= or fit= prepare images without it"
             )
+
+
+def difference(expected: Any, prepared: Tensor, scale: Tensor) -> str:
+    """Say how an image differs that a checkpoint's own processor prepares; nothing if it does not.
+
+    `scale` is what pixels of 0 to 255 were multiplied with.
+    """
+    if not isinstance(expected, Tensor) or expected.shape != prepared.shape:
+        return f"makes another shape than {tuple(prepared.shape)}"
+    off = float(((expected - prepared) / (255 * scale)).abs().mean())
+    return f"makes other pixels (by {off:.0%} on average)" if off > NEAR else ""
 
 
 def read_preparation(extractor: Any, source: str, side: int | None) -> Preparation:
@@ -316,6 +340,11 @@ class HFImage(CheckpointImage):
         self.pooling = pooling
         source = find_source(model, assets)
         config = load_auto("AutoConfig", source)
+        if config.model_type in VIDEO_TYPES:
+            raise FusionZooError(
+                f"hf/{model} is a {config.model_type}, which reads the frames of a clip together:"
+                f" hf-video/{model} does"
+            )
         if hasattr(config, "vision_config") or hasattr(config, "image_config"):
             tower = load_tower(source, "image", pretrained, projects=False)
             self.net, self.config = tower.model, tower.joint_config

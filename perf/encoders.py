@@ -32,6 +32,7 @@ import torch
 
 import fusionzoo
 from fusionzoo.encoders._torchaudio import torchaudio_or_none
+from fusionzoo.encoders.hf_image import VIDEO_TYPES
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.progress import progress_bar
 from fusionzoo.testing.encoders import assert_answers_alike, maker, trained
@@ -67,7 +68,9 @@ def transformers_types() -> Iterator[Try]:
             kind = model_class(family)
         except (AttributeError, ImportError):
             continue
-        if towers(family):
+        if family in VIDEO_TYPES:
+            yield Try("image", f"hf-video/{family}")
+        elif towers(family):
             for tower in towers(family):
                 hears = tower == "audio" and family != "clap"  # beside a language model
                 yield Try(tower, f"{'hf' if hears else 'hf-clip'}/{family}")
@@ -173,7 +176,7 @@ def prepared(item: Try, source: Path) -> tuple[str, dict[str, Any]]:
     from _tiny_checkpoints import save
 
     prefix, _, family = item.name.partition("/")
-    if prefix not in ("hf", "hf-clip"):
+    if prefix not in ("hf", "hf-clip", "hf-video"):
         takes_weights = item.name not in ("mel/stats", "torchaudio/conformer")
         return item.name, {"pretrained": False} if takes_weights else {}
     save(family, towers(family) or (item.kind,), source)

@@ -196,7 +196,7 @@ def save_memory_and_compile(
         functorch.donated_buffer = False
     for _, encoder in model.named_encoders():
         if cfg.channels_last and encoder.kind in ("image", "audio"):
-            encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload, unused-ignore]
+            encoder.set_channels_last()
         if cfg.checkpointing and not encoder.frozen:
             recompute(encoder)
         if cfg.compile:

@@ -242,10 +242,9 @@ def format_options(model: FusionModel, *, channels_last: bool, bf16: bool) -> li
 
 def set_memory_format(model: FusionModel, *, channels_last: bool) -> None:
     """Set the memory format of the encoders of images and audio, in place."""
-    memory_format = torch.channels_last if channels_last else torch.contiguous_format
     for _, encoder in model.named_encoders():
         if encoder.kind in ("image", "audio"):
-            encoder.to(memory_format=memory_format)  # type: ignore[call-overload, unused-ignore]
+            encoder.set_channels_last(channels_last)
 
 
 Loaders = dict[str, DataLoader[Batch]]

@@ -21,11 +21,13 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "hf-image": ("hf/{dinov2}", {"kind": "image"}),
     "hf-sequence": ("hf/{patchtst}", {"kind": "sequence", "in_dim": 5}),
     "hf-text": ("hf/{words}", {"kind": "text"}),
+    "hf-video": ("hf-video/{videomae}", {"augment": "crop_flip"}),
     "mel": ("mel/resnet10t", {"pretrained": False, "duration": 0.6}),
     "mel/stats": ("mel/stats", {"rate": 8000, "num_mels": 20}),
     "timm": ("timm/resnet10t", {"pretrained": False, "size": 32}),
     "torchaudio": ("torchaudio/WAV2VEC2_BASE", {"pretrained": False}),
     "torchaudio/conformer": ("torchaudio/conformer", {"dim": 16, "num_layers": 1, "num_heads": 2}),
+    "torchvision-video": ("torchvision-video/mc3_18", {"pretrained": False, "num_frames": 2}),
     "torchvision": ("torchvision/mobilenet_v3_small", {"pretrained": False}),
     "whisper": ("whisper/{whisper}", {}),
 }
@@ -46,6 +48,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "hf-sequence, TimesFM 2.5": ("hf/{timesfm2_5}", {"kind": "sequence", "in_dim": 5}),
     "hf-text, first token": ("hf/{words}", {"kind": "text", "pooling": "cls"}),
     "hf-text, sentence-transformers": ("hf/{sentences}", {"kind": "text"}),
+    "hf-video, V-JEPA 2": ("hf-video/{vjepa2}", {}),
+    "hf-video, ViViT": ("hf-video/{vivit}", {}),
+    "hf-video, TimeSformer": ("hf-video/{timesformer}", {}),
+    "hf-video, VideoPrism": ("hf-video/{videoprism_vision_model}", {}),
     "tabular/mlp, piecewise": ("tabular/mlp", {"numbers": "piecewise", "columns": COLUMNS}),
     "tabular/ft-transformer, periodic": ("tabular/ft-transformer", {"numbers": "periodic"}),
     "timm, patches": ("timm/vit_tiny_patch16_224", {"pretrained": False, **VIT}),
@@ -59,6 +65,7 @@ TINY = {
 TORCHAUDIO = [tiny.needs_torchaudio]
 SLOW = [
     "torchaudio",  # no bundle is small
+    "torchvision-video",  # no model is small
     "hf-audio, CLAP",
     "hf-clip-image",  # prepares images as hf-image does, and has the towers of hf-clip-text
     "hf-clip-text, CLAP",
@@ -66,6 +73,10 @@ SLOW = [
     "hf-image, class token",
     "hf-image, SigLIP",
     "hf-text, sentence-transformers",
+    "hf-video, V-JEPA 2",
+    "hf-video, ViViT",
+    "hf-video, TimeSformer",
+    "hf-video, VideoPrism",
 ]
 
 
@@ -79,6 +90,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         folders[name] = getattr(tiny, f"save_{name}")(tmp_path_factory.mktemp(name))
     for name in ("patchtst", "timesfm", "timesfm2_5"):
         folders[name] = tiny.save_series(tmp_path_factory.mktemp(name), name)
+    for name in tiny.VIDEO:
+        folders[name] = tiny.save_video(tmp_path_factory.mktemp(name), name)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "cat", "line", "to", "text"]
     vocabulary = folders["words"] / "vocab.txt"
     vocabulary.write_text("\n".join(words))

@@ -263,6 +263,51 @@ def save_dinov2(folder: Path) -> Path:
     return folder
 
 
+FRAMES = {"image_size": 32, "patch_size": 16}
+VIDEO: dict[str, tuple[dict[str, Any], str]] = {  # settings, and the class of the processor
+    "videomae": ({**SMALL, **FRAMES, "num_frames": 4}, "VideoMAEImageProcessor"),
+    "timesformer": ({**SMALL, **FRAMES, "num_frames": 4}, "VideoMAEImageProcessor"),
+    "vivit": (
+        {**SMALL, **FRAMES, "num_frames": 4, "tubelet_size": [2, 16, 16]},
+        "VivitImageProcessor",
+    ),
+    "vjepa2": (
+        {
+            **{"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_ratio": 1},
+            **{"crop_size": 32, "patch_size": 16, "frames_per_clip": 4},
+            **{f"pred_{x}": 1 for x in ("num_hidden_layers", "mlp_ratio")},
+            **{"pred_hidden_size": 24, "pred_num_attention_heads": 2},
+        },
+        "VJEPA2VideoProcessor",
+    ),
+    "videoprism_vision_model": (
+        {
+            **{**SMALL, "image_size": 32, "num_frames": 4, "tubelet_size": [1, 16, 16]},
+            **{"num_spatial_layers": 1, "num_temporal_layers": 1},
+        },
+        "LlavaOnevisionVideoProcessor",
+    ),
+}
+
+
+def save_video(folder: Path, family: str, processor: str = "") -> Path:
+    """Save a model that reads clips of 4 frames of 32 x 32."""
+    import transformers
+
+    torch.manual_seed(0)
+    settings, name = VIDEO[family]
+    config = transformers.AutoConfig.for_model(family, **settings)
+    model = transformers.AutoModel.from_config(config)
+    for parameter in model.parameters():  # else some answer nearly the same to any clip
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    side = {"height": 32, "width": 32}
+    size = {"size": {"shortest_edge": 36}, "crop_size": side}
+    size = {"size": side} if name.startswith("Llava") else size
+    getattr(transformers, processor or name)(**size).save_pretrained(folder)
+    return folder
+
+
 def save_sentences(
     folder: Path, pooling: str = "mean_tokens", dense: int | None = 10, **settings: Any
 ) -> Path:
