@@ -418,6 +418,8 @@ class TorchvisionImage(ImageEncoder):
             raise FusionZooError(f"torchvision's {model} is not supported: timm has it")
         if model not in zoo.list_models(module=zoo):
             near = did_you_mean(model, zoo.list_models(module=zoo))
+            if model in zoo.list_models(module=zoo.video):
+                near = f" torchvision-video/{model} reads the frames of a clip together."
             raise FusionZooError(f"torchvision has no classification model {model!r}.{near}")
         weights = zoo.get_model_weights(model).DEFAULT
 

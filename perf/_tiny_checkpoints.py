@@ -18,6 +18,7 @@ from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_M
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
+from fusionzoo.encoders.hf_image import VIDEO_TYPES
 from fusionzoo.testing.encoders import WIDTH
 
 SIDE = 64  # pixels of an image
@@ -185,7 +186,8 @@ def _processor_name(mapping: Mapping[str, Any], family: str, config: Any) -> str
 
 def image_processor(family: str, config: Any) -> Any:
     """Build the architecture's own processor, or ViT's, for images of the configured size."""
-    name = _processor_name(IMAGE_PROCESSOR_MAPPING_NAMES, family, config) or "ViTImageProcessor"
+    usual = "VideoMAEImageProcessor" if family in VIDEO_TYPES else "ViTImageProcessor"
+    name = _processor_name(IMAGE_PROCESSOR_MAPPING_NAMES, family, config) or usual
     kind = getattr(transformers, name)
     part = getattr(config, "vision_config", None) or getattr(config, "image_config", None) or config
     side = getattr(part, "image_size", None) or SIDE
