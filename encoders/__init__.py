@@ -2,7 +2,7 @@
 
 | kind | names |
 | --- | --- |
-| image | `timm/<model>`, `torchvision/<model>`, `hf/<..>`, `hf-clip/<..>` |
+| image | `timm/<model, folder or hf-hub:..>`, `torchvision/<..>`, `hf/<..>`, `hf-clip/<..>` |
 | text | `hf/<name or folder>`, `hf-clip/<joint model>`, `chars` |
 | audio | `mel/<..>`, `mel/stats`, `whisper/<..>`, `torchaudio/<..>`, `hf/<..>`, `hf-clip/<..>` |
 | vector | `vector/mlp`, `vector/identity` |
@@ -23,8 +23,8 @@ from fusionzoo.registry import import_siblings
 
 from ._torchaudio import torchaudio_or_none
 from .base import ENCODERS, Encoder, EncoderEntry, Item, Processor, initialise, norms, varies
-from .hf import shared_checkpoints
-from .image import without
+from .hf import read_json, shared_checkpoints
+from .image import TIMM_CONFIG, in_timm
 from .weights import WeightsReport, add_lora, load_weights, origin_of
 from .wrapped import WRAPPED, adopt, wrap_encoder
 
@@ -174,10 +174,10 @@ def _suggest_prefix(name: str, kind: str) -> str:
         kind in ("image", "text", "audio", "sequence")
         and (Path(name).expanduser() / "config.json").is_file()
     ):
-        prefix = "hf"
+        prefix = "timm" if kind == "image" and _is_saved_by_timm(name) else "hf"
     elif kind == "image":
         prefix = _image_library(name)
-    elif kind == "audio" and _in_timm(name):
+    elif kind == "audio" and in_timm(name):
         prefix = "mel"
     elif kind == "audio" and _is_bundle(name):
         prefix = "torchaudio"
@@ -198,16 +198,14 @@ def _suggest_hub(name: str, kind: str) -> str:
 def _image_library(name: str) -> str:
     import torchvision.models as zoo
 
-    if _in_timm(name):
+    if in_timm(name):
         return "timm"
     return "torchvision" if name in zoo.list_models(module=zoo) else ""
 
 
-def _in_timm(name: str) -> bool:
-    with without("wandb"):
-        import timm
-
-    return bool(timm.is_model(name.partition(".")[0]))
+def _is_saved_by_timm(folder: str) -> bool:
+    config = read_json(Path(folder).expanduser() / TIMM_CONFIG)
+    return isinstance(config, dict) and "architecture" in config and "model_type" not in config
 
 
 def _is_bundle(name: str) -> bool:
