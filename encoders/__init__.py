@@ -2,8 +2,8 @@
 
 | kind | names |
 | --- | --- |
-| image | `timm/<model, folder or hf-hub:..>`, `torchvision/<..>`, `hf/<..>`, `hf-clip/<..>` |
-| text | `hf/<name or folder>`, `hf-clip/<joint model>`, `chars` |
+| image | `timm/<..>`, `torchvision/<..>`, `hf/<..>`, `hf-clip/<..>`, `open_clip/<..>` |
+| text | `hf/<name or folder>`, `hf-clip/<joint model>`, `open_clip/<..>`, `chars` |
 | audio | `mel/<..>`, `mel/stats`, `whisper/<..>`, `torchaudio/<..>`, `hf/<..>`, `hf-clip/<..>` |
 | vector | `vector/mlp`, `vector/identity` |
 | sequence | `sequence/transformer`, `hf/<..>` |
@@ -25,6 +25,7 @@ from ._torchaudio import torchaudio_or_none
 from .base import ENCODERS, Encoder, EncoderEntry, Item, Processor, initialise, norms, varies
 from .hf import read_json, shared_checkpoints
 from .image import TIMM_CONFIG, in_timm
+from .open_clip import CONFIG as OPEN_CLIP_CONFIG
 from .weights import WeightsReport, add_lora, load_weights, origin_of
 from .wrapped import WRAPPED, adopt, wrap_encoder
 
@@ -170,7 +171,9 @@ def _suggest_prefix(name: str, kind: str) -> str:
     " Did you mean 'timm/resnet18'?"
     """
     prefix = ""
-    if (
+    if kind in ("image", "text") and (Path(name).expanduser() / OPEN_CLIP_CONFIG).is_file():
+        prefix = "open_clip"
+    elif (
         kind in ("image", "text", "audio", "sequence")
         and (Path(name).expanduser() / "config.json").is_file()
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "hf-image": ("hf/{dinov2}", {"kind": "image"}),
     "hf-sequence": ("hf/{patchtst}", {"kind": "sequence", "in_dim": 5}),
     "hf-text": ("hf/{words}", {"kind": "text"}),
+    "open_clip-image": ("open_clip/{open_clip}", {"kind": "image"}),
+    "open_clip-text": ("open_clip/{open_clip}", {"kind": "text"}),
     "mel": ("mel/resnet10t", {"pretrained": False, "duration": 0.6}),
     "mel/stats": ("mel/stats", {"rate": 8000, "num_mels": 20}),
     "timm": ("timm/resnet10t", {"pretrained": False, "size": 32}),
@@ -57,6 +60,7 @@ TINY = {
     "intermediate_size": 16,
 }
 TORCHAUDIO = [tiny.needs_torchaudio]
+OPEN_CLIP = [pytest.mark.needs("open_clip", extra="open-clip")]
 SLOW = [
     "torchaudio",  # no bundle is small
     "hf-audio, CLAP",
@@ -77,6 +81,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folders = {x: tmp_path_factory.mktemp(x) for x in ("words", "waves", "spectrograms")}
     for name in ("clap", "clip", "dinov2", "siglip", "vit", "sentences", "whisper"):
         folders[name] = getattr(tiny, f"save_{name}")(tmp_path_factory.mktemp(name))
+    if find_spec("open_clip"):
+        path = tmp_path_factory.mktemp("open_clip") / "siglip"
+        folders["open_clip"] = tiny.save_open_clip(path, "siglip")
     for name in ("patchtst", "timesfm", "timesfm2_5"):
         folders[name] = tiny.save_series(tmp_path_factory.mktemp(name), name)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "cat", "line", "to", "text"]
@@ -101,7 +108,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     [
         pytest.param(
             x,
-            marks=[pytest.mark.slow] * (x in SLOW) + TORCHAUDIO * ("torchaudio" in x),
+            marks=[pytest.mark.slow] * (x in SLOW)
+            + TORCHAUDIO * ("torchaudio" in x)
+            + OPEN_CLIP * ("open_clip" in x),
         )
         for x in VARIANTS
     ],
