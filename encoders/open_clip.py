@@ -26,7 +26,7 @@ from fusionzoo.structures import Features, evaluating
 
 from .base import ENCODERS, Encoder, Item
 from .hf import _models, load_auto, load_tokenizer, read_json
-from .image import FIT, ImageEncoder, Preparation
+from .image import FIT, ImageEncoder, Preparation, timm_tokens
 from .text import TokenizerProcessor
 from .weights import from_hub, resolve
 
@@ -238,8 +238,10 @@ def _quiet() -> Iterator[None]:
 def run_tower(net: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return tokens (B, T, D), on the path of the pooled vector, and that vector (B, D).
 
-    A ResNet, or a tower of timm, has the pooled vector as its one token.
+    Where a tower gives no tokens, as a ResNet, the pooled vector is its one token.
     """
+    if hasattr(net, "trunk"):
+        return _run_timm(net, x)
     output = net(x)
     if not isinstance(output, tuple):
         return output[:, None], output
@@ -254,6 +256,19 @@ def run_tower(net: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     elif projection is not None:
         tokens = tokens @ projection
     return tokens, pooled
+
+
+def _run_timm(net: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Run a tower of timm; its tokens are cells or patches, if its head takes them one by one."""
+    feature_map = net.trunk.forward_features(x)
+    pooled = net.head(net.trunk.forward_head(feature_map))
+    tokens = timm_tokens(net.trunk, feature_map)
+    head = net.head if len(net.head) else net.trunk.get_classifier()
+    if hasattr(head, "pool") or not isinstance(head, nn.Module):
+        return pooled[:, None], pooled
+    linear = next((part for part in head.modules() if isinstance(part, nn.Linear)), None)
+    takes = pooled.shape[-1] if linear is None else linear.in_features
+    return (head(tokens) if tokens.shape[-1] == takes else pooled[:, None]), pooled
 
 
 @ENCODERS.register("open_clip-image", family="image", takes_model=True)

@@ -20,6 +20,7 @@ from fusionzoo.encoders import create_encoder
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Sample
 from fusionzoo.testing.encoders import CHECKS, maker
+from helpers import hub_stand_in as hub
 from helpers import tiny_models as tiny
 from helpers.pictures import SHAPES, off
 
@@ -54,20 +55,23 @@ def test_pooled_vectors_are_those_of_open_clip(name: str, folders: dict[str, Pat
     folder = folders[name]
     model, tokenizer = whole(folder), open_clip.get_tokenizer(f"local-dir:{folder}")
     options = {"normalize": False}
-    image, text = (create_encoder(kind, f"open_clip/{folder}").eval() for kind in ("image", "text"))
-    pictures = torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8)
+    image: Any = create_encoder("image", f"open_clip/{folder}").eval()
+    text = create_encoder("text", f"open_clip/{folder}").eval()
+    pictures = torch.randint(256, (2, 3, *image.preparation.size), dtype=torch.uint8)
     prepare: Any = text.processor(False)
     with torch.no_grad():
         from_image = image({"pixels": pictures})
         from_text = text(prepare.collate([prepare(x) for x in TEXTS]))
-        pixels = image.normalise(pictures)  # type: ignore[operator]
+        pixels = image.normalise(pictures)
         torch.testing.assert_close(
             from_image.pooled, model.encode_image(pixels, **options), rtol=0, atol=1e-5
         )
         torch.testing.assert_close(
             from_text.pooled, model.encode_text(tokenizer(TEXTS), **options), rtol=0, atol=1e-5
         )
-    assert from_image.tokens.shape == (2, {"timm": 1, "resnet": 1}.get(name, 4), 12)
+    assert from_image.tokens.shape == (2, {"resnet": 1, "bert": 100}.get(name, 4), 12)
+    if name == "timm":  # it pools by the mean
+        torch.testing.assert_close(from_image.tokens.mean(1), from_image.pooled)
     assert from_text.tokens.shape[1] == tokenizer(TEXTS).shape[1]
 
 
@@ -145,6 +149,30 @@ def test_both_towers_come_from_one_reading_and_need_the_source_no_more(
     again, before = (dict(x.named_encoders())["text"].processor(False) for x in (loaded, model))
     for text in TEXTS:
         assert torch.equal(again(text)["input_ids"], before(text)["input_ids"])
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_weights_of_the_hub_are_downloaded_and_cached(
+    is_listed: bool, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import open_clip
+
+    folder = folders["clip"]
+    hub.publish(folder, "me/mine", tmp_path, monkeypatch)
+    spec: dict[str, Any] = {"name": "open_clip/hf-hub:me/mine"}
+    if is_listed:
+        config = open_clip.get_model_config(f"local-dir:{folder}")
+        about = {"hf_hub": "me/mine/", "mean": (0.1, 0.2, 0.3), "quick_gelu": True}
+        monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, "mine", config)
+        monkeypatch.setitem(open_clip.pretrained._PRETRAINED, "mine", {"first": about})
+        spec = {"name": "open_clip/mine", "tag": "first"}
+    expected = create_encoder("text", f"open_clip/{folder}").state_dict()
+    for _ in range(2):  # the second time from the cache: the hub has no such model any more
+        state = create_encoder("text", **spec).state_dict()
+        assert all(torch.equal(state[name], x) for name, x in expected.items())
+        monkeypatch.setitem(hub.REPOS, "me/mine", None)
+    encoder: Any = create_encoder("image", **spec)
+    assert encoder.preparation.mean[0] == (0.1 if is_listed else 0.48145466)
 
 
 def edit(folder: Path, part: str, **changes: Any) -> None:

@@ -151,21 +151,7 @@ def test_a_folder_without_a_prefix_is_told_its_prefix(folder: Path) -> None:
 def test_a_model_of_the_hub_is_downloaded_and_cached(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from huggingface_hub import constants
-
-    address = hub.start()
-    files = {x.name: x.read_bytes() for x in folder.iterdir()}
-    branches = {"main": "1" * 40}
-    repository = {"private": False, "branches": branches, "commits": {"1" * 40: files}}
-    monkeypatch.setitem(hub.REPOS, "me/mine", repository)
-    for name, value in {
-        "ENDPOINT": address,
-        "HUGGINGFACE_CO_URL_TEMPLATE": address + "/{repo_id}/resolve/{revision}/{filename}",
-        "HF_HUB_OFFLINE": False,
-        "HF_HUB_CACHE": str(tmp_path / "cache"),
-        "HF_HUB_DISABLE_XET": True,
-    }.items():
-        monkeypatch.setattr(constants, name, value)
+    hub.publish(folder, "me/mine", tmp_path, monkeypatch)
     for _ in range(2):  # the second time from the cache: the hub has no such model any more
         encoder = create_encoder("image", "timm/hf-hub:me/mine")
         torch.testing.assert_close(features(encoder, pixels()), expected(folder, pixels()))

@@ -316,9 +316,9 @@ OPEN_CLIP: dict[str, dict[str, Any]] = {  # model_cfg by what is special
         "vision_cfg": {"image_size": 32, "layers": [1, 1, 1, 1], "width": 8, "head_width": 8},
         "text_cfg": LINES,
     },
-    "timm": {"vision_cfg": {"timm_model_name": "test_resnet", "image_size": 32}, "text_cfg": LINES},
+    "timm": {"vision_cfg": {"timm_model_name": "test_resnet", "image_size": 64}, "text_cfg": LINES},
     "bert": {
-        "vision_cfg": PICTURE,
+        "vision_cfg": {"timm_model_name": "test_vit", "image_size": 160, "timm_pool": "token"},
         "text_cfg": {
             **{"hf_model_name": "bert-base-uncased", "hf_tokenizer_name": "bert-base-uncased"},
             **{"hf_pooler_type": "cls_last_hidden_state_pooler", "hf_proj_type": "mlp"},
