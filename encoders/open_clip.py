@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -26,7 +26,7 @@ from fusionzoo.structures import Features, evaluating
 
 from .base import ENCODERS, Encoder, Item
 from .hf import _models, load_auto, load_tokenizer, read_json
-from .image import FIT, ImageEncoder, Preparation, timm_tokens
+from .image import FIT, ImageEncoder, Preparation, in_timm, timm_tokens
 from .text import TokenizerProcessor
 from .weights import from_hub, resolve
 
@@ -40,6 +40,7 @@ WORD = {"context_length": 2, "vocab_size": 2, "width": 8, "heads": 1, "layers": 
 # Settings of a tokenizer that a configuration may hold. Not `trust_remote_code`, which would run
 # code, nor `reduction_mask`, which drops words at random: long texts are cut instead.
 TOKENIZER_SETTINGS = ("clean", "strip_sep_token", "language", "additional_special_tokens")
+_log = logging.getLogger("fusionzoo")
 
 
 def library() -> Any:
@@ -163,8 +164,11 @@ def _preprocessing(about: Mapping[str, Any]) -> dict[str, Any]:
 
 def load_tower(checkpoint: Checkpoint, kind: str, pretrained: bool) -> Any:
     """Load one tower of a model, or build it with random weights; it returns its tokens too."""
-    if kind == "text" and checkpoint.hf_text:
+    if (pretrained or kind == "text") and checkpoint.hf_text:
         load_auto("AutoConfig", checkpoint.hf_text)  # refuses what needs code of its own
+    trunk = checkpoint.model["vision_cfg"].get("timm_model_name")
+    if trunk and not in_timm(str(trunk)):
+        raise FusionZooError(f"open_clip/{checkpoint.name}: timm has no model {trunk!r}")
     if not pretrained:
         tower = _read(checkpoint, lambda: _build(checkpoint, kind))
     else:
@@ -205,7 +209,7 @@ def _load(checkpoint: Checkpoint) -> Any:
         )
 
 
-def _read(checkpoint: Checkpoint, action: Any) -> Any:
+def _read(checkpoint: Checkpoint, action: Callable[[], Any]) -> Any:
     """Run what may read files of the model; a folder asks no hub but for a tower's own parts."""
     if checkpoint.folder is None and (checkpoint.tag or checkpoint.source.startswith(HUB)):
         return from_hub(f"open_clip/{checkpoint.name}", action)
@@ -233,6 +237,17 @@ def _quiet() -> Iterator[None]:
     finally:
         root.removeFilter(drop)
         root.removeHandler(handler)
+
+
+def _try(model: str, measure: Callable[[], None]) -> None:
+    """Run a tower for the first time; one that cannot run is one error."""
+    try:
+        measure()
+    except Exception as error:
+        raise FusionZooError(
+            f"open_clip/{model} cannot encode what it prepares:"
+            f" {one_line(error) or type(error).__name__}"
+        ) from error
 
 
 def run_tower(net: Any, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -313,7 +328,8 @@ class OpenClipImage(ImageEncoder):
                 f" supported; fit= sets another way: {', '.join(FIT)}"
             )
         mean, std = (
-            (x,) * 3 if isinstance(x, float) else tuple(x) for x in (about["mean"], about["std"])
+            (x,) * 3 if isinstance(x, int | float) else tuple(x)
+            for x in (about["mean"], about["std"])
         )
         preparation = Preparation(
             size=(size, size) if isinstance(size, int) else tuple(size),
@@ -324,7 +340,7 @@ class OpenClipImage(ImageEncoder):
         )
         self.set_processing(preparation, augment)
         self.checkpoint_settings = asdict(preparation)
-        self.measure()
+        _try(model, self.measure)
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         tokens, pooled = run_tower(self.net, self.normalise(inputs["pixels"]))
@@ -357,6 +373,9 @@ def load_open_clip_tokenizer(checkpoint: Checkpoint) -> Any:
     settings = checkpoint.model["text_cfg"]
     chosen = settings.get("tokenizer_kwargs") or {}
     options = {name: chosen[name] for name in TOKENIZER_SETTINGS if name in chosen}
+    ignored = sorted(chosen.keys() - options.keys())
+    if ignored:
+        _log.warning("open_clip/%s: tokenizer_kwargs %s are ignored", checkpoint.name, ignored)
     options["context_length"] = settings.get("context_length", 77)
     module = import_module("open_clip.tokenizer")
     name = settings.get("hf_tokenizer_name")
@@ -398,8 +417,14 @@ class OpenClipText(Encoder):
         self.checkpoint = find_checkpoint(model, tag, assets, pretrained=pretrained)
         self.net = load_tower(self.checkpoint, "text", pretrained)
         self.tokenizer = load_open_clip_tokenizer(self.checkpoint)
+        self.pad_id = OpenClipTokens(self.tokenizer).pad_id
+        _try(model, self.measure)
+
+    @torch.no_grad()
+    def measure(self) -> None:
+        """Set `dim` by an empty text."""
         prepare = self.processor(False)
-        with evaluating(self), torch.no_grad():
+        with evaluating(self):
             self.dim = self.encode(prepare.collate([prepare.blank()])).pooled.shape[1]
 
     def processor(self, train: bool) -> OpenClipTokens:
@@ -407,9 +432,8 @@ class OpenClipText(Encoder):
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         ids, mask = inputs["input_ids"], inputs["attention_mask"]
-        pad_id = self.processor(False).pad_id
         missing = self.tokenizer.context_length - ids.shape[1]  # the tower takes the full length
-        full = F.pad(ids.masked_fill(~mask, pad_id), (0, missing), value=pad_id)
+        full = F.pad(ids.masked_fill(~mask, self.pad_id), (0, missing), value=self.pad_id)
         tokens, pooled = run_tower(self.net, full)
         if tokens.shape[1] < full.shape[1]:  # the class token, whose vector is the pooled one
             tokens = torch.cat([pooled[:, None], tokens], dim=1)

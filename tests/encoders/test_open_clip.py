@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import shutil
@@ -217,6 +218,24 @@ def test_a_folder_that_makes_no_model_is_one_line(
 
 
 @pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"image_size": 8}, r"cannot encode what it prepares: "),
+        ({"timm_model_name": "hf-hub:me/mine"}, r"timm has no model 'hf-hub:me/mine'"),
+    ],
+)
+def test_a_tower_that_cannot_run_is_one_line(
+    changes: dict[str, Any], says: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    source = shutil.copytree(folders["bert"], tmp_path / "source")
+    config = json.loads((source / "open_clip_config.json").read_text())["model_cfg"]
+    edit(source, "model_cfg", vision_cfg={**config["vision_cfg"], **changes})
+    with pytest.raises(FusionZooError, match=says) as caught:
+        create_encoder("image", f"open_clip/{source}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("model", "settings", "says"),
     [
         ("ViT-B-32", {}, r"needs tag=, the name of its weights. There are: openai, .*laion2b_s34b"),
@@ -236,21 +255,29 @@ def test_a_name_without_weights_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_code_of_a_tokenizer_never_runs(folders: dict[str, Path], tmp_path: Path) -> None:
-    source = shutil.copytree(folders["siglip"], tmp_path / "source")
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
+@pytest.mark.parametrize("kind", ["image", "text"])
+def test_code_in_a_folder_never_runs_even_if_standard_input_agrees(
+    kind: str,
+    file: str,
+    folders: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = shutil.copytree(folders["bert"], tmp_path / "source")
     mark = tmp_path / "ran"
     (source / "planted.py").write_text(f"open({str(mark)!r}, 'w').close()\nclass Planted: ...\n")
-    path = source / "tokenizer_config.json"
-    about = json.loads(path.read_text())
-    about |= {"tokenizer_class": "Planted", "auto_map": {"AutoTokenizer": ["planted.Planted"] * 2}}
-    path.write_text(json.dumps(about))
-    text = json.loads((source / "open_clip_config.json").read_text())["model_cfg"]["text_cfg"]
-    text["tokenizer_kwargs"] = {"trust_remote_code": True}
-    edit(source, "model_cfg", text_cfg=text)
+    about = json.loads((source / file).read_text())
+    about |= {"tokenizer_class": "Planted", "model_type": "planted"}
+    loaders = {"AutoTokenizer": ["planted.Planted"] * 2, "AutoConfig": "planted.Planted"}
+    (source / file).write_text(json.dumps({**about, "auto_map": loaders}))
+    config = json.loads((source / "open_clip_config.json").read_text())["model_cfg"]["text_cfg"]
+    edit(source, "model_cfg", text_cfg={**config, "tokenizer_kwargs": {"trust_remote_code": True}})
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
     try:
-        create_encoder("text", f"open_clip/{source}")
+        create_encoder(kind, f"open_clip/{source}")
     except FusionZooError as error:
-        assert "\n" not in str(error)
+        assert "custom code" in str(error) and "\n" not in str(error)
     assert not mark.exists()
 
 
