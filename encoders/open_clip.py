@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
@@ -432,12 +431,15 @@ class OpenClipText(Encoder):
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         ids, mask = inputs["input_ids"], inputs["attention_mask"]
-        missing = self.tokenizer.context_length - ids.shape[1]  # the tower takes the full length
-        full = F.pad(ids.masked_fill(~mask, self.pad_id), (0, missing), value=self.pad_id)
+        length = self.tokenizer.context_length  # the tower takes no other
+        padding = ids.new_full((ids.shape[0], length), self.pad_id)
+        full = torch.cat([ids.masked_fill(~mask, self.pad_id), padding], dim=1)[:, :length]
         tokens, pooled = run_tower(self.net, full)
-        if tokens.shape[1] < full.shape[1]:  # the class token, whose vector is the pooled one
+        if tokens.shape[1] < length:  # the class token, whose vector is the pooled one
             tokens = torch.cat([pooled[:, None], tokens], dim=1)
-        return Features(tokens[:, : ids.shape[1]], mask, pooled)
+        # Not a slice, which torch.export would trace for texts shorter than the full length alone.
+        places = torch.arange(ids.shape[1], device=ids.device)
+        return Features(tokens.index_select(1, places), mask, pooled)
 
     def save_assets(self, folder: Path) -> None:
         self.checkpoint.save(folder)
