@@ -2,9 +2,9 @@
 
 | kind | names |
 | --- | --- |
-| image | `timm/<model>`, `torchvision/<model>`, `hf/<..>`, `hf-clip/<..>` |
+| image | `timm/<..>`, `torchvision/<..>`, `hf/<..>`, `hf-clip/<..>`, `open_clip/<..>` |
 | image, as clips | `hf-video/<name or folder>`, `torchvision-video/<model>` |
-| text | `hf/<name or folder>`, `hf-clip/<joint model>`, `chars` |
+| text | `hf/<name or folder>`, `hf-clip/<joint model>`, `open_clip/<..>`, `chars` |
 | audio | `mel/<..>`, `mel/stats`, `whisper/<..>`, `torchaudio/<..>`, `hf/<..>`, `hf-clip/<..>` |
 | vector | `vector/mlp`, `vector/identity` |
 | sequence | `sequence/transformer`, `hf/<..>` |
@@ -24,8 +24,9 @@ from fusionzoo.registry import import_siblings
 
 from ._torchaudio import torchaudio_or_none
 from .base import ENCODERS, Encoder, EncoderEntry, Item, Processor, initialise, norms, varies
-from .hf import shared_checkpoints
-from .image import without
+from .hf import read_json, shared_checkpoints
+from .image import TIMM_CONFIG, in_timm
+from .open_clip import CONFIG as OPEN_CLIP_CONFIG
 from .weights import WeightsReport, add_lora, load_weights, origin_of
 from .wrapped import WRAPPED, adopt, wrap_encoder
 
@@ -171,14 +172,16 @@ def _suggest_prefix(name: str, kind: str) -> str:
     (" Did you mean 'timm/resnet18'?", " Did you mean 'torchvision-video/r3d_18'?")
     """
     prefix = ""
-    if (
+    if kind in ("image", "text") and (Path(name).expanduser() / OPEN_CLIP_CONFIG).is_file():
+        prefix = "open_clip"
+    elif (
         kind in ("image", "text", "audio", "sequence")
         and (Path(name).expanduser() / "config.json").is_file()
     ):
-        prefix = "hf"
+        prefix = "timm" if kind == "image" and _is_saved_by_timm(name) else "hf"
     elif kind == "image":
         prefix = _image_library(name)
-    elif kind == "audio" and _in_timm(name):
+    elif kind == "audio" and in_timm(name):
         prefix = "mel"
     elif kind == "audio" and _is_bundle(name):
         prefix = "torchaudio"
@@ -199,18 +202,16 @@ def _suggest_hub(name: str, kind: str) -> str:
 def _image_library(name: str) -> str:
     import torchvision.models as zoo
 
-    if _in_timm(name):
+    if in_timm(name):
         return "timm"
     if name in zoo.list_models(module=zoo.video):
         return "torchvision-video"
     return "torchvision" if name in zoo.list_models(module=zoo) else ""
 
 
-def _in_timm(name: str) -> bool:
-    with without("wandb"):
-        import timm
-
-    return bool(timm.is_model(name.partition(".")[0]))
+def _is_saved_by_timm(folder: str) -> bool:
+    config = read_json(Path(folder).expanduser() / TIMM_CONFIG)
+    return isinstance(config, dict) and "architecture" in config and "model_type" not in config
 
 
 def _is_bundle(name: str) -> bool:

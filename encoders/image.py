@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -17,7 +18,8 @@ from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 from fusionzoo.structures import Features, masked_mean
 
 from .base import ENCODERS, Encoder, Item, Processor, called_modules
-from .weights import PYTORCH_HUB, from_hub
+from .hf import read_json
+from .weights import PYTORCH_HUB, from_hub, resolve
 
 MAX_ASPECT = 16  # relative to the crop's; of a longer image only the middle is resized
 # What a frozen encoder runs at once on a CPU: so many rows, of small images so many pixels. More
@@ -179,12 +181,19 @@ def without(package: str) -> Iterator[None]:
             del sys.modules[package]
 
 
-def build_timm(model: str, pretrained: bool, **settings: Any) -> Any:
-    """Build a timm model without its classifier."""
+def in_timm(model: str) -> bool:
+    """Return whether timm lists a model of this name."""
     with without("wandb"):
         import timm
 
-    if not timm.is_model(model.partition(".")[0]):
+    return bool(timm.is_model(model.partition(".")[0]))
+
+
+def build_timm(model: str, pretrained: bool, **settings: Any) -> Any:
+    """Build a timm model without its classifier."""
+    import timm
+
+    if not in_timm(model):
         near = did_you_mean(model, timm.list_models())
         raise FusionZooError(f"timm has no model {model!r}.{near} timm.list_models() lists them.")
 
@@ -196,6 +205,88 @@ def build_timm(model: str, pretrained: bool, **settings: Any) -> Any:
     except (TypeError, RuntimeError, ValueError) as error:
         raise FusionZooError(f"timm cannot build {model!r} with {settings}: {error}") from error
     return from_hub(f"timm/{model}", lambda: build(True)) if pretrained else net
+
+
+TIMM_HUB = "hf-hub:"  # before <owner>/<model>, with @<revision> or without
+TIMM_CONFIG = "config.json"  # architecture and pretrained_cfg, as timm saves a model
+
+
+def find_timm_config(model: str, assets: Path | None) -> Path | None:
+    """Return timm's configuration of a model in a folder or on the hub; None: timm lists it.
+
+    `assets` is where a saved model holds it.
+    """
+    if assets is not None and (assets / TIMM_CONFIG).is_file():
+        return assets / TIMM_CONFIG
+    if in_timm(model):
+        return None
+    if assets is not None:
+        raise FusionZooError(f"{assets / TIMM_CONFIG} is missing: the model folder is not complete")
+    if model.startswith(TIMM_HUB):
+        from huggingface_hub import hf_hub_download
+
+        name, _, revision = model.removeprefix(TIMM_HUB).partition("@")
+
+        def download() -> str:
+            return hf_hub_download(name, TIMM_CONFIG, revision=revision or None)
+
+        return Path(from_hub(f"timm/{model}", download))
+    folder = resolve(model)
+    if not folder.is_dir():
+        if "/" not in model:
+            return None  # a mistyped name, for which `build_timm` knows near ones
+        raise FusionZooError(
+            f"timm/{model}: there is no folder {folder}; timm/{TIMM_HUB}<owner>/<model> takes a"
+            " model of the hub"
+        )
+    if not (folder / TIMM_CONFIG).is_file():
+        raise FusionZooError(
+            f"timm/{model}: the folder has no {TIMM_CONFIG}, which timm.models.save_for_hf writes"
+        )
+    return folder / TIMM_CONFIG
+
+
+def build_saved_timm(model: str, config: Path, pretrained: bool, **settings: Any) -> Any:
+    """Build a timm model without its classifier by its configuration, from a folder or the hub.
+
+    All of its weights must be in the checkpoint: timm itself, when it leaves the classifier out,
+    takes one that lacks any.
+    """
+    with without("wandb"):
+        import timm
+
+    about = read_json(config)
+    architecture = str(about.get("architecture")) if isinstance(about, dict) else "None"
+    if architecture == "None":
+        raise FusionZooError(
+            f"{config} names no architecture of timm: a model of transformers is hf/{model}"
+        )
+    if not in_timm(architecture):
+        near = did_you_mean(architecture, timm.list_models())
+        raise FusionZooError(f"{config}: timm has no architecture {architecture!r}.{near}")
+    folder = f"local-dir:{config.parent}"
+
+    def build(source: str, pretrained: bool, **options: Any) -> Any:
+        try:
+            return timm.create_model(source, pretrained, **options, **settings)
+        except Exception as error:
+            if source != folder:
+                raise  # `from_hub` explains errors of the hub
+            what = "its weights do not make a" if pretrained else "timm cannot build"
+            reason = one_line(error) or type(error).__name__
+            raise FusionZooError(f"timm/{model}: {what} {architecture}: {reason}") from error
+
+    net = build(folder, False, num_classes=0)
+    if pretrained and model.startswith(TIMM_HUB):
+        whole = from_hub(f"timm/{model}", lambda: build(model, True))
+    elif pretrained:
+        whole = build(folder, True)
+    else:
+        return net
+    missing = net.load_state_dict(whole.state_dict(), strict=False).missing_keys
+    if missing:
+        raise FusionZooError(f"timm/{model}: its weights lack {missing[0]}")
+    return net
 
 
 def timm_features(net: Any, x: Tensor) -> Features:
@@ -307,8 +398,9 @@ class ImageEncoder(Encoder):
 class TimmImage(ImageEncoder):
     """Encode images with any timm model, prepared as its configuration says.
 
-    The pooled vector is that of the model's own head if it is as wide as the tokens, else the
-    tokens' mean, and the head is removed. Further settings go to `timm.create_model` (`img_size`,
+    `timm/<folder>` and `timm/hf-hub:<owner>/<model>` take a model that timm saved. The pooled
+    vector is that of the model's own head if it is as wide as the tokens, else the tokens' mean,
+    and the head is removed. Further settings go to `timm.create_model` (`img_size`,
     `drop_path_rate`, ...).
 
     Settings:
@@ -321,6 +413,7 @@ class TimmImage(ImageEncoder):
             square with white, or `squash` to a square
         augment: in training only, a random `crop` of 60 to 100 % of the area; `crop_flip` also
             mirrors half of the images
+        assets: folder that `save_assets` wrote; set when a saved model is loaded
 
     Shapes: (T = cells of the final feature map, or patches; D = model.num_features)
         inputs["pixels"]: uint8 (B, 3, H, W)
@@ -338,12 +431,18 @@ class TimmImage(ImageEncoder):
         interpolation: str | None = None,
         fit: Literal["crop", "pad", "squash"] | None = None,
         augment: Literal["none", "crop", "crop_flip"] = "none",
+        assets: Path | None = None,
         **model_settings: Any,
     ) -> None:
         super().__init__()
         from timm.data import resolve_model_data_config
 
-        self.net = build_timm(model, pretrained, **model_settings)
+        source = find_timm_config(model, assets)
+        if source is None:
+            self.net = build_timm(model, pretrained, **model_settings)
+        else:
+            self.net = build_saved_timm(model, source, pretrained, **model_settings)
+        self.timm_config = None if source is None else source.read_text("utf-8")
         config = resolve_model_data_config(self.net)
         side = size or model_settings.get("img_size") or config["input_size"][1:]
         height, width = (side, side) if isinstance(side, int) else side
@@ -357,26 +456,35 @@ class TimmImage(ImageEncoder):
         resized = math.floor(height / crop_pct), math.floor(width / crop_pct)
         preparation = Preparation(
             size=(height, width),
-            mean=mean or config["mean"],
-            std=std or config["std"],
+            mean=tuple(mean or config["mean"]),
+            std=tuple(std or config["std"]),
             interpolation=interpolation or config["interpolation"],
             fit=fit or CROP_MODES[own],
             resized=None if fit == "squash" else resized,
         )
         self.set_processing(preparation, augment)
+        hint = ""
+        if size is not None and "img_size" not in model_settings:
+            hint = f"; a model of one size is built for another by img_size={size}"
+        self._try(f"{model_settings or 'its settings'}", hint, model)
+
+    def _try(self, settings: str, hint: str, model: str) -> None:
+        """Run a blank image, and remove what does not run."""
         try:
             remove_unused_head(self.net, self.measure)
         except FusionZooError:
             raise
         except Exception as error:
-            hint = ""
-            if size is not None and "img_size" not in model_settings:
-                hint = f"; a model of one size is built for another by img_size={size}"
+            height, width = self.preparation.size
             raise FusionZooError(
                 f"timm/{model} cannot encode images of {height} x {width} in three channels with"
-                f" {model_settings or 'its settings'}: {one_line(error) or type(error).__name__}"
-                f"{hint}"
+                f" {settings}: {one_line(error) or type(error).__name__}{hint}"
             ) from error
+
+    def save_assets(self, folder: Path) -> None:
+        if self.timm_config is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / TIMM_CONFIG).write_text(self.timm_config, "utf-8")
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         return timm_features(self.net, self.normalise(inputs["pixels"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "hf-sequence": ("hf/{patchtst}", {"kind": "sequence", "in_dim": 5}),
     "hf-text": ("hf/{words}", {"kind": "text"}),
     "hf-video": ("hf-video/{videomae}", {"augment": "crop_flip"}),
+    "open_clip-image": ("open_clip/{open_clip}", {"kind": "image"}),
+    "open_clip-text": ("open_clip/{open_clip}", {"kind": "text"}),
     "mel": ("mel/resnet10t", {"pretrained": False, "duration": 0.6}),
     "mel/stats": ("mel/stats", {"rate": 8000, "num_mels": 20}),
     "timm": ("timm/resnet10t", {"pretrained": False, "size": 32}),
@@ -63,6 +66,7 @@ TINY = {
     "intermediate_size": 16,
 }
 TORCHAUDIO = [tiny.needs_torchaudio]
+OPEN_CLIP = [pytest.mark.needs("open_clip", extra="open-clip")]
 SLOW = [
     "torchaudio",  # no bundle is small
     "torchvision-video",  # no model is small
@@ -88,6 +92,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folders = {x: tmp_path_factory.mktemp(x) for x in ("words", "waves", "spectrograms")}
     for name in ("clap", "clip", "dinov2", "siglip", "vit", "sentences", "whisper"):
         folders[name] = getattr(tiny, f"save_{name}")(tmp_path_factory.mktemp(name))
+    if find_spec("open_clip"):
+        path = tmp_path_factory.mktemp("open_clip") / "siglip"
+        folders["open_clip"] = tiny.save_open_clip(path, "siglip")
     for name in ("patchtst", "timesfm", "timesfm2_5"):
         folders[name] = tiny.save_series(tmp_path_factory.mktemp(name), name)
     for name in tiny.VIDEO:
@@ -114,7 +121,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     [
         pytest.param(
             x,
-            marks=[pytest.mark.slow] * (x in SLOW) + TORCHAUDIO * ("torchaudio" in x),
+            marks=[pytest.mark.slow] * (x in SLOW)
+            + TORCHAUDIO * ("torchaudio" in x)
+            + OPEN_CLIP * ("open_clip" in x),
         )
         for x in VARIANTS
     ],

@@ -6,7 +6,10 @@ import json
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 TOKEN = "hf_right"  # the only one that may write, and read private repositories
 REPOS: dict[str, Any] = {}  # name -> {private, branches: {branch: sha}, commits: {sha: files}}
@@ -98,3 +101,22 @@ def start() -> str:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return f"http://127.0.0.1:{server.server_port}"
+
+
+def publish(folder: Path, name: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the test's own process find a folder's files under a name of the hub, until it ends."""
+    from huggingface_hub import constants
+
+    address = start()
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    sha = "1" * 40
+    repository = {"private": False, "branches": {"main": sha}, "commits": {sha: files}}
+    monkeypatch.setitem(REPOS, name, repository)
+    for constant, value in {
+        "ENDPOINT": address,
+        "HUGGINGFACE_CO_URL_TEMPLATE": address + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_OFFLINE": False,
+        "HF_HUB_CACHE": str(cache),
+        "HF_HUB_DISABLE_XET": True,
+    }.items():
+        monkeypatch.setattr(constants, constant, value)

@@ -366,3 +366,71 @@ def save_series(folder: Path, family: str, num_channels: int = 5, **changes: Any
     config = getattr(transformers, f"{name}Config")(**settings | changes)
     getattr(transformers, f"{name}Model")(config).save_pretrained(folder)
     return folder
+
+
+PICTURE = {"image_size": 32, "patch_size": 16, "width": 16, "head_width": 8, "layers": 2}
+LINES = {"context_length": 20, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 2}
+WORDED = {**LINES, "vocab_size": 16, "hf_tokenizer_name": "me/words"}
+OPEN_CLIP: dict[str, dict[str, Any]] = {  # model_cfg by what is special
+    "clip": {"vision_cfg": PICTURE, "text_cfg": LINES, "quick_gelu": True},
+    "siglip": {
+        "vision_cfg": {**PICTURE, "pool_type": "avg", "final_ln_after_pool": True},
+        "text_cfg": {
+            **WORDED,
+            **{"no_causal_mask": True, "pool_type": "last", "proj_bias": True},
+            "tokenizer_kwargs": {"clean": "canonicalize"},
+        },
+        "custom_text": True,
+    },
+    "coca": {
+        "vision_cfg": {
+            **PICTURE,
+            **{"attentional_pool": True, "attn_pooler_heads": 2, "output_tokens": True},
+            "attn_pooler_queries": 5,
+        },
+        "text_cfg": {**LINES, "embed_cls": True, "output_tokens": True},
+        "multimodal_cfg": {"context_length": 20, "width": 16, "heads": 2, "layers": 1},
+        "custom_text": True,
+    },
+    "resnet": {
+        "vision_cfg": {"image_size": 32, "layers": [1, 1, 1, 1], "width": 8, "head_width": 8},
+        "text_cfg": LINES,
+    },
+    "timm": {"vision_cfg": {"timm_model_name": "test_resnet", "image_size": 64}, "text_cfg": LINES},
+    "bert": {
+        "vision_cfg": {"timm_model_name": "test_vit", "image_size": 160, "timm_pool": "token"},
+        "text_cfg": {
+            **{"hf_model_name": "bert-base-uncased", "hf_tokenizer_name": "bert-base-uncased"},
+            **{"hf_pooler_type": "cls_last_hidden_state_pooler", "hf_proj_type": "mlp"},
+            "context_length": 20,
+        },
+    },
+}
+
+
+def save_open_clip(folder: Path, name: str) -> Path:
+    """Save a tiny model as open_clip does; one with a BERT lies beside its configuration."""
+    import open_clip
+    from open_clip.push_to_hf_hub import save_for_hf
+    from transformers import BertConfig
+
+    torch.manual_seed(0)
+    config = {"embed_dim": 12, **OPEN_CLIP[name]}
+    folder.mkdir()
+    settings = json.loads(json.dumps(config))
+    if name == "bert":
+        BertConfig(**TEXT, max_position_embeddings=20).save_pretrained(folder)
+        settings["text_cfg"] |= {"hf_model_name": str(folder), "hf_model_pretrained": False}
+    is_custom = settings.pop("custom_text", name == "bert")
+    kinds = {(True, True): "CoCa", (True, False): "CustomTextCLIP", (False, False): "CLIP"}
+    model = getattr(open_clip, kinds[is_custom, "multimodal_cfg" in settings])(**settings)
+    squash = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "resize_mode": "squash"}
+    prepared = {"mean": open_clip.OPENAI_DATASET_MEAN, "std": open_clip.OPENAI_DATASET_STD}
+    open_clip.set_model_preprocess_cfg(model, squash if name == "siglip" else prepared)
+    for parameter in model.parameters():  # else some answer nearly the same to any input
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    save_for_hf(model, tokenizer(), config, str(folder), safe_serialization=True)
+    if "hf_tokenizer_name" not in config["text_cfg"]:
+        for path in folder.glob("tokenizer*"):  # its own needs no file
+            path.unlink()
+    return folder
