@@ -247,7 +247,7 @@ TORCHVISION_FRAMES = {"s3d": 128, "swin3d_t": 32, "swin3d_s": 32, "swin3d_b": 32
 
 @ENCODERS.register("torchvision-video", family="image", takes_model=True)
 class TorchvisionVideo(ClipEncoder):
-    """Encode clips with any video model of torchvision: R3D, MC3, R(2+1)D, S3D, MViT, Video Swin.
+    """Encode clips with any video model of torchvision: R3D, R(2+1)D, S3D, MViT, Video Swin, ...
 
     All images of a sample are the frames of one clip, prepared as for the model's published
     weights. Tokens are the cells of the final feature map, in time and space; pooled is their mean,
@@ -255,7 +255,7 @@ class TorchvisionVideo(ClipEncoder):
 
     Settings:
         pretrained: load the weights that torchvision publishes (Kinetics-400)
-        num_frames: frames of a clip; by default 16, of S3D 128 and of a Video Swin 32, as in the
+        num_frames: frames of a clip; unless set, 16, of S3D 128 and of a Video Swin 32, as in the
             evaluation of the weights. An MViT reads 16 only
         augment: in training only, a random `crop` of 60 to 100 % of the area, the same for all
             frames of a clip; `crop_flip` also mirrors half of the clips
