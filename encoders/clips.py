@@ -247,7 +247,7 @@ TORCHVISION_FRAMES = {"s3d": 128, "swin3d_t": 32, "swin3d_s": 32, "swin3d_b": 32
 
 @ENCODERS.register("torchvision-video", family="image", takes_model=True)
 class TorchvisionVideo(ClipEncoder):
-    """Encode clips with any video model of torchvision: R3D, R(2+1)D, S3D, MViT, Video Swin, ...
+    """Encode clips with any video model of torchvision: R3D, R(2+1)D, S3D, MViT, Swin, ...
 
     All images of a sample are the frames of one clip, prepared as for the model's published
     weights. Tokens are the cells of the final feature map, in time and space; pooled is their mean,

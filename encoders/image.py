@@ -292,10 +292,15 @@ def build_saved_timm(model: str, config: Path, pretrained: bool, **settings: Any
 def timm_features(net: Any, x: Tensor) -> Features:
     """Return tokens, an all-True mask and the model's own pooled vector.
 
-    Where that is not as wide as the tokens, the tokens' mean replaces it.
+    Where that is not as wide as the tokens, the tokens' mean replaces it. Of a model with several
+    feature maps (CoaT, CrossViT, EfficientViM) the pooled vector is the only token.
     """
     feature_map = net.forward_features(x)
-    if not isinstance(feature_map, Tensor) or feature_map.ndim not in (3, 4):
+    if not isinstance(feature_map, Tensor):
+        pooled = net.forward_head(feature_map, pre_logits=True)
+        mask = torch.ones(len(pooled), 1, dtype=torch.bool, device=pooled.device)
+        return Features(pooled[:, None], mask, pooled)
+    if feature_map.ndim not in (3, 4):
         raise FusionZooError(f"timm's {type(net).__name__} gives no single feature map")
     tokens = timm_tokens(net, feature_map)
     mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)

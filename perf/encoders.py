@@ -40,6 +40,7 @@ from fusionzoo.testing.encoders import assert_answers_alike, maker, trained
 ROOT = Path(__file__).parents[1]
 COLUMNS: tuple[str, ...] = ("kind", "name", "result", "reason")
 LIMIT = 300  # s for one encoder
+LARGEST = 200_000_000  # parameters
 NAMES = {"input_ids": "text", "pixel_values": "image", "input_values": "audio"}
 NAMES |= {"input_features": "audio", "past_values": "sequence"}
 AUDIO = (
@@ -85,7 +86,7 @@ def timm_modules() -> Iterator[Try]:
     import timm
     from timm.models._registry import _model_to_module
 
-    small = r"test_|pico|femto|atto|nano|tiny|_xxs|_xx_small|micro|_t\d?\b|_0?5\d|small|_s\b|18|_b0"
+    small = r"test_|pico|femto|atto|nano|tiny|_xxs|_xx_small|micro|_t\d?\b|_050|small|_s\b|18|_b0"
     for module in sorted(set(_model_to_module.values())):
         names = timm.list_models(module=module)
         near = sorted((x for x in names if re.search(small, x)), key=lambda x: (len(x), x))
@@ -164,6 +165,8 @@ def outcome(item: Try, folder: Path) -> tuple[str, str]:
         encoder = maker(target, {**settings, "kind": item.kind})(freeze="none")
     except FusionZooError as error:
         return "refused", said(error).replace(str(source), item.name.partition("/")[2])
+    if (count := sum(x.numel() for x in encoder.parameters())) > LARGEST:
+        return "not built", f"{count:,} parameters are too many to try"
     model, samples = trained(lambda **_: encoder)
     saved = model.save(folder / "saved")
     shutil.rmtree(source, ignore_errors=True)
@@ -200,19 +203,20 @@ def said(error: Exception) -> str:
     return one_line(error)[:300] or type(error).__name__
 
 
-def sweep(tries: Sequence[Try], path: Path) -> list[dict[str, str]]:
+def sweep(tries: Sequence[Try], others: Sequence[Try], path: Path) -> list[dict[str, str]]:
     """Try encoders in two processes; keep each row in the table at `path` as soon as it is known.
 
-    Rows of encoders that are not tried stay as they are.
+    Rows of `others` stay as they are.
     """
     rows: dict[tuple[str, str], dict[str, str]] = {}
     if path.is_file():
         with path.open(newline="") as file:
-            rows = {(row["kind"], row["name"]): row for row in csv.DictReader(file)}
+            found = {(row["kind"], row["name"]): row for row in csv.DictReader(file)}
+        rows = {key: found[key] for key in others if key in found}
     tried = []
     with get_context("spawn").Pool(2, maxtasksperchild=40) as pool:
-        found = pool.imap_unordered(attempt, tries)
-        for row in progress_bar(found, unit="encoder", total=len(tries)):
+        results = pool.imap_unordered(attempt, tries)
+        for row in progress_bar(results, unit="encoder", total=len(tries)):
             tried.append(row)
             rows[row["kind"], row["name"]] = row
             with path.open("w", newline="") as file:
@@ -228,10 +232,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="regular expression of `kind name`")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "encoders.csv")
     flags = parser.parse_args()
-    if not flags.only:
-        flags.out.unlink(missing_ok=True)
-    tries = [x for x in everything() if re.search(flags.only, f"{x.kind} {x.name}")]
-    rows = sweep(tries, flags.out)
+    known = list(everything())
+    tries = [x for x in known if re.search(flags.only, f"{x.kind} {x.name}")]
+    rows = sweep(tries, [x for x in known if x not in tries], flags.out)
     for row in rows:
         if row["result"] != "ok":
             print(" ".join(row.values()))
