@@ -535,6 +535,10 @@ class TorchvisionImage(ImageEncoder):
                 near = f" torchvision-video/{model} reads the frames of a clip together."
             raise FusionZooError(f"torchvision has no classification model {model!r}.{near}")
         weights = zoo.get_model_weights(model).DEFAULT
+        transforms = weights.transforms()
+        crop, resize = transforms.crop_size[0], transforms.resize_size[0]
+        if model.startswith("vit_"):  # with and without weights of the size that these have
+            model_settings.setdefault("image_size", crop)
 
         def build(weights: Any) -> Any:
             return zoo.get_model(model, weights=weights, **model_settings)
@@ -546,8 +550,6 @@ class TorchvisionImage(ImageEncoder):
         self.is_vit = isinstance(self.net, zoo.VisionTransformer)
         self.is_densenet = isinstance(self.net, zoo.DenseNet)
         self._remove_classifier()
-        transforms = weights.transforms()
-        crop, resize = transforms.crop_size[0], transforms.resize_size[0]
         side = model_settings.get("image_size", crop)
         shorter = side * resize // crop
         preparation = Preparation(

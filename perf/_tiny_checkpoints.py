@@ -59,6 +59,13 @@ LEFT_OUT = (  # what follows from the number of layers
 )
 EXACT: dict[str, dict[str, Any]] = {  # settings by architecture, beside the general ones
     "bit": {"num_groups": 8, "embedding_size": 16, "hidden_sizes": [16, 32, 48, 64]},
+    "clap": {  # spectrograms of 32 bands and at most 32 frames
+        "audio_config": {
+            **{"patch_embeds_hidden_size": 8, "hidden_size": 16, "depths": [1, 1]},
+            **{"num_attention_heads": [1, 2], "window_size": 4, "spec_size": 32},
+            "num_mel_bins": 32,
+        }
+    },
     "canine": {"num_hash_buckets": 50},
     "cvt": {"depth": [1, 1, 2], "embed_dim": [16, 32, 32], "num_heads": [1, 1, 2]},
     "efficientnet": {"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 64},
@@ -226,7 +233,8 @@ def feature_extractor(family: str, config: Any) -> Any:
         bands = getattr(part, "num_mel_bins", 80)
         options = {"chunk_length": max(1, positions // 50), "feature_size": bands}
     elif name == "ClapFeatureExtractor":
-        options = {"truncation": "rand_trunc"}
+        options = {"truncation": "rand_trunc", "feature_size": 32, "hop_length": 512}
+        options |= {"max_length_s": 1, "sampling_rate": 16_000, "frequency_max": 8000}
     return getattr(transformers, name)(**options)
 
 

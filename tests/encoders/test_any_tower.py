@@ -14,6 +14,7 @@ from fusionzoo.encoders import create_encoder
 from fusionzoo.errors import FusionZooError
 from fusionzoo.model import create_model
 from fusionzoo.structures import Sample
+from fusionzoo.testing.encoders import CHECKS, maker
 from helpers import tiny_models as tiny
 
 TEXTS = ["a red cat", "a much longer line of text to cat", "a"]
@@ -75,6 +76,25 @@ def test_texts_of_siglip_2_have_its_full_length(tmp_path: Path) -> None:
         whole = AutoModel.from_pretrained(source).eval()
         expected = whole.get_text_features(ids["input_ids"]).pooler_output
     torch.testing.assert_close(pooled, expected, rtol=0, atol=1e-5)
+
+
+def test_a_language_model_beside_a_tower_of_pictures_reads_the_texts(tmp_path: Path) -> None:
+    from transformers import AutoModel
+
+    source = tiny.save_qwen_vl(tmp_path)
+    encoder: Any = create_encoder("text", f"hf-clip/{source}").eval()
+    prepare = encoder.processor(False)
+    inputs = prepare.collate([prepare(text) for text in TEXTS])
+    whole = AutoModel.from_pretrained(source).eval().get_decoder()
+    with torch.no_grad():
+        output = encoder(inputs)
+        for row, mask in enumerate(inputs["attention_mask"]):
+            tokens = whole(inputs["input_ids"][row : row + 1, mask]).last_hidden_state[0]
+            torch.testing.assert_close(output.tokens[row, mask], tokens, rtol=0, atol=1e-5)
+            torch.testing.assert_close(output.pooled[row], tokens.mean(0), rtol=0, atol=1e-5)
+    CHECKS["a_trained_model_answers_alike_once_it_is_loaded"](
+        maker(f"hf-clip/{source}", {"kind": "text"})
+    )
 
 
 @pytest.mark.parametrize(
