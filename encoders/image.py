@@ -349,6 +349,7 @@ def timm_tokens(net: Any, feature_map: Tensor) -> Tensor:
     return rearrange(feature_map, f"{layout} -> b (h w) d")
 
 
+INCEPTIONS = ("googlenet", "inception_v3")  # of torchvision
 AUGMENT = ("none", "crop", "crop_flip")
 FIT = ("crop", "pad", "squash")
 CROP_MODES = {"center": "crop", "squash": "squash"}  # timm's word -> ours
@@ -527,8 +528,6 @@ class TorchvisionImage(ImageEncoder):
         super().__init__()
         import torchvision.models as zoo
 
-        if model in ("googlenet", "inception_v3"):
-            raise FusionZooError(f"torchvision's {model} is not supported: timm has it")
         if model not in zoo.list_models(module=zoo):
             near = did_you_mean(model, zoo.list_models(module=zoo))
             if model in zoo.list_models(module=zoo.video):
@@ -539,6 +538,11 @@ class TorchvisionImage(ImageEncoder):
         crop, resize = transforms.crop_size[0], transforms.resize_size[0]
         if model.startswith("vit_"):  # with and without weights of the size that these have
             model_settings.setdefault("image_size", crop)
+
+        mean, std = tuple(transforms.mean), tuple(transforms.std)
+        if model in INCEPTIONS:  # which normalise once more, so that both together are this
+            mean = std = (0.5, 0.5, 0.5)
+            model_settings.setdefault("init_weights", not pretrained)
 
         def build(weights: Any) -> Any:
             return zoo.get_model(model, weights=weights, **model_settings)
@@ -554,8 +558,8 @@ class TorchvisionImage(ImageEncoder):
         shorter = side * resize // crop
         preparation = Preparation(
             size=(side, side),
-            mean=tuple(transforms.mean),
-            std=tuple(transforms.std),
+            mean=mean,
+            std=std,
             interpolation=transforms.interpolation.value,
             fit=fit,
             resized=(shorter, shorter) if fit == "crop" else None,
@@ -576,7 +580,8 @@ class TorchvisionImage(ImageEncoder):
             for name in names[first:]:
                 setattr(self.net, name, nn.Identity())
         else:
-            self.net = nn.ModuleDict({name: getattr(self.net, name) for name in names[:first]})
+            kept = [name for name in names[:first] if not name.lower().startswith("aux")]
+            self.net = nn.ModuleDict({name: getattr(self.net, name) for name in kept})
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         x = self.normalise(inputs["pixels"])

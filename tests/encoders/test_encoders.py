@@ -394,6 +394,27 @@ def test_hugging_face_audio_models_of_each_kind(family: str, tmp_path: Path) -> 
     encoder.train()(batch(encoder)).pooled.sum().backward()
 
 
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+def test_what_torchvision_s_inceptions_do_to_their_input_is_part_of_the_preparation(
+    name: str,
+) -> None:
+    import torchvision
+
+    encoder: Any = create_encoder("image", f"torchvision/{name}", **SCRATCH).eval()
+    settings = {"init_weights": False, "transform_input": True}  # as with its weights
+    whole = torchvision.models.get_model(name, weights=None, **settings).eval()
+    whole.load_state_dict(encoder.net.state_dict(), strict=False)
+    whole.fc = torch.nn.Identity()
+    mean, std = (
+        torch.tensor(x)[:, None, None] for x in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    )
+    pixels = torch.randint(0, 256, (2, 3, *encoder.preparation.size), dtype=torch.uint8)
+    with torch.no_grad():
+        pooled = encoder({"pixels": pixels}).pooled
+        expected = whole((pixels / 255 - mean) / std)
+    torch.testing.assert_close(pooled, expected, rtol=1e-3, atol=1e-5 * float(expected.max()))
+
+
 def test_a_timm_model_of_several_feature_maps_gives_its_pooled_vector() -> None:
     encoder: Any = create_encoder("image", "timm/crossvit_tiny_240", **SCRATCH).eval()
     pixels = torch.stack([encoder.processor(False).blank()["pixels"]] * 2)
@@ -420,7 +441,6 @@ def test_a_timm_model_of_several_feature_maps_gives_its_pooled_vector() -> None:
         ("text", "bert-base-uncased", {}, "Did you mean 'hf/bert-base-uncased'?"),
         ("image", "facebook/dinov2-base", {}, "Did you mean 'hf/facebook/dinov2-base'?"),
         ("image", "torchvision/resnet19", SCRATCH, "no classification model 'resnet19'"),
-        ("image", "torchvision/googlenet", SCRATCH, "googlenet is not supported"),
         (
             "image",
             "timm/resnet10t",
