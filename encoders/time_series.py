@@ -55,7 +55,7 @@ class SeriesProcessor(SequenceProcessor):
 
 def _lengthen(x: Tensor, length: int) -> Tensor:
     """Put zeros in front of a tensor."""
-    return torch.cat([x.new_zeros(length - len(x), *x.shape[1:]), x])
+    return torch.cat([x.new_zeros(length - x.shape[0], *x.shape[1:]), x])
 
 
 @ENCODERS.register("hf-sequence", family="sequence", takes_model=True)

@@ -46,7 +46,7 @@ class SequenceProcessor(VectorProcessor):
 
     def check(self, value: Tensor) -> None:
         """Refuse a sequence of another width, or without steps."""
-        if value.ndim != 2 or value.shape[1] != self.in_dim or not len(value):
+        if value.ndim != 2 or value.shape[1] != self.in_dim or not value.shape[0]:
             raise FusionZooError(
                 f"a sequence of shape {tuple(value.shape)};"
                 f" expected (T, {self.in_dim}), T at least 1"

@@ -64,7 +64,13 @@ def text_folder(folder: Path, family: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("cause", CAUSES)
+@pytest.mark.parametrize(
+    "cause",
+    [
+        pytest.param(x, marks=[pytest.mark.needs("peft")] * ("lora" in settings))
+        for x, (_, settings) in CAUSES.items()
+    ],
+)
 def test_a_trained_model_answers_alike_once_it_is_loaded(cause: str, tmp_path: Path) -> None:
     target, settings = CAUSES[cause]
     library, _, family = target.partition("/")
