@@ -299,15 +299,15 @@ class AnyTower(nn.Module):
             setattr(self.model, self.name, nn.Identity())
 
     def forward(self, rows: int | None = None, **inputs: Any) -> tuple[Tensor, Tensor | None]:
-        rows = next(iter(inputs.values())).shape[0] if rows is None else rows
+        count: int = next(iter(inputs.values())).shape[0] if rows is None else rows
         output = run_part(self.model, self.kind, inputs)
         tokens, pooled = output.last_hidden_state, getattr(output, "pooler_output", None)
         if isinstance(pooled, list | tuple):  # one tensor for each picture, or one of all tokens
             if len({len(x) for x in pooled}) > 1:
                 raise ValueError(f"pictures of one size have {[len(x) for x in pooled]} tokens")
             pooled = torch.cat([x.reshape(-1, x.shape[-1]) for x in pooled])
-        if pooled is not None and (pooled.ndim != 2 or pooled.shape[0] != rows):
-            tokens, pooled = pooled.reshape(rows, -1, pooled.shape[-1]), None
+        if pooled is not None and (pooled.ndim != 2 or pooled.shape[0] != count):
+            tokens, pooled = pooled.reshape(count, -1, pooled.shape[-1]), None
             # FLAVA projects all tokens, of which the first stands for the input
             return tokens, tokens[:, 0] if self.family == "flava" else None
         if tokens.ndim == 4:
