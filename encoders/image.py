@@ -191,9 +191,10 @@ def in_timm(model: str) -> bool:
 
 def build_timm(model: str, pretrained: bool, **settings: Any) -> Any:
     """Build a timm model without its classifier."""
+    is_listed = in_timm(model)
     import timm
 
-    if not in_timm(model):
+    if not is_listed:
         near = did_you_mean(model, timm.list_models())
         raise FusionZooError(f"timm has no model {model!r}.{near} timm.list_models() lists them.")
 
@@ -441,14 +442,14 @@ class TimmImage(ImageEncoder):
         **model_settings: Any,
     ) -> None:
         super().__init__()
-        from timm.data import resolve_model_data_config
-
         source = find_timm_config(model, assets)
         if source is None:
             self.net = build_timm(model, pretrained, **model_settings)
         else:
             self.net = build_saved_timm(model, source, pretrained, **model_settings)
         self.timm_config = None if source is None else source.read_text("utf-8")
+        from timm.data import resolve_model_data_config
+
         config = resolve_model_data_config(self.net)
         side = size or model_settings.get("img_size") or config["input_size"][1:]
         height, width = (side, side) if isinstance(side, int) else side

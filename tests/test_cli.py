@@ -103,8 +103,8 @@ def test_training_imports_fsdp_only_to_share_out_weights() -> None:
 @pytest.mark.slow
 def test_timm_does_not_bring_wandb() -> None:
     code = (
-        "from fusionzoo.encoders.image import build_timm; build_timm('resnet10t', False)\n"
-        + LOADED.format(("wandb",))
+        "from fusionzoo.encoders import create_encoder\n"
+        "create_encoder('image', 'timm/resnet10t', pretrained=False)\n" + LOADED.format(("wandb",))
     )
     assert run(code) == "[]"
 
