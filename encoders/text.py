@@ -204,25 +204,6 @@ class HFText(Encoder):
             alone = self._run(ids[:1, :length], mask[:1, :length])[0]
         return bool((padded - alone).abs().max() > PADDED * alone.abs().max())
 
-    def freeze(self, mode: str = "all") -> None:
-        if mode != "all":
-            self._try_training()
-        super().freeze(mode)
-
-    @torch.no_grad()
-    def _try_training(self) -> None:
-        """Run a text in training mode; Reformer, for one, then takes texts of one length alone."""
-        prepare = self.processor(True)
-        self.train()
-        try:
-            with torch.random.fork_rng(devices=[]):  # dropout draws nothing from the run's seed
-                self._run(*prepare.collate([prepare.blank()]).values())
-        except Exception as error:
-            raise FusionZooError(
-                f"a {type(self.net).__name__} encodes texts, but cannot be trained on them"
-                f" ({one_line(error) or type(error).__name__}): freeze=all uses it as it is"
-            ) from error
-
     def processor(self, train: bool) -> Processor:
         return TokenizerProcessor(self.tokenizer, self.max_length, self.prompt, self.lower_case)
 
@@ -243,7 +224,15 @@ class HFText(Encoder):
         if missing:
             ids = F.pad(ids, (0, missing), value=self.tokenizer.pad_token_id or 0)
             mask = F.pad(mask, (0, missing))
-        tokens: Tensor = self.net(input_ids=ids, attention_mask=mask.long(), **self.options)[0]
+        try:
+            tokens: Tensor = self.net(input_ids=ids, attention_mask=mask.long(), **self.options)[0]
+        except ValueError as error:
+            if not self.training:
+                raise
+            raise FusionZooError(  # such as Reformer, which trains on texts of one length alone
+                f"a {type(self.net).__name__} encodes texts, but cannot be trained on them"
+                f" ({one_line(error)}): freeze=all uses it as it is"
+            ) from error
         return tokens[:, : tokens.shape[1] - missing] if missing else tokens
 
     def save_assets(self, folder: Path) -> None:

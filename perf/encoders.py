@@ -6,7 +6,7 @@ is created, trained for two steps on a batch in which one row lacks the modality
 without its source. Writes results/encoders.csv with a row for each:
 
 - `ok`: gradients reach the encoder, and the loaded model answers the same
-- `refused`: one line of fusionzoo's own says why, before any step
+- `refused`: one line of fusionzoo's own says why, before the first step ends
 - `failed`: anything else
 - `not built`: the library cannot build it here, or no tiny model of it is known to perf/
 
@@ -163,11 +163,11 @@ def outcome(item: Try, folder: Path) -> tuple[str, str]:
         return "not built", said(error)
     try:
         encoder = maker(target, {**settings, "kind": item.kind})(freeze="none")
+        if (count := sum(x.numel() for x in encoder.parameters())) > LARGEST:
+            return "not built", f"{count:,} parameters are too many to try"
+        model, samples = trained(lambda **_: encoder)
     except FusionZooError as error:
         return "refused", said(error).replace(str(source), item.name.partition("/")[2])
-    if (count := sum(x.numel() for x in encoder.parameters())) > LARGEST:
-        return "not built", f"{count:,} parameters are too many to try"
-    model, samples = trained(lambda **_: encoder)
     saved = model.save(folder / "saved")
     shutil.rmtree(source, ignore_errors=True)
     assert_answers_alike(model, fusionzoo.load(saved), samples)

@@ -130,11 +130,16 @@ def test_what_is_kept_or_computed_with_is_refused(build: Callable[[], Any], tmp_
         kept = build()  # noqa: F841
 
 
-def test_a_model_that_cannot_be_trained_says_so_unless_it_is_frozen(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_trained_says_so_in_the_first_step(tmp_path: Path) -> None:
     source = text_folder(tmp_path, "Reformer")  # it trains on texts of one length alone
-    assert create_encoder("text", f"hf/{source}", freeze="all").dim == 2 * 16
+    encoder = create_encoder("text", f"hf/{source}")
+    assert encoder.dim == 2 * 16
+    prepare = encoder.processor(True)
+    inputs = prepare.collate([prepare("a red cat")])
     with pytest.raises(FusionZooError, match=r"ReformerModel encodes texts, but cannot be trained"):
-        create_encoder("text", f"hf/{source}")
+        encoder.train()(inputs)
+    encoder.freeze("all")
+    assert encoder.train()(inputs).pooled.shape == (1, 32)
 
 
 def test_a_model_that_reads_no_text_alone_is_one_error_when_it_is_created(tmp_path: Path) -> None:
