@@ -20,6 +20,12 @@ from fusionzoo.structures import ITEM_COUNTS, KINDS, Features, masked_mean
 from fusionzoo.worker_memory import reserve
 
 
+def unmasked(tokens: Tensor, pooled: Tensor | None = None) -> Features:
+    """Return features whose tokens are all real; without a pooled vector it is their mean."""
+    mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+    return Features(tokens, mask, masked_mean(tokens, mask) if pooled is None else pooled)
+
+
 def encode_items(
     encode: Callable[[Mapping[str, Tensor]], Features], inputs: Mapping[str, Tensor]
 ) -> Features:

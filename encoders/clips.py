@@ -15,13 +15,18 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
-from fusionzoo.structures import Features, masked_mean
+from fusionzoo.structures import Features
 
-from .base import ENCODERS, Item
+from .base import ENCODERS, Item, unmasked
 from .hf import aligned, find_file, find_source, load_auto, load_model
 from .hf_image import VIDEO_TYPES, difference, read_preparation, size_options
-from .image import FROZEN_PIXELS, ImageEncoder, ImageProcessor, Preparation
-from .weights import PYTORCH_HUB, from_hub
+from .image import (
+    FROZEN_PIXELS,
+    ImageEncoder,
+    ImageProcessor,
+    Preparation,
+    build_torchvision,
+)
 
 MOST_FRAMES = 1024
 VIDEO_PROCESSOR = "video_preprocessor_config.json"
@@ -44,8 +49,8 @@ class ClipProcessor(ImageProcessor):
         augment: str = "none",
         antialias: bool = True,
     ) -> None:
-        super().__init__(preparation, augment)
-        self.num_frames, self.antialias = num_frames, antialias
+        super().__init__(preparation, augment, antialias)
+        self.num_frames = num_frames
 
     def __call__(self, value: Any, generator: torch.Generator | None = None) -> Item:
         images = value if isinstance(value, list) else [value]
@@ -64,15 +69,6 @@ class ClipProcessor(ImageProcessor):
     def blank(self) -> Item:
         pixels = super().blank()["pixels"]
         return {"pixels": pixels.expand(self.num_frames, -1, -1, -1)}
-
-    def _resize(self, image: Tensor, size: tuple[int, int]) -> Tensor:
-        if self.antialias:
-            return super()._resize(image, size)
-        from torchvision.transforms import InterpolationMode
-        from torchvision.transforms.v2.functional import resize
-
-        mode = InterpolationMode(self.preparation.interpolation)
-        return resize(image, list(size), interpolation=mode, antialias=False)
 
 
 def frame_places(count: int, num_frames: int) -> list[int]:
@@ -200,9 +196,7 @@ class HFVideo(ClipEncoder):
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         hidden = self.net(self.normalise(inputs["pixels"]), **self.options).last_hidden_state
         tokens = hidden[:, 1:] if self.family.has_class_token else hidden
-        mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
-        pooled = hidden[:, 0] if self.family.has_class_token else masked_mean(tokens, mask)
-        return Features(tokens, mask, pooled)
+        return unmasked(tokens, hidden[:, 0] if self.family.has_class_token else None)
 
     def save_assets(self, folder: Path) -> None:
         self.config.save_pretrained(folder)
@@ -283,14 +277,7 @@ class TorchvisionVideo(ClipEncoder):
             near = did_you_mean(model, zoo.list_models(module=zoo.video))
             raise FusionZooError(f"torchvision has no video model {model!r}.{near}")
         weights = zoo.get_model_weights(model).DEFAULT
-
-        def build(weights: Any) -> Any:
-            return zoo.get_model(model, weights=weights, **model_settings)
-
-        if pretrained:
-            net = from_hub(f"torchvision/{model}", lambda: build(weights), PYTORCH_HUB)
-        else:
-            net = build(None)
+        net = build_torchvision(model, weights if pretrained else None, **model_settings)
         self.is_mvit = isinstance(net, zoo.video.MViT)
         if self.is_mvit:
             net.head = nn.Identity()
@@ -310,8 +297,7 @@ class TorchvisionVideo(ClipEncoder):
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         x = rearrange(self.normalise(inputs["pixels"]), "b f c h w -> b c f h w")
         tokens, pooled = self._encode_mvit(x) if self.is_mvit else (self._encode_maps(x), None)
-        mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
-        return Features(tokens, mask, masked_mean(tokens, mask) if pooled is None else pooled)
+        return unmasked(tokens, pooled)
 
     def _encode_maps(self, x: Tensor) -> Tensor:
         for part in self.net.values():

@@ -343,11 +343,11 @@ def _without_unused(model: Any, kind: str, sample: Mapping[str, Tensor]) -> Any:
     except (AttributeError, TypeError):  # the model asks for one of them
         for part, child, inner in removed:
             setattr(part, child, inner)
-    own, tower._parameters = tower._parameters, {}  # scales of the logits
+    parameters, tower._parameters = tower._parameters, {}  # scales of the logits
     try:
         run_part(tower, kind, sample)
     except AttributeError:  # what stands between the rows of a picture, in LLaVA-NeXT
-        tower._parameters = own
+        tower._parameters = parameters
     return tower.train(is_training)
 
 

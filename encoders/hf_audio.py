@@ -195,10 +195,11 @@ class HFAudio(Encoder):
             tower = load_tower(source, "audio", pretrained, projects=False)
             self.net, self.config = tower.model, tower.joint_config
         else:
-            small = with_one_tower(config, "audio") if hasattr(config, "text_config") else config
-            self.net = load_model(source, True) if pretrained else build_model(source, small)
-            self.config = config
-            self.net = aligned(audio_part(self.net, source))
+            if pretrained:
+                net = load_model(source, True)
+            else:
+                net = build_model(source, with_one_tower(config, "audio"))
+            self.net, self.config = aligned(audio_part(net, source)), config
         self.extractor: Any = load_auto("AutoFeatureExtractor", source)
         self.rate, self.longest = (
             self.extractor.sampling_rate,

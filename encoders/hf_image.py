@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -15,9 +16,9 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from fusionzoo.errors import FusionZooError, one_line
-from fusionzoo.structures import Features, masked_mean
+from fusionzoo.structures import Features
 
-from .base import ENCODERS
+from .base import ENCODERS, unmasked
 from .hf import aligned, find_source, load_auto, load_model, load_tower
 from .image import ImageEncoder, Preparation
 from .own_processor import OwnProcessor
@@ -76,10 +77,10 @@ class CheckpointImage(ImageEncoder):
         no such setting is there, that processor prepares all images for `forward`.
         """
         self.extractor = load_auto("AutoImageProcessor", source)
+        if assets is not None and (assets / OWN).is_file():
+            return self._use_own_processor(source, forward, augment, f"{assets / OWN} says so")
         is_set = any((size, mean, std, interpolation, fit))
         try:
-            if assets is not None and (assets / OWN).is_file():
-                raise FusionZooError(f"{assets / OWN} says so")
             own = read_preparation(self.extractor, source, size)
             preparation = replace(
                 own,
@@ -96,9 +97,9 @@ class CheckpointImage(ImageEncoder):
         except FusionZooError as error:
             if is_set:
                 raise
-            self.use_own_processor(source, forward, augment, str(error))
+            self._use_own_processor(source, forward, augment, str(error))
 
-    def use_own_processor(
+    def _use_own_processor(
         self, source: str, forward: Callable[..., Any], augment: str, reason: str
     ) -> None:
         """Let the checkpoint's own image processor prepare all images, for the reason given."""
@@ -113,54 +114,37 @@ class CheckpointImage(ImageEncoder):
             return super().processor(train)
         return self.own if train else self.own.without_augmentation()
 
-    def measure(self) -> None:
-        """Set `dim` by running one image twice; its features must be equal."""
-        if self.own is not None:
-            return self._measure_own(self.own)
-        height, width = self.preparation.size
-        self.eval()
-        try:
-            with torch.no_grad():
-                levels = torch.arange(3 * height * width).remainder(251).to(torch.uint8)
-                pixels = levels.reshape(1, 3, height, width)
-                features = self.encode({"pixels": torch.cat([pixels, pixels])})
-        except FusionZooError:
-            raise
-        except Exception as error:
-            raise FusionZooError(
-                f"{type(self.net).__name__} cannot encode images of {height} x {width}:"
-                f" {one_line(error)}"
-            ) from error
-        self.train()
-        if not torch.allclose(features.tokens[0], features.tokens[1], atol=1e-3):
-            raise FusionZooError(
-                f"{type(self.net).__name__} drops patches at random, also in evaluation"
-            )
-        self.dim = features.tokens.shape[-1]
-
     @torch.no_grad()
-    def _measure_own(self, own: OwnProcessor) -> None:
-        """Set `dim` by an image that is run twice beside one of another shape."""
-        name = getattr(self.net, "family", type(self.net).__name__)  # of a tower, the model's type
-        square, wide = (
-            torch.arange(3 * own.side * width).remainder(251).to(torch.uint8).reshape(3, -1, width)
-            for width in (own.side, 2 * own.side)
-        )
+    def measure(self) -> None:
+        """Set `dim` by running one image twice; its features must be equal.
+
+        With a processor of its own the image stands beside one of another shape.
+        """
+        name = type(self.net).__name__
         self.eval()
+        if self.own is None:
+            height, width = self.preparation.size
+            problem = f"{name} cannot encode images of {height} x {width}"
+            pixels = _picture(height, width)
+            run = partial(self.encode, {"pixels": torch.stack([pixels, pixels])})
+        else:
+            name, side = getattr(self.net, "family", name), self.own.side  # of a tower, its type
+            problem = f"{self.reason}; as it prepares them, a {name} cannot encode them"
+            square, wide = _picture(side, side), _picture(side, 2 * side)
+            run = partial(self._encode_all, self.own, (square, wide, square))
         try:
-            items = [own(image) for image in (square, wide, square)]
-            features = self.encode(own.collate(items))
+            tokens = run().tokens
         except FusionZooError:
             raise
         except Exception as error:
-            raise FusionZooError(
-                f"{self.reason}; as it prepares them, a {name} cannot encode them:"
-                f" {one_line(error) or type(error).__name__}"
-            ) from error
+            raise FusionZooError(f"{problem}: {one_line(error) or type(error).__name__}") from error
         self.train()
-        if not torch.allclose(features.tokens[0], features.tokens[2], atol=1e-3):
+        if not torch.allclose(tokens[0], tokens[-1], atol=1e-3):
             raise FusionZooError(f"{name} drops patches at random, also in evaluation")
-        self.dim = features.tokens.shape[-1]
+        self.dim = tokens.shape[-1]
+
+    def _encode_all(self, own: OwnProcessor, pictures: Sequence[Tensor]) -> Features:
+        return self.encode(own.collate([own(picture) for picture in pictures]))
 
     def save_assets(self, folder: Path) -> None:
         self.config.save_pretrained(folder)
@@ -185,6 +169,12 @@ class CheckpointImage(ImageEncoder):
                 f"{source}: {type(self.extractor).__name__} {problem}, which no crop, pad or squash"
                 " does; size=, mean=, std= or fit= prepare images without it"
             )
+
+
+def _picture(height: int, width: int) -> Tensor:
+    """Return an image (3, H, W) in which neighbouring pixels differ."""
+    levels = torch.arange(3 * height * width).remainder(251).to(torch.uint8)
+    return levels.reshape(3, height, width)
 
 
 def difference(expected: Any, prepared: Tensor, scale: Tensor) -> str:
@@ -374,8 +364,7 @@ class HFImage(CheckpointImage):
             return self.own.encode(self._run, inputs)
         pixels = self.normalise(inputs["pixels"])
         tokens, pooled = self._run(len(pixels), pixel_values=pixels, **self.options)
-        mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
-        return Features(tokens, mask, masked_mean(tokens, mask) if pooled is None else pooled)
+        return unmasked(tokens, pooled)
 
     def _run(self, rows: int, **inputs: Any) -> tuple[Tensor, Tensor | None]:
         """Return tokens (B, T, D) and the pooled vector (B, D), None for the mean of the tokens."""

@@ -15,9 +15,9 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
-from fusionzoo.structures import Features, masked_mean
+from fusionzoo.structures import Features
 
-from .base import ENCODERS, Encoder, Item, Processor, called_modules
+from .base import ENCODERS, Encoder, Item, Processor, called_modules, unmasked
 from .hf import read_json
 from .weights import PYTORCH_HUB, from_hub, resolve
 
@@ -58,8 +58,10 @@ class ImageProcessor(Processor):
     which also mirrors half of them.
     """
 
-    def __init__(self, preparation: Preparation, augment: str = "none") -> None:
-        self.preparation, self.augment = preparation, augment
+    def __init__(
+        self, preparation: Preparation, augment: str = "none", antialias: bool = True
+    ) -> None:
+        self.preparation, self.augment, self.antialias = preparation, augment, antialias
 
     def __call__(self, value: Tensor, generator: torch.Generator | None = None) -> Item:
         fit, size = self.preparation.fit, self.preparation.size
@@ -127,7 +129,7 @@ class ImageProcessor(Processor):
         from torchvision.transforms.v2.functional import resize
 
         mode = InterpolationMode(self.preparation.interpolation)
-        return resize(image, list(size), interpolation=mode, antialias=True)
+        return resize(image, list(size), interpolation=mode, antialias=self.antialias)
 
 
 def randomly_cropped(image: Tensor, augment: str, generator: torch.Generator) -> Tensor:
@@ -299,17 +301,15 @@ def timm_features(net: Any, x: Tensor) -> Features:
     feature_map = net.forward_features(x)
     if not isinstance(feature_map, Tensor):
         pooled = net.forward_head(feature_map, pre_logits=True)
-        mask = torch.ones(len(pooled), 1, dtype=torch.bool, device=pooled.device)
-        return Features(pooled[:, None], mask, pooled)
+        return unmasked(pooled[:, None], pooled)
     if feature_map.ndim not in (3, 4):
         raise FusionZooError(f"timm's {type(net).__name__} gives no single feature map")
     tokens = timm_tokens(net, feature_map)
-    mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
     if net.head_hidden_size == net.num_features:
         pooled = net.forward_head(feature_map, pre_logits=True)
         if pooled.ndim == 2:  # else built with global_pool=''
-            return Features(tokens, mask, pooled)
-    return Features(tokens, mask, masked_mean(tokens, mask))
+            return unmasked(tokens, pooled)
+    return unmasked(tokens)
 
 
 @torch.no_grad()
@@ -497,6 +497,16 @@ class TimmImage(ImageEncoder):
         return timm_features(self.net, self.normalise(inputs["pixels"]))
 
 
+def build_torchvision(model: str, weights: Any, **settings: Any) -> Any:
+    """Build a torchvision model, with published weights or with random ones (None)."""
+    from torchvision.models import get_model
+
+    def build() -> Any:
+        return get_model(model, weights=weights, **settings)
+
+    return build() if weights is None else from_hub(f"torchvision/{model}", build, PYTORCH_HUB)
+
+
 @ENCODERS.register("torchvision", family="image", takes_model=True)
 class TorchvisionImage(ImageEncoder):
     """Encode images with any torchvision classification model but GoogLeNet and Inception.
@@ -544,14 +554,7 @@ class TorchvisionImage(ImageEncoder):
         if model in INCEPTIONS:  # which normalise once more, so that both together are this
             mean = std = (0.5, 0.5, 0.5)
             model_settings.setdefault("init_weights", not pretrained)
-
-        def build(weights: Any) -> Any:
-            return zoo.get_model(model, weights=weights, **model_settings)
-
-        if pretrained:
-            self.net = from_hub(f"torchvision/{model}", lambda: build(weights), PYTORCH_HUB)
-        else:
-            self.net = build(None)
+        self.net = build_torchvision(model, weights if pretrained else None, **model_settings)
         self.is_vit = isinstance(self.net, zoo.VisionTransformer)
         self.is_densenet = isinstance(self.net, zoo.DenseNet)
         self._remove_classifier()
@@ -587,8 +590,7 @@ class TorchvisionImage(ImageEncoder):
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         x = self.normalise(inputs["pixels"])
         tokens, pooled = self._encode_vit(x) if self.is_vit else self._encode_cnn(x)
-        mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
-        return Features(tokens, mask, masked_mean(tokens, mask) if pooled is None else pooled)
+        return unmasked(tokens, pooled)
 
     def _encode_cnn(self, x: Tensor) -> tuple[Tensor, None]:
         for part in self.net.values():

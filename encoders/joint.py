@@ -21,7 +21,7 @@ from torch import Tensor
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.structures import Features, evaluating, masked_mean
 
-from .base import ENCODERS, Encoder, Processor
+from .base import ENCODERS, Encoder, Processor, unmasked
 from .hf import (
     AnyTower,
     Tower,
@@ -114,8 +114,7 @@ class JointImage(CheckpointImage):
         pixels = self.normalise(inputs["pixels"])
         tokens, pooled = self.net(pixel_values=pixels, **self.options)
         _, tokens = split_tokens(self.tower_config, tokens, pixels)
-        mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
-        return Features(tokens, mask, masked_mean(tokens, mask) if pooled is None else pooled)
+        return unmasked(tokens, pooled)
 
 
 @ENCODERS.register("hf-clip-text", family="text", takes_model=True)
@@ -292,8 +291,7 @@ class JointAudio(Encoder):
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         tokens, pooled = self.net(**clap_inputs(self.net.model, inputs["features"]))
-        mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
-        return Features(tokens, mask, pooled)
+        return unmasked(tokens, pooled)
 
     def save_assets(self, folder: Path) -> None:
         self.net.joint_config.save_pretrained(folder)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 from fusionzoo.structures import Features, evaluating
 
-from .base import ENCODERS, Encoder, Item
+from .base import ENCODERS, Encoder, Item, unmasked
 from .hf import _models, load_auto, load_tokenizer, read_json
 from .image import FIT, ImageEncoder, Preparation, in_timm, timm_tokens
 from .text import TokenizerProcessor
@@ -343,8 +343,7 @@ class OpenClipImage(ImageEncoder):
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         tokens, pooled = run_tower(self.net, self.normalise(inputs["pixels"]))
-        mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
-        return Features(tokens, mask, pooled)
+        return unmasked(tokens, pooled)
 
     def save_assets(self, folder: Path) -> None:
         self.checkpoint.save(folder)

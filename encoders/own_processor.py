@@ -41,40 +41,41 @@ class OwnProcessor(Processor):
         self.names: tuple[str, ...] = tuple(inspect.signature(forward).parameters)
         for self.side in SIDES:
             try:
-                one, two = (self._made([self._black()] * count) for count in (1, 2))
+                single, pair = (self._tensors([self._black()] * count) for count in (1, 2))
             except Exception as error:
                 problem = error
             else:
                 break
         else:
             raise FusionZooError(f"{source}: its image processor fails: {one_line(problem)}")
-        self.names = tuple(name for name in self.names if name in one)
+        self.names = tuple(name for name in self.names if name in single)
         # Patches of all images one after another, as Qwen-VL's; else the first dimension is B.
-        self.joined = {x for x in self.names if len(one[x]) > 1 and len(two[x]) == 2 * len(one[x])}
-        if not all(x.isfinite().all() for x in one.values()):
+        lengths = {name: (len(single[name]), len(pair[name])) for name in self.names}
+        self.joined = {name for name, (one, two) in lengths.items() if one > 1 and two == 2 * one}
+        if not all(x.isfinite().all() for x in single.values()):
             raise FusionZooError(
                 f"{source}: {type(extractor).__name__} makes pixels that are not finite: look at"
                 " mean and std in preprocessor_config.json"
             )
-        if not any(one[name].is_floating_point() for name in self.names):
+        if not any(single[name].is_floating_point() for name in self.names):
             raise FusionZooError(
-                f"{source}: {type(extractor).__name__} makes {', '.join(one)}, and the model takes"
-                " none of them as pixels"
+                f"{source}: {type(extractor).__name__} makes {', '.join(single)}, and the model"
+                " takes none of them as pixels"
             )
 
     def _black(self) -> Tensor:
         return torch.zeros(3, self.side, self.side, dtype=torch.uint8)
 
-    def _made(self, images: list[Tensor]) -> dict[str, Tensor]:
-        made = self.extractor(images, return_tensors="pt")
-        return {name: x for name, x in made.items() if isinstance(x, Tensor)}
+    def _tensors(self, images: list[Tensor]) -> dict[str, Tensor]:
+        prepared = self.extractor(images, return_tensors="pt")
+        return {name: x for name, x in prepared.items() if isinstance(x, Tensor)}
 
     def __call__(self, value: Tensor, generator: torch.Generator | None = None) -> Item:
         if generator is not None:
             value = randomly_cropped(value, self.augment, generator)
         try:
-            made = self._made([value])
-            item = {x: made[x] if x in self.joined else made[x][0] for x in self.names}
+            prepared = self._tensors([value])
+            item = {x: prepared[x] if x in self.joined else prepared[x][0] for x in self.names}
         except Exception as error:
             raise FusionZooError(
                 f"the image processor of {self.source} does not take an image of"

@@ -177,25 +177,26 @@ def model_class(family: str) -> Any:
     return getattr(transformers, names if isinstance(names, str) else names[0])
 
 
-def _processor_name(mapping: Mapping[str, Any], family: str, config: Any) -> str | None:
+def _processor_name(mapping: Mapping[str, Any], family: str) -> str | None:
     """Return the class that prepares an architecture's inputs, or a related one's."""
     part = re.sub("_(vision_model|vision|encoder|moe)$", "", family)
     for name in (family, part, family.replace("-", "_")):
-        found = mapping.get(name)
-        if isinstance(found, dict):
-            found = found.get("torchvision") or next(iter(found.values()))
-        if isinstance(found, list | tuple):
-            found = found[-1] or found[0]
-        if found:
-            return str(found)
+        processor = mapping.get(name)
+        if isinstance(processor, dict):
+            processor = processor.get("torchvision") or next(iter(processor.values()))
+        if isinstance(processor, list | tuple):
+            processor = processor[-1] or processor[0]
+        if processor:
+            return str(processor)
     return None
 
 
 def image_processor(family: str, config: Any) -> Any:
     """Build the architecture's own processor, or ViT's, for images of the configured size."""
     usual = "VideoMAEImageProcessor" if family in VIDEO_TYPES else "ViTImageProcessor"
-    name = _processor_name(IMAGE_PROCESSOR_MAPPING_NAMES, family, config) or usual
+    name = _processor_name(IMAGE_PROCESSOR_MAPPING_NAMES, family) or usual
     kind = getattr(transformers, name)
+    default = kind()
     part = getattr(config, "vision_config", None) or getattr(config, "image_config", None) or config
     side = getattr(part, "image_size", None) or SIDE
     side = side[0] if isinstance(side, list | tuple) else side
@@ -203,22 +204,22 @@ def image_processor(family: str, config: Any) -> Any:
     settings: dict[str, Any] = {
         name: value
         for name in ("patch_size", "temporal_patch_size", "merge_size")
-        if getattr(kind(), name, None)
+        if getattr(default, name, None)
         and (value := getattr(part, name, None) or getattr(part, f"spatial_{name}", None))
     }
-    size = dict(getattr(kind(), "size", None) or {})
+    size = dict(getattr(default, "size", None) or {})
     if set(size) == {"height", "width"}:
         settings["size"] = {"height": side, "width": side}
     elif set(size) == {"shortest_edge"}:
         settings["size"] = {"shortest_edge": side}
-    if getattr(kind(), "crop_size", None):
+    if getattr(default, "crop_size", None):
         settings["crop_size"] = {"height": side, "width": side}
     return kind(**settings)
 
 
 def feature_extractor(family: str, config: Any) -> Any:
     """Build the architecture's own feature extractor, or wav2vec 2.0's for waveforms."""
-    name = _processor_name(FEATURE_EXTRACTOR_MAPPING_NAMES, family, config)
+    name = _processor_name(FEATURE_EXTRACTOR_MAPPING_NAMES, family)
     if family in ("wav2vec2-bert", "seamless_m4t"):
         name = "SeamlessM4TFeatureExtractor"
     if name is None:
