@@ -222,7 +222,8 @@ def build_model(
 ) -> tuple[Trainer, list[str]]:
     """Build model and optimiser for these splits: the same weights on every process, then each its
     own dropout. Also return the names of the parameters that no loss reads."""
-    from fusionzoo.distributed import seed_everything, wrap
+    from fusionzoo.devices import seed_everything
+    from fusionzoo.distributed import wrap
     from fusionzoo.training import build
     from fusionzoo.training.freezing import save_memory_and_compile
     from fusionzoo.training.optim import AMP_DTYPES, build_optimizer, param_groups
@@ -312,6 +313,6 @@ def refit(
 
 
 if __name__ == "__main__":
-    from fusionzoo.distributed import exit_process
+    from fusionzoo.processes import exit_process
 
     exit_process(main())

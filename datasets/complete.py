@@ -18,8 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fusionzoo.errors import FusionZooError, did_you_mean, one_line, print_table
-from fusionzoo.files import fold
+from fusionzoo.cells import fold
+from fusionzoo.console import print_table
+from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 from fusionzoo.structures import KINDS
 
 from .arrays import DIMENSIONS

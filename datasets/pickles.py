@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fusionzoo.cells import read_cell
 from fusionzoo.errors import FusionZooError, one_line
-from fusionzoo.files import read_cell
 
 from .provenance import with_kinds
 from .splits import SPLITS

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fusionzoo.files import fold
+from fusionzoo.cells import fold
 
 from .arrow import plain_column
 

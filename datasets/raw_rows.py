@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from fusionzoo.cells import fold
 from fusionzoo.errors import FusionZooError
-from fusionzoo.files import fold
 
 from .complete import AS_TRAINED, TABLE, complete_for_model
 from .paired import PairedDataset

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fusionzoo.cells import category_of, fold, is_number, read_cell, read_cells
 from fusionzoo.errors import FusionZooError
-from fusionzoo.files import category_of, fold, is_number, read_cell, read_cells
 from fusionzoo.targets import MAX_NUMBER, decimal_hint
 
 from .table import Samples

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fusionzoo.cells import Cell, category_of, fold, is_number
 from fusionzoo.errors import FusionZooError, did_you_mean
-from fusionzoo.files import Cell, category_of, fold, is_number
 from fusionzoo.structures import Features
 from fusionzoo.targets import decimal_hint
 

@@ -9,7 +9,7 @@ import os.path
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .errors import __version__ as __version__
+from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .api import analyse as analyse

@@ -12,13 +12,16 @@ from fusionzoo.config import EmbedConfig, EvaluateConfig, PredictConfig, RunConf
 from fusionzoo.config.schema import TABLE_WORDS
 from fusionzoo.datasets import DATASETS
 from fusionzoo.datasets.sources.in_memory import is_table
-from fusionzoo.distributed import World, keep_freed_memory, launched, pick_device, process_group
+from fusionzoo.devices import pick_device
+from fusionzoo.distributed import World, process_group
 from fusionzoo.embeddings.files import FORMATS, EmbeddingFile
 from fusionzoo.encoders import ENCODERS, Encoder
 from fusionzoo.errors import FusionZooError, did_you_mean, keyword_errors
 from fusionzoo.fusion import FUSIONS, Fusion
 from fusionzoo.inputs import Data, InMemory, configure, configure_run
+from fusionzoo.memory import keep_freed_memory
 from fusionzoo.model import FusionModel
+from fusionzoo.processes import launched
 from fusionzoo.registry import Registry
 from fusionzoo.training.balance import BALANCE, Balance
 from fusionzoo.training.multitask import targets_of

@@ -11,17 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from fusionzoo.config import EvaluateConfig, PredictConfig
 from fusionzoo.config.load import Usage, run_command
-from fusionzoo.errors import (
-    FusionZooError,
-    __version__,
-    add_plugins_option,
-    did_you_mean,
-    print_columns,
-    print_table,
-    quiet_pipe,
-)
+from fusionzoo.console import add_plugins_option, print_columns, print_table, quiet_pipe
+from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.plugins import load_plugins
 from fusionzoo.testing import runner
+from fusionzoo.version import __version__
 
 if TYPE_CHECKING:
     from fusionzoo.zoo.cards import About, EncoderCard, SettingCard

@@ -1,24 +1,15 @@
-"""Processes: launch, process group, collectives, signals, exit, and glibc's memory."""
+"""Several processes as one run: launch, process group, collectives."""
 
 from __future__ import annotations
 
-import atexit
-import ctypes
-import ctypes.util
 import gc
-import mmap
 import os
-import random
 import signal
-import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,52 +18,9 @@ from torch import distributed as dist
 from fusionzoo.config import DistConfig
 from fusionzoo.errors import FusionZooError
 
-PERIOD = 1.0  # seconds between two looks at the launcher
-GRACE = 30.0  # seconds to save after SIGTERM, as torchrun gives
-
-
-def exit_code(signals: list[int]) -> int:
-    """Return 130 after Ctrl-C, as shells do, else 75, which sysexits.h reads as "try again"."""
-    return 130 if signals[:1] == [signal.SIGINT] else 75
-
-
-@contextmanager
-def catch_signals() -> Iterator[list[int]]:
-    """Collect SIGINT, SIGTERM and SIGUSR1 instead of dying: the run saves after its step."""
-    caught: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _: caught.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    }
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def end_with_launcher() -> None:
-    """Under torchrun or `--dist.nproc`: end this process once its launcher has ended.
-
-    Processes have sessions of their own, so a launcher that is killed leaves them running. They
-    then get the SIGTERM that it would have sent, and SIGKILL if they do not end in time.
-    """
-    if "TORCHELASTIC_RUN_ID" not in os.environ:  # a shell that is logged out of ends no run
-        return
-    launcher = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == launcher:
-            time.sleep(PERIOD)
-        # From every rank: the first one that notices stops the others before they have looked.
-        rank = os.environ.get("RANK", "0")
-        print(f"rank {rank}: the launcher (process {launcher}) is gone: stopping", file=sys.stderr)
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(GRACE)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=watch, name="end_with_launcher", daemon=True).start()
-
+from .devices import num_cores, pick_device
+from .memory import keep_freed_memory
+from .processes import end_with_launcher, launched
 
 # Buffers of an Objective that are constant, or that only evaluation reads (running statistics): DDP
 # need not broadcast them in every step.
@@ -173,63 +121,6 @@ def _lost(error: RuntimeError, world: World, timeout: float) -> FusionZooError |
     )
 
 
-GPUS = ("cuda", "xpu", "mps")  # of NVIDIA and AMD, Intel, Apple; `auto` takes the first it finds
-
-
-def count_gpus(kind: str) -> int:
-    """Return how many GPUs of a kind this torch can use here."""
-    if kind == "mps":
-        return int(torch.backends.mps.is_available())
-    return getattr(torch, kind).device_count() if getattr(torch, kind).is_available() else 0
-
-
-def device_name(device: torch.device) -> str:
-    """Return the name of a GPU, as results record it, or `cpu`."""
-    if device.type in ("cuda", "xpu"):
-        return str(getattr(torch, device.type).get_device_name(device))
-    return device.type
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an error is for lack of memory, on a GPU or in torch's allocator on the CPU."""
-    lacking = ("can't allocate memory", "MPS backend out of memory")
-    return isinstance(error, torch.OutOfMemoryError) or any(x in str(error) for x in lacking)
-
-
-def num_cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1  # macOS and Windows tie no process to cores
-
-
-def pick_device(name: str, local_rank: int = 0, num_processes: int = 1) -> torch.device:
-    """Resolve `auto`: the GPU of this process if there is one, else the CPU.
-
-    Several processes train on CUDA GPUs or on the CPU.
-    """
-    kinds = GPUS if num_processes == 1 else ("cuda",)
-    if name == "auto":
-        name = next((kind for kind in kinds if count_gpus(kind)), "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise FusionZooError(
-            f"--device {name!r} is none: auto, cpu, cuda, cuda:1, xpu or mps"
-        ) from None
-    if device.type not in GPUS:
-        return device
-    if device.type not in kinds:
-        raise FusionZooError(f"--device {name} is for one process: use cuda or cpu, or start one")
-    index = local_rank if device.index is None else device.index
-    if index >= count_gpus(device.type):
-        raise FusionZooError(
-            f"--device {name}: process {local_rank} would need GPU {index}, and there are"
-            f" {count_gpus(device.type)} here; --device auto takes what there is"
-        )
-    return torch.device(device.type, index)
-
-
 def pick_backend(name: str, device: torch.device) -> str:
     """Resolve `auto`; raise if the backend is not available."""
     if name == "auto":
@@ -273,49 +164,6 @@ def wrap(
     return ddp(module, device_ids=ids, gradient_as_bucket_view=True)
 
 
-def seed_everything(seed: int) -> None:
-    """Seed every generator that training draws from."""
-    random.seed(seed)
-    torch.manual_seed(seed)
-
-
-def gpu_random_state(device: torch.device) -> Tensor | None:
-    """Return the state of a GPU's generator; None for the CPU, which has torch's own."""
-    if device.type not in GPUS:
-        return None
-    state: Tensor = getattr(torch, device.type).get_rng_state(*_numbered(device))
-    return state
-
-
-def set_gpu_random_state(state: Tensor | None, device: torch.device) -> None:
-    """Set what `gpu_random_state` returned."""
-    if state is not None:
-        getattr(torch, device.type).set_rng_state(state, *_numbered(device))
-
-
-def _numbered(device: torch.device) -> list[torch.device]:
-    """Return the device as an argument of torch.cuda and torch.xpu; torch.mps has one GPU."""
-    return [] if device.type == "mps" else [device]
-
-
-@contextmanager
-def same_randomness(device: torch.device) -> Iterator[None]:
-    """Leave the global generators as they were."""
-    state, state_of_python = gpu_random_state(device), random.getstate()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        set_gpu_random_state(state, device)
-        random.setstate(state_of_python)
-
-
-def wait_for(device: torch.device) -> None:
-    """Wait for a GPU, whose calls return before their work is done."""
-    if device.type in GPUS:
-        getattr(torch, device.type).synchronize(*_numbered(device))
-
-
 def total(values: Tensor, world: World) -> Tensor:
     """Sum `values` over the processes (all-reduce)."""
     if world.size == 1:
@@ -352,76 +200,6 @@ def from_main(value: Any, world: World) -> Any:
     return gather(value, world)[0]
 
 
-# From glibc's malloc.h.
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-# Tolerated growth from fragmentation: 32 MiB above the first batch after the last trim.
-SLACK = 2**25
-STATM = Path("/proc/self/statm")
-LARGEST = 2**30  # bytes: glibc's own limit is 32 MiB, and a batch's activations are larger
-
-
-def keep_freed_memory() -> bool:
-    """Let glibc reuse large blocks; return whether that succeeded.
-
-    By default glibc maps every block above 32 MiB anew and unmaps it when freed, so each
-    convolution on a CPU costs thousands of page faults: a frozen encoder of images is 3.2 times
-    as fast with it (results/LOG.md). No effect without glibc (macOS, musl).
-    """
-    name = ctypes.util.find_library("c")
-    mallopt = getattr(ctypes.CDLL(name), "mallopt", None) if name else None
-    if mallopt is None:
-        return False
-    return bool(mallopt(M_MMAP_THRESHOLD, LARGEST) and mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
-
-
-class Heap:
-    """Bound the memory that `keep_freed_memory` keeps.
-
-    Batches differ in size (text lengths, missing modalities), so the heap fragments and free memory
-    that is not returned grows: on the stamps to 2.4 GB beside 0.35 GB in use. When a batch leaves
-    more than `SLACK` above the resident memory of the first batch after the last trim, all free
-    memory is returned to the system. Less than `SLACK` in all is not worth it: the next batch would
-    map the same pages again, which took 3 % of a training of small models. No effect without glibc.
-    """
-
-    def __init__(self) -> None:
-        name = ctypes.util.find_library("c")
-        self._libc = ctypes.CDLL(name) if name else None
-        self._supported = hasattr(self._libc, "malloc_trim") and STATM.is_file()
-        self._floor: int | None = None  # resident bytes right after the last trim
-        self._usual: int | None = None  # resident bytes that the first batch after it added
-
-    def resident(self) -> int:
-        """Return the resident memory of this process in bytes (malloc's own statistics still count
-        trimmed blocks)."""
-        return int(STATM.read_text().split()[1]) * mmap.PAGESIZE
-
-    def release(self) -> None:
-        """Return all free memory to the system."""
-        self._libc.malloc_trim(0)  # type: ignore[union-attr]
-
-    def trim(self) -> None:
-        """Release free memory, if there may be much, and measure the next batch's growth, say
-        before evaluation."""
-        if not self._supported:
-            return
-        if self._floor is None or self.resident() - self._floor > SLACK:
-            self.release()
-            self._floor = self.resident()
-        self._usual = None
-
-    def after_batch(self) -> None:
-        """Trim if the resident memory has grown; called after each batch."""
-        if not self._supported:
-            return
-        if self._floor is None:
-            self.trim()
-        elif self._usual is None:
-            self._usual = self.resident() - self._floor
-        elif self.resident() - self._floor > self._usual + SLACK:
-            self.trim()
-
-
 def launch_or_join(
     cfg: DistConfig,
     device: str,
@@ -436,11 +214,6 @@ def launch_or_join(
     keep_freed_memory()
     with process_group(cfg, device) as world:
         return work(world)
-
-
-def launched() -> bool:
-    """Whether a launcher (torchrun, or `launch`) started this process."""
-    return "WORLD_SIZE" in os.environ
 
 
 def launch(cfg: DistConfig, script: str, args: Sequence[str]) -> int:
@@ -463,18 +236,3 @@ def launch(cfg: DistConfig, script: str, args: Sequence[str]) -> int:
     except SignalException as error:  # torchrun does not report the processes' exit codes here
         return {signal.SIGINT: 130, signal.SIGTERM: 75, signal.SIGUSR1: 75}.get(error.sigval, 1)
     return 0
-
-
-def exit_process(code: int) -> NoReturn:
-    """Exit; under torchrun, without interpreter teardown.
-
-    During teardown a torch thread that is still running can abort a successful run ("terminate
-    called without an active exception"). The process group is already destroyed and files are
-    closed; exit handlers (loader processes, progress bars, loggers) run here.
-    """
-    if "WORLD_SIZE" not in os.environ:
-        sys.exit(code)
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

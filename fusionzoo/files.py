@@ -1,26 +1,23 @@
-"""Files: the cache folder, atomic writes, digests, and cells of CSV tables."""
+"""Files: the cache folder, atomic writes, locks."""
 
 from __future__ import annotations
 
 import glob
 import hashlib
 import json
-import logging
 import os
 import re
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from decimal import Decimal
-from numbers import Real
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
 from uuid import uuid4
 
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError
 
 
 def cache_root() -> Path:
@@ -214,191 +211,3 @@ def without_folders(text: str) -> str:
         if MACHINE_PATH.match(path):
             return start + re.split(r"[\\/]", path.rstrip("\\/"))[-1]
     return text
-
-
-NAME = "digests.json"
-ALGORITHM = "sha256"
-REQUIRED = ("config.json", "model.safetensors")  # files of every model folder
-OPTIONAL = ("trained_on.safetensors", "calibration.json")
-_log = logging.getLogger("fusionzoo")
-
-
-def write_digests(folder: Path, files: list[Path]) -> None:
-    """Write the digests of a folder's `files`."""
-    digests = {path.relative_to(folder).as_posix(): _digest(path) for path in sorted(files)}
-    write_json(folder / NAME, {"algorithm": ALGORITHM, "files": digests})
-
-
-def check_digests(folder: Path, modalities: list[str]) -> None:
-    """Raise an error that names a file which was changed, removed or added since it was saved.
-
-    Files may be added at the top, such as a README, but not in the folders of `modalities`, whose
-    files encoders read. A folder of an earlier version has no digests, which is logged.
-    """
-    path = folder / NAME
-    if not path.is_file():
-        _log.warning(
-            "%s has no %s (saved by an earlier version): whether its files were changed is not"
-            " checked",
-            *(folder, NAME),
-        )
-        return
-    digests = _read(path)
-    for name in REQUIRED:
-        if name not in digests:
-            raise FusionZooError(
-                f"{path} has no digest of {name}: copy the folder again, or remove {path} if you"
-                " changed it yourself"
-            )
-    check_listed(folder, digests)
-    for file in _files_below(folder, modalities):
-        if file.relative_to(folder).as_posix() not in digests:
-            raise FusionZooError(
-                f"{file} was added since the model was saved: remove it, or remove {path} if you"
-                " added it yourself"
-            )
-
-
-def check_listed(folder: Path, digests: Mapping[str, str] | None = None) -> None:
-    """Raise an error that names a file of a folder's `digests.json` that was changed or removed."""
-    path = folder / NAME
-    for name, digest in (_read(path) if digests is None else digests).items():
-        file = folder / name
-        if not file.is_file():
-            raise FusionZooError(f"{file} is missing: {path} lists it; copy the whole folder again")
-        if _digest(file) != digest:
-            raise FusionZooError(
-                f"{file} was changed since the model was saved: copy the folder again, or remove"
-                f" {path} if you changed it yourself"
-            )
-
-
-def _files_below(folder: Path, modalities: list[str]) -> list[Path]:
-    return [
-        path
-        for name in modalities
-        for path in sorted((folder / name).rglob("*"))
-        if path.is_file() and not path.name.startswith(".")
-    ]
-
-
-def files_of_model(folder: Path, modalities: list[str]) -> list[Path]:
-    """Return the files of a model folder of which digests are written."""
-    optional = [path for path in (folder / name for name in OPTIONAL) if path.is_file()]
-    return [*(folder / name for name in REQUIRED), *optional, *_files_below(folder, modalities)]
-
-
-def listed_files(folder: Path) -> list[str]:
-    """Return the names of the files that a folder's digests list."""
-    return list(_read(folder / NAME))
-
-
-def _read(path: Path) -> dict[str, str]:
-    """Read the digests; each name must lead to a file below the folder."""
-    try:
-        contents: Any = json.loads(path.read_text(encoding="utf-8"))
-        files = contents["files"]
-        if contents["algorithm"] != ALGORITHM:
-            raise ValueError(f"algorithm {contents['algorithm']!r}; {ALGORITHM} is known")
-        if not all(isinstance(digest, str) and _is_below(name) for name, digest in files.items()):
-            raise ValueError("it must map the names of files in the folder to digests")
-        return dict(files)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise FusionZooError(f"{path} cannot be read: {one_line(error)}") from None
-
-
-def _is_below(name: str) -> bool:
-    """Return whether a name leads down from a folder.
-
-    >>> _is_below("text/tokenizer.json"), _is_below("../secret"), _is_below("/etc/passwd")
-    (True, False, False)
-    """
-    return "\0" not in name and not Path(name).is_absolute() and ".." not in Path(name).parts
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, ALGORITHM).hexdigest()
-
-
-Cell = float | str | None  # None: empty
-NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of cells that run as formulas
-_number, _whole = re.compile(NUMBER), re.compile(r"(-?[0-9]+)\.0+")
-
-
-def read_cell(value: Any) -> Cell:
-    """Return a number, or text without spaces around it; None for an empty text and for NaN.
-
-    >>> [read_cell(x) for x in (3, " red ", "", float("nan"), True)]
-    [3.0, 'red', None, None, 'true']
-    """
-    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
-        value = value.item()  # a scalar of NumPy or torch
-    if value is None or isinstance(value, str):
-        return (value or "").strip() or None
-    if isinstance(value, bool):
-        return str(value).lower()
-    if not isinstance(value, Real | Decimal):
-        raise FusionZooError(f"a {type(value).__name__} is neither a number nor text")
-    number = float(value)
-    return None if number != number else number
-
-
-def read_cells(value: Any) -> dict[str, Cell] | None:
-    """Return the cells of a sample by column; None if all of them are empty.
-
-    >>> read_cells({"age": "31", "colour": None})
-    {'age': '31', 'colour': None}
-    """
-    if not isinstance(value, Mapping):
-        raise FusionZooError(
-            f"a {type(value).__name__} is no row of a table: give the cells by column, such as"
-            " {'age': 31, 'colour': None}"
-        )
-    cells = {}
-    for name, cell in value.items():
-        try:
-            cells[str(name)] = read_cell(cell)
-        except FusionZooError as error:
-            raise FusionZooError(f"column {name!r}: {error}") from error
-    return None if all(cell is None for cell in cells.values()) else cells
-
-
-def is_number(cell: float | str) -> bool:
-    """Return whether a cell holds a number, with a decimal point if any.
-
-    >>> [is_number(x) for x in (2.0, "-1.5e3", "12,5", "n/a")]
-    [True, True, False, False]
-    """
-    return not isinstance(cell, str) or _number.fullmatch(cell) is not None
-
-
-def category_of(cell: float | str) -> str:
-    """Return the category that a cell names: the number 3, `3` and `3.0` are one.
-
-    >>> [category_of(x) for x in (3.0, "3.0", "03", "True", "red")]
-    ['3', '3', '03', 'true', 'red']
-    """
-    if not isinstance(cell, str):
-        number = float(cell)
-        return str(int(number)) if number.is_integer() else repr(number)
-    whole = _whole.fullmatch(cell)
-    if whole:
-        return whole[1]
-    return cell.lower() if cell.lower() in ("true", "false") else cell
-
-
-def without_formulas(cell: str) -> str:
-    """Return a cell that spreadsheet programs take for text: `'=1` for `=1`.
-
-    >>> [without_formulas(x) for x in ("=1+1", "-2+A1", "-2.5", "a=b", "-", "")]
-    ["'=1+1", "'-2+A1", '-2.5', 'a=b', '-', '']
-    """
-    is_formula = cell.startswith(FORMULA) and len(cell) > 1 and not is_number(cell)
-    return f"'{cell}" if is_formula else cell
-
-
-def fold(name: str) -> str:
-    """Return the name of a column without spaces around it and in lower case."""
-    return name.strip().casefold()

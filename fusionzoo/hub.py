@@ -14,12 +14,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from .errors import FusionZooError, __version__, one_line
-from .files import OPTIONAL, REQUIRED, listed_files
+from .errors import FusionZooError, one_line
 from .model_card import NAME as README
 from .model_card import is_unedited
-from .model_folder import how_to_import, read_config
+from .model_folder import OPTIONAL, REQUIRED, how_to_import, listed_files, read_config
 from .plugins import missing_plugins
+from .version import __version__
 
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 TOP = (*REQUIRED, *OPTIONAL, "digests.json", README)

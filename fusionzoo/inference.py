@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fusionzoo.cells import without_formulas
 from fusionzoo.config import EmbedConfig, EvaluateConfig, PredictConfig, merge, read_yaml
 from fusionzoo.config.flags import Tree
 from fusionzoo.datasets import DATASETS, PairedBatchSampler, PairedDataset, make_sampler
@@ -25,13 +26,14 @@ from fusionzoo.datasets.complete import (
 )
 from fusionzoo.datasets.naming import IN_MEMORY
 from fusionzoo.datasets.tabular import unseen_categories
-from fusionzoo.distributed import World, pick_device
+from fusionzoo.devices import pick_device
+from fusionzoo.distributed import World
 from fusionzoo.encoders.augment import refuse_augmentation
 from fusionzoo.encoders.tabular import TabularEncoder
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.evaluation.retrieval import GROUP, RelevanceLabels, any_pair, retrieval_intervals
 from fusionzoo.evaluation.robustness import subset_label, subsets
-from fusionzoo.files import replacing, without_formulas, write_json
+from fusionzoo.files import replacing, write_json
 from fusionzoo.inputs import InMemory
 from fusionzoo.loading import load
 from fusionzoo.model import FusionModel

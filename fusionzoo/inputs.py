@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from .cells import fold
 from .command_data import R, complete_data, complete_to_train, with_targets
 from .config import from_settings
 from .config.schema import TABLE_WORDS
@@ -29,7 +30,7 @@ from .datasets.sources.in_memory import is_table, read_objects
 from .datasets.sources.table_settings import STREAM_LIMIT, TableSettings
 from .datasets.table import NOT_FILES, word_list
 from .errors import FusionZooError, keyword_errors
-from .files import cache_root, fold, make_cache_folder, replacing
+from .files import cache_root, make_cache_folder, replacing
 from .structures import KINDS
 
 Data = Any  # str | PathLike | Mapping | PairedDataset | a table or data set in memory

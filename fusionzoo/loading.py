@@ -18,11 +18,16 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from fusionzoo.confidence import Calibration
 from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError, one_line
-from fusionzoo.files import check_digests
 from fusionzoo.hub import download, is_repository
 from fusionzoo.model import FusionModel, Raw, Standardise, UnimodalHeads, create_model
 from fusionzoo.model_card import edited_readme
-from fusionzoo.model_folder import FolderConfig, check_wrapped, read_config, why_not_built
+from fusionzoo.model_folder import (
+    FolderConfig,
+    check_digests,
+    check_wrapped,
+    read_config,
+    why_not_built,
+)
 from fusionzoo.plugins import imports_forbidden, load_plugins
 from fusionzoo.structures import Batch, Sample
 from fusionzoo.targets import Target

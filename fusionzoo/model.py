@@ -17,13 +17,13 @@ from fusionzoo.confidence import NAME as CALIBRATION
 from fusionzoo.confidence import Calibration
 from fusionzoo.config import split_name
 from fusionzoo.encoders import Encoder, adopt, create_encoder, origin_of, shared_checkpoints
-from fusionzoo.errors import FusionZooError, __version__, as_keywords, did_you_mean
-from fusionzoo.files import files_of_model, replacing, write_digests, write_json
+from fusionzoo.errors import FusionZooError, as_keywords, did_you_mean
+from fusionzoo.files import replacing, write_json
 from fusionzoo.fusion import Fusion, create_fusion
 from fusionzoo.fusion.base import two_layer_classifier
 from fusionzoo.hub import push
 from fusionzoo.model_card import card_text, write_card
-from fusionzoo.model_folder import FORMAT, public_spec, sources
+from fusionzoo.model_folder import FORMAT, files_of_model, public_spec, sources, write_digests
 from fusionzoo.structures import (
     Batch,
     Features,
@@ -35,6 +35,7 @@ from fusionzoo.structures import (
 )
 from fusionzoo.targets import OneOf, Target, decode, from_spec
 from fusionzoo.trained_on import TrainedOn
+from fusionzoo.version import __version__
 
 if TYPE_CHECKING:
     from fusionzoo.datasets import PairedDataset

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from .cells import category_of
 from .errors import FusionZooError, did_you_mean
-from .files import category_of
 from .plugins import definition_of
 from .structures import Labels, predictions
 

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .cells import category_of, read_cell
 from .datasets import PairedDataset
 from .errors import FusionZooError, one_line
-from .files import category_of, read_cell, replacing, without_folders
+from .files import replacing, without_folders
 
 NAME = "trained_on.safetensors"
 CONTENTS = "contents"  # what the hashes are of, if the ids were the rows' numbers

@@ -20,9 +20,9 @@ import torch
 from _timing import seconds
 from tqdm import tqdm
 
-from fusionzoo.distributed import keep_freed_memory
 from fusionzoo.evaluation.cost import STANDARD, cost, random_features, standard_fusion
 from fusionzoo.fusion import Fusion, fusion_info, list_fusions
+from fusionzoo.memory import keep_freed_memory
 from fusionzoo.structures import Features
 
 ROOT = Path(__file__).parents[1]

@@ -31,7 +31,8 @@ from torch.utils.data import DataLoader
 from fusionzoo import create_dataset, create_model
 from fusionzoo.config import RunConfig, from_args
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.distributed import World, keep_freed_memory
+from fusionzoo.distributed import World
+from fusionzoo.memory import keep_freed_memory
 from fusionzoo.model import FusionModel
 from fusionzoo.scripts.train import train
 from fusionzoo.structures import Batch

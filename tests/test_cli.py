@@ -12,7 +12,8 @@ import pytest
 
 import fusionzoo
 from fusionzoo.cli import main
-from fusionzoo.errors import FusionZooError, command_line, print_columns
+from fusionzoo.console import command_line, print_columns
+from fusionzoo.errors import FusionZooError
 from fusionzoo.files import make_cache_folder
 from fusionzoo.zoo import facts
 

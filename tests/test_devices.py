@@ -14,16 +14,16 @@ from torch.overrides import TorchFunctionMode
 
 from fusionzoo import structures
 from fusionzoo.config import DistConfig
-from fusionzoo.distributed import (
+from fusionzoo.devices import (
     gpu_random_state,
     is_out_of_memory,
     num_cores,
     pick_device,
-    process_group,
     same_randomness,
     set_gpu_random_state,
     wait_for,
 )
+from fusionzoo.distributed import process_group
 from fusionzoo.errors import FusionZooError
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Batch

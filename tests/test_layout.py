@@ -19,8 +19,10 @@ import fusionzoo
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "fusionzoo"
 ROOMS = (  # from the ground up: a module imports from its own room or from below
-    ("errors", "_unlinked"),
+    ("errors", "version", "_unlinked"),
     (
+        "cells",
+        "console",
         "files",
         "plugins",
         "progress",
@@ -30,7 +32,7 @@ ROOMS = (  # from the ground up: a module imports from its own room or from belo
         "targets",
         "worker_memory",
     ),
-    ("config", "fsdp", "distributed"),
+    ("config", "devices", "distributed", "fsdp", "memory", "processes"),
     ("encoders", "fusion", "datasets"),  # these three never import one another
     (
         "command_data",

@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 import fusionzoo
 from fusionzoo.encoders._torchaudio import torchaudio_or_none
 from fusionzoo.errors import FusionZooError
-from fusionzoo.files import files_of_model, write_digests
 from fusionzoo.loading import _check_finite
 from fusionzoo.model import FusionModel, create_model
+from fusionzoo.model_folder import files_of_model, write_digests
 from fusionzoo.targets import Level, Number, OneOf
 from helpers.tiny_models import needs_torchaudio
 

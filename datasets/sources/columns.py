@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from fusionzoo.cells import fold
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
-from fusionzoo.files import fold
 from fusionzoo.structures import KINDS
 from fusionzoo.targets import (
     join_vector,

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fusionzoo.cells import fold
 from fusionzoo.errors import FusionZooError, one_line
-from fusionzoo.files import fold
 from fusionzoo.structures import KINDS
 
 from ..arrow import is_list, list_names

@@ -17,11 +17,11 @@ from fusionzoo.config import BenchmarkConfig, write_yaml
 from fusionzoo.config.flags import in_seconds
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.complete import Completed
-from fusionzoo.distributed import keep_freed_memory
 from fusionzoo.errors import FusionZooError, keyword_errors
 from fusionzoo.features import key_of
 from fusionzoo.identity import data_identity
 from fusionzoo.inputs import Data, configure_run
+from fusionzoo.memory import keep_freed_memory
 from fusionzoo.plugins import load_plugins
 from fusionzoo.training.multitask import targets_of
 

@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 import torch
 
 from fusionzoo.config import BenchmarkConfig
-from fusionzoo.distributed import keep_freed_memory, num_cores
+from fusionzoo.devices import num_cores
 from fusionzoo.errors import FusionZooError
+from fusionzoo.memory import keep_freed_memory
 from fusionzoo.plugins import absolute, load_plugins
 from fusionzoo.progress import progress_bar
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fusionzoo.config import BenchmarkConfig
 from fusionzoo.datasets import Collate, PairedDataset
-from fusionzoo.distributed import World, pick_device
+from fusionzoo.devices import pick_device
+from fusionzoo.distributed import World
 from fusionzoo.encoders import Item, Processor, varies
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.robustness import LOST_PART, corrupt_sample

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fusionzoo.config import BenchmarkConfig, OptimConfig, from_tree, merge
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.distributed import seed_everything
+from fusionzoo.devices import seed_everything
 from fusionzoo.encoders import Encoder
 from fusionzoo.encoders.augment import set_augmentation
 from fusionzoo.errors import FusionZooError

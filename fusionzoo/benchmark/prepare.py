@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fusionzoo.config import BenchmarkConfig, split_name
 from fusionzoo.datasets import Collate, PairedDataset
-from fusionzoo.distributed import World, same_randomness, seed_everything
+from fusionzoo.devices import same_randomness, seed_everything
+from fusionzoo.distributed import World
 from fusionzoo.encoders import Encoder, create_encoder, shared_checkpoints
 from fusionzoo.encoders.augment import set_augmentation
 from fusionzoo.errors import FusionZooError

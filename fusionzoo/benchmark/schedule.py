@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fusionzoo.benchmark import jobs
 from fusionzoo.config import split_name
-from fusionzoo.errors import FusionZooError, __version__
+from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.robustness import CORRUPTIONS
 from fusionzoo.evaluation.statistics import by_group
 from fusionzoo.features import key_of
@@ -29,6 +29,7 @@ from fusionzoo.targets import kind_of
 from fusionzoo.training.balance import BALANCE
 from fusionzoo.training.multitask import targets_of
 from fusionzoo.training.tasks import OBJECTIVES
+from fusionzoo.version import __version__
 
 from .bench import Bench, Job, Settings, conditions
 from .candidates import (

@@ -12,7 +12,8 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fusionzoo.errors import FusionZooError, command_line, did_you_mean, quiet_pipe
+from fusionzoo.console import command_line, quiet_pipe
+from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.files import write_text
 
 from .flags import (

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from fusionzoo.config import EmbedConfig, TrainConfig
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.distributed import GPUS, is_out_of_memory
-from fusionzoo.errors import FusionZooError, __version__
+from fusionzoo.devices import GPUS, is_out_of_memory
+from fusionzoo.errors import FusionZooError
 from fusionzoo.features import key_of, weights_hash
 from fusionzoo.identity import data_identity
 from fusionzoo.model import FusionModel
@@ -27,6 +27,7 @@ from fusionzoo.structures import Batch, FusionOutput, evaluating
 from fusionzoo.training.balance.base import prefix_sizes
 from fusionzoo.training.freezing import save_memory_and_compile
 from fusionzoo.training.objective import dummy_batch
+from fusionzoo.version import __version__
 from fusionzoo.worker_memory import make_loader
 
 from .layers import Layers, check_layers, column_of, read_setting, reading_layers

@@ -15,9 +15,11 @@ from typing import Any
 import pyarrow as pa
 
 from fusionzoo.config import EmbedConfig
-from fusionzoo.distributed import World, keep_freed_memory, pick_device
+from fusionzoo.devices import pick_device
+from fusionzoo.distributed import World
 from fusionzoo.errors import FusionZooError
 from fusionzoo.inputs import InMemory
+from fusionzoo.memory import keep_freed_memory
 from fusionzoo.model import FusionModel
 
 from .extract import Extraction, extract

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fusionzoo.cells import Cell, is_number
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError, did_you_mean
-from fusionzoo.files import Cell, is_number
 from fusionzoo.plugins import definition_of
 from fusionzoo.structures import KINDS, Audio, Sample, seed_of
 

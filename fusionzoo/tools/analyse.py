@@ -21,8 +21,9 @@ from fusionzoo.config import BenchmarkConfig, EvaluateConfig
 from fusionzoo.config.flags import Tree
 from fusionzoo.config.load import Usage, run_command
 from fusionzoo.config.schema import CSV_SAFE, TARGET, Count, option
+from fusionzoo.console import print_table
 from fusionzoo.datasets import PairedDataset, create_dataset
-from fusionzoo.errors import FusionZooError, print_table
+from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.pid import (
     Interactions,
     Pair,

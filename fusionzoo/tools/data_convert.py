@@ -10,7 +10,8 @@ from typing import Any, Literal
 from fusionzoo.config.flags import Tree
 from fusionzoo.config.load import run_command
 from fusionzoo.config.schema import TARGET, Count, option
-from fusionzoo.errors import FusionZooError, command_line
+from fusionzoo.console import command_line
+from fusionzoo.errors import FusionZooError
 from fusionzoo.plugins import load_plugins
 
 HELP = """

@@ -12,14 +12,8 @@ import torch
 from torch import Tensor
 
 from fusionzoo.datasets import Collate, PairedDataset
-from fusionzoo.distributed import (
-    World,
-    from_main,
-    gather,
-    gpu_random_state,
-    seed_everything,
-    set_gpu_random_state,
-)
+from fusionzoo.devices import gpu_random_state, seed_everything, set_gpu_random_state
+from fusionzoo.distributed import World, from_main, gather
 from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.features_frozen import StoredModality

@@ -13,10 +13,11 @@ from torch.utils.data import DataLoader
 
 from fusionzoo.config import TrainConfig
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.distributed import World, catch_signals, exit_code, from_main, gather
+from fusionzoo.distributed import World, from_main, gather
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.retrieval import GROUP, any_pair, relevance_labels, retrieval_figures
 from fusionzoo.fsdp import sharded
+from fusionzoo.processes import catch_signals, exit_code
 from fusionzoo.structures import Batch, StepContext
 from fusionzoo.training import checkpoint, soup
 

@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader
 from fusionzoo.config import RunConfig
 from fusionzoo.datasets import PairedBatchSampler, PairedDataset, make_sampler
 from fusionzoo.datasets.samplers import group_values
-from fusionzoo.distributed import World, num_cores
+from fusionzoo.devices import num_cores
+from fusionzoo.distributed import World
 from fusionzoo.structures import Batch
 from fusionzoo.worker_memory import make_loader
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.distributed import same_randomness
+from fusionzoo.devices import same_randomness
 from fusionzoo.model import FusionModel, UnimodalHeads
 from fusionzoo.structures import (
     Batch,

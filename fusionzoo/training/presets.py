@@ -14,10 +14,11 @@ from typing import Any, Literal
 from fusionzoo.config import RunConfig, from_tree, merge
 from fusionzoo.config.flags import Tree
 from fusionzoo.config.schema import KEYED
+from fusionzoo.console import command_line
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.distributed import World, from_main, num_cores
+from fusionzoo.devices import num_cores
+from fusionzoo.distributed import World, from_main
 from fusionzoo.encoders import at_hand
-from fusionzoo.errors import command_line
 
 SECTIONS = ("optim", "train")  # of the settings that a preset chooses, besides the encoders
 FEW = 2000  # training rows that a CPU fine-tunes upper layers on in an hour or so

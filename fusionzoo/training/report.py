@@ -21,11 +21,13 @@ from torch.utils.data import DataLoader
 
 from fusionzoo.confidence import Calibration
 from fusionzoo.config import RunConfig
+from fusionzoo.console import command_line
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.naming import IN_MEMORY, UNNAMED, data_title
 from fusionzoo.datasets.summary import data_summary
-from fusionzoo.distributed import from_main, gather, is_out_of_memory, same_randomness
-from fusionzoo.errors import FusionZooError, command_line, one_line
+from fusionzoo.devices import is_out_of_memory, same_randomness
+from fusionzoo.distributed import from_main, gather
+from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.evaluation.statistics import share_interval
 from fusionzoo.files import whole_lines, write_json
 from fusionzoo.fsdp import full_state_dict, sharded

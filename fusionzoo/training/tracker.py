@@ -21,7 +21,8 @@ from rich.table import Table
 from tqdm import tqdm
 
 from fusionzoo.config.flags import in_seconds
-from fusionzoo.distributed import World, device_name
+from fusionzoo.devices import device_name
+from fusionzoo.distributed import World
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.files import whole_lines
 from fusionzoo.progress import progress_bar

@@ -15,8 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from fusionzoo.config import RunConfig
-from fusionzoo.distributed import Heap, World, broadcast_from_main, gather, total, wrap
+from fusionzoo.distributed import World, broadcast_from_main, gather, total, wrap
 from fusionzoo.fsdp import sharded
+from fusionzoo.memory import Heap
 from fusionzoo.structures import FIRST_STEP, Batch, Features, StepContext, evaluating, in_float64
 
 from .balance import Balance, LossTerm, MeanLoss

@@ -16,9 +16,10 @@ import torch
 import fusionzoo as fz
 from fusionzoo.cli import main
 from fusionzoo.confidence import Calibration, TargetCalibration
-from fusionzoo.files import files_of_model, write_digests, write_json
+from fusionzoo.files import write_json
 from fusionzoo.fusion import FUSIONS, create_fusion, fixed_rules
 from fusionzoo.model import FusionModel, UnimodalHeads, create_model
+from fusionzoo.model_folder import files_of_model, write_digests
 from fusionzoo.structures import Labels
 from fusionzoo.targets import AnyOf, Level, Number, OneOf, Target
 from fusionzoo.trained_on import TrainedOn

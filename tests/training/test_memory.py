@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from fusionzoo.distributed import Heap
 from fusionzoo.encoders import create_encoder
+from fusionzoo.memory import Heap
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"pretrained": False, "size": 32}

@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fusionzoo.cells import without_formulas
+from fusionzoo.console import print_table
 from fusionzoo.datasets.naming import data_title
-from fusionzoo.errors import FusionZooError, __version__, print_table
+from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.calibration import risk_coverage
 from fusionzoo.evaluation.metrics import Metric
 from fusionzoo.evaluation.robustness import subsets
 from fusionzoo.evaluation.statistics import LEVEL, Ranking, rank
-from fusionzoo.files import replacing, without_formulas, write_text
+from fusionzoo.files import replacing, write_text
+from fusionzoo.version import __version__
 
 from ..bench import metric_named
 from ..candidates import ALONE, is_single

@@ -12,9 +12,9 @@ from fusionzoo.config import split_name
 from fusionzoo.config.flags import Tree
 from fusionzoo.config.load import run_command
 from fusionzoo.config.schema import TARGET, Count, option
+from fusionzoo.console import print_table
 from fusionzoo.datasets import DATASETS, PairedDataset
 from fusionzoo.datasets.paths import Refusal, collecting
-from fusionzoo.errors import print_table
 from fusionzoo.files import write_json
 from fusionzoo.plugins import load_plugins
 

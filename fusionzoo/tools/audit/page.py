@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.media import decode
-from fusionzoo.errors import FusionZooError, __version__, one_line
+from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.files import replacing, write_text
 from fusionzoo.structures import Clip
+from fusionzoo.version import __version__
 
 from .scan import Finding, Report, Scan
 

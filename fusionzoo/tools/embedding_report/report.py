@@ -17,10 +17,12 @@ import torch
 from fusionzoo.config.flags import Tree
 from fusionzoo.config.load import run_command
 from fusionzoo.config.schema import Count, option
-from fusionzoo.errors import FusionZooError, __version__, print_table
+from fusionzoo.console import print_table
+from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.statistics import Interval
 from fusionzoo.files import write_json, write_text
 from fusionzoo.plugins import load_plugins
+from fusionzoo.version import __version__
 
 from ..audit.page import template
 from ..search.search import Samples, open_samples

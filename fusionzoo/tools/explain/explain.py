@@ -16,9 +16,10 @@ from fusionzoo.config import PredictConfig
 from fusionzoo.config.flags import Tree
 from fusionzoo.config.load import run_command
 from fusionzoo.config.schema import Count, ModelUse, option
+from fusionzoo.console import print_table
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.collate import collate_items, prepare
-from fusionzoo.errors import FusionZooError, keyword_errors, one_line, print_table
+from fusionzoo.errors import FusionZooError, keyword_errors, one_line
 from fusionzoo.inference import data_settings_of, encode_batches, open_data, open_model
 from fusionzoo.inputs import Data, InMemory, configure
 from fusionzoo.model import FusionModel, encode_rows, standardise

@@ -9,11 +9,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fusionzoo.cells import without_formulas
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.errors import FusionZooError, __version__
-from fusionzoo.files import replacing, without_formulas, write_json, write_text
+from fusionzoo.errors import FusionZooError
+from fusionzoo.files import replacing, write_json, write_text
 from fusionzoo.structures import Labels, Prediction
 from fusionzoo.targets import join_words
+from fusionzoo.version import __version__
 
 from ..audit.page import template
 from .parts import Part

@@ -15,12 +15,13 @@ from fusionzoo.config.load import run_command
 from fusionzoo.config.schema import Count, option
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError
-from fusionzoo.files import NAME as DIGESTS
-from fusionzoo.files import replacing_folder, write_digests, write_json
+from fusionzoo.files import replacing_folder, write_json
 from fusionzoo.graphs import quiet, require_onnx
 from fusionzoo.inference import data_settings_of
 from fusionzoo.loading import load
 from fusionzoo.model import FusionModel
+from fusionzoo.model_folder import NAME as DIGESTS
+from fusionzoo.model_folder import write_digests
 from fusionzoo.progress import progress_bar
 from fusionzoo.training.build import open_dataset
 

@@ -18,9 +18,9 @@ from fusionzoo.datasets import Collate, PairedBatchSampler, make_sampler
 from fusionzoo.datasets.media import decode
 from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
-from fusionzoo.files import check_listed
 from fusionzoo.graphs import open_session, require_onnx, run_session
 from fusionzoo.model import FusionModel
+from fusionzoo.model_folder import check_listed
 from fusionzoo.progress import progress_bar
 from fusionzoo.structures import ITEM_COUNTS, Batch, Features, Sample, predictions
 from fusionzoo.targets import Target, from_spec

@@ -12,14 +12,16 @@ from fusionzoo.config import EvaluateConfig, read_yaml
 from fusionzoo.config.flags import Tree
 from fusionzoo.config.load import Usage, run_command
 from fusionzoo.config.schema import ModelUse, option
+from fusionzoo.console import print_table
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.errors import FusionZooError, __version__, keyword_errors, one_line, print_table
+from fusionzoo.errors import FusionZooError, keyword_errors, one_line
 from fusionzoo.files import write_text
 from fusionzoo.inference import open_data, open_model, refuse_to_replace
 from fusionzoo.inputs import Data, InMemory, configure
 from fusionzoo.model import FusionModel
 from fusionzoo.plugins import load_plugins
 from fusionzoo.training.report import Run
+from fusionzoo.version import __version__
 
 from ..audit.page import MAX_CHARACTERS, PLAYED, SIDE, template
 from .mistakes import Measured

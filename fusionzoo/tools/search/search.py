@@ -17,17 +17,19 @@ from fusionzoo.config import merge
 from fusionzoo.config.flags import Tree
 from fusionzoo.config.load import run_command
 from fusionzoo.config.schema import Count, option
+from fusionzoo.console import print_table
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.arrays import ArrayItem
 from fusionzoo.datasets.naming import IN_MEMORY
 from fusionzoo.embeddings.extract import model_digest
-from fusionzoo.errors import FusionZooError, __version__, did_you_mean, one_line, print_table
+from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 from fusionzoo.files import write_json, write_text
 from fusionzoo.inputs import data_settings, in_memory, read_data
 from fusionzoo.loading import load
 from fusionzoo.model import FusionModel
 from fusionzoo.plugins import load_plugins
 from fusionzoo.training.build import open_dataset
+from fusionzoo.version import __version__
 
 from ..audit.page import show_sample, template
 from .index import Index, UnevenRowsError, open_index

@@ -23,10 +23,11 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from torch import Tensor
 
 from fusionzoo.embeddings.extract import model_digest
-from fusionzoo.errors import FusionZooError, __version__, one_line
+from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Labels, Prediction
 from fusionzoo.tools.search.search import FUSED, Searcher, choose_column, query_vector
+from fusionzoo.version import __version__
 
 from .intake import MEDIA, Body, BodyBudget, Limits, Refusal, raw_sample
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fusionzoo.config import from_settings
 from fusionzoo.config.load import run_command
 from fusionzoo.config.schema import Count, option
-from fusionzoo.distributed import pick_device
+from fusionzoo.devices import pick_device
 from fusionzoo.errors import FusionZooError
 from fusionzoo.loading import load
 from fusionzoo.model import FusionModel
