@@ -15,9 +15,9 @@ if __name__ == "__main__" and not sys.flags.safe_path:
 from collections.abc import Sequence
 from pathlib import Path
 
-from fusionzoo.command_data import complete_run
 from fusionzoo.config import BenchmarkConfig
 from fusionzoo.config.load import Usage, run_command
+from fusionzoo.inputs.command import complete_run
 from fusionzoo.plugins import load_plugins
 
 USAGE = Usage(

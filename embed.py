@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fusionzoo.distributed import World
     from fusionzoo.embeddings.extract import Extraction
     from fusionzoo.embeddings.parts import Parts
-    from fusionzoo.inputs import InMemory
+    from fusionzoo.inputs.data import InMemory
     from fusionzoo.model import FusionModel
 
 

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fusionzoo.command_data import complete_run
 from fusionzoo.config import RunConfig
 from fusionzoo.config.load import Usage, run_command
 from fusionzoo.datasets.complete import Completed
+from fusionzoo.inputs.command import complete_run
 from fusionzoo.plugins import load_plugins
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def train_trials(
     cfg: RunConfig, world: World, dataset: PairedDataset, tracker: Tracker, choices: Sequence[str]
 ) -> Run:
     """Train several times, with other learning rates and seeds; keep the best by validation."""
-    from fusionzoo.identity import data_identity
+    from fusionzoo.inputs.identity import data_identity
     from fusionzoo.training import presets, report
     from fusionzoo.training.multitask import build_tasks
     from fusionzoo.training.report import Run
@@ -183,7 +183,7 @@ def open_data(
     cfg: RunConfig, data: PairedDataset | Completed | None, tracker: Tracker
 ) -> tuple[RunConfig, PairedDataset]:
     """Open the data set and show what its columns hold; return it with explicit settings of it."""
-    from fusionzoo.training.build import open_dataset
+    from fusionzoo.inputs.data import open_dataset
     from fusionzoo.training.multitask import targets_of
 
     if data is None:
@@ -225,8 +225,8 @@ def build_model(
     from fusionzoo.devices import seed_everything
     from fusionzoo.distributed import wrap
     from fusionzoo.training import build
-    from fusionzoo.training.freezing import save_memory_and_compile
     from fusionzoo.training.optim import AMP_DTYPES, build_optimizer, param_groups
+    from fusionzoo.training.recompute import save_memory_and_compile
     from fusionzoo.training.trainer import Trainer
 
     seed_everything(cfg.seed)
@@ -252,8 +252,7 @@ def build_loaders(
 ) -> Loaders:
     """Build the loader of each split, with cached features of encoders that stay frozen; measure
     how to standardise those of a new run."""
-    from fusionzoo.training.build import frozen_features
-    from fusionzoo.training.checkpoint import standardise_frozen
+    from fusionzoo.training.frozen import frozen_features, standardise_frozen
     from fusionzoo.training.loaders import build_loader
 
     cfg, world, model = trainer.cfg, trainer.world, trainer.module.model

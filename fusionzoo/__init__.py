@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .fusion import create_fusion as create_fusion
     from .fusion import fusion_info as fusion_info
     from .fusion import list_fusions as list_fusions
-    from .inputs import create_dataset as create_dataset
+    from .inputs.data import create_dataset as create_dataset
     from .model import FusionModel as FusionModel
     from .model import create_model as create_model
     from .tools.assemble import assemble as assemble
@@ -58,7 +58,7 @@ _HOME = {
     "assemble": "tools.assemble",
     "convert": "tools.data_convert",
     "PairedDataset": "datasets",
-    "create_dataset": "inputs",
+    "create_dataset": "inputs.data",
     "list_datasets": "datasets",
     "create_encoder": "encoders",
     "list_encoders": "encoders",

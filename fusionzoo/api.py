@@ -18,7 +18,7 @@ from fusionzoo.embeddings.files import FORMATS, EmbeddingFile
 from fusionzoo.encoders import ENCODERS, Encoder
 from fusionzoo.errors import FusionZooError, did_you_mean, keyword_errors
 from fusionzoo.fusion import FUSIONS, Fusion
-from fusionzoo.inputs import Data, InMemory, configure, configure_run
+from fusionzoo.inputs.data import Data, InMemory, configure, configure_run
 from fusionzoo.memory import keep_freed_memory
 from fusionzoo.model import FusionModel
 from fusionzoo.processes import launched

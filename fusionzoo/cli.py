@@ -304,7 +304,7 @@ def _show_card(one: About, kind: str, more: Sequence[tuple[str, str]]) -> None:
 def _list_cache(_: argparse.Namespace) -> None:
     from datetime import datetime
 
-    from fusionzoo.features import feature_cache
+    from fusionzoo.features.cache import feature_cache
 
     cache, rows, total = feature_cache(), [], 0
     for entry in cache.entries():
@@ -323,7 +323,7 @@ def _list_cache(_: argparse.Namespace) -> None:
 
 
 def _prune_cache(parsed: argparse.Namespace) -> None:
-    from fusionzoo.features import feature_cache
+    from fusionzoo.features.cache import feature_cache
 
     if not parsed.all and parsed.older_than is None and parsed.keep_gb is None:
         raise FusionZooError("say what to remove: --older-than DAYS, --keep-gb GB or --all")

@@ -12,6 +12,19 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 LONGEST = 1000  # characters of another library's message
+MOST_NAMED = 10  # files with the same fault that a process names
+_log = logging.getLogger("fusionzoo")
+_warned: dict[str, set[str]] = {}
+_name_of_bytes: ContextVar[Callable[[], str]] = ContextVar("name", default=lambda: "<bytes>")
+P = ParamSpec("P")
+R = TypeVar("R")
+FLAG = re.compile(
+    r"--(?P<key>[A-Za-z_]\w*(?:\.(?:[\w-]+|<\w+>))*)"
+    r"(?: (?P<value>'[^']*'|-?[0-9][0-9.e-]*[0-9]|-?[0-9]|true|false|null|none|auto|,(?= )"
+    r"|[A-Z]{2,}|\w+(?=$|[),:;]| (?:needs|takes)\b)))?"
+)
+SECTIONS = ("data", "train", "optim", "dist")  # settings in these need no section in Python
+WORDS = {"true": "True", "false": "False", "null": "None"}
 
 
 class FusionZooError(ValueError):
@@ -34,12 +47,6 @@ def one_line(error: BaseException) -> str:
     """
     text = " ".join(str(error).split())  # zipfile's may quote half of the file
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
-
-
-MOST_NAMED = 10  # files with the same fault that a process names
-_log = logging.getLogger("fusionzoo")
-_warned: dict[str, set[str]] = {}
-_name_of_bytes: ContextVar[Callable[[], str]] = ContextVar("name", default=lambda: "<bytes>")
 
 
 @contextmanager
@@ -106,17 +113,6 @@ def check_heads(dim: int, num_heads: int) -> None:
     if dim % num_heads:
         divisors = [n for n in range(1, dim + 1) if dim % n == 0 and n <= 2 * num_heads]
         raise FusionZooError(f"num_heads={num_heads} does not divide dim={dim}; {divisors} do")
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-FLAG = re.compile(
-    r"--(?P<key>[A-Za-z_]\w*(?:\.(?:[\w-]+|<\w+>))*)"
-    r"(?: (?P<value>'[^']*'|-?[0-9][0-9.e-]*[0-9]|-?[0-9]|true|false|null|none|auto|,(?= )"
-    r"|[A-Z]{2,}|\w+(?=$|[),:;]| (?:needs|takes)\b)))?"
-)
-SECTIONS = ("data", "train", "optim", "dist")  # settings in these need no section in Python
-WORDS = {"true": "True", "false": "False", "null": "None"}
 
 
 def as_keywords(message: str) -> str:

@@ -19,6 +19,10 @@ from uuid import uuid4
 
 from fusionzoo.errors import FusionZooError
 
+ABANDONED = 600  # seconds without a write after which a part on another host is of a dead process
+Process = tuple[str, int]  # host and number
+MACHINE_PATH = re.compile(r"(file://)?([A-Za-z]:[\\/]|[\\/~]|\.\.[\\/])")  # how a path begins
+
 
 def cache_root() -> Path:
     """Return where they are kept: $FUSIONZOO_CACHE, else ~/.cache/fusionzoo."""
@@ -97,9 +101,6 @@ def replacing_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-ABANDONED = 600  # seconds without a write after which a part on another host is of a dead process
-
-
 def _new_part(path: Path) -> Path:
     """Return a unique path beside `path`; remove the parts of it that killed processes left."""
     host = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]
@@ -123,9 +124,6 @@ def _copy_into(source: Path, device: Path) -> None:
             shutil.copyfileobj(data, file)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(device)) from None
-
-
-Process = tuple[str, int]  # host and number
 
 
 def this_process() -> Process:
@@ -195,9 +193,6 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write indented JSON atomically."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-
-
-MACHINE_PATH = re.compile(r"(file://)?([A-Za-z]:[\\/]|[\\/~]|\.\.[\\/])")  # how a path begins
 
 
 def without_folders(text: str) -> str:

@@ -32,16 +32,15 @@ from fusionzoo.encoders.augment import refuse_augmentation
 from fusionzoo.encoders.tabular import TabularEncoder
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.evaluation.retrieval import GROUP, RelevanceLabels, any_pair, retrieval_intervals
-from fusionzoo.evaluation.robustness import subset_label, subsets
+from fusionzoo.evaluation.shapley import subset_label, subsets
 from fusionzoo.files import replacing, write_json
-from fusionzoo.inputs import InMemory
+from fusionzoo.inputs.data import InMemory, open_dataset
 from fusionzoo.loading import load
 from fusionzoo.model import FusionModel
 from fusionzoo.progress import progress_bar
 from fusionzoo.structures import Batch, Features, Labels, Prediction, evaluating, keep_only
 from fusionzoo.targets import OneOf, join_words
 from fusionzoo.trained_on import TrainedOn, count_seen
-from fusionzoo.training.build import open_dataset
 from fusionzoo.training.calibrate import measure
 from fusionzoo.training.fit import measurable
 from fusionzoo.training.loaders import num_workers

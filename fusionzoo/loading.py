@@ -19,7 +19,7 @@ from fusionzoo.confidence import Calibration
 from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.hub import download, is_repository
-from fusionzoo.model import FusionModel, Raw, Standardise, UnimodalHeads, create_model
+from fusionzoo.model import FusionModel, Raw, UnimodalHeads, create_model
 from fusionzoo.model_card import edited_readme
 from fusionzoo.model_folder import (
     FolderConfig,
@@ -29,6 +29,7 @@ from fusionzoo.model_folder import (
     why_not_built,
 )
 from fusionzoo.plugins import imports_forbidden, load_plugins
+from fusionzoo.standardise import Standardise
 from fusionzoo.structures import Batch, Sample
 from fusionzoo.targets import Target
 from fusionzoo.trained_on import TrainedOn

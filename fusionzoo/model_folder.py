@@ -29,6 +29,11 @@ from .version import __version__
 FORMAT = 1
 MAX_BYTES = 1 << 26  # of config.json
 Count = Annotated[int, Ge(1)]
+_log = logging.getLogger("fusionzoo")
+NAME = "digests.json"
+ALGORITHM = "sha256"
+REQUIRED = ("config.json", "model.safetensors")  # files of every model folder
+OPTIONAL = ("trained_on.safetensors", "calibration.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,13 +241,6 @@ def check_wrapped(config: FolderConfig, encoders: Mapping[str, Encoder], folder:
                 f" weights alone: fusionzoo.load(folder, encoders={{{name!r}:"
                 " fusionzoo.wrap_encoder(...)})"
             )
-
-
-_log = logging.getLogger("fusionzoo")
-NAME = "digests.json"
-ALGORITHM = "sha256"
-REQUIRED = ("config.json", "model.safetensors")  # files of every model folder
-OPTIONAL = ("trained_on.safetensors", "calibration.json")
 
 
 def write_digests(folder: Path, files: list[Path]) -> None:

@@ -38,9 +38,9 @@ from fusionzoo.model import FusionModel
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Batch, Features, StepContext
 from fusionzoo.training.build import build_objective
-from fusionzoo.training.freezing import save_memory_and_compile
 from fusionzoo.training.loaders import build_loader, chunks
 from fusionzoo.training.optim import AMP_DTYPES, build_optimizer, param_groups, set_rates
+from fusionzoo.training.recompute import save_memory_and_compile
 from fusionzoo.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[1]

@@ -20,7 +20,7 @@ from _timing import compare, interleaved
 
 import fusionzoo as fz
 from fusionzoo.config import read_yaml
-from fusionzoo.training.build import open_dataset
+from fusionzoo.inputs.data import open_dataset
 
 OUT = Path(__file__).parents[1] / "results" / "inference.csv"
 ROWS = (1, 32)

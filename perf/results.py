@@ -20,8 +20,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MODEL = ("fusionzoo/model.py", "fusionzoo/structures.py", "encoders", "datasets", "fusion")
-TRAINING = (*MODEL, "fusionzoo/features.py", "fusionzoo/training", "fusionzoo/distributed.py")
-BENCHMARK = (*MODEL, "fusionzoo/features.py", "benchmark.py", "fusionzoo/benchmark")
+TRAINING = (
+    *MODEL,
+    "fusionzoo/features",
+    "fusionzoo/training",
+    "fusionzoo/distributed.py",
+)
+BENCHMARK = (*MODEL, "fusionzoo/features", "benchmark.py", "fusionzoo/benchmark")
 BENCHMARK += ("fusionzoo/evaluation",)
 READING = ("datasets", "encoders", "fusionzoo/config", "fusionzoo/loading.py")
 READING += ("fusionzoo/model_folder.py",)

@@ -17,22 +17,17 @@ from typing import Any
 import pytest
 import torch
 
-from fusionzoo import create_dataset, create_encoder, features
+from fusionzoo import create_dataset, create_encoder
 from fusionzoo.benchmark.feeds import KeptSamples, measure
 from fusionzoo.cli import main
 from fusionzoo.datasets import Collate
 from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError
-from fusionzoo.features import (
-    FeatureCache,
-    StoredFeatures,
-    describe,
-    encode,
-    feature_cache,
-    key_of,
-    load_features,
-)
-from fusionzoo.model import LENGTH, Standardise, encode_rows
+from fusionzoo.features.cache import FeatureCache, feature_cache, load_features
+from fusionzoo.features.encode import StoredFeatures, describe, encode, key_of
+from fusionzoo.features.encode import encode as features
+from fusionzoo.model import encode_rows
+from fusionzoo.standardise import LENGTH, Standardise
 from fusionzoo.structures import Features
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -196,7 +191,7 @@ def test_damage_of_any_kind_is_said_in_a_line_and_computed_again(
     cache.save(ENTRY, stored)
     folder = cache.root / key_of(ENTRY)
     DAMAGES[damage](folder)
-    monkeypatch.setattr("fusionzoo.features._mapped", {})  # as in another process
+    monkeypatch.setattr("fusionzoo.features.cache._mapped", {})  # as in another process
     main(["cache", "list"])
     assert "1 entries" in capsys.readouterr().out
     again = cache.get(ENTRY, lambda: stored)
@@ -235,7 +230,7 @@ def test_digests_are_checked_once_in_a_process(
         return sha256(data)
 
     cache.save(ENTRY, numbers())
-    monkeypatch.setattr("fusionzoo.features._mapped", {})  # as in another process
+    monkeypatch.setattr("fusionzoo.features.cache._mapped", {})  # as in another process
     monkeypatch.setattr(hashlib, "sha256", counted)
     for _ in range(3):
         cache.load(ENTRY)
@@ -283,8 +278,8 @@ def test_processes_go_on_while_another_one_prunes(tmp_path: Path) -> None:
 WRITER = """
 import sys, torch
 from pathlib import Path
-from fusionzoo.features import FeatureCache
-from fusionzoo.features import StoredFeatures
+from fusionzoo.features.cache import FeatureCache
+from fusionzoo.features.encode import StoredFeatures
 stored = StoredFeatures(torch.ones(50_000, 64), torch.ones(50_000, 64), torch.arange(50_001))
 cache = FeatureCache(Path(sys.argv[1]))
 print("ready", flush=True)

@@ -20,8 +20,9 @@ import torch
 
 import fusionzoo
 from fusionzoo.errors import FusionZooError
-from fusionzoo.model import Standardise, UnimodalHeads, create_model
+from fusionzoo.model import UnimodalHeads, create_model
 from fusionzoo.model_folder import FORMAT
+from fusionzoo.standardise import Standardise
 from fusionzoo.targets import Level, Number, OneOf
 from fusionzoo.trained_on import Results, Row, TrainedOn
 

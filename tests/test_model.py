@@ -21,14 +21,8 @@ from torch.utils.data import DataLoader
 
 import fusionzoo
 from fusionzoo.errors import FusionZooError
-from fusionzoo.model import (
-    FusionModel,
-    Standardise,
-    UnimodalHeads,
-    accept_one_value,
-    create_model,
-    encode_rows,
-)
+from fusionzoo.model import FusionModel, UnimodalHeads, accept_one_value, create_model, encode_rows
+from fusionzoo.standardise import Standardise
 from fusionzoo.structures import Batch
 
 ENCODERS: dict[str, dict[str, Any]] = {

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from fusionzoo.benchmark import candidates, schedule
-from fusionzoo.command_data import complete_run
 from fusionzoo.config import BenchmarkConfig, write_yaml
 from fusionzoo.config.flags import in_seconds
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.complete import Completed
 from fusionzoo.errors import FusionZooError, keyword_errors
-from fusionzoo.features import key_of
-from fusionzoo.identity import data_identity
-from fusionzoo.inputs import Data, configure_run
+from fusionzoo.features.encode import key_of
+from fusionzoo.inputs.command import complete_run
+from fusionzoo.inputs.data import Data, configure_run
+from fusionzoo.inputs.identity import data_identity
 from fusionzoo.memory import keep_freed_memory
 from fusionzoo.plugins import load_plugins
 from fusionzoo.training.multitask import targets_of

@@ -18,10 +18,11 @@ from fusionzoo.datasets.splits import SPLITS
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.metrics import METRICS, Metric
 from fusionzoo.evaluation.robustness import CORRUPTIONS, SEVERITIES
-from fusionzoo.identity import data_identity
+from fusionzoo.inputs.data import open_dataset
+from fusionzoo.inputs.identity import data_identity
 from fusionzoo.structures import seed_of
 from fusionzoo.targets import Target
-from fusionzoo.training.build import encoders_at_hand, open_dataset
+from fusionzoo.training.build import encoders_at_hand
 from fusionzoo.training.multitask import Tasks, build_tasks, create_tasks, targets_of
 from fusionzoo.training.tasks import OBJECTIVES
 
@@ -324,3 +325,8 @@ def damaged_rows(bench: Bench, fold: Fold) -> Tensor:
     if bench.scheme is None:  # every third of the samples in the order of their classes
         rows = rows[bench.targets[rows].argsort(stable=True)]
     return rows[::3].sort().values
+
+
+def learned_rows(bench: Bench, fold: Fold) -> Tensor:
+    """Return the rows that the tested models of a fold learn from, (N,)."""
+    return torch.cat([fold.train, fold.val]).sort().values if bench.cfg.refit else fold.train

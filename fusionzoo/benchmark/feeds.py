@@ -17,8 +17,10 @@ from fusionzoo.distributed import World
 from fusionzoo.encoders import Item, Processor, varies
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.robustness import LOST_PART, corrupt_sample
-from fusionzoo.features import StoredFeatures, load_features
-from fusionzoo.model import RAW_KINDS, FusionModel, Standardise
+from fusionzoo.features.cache import load_features
+from fusionzoo.features.encode import StoredFeatures
+from fusionzoo.model import FusionModel
+from fusionzoo.standardise import RAW_KINDS, Standardise
 from fusionzoo.structures import Batch, Features, Sample, seed_of
 from fusionzoo.training.loaders import num_workers
 from fusionzoo.worker_memory import make_loader

@@ -20,7 +20,8 @@ from fusionzoo.encoders import Encoder, create_encoder, shared_checkpoints
 from fusionzoo.encoders.augment import set_augmentation
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.robustness import CORRUPTIONS, LOST_PART, Corrupted
-from fusionzoo.features import describe, encode, feature_cache, fingerprint, key_of
+from fusionzoo.features.cache import feature_cache
+from fusionzoo.features.encode import describe, encode, fingerprint, key_of
 from fusionzoo.files import cache_root, make_cache_folder, write_json
 from fusionzoo.fusion import create_fusion
 from fusionzoo.model import FusionModel, encode_rows

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fusionzoo.benchmark import jobs
+from fusionzoo.benchmark import examine, jobs, store
 from fusionzoo.config import split_name
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.robustness import CORRUPTIONS
 from fusionzoo.evaluation.statistics import by_group
-from fusionzoo.features import key_of
+from fusionzoo.features.encode import key_of
 from fusionzoo.files import whole_lines
 from fusionzoo.fusion import FUSIONS, fusion_info
 from fusionzoo.plugins import code_digest, file_digest, load_plugins
@@ -43,8 +43,8 @@ from .candidates import (
 )
 from .clock import Clock
 from .executors import OutOfTimeError, map_unordered
-from .jobs import SeedResult
 from .prepare import encode_all_damaged
+from .store import SeedResult
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -125,7 +125,7 @@ def tune(bench: Bench, job: Job) -> tuple[Tuned, jobs.Trained | None]:
 def chosen_settings(bench: Bench, job: Job) -> Tuned | None:
     """Return what tuning chose for a job; None if it is not done."""
     done, trials = _read(_path(bench, job)), (bench.cfg.tune or 1) - 1
-    if len(done) < trials or jobs.load(path_of(bench, job)) is None:
+    if len(done) < trials or store.load(path_of(bench, job)) is None:
         return None
     done = done[:trials]
     return _tuned_by(done, _best(bench, job, _default_losses(bench, job), done))
@@ -158,7 +158,7 @@ def _best(
 
 def _default_losses(bench: Bench, job: Job) -> NDArray[np.float64]:
     """Return the validation samples' losses of a job that is done, (N,)."""
-    for result in jobs.load(path_of(bench, job)) or ():
+    for result in store.load(path_of(bench, job)) or ():
         if result.val_losses is not None:
             return result.val_losses.astype(np.float64)
     raise FusionZooError(f"{job.candidate} is not trained with its default settings")
@@ -385,7 +385,7 @@ def path_of(bench: Bench, job: Job) -> Path:
         key.append(code)
     name = re.sub(r"[^\w.-]", "-", job.candidate) + ("-shuffled" if job.shuffled else "")
     file_name = f"{name}-f{job.fold}-s{job.seeds[0]}-{key_of(key)[:12]}.npz"
-    return jobs.folder_of(bench.cfg.out) / file_name
+    return store.folder_of(bench.cfg.out) / file_name
 
 
 def _plugin_code(bench: Bench, job: Job) -> list[str]:
@@ -464,7 +464,7 @@ def _stage_names(bench: Bench, candidates: Sequence[str]) -> list[str]:
         FIRST_SEED: True,
         OTHER_SEEDS: bool(_other_seeds(bench, candidates)),
         TUNING: (bench.cfg.tune or 0) > 1,
-        DAMAGED: jobs.tests_damage_later(bench),
+        DAMAGED: examine.tests_damage_later(bench),
     }
     return [name for name in STAGES if wanted[name]]
 
@@ -504,7 +504,7 @@ def run_shard(
     for stage in names:
         if stage == TUNING:
             first = [first_job(bench, *pair) for pair in share if not is_linear(pair[0])]
-            first = [job for job in first if jobs.load(path_of(bench, job)) is not None]
+            first = [job for job in first if store.load(path_of(bench, job)) is not None]
             listed = [job for job in first if _tuned_on(bench, job) is None]
             function = _tune_and_run
         else:
@@ -540,8 +540,8 @@ def _not_damaged_yet(
     results, _ = _collect(bench, candidates, errors, DAMAGED)
     reported = {path_of(bench, x.job): x.job for x in results.reported if not x.error}
     for path in {path_of(bench, replaced.job) for replaced in results.untuned} - {*reported}:
-        jobs.weights_path(path).unlink(missing_ok=True)
-    waiting = [job for path, job in reported.items() if jobs.weights_path(path).is_file()]
+        store.weights_path(path).unlink(missing_ok=True)
+    waiting = [job for path, job in reported.items() if store.weights_path(path).is_file()]
     return sorted(waiting, key=_relative_cost)
 
 
@@ -552,13 +552,13 @@ def _run_damaged(bench: Bench, job: Job) -> str | None:
 
 def _missing(bench: Bench, listed: Sequence[Job]) -> list[Job]:
     """Return the jobs that are not done, the cheap candidates first."""
-    missing = [job for job in listed if jobs.load(path_of(bench, job)) is None]
+    missing = [job for job in listed if store.load(path_of(bench, job)) is None]
     return sorted(missing, key=_relative_cost)
 
 
 def _run_job(bench: Bench, job: Job) -> str | None:
     """Run a job and store its results; return the error message, or None."""
-    return _guarded(lambda: jobs.save(path_of(bench, job), job, jobs.run_job(bench, job)))
+    return _guarded(lambda: store.save(path_of(bench, job), job, jobs.run_job(bench, job)))
 
 
 def _tune_and_run(bench: Bench, job: Job) -> str | None:
@@ -568,9 +568,9 @@ def _tune_and_run(bench: Bench, job: Job) -> str | None:
         tuned, trained = tune(bench, job)
         for chosen in _tuned_jobs(bench, job, tuned):
             path = path_of(bench, chosen)
-            if jobs.load(path) is None:
+            if store.load(path) is None:
                 model = trained if chosen.seeds == job.seeds else None
-                jobs.save(path, chosen, jobs.run_job(bench, chosen, model))
+                store.save(path, chosen, jobs.run_job(bench, chosen, model))
 
     return _guarded(work)
 
@@ -610,7 +610,7 @@ def _jobs_to_tune(bench: Bench, candidates: Sequence[str], errors: Mapping[str, 
     trained: dict[str, list[SeedResult]] = {}
     failed = {job.candidate for job in list_jobs(bench, candidates) if _identity(job) in errors}
     for job in _first_seeds(bench, [x for x in candidates if x not in failed and not is_linear(x)]):
-        trained.setdefault(job.candidate, []).extend(jobs.load(path_of(bench, job)) or [])
+        trained.setdefault(job.candidate, []).extend(store.load(path_of(bench, job)) or [])
     scores = {name: np.concatenate([r.scores[0] for r in x]) for name, x in trained.items()}
     if not scores:
         return []
@@ -673,7 +673,7 @@ def _stored_results(
     results = []
     for job in listed:
         error = errors.get(_identity(job))
-        seed_results = None if error else jobs.load(path_of(bench, job))
+        seed_results = None if error else store.load(path_of(bench, job))
         if error or seed_results is not None:
             results.append(JobResult(job, seed_results or [], error))
     return results

@@ -19,14 +19,14 @@ from fusionzoo.config import EmbedConfig, TrainConfig
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.devices import GPUS, is_out_of_memory
 from fusionzoo.errors import FusionZooError
-from fusionzoo.features import key_of, weights_hash
-from fusionzoo.identity import data_identity
+from fusionzoo.features.encode import key_of, weights_hash
+from fusionzoo.inputs.identity import data_identity
 from fusionzoo.model import FusionModel
 from fusionzoo.plugins import code_digest
 from fusionzoo.structures import Batch, FusionOutput, evaluating
-from fusionzoo.training.balance.base import prefix_sizes
-from fusionzoo.training.freezing import save_memory_and_compile
+from fusionzoo.training.balance.matryoshka import prefix_sizes
 from fusionzoo.training.objective import dummy_batch
+from fusionzoo.training.recompute import save_memory_and_compile
 from fusionzoo.version import __version__
 from fusionzoo.worker_memory import make_loader
 

@@ -18,7 +18,7 @@ from fusionzoo.config import EmbedConfig
 from fusionzoo.devices import pick_device
 from fusionzoo.distributed import World
 from fusionzoo.errors import FusionZooError
-from fusionzoo.inputs import InMemory
+from fusionzoo.inputs.data import InMemory
 from fusionzoo.memory import keep_freed_memory
 from fusionzoo.model import FusionModel
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import nn
 
-from fusionzoo.command_data import complete_data
 from fusionzoo.config import EmbedConfig, split_name
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed import World
@@ -15,11 +14,12 @@ from fusionzoo.encoders import WRAPPED, Encoder
 from fusionzoo.encoders.augment import refuse_augmentation
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.inference import open_for_model, warn_of_strange
-from fusionzoo.inputs import InMemory
+from fusionzoo.inputs.command import complete_data
+from fusionzoo.inputs.data import InMemory, open_dataset
 from fusionzoo.loading import load
 from fusionzoo.model import FusionModel, create_model
 from fusionzoo.plugins import load_plugins
-from fusionzoo.training.build import choose_encoders, open_dataset
+from fusionzoo.training.build import choose_encoders
 
 DEFAULT = "concat"
 # Fusions whose only weights are linear maps, which are left out here.

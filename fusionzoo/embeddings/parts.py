@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.files import lock, replacing, write_json
-from fusionzoo.identity import changes
+from fusionzoo.inputs.identity import changes
 
 from .files import format_of
 

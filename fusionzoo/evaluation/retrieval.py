@@ -20,12 +20,17 @@ from torch import Tensor
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError
 
-from .metrics import AT, TIE, figures_of, relevant_ranks
 from .statistics import LEVEL, Interval
 
 Codes = NDArray[np.int64]
 PLAIN = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_integer)
 GROUP = "group"
+_cache: WeakKeyDictionary[PairedDataset, RelevanceLabels] = WeakKeyDictionary()
+CELLS = 2**24  # similarities computed at a time: 64 MB
+RESAMPLES = 1000
+AT = (1, 5, 10)
+TIE = 1e-6  # cosines this close count as ties, which worsen the relevant item's rank
+FEW = 32  # relevant items per query up to which counting is faster than sorting
 
 
 class RelevanceLabels:
@@ -86,9 +91,6 @@ def _is_matrix(column: Any) -> bool:
         return False
     widths = pc.unique(pc.list_value_length(column)).to_pylist()
     return len(widths) == 1 and widths[0] > 0
-
-
-_cache: WeakKeyDictionary[PairedDataset, RelevanceLabels] = WeakKeyDictionary()
 
 
 def relevance_labels(dataset: PairedDataset) -> RelevanceLabels:
@@ -179,8 +181,6 @@ def _sparse(rows: Codes, columns: Codes, shape: tuple[int, int]) -> Any:
     return table
 
 
-CELLS = 2**24  # similarities computed at a time: 64 MB
-RESAMPLES = 1000
 NAMES = (*(f"recall@{k}" for k in AT), "mrr", "map", "ndcg@10")
 
 
@@ -366,3 +366,46 @@ def ranks(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 def rank_figures(ranks: Tensor) -> dict[str, float]:
     """Return recall@k, median rank, MRR, mAP and nDCG@10 of the only relevant items' ranks (N,)."""
     return summary(_one_relevant(np.arange(len(ranks)), ranks))
+
+
+def relevant_ranks(cosines: Tensor, columns: Tensor, mask: Tensor) -> Tensor:
+    """Return the ranks, from 1, of each query's relevant items, best first, 0 as padding: (B, T).
+
+    Items that are not relevant and (nearly) as near come first. Cosines (B, A), columns (B, T).
+    """
+    cosines = cosines.nan_to_num(nan=torch.inf)
+    relevant = cosines.gather(1, columns)
+    descending = torch.where(relevant == torch.inf, -torch.inf, relevant).masked_fill(
+        ~mask, -torch.inf
+    )
+    descending = descending.sort(dim=1, descending=True).values
+    thresholds = descending - TIE
+    padded = relevant.masked_fill(~mask, torch.inf).sort(dim=1).values
+    relevant_below = torch.searchsorted(padded, thresholds.contiguous())
+    if columns.shape[1] <= FEW:
+        counts = [(cosines < t[:, None]).sum(1) for t in thresholds.unbind(1)]
+        below = torch.stack(counts, dim=1)
+    else:
+        below = torch.searchsorted(cosines.sort(dim=1).values, thresholds.contiguous())
+    num_relevant = mask.sum(1, keepdim=True)
+    at_least = cosines.shape[1] - below  # all items that are not farther, relevant ones too
+    wrong_ahead = at_least - (num_relevant - relevant_below)
+    places = torch.arange(1, columns.shape[1] + 1, device=cosines.device)
+    return torch.where(places <= num_relevant, wrong_ahead + places, 0)
+
+
+def figures_of(ranks: Tensor) -> dict[str, Tensor]:
+    """Return the figures of each query from the ranks of its relevant items (B, T)."""
+    is_relevant, values = ranks > 0, ranks.double().clamp(min=1)
+    places = torch.arange(1, ranks.shape[1] + 1, device=ranks.device)
+    count = is_relevant.sum(1).clamp(min=1)
+    gains = (1 + values).log2().reciprocal() * (is_relevant & (ranks <= AT[-1]))
+    ideal = (1 + places.double()).log2().reciprocal()[: AT[-1]].cumsum(0)
+    first = ranks[:, 0]
+    return {
+        **{f"recall@{k}": ((first <= k) & (first > 0)).double() for k in AT},
+        "mrr": values[:, 0].reciprocal(),
+        "map": (places / values * is_relevant).sum(1) / count,
+        "ndcg@10": gains.sum(1) / ideal[count.clamp(max=len(ideal)) - 1],
+        "rank": first.double(),
+    }

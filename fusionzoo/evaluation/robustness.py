@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import combinations
-from math import comb
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,6 +24,8 @@ Corruption = Callable[[Any, int, Random], Any]
 C = TypeVar("C", bound=Corruption)
 
 CORRUPTIONS: dict[str, dict[str, Corruption]] = {kind: {} for kind in KINDS}  # by kind and name
+# The corruption of each kind that takes a part away and leaves the rest as it is.
+LOST_PART = {"image": "occlusion", "text": "word_drop", "audio": "silence"}
 
 
 def corruption(*kinds: str) -> Callable[[C], C]:
@@ -248,8 +248,6 @@ def dropout(values: Tensor, severity: int, draw: Random) -> Tensor:
     return values.masked_fill(torch.from_numpy(lost), 0)
 
 
-# The corruption of each kind that takes a part away and leaves the rest as it is.
-LOST_PART = {"image": "occlusion", "text": "word_drop", "audio": "silence"}
 LOST_PART |= {"vector": "dropout", "sequence": "dropout", "tabular": "empty_cells"}
 
 
@@ -300,85 +298,3 @@ def corrupt_sample(
     except FusionZooError as error:  # a long clip is read only here
         return sample.without(modality, error)
     return sample._replace(values={**sample.values, modality: value})
-
-
-Scores = Mapping[frozenset[str], float]
-
-
-def subsets(modalities: Sequence[str]) -> list[frozenset[str]]:
-    """Return all 2^M subsets, the empty one first, the full one last."""
-    sizes = range(len(modalities) + 1)
-    return [frozenset(subset) for size in sizes for subset in combinations(modalities, size)]
-
-
-def subset_label(subset: Collection[str]) -> str:
-    """Name a subset.
-
-    >>> subset_label({"text", "audio"}), subset_label(())
-    ('audio+text', 'none')
-    """
-    return "+".join(sorted(subset)) or "none"
-
-
-Score = TypeVar("Score", float, Tensor)  # of one thing, or of several at once
-
-
-def shapley(scores: Mapping[frozenset[str], Score], modalities: Sequence[str]) -> dict[str, Score]:
-    """Return each modality's exact Shapley value (1953): they sum to full score - empty score.
-
-    >>> xor = {frozenset(): 0.5, frozenset("a"): 0.5, frozenset("b"): 0.5, frozenset("ab"): 1.0}
-    >>> shapley(xor, "ab")
-    {'a': 0.25, 'b': 0.25}
-    """
-    count, zero = len(modalities), 0.0 * scores[frozenset()]
-    values = {}
-    for name in modalities:
-        others = [other for other in modalities if other != name]
-        steps = [
-            (scores[subset | {name}] - scores[subset]) / (count * comb(count - 1, len(subset)))
-            for subset in subsets(others)
-        ]
-        values[name] = sum(steps, zero)
-    return values
-
-
-def interactions(scores: Scores, modalities: Sequence[str]) -> dict[tuple[str, str], float]:
-    """Return the Shapley interaction index of each pair (Grabisch and Roubens 1999).
-
-    Above 0: the pair adds more than its members do separately (synergy); below 0: their
-    information overlaps (redundancy).
-
-    >>> xor = {frozenset(): 0.5, frozenset("a"): 0.5, frozenset("b"): 0.5, frozenset("ab"): 1.0}
-    >>> interactions(xor, "ab")
-    {('a', 'b'): 0.5}
-    """
-    count = len(modalities)
-    values = {}
-    for first, second in combinations(modalities, 2):
-        others = [name for name in modalities if name not in (first, second)]
-        values[first, second] = sum(
-            (
-                scores[subset | {first, second}]
-                - scores[subset | {first}]
-                - scores[subset | {second}]
-                + scores[subset]
-            )
-            / ((count - 1) * comb(count - 2, len(subset)))
-            for subset in subsets(others)
-        )
-    return values
-
-
-def expected(scores: Scores, rates: Mapping[str, float]) -> float:
-    """Return the expected score when modality m is missing with probability rates[m].
-
-    Modalities are missing independently, possibly all of them. Subset scores are weighted by their
-    probabilities: exact, without sampling noise, for a metric that is a mean over samples.
-    """
-    total = 0.0
-    for subset, score in scores.items():
-        chance = 1.0
-        for name, rate in rates.items():
-            chance *= 1 - rate if name in subset else rate
-        total += chance * score
-    return total

@@ -16,7 +16,6 @@ from torch import Tensor
 from fusionzoo.benchmark.bench import Bench, open_bench
 from fusionzoo.benchmark.prepare import build_encoders, is_untrained, prepare
 from fusionzoo.benchmark.report.needs import setup_of
-from fusionzoo.command_data import complete_data, complete_run, required
 from fusionzoo.config import BenchmarkConfig, EvaluateConfig
 from fusionzoo.config.flags import Tree
 from fusionzoo.config.load import Usage, run_command
@@ -44,11 +43,11 @@ from fusionzoo.inference import (
     table_without_formulas,
     tasks_of_model,
 )
-from fusionzoo.inputs import InMemory
+from fusionzoo.inputs.command import complete_data, complete_run, required
+from fusionzoo.inputs.data import InMemory, open_dataset
 from fusionzoo.model import FusionModel
 from fusionzoo.plugins import load_plugins
 from fusionzoo.structures import Features
-from fusionzoo.training.build import open_dataset
 from fusionzoo.training.multitask import targets_of
 
 if TYPE_CHECKING:

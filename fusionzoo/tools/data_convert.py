@@ -72,7 +72,7 @@ def convert(data: Any, out: str | Path, **settings: Any) -> Any:
 def _convert(cfg: ConvertConfig) -> int:
     if not cfg.data or not cfg.out:
         raise FusionZooError("two words come first: fusionzoo data convert DATA OUT")
-    from fusionzoo.command_data import complete_data
+    from fusionzoo.inputs.command import complete_data
 
     load_plugins(cfg.plugins)
     name = str(cfg.data.get("name", ""))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from fusionzoo.config import RunConfig, merge, split_name
+from fusionzoo.config import RunConfig, merge
 from fusionzoo.config.flags import Tree
-from fusionzoo.datasets import DATASETS, PairedDataset
+from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.tabular import learn_columns
 from fusionzoo.distributed import World
 from fusionzoo.encoders import ENCODERS
@@ -15,37 +14,15 @@ from fusionzoo.encoders.at_hand import replace_missing
 from fusionzoo.encoders.augment import set_augmentation
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.evaluation.retrieval import any_pair
-from fusionzoo.features_frozen import Caching, FrozenFeatures
-from fusionzoo.fusion import fusion_info
 from fusionzoo.model import UnimodalHeads, create_model
 
 from .balance import StrategyInputs, build_balance
-from .balance.base import with_matryoshka
-from .loaders import num_workers
+from .balance.matryoshka import with_matryoshka
 from .multitask import Tasks, build_tasks
 from .objective import Objective, freeze_unused
-from .optim import AMP_DTYPES
 from .tasks import NoTarget
 
 SINGLE_PROCESS = World()
-
-
-def open_dataset(
-    settings: dict[str, Any],
-    targets: Mapping[str, str] | None = None,
-    dataset: PairedDataset | None = None,
-) -> PairedDataset:
-    """Open the data set that `--data.name` and its settings describe, or take one that is open;
-    read these targets (None: the class in column `target`)."""
-    if dataset is not None:
-        return dataset if targets is None else dataset.with_targets(targets)
-    name, arguments = split_name(settings, "data")
-    arguments.pop("augment", None)  # of training samples: `encoders/augment.py`
-    if targets is None:
-        return DATASETS.create(name, **arguments)
-    if "targets" in DATASETS[name].parameters:
-        return DATASETS.create(name, **{**arguments, "targets": targets})
-    return DATASETS.create(name, **arguments).with_targets(targets)
 
 
 def encoders_at_hand(
@@ -165,38 +142,3 @@ def check_splits(tasks: Tasks, splits: Mapping[str, PairedDataset]) -> None:
             )
         for target in tasks.unlabelled(split.targets):
             raise FusionZooError(f"no sample of the {name} split has a label {target!r}")
-
-
-def frozen_features(
-    objective: Objective, dataset: PairedDataset, cfg: RunConfig, world: World
-) -> FrozenFeatures:
-    """Cache the features of encoders that stay frozen for the whole run (`--train.cache_frozen`).
-
-    Called after a resumed run's weights are restored, as the features depend on them.
-    """
-    mode, train = cfg.train.cache_frozen, cfg.train
-    frozen = {name: encoder for name, encoder in objective.model.named_encoders() if encoder.frozen}
-    if mode == "off" or (mode == "auto" and not frozen):
-        return FrozenFeatures({}, [])
-    obstacle = None if frozen else "no encoder is frozen: --encoders.<modality>.freeze all"
-    readers = [name for name, strategy in objective.balance.items() if strategy.raw_inputs]
-    if readers:
-        obstacle = f"--balance {','.join(readers)} reads what the encoders read"
-    if cfg.dist.strategy == "fsdp":
-        obstacle = "--dist.strategy fsdp shards their weights"
-    if obstacle and mode == "on":
-        raise FusionZooError(f"--train.cache_frozen on: {obstacle}")
-    if obstacle:
-        names = ", ".join(frozen)
-        return FrozenFeatures({}, [f"{names}: frozen, but encoded anew in every epoch: {obstacle}"])
-    rows = dataset.splits["train"]
-    epoch_steps = -(-rows // (train.batch_size * train.accumulate * world.size))
-    caching = Caching(
-        mode=mode,
-        with_tokens=fusion_info(cfg.fusion["name"]).reads == "tokens",
-        passes=min(train.epochs, (train.max_steps or float("inf")) / epoch_steps),
-        num_workers=num_workers(train.num_workers, world),
-        amp=AMP_DTYPES[train.amp],
-        world=world,
-    )
-    return caching.cached(frozen, dataset)

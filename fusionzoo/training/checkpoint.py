@@ -3,132 +3,29 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from functools import reduce
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from fusionzoo.datasets import Collate, PairedDataset
+from fusionzoo.datasets import PairedDataset
 from fusionzoo.devices import gpu_random_state, seed_everything, set_gpu_random_state
 from fusionzoo.distributed import World, from_main, gather
-from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError, one_line
-from fusionzoo.features_frozen import StoredModality
 from fusionzoo.fsdp import (
     full_optimizer_state,
     full_state_dict,
     load_full_state_dict,
     load_optimizer_state,
-    sharded,
 )
-from fusionzoo.fusion import fusion_info
-from fusionzoo.identity import changes, data_identity
-from fusionzoo.model import RAW_KINDS, FusionModel, Moments, Standardise, encode_rows
-from fusionzoo.progress import progress_bar
-from fusionzoo.structures import evaluating, seed_of
-from fusionzoo.worker_memory import make_loader
+from fusionzoo.inputs.identity import changes, data_identity
+from fusionzoo.structures import seed_of
 
-from .loaders import num_workers
+from .frozen import restore_standardise
 from .multitask import Tasks
-from .objective import dummy_batch
-from .optim import autocast
 from .run_folder import Contents, read_newest, store_config, write
 from .trainer import Trainer
-
-MAX_SAMPLES = 10_000  # of a larger split, at random: a mean is then off by 1 % of the std
-
-
-def frozen_encoders(model: FusionModel) -> dict[str, Encoder]:
-    """Return the encoders whose features stay the same for the whole run."""
-    return {
-        name: encoder
-        for name, encoder in model.named_encoders()
-        if encoder.frozen or not any(True for _ in encoder.parameters())
-    }
-
-
-@torch.no_grad()
-def standardise_frozen(
-    trainer: Trainer, train_set: PairedDataset, stored: Mapping[str, StoredModality]
-) -> list[str]:
-    """Measure frozen encoders' features, and standardise them from now on; return what to say.
-
-    `stored` are the modalities whose features `train_set` reads from the cache. Called by all
-    processes, each of which encodes its share.
-    """
-    module, cfg = trainer.module, trainer.cfg
-    encoders = frozen_encoders(module.model)
-    if cfg.train.standardise == "off" or not encoders:
-        return []
-    with evaluating(module), autocast(cfg.train, trainer.world.device):
-        if sharded(module):
-            # FSDP's first forward pass must be that of the outermost module.
-            module(dummy_batch(module.model).to(trainer.world.device))
-        modules = {
-            name: _measure(trainer, encoder, train_set.only(name), stored.get(name))
-            for name, encoder in encoders.items()
-        }
-    module.model.complete(standardise=modules)
-    names = ", ".join(modules)
-    return [f"{names}: features standardised by the training split (--train.standardise auto)"]
-
-
-def restore_standardise(model: FusionModel, weights: Mapping[str, Tensor]) -> None:
-    """Standardise the features of the modalities for which a checkpoint holds statistics."""
-    means = {
-        name: weights.get(f"model.standardise.{name}.pooled_mean")
-        for name, _ in model.named_encoders()
-    }
-    modules = {name: Standardise(len(mean)) for name, mean in means.items() if mean is not None}
-    model.complete(standardise=modules)
-
-
-def _measure(
-    trainer: Trainer, encoder: Encoder, samples: PairedDataset, stored: StoredModality | None
-) -> Standardise:
-    """Measure one modality's features on the training samples that have it."""
-    cfg, world, name = trainer.cfg, trainer.world, encoder.modality
-    loader = make_loader(
-        samples,
-        _share(trainer, samples, by_length=stored is None),
-        Collate({name: stored or encoder.processor(False)}),
-        num_workers=num_workers(cfg.train.num_workers, world),
-    )
-    pooled = tokens = Moments.of(torch.zeros(0, encoder.dim))
-    label, silent = f"standardise {name}", not world.main
-    for batch in progress_bar(loader, desc=label, unit="batch", disable=silent):
-        batch = batch.to(world.device)
-        features = encode_rows(encoder, batch.inputs[name], batch.present[:, 0])
-        pooled = pooled.merge(_moments(features.pooled[features.mask.any(1)]))
-        tokens = tokens.merge(_moments(features.tokens[features.mask]))
-        trainer.heap.after_batch()
-    shares = gather((pooled, tokens), world)
-    pooled, tokens = (reduce(Moments.merge, parts) for parts in zip(*shares, strict=True))
-    reads_tokens = fusion_info(cfg.fusion["name"]).reads == "tokens"
-    return Standardise.from_moments(
-        pooled, tokens if reads_tokens else None, encoder.kind in RAW_KINDS
-    )
-
-
-def _moments(rows: Tensor) -> Moments:
-    """Measure rows (N, D); those that are not finite are left out, and training reports them."""
-    return Moments.of(rows[rows.isfinite().all(1)])
-
-
-def _share(trainer: Trainer, samples: PairedDataset, *, by_length: bool) -> list[list[int]]:
-    """Return the batches of this process: as many as every other's, the last one maybe empty."""
-    world, size = trainer.world, trainer.cfg.train.batch_size
-    rows = samples.present[:, 0].nonzero()[:, 0]
-    if len(rows) > MAX_SAMPLES:
-        draws = torch.Generator().manual_seed(seed_of("standardise", trainer.cfg.seed))
-        rows = rows[torch.randperm(len(rows), generator=draws)[:MAX_SAMPLES].sort().values]
-    if by_length:
-        order = torch.tensor(samples.by_length())
-        rows = order[torch.isin(order, rows)]
-    return [batch[world.rank :: world.size].tolist() for batch in rows.split(size * world.size)]
 
 
 @dataclass

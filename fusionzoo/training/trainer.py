@@ -21,7 +21,8 @@ from fusionzoo.memory import Heap
 from fusionzoo.structures import FIRST_STEP, Batch, Features, StepContext, evaluating, in_float64
 
 from .balance import Balance, LossTerm, MeanLoss
-from .balance.base import RestartsSchedule, TwoPassBackward
+from .balance.base import RestartsSchedule
+from .balance.two_pass import TwoPassBackward
 from .freezing import FreezePlan
 from .objective import Objective, ObjectiveOutput
 from .optim import EMA, autocast, clip_gradients, grad_norm

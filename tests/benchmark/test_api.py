@@ -23,7 +23,7 @@ from fusionzoo.benchmark.report.page import Report
 from fusionzoo.config import BenchmarkConfig, from_tree
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError, as_keywords
-from fusionzoo.inputs import data_settings, store_table
+from fusionzoo.inputs.data import data_settings, store_table
 from fusionzoo.scripts.benchmark import main
 
 GUIDE = Path(fz.__file__).parents[1] / "docs" / "benchmark.md"

@@ -24,14 +24,24 @@ from sklearn.metrics import log_loss
 from torch import Tensor
 
 import fusionzoo
-from fusionzoo import features
-from fusionzoo.benchmark import api, bench, candidates, executors, jobs, prepare, schedule
+from fusionzoo.benchmark import (
+    api,
+    bench,
+    candidates,
+    examine,
+    executors,
+    jobs,
+    prepare,
+    schedule,
+    store,
+)
 from fusionzoo.benchmark import bench as setup
 from fusionzoo.benchmark import prepare as encoding
 from fusionzoo.benchmark.clock import read_laps
 from fusionzoo.benchmark.report import page
 from fusionzoo.config import BenchmarkConfig, from_tree
 from fusionzoo.errors import FusionZooError
+from fusionzoo.features.encode import encode as features
 from fusionzoo.fusion import list_fusions
 from fusionzoo.scripts.benchmark import main
 from helpers.setup_benchmark import SMALL, small
@@ -236,7 +246,7 @@ def test_a_strategy_that_fails_is_reported_and_stops_no_other(
 
     def fail(
         bench: setup.Bench, job: setup.Job, trained: jobs.Trained | None = None
-    ) -> list[jobs.SeedResult]:
+    ) -> list[store.SeedResult]:
         if job.candidate == "gmu":
             raise RuntimeError("no luck today")
         return before(bench, job, trained)
@@ -340,9 +350,9 @@ def test_tuning_never_evaluates_on_the_test_split_and_continues_where_it_stopped
 ) -> None:
     changes = {**TUNED, "fusions": "gmu"}
     examined: list[Any] = []
-    before = jobs.Examiner.examine
+    before = examine.Examiner.examine
     monkeypatch.setattr(
-        jobs.Examiner,
+        examine.Examiner,
         "examine",
         lambda self, *rest: examined.append(rest) or before(self, *rest),
     )
@@ -462,7 +472,7 @@ def test_models_that_tuning_trained_are_tested_as_those_trained_again(
 
     def run_job(
         bench: setup.Bench, job: setup.Job, trained: jobs.Trained | None = None
-    ) -> list[jobs.SeedResult]:
+    ) -> list[store.SeedResult]:
         reused.append(trained is not None)
         return before(bench, job, trained)
 
@@ -486,7 +496,7 @@ def test_tested_models_learn_from_validation_samples_too_and_validated_ones_do_n
         bench = encoding.prepare(bench, dataset, tokens=False)
         fold, job = bench.folds[0], setup.Job("sum", 0, (0,), False, {"dim": 8}, {})
         expected = {*fold.train.tolist()} | ({*fold.val.tolist()} if refit else set())
-        assert {*jobs.learned_rows(bench, fold).tolist()} == expected
+        assert {*bench.learned_rows(bench, fold).tolist()} == expected
         (result,) = jobs.run_job(bench, job)
         trained = jobs.train(bench, job, *jobs.build(bench, job))
         (weights,) = jobs.tested_weights(bench, job, trained)
@@ -494,7 +504,7 @@ def test_tested_models_learn_from_validation_samples_too_and_validated_ones_do_n
         assert all(same) != refit
         (model,), feed = jobs.build(bench, job)
         model.load_state_dict(trained.fits[0].weights)
-        logits = jobs.Examiner(bench, job, feed).validate(model)
+        logits = examine.Examiner(bench, job, feed).validate(model)
         np.testing.assert_allclose(result.val_logits, logits.numpy(), atol=1e-6)
 
 
@@ -543,7 +553,7 @@ def test_a_control_c_leaves_a_report_of_what_is_done(
 ) -> None:
     before, calls = jobs.run_job, iter(range(100))
 
-    def run_job(*arguments: Any) -> list[jobs.SeedResult]:
+    def run_job(*arguments: Any) -> list[store.SeedResult]:
         if next(calls) == 8:
             raise KeyboardInterrupt
         return before(*arguments)
@@ -619,7 +629,7 @@ def test_damaged_samples_are_tested_last_with_the_same_results(
     assert list((tmp_path / "a" / "cells").glob("*.pt"))
     monkeypatch.undo()
     assert run(small(tmp_path / "a", **changes)) == whole  # stopped, and continued
-    monkeypatch.setattr(jobs, "tests_damage_later", lambda bench: False)
+    monkeypatch.setattr(examine, "tests_damage_later", lambda bench: False)
     at_once = run(small(tmp_path / "b", **changes))
     assert at_once["leaderboard"] == whole["leaderboard"]
     rows = [
@@ -635,9 +645,9 @@ def test_models_whose_weights_are_damaged_are_trained_again(tmp_path: Path) -> N
     bench = encoding.prepare(bench, dataset, tokens=False)
     job = schedule.first_job(bench, "sum", 0)
     path = schedule.path_of(bench, job)
-    jobs.weights_path(path).write_bytes(b"half a fi")
+    store.weights_path(path).write_bytes(b"half a fi")
     assert run(cfg)["leaderboard"] == whole["leaderboard"]
-    assert not jobs.weights_path(path).exists()
+    assert not store.weights_path(path).exists()
 
 
 def test_end_to_end_training_gives_the_same_kind_of_report(tmp_path: Path) -> None:
@@ -753,7 +763,7 @@ def command(out: Path, cache: Path, **flags: str) -> list[str]:
 
 def training_seconds(path: Path) -> list[float]:
     """Return how long the models of a job took to train, which no second training takes again."""
-    return [result.facts["seconds"] for result in jobs.load(path) or ()]
+    return [result.facts["seconds"] for result in store.load(path) or ()]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fusionzoo.benchmark import api, candidates, jobs, schedule
+from fusionzoo.benchmark import api, candidates, jobs, schedule, store
 from fusionzoo.benchmark.bench import Bench, Job, damaged_rows, open_bench
 from fusionzoo.benchmark.feeds import SEVERITY, ProbeFeed, damaged_modalities, replace_rows
 from fusionzoo.benchmark.prepare import prepare
@@ -18,7 +18,7 @@ from fusionzoo.benchmark.report.page import breakable
 from fusionzoo.benchmark.report.results import lost_area
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.evaluation.robustness import CORRUPTIONS, LOST_PART, corrupt
-from fusionzoo.features import feature_cache
+from fusionzoo.features.cache import feature_cache
 from fusionzoo.structures import Features, seed_of
 from helpers import planted
 from helpers.setup_benchmark import small
@@ -170,8 +170,8 @@ def test_the_area_of_lost_parts_is_that_of_its_curves(tmp_path: Path) -> None:
     report = api.run(cfg)
     (row, *_) = [x for x in report.figures["leaderboard"] if x["strategy"] == "sum"]
     bench, _ = open_bench(cfg)
-    paths = jobs.folder_of(str(tmp_path)).glob("sum-f0-*.npz")
-    seed_results = [result for path in paths for result in jobs.load(path) or ()]
+    paths = store.folder_of(str(tmp_path)).glob("sum-f0-*.npz")
+    seed_results = [result for path in paths for result in store.load(path) or ()]
     assert len(seed_results) == 2
     curves = []
     for result in seed_results:
@@ -209,7 +209,7 @@ def test_a_modality_that_a_strategy_does_not_see_leaves_its_score_as_it_is() -> 
 def test_trials_of_earlier_versions_are_read_without_scores_of_lost_parts(tmp_path: Path) -> None:
     cfg = small(tmp_path, controls=False, fusions="sum", seeds=1)
     api.run(cfg)
-    for path in jobs.folder_of(str(tmp_path)).glob("*.npz"):
+    for path in store.folder_of(str(tmp_path)).glob("*.npz"):
         with np.load(path) as arrays:
             old = {name: x for name, x in arrays.items() if not name.startswith("lost")}
         np.savez_compressed(path, allow_pickle=False, **old)

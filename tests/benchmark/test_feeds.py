@@ -11,7 +11,7 @@ import torch
 
 from fusionzoo.benchmark import candidates, feeds, schedule
 from fusionzoo.benchmark.bench import Job, open_bench
-from fusionzoo.features import StoredFeatures
+from fusionzoo.features.encode import StoredFeatures
 from helpers.setup_benchmark import small
 
 

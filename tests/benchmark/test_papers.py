@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fusionzoo.benchmark import api, jobs
+from fusionzoo.benchmark import api, store
 from fusionzoo.benchmark.report import page
 from fusionzoo.benchmark.report.leaderboard import EXTERNAL, read_external, with_external
 from fusionzoo.benchmark.report.verdict import figures
@@ -168,14 +168,14 @@ def test_shards_together_do_all_jobs_once_and_the_report_is_the_same(tmp_path: P
     changes = {"tune": 2, "folds": 3, "fusions": "sum"}
     assert main(flags(whole, **changes)) == 0
     for part in range(1, 4):
-        before = {path: path.stat().st_mtime_ns for path in jobs.folder_of(parts).rglob("*.npz")}
+        before = {path: path.stat().st_mtime_ns for path in store.folder_of(parts).rglob("*.npz")}
         assert main([*flags(parts, **changes), "--shard", f"{part}/3"]) == 0
-        after = {path: path.stat().st_mtime_ns for path in jobs.folder_of(parts).rglob("*.npz")}
+        after = {path: path.stat().st_mtime_ns for path in store.folder_of(parts).rglob("*.npz")}
         assert len(after) > len(before)
         assert {path: after[path] for path in before} == before
         assert not (parts / "summary.json").is_file()
     assert main(flags(parts, **changes)) == 0
-    last = {path: path.stat().st_mtime_ns for path in jobs.folder_of(parts).rglob("*.npz")}
+    last = {path: path.stat().st_mtime_ns for path in store.folder_of(parts).rglob("*.npz")}
     assert last.keys() == after.keys()  # only tests on damaged samples were left
     assert (parts / "summary.json").read_text() == (whole / "summary.json").read_text()
-    assert {path.name for path in last} == {p.name for p in jobs.folder_of(whole).rglob("*.npz")}
+    assert {path.name for path in last} == {p.name for p in store.folder_of(whole).rglob("*.npz")}

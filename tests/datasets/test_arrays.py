@@ -24,7 +24,7 @@ from fusionzoo.datasets.budgets import BUDGETS, Budget
 from fusionzoo.datasets.media import decode
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.errors import FusionZooError
-from fusionzoo.features import fingerprint
+from fusionzoo.features.encode import fingerprint
 
 COUNT = 6
 DRAW = np.random.default_rng(0)

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset, IterableDataset
 import fusionzoo as fz
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.errors import FusionZooError
-from fusionzoo.inputs import read_data, store_table
+from fusionzoo.inputs.data import read_data, store_table
 
 WORDS = ("red", "blue and long", "green")
 
@@ -775,7 +775,7 @@ def test_every_function_takes_data_in_memory(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_cache")
 def test_lists_that_arrow_holds_are_stored_and_opened_again() -> None:
-    from fusionzoo.inputs import data_settings
+    from fusionzoo.inputs.data import data_settings
 
     plain = [{**row, "vector": row["vector"].tolist(), "image": {"bytes": png()}} for row in rows()]
     settings = data_settings(plain)

@@ -298,7 +298,7 @@ def test_wrong_settings_of_a_join_are_one_line(
 
 def test_flags_of_the_command_line_join(tmp_path: Path) -> None:
     from fusionzoo.config import RunConfig, from_args
-    from fusionzoo.training.build import open_dataset
+    from fusionzoo.inputs.data import open_dataset
 
     root = write(tmp_path / "main.csv", [{"id": n, "text": "x"} for n in range(3)])
     other = write(tmp_path / "other.csv", [{"id": n, "text": f"o{n}"} for n in range(3)])
@@ -314,7 +314,7 @@ def test_joins_of_the_command_line_are_those_made_by_hand(how: Any, tmp_path: Pa
     import pandas as pd
 
     from fusionzoo.config import RunConfig, from_args
-    from fusionzoo.training.build import open_dataset
+    from fusionzoo.inputs.data import open_dataset
 
     notes = [{"id": f"r{n}", "key": n % 5, "text": f"note {n}"} for n in range(12)]
     titles = [{"key": n, "words": f"title {n}"} for n in (1, 2, 3, 7, 8)]

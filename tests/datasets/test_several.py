@@ -26,8 +26,8 @@ from fusionzoo.encoders.audio import WaveProcessor
 from fusionzoo.encoders.image import ImageProcessor, Preparation
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.robustness import corrupt
-from fusionzoo.features import encode, fingerprint
-from fusionzoo.inputs import store_table
+from fusionzoo.features.encode import encode, fingerprint
+from fusionzoo.inputs.data import store_table
 from fusionzoo.model import encode_rows
 from fusionzoo.structures import ITEM_COUNTS, Audio
 from fusionzoo.tools.audit.scan import scan_values

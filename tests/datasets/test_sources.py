@@ -30,7 +30,7 @@ from fusionzoo.config import DistConfig, EmbedConfig
 from fusionzoo.datasets import Collate
 from fusionzoo.distributed import World, process_group
 from fusionzoo.embeddings.extract import Plan
-from fusionzoo.inputs import data_settings
+from fusionzoo.inputs.data import data_settings
 from fusionzoo.scripts.embed import embed
 from fusionzoo.structures import Audio, Batch, Sample
 

@@ -30,7 +30,7 @@ from fusionzoo.datasets.splits import SHARES, make_splits
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.datasets.table import objective_hint
 from fusionzoo.errors import FusionZooError
-from fusionzoo.inputs import data_settings
+from fusionzoo.inputs.data import data_settings
 
 HEADER = ["id", "split", "target", "text"]
 ROWS = [

@@ -27,7 +27,7 @@ from fusionzoo.datasets.summary import data_summary
 from fusionzoo.datasets.tabular import learn_columns, unseen_categories
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.robustness import Corrupted
-from fusionzoo.inputs import store_table
+from fusionzoo.inputs.data import store_table
 from fusionzoo.scripts.train import main as train
 from fusionzoo.training.build import choose_encoders
 

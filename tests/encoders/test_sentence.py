@@ -109,7 +109,7 @@ def test_a_pooling_that_is_set_leaves_the_folders_layers_out(tmp_path: Path) -> 
 
 def test_another_pooling_in_a_folder_is_another_entry_of_the_feature_cache(tmp_path: Path) -> None:
     from fusionzoo import create_dataset
-    from fusionzoo.features import describe, key_of
+    from fusionzoo.features.encode import describe, key_of
 
     data = create_dataset([{"text": text or "a", "target": "a"} for text in TEXTS])
     keys = set()

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from fusionzoo.evaluation import calibration
-from fusionzoo.evaluation.calibration import (
+from fusionzoo.evaluation import geometry
+from fusionzoo.evaluation.geometry import (
     alignment,
     effective_rank,
     linear_cka,
@@ -38,7 +38,7 @@ def test_uniformity_is_the_same_in_blocks(monkeypatch: pytest.MonkeyPatch) -> No
     squares = torch.pdist(torch.nn.functional.normalize(x.double(), dim=1)).square()
     expected = float((-2 * squares).exp().mean().log())
     assert uniformity(x) == pytest.approx(expected)
-    monkeypatch.setattr(calibration, "BLOCK", 7)
+    monkeypatch.setattr(geometry, "BLOCK", 7)
     assert uniformity(x) == pytest.approx(expected)
 
 

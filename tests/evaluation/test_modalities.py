@@ -7,7 +7,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from fusionzoo.evaluation.robustness import expected, interactions, shapley, subsets
+from fusionzoo.evaluation.shapley import expected, interactions, shapley, subsets
 
 NAMES = ("a", "b", "c", "d")
 DRAW = np.random.default_rng(0)

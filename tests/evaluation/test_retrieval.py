@@ -10,7 +10,7 @@ from sklearn.metrics import average_precision_score, ndcg_score
 
 from fusionzoo import create_dataset
 from fusionzoo.errors import FusionZooError
-from fusionzoo.evaluation import metrics, retrieval
+from fusionzoo.evaluation import retrieval
 from fusionzoo.evaluation.retrieval import (
     RelevanceLabels,
     codes,
@@ -106,7 +106,7 @@ def test_figures_equal_scikit_learns(
     classes: int, cells: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retrieval, "CELLS", cells)
-    monkeypatch.setattr(metrics, "TIE", 0.0)
+    monkeypatch.setattr(retrieval, "TIE", 0.0)
     count = 120
     queries, gallery = embedded(count), embedded(count) + 2 * embedded(count + 1)[:count]
     labels = np.arange(count) % classes

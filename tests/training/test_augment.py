@@ -16,7 +16,7 @@ from fusionzoo.datasets import create_dataset
 from fusionzoo.encoders import create_encoder
 from fusionzoo.encoders.augment import set_augmentation
 from fusionzoo.errors import FusionZooError
-from fusionzoo.features import describe, encode
+from fusionzoo.features.encode import describe, encode
 from fusionzoo.training.report import Run
 from fusionzoo.training.trainer import Trainer
 

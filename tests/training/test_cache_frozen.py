@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 import fusionzoo
-from fusionzoo import features_frozen
 from fusionzoo.config import RunConfig, from_args, write_yaml
 from fusionzoo.datasets import PairedDataset, paired
 from fusionzoo.datasets.base import from_memory
 from fusionzoo.datasets.media import decode
 from fusionzoo.errors import FusionZooError
+from fusionzoo.features.encode import frozen as features_frozen
 from fusionzoo.structures import Features
 from fusionzoo.training.balance.modality_dropout import ModalityDropout
 from fusionzoo.training.report import Run

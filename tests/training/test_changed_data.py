@@ -24,7 +24,7 @@ from fusionzoo.datasets import create_dataset
 from fusionzoo.datasets.shards.blocks import ParquetBlocks
 from fusionzoo.datasets.shards.write import Settings, write_shards
 from fusionzoo.errors import FusionZooError
-from fusionzoo.identity import changes, data_identity
+from fusionzoo.inputs.identity import changes, data_identity
 from fusionzoo.scripts.train import main as train
 from fusionzoo.training import run_folder
 

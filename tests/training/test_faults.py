@@ -241,7 +241,8 @@ def test_too_many_steps_in_a_row_end_the_run(
 
 
 def make_trainer() -> tuple[Trainer, Batch]:
-    from fusionzoo.training.build import build_objective, choose_encoders, open_dataset
+    from fusionzoo.inputs.data import open_dataset
+    from fusionzoo.training.build import build_objective, choose_encoders
     from fusionzoo.training.optim import build_optimizer, param_groups
 
     cfg = from_tree(RunConfig, {"data": {"name": "interactions", "samples": 64}})

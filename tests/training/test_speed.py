@@ -14,7 +14,7 @@ from fusionzoo.encoders import create_encoder
 from fusionzoo.model import FusionModel, create_model
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Batch
-from fusionzoo.training.freezing import blocks, save_memory_and_compile
+from fusionzoo.training.recompute import blocks, save_memory_and_compile
 
 SMALL = {"name": "timm/resnet10t", "pretrained": False, "size": 32}
 

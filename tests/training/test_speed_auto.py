@@ -274,7 +274,7 @@ def test_a_real_probe_measures_every_option(
 
     world = World()
     tracker = train_tracker(world)
-    from fusionzoo.training.build import open_dataset
+    from fusionzoo.inputs.data import open_dataset
 
     dataset = open_dataset(cfg.data, None)
     trainer, splits, _ = train.build_trainer(cfg, world, dataset, tracker)

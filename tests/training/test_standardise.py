@@ -18,9 +18,10 @@ import fusionzoo
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.base import from_memory
 from fusionzoo.errors import FusionZooError
-from fusionzoo.model import LENGTH, FusionModel, Moments, Standardise, create_model
+from fusionzoo.model import FusionModel, create_model
+from fusionzoo.standardise import LENGTH, Moments, Standardise
 from fusionzoo.structures import Batch
-from fusionzoo.training import checkpoint
+from fusionzoo.training import frozen
 from fusionzoo.training.report import Run
 from fusionzoo.training.trainer import Trainer
 
@@ -204,7 +205,7 @@ def test_a_resumed_run_keeps_the_statistics_of_its_checkpoint(
         patch.setattr(Trainer, "step", stopped)
         assert run(tmp_path / "parts", **settings).exit_code == 75
     measured: list[Any] = []
-    monkeypatch.setattr(checkpoint, "_measure", measured.append)
+    monkeypatch.setattr(frozen, "_measure", measured.append)
     resumed = run(tmp_path / "parts", resume=True)  # with the default, auto
     assert not measured
     ours, theirs = weights(whole), weights(resumed)
@@ -216,7 +217,7 @@ def test_a_resumed_run_keeps_the_statistics_of_its_checkpoint(
 def test_at_most_so_many_samples_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "MAX_SAMPLES", 7)
+    monkeypatch.setattr(frozen, "MAX_SAMPLES", 7)
     counts: list[int] = []
     merge = Moments.merge
 

@@ -20,7 +20,7 @@ from fusionzoo.evaluation.calibration import calibration_error, risk_coverage
 from fusionzoo.evaluation.metrics import Metric
 
 from ..bench import metric_named, tasks_of
-from ..jobs import score_row
+from ..examine import score_row
 from .results import (
     CHOSEN,
     CandidateResults,

@@ -35,12 +35,13 @@ from fusionzoo.evaluation.pid_probes import (
     HIDDEN,
     decompose_data,
 )
-from fusionzoo.features import key_of, load_features
+from fusionzoo.features.cache import load_features
+from fusionzoo.features.encode import key_of
 from fusionzoo.files import write_text
 from fusionzoo.structures import Features
 
 from ..bench import Bench, Job, tasks_of
-from ..jobs import Examiner
+from ..examine import Examiner
 from ..schedule import Results, path_of
 from .results import CandidateResults, Summary, chosen_fusion
 

@@ -22,7 +22,7 @@ from fusionzoo.datasets.naming import data_title
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.calibration import risk_coverage
 from fusionzoo.evaluation.metrics import Metric
-from fusionzoo.evaluation.robustness import subsets
+from fusionzoo.evaluation.shapley import subsets
 from fusionzoo.evaluation.statistics import LEVEL, Ranking, rank
 from fusionzoo.files import replacing, write_text
 from fusionzoo.version import __version__

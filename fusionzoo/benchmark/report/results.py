@@ -17,11 +17,11 @@ from torch import Tensor
 
 from fusionzoo.evaluation import statistics
 from fusionzoo.evaluation.calibration import reliability
-from fusionzoo.evaluation.robustness import expected, subset_label, subsets
+from fusionzoo.evaluation.shapley import expected, subset_label, subsets
 from fusionzoo.targets import OneOf, Target
 
 from ..bench import Bench, Condition, damaged_rows
-from ..jobs import Row
+from ..store import Row
 
 MAJORITY, PRIOR = "majority class", "frequencies of the labels"  # baselines without any input
 

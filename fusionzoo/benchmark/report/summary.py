@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fusionzoo.evaluation import statistics
-from fusionzoo.evaluation.robustness import subset_label
+from fusionzoo.evaluation.shapley import subset_label
 from fusionzoo.fusion import fusion_info
 from fusionzoo.targets import mean_prediction
 
-from ..bench import Bench, Condition, damaged_rows, sample_scores, tasks_of
+from ..bench import Bench, Condition, damaged_rows, learned_rows, sample_scores, tasks_of
 from ..candidates import (
     LINEAR,
     fusion_of,
@@ -30,8 +30,10 @@ from ..candidates import (
     parse,
     single_modality,
 )
-from ..jobs import SeedResult, learned_rows, prior_logits, score_row, takes_part
+from ..examine import score_row, takes_part
+from ..linear import prior_logits
 from ..schedule import JobResult, Results
+from ..store import SeedResult
 from .leaderboard import SIGNIFICANT, leaderboard
 from .results import (
     BEST_PRESENT,

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from fusionzoo.datasets.naming import data_title
 from fusionzoo.evaluation import statistics
 from fusionzoo.evaluation.metrics import Metric
-from fusionzoo.evaluation.robustness import interactions, shapley
+from fusionzoo.evaluation.shapley import interactions, shapley
 from fusionzoo.evaluation.statistics import Comparison, Interval
 
 from ..candidates import is_linear, parse, single_modality, single_title
-from ..jobs import tests_damage_later
+from ..examine import tests_damage_later
 from ..schedule import DAMAGED, Stage
 from .leaderboard import SIGNIFICANT, outcome
 from .results import (

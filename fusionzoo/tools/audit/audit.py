@@ -196,7 +196,7 @@ def _show(cfg: ShowConfig) -> int:
 
 def _settings(cfg: CheckConfig | ShowConfig) -> Tree:
     """Return explicit settings of the data; what its columns hold is shown."""
-    from fusionzoo.command_data import complete_data
+    from fusionzoo.inputs.command import complete_data
 
     load_plugins(cfg.plugins)
     done = complete_data(cfg.data, cfg.target)

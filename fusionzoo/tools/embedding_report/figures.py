@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.evaluation.calibration import (
+from fusionzoo.evaluation.geometry import (
     alignment,
     effective_rank,
     linear_cka,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError, did_you_mean
-from fusionzoo.evaluation.robustness import shapley, subsets
+from fusionzoo.evaluation.shapley import shapley, subsets
 from fusionzoo.model import FusionModel
 from fusionzoo.targets import AnyOf, Level, Number, OneOf, Target
 

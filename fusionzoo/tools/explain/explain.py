@@ -21,12 +21,12 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.collate import collate_items, prepare
 from fusionzoo.errors import FusionZooError, keyword_errors, one_line
 from fusionzoo.inference import data_settings_of, encode_batches, open_data, open_model
-from fusionzoo.inputs import Data, InMemory, configure
-from fusionzoo.model import FusionModel, encode_rows, standardise
+from fusionzoo.inputs.data import Data, InMemory, configure, open_dataset
+from fusionzoo.model import FusionModel, encode_rows
 from fusionzoo.plugins import load_plugins
 from fusionzoo.progress import progress_bar
+from fusionzoo.standardise import standardise
 from fusionzoo.structures import Batch, Features, Sample, evaluating
-from fusionzoo.training.build import open_dataset
 from fusionzoo.training.report import Run
 
 from .attribution import (

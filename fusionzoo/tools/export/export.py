@@ -18,12 +18,12 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.files import replacing_folder, write_json
 from fusionzoo.graphs import quiet, require_onnx
 from fusionzoo.inference import data_settings_of
+from fusionzoo.inputs.data import open_dataset
 from fusionzoo.loading import load
 from fusionzoo.model import FusionModel
 from fusionzoo.model_folder import NAME as DIGESTS
 from fusionzoo.model_folder import write_digests
 from fusionzoo.progress import progress_bar
-from fusionzoo.training.build import open_dataset
 
 from .folder import write_example, write_labels, write_preprocess
 from .graph import check, onnx_runner, trace, trace_parts

@@ -26,7 +26,8 @@ from fusionzoo.graphs import (
     open_session,
     run_session,
 )
-from fusionzoo.model import FusionModel, hide_absent, standardise
+from fusionzoo.model import FusionModel, hide_absent
+from fusionzoo.standardise import standardise
 from fusionzoo.structures import (
     ITEM_COUNTS,
     Audio,

@@ -243,7 +243,7 @@ def load(
 def predict(cfg: PredictConfig) -> Path | pa.Table:
     """Predict every sample of a data set by an exported folder, see `fusionzoo.predict`."""
     from fusionzoo.inference import prediction_table, with_name_of_ids, write_tables
-    from fusionzoo.training.build import open_dataset
+    from fusionzoo.inputs.data import open_dataset
 
     if not cfg.data.get("name"):
         raise FusionZooError("--data.name is missing: a data set, or manifest for a file")

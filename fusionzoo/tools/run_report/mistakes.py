@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.evaluation.robustness import subsets
+from fusionzoo.evaluation.shapley import subsets
 from fusionzoo.inference import (
     Answers,
     Settings,

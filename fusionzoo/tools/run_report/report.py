@@ -17,7 +17,7 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError, keyword_errors, one_line
 from fusionzoo.files import write_text
 from fusionzoo.inference import open_data, open_model, refuse_to_replace
-from fusionzoo.inputs import Data, InMemory, configure
+from fusionzoo.inputs.data import Data, InMemory, configure
 from fusionzoo.model import FusionModel
 from fusionzoo.plugins import load_plugins
 from fusionzoo.training.report import Run

@@ -24,11 +24,10 @@ from fusionzoo.datasets.naming import IN_MEMORY
 from fusionzoo.embeddings.extract import model_digest
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 from fusionzoo.files import write_json, write_text
-from fusionzoo.inputs import data_settings, in_memory, read_data
+from fusionzoo.inputs.data import data_settings, in_memory, open_dataset, read_data
 from fusionzoo.loading import load
 from fusionzoo.model import FusionModel
 from fusionzoo.plugins import load_plugins
-from fusionzoo.training.build import open_dataset
 from fusionzoo.version import __version__
 
 from ..audit.page import show_sample, template

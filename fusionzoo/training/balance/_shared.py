@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusionzoo.structures import Features, FusionOutput, evaluating, seed_of
+from fusionzoo.distributed import World, total
+from fusionzoo.structures import Features, FusionOutput, StepContext, evaluating, seed_of
 
-from .base import Balance
+from .base import Balance, LossTerm, pooled_of
 
 
 def check_contrast(
@@ -112,3 +113,48 @@ class SubsetDraws:
         """Draw an order of each row's modalities: its place from 0, absent ones last (B, M)."""
         uniform = self.table(epoch, 0)[rows.cpu()].to(present.device)
         return uniform.masked_fill(~present, 2.0).argsort(1).argsort(1)
+
+
+class BatchSum:
+    """A sum over the batches of one update, and at its end over the processes."""
+
+    def __init__(self) -> None:
+        self.values: list[Tensor] = []
+        self.update: tuple[int, str | None] | None = None  # step and turn that `values` belong to
+
+    def add(self, values: Tensor, context: StepContext) -> None:
+        """Add the values of one batch; those of an update that was never made are dropped."""
+        update = (context.step, context.turn)
+        if self.update != update:
+            self.values, self.update = [], update
+        self.values.append(values)
+
+    def take(self, world: World) -> Tensor:
+        """Return the sum, and start anew."""
+        summed = total(torch.stack(self.values).sum(0), world)
+        self.values, self.update = [], None
+        return summed
+
+
+class ModalityHeads(nn.Module):
+    """One linear head per modality on its pooled features, z_m = head_m(x_m).
+
+    The loss of a head is taken over the rows that have its modality. Unlike those of
+    `UnimodalHeads`, which only monitor the modalities, its gradients reach the encoders.
+    """
+
+    def __init__(self, widths: Mapping[str, int], num_outputs: int) -> None:
+        super().__init__()
+        self.heads = nn.ModuleDict({name: nn.Linear(w, num_outputs) for name, w in widths.items()})
+
+    def losses(
+        self, context: StepContext, label: str, weights: Mapping[str, float | Tensor]
+    ) -> dict[str, LossTerm]:
+        """Return the loss of each modality in `weights`, named `label/modality`."""
+        target, terms = context.batch.target, {}
+        assert target is not None
+        for name, weight in weights.items():
+            x, present = pooled_of(context.features, name)
+            values = context.criterion(self.heads[name](x), target)
+            terms[f"{label}/{name}"] = LossTerm(values, present, weight)
+        return terms

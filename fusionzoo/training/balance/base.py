@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch import distributed as dist
-from torch.amp.grad_scaler import GradScaler
 
 from fusionzoo.config import RunConfig
-from fusionzoo.distributed import World, total
+from fusionzoo.distributed import World
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.fusion import Fusion
 from fusionzoo.model import FusionModel
@@ -19,6 +17,22 @@ from fusionzoo.registry import Entry, Registry
 from fusionzoo.structures import Batch, Features, FusionOutput, StepContext, seed_of
 
 from ..optim import EMA
+
+__all__ = [
+    "BALANCE",
+    "Balance",
+    "LossTerm",
+    "MeanLoss",
+    "RunningTrainer",
+    "StrategyInputs",
+    "at_least_float32",
+    "build_balance",
+    "pooled_of",
+    "presence",
+]
+BALANCE: Registry[Balance, Entry[Balance]] = Registry(
+    "training strategy", "fusionzoo zoo", Entry, ("data", "loss", "gradient", "schedule")
+)
 
 
 class StrategyInputs(NamedTuple):
@@ -73,21 +87,6 @@ class RunningTrainer(Protocol):
 
     def copy(self, edit: Callable[[Any], None]) -> RunningTrainer:
         """Return a trainer of copies of module and optimiser, the module changed by `edit`."""
-
-
-__all__ = [
-    "BALANCE",
-    "Balance",
-    "BatchSum",
-    "LossTerm",
-    "MeanLoss",
-    "RunningTrainer",
-    "StrategyInputs",
-    "at_least_float32",
-    "build_balance",
-    "pooled_of",
-    "presence",
-]
 
 
 class Overrides:
@@ -273,32 +272,6 @@ class Balance(DataHooks, LossHooks, GradientHooks, nn.Module):
         return torch.Generator().manual_seed(seed_of(self.seed, self.name, *key))
 
 
-class BatchSum:
-    """A sum over the batches of one update, and at its end over the processes."""
-
-    def __init__(self) -> None:
-        self.values: list[Tensor] = []
-        self.update: tuple[int, str | None] | None = None  # step and turn that `values` belong to
-
-    def add(self, values: Tensor, context: StepContext) -> None:
-        """Add the values of one batch; those of an update that was never made are dropped."""
-        update = (context.step, context.turn)
-        if self.update != update:
-            self.values, self.update = [], update
-        self.values.append(values)
-
-    def take(self, world: World) -> Tensor:
-        """Return the sum, and start anew."""
-        summed = total(torch.stack(self.values).sum(0), world)
-        self.values, self.update = [], None
-        return summed
-
-
-BALANCE: Registry[Balance, Entry[Balance]] = Registry(
-    "training strategy", "fusionzoo zoo", Entry, ("data", "loss", "gradient", "schedule")
-)
-
-
 def build_balance(
     names: str | Sequence[str], settings: Mapping[str, Mapping[str, Any]], inputs: StrategyInputs
 ) -> nn.ModuleDict:
@@ -341,151 +314,3 @@ def pooled_of(features: Mapping[str, Features], name: str) -> tuple[Tensor, Tens
 def at_least_float32(x: Tensor) -> Tensor:
     """Return `x` in single precision at least."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
-class TwoPassBackward:
-    """Accumulate the encoders' gradients of the main loss and of a strategy's losses separately.
-
-    DDP sums what one backward pass leaves, so it must be kept from summing here (`no_sync`), and
-    `combine` sums over the processes itself.
-    """
-
-    def __init__(
-        self, strategy: Balance, encoders: Mapping[str, Sequence[nn.Parameter]], scaler: GradScaler
-    ) -> None:
-        self.strategy, self.scaler = strategy, scaler
-        self.trainable = {
-            name: [p for p in parameters if p.requires_grad]
-            for name, parameters in encoders.items()
-        }
-        self.main_grads, self.extra_grads = (
-            {name: [torch.zeros_like(p) for p in ps] for name, ps in self.trainable.items()}
-            for _ in range(2)
-        )
-
-    def backward(self, main: Tensor, extra: Tensor | float) -> None:
-        """Add the encoders' gradients of both losses, and leave none on their parameters."""
-        passes = ((main, self.main_grads, True), (extra, self.extra_grads, False))
-        for loss, sums, retain_graph in passes:
-            if isinstance(loss, Tensor) and loss.requires_grad:
-                self.scaler.scale(loss).backward(retain_graph=retain_graph)
-            for name, parameters in self.trainable.items():
-                for grad_sum, parameter in zip(sums[name], parameters, strict=True):
-                    if parameter.grad is not None:
-                        grad_sum += parameter.grad
-                        parameter.grad = None
-
-    def combine(self, others: Iterable[nn.Parameter], world: World) -> None:
-        """Average over the processes, of the `others` too, and let the strategy combine the two."""
-        gradients = [p.grad for p in others if p.grad is not None]
-        for sums in (self.main_grads, self.extra_grads):
-            gradients += [grad for grads in sums.values() for grad in grads]
-        for gradient in gradients:
-            gradient.copy_(total(gradient, world) / world.size)
-        for name, parameters in self.trainable.items():
-            if not parameters:
-                continue
-            combined = self.strategy.combine_gradients(
-                self.main_grads[name], self.extra_grads[name]
-            )
-            for parameter, gradient in zip(parameters, combined, strict=True):
-                parameter.grad = gradient
-
-
-def gathered(x: Tensor, world: World) -> Tensor:
-    """Gather the rows of all processes; only this process's rows carry a gradient.
-
-    (B, ...) -> (sum of B, ...). Every process then computes the full loss and its gradient with
-    respect to its own rows. The backward pass needs no communication, which could interleave with
-    DDP's collectives in a different order on each process. Training averages gradients over the
-    processes, so the gradient of the local rows is scaled up by the number of processes; that of
-    parameters applied to all rows on every process, such as a temperature, is correct unscaled.
-    """
-    if world.size == 1:
-        return x
-    counts = torch.zeros(world.size, dtype=torch.int64, device=x.device)
-    counts[world.rank] = len(x)
-    sizes = total(counts, world).tolist()
-    padded = x.new_zeros(max(sizes), *x.shape[1:])
-    padded[: len(x)] = x.detach()
-    padded_by_rank = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(padded_by_rank, padded)
-    rows_by_rank = [y[:size] for y, size in zip(padded_by_rank, sizes, strict=True)]
-    rows_by_rank[world.rank] = x.detach() + world.size * (x - x.detach())
-    return torch.cat(rows_by_rank)
-
-
-def gathered_rows(
-    rows: dict[str, Tensor], present: Tensor, world: World
-) -> tuple[dict[str, Tensor], Tensor]:
-    """Gather vectors (B, D) of each modality and presence (B, M) in one collective."""
-    widths = [x.shape[1] for x in rows.values()]
-    bits = present.to(next(iter(rows.values())))
-    *parts, bits = gathered(torch.cat([*rows.values(), bits], dim=1), world).split(
-        [*widths, present.shape[1]], dim=1
-    )
-    return dict(zip(rows, parts, strict=True)), bits > 0.5
-
-
-class ModalityHeads(nn.Module):
-    """One linear head per modality on its pooled features, z_m = head_m(x_m).
-
-    The loss of a head is taken over the rows that have its modality. Unlike those of
-    `UnimodalHeads`, which only monitor the modalities, its gradients reach the encoders.
-    """
-
-    def __init__(self, widths: Mapping[str, int], num_outputs: int) -> None:
-        super().__init__()
-        self.heads = nn.ModuleDict({name: nn.Linear(w, num_outputs) for name, w in widths.items()})
-
-    def losses(
-        self, context: StepContext, label: str, weights: Mapping[str, float | Tensor]
-    ) -> dict[str, LossTerm]:
-        """Return the loss of each modality in `weights`, named `label/modality`."""
-        target, terms = context.batch.target, {}
-        assert target is not None
-        for name, weight in weights.items():
-            x, present = pooled_of(context.features, name)
-            values = context.criterion(self.heads[name](x), target)
-            terms[f"{label}/{name}"] = LossTerm(values, present, weight)
-        return terms
-
-
-def prefix_sizes(setting: str | int | Sequence[int], flag: str = "--matryoshka") -> list[int]:
-    """Read sizes of prefixes.
-
-    >>> prefix_sizes("128, 64")
-    [64, 128]
-    """
-    words: list[Any] = setting.split(",") if isinstance(setting, str) else []
-    words = words or ([setting] if isinstance(setting, int) else list(setting))
-    try:
-        sizes = sorted({int(word) for word in words if str(word).strip()})
-    except ValueError:
-        raise FusionZooError(f"{flag} {setting!r}: expected sizes such as 64,128,256") from None
-    if sizes and sizes[0] < 1:
-        raise FusionZooError(f"{flag} {sizes[0]}: a size is at least 1")
-    return sizes
-
-
-def with_matryoshka(
-    cfg: RunConfig, has_target: bool
-) -> tuple[str | Sequence[str], Mapping[str, Mapping[str, Any]]]:
-    """Return the training strategies and their settings, with those of `--matryoshka`.
-
-    Without a target, only the vectors that `contrastive_align` aligns are trained.
-    """
-    sizes = prefix_sizes(cfg.matryoshka)
-    if not sizes:
-        return cfg.balance, cfg.balance_settings
-    listed = cfg.balance.split(",") if isinstance(cfg.balance, str) else cfg.balance
-    names = [name.strip() for name in listed if name.strip()]
-    added = {"contrastive_align": {"prefixes": sizes}} if "contrastive_align" in names else {}
-    if has_target:
-        names = [*names, *({"matryoshka"} - {*names})]
-        added["matryoshka"] = {"sizes": sizes}
-    settings = {
-        name: {**added.get(name, {}), **cfg.balance_settings.get(name, {})}
-        for name in {**cfg.balance_settings, **added}
-    }
-    return names, settings

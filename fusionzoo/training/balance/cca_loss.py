@@ -7,18 +7,10 @@ from itertools import combinations
 import torch
 from torch import Tensor, nn
 
+from fusionzoo.distributed import gathered_rows
 from fusionzoo.structures import StepContext
 
-from .base import (
-    BALANCE,
-    Balance,
-    LossTerm,
-    StrategyInputs,
-    at_least_float32,
-    gathered_rows,
-    pooled_of,
-    presence,
-)
+from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, pooled_of, presence
 
 
 @BALANCE.register(family="loss", paper="Andrew et al. 2013, ICML, proceedings v28")

@@ -11,7 +11,8 @@ from fusionzoo.distributed import total
 from fusionzoo.structures import StepContext
 from fusionzoo.targets import AnyOf, Level, Number, Target
 
-from .base import BALANCE, Balance, BatchSum, LossTerm, StrategyInputs, at_least_float32, pooled_of
+from ._shared import BatchSum
+from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, pooled_of
 
 EPSILON = 1e-30  # of a product of squared norms; below it a gradient has no direction
 

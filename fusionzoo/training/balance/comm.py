@@ -9,19 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fusionzoo.distributed import gathered_rows
 from fusionzoo.encoders import Encoder
 from fusionzoo.structures import Batch, Features, Inputs, StepContext, keep_only, seed_of
 
 from ._shared import check_contrast, fuse_quietly, nt_xent
-from .base import (
-    BALANCE,
-    Balance,
-    LossTerm,
-    StrategyInputs,
-    at_least_float32,
-    gathered_rows,
-    presence,
-)
+from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, presence
 
 NUMERIC = ("vector", "sequence", "tabular")  # kinds whose processors do not augment
 EXAMPLES: dict[str, Any] = {"text": "some words", "image": torch.zeros(3, 8, 8, dtype=torch.uint8)}

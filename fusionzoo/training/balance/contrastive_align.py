@@ -11,20 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fusionzoo.distributed import gathered_rows
 from fusionzoo.errors import check_choice, check_modality
 from fusionzoo.structures import Features, StepContext
 
 from ._shared import check_contrast
-from .base import (
-    BALANCE,
-    Balance,
-    LossTerm,
-    StrategyInputs,
-    at_least_float32,
-    gathered_rows,
-    pooled_of,
-    presence,
-)
+from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, pooled_of, presence
 
 MAX_LOG_SCALE = math.log(100)  # as in CLIP
 

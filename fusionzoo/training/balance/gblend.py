@@ -16,7 +16,8 @@ from fusionzoo.structures import Batch, StepContext
 
 from ..loaders import chunks
 from ..optim import autocast
-from .base import BALANCE, Balance, LossTerm, ModalityHeads, RunningTrainer, StrategyInputs
+from ._shared import ModalityHeads
+from .base import BALANCE, Balance, LossTerm, RunningTrainer, StrategyInputs
 
 
 @BALANCE.register(family="loss", paper="Wang et al. 2020, CVPR, arXiv:1905.12681")

@@ -6,19 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fusionzoo.distributed import gathered_rows
 from fusionzoo.structures import StepContext
 
 from ._shared import check_contrast, nt_xent
-from .base import (
-    BALANCE,
-    Balance,
-    LossTerm,
-    StrategyInputs,
-    at_least_float32,
-    gathered_rows,
-    pooled_of,
-    presence,
-)
+from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, pooled_of, presence
 
 
 @BALANCE.register(family="loss", paper="Poklukar et al. 2022, ICML, arXiv:2202.03390")

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusionzoo.distributed import World, gather
+from fusionzoo.distributed import World, gather, gathered
 from fusionzoo.fusion import FUSIONS
 from fusionzoo.structures import Features, StepContext
 
-from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, gathered, presence
+from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, presence
 
 
 class Pairs(NamedTuple):

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from fusionzoo.fsdp import full_tensor, shard_like
 from fusionzoo.structures import Batch, StepContext
 
-from .base import BALANCE, Balance, BatchSum, LossTerm, StrategyInputs, pooled_of
+from ._shared import BatchSum
+from .base import BALANCE, Balance, LossTerm, StrategyInputs, pooled_of
 
 
 @BALANCE.register(family="schedule", paper="Zhang et al. 2024, CVPR, arXiv:2311.10707")

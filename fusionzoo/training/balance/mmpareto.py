@@ -7,7 +7,8 @@ from torch import Tensor
 
 from fusionzoo.structures import StepContext
 
-from .base import BALANCE, Balance, LossTerm, ModalityHeads, StrategyInputs
+from ._shared import ModalityHeads
+from .base import BALANCE, Balance, LossTerm, StrategyInputs
 
 
 @BALANCE.register(family="gradient", paper="Wei and Hu 2024, ICML, arXiv:2405.17730")

@@ -11,7 +11,8 @@ from fusionzoo.fsdp import full_tensor, shard_like
 from fusionzoo.fusion import Fusion
 from fusionzoo.structures import Features, StepContext, evaluating
 
-from .base import BALANCE, Balance, BatchSum, LossTerm, StrategyInputs, at_least_float32, presence
+from ._shared import BatchSum
+from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, presence
 
 
 @BALANCE.register(family="gradient", paper="Peng et al. 2022, CVPR, arXiv:2203.15332")

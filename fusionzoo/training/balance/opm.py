@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from fusionzoo.structures import Batch, StepContext
 
-from .base import BALANCE, Balance, BatchSum, LossTerm, StrategyInputs, at_least_float32, presence
+from ._shared import BatchSum
+from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, presence
 from .ogm_ge import unimodal_logits
 
 

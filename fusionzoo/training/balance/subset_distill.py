@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fusionzoo.distributed import gathered
 from fusionzoo.errors import check_choice
 from fusionzoo.loading import load
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import FusionOutput, StepContext
 
 from ._shared import SubsetDraws, fuse_quietly, fuse_subset
-from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, gathered, presence
+from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, presence
 
 
 @BALANCE.register(

@@ -10,21 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fusionzoo.distributed import gathered, gathered_rows
 from fusionzoo.errors import check_choice
 from fusionzoo.structures import StepContext
 
 from ._shared import check_contrast
-from .base import (
-    BALANCE,
-    Balance,
-    LossTerm,
-    StrategyInputs,
-    at_least_float32,
-    gathered,
-    gathered_rows,
-    pooled_of,
-    presence,
-)
+from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, pooled_of, presence
 
 MOST_LOGITS = 2_000_000  # of an anchor's row
 

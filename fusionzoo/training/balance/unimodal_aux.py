@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from fusionzoo.structures import StepContext
 
-from .base import BALANCE, Balance, LossTerm, ModalityHeads, StrategyInputs
+from ._shared import ModalityHeads
+from .base import BALANCE, Balance, LossTerm, StrategyInputs
 
 
 @BALANCE.register(family="loss", paper="Du et al. 2023, ICML, arXiv:2305.01233")

@@ -24,7 +24,8 @@ import torch
 import fusionzoo
 from fusionzoo.datasets.pickles import convert_pickle
 from fusionzoo.errors import FusionZooError
-from fusionzoo.features import FeatureCache, StoredFeatures
+from fusionzoo.features.cache import FeatureCache
+from fusionzoo.features.encode import StoredFeatures
 
 from .cases import SHEET, XMLNS, workbook
 

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 
 import fusionzoo as fz
 from fusionzoo.config import RunConfig, from_settings
-from fusionzoo.training.balance.base import prefix_sizes, with_matryoshka
-from fusionzoo.training.balance.matryoshka import halves
+from fusionzoo.training.balance.matryoshka import halves, prefix_sizes, with_matryoshka
 from helpers.strategies import close, make_batch, make_objective, mean, only, see
 
 

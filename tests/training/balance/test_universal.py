@@ -13,7 +13,7 @@ import torch
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import StepContext
 from fusionzoo.training.balance import BALANCE
-from fusionzoo.training.balance.base import BatchSum
+from fusionzoo.training.balance._shared import BatchSum
 from fusionzoo.training.objective import Objective
 from fusionzoo.training.trainer import Trainer
 from helpers.strategies import (

@@ -1,4 +1,4 @@
-"""Features of frozen encoders: computed once per data set, kept in a memory-mapped cache."""
+"""Features of frozen encoders on disk: entries written once, checked, memory-mapped."""
 
 from __future__ import annotations
 
@@ -9,248 +9,21 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch import Tensor
 
-from fusionzoo.datasets import Collate, PairedDataset
-from fusionzoo.datasets.arrays import ArrayItem
-from fusionzoo.datasets.audio import Segment
-from fusionzoo.datasets.media import decode
-from fusionzoo.encoders import Encoder, Processor
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.files import cache_root, cannot_write
-from fusionzoo.plugins import code_digest
-from fusionzoo.progress import progress_bar
-from fusionzoo.structures import Audio, Batch, Features
-from fusionzoo.worker_memory import make_loader
 
-FORMAT = 5  # of an entry; also raised when an encoder or processor computes something else
-LIBRARIES = ("torch", "torchvision", "torchaudio", "timm", "transformers")
-
-
-class StoredFeatures(NamedTuple):
-    """Features of one modality of N samples; a sample without tokens lacks the modality."""
-
-    pooled: Tensor  # (N, D) float32 or bfloat16
-    tokens: Tensor  # (sum of T, D), ragged: of sample i offsets[i] to offsets[i + 1]
-    offsets: Tensor  # (N + 1,) int64
-
-    @property
-    def present(self) -> Tensor:
-        """Whether each sample has the modality, bool (N,)."""
-        return self.offsets.diff() > 0
-
-    @property
-    def padded_bytes(self) -> int:
-        """The memory of all tokens in single precision, padded to the most of a sample."""
-        longest = int(self.offsets.diff().max()) if len(self.pooled) else 0
-        return 4 * len(self.pooled) * longest * self.tokens.shape[1]
-
-    def take(self, rows: Tensor, with_tokens: bool = True) -> Features:
-        """Return some samples, padded: rows (..., B) -> Features of (..., B, T, D), ...
-
-        With `with_tokens` false the pooled vector is the only token.
-        """
-        pooled = self.pooled[rows].float()
-        start, stop = self.offsets[rows], self.offsets[rows + 1]
-        if not with_tokens:
-            return Features(pooled[..., None, :], (stop > start)[..., None], pooled)
-        index = start[..., None] + torch.arange(max(1, int((stop - start).max())))
-        mask = index < stop[..., None]
-        tokens = self.tokens[index.clamp(max=len(self.tokens) - 1)].float()
-        return Features(tokens.masked_fill(~mask[..., None], 0), mask, pooled)
-
-    def subset(self, rows: Tensor) -> StoredFeatures:
-        """Return some samples, in memory."""
-        start, stop = self.offsets[rows], self.offsets[rows + 1]
-        counts = stop - start
-        offsets = F.pad(counts.cumsum(0), (1, 0))
-        index = torch.arange(int(offsets[-1])) + (start - offsets[:-1]).repeat_interleave(counts)
-        return StoredFeatures(self.pooled[rows], self.tokens[index], offsets)
-
-
-@torch.no_grad()
-def encode(
-    encoder: Encoder,
-    dataset: PairedDataset,
-    *,
-    batch_size: int = 64,
-    num_workers: int = 0,
-    max_tokens: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    view: int = 0,
-    device: torch.device | None = None,
-    amp: torch.dtype | None = None,
-    processor: Processor | None = None,
-    after_batch: Callable[[Features], None] | None = None,
-    progress: bool = True,
-) -> StoredFeatures:
-    """Run one encoder over the samples that have its modality, in batches of similar lengths.
-
-    View 0 is prepared as in evaluation; each further view as in training, with an augmentation of
-    its own. `max_tokens` averages neighbouring tokens down to that many. The longest samples come
-    first; `after_batch` is called with the features of each batch. `amp` is the precision of
-    autocast, and `processor` stands in for the encoder's. The global generators stay as they are.
-    """
-    name, device = encoder.modality, device or torch.device("cpu")
-    samples = dataset.only(name)
-    collate = Collate({name: processor or encoder.loader_processor(train=view > 0)})
-    loader = _longest_first(samples, collate, batch_size, view, num_workers)
-    row_of = {sample_id: row for row, sample_id in enumerate(samples.ids)}
-    pooled = torch.zeros(len(samples), encoder.dim, dtype=dtype)
-    tokens = [torch.zeros(0, encoder.dim, dtype=dtype)] * len(samples)
-    encoder = encoder.to(device).eval()
-    desc = f"encode {name}" + (f", view {view}" if view else "")
-    bar = progress_bar(total=len(samples), desc=desc, unit="sample", disable=not progress)
-    for batch in loader:
-        present = batch.present[:, 0].tolist()
-        ids = [sample_id for sample_id, has in zip(batch.ids, present, strict=True) if has]
-        if ids:
-            features = _encode_present(encoder, batch, device, amp)
-            for sample_id, own_tokens, mask, vector in zip(ids, *features, strict=True):
-                pooled[row_of[sample_id]] = vector
-                tokens[row_of[sample_id]] = shorten(own_tokens[mask], max_tokens).to(dtype)
-            if after_batch is not None:
-                after_batch(features)
-        bar.update(len(batch.ids))
-    bar.close()
-    _warn_of_failures(samples, name)
-    offsets = F.pad(torch.tensor([len(x) for x in tokens]).cumsum(0), (1, 0))
-    return StoredFeatures(pooled, torch.cat(tokens), offsets)
-
-
-def _longest_first(
-    samples: PairedDataset, collate: Collate, batch_size: int, view: int, num_workers: int
-) -> DataLoader[Batch]:
-    """Load all samples, the longest first; those of a further view get a seed for augmentation."""
-    rows = [(row, 1 + row + view * len(samples) if view else 0) for row in samples.by_length()]
-    batches = [rows[at : at + batch_size] for at in range(0, len(rows), batch_size)]
-    return make_loader(samples, batches, collate, num_workers=num_workers)
-
-
-def _warn_of_failures(samples: PairedDataset, name: str) -> None:
-    if failures := samples.failures():
-        first_id = failures[0][0]
-        print(f"warning: {len(failures)} values of {name} could not be decoded, such as {first_id}")
-
-
-def _encode_present(
-    encoder: Encoder, batch: Batch, device: torch.device, amp: torch.dtype | None
-) -> Features:
-    """Encode the rows that have the only modality of a batch; return features on the CPU."""
-    raw, present = batch.inputs[encoder.modality], batch.present[:, 0]
-    assert isinstance(raw, dict)
-    inputs = {key: x[present].to(device) for key, x in raw.items()}
-    with torch.autocast(device.type, dtype=amp, enabled=amp is not None):
-        return Features(*(x.cpu() for x in encoder(inputs)))
-
-
-def shorten(tokens: Tensor, max_tokens: int | None) -> Tensor:
-    """Average neighbouring tokens (T, D) down to at most `max_tokens`."""
-    if max_tokens is None or len(tokens) <= max_tokens:
-        return tokens
-    return F.adaptive_avg_pool1d(tokens.T[None], max_tokens)[0].T
-
-
-# ---- descriptions, whose hashes are the keys of the cache
-
-
-def describe(encoder: Encoder, dataset: PairedDataset, **options: Any) -> dict[str, Any]:
-    """Return everything that determines the features; its hash is the key of the cache entry."""
-    spec = {key: value for key, value in encoder.spec.items() if key not in ("freeze", "weights")}
-    if encoder.augmentation is not None:  # of further views, and of what trained the encoder
-        spec["augmentation"] = encoder.augmentation.note
-    code = code_digest(type(encoder))
-    if code is not None:
-        spec["code"] = code
-    if encoder.checkpoint_settings:
-        spec["checkpoint_settings"] = dict(encoder.checkpoint_settings)
-    return {
-        "format": FORMAT,
-        "data": dataset.source,
-        "modality": encoder.modality,
-        "samples": fingerprint(dataset, encoder.modality),
-        "encoder": json.loads(json.dumps(spec, default=str)),
-        "weights": weights_hash(encoder),
-        "versions": {name: version(name) for name in LIBRARIES},
-        **options,
-    }
-
-
-def key_of(description: Mapping[str, Any] | Sequence[Any]) -> str:
-    """Return the hash of a description."""
-    text = json.dumps(description, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:24]
-
-
-def weights_hash(module: nn.Module) -> str:
-    """Return the hash of all parameters and buffers."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
-
-
-def _decoded_bytes(kind: str, value: Any) -> bytes:
-    """Return the contents of an image or clip in memory; of one that cannot be read, why."""
-    try:
-        decoded = decode(kind, value)
-    except FusionZooError as error:
-        return str(error).encode()
-    items = decoded if isinstance(decoded, list) else [decoded]
-    parts = [(x.samples, x.rate) if isinstance(x, Audio) else (x,) for x in items]
-    return b"".join(np.asarray(part).tobytes() for item in parts for part in item)
-
-
-def fingerprint(dataset: PairedDataset, modality: str) -> str:
-    """Return the hash of ids and values: contents in memory, size and time of files."""
-    digest = hashlib.sha256()
-    kind = dataset.modalities[modality]
-    for sample_id, value in zip(dataset.ids, dataset.references(modality), strict=True):
-        digest.update(f"\0{sample_id}\0".encode())
-        for part in value_bytes(value, kind):
-            digest.update(part)
-    return digest.hexdigest()
-
-
-def value_bytes(value: Any, kind: str, root: Path | None = None) -> Iterator[bytes]:
-    """Yield what identifies an undecoded value; of several images or clips, that of each.
-
-    Of a file its size and time, and its path, from `root` on if that is given.
-    """
-    if isinstance(value, list) and kind in ("image", "audio"):
-        for number, item in enumerate(value):
-            yield f"\0{number}\0".encode()
-            yield from value_bytes(item, kind, root)
-    elif isinstance(value, Segment):
-        yield f"{value.start} {value.end} {value.frames} ".encode()
-        yield from value_bytes(value.source, kind, root)
-    elif isinstance(value, Path | ArrayItem):
-        path = value if isinstance(value, Path) else value.path
-        stat = path.stat() if path.is_file() else None
-        place = str(value) if root is None else str(value).removeprefix(f"{root}/")
-        yield f"{place} {stat and (stat.st_size, stat.st_mtime_ns)}".encode()
-    elif isinstance(value, Audio):
-        yield f"{value.rate}".encode() + value.samples.numpy().tobytes()
-    elif isinstance(value, Tensor | np.ndarray):
-        yield np.ascontiguousarray(value).tobytes()
-    elif isinstance(value, tuple) or hasattr(value, "getbands"):  # a clip, or a PIL image
-        yield _decoded_bytes(kind, value)
-    else:
-        yield repr(value).encode()
-
+from .encode import StoredFeatures, key_of
 
 FILES = StoredFeatures._fields
 ABOUT = "about.json"  # describes an entry
@@ -259,8 +32,9 @@ KEY = "[0-9a-f]{24}"  # what `key_of` returns
 PART = ".part-"  # in the name of what is being written or removed
 PART_NAME = rf"{KEY}{re.escape(PART)}(\d+-)?[0-9a-f]{{8,12}}"
 ABANDONED = 86_400  # seconds without a write after which a part is of a process that was killed
-
 Signature = tuple[tuple[int, int, int], ...]  # of an entry's files: inode, size, time of change
+# What this process has verified and mapped. A mapping outlives the removal of its entry.
+_mapped: dict[Path, tuple[Signature, StoredFeatures]] = {}
 
 
 @dataclass(frozen=True)
@@ -275,10 +49,6 @@ class CacheEntry:
 
 class _Damaged(Exception):
     """A file of an entry, and what is wrong with it."""
-
-
-# What this process has verified and mapped. A mapping outlives the removal of its entry.
-_mapped: dict[Path, tuple[Signature, StoredFeatures]] = {}
 
 
 class FeatureCache:

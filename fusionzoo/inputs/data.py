@@ -14,24 +14,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .cells import fold
-from .command_data import R, complete_data, complete_to_train, with_targets
-from .config import from_settings
-from .config.schema import TABLE_WORDS
-from .datasets import DATASETS, PairedDataset
-from .datasets import create_dataset as open_data
-from .datasets.arrow import is_list_of_text
-from .datasets.load import load_table
-from .datasets.naming import IN_MEMORY, settings_of
-from .datasets.paths import SUFFIXES
-from .datasets.provenance import FUSIONZOO, Loaded
-from .datasets.sources.columns import HUGGING_FACE, TEXT_TYPES
-from .datasets.sources.in_memory import is_table, read_objects
-from .datasets.sources.table_settings import STREAM_LIMIT, TableSettings
-from .datasets.table import NOT_FILES, word_list
-from .errors import FusionZooError, keyword_errors
-from .files import cache_root, make_cache_folder, replacing
-from .structures import KINDS
+from fusionzoo.cells import fold
+from fusionzoo.config import from_settings, split_name
+from fusionzoo.config.schema import TABLE_WORDS
+from fusionzoo.datasets import DATASETS, PairedDataset
+from fusionzoo.datasets import create_dataset as open_data
+from fusionzoo.datasets.arrow import is_list_of_text
+from fusionzoo.datasets.load import load_table
+from fusionzoo.datasets.naming import IN_MEMORY, settings_of
+from fusionzoo.datasets.paths import SUFFIXES
+from fusionzoo.datasets.provenance import FUSIONZOO, Loaded
+from fusionzoo.datasets.sources.columns import HUGGING_FACE, TEXT_TYPES
+from fusionzoo.datasets.sources.in_memory import is_table, read_objects
+from fusionzoo.datasets.sources.table_settings import STREAM_LIMIT, TableSettings
+from fusionzoo.datasets.table import NOT_FILES, word_list
+from fusionzoo.errors import FusionZooError, keyword_errors
+from fusionzoo.files import cache_root, make_cache_folder, replacing
+from fusionzoo.structures import KINDS
+
+from .command import R, complete_data, complete_to_train, with_targets
 
 Data = Any  # str | PathLike | Mapping | PairedDataset | a table or data set in memory
 InMemory = PairedDataset | dict[str, Any] | None  # settings, whose `root` is a table of objects
@@ -302,3 +303,21 @@ def _absolute_structs(table: pa.Table, base: str) -> pa.Table:
                     cell["path"] = _absolute(cell["path"], base)
             table = table.set_column(position, field, pa.array(cells, field.type))
     return table
+
+
+def open_dataset(
+    settings: dict[str, Any],
+    targets: Mapping[str, str] | None = None,
+    dataset: PairedDataset | None = None,
+) -> PairedDataset:
+    """Open the data set that `--data.name` and its settings describe, or take one that is open;
+    read these targets (None: the class in column `target`)."""
+    if dataset is not None:
+        return dataset if targets is None else dataset.with_targets(targets)
+    name, arguments = split_name(settings, "data")
+    arguments.pop("augment", None)  # of training samples: `encoders/augment.py`
+    if targets is None:
+        return DATASETS.create(name, **arguments)
+    if "targets" in DATASETS[name].parameters:
+        return DATASETS.create(name, **{**arguments, "targets": targets})
+    return DATASETS.create(name, **arguments).with_targets(targets)

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from .config import BenchmarkConfig, RunConfig
-from .datasets.complete import Completed, complete
-from .errors import FusionZooError
+from fusionzoo.config import BenchmarkConfig, RunConfig
+from fusionzoo.datasets.complete import Completed, complete
+from fusionzoo.errors import FusionZooError
 
 R = TypeVar("R", RunConfig, BenchmarkConfig)
 CLASSIFICATION = {"name": "classification"}

@@ -17,8 +17,14 @@ from fusionzoo.datasets import Collate, PairedDataset
 from fusionzoo.distributed import World, gather
 from fusionzoo.encoders import WRAPPED, Encoder, Item, Processor, varies
 from fusionzoo.errors import FusionZooError
-from fusionzoo.features import StoredFeatures, describe, encode, feature_cache, load_features
+from fusionzoo.features.cache import feature_cache, load_features
+from fusionzoo.features.encode import StoredFeatures, describe, encode
 from fusionzoo.structures import Features
+
+HEARTBEAT = 10.0  # seconds between two signs of life of a process that the others wait for
+MEMORY_SHARE = (
+    4  # features may take up to 1 / MEMORY_SHARE of the memory, and half of the free disk
+)
 
 
 class NotCacheable(Exception):
@@ -44,12 +50,6 @@ class SameInTraining(Processor):
 
     def collate(self, items: Sequence[Item]) -> Item:
         return self.evaluation.collate(items)
-
-
-HEARTBEAT = 10.0  # seconds between two signs of life of a process that the others wait for
-MEMORY_SHARE = (
-    4  # features may take up to 1 / MEMORY_SHARE of the memory, and half of the free disk
-)
 
 
 class StoredModality:

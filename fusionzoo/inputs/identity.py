@@ -16,11 +16,11 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from .datasets import PairedDataset
-from .datasets.join import SourceValues
-from .datasets.paths import holds_paths
-from .datasets.shards.blocks import StoredCells
-from .features import value_bytes
+from fusionzoo.datasets import PairedDataset
+from fusionzoo.datasets.join import SourceValues
+from fusionzoo.datasets.paths import holds_paths
+from fusionzoo.datasets.shards.blocks import StoredCells
+from fusionzoo.features.encode import value_bytes
 
 ROWS_AT_ONCE = 65_536
 MOST_NAMES = 3  # of classes in a message

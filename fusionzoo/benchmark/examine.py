@@ -1,0 +1,246 @@
+"""Test models: the subsets of modalities, damaged samples, lost parts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fusionzoo.datasets import PairedDataset
+from fusionzoo.errors import FusionZooError
+from fusionzoo.evaluation.calibration import calibration
+from fusionzoo.evaluation.cost import head_cost
+from fusionzoo.evaluation.robustness import LOST_PART, Corrupted
+from fusionzoo.evaluation.shapley import subset_label, subsets
+from fusionzoo.features.cache import load_features
+from fusionzoo.features.encode import StoredFeatures, encode
+from fusionzoo.model import FusionModel
+from fusionzoo.structures import Features, keep_only, seed_of
+from fusionzoo.training.multitask import Tasks
+
+from .bench import Bench, Condition, Job, conditions, damaged_rows, sample_scores, tasks_of
+from .candidates import modalities_of, reads_tokens
+from .feeds import BatchFeed, ProbeFeed, device_of, loader_workers
+from .store import Row, SeedResult
+from .train import FitResult
+
+FeaturesByModality = dict[str, Features]
+UNDAMAGED: Condition = ("", "undamaged", 0)
+
+
+class Examiner:
+    """Computes the metrics of the models of one job."""
+
+    def __init__(self, bench: Bench, job: Job, feed: ProbeFeed | BatchFeed) -> None:
+        self.bench, self.job, self.feed = bench, job, feed
+        self.modalities = modalities_of(bench, job.candidate)
+        self.fold = bench.folds[job.fold]
+        self.target = bench.targets[self.fold.test]
+        self.tasks = tasks_of(bench, self.fold.train)
+        self.sorted_test, self.test_order = self.fold.test.sort()
+
+    def examine(
+        self,
+        model: FusionModel,
+        seed: int,
+        fit_result: FitResult,
+        seconds: float,
+        val_logits: Tensor,
+    ) -> SeedResult:
+        """Return the metrics of one trained model; a control gets those of the test split only.
+
+        Where damaged samples are tested later, the result has the model's weights.
+        """
+        model.eval()
+        test, weights = self.test_features(model), None
+        model.fusion.cpu()
+        logits = predict(model, test)
+        scores = [self._scores(logits)]
+        rows, lost_scores = [self._row(logits, "full")], None
+        if not self.job.shuffled:
+            for subset in subsets(self.modalities)[-2::-1]:  # the full one first, as in `scores`
+                masked = predict(model, keep_only(test, *subset))
+                scores.append(self._scores(masked))
+                rows.append(self._row(masked, subset_label(subset)))
+            rows += self._broken_pairings(model, test, seed)
+            if tests_damage_later(self.bench):
+                weights = {name: x.detach().clone() for name, x in model.state_dict().items()}
+            else:
+                damaged, lost_scores = self._damaged(model, test)
+                rows += damaged
+        facts = {
+            "best_epoch": fit_result.best_epoch,
+            "epochs": fit_result.epochs,
+            "val_loss": fit_result.loss,
+            "seconds": seconds,
+            **head_cost(model.fusion, test),
+            "stacked": len(self.job.seeds) > 1,
+        }
+        return SeedResult(
+            seed,
+            rows,
+            facts,
+            logits.numpy(),
+            val_logits.numpy(),
+            torch.stack(scores).float().numpy(),
+            lost_scores,
+            fit_result.losses.numpy(),
+            weights,
+        )
+
+    def add_damaged(self, model: FusionModel, result: SeedResult) -> SeedResult:
+        """Return a model's result with the metrics of damaged samples."""
+        model.eval()
+        damaged, lost_scores = self._damaged(model, self.test_features(model))
+        return result._replace(rows=[*result.rows, *damaged], lost_scores=lost_scores)
+
+    def validate(self, model: FusionModel) -> Tensor:
+        """Return the logits of the validation samples, (N, K)."""
+        model.eval()
+        val = self._features(model, self.fold.val)
+        model.fusion.cpu()
+        return predict(model, val)
+
+    def test_features(self, model: FusionModel) -> FeaturesByModality:
+        """Return the features of the test samples."""
+        return self._features(model, self.fold.test)
+
+    def _features(self, model: FusionModel, rows: Tensor) -> FeaturesByModality:
+        """Return the features of samples, those of the cache or those of the model's encoders."""
+        if isinstance(self.feed, ProbeFeed):
+            (features,) = self.feed([rows], -1)
+            return features
+        samples = self.feed.dataset.subset(rows)
+        return {name: self._encode(model, samples, name) for name in self.modalities}
+
+    def _corrupted(self, model: FusionModel) -> Iterator[tuple[Condition, Features]]:
+        """Yield the features of each modality's damaged test samples, condition by condition."""
+        if isinstance(self.feed, ProbeFeed):
+            yield from self._corrupted_from_cache(self.feed)
+            return
+        samples = self.feed.dataset.subset(damaged_rows(self.bench, self.fold))
+        for condition in conditions(self.bench):
+            if condition[0] in self.modalities:
+                damaged = Corrupted(samples, *condition)
+                yield condition, self._encode(model, damaged, condition[0])
+
+    def _corrupted_from_cache(self, feed: ProbeFeed) -> Iterator[tuple[Condition, Features]]:
+        rows = damaged_rows(self.bench, self.fold)
+        for condition, damaged in self.bench.corrupted[self.job.fold].items():
+            if condition[0] in self.modalities:
+                stored = load_features(damaged.description)
+                places = torch.searchsorted(damaged.rows, rows)  # entries are in order of rows
+                yield condition, feed.take(condition[0], stored, places)
+
+    def _encode(self, model: FusionModel, samples: PairedDataset, modality: str) -> Features:
+        cfg = self.bench.cfg
+        stored = encode(
+            dict(model.named_encoders())[modality],
+            samples,
+            num_workers=loader_workers(cfg),
+            device=device_of(cfg),
+            progress=False,
+        )
+        return stored.take(_all_rows(stored), reads_tokens(self.job.candidate))
+
+    def _scores(self, logits: Tensor) -> Tensor:
+        return sample_scores(self.tasks, logits, self.target)
+
+    def _row(self, logits: Tensor, subset: str, condition: Condition = ("", "", 0)) -> Row:
+        return score_row(self.tasks, logits, self.target, self._scores(logits), subset, condition)
+
+    def _damaged(
+        self, model: FusionModel, test: FeaturesByModality
+    ) -> tuple[list[Row], NDArray[np.float32] | None]:
+        """Evaluate samples of which one modality is damaged; the same ones undamaged come first.
+
+        Also return the samples' scores (C, n) undamaged and with each lost part.
+        """
+        rows: list[Row] = []
+        lost_scores: list[Tensor] = []
+        damaged = damaged_rows(self.bench, self.fold)
+        numbers = torch.searchsorted(self.sorted_test, damaged)
+        numbers = self.test_order[numbers]
+        clean = {name: Features(*(x[numbers] for x in whole)) for name, whole in test.items()}
+        target = self.target[numbers]
+        undamaged: tuple[Condition, Features | None] = UNDAMAGED, None
+        for condition, features in itertools.chain([undamaged], self._corrupted(model)):
+            changed = clean if features is None else {**clean, condition[0]: features}
+            logits = predict(model, changed)
+            scores = sample_scores(self.tasks, logits, target)
+            rows.append(score_row(self.tasks, logits, target, scores, "full", condition))
+            if takes_part(self.bench, condition):
+                lost_scores.append(scores)
+        if len(rows) == 1:
+            return [], None
+        return rows, torch.stack(lost_scores).float().numpy()
+
+    def _broken_pairings(
+        self, model: FusionModel, test: FeaturesByModality, seed: int
+    ) -> list[Row]:
+        """Evaluate with one modality, each in turn, taken from another sample."""
+        rows = []
+        for number, (name, features) in enumerate(test.items()):
+            present_rows = features.mask.any(1).nonzero()[:, 0]
+            generator = torch.Generator().manual_seed(seed_of(seed, number))
+            # A random cycle: every sample gets the value of another.
+            cycle = present_rows[torch.randperm(len(present_rows), generator=generator)]
+            order = torch.arange(len(features.mask))
+            order[cycle] = cycle.roll(1)
+            changed = {**test, name: Features(*(x[order] for x in features))}
+            rows.append(self._row(predict(model, changed), "full", (name, "pairing", 0)))
+        return rows
+
+
+def takes_part(bench: Bench, condition: Condition) -> bool:
+    """Whether a modality loses a part in a condition, or the condition is the undamaged one."""
+    modality, corruption, _ = condition
+    return condition == UNDAMAGED or corruption == LOST_PART.get(bench.modalities.get(modality, ""))
+
+
+def score_row(
+    tasks: Tasks,
+    logits: Tensor,
+    target: Tensor,
+    scores: Tensor,
+    subset: str,
+    condition: Condition = ("", "", 0),
+) -> Row:
+    """Return a row of results: what was tested, the score and all metrics."""
+    metrics = tasks.metrics(logits, target)
+    if tasks.plain:
+        metrics |= calibration(logits, target)
+        metrics.pop("loss")  # `nll` is the same, but for settings of the objective
+    modality, corruption, severity = condition
+    labels = {"subset": subset, "modality": modality, "corruption": corruption}
+    return {**labels, "severity": severity, "score": float(scores.mean()), **metrics}
+
+
+@torch.no_grad()
+def predict(model: FusionModel, features: Mapping[str, Features]) -> Tensor:
+    """Return the logits of all samples, (N, K)."""
+    count = len(next(iter(features.values())).mask)
+    parts = []
+    for rows in torch.arange(count).split(256):
+        part = {name: Features(*(x[rows] for x in tensors)) for name, tensors in features.items()}
+        parts.append(model.fuse(part).logits.float())
+    logits = torch.cat(parts)
+    if not logits.isfinite().all():
+        raise FusionZooError("the logits of the test split are not finite")
+    return logits
+
+
+def _all_rows(stored: StoredFeatures) -> Tensor:
+    return torch.arange(len(stored.pooled))
+
+
+def tests_damage_later(bench: Bench) -> bool:
+    """Whether damaged samples are tested last, since they change no choice and no verdict.
+
+    In finetune mode a model would be trained, or its encoders stored, for that alone.
+    """
+    return bench.cfg.mode == "probe" and bool(conditions(bench))

@@ -1,0 +1,91 @@
+"""Results of the benchmark's jobs on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from zipfile import BadZipFile
+
+import numpy as np
+
+from fusionzoo.files import replacing
+from fusionzoo.training import run_folder
+
+from .bench import Job
+from .train import Weights
+
+Row = dict[str, Any]  # of results.parquet
+
+
+class SeedResult(NamedTuple):
+    """The result of one candidate on one fold with one seed; a job has one for each seed."""
+
+    seed: int
+    rows: list[Row]  # one per subset, broken pairing and corruption
+    facts: dict[str, Any]  # best epoch, loss, costs
+    logits: np.ndarray  # (N, K) of the whole test split
+    val_logits: np.ndarray
+    scores: np.ndarray  # (U, N) of each subset of the modalities, the full one first
+    # (C, n) of the damaged samples: undamaged, then in the order of `rows` with a lost part each.
+    lost_scores: np.ndarray | None = None
+    val_losses: np.ndarray | None = None  # (N,) as in FitResult; linear baselines have none
+    weights: Weights | None = None  # of the tested model, until damaged samples are tested too
+
+
+def folder_of(out: str) -> Path:
+    """Return the folder of the stored results of jobs in the folder of a report."""
+    return Path(out) / "cells"
+
+
+def weights_path(path: Path) -> Path:
+    """Return the file of the tested models' weights: there until damaged samples are tested."""
+    return path.with_suffix(".pt")
+
+
+def save(path: Path, job: Job, results: Sequence[SeedResult]) -> None:
+    """Write the results of a job, completely or not at all."""
+    weights = [result.weights for result in results if result.weights is not None]
+    if weights:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        run_folder.write({"weights": weights}, weights_path(path))
+    arrays: dict[str, np.ndarray] = {}
+    for number, result in enumerate(results):
+        arrays[f"logits{number}"], arrays[f"val{number}"] = result.logits, result.val_logits
+        arrays[f"scores{number}"] = result.scores
+        for name, array in (("lost", result.lost_scores), ("losses", result.val_losses)):
+            if array is not None:
+                arrays[f"{name}{number}"] = array
+    entries = [[result.seed, result.rows, result.facts] for result in results]
+    metadata = json.dumps({"unit": job.stored(), "cells": entries})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as partial, partial.open("wb") as file:
+        np.savez_compressed(file, about=np.array(metadata), allow_pickle=False, **arrays)
+    if not weights:
+        weights_path(path).unlink(missing_ok=True)
+
+
+def load(path: Path) -> list[SeedResult] | None:
+    """Read the results of a job; None if there are none, or if the file is damaged."""
+    if not path.is_file():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            entries = json.loads(str(arrays["about"]))["cells"]
+            names = ("logits", "val", "scores")
+            results = [
+                SeedResult(*entry, *(arrays[f"{name}{number}"] for name in names))
+                for number, entry in enumerate(entries)
+            ]
+            return [  # files of earlier versions lack these scores
+                result._replace(
+                    lost_scores=arrays.get(f"lost{number}"),
+                    val_losses=arrays.get(f"losses{number}"),
+                )
+                for number, result in enumerate(results)
+            ]
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        print(f"warning: {path} is damaged ({error}); its job is run again")
+        path.unlink()
+        return None

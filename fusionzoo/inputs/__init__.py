@@ -1,0 +1,1 @@
+"""What a run, a command or a call reads: its data, opened, and what identifies them."""
