@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from fusionzoo.config import RunConfig
 from fusionzoo.config.load import Usage, run_command
-from fusionzoo.datasets.complete import Completed
+from fusionzoo.datasets.opening.complete import Completed
 from fusionzoo.inputs.command import complete_run
 from fusionzoo.plugins import load_plugins
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .samplers import PairedBatchSampler as PairedBatchSampler
     from .samplers import PairedSampler as PairedSampler
     from .samplers import make_sampler as make_sampler
-    from .splits import split_by_hash as split_by_hash
+    from .tables.splits import split_by_hash as split_by_hash
 
 _HOMES = {  # name -> its module, which imports torch and so waits until the name is used
     "DATASETS": "base",
@@ -63,7 +63,7 @@ def create_dataset(name: Any, **settings: Any) -> PairedDataset:
     decoded on access.
     """
     from .base import DATASETS
-    from .naming import is_path, settings_of, view_of
+    from .opening.naming import is_path, settings_of, view_of
     from .paired import PairedDataset
 
     if isinstance(name, PairedDataset):

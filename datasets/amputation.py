@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import seed_of
 
-from .media import decode
-from .provenance import Amputation
-from .table import Samples, presence, word_list
+from .media.decode import decode
+from .tables.provenance import Amputation
+from .tables.table import Samples, presence, word_list
 
 Mechanism = Literal["mcar", "mar", "mnar"]
 STRENGTH = 2.0  # log-odds by which the highest and the lowest rank differ from the middle one

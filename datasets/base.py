@@ -18,8 +18,8 @@ from fusionzoo.registry import Entry, Registry, keyword_only, settings_class, ty
 
 from .amputation import Mechanism
 from .paired import MAX_ERRORS, OnError, PairedDataset, check_policy
-from .paths import labels_of_join
-from .table import word_list
+from .tables.paths import labels_of_join
+from .tables.table import word_list
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,36 +11,7 @@ from torch import Tensor
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import ITEM_COUNTS, Batch, Features, Inputs, Sample, seed_of
 
-from .budgets import check_budget
-
 Item = dict[str, Tensor]
-T = TypeVar("T")
-
-
-def decode_items(values: Sequence[Any], decode_one: Callable[[Any], Any]) -> Any:
-    """Decode each item of a list; a list of a single item gives the item itself.
-
-    An item that is a video gives several images.
-    """
-    decoded: list[Any] = []
-    for item in each_item(values, decode_one):
-        decoded += item if isinstance(item, list) else [item]
-        pixels = sum(x[0].numel() for x in decoded if isinstance(x, Tensor))
-        check_budget("pixels of all images", pixels, "the list")
-    if not decoded:
-        raise FusionZooError("the list is empty")
-    return decoded[0] if len(decoded) == 1 else decoded
-
-
-def each_item(values: Sequence[Any], read: Callable[[Any], T]) -> Iterator[T]:
-    """Read the items of a list in turn; an error names the item."""
-    check_budget("items", len(values), "the list")
-    for number, value in enumerate(values, start=1):
-        try:
-            item = read(value)
-        except FusionZooError as error:
-            raise FusionZooError(f"item {number} of {len(values)}: {error}") from error
-        yield item
 
 
 def prepare(processor: Any, value: Any, generator: torch.Generator | None = None) -> list[Item]:

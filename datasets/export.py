@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pv
 import pyarrow.parquet as pq
@@ -18,69 +16,13 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.files import replacing
 from fusionzoo.structures import KINDS
 
-from .arrow import is_list_of_text
-from .audio import Segment, is_video
-from .join import SourceValues
-from .media import decode
-from .paths import holds_paths
-from .provenance import with_kinds
-from .shards.blocks import StoredCells
-from .table import Samples
-
-
-def in_files(dataset: Samples, name: str) -> bool:
-    """Whether every value of a modality is a file."""
-    values = dataset.memory.get(name)
-    if isinstance(values, SourceValues):
-        return in_files(values.source, values.modality)
-    if isinstance(values, StoredCells):
-        return False
-    if values is None:
-        return name in dataset.paths and holds_paths(
-            dataset.modalities[name], dataset.table[name].type
-        )
-    return all(
-        isinstance(file, Path) for value in dataset.references(name) for file in files_of(value)
-    )
-
-
-def files_of(value: Any) -> list[Any]:
-    """Return the files of an undecoded value, or the value in a list if it is none."""
-    if isinstance(value, list):
-        return [file for item in value for file in files_of(item)]
-    return [] if value is None else [value.source if isinstance(value, Segment) else value]
-
-
-def has_several(dataset: Samples, name: str, *, decoded: bool) -> bool:
-    """Whether a sample has several items; if `decoded`, the images of a video count as such."""
-    values = dataset.memory.get(name)
-    if isinstance(values, SourceValues):
-        return has_several(values.source, values.modality, decoded=decoded)
-    if isinstance(values, StoredCells) and not decoded:
-        return values.has_lists
-    is_listed = is_list_of_text(dataset.table[name].type)
-    if is_listed or (name not in dataset.memory and not decoded):
-        return is_listed
-    has_images = dataset.modalities[name] == "image"
-    return any(
-        isinstance(value, list) or (decoded and has_images and is_video(value))
-        for value in (dataset.reference(name, row) for row in dataset.rows.tolist())
-    )
-
-
-def segment_columns(dataset: Samples, types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
-    """Return the columns of segments, for files of which only a part is used."""
-    columns: dict[str, pa.DataType] = {}
-    for name, kind in types.items():
-        modality_kind = dataset.modalities[name]
-        if modality_kind in ("image", "audio") and holds_paths(modality_kind, kind):
-            values = (
-                x for v in dataset.references(name) for x in (v if isinstance(v, list) else [v])
-            )
-            if any(isinstance(x, Segment) and (x.start or x.end is not None) for x in values):
-                columns |= {f"{name}_start": pa.float64(), f"{name}_end": pa.float64()}
-    return columns
-
+from .media.audio import Segment
+from .media.decode import decode
+from .media.encode import media_bytes
+from .shards.stored import files_of, has_several, in_files, segment_columns
+from .tables.paths import holds_paths
+from .tables.provenance import with_kinds
+from .tables.table import Samples, table_columns
 
 SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".csv", ".tsv")
 BATCH = 500  # samples written together
@@ -191,30 +133,6 @@ class _Values:
         return Path(relative).as_posix()
 
 
-def media_bytes(kind: str, value: Any) -> bytes:
-    """Return an image or clip as bytes; what is no file yet as PNG, or WAV of 32-bit floats."""
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, Path):
-        try:
-            return value.read_bytes()
-        except OSError as error:
-            raise FusionZooError(f"{value} cannot be opened: {error.strerror}") from error
-    buffer = io.BytesIO()
-    if kind == "image":
-        from PIL import Image
-
-        pixels = np.ascontiguousarray(decode(kind, value).permute(1, 2, 0).numpy())
-        Image.fromarray(pixels).save(buffer, format="png", compress_level=1)
-    else:
-        import soundfile
-
-        clip = decode(kind, value)
-        samples = clip.samples.numpy()
-        soundfile.write(buffer, samples, clip.rate, format="WAV", subtype="FLOAT")
-    return buffer.getvalue()
-
-
 def _column_type(dataset: Samples, name: str, embed: bool, suffix: str) -> pa.DataType:
     """Return how the values of a modality are stored."""
     kind = dataset.modalities[name]
@@ -235,17 +153,6 @@ def _column_type(dataset: Samples, name: str, embed: bool, suffix: str) -> pa.Da
     if kind in ("image", "audio"):
         return pa.list_(MEDIA) if several else MEDIA
     return pa.list_(pa.float32()) if kind == "vector" else pa.list_(pa.list_(pa.float32()))
-
-
-def table_columns(dataset: Samples) -> list[str]:
-    """Return the columns besides the modalities; those without any value are left out."""
-    names = [name for name in dataset.table.column_names if name not in dataset.modalities]
-    return [
-        name
-        for name in names
-        if pa.types.is_string(dataset.table[name].type)
-        and (name in ("id", "split") or dataset.table[name].null_count < len(dataset.table))
-    ]
 
 
 def _write(path: Path, suffix: str, schema: pa.Schema, batches: Iterator[pa.Table]) -> None:

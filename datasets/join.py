@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError, did_you_mean
 
-from .paths import is_collecting
-from .provenance import Provenance
-from .splits import class_columns, make_splits
-from .table import ROLES, Samples
+from .tables.paths import is_collecting
+from .tables.provenance import Provenance
+from .tables.splits import class_columns, make_splits
+from .tables.table import ROLES, Samples
 
 How = Literal["inner", "left", "outer"]  # keys that all sources have, those of the first, or all
 RowsByKey = Mapping[str, Mapping[str, list[int | None]]]  # source -> key -> positions in it

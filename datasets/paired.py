@@ -23,17 +23,17 @@ from fusionzoo.structures import Sample
 from fusionzoo.targets import Target
 
 from .amputation import Mechanism, amputated, drop_values
-from .arrays import ArrayItem, check_rows, refer
-from .arrow import cell_lengths, count_values, positions_in, repeated_value, rows_equal_to
-from .audio import Segment, cost, cut
 from .export import write_manifest
 from .join import How, join_arguments
-from .media import decode
-from .paths import check_paths, holds_paths, is_collecting, labels_of_join, repair_rows
-from .provenance import Amputation, Provenance
+from .media.arrays import ArrayItem, check_rows, refer
+from .media.audio import Segment, cost, cut
+from .media.decode import decode
 from .shards.order import Blocking, find_blocking, sort_by_window, stored_lengths
-from .splits import SPLITS
-from .table import (
+from .tables.arrow import cell_lengths, count_values, positions_in, repeated_value, rows_equal_to
+from .tables.paths import check_paths, holds_paths, is_collecting, labels_of_join, repair_rows
+from .tables.provenance import Amputation, Provenance
+from .tables.splits import SPLITS
+from .tables.table import (
     NOT_FILES,
     Samples,
     SingleCells,
@@ -43,7 +43,7 @@ from .table import (
     read_labels,
     word_list,
 )
-from .tabular import learn_columns
+from .tables.tabular import learn_columns
 
 OnError = Literal["raise", "missing", "skip"]
 MAX_ERRORS = 0.05  # share of a modality's values that may fail

@@ -14,7 +14,7 @@ from torch.utils.data import Sampler
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.structures import seed_of
 
-from .audio import is_video
+from .media.audio import is_video
 from .paired import PairedDataset
 from .shards.order import Blocking, sort_by_window, window_sizes
 

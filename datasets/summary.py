@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .paired import PairedDataset
-from .provenance import Amputation
-from .splits import SPLITS
-from .table import case_hint, objective_hint, separator_hint
-from .tabular import describe_columns
+from .tables.provenance import Amputation
+from .tables.splits import SPLITS
+from .tables.table import case_hint, objective_hint, separator_hint
+from .tables.tabular import describe_columns
 
 MAX_CLASSES = 12  # shown with their counts
 MAX_COLUMNS = 20  # unused ones that are named

@@ -16,7 +16,7 @@ from fusionzoo.cells import without_formulas
 from fusionzoo.config import EmbedConfig, EvaluateConfig, PredictConfig, merge, read_yaml
 from fusionzoo.config.flags import Tree
 from fusionzoo.datasets import DATASETS, PairedBatchSampler, PairedDataset, make_sampler
-from fusionzoo.datasets.complete import (
+from fusionzoo.datasets.opening.complete import (
     TABLE,
     Completed,
     complete_for_model,
@@ -24,8 +24,8 @@ from fusionzoo.datasets.complete import (
     resolve_name,
     target_columns,
 )
-from fusionzoo.datasets.naming import IN_MEMORY
-from fusionzoo.datasets.tabular import unseen_categories
+from fusionzoo.datasets.opening.naming import IN_MEMORY
+from fusionzoo.datasets.tables.tabular import unseen_categories
 from fusionzoo.devices import pick_device
 from fusionzoo.distributed import World
 from fusionzoo.encoders.augment import refuse_augmentation

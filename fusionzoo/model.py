@@ -540,7 +540,7 @@ class FusionModel(nn.Module):
     def _open(self, samples: Sequence[Raw | Sample]) -> _RawSamples | PairedDataset:
         """Return samples that are decoded when they are asked for."""
         from fusionzoo.datasets import PairedDataset
-        from fusionzoo.datasets.raw_rows import holds_rows, open_rows
+        from fusionzoo.datasets.opening.raw_rows import holds_rows, open_rows
 
         if isinstance(samples, PairedDataset):
             return samples
@@ -557,7 +557,7 @@ class FusionModel(nn.Module):
 
     def sample(self, raw: Raw | Sample, number: int = 0) -> Sample:
         """Decode a raw sample; `number` is its place in messages, and its id."""
-        from fusionzoo.datasets.media import decode
+        from fusionzoo.datasets.media.decode import decode
 
         if isinstance(raw, Sample):
             return raw

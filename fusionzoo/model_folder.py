@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import torch
 from annotated_types import Ge, Len
 
-from .datasets.table import refuse_name
+from .datasets.tables.table import refuse_name
 from .encoders import WRAPPED, Encoder
 from .errors import FusionZooError, did_you_mean, one_line
 from .files import without_folders, write_json

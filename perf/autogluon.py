@@ -34,7 +34,7 @@ from fusionzoo import create_dataset, create_encoder
 from fusionzoo.benchmark.bench import make_folds
 from fusionzoo.config import read_yaml
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.datasets.media import decode
+from fusionzoo.datasets.media.decode import decode
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "runs" / "autogluon.jsonl"

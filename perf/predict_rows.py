@@ -22,7 +22,7 @@ from inference import table
 from PIL import Image
 
 import fusionzoo as fz
-from fusionzoo.datasets.media import decode
+from fusionzoo.datasets.media.decode import decode
 from fusionzoo.structures import Sample
 
 OUT = Path(__file__).parents[1] / "results" / "predict_rows.csv"

@@ -95,7 +95,7 @@ TABLES = (
     script("interactions", (*TRAINING, *SHARED), "runs/interactions.jsonl"),
     script("linear", ("datasets/builtin/hanzi.py", "datasets/packages.py", "encoders")),
     script("mfeat", (*TRAINING, *SHARED), "runs/mfeat.jsonl"),
-    script("predict_rows", ("datasets/raw_rows.py", "fusionzoo/inference.py", *MODEL)),
+    script("predict_rows", ("datasets/opening/raw_rows.py", "fusionzoo/inference.py", *MODEL)),
     script("missing", (*MODEL, "fusionzoo/training/balance", *SHARED), "runs/missing.jsonl"),
     script("which", BENCHMARK, "runs/which"),
     script("hostile", ("tests/helpers/hostile", *READING)),

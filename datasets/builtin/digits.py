@@ -14,7 +14,7 @@ from fusionzoo.structures import Audio
 
 from ..base import DATASETS, from_memory
 from ..paired import PairedDataset
-from ..provenance import Provenance
+from ..tables.provenance import Provenance
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 ROWS, COLUMNS = (697.0, 770.0, 852.0, 941.0), (1209.0, 1336.0, 1477.0)  # Hz, of a telephone's keys

@@ -29,9 +29,9 @@ from fusionzoo.files import cache_root, replacing
 from ..base import DATASETS, DEFAULTS, SharedSettings
 from ..packages import Package
 from ..paired import PairedDataset
-from ..provenance import Provenance
-from ..splits import join_groups, split_by_hash
-from ..table import word_list
+from ..tables.provenance import Provenance
+from ..tables.splits import join_groups, split_by_hash
+from ..tables.table import word_list
 
 STROKES = Package(
     registry="npm",

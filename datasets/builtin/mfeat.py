@@ -18,7 +18,7 @@ from fusionzoo.files import cache_root
 from ..base import DATASETS, from_memory
 from ..packages import Package
 from ..paired import PairedDataset
-from ..provenance import Provenance
+from ..tables.provenance import Provenance
 
 PACKAGE = Package(
     registry="pypi",

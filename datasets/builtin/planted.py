@@ -16,7 +16,7 @@ from fusionzoo.errors import FusionZooError, did_you_mean
 
 from ..base import DATASETS, from_memory
 from ..paired import PairedDataset
-from ..provenance import Provenance
+from ..tables.provenance import Provenance
 
 SPLIT_CYCLE = ("train", "val", "train", "test", "train")
 TASKS = ("redundant", "unique", "xor", "and", "copy")

@@ -16,9 +16,9 @@ from fusionzoo.files import cache_root
 from ..base import DATASETS, DEFAULTS, SharedSettings
 from ..packages import Package
 from ..paired import PairedDataset
-from ..provenance import Provenance
-from ..splits import split_by_hash
-from ..table import word_list
+from ..tables.provenance import Provenance
+from ..tables.splits import split_by_hash
+from ..tables.table import word_list
 
 INSIDE = Path("usr/share/tuxpaint/stamps")
 PACKAGE = Package(

@@ -20,14 +20,14 @@ from numpy.lib import format as npy_format
 
 from fusionzoo.errors import FusionZooError, one_line
 
-from ..arrays import check_npy
-from ..arrow import BINARY_TYPES, row_numbers
-from ..budgets import check_budget
-from ..media import media_value
-from ..parquet import SHARD, check_parquet
-from ..paths import SUFFIXES
-from ..provenance import Loaded
-from ..splits import USUAL_NAMES
+from ..media.arrays import check_npy
+from ..media.budgets import check_budget
+from ..media.decode import media_value
+from ..media.formats import SUFFIXES
+from ..tables.arrow import BINARY_TYPES, row_numbers
+from ..tables.parquet import SHARD, check_parquet
+from ..tables.provenance import Loaded
+from ..tables.splits import USUAL_NAMES
 from .blocks import ParquetBlocks, StoredCells, TarBlocks
 from .order import stored_cells
 from .storage import ITEMS, ShardFile, Storage

@@ -13,7 +13,7 @@ from torch import Tensor
 from fusionzoo.errors import FusionZooError
 
 from ..join import SourceValues
-from ..table import Samples
+from ..tables.table import Samples
 from .blocks import Blocks, StoredCells
 from .storage import BYTES, ITEMS, OFFSETS, SAMPLES, struct_entries
 

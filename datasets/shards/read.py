@@ -10,14 +10,14 @@ import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError
 
-from ..parquet import (
+from ..tables.parquet import (
     files_by_split,
     is_parquet_folder,
     is_saved_folder,
     read_parquet_folder,
     read_saved_folder,
 )
-from ..provenance import Loaded, with_kinds
+from ..tables.provenance import Loaded, with_kinds
 from .blocks import Blocks, ParquetBlocks, TarBlocks
 from .foreign import has_bytes, open_parquet_files, open_tar_files
 from .order import check_items, has_items, stored_cells, stored_items

@@ -24,9 +24,8 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.files import replacing, write_json, write_text
 from fusionzoo.progress import progress_bar
 
-from ..export import has_several, table_columns
-from ..hugging_face import LIBRARY, undecoded_stream
-from ..table import Samples
+from ..tables.hugging_face import LIBRARY, undecoded_stream
+from ..tables.table import Samples, table_columns
 from .storage import (
     BYTES,
     DIGESTS,
@@ -42,6 +41,7 @@ from .storage import (
     Storage,
     read_index,
 )
+from .stored import has_several
 from .writers import (
     FOOTER_END,
     MAX_ROWS,
@@ -137,7 +137,7 @@ def modalities_with_lists(dataset: Samples) -> list[str]:
 
 def _texts(dataset: Samples, name: str) -> list[str | None]:
     """Read the texts of a modality."""
-    from ..media import decode
+    from ..media.decode import decode
 
     texts: list[str | None] = []
     for row in dataset.rows.tolist():

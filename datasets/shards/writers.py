@@ -17,11 +17,11 @@ import torch
 from fusionzoo.errors import FusionZooError
 from fusionzoo.resampling import resampler
 
-from ..audio import Segment, is_video
-from ..collate import each_item
-from ..export import media_bytes
-from ..media import decode
-from ..provenance import with_kinds
+from ..media.audio import Segment, is_video
+from ..media.decode import decode
+from ..media.encode import media_bytes
+from ..media.items import each_item
+from ..tables.provenance import with_kinds
 from .storage import STORED
 
 SIDE = 256  # pixels of the shorter side of a prepared image

@@ -17,7 +17,7 @@ import pyarrow as pa
 from fusionzoo.cells import fold
 from fusionzoo.errors import FusionZooError
 
-from ..arrays import (
+from ..media.arrays import (
     NUMBERS,
     WORDS,
     ArrayItem,
@@ -28,9 +28,9 @@ from ..arrays import (
     group_names,
     open_array,
 )
-from ..paths import PathChecker
-from ..provenance import Loaded
-from ..table import word_list
+from ..tables.paths import PathChecker
+from ..tables.provenance import Loaded
+from ..tables.table import word_list
 from .columns import Columns
 from .table_settings import TableSettings
 

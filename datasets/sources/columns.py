@@ -26,12 +26,12 @@ from fusionzoo.targets import (
     read_list,
 )
 
-from ..arrays import DIMENSIONS
-from ..arrow import is_list, list_names
-from ..paths import refuse
-from ..provenance import FUSIONZOO, INDEX, MEDIA, Loaded, RowNumbers
-from ..table import ROLES, word_list
-from ..tabular import join_cells
+from ..media.arrays import DIMENSIONS
+from ..tables.arrow import is_list, list_names
+from ..tables.paths import refuse
+from ..tables.provenance import FUSIONZOO, INDEX, MEDIA, Loaded, RowNumbers
+from ..tables.table import ROLES, word_list
+from ..tables.tabular import join_cells
 from .cell_kinds import NUMBER, convert_cells
 from .table_settings import Roles, TableSettings
 

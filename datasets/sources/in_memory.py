@@ -17,10 +17,10 @@ from torch.utils.data import IterableDataset
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.structures import Audio
 
-from ..arrow import row_numbers
-from ..hugging_face import is_hugging_face, read_hugging_face
-from ..media import media_value
-from ..provenance import Loaded, mark_index
+from ..media.decode import media_value
+from ..tables.arrow import row_numbers
+from ..tables.hugging_face import is_hugging_face, read_hugging_face
+from ..tables.provenance import Loaded, mark_index
 from .media_columns import ObjectCells
 from .table_settings import STREAM_LIMIT
 

@@ -21,9 +21,9 @@ from fusionzoo.cells import fold
 from fusionzoo.errors import FusionZooError
 from fusionzoo.targets import decimal_hint, read_list
 
-from ..arrow import is_list
-from ..paths import SUFFIXES, VIDEOS
-from ..table import FEW_EACH, MANY, SEPARATORS, word_list, words_recur
+from ..media.formats import SUFFIXES, VIDEOS
+from ..tables.arrow import is_list
+from ..tables.table import FEW_EACH, MANY, SEPARATORS, word_list, words_recur
 from .cell_kinds import (
     CATEGORY,
     DATE,

@@ -16,13 +16,14 @@ import pyarrow.compute as pc
 
 from fusionzoo.errors import FusionZooError
 
-from ..arrow import BINARY_TYPES, first_true, is_list_of_text, row_numbers
-from ..audio import spread
-from ..budgets import check_budget
-from ..media import media_value
-from ..paths import VIDEOS, PathChecker, is_collecting, refuse
-from ..provenance import Loaded, Provenance
-from ..table import EDGES, Samples
+from ..media.audio import spread
+from ..media.budgets import check_budget
+from ..media.decode import media_value
+from ..media.formats import VIDEOS
+from ..tables.arrow import BINARY_TYPES, first_true, is_list_of_text, row_numbers
+from ..tables.paths import PathChecker, is_collecting, refuse
+from ..tables.provenance import Loaded, Provenance
+from ..tables.table import EDGES, Samples
 from .columns import Columns
 from .table_settings import Roles, TableSettings
 

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 from fusionzoo.errors import FusionZooError, one_line
 
-from ..budgets import check_budget, check_expansion
+from ..media.budgets import check_budget, check_expansion
 
 XML_EXPANSION = 4  # memory that XML takes as objects, at least
 TABLE = "{urn:oasis:names:tc:opendocument:xmlns:table:1.0}"

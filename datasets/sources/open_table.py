@@ -16,13 +16,13 @@ from fusionzoo.cells import fold
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.structures import KINDS
 
-from ..arrow import is_list, list_names
 from ..base import DEFAULTS, SharedSettings
 from ..paired import PairedDataset
-from ..paths import is_collecting, labels_of_join, refuse, tell_apart
-from ..provenance import Loaded, Provenance, RowNumbers
-from ..splits import SPLITS, class_columns, make_splits, splits_by_time, usual_splits
-from ..table import ROLES, word_list
+from ..tables.arrow import is_list, list_names
+from ..tables.paths import is_collecting, labels_of_join, refuse, tell_apart
+from ..tables.provenance import Loaded, Provenance, RowNumbers
+from ..tables.splits import SPLITS, class_columns, make_splits, splits_by_time, usual_splits
+from ..tables.table import ROLES, word_list
 from .array_columns import ArrayColumns, gather_arrays
 from .cell_kinds import read_moments
 from .columns import (

@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 
-from ..arrow import check_unicode
-from ..budgets import check_budget, check_expansion
-from ..parquet import read_parquet
-from ..provenance import Provenance, RowNumbers, mark_index
+from ..media.budgets import check_budget, check_expansion
+from ..tables.arrow import check_unicode
+from ..tables.parquet import read_parquet
+from ..tables.provenance import Provenance, RowNumbers, mark_index
 from .open_document import read_sheets
 from .table_settings import TableSettings
 from .text_tables import DELIMITERS, check_encoding, find_encoding, read_delimited, read_json_lines

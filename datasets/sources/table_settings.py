@@ -10,8 +10,8 @@ from fusionzoo.cells import fold
 from fusionzoo.errors import FusionZooError
 
 from ..join import How
-from ..splits import SHARES
-from ..table import word_list
+from ..tables.splits import SHARES
+from ..tables.table import word_list
 from .cell_kinds import split_kinds
 
 NA: tuple[str, ...] = ("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None")

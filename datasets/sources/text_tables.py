@@ -21,9 +21,9 @@ import pyarrow.compute as pc
 
 from fusionzoo.errors import FusionZooError, one_line
 
-from ..arrow import check_depth
-from ..budgets import check_expansion
-from ..provenance import RowNumbers
+from ..media.budgets import check_expansion
+from ..tables.arrow import check_depth
+from ..tables.provenance import RowNumbers
 
 CHUNK = 1 << 20  # bytes that are decoded at a time
 BLOCK = 1 << 20  # bytes that pyarrow reads at a time; a row has to fit

@@ -15,7 +15,7 @@ from fusionzoo.benchmark import candidates, schedule
 from fusionzoo.config import BenchmarkConfig, write_yaml
 from fusionzoo.config.flags import in_seconds
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.datasets.complete import Completed
+from fusionzoo.datasets.opening.complete import Completed
 from fusionzoo.errors import FusionZooError, keyword_errors
 from fusionzoo.features.encode import key_of
 from fusionzoo.inputs.command import complete_run

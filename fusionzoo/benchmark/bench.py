@@ -13,8 +13,8 @@ from torch import Tensor
 from fusionzoo.config import BenchmarkConfig
 from fusionzoo.config.schema import drop_deselected
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.datasets.complete import Completed
-from fusionzoo.datasets.splits import SPLITS
+from fusionzoo.datasets.opening.complete import Completed
+from fusionzoo.datasets.tables.splits import SPLITS
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.metrics import METRICS, Metric
 from fusionzoo.evaluation.robustness import CORRUPTIONS, SEVERITIES

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fusionzoo.config import BenchmarkConfig
-from fusionzoo.datasets.table import word_list
+from fusionzoo.datasets.tables.table import word_list
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.fusion import FUSIONS, Fusion, create_fusion, fusion_info, list_fusions
 from fusionzoo.model import refuse_other_answers

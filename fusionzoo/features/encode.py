@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from fusionzoo.datasets import Collate, PairedDataset
-from fusionzoo.datasets.arrays import ArrayItem
-from fusionzoo.datasets.audio import Segment
-from fusionzoo.datasets.media import decode
+from fusionzoo.datasets.media.arrays import ArrayItem
+from fusionzoo.datasets.media.audio import Segment
+from fusionzoo.datasets.media.decode import decode
 from fusionzoo.encoders import Encoder, Processor
 from fusionzoo.errors import FusionZooError
 from fusionzoo.plugins import code_digest

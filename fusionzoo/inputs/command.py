@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from fusionzoo.config import BenchmarkConfig, RunConfig
-from fusionzoo.datasets.complete import Completed, complete
+from fusionzoo.datasets.opening.complete import Completed, complete
 from fusionzoo.errors import FusionZooError
 
 R = TypeVar("R", RunConfig, BenchmarkConfig)

@@ -19,15 +19,15 @@ from fusionzoo.config import from_settings, split_name
 from fusionzoo.config.schema import TABLE_WORDS
 from fusionzoo.datasets import DATASETS, PairedDataset
 from fusionzoo.datasets import create_dataset as open_data
-from fusionzoo.datasets.arrow import is_list_of_text
-from fusionzoo.datasets.load import load_table
-from fusionzoo.datasets.naming import IN_MEMORY, settings_of
-from fusionzoo.datasets.paths import SUFFIXES
-from fusionzoo.datasets.provenance import FUSIONZOO, Loaded
+from fusionzoo.datasets.media.formats import SUFFIXES
+from fusionzoo.datasets.opening.load import load_table
+from fusionzoo.datasets.opening.naming import IN_MEMORY, settings_of
 from fusionzoo.datasets.sources.columns import HUGGING_FACE, TEXT_TYPES
 from fusionzoo.datasets.sources.in_memory import is_table, read_objects
 from fusionzoo.datasets.sources.table_settings import STREAM_LIMIT, TableSettings
-from fusionzoo.datasets.table import NOT_FILES, word_list
+from fusionzoo.datasets.tables.arrow import is_list_of_text
+from fusionzoo.datasets.tables.provenance import FUSIONZOO, Loaded
+from fusionzoo.datasets.tables.table import NOT_FILES, word_list
 from fusionzoo.errors import FusionZooError, keyword_errors
 from fusionzoo.files import cache_root, make_cache_folder, replacing
 from fusionzoo.structures import KINDS

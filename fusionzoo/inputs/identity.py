@@ -18,8 +18,8 @@ from torch import Tensor
 
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.join import SourceValues
-from fusionzoo.datasets.paths import holds_paths
 from fusionzoo.datasets.shards.blocks import StoredCells
+from fusionzoo.datasets.tables.paths import holds_paths
 from fusionzoo.features.encode import value_bytes
 
 ROWS_AT_ONCE = 65_536

@@ -16,10 +16,10 @@ from fusionzoo.config.flags import Tree
 from fusionzoo.config.load import Usage, run_command
 from fusionzoo.config.schema import option
 from fusionzoo.console import command_line
-from fusionzoo.datasets.arrow import list_names
-from fusionzoo.datasets.complete import SHARED_BY_FILES, TABLE
+from fusionzoo.datasets.opening.complete import SHARED_BY_FILES, TABLE
 from fusionzoo.datasets.sources.cell_kinds import is_cell_kind
-from fusionzoo.datasets.table import word_list
+from fusionzoo.datasets.tables.arrow import list_names
+from fusionzoo.datasets.tables.table import word_list
 from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError, did_you_mean, keyword_errors
 from fusionzoo.fusion import FUSIONS, UNIMODAL, TrainedHead, fixed_rules

@@ -53,8 +53,8 @@ def convert(data: Any, out: str | Path, **settings: Any) -> Any:
     those of the data set. A stream of Hugging Face is written as it comes, whatever its length.
     """
     from fusionzoo.datasets import create_dataset
-    from fusionzoo.datasets.hugging_face import is_hugging_face, is_stream
     from fusionzoo.datasets.shards.write import Settings, write_shards, write_stream
+    from fusionzoo.datasets.tables.hugging_face import is_hugging_face, is_stream
 
     progress = settings.pop("progress", False)
     names = ("format", "prepare", "shard_mb", "block_mb")
@@ -107,7 +107,7 @@ def _convert(cfg: ConvertConfig) -> int:
 
 def _convert_pickle(name: str, cfg: ConvertConfig) -> None:
     """Convert a pickle, and print what was written."""
-    from fusionzoo.datasets.pickles import convert_pickle
+    from fusionzoo.tools.pickles import convert_pickle
 
     converted = convert_pickle(Path(name), Path(cfg.out), nonfinite=cfg.nonfinite)
     print("\n".join(converted.notes))

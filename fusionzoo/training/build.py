@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fusionzoo.config import RunConfig, merge
 from fusionzoo.config.flags import Tree
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.datasets.tabular import learn_columns
+from fusionzoo.datasets.tables.tabular import learn_columns
 from fusionzoo.distributed import World
 from fusionzoo.encoders import ENCODERS
 from fusionzoo.encoders.at_hand import replace_missing

@@ -23,7 +23,7 @@ from fusionzoo.confidence import Calibration
 from fusionzoo.config import RunConfig
 from fusionzoo.console import command_line
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.datasets.naming import IN_MEMORY, UNNAMED, data_title
+from fusionzoo.datasets.opening.naming import IN_MEMORY, UNNAMED, data_title
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.devices import is_out_of_memory, same_randomness
 from fusionzoo.distributed import from_main, gather

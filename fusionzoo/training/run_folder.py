@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import torch
 
 from fusionzoo.config import RunConfig, write_yaml
-from fusionzoo.datasets.naming import folder_name
+from fusionzoo.datasets.opening.naming import folder_name
 from fusionzoo.distributed import World, from_main, gather
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import Process, lock, replacing, this_process

@@ -21,7 +21,7 @@ from fusionzoo.benchmark.report.leaderboard import page_table, text_table
 from fusionzoo.benchmark.report.page import csv_text, heat_map
 from fusionzoo.benchmark.report.results import CandidateResults, Summary
 from fusionzoo.benchmark.report.verdict import figures
-from fusionzoo.datasets.naming import data_title
+from fusionzoo.datasets.opening.naming import data_title
 from fusionzoo.evaluation.metrics import METRICS
 from fusionzoo.fusion import FUSIONS, list_fusions
 from helpers.planted import candidate, summary

@@ -22,9 +22,9 @@ import torchvision.io  # noqa: F401, before memory is traced, which slows import
 from PIL import Image
 
 import fusionzoo as fz
-from fusionzoo.datasets.audio import AudioFile, decode_audio
-from fusionzoo.datasets.budgets import BUDGETS
-from fusionzoo.datasets.media import decode, decode_image
+from fusionzoo.datasets.media.audio import AudioFile, decode_audio
+from fusionzoo.datasets.media.budgets import BUDGETS
+from fusionzoo.datasets.media.decode import decode, decode_image
 from fusionzoo.encoders.audio import WaveProcessor
 from fusionzoo.errors import FusionZooError
 

@@ -16,8 +16,8 @@ import torch
 
 from fusionzoo import create_dataset
 from fusionzoo.cli import main as console
-from fusionzoo.datasets.pickles import convert_pickle, plain, read_pickle
 from fusionzoo.errors import FusionZooError
+from fusionzoo.tools.pickles import convert_pickle, plain, read_pickle
 
 DRAW = np.random.default_rng(0)
 

@@ -14,8 +14,8 @@ from PIL import Image
 
 import fusionzoo as fz
 from fusionzoo import PairedDataset
-from fusionzoo.datasets.paths import collecting
 from fusionzoo.datasets.summary import data_summary
+from fusionzoo.datasets.tables.paths import collecting
 from fusionzoo.errors import FusionZooError
 
 

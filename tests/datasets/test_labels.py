@@ -16,7 +16,7 @@ import torch
 from fusionzoo.datasets import Collate, PairedDataset, create_dataset
 from fusionzoo.datasets.sources.infer import target_kind
 from fusionzoo.datasets.summary import data_summary
-from fusionzoo.datasets.table import objective_hint
+from fusionzoo.datasets.tables.table import objective_hint
 from fusionzoo.encoders import create_encoder
 from fusionzoo.errors import FusionZooError
 from fusionzoo.targets import KINDS, AnyOf, from_spec, named_sets, words

@@ -12,7 +12,7 @@ import soundfile
 from PIL import Image
 
 import fusionzoo as fz
-from fusionzoo.datasets.sources.layouts import LAYOUTS
+from fusionzoo.datasets.opening.layouts import LAYOUTS
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.errors import FusionZooError
 

@@ -13,8 +13,8 @@ import pytest
 
 from fusionzoo import PairedDataset, create_dataset
 from fusionzoo.datasets import split_by_hash
-from fusionzoo.datasets.splits import SHARES, make_splits
 from fusionzoo.datasets.summary import data_summary
+from fusionzoo.datasets.tables.splits import SHARES, make_splits
 from fusionzoo.errors import FusionZooError
 
 ROWS = [("a", "train", "x", "one"), ("b", "val", "x", "two"), ("c", "test", "x", "three")]

@@ -20,8 +20,8 @@ import torch
 from PIL import Image, ImageOps, PngImagePlugin, TiffImagePlugin
 
 from fusionzoo import create_dataset
-from fusionzoo.datasets.audio import decode_audio
-from fusionzoo.datasets.media import decode, decode_image, decode_text, jpeg_size
+from fusionzoo.datasets.media.audio import decode_audio
+from fusionzoo.datasets.media.decode import decode, decode_image, decode_text, jpeg_size
 from fusionzoo.errors import FusionZooError
 
 RED = (200, 30, 40)
@@ -325,7 +325,7 @@ def test_a_picture_of_too_many_pixels_is_refused_by_its_header(
     def decode_nothing(*_: object) -> None:
         raise AssertionError("it was decoded")
 
-    monkeypatch.setattr("fusionzoo.datasets.media._decode_jpeg", decode_nothing)
+    monkeypatch.setattr("fusionzoo.datasets.media.decode._decode_jpeg", decode_nothing)
     path = tmp_path / "huge.png"
     path.write_bytes(png_header(width, height))
     size = rf"({width * height} pixels|{width} x {height} pixels)"
@@ -389,7 +389,7 @@ def test_a_drawing_wider_than_high_keeps_its_pixels() -> None:
 def test_a_drawing_that_the_renderer_cannot_bear_is_one_error(
     drawing: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fusionzoo.datasets.media.MAX_SECONDS", 1)
+    monkeypatch.setattr("fusionzoo.datasets.media.decode.MAX_SECONDS", 1)
     path = tmp_path / "hostile.svg"
     path.write_text(f'{SVG}width="10" height="10">{drawing}</svg>')
     with pytest.raises(FusionZooError, match=reason) as caught:
@@ -447,7 +447,9 @@ def test_drawings_are_rendered_in_an_empty_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.png").touch()
-    monkeypatch.setattr("fusionzoo.datasets.media.RENDER", "import os; exit(str(os.listdir()))")
+    monkeypatch.setattr(
+        "fusionzoo.datasets.media.decode.RENDER", "import os; exit(str(os.listdir()))"
+    )
     with pytest.raises(FusionZooError, match=r"a drawing: \[\]$"):
         decode_image(f"{SVG}/>".encode())
 
@@ -567,7 +569,7 @@ def test_the_size_of_a_jpeg_is_that_of_pillow(mode: str, options: dict[str, Any]
 @pytest.fixture
 def in_a_worker_that_said_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusionzoo.errors._warned", {})
-    monkeypatch.setattr("fusionzoo.datasets.media.get_worker_info", lambda: True)
+    monkeypatch.setattr("fusionzoo.datasets.media.decode.get_worker_info", lambda: True)
 
 
 def with_junk(format: str, **settings: Any) -> bytes:
@@ -618,7 +620,7 @@ def test_outside_of_a_worker_the_process_keeps_its_stderr_and_warnings(
     def fail(_: int) -> int:
         pytest.fail("other threads may write now")
 
-    monkeypatch.setattr("fusionzoo.datasets.media._memory_file", fail)
+    monkeypatch.setattr("fusionzoo.datasets.media.decode._memory_file", fail)
     (tmp_path / "a.jpg").write_bytes(with_junk("JPEG"))
     decode_image(tmp_path / "a.jpg")
     decode_image(saved(Image.fromarray(BLOCKS), tmp_path / "a.png"))

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fusionzoo.datasets.complete import Completed, complete
-from fusionzoo.datasets.provenance import Loaded
+from fusionzoo.datasets.opening.complete import Completed, complete
+from fusionzoo.datasets.tables.provenance import Loaded
 
 N = 60
 WORDS = [

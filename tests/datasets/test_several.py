@@ -16,11 +16,11 @@ from PIL import Image
 
 import fusionzoo as fz
 from fusionzoo.datasets import Collate
-from fusionzoo.datasets.audio import Segment
-from fusionzoo.datasets.media import decode
-from fusionzoo.datasets.paths import collecting
+from fusionzoo.datasets.media.audio import Segment
+from fusionzoo.datasets.media.decode import decode
 from fusionzoo.datasets.shards.writers import stored_value
 from fusionzoo.datasets.summary import data_summary
+from fusionzoo.datasets.tables.paths import collecting
 from fusionzoo.encoders import create_encoder
 from fusionzoo.encoders.audio import WaveProcessor
 from fusionzoo.encoders.image import ImageProcessor, Preparation
@@ -156,7 +156,7 @@ def test_segments_read_their_stretch_of_a_clip(root: Path, monkeypatch: Any) -> 
     assert torch.equal(parts[1], whole[-RATE // 2 :])
     assert any("segments of audio by 'start' and 'end'" in line for line in data_summary(data))
     assert data.lengths()[0] < data.lengths()[2]
-    monkeypatch.setattr("fusionzoo.datasets.audio.MAX_READ_AT_ONCE", 100)
+    monkeypatch.setattr("fusionzoo.datasets.media.audio.MAX_READ_AT_ONCE", 100)
     lazy = data[0].values["audio"]
     assert lazy.frames == RATE // 2
     assert torch.equal(lazy.read(10, 50), whole[RATE + 10 : RATE + 60])

@@ -24,11 +24,11 @@ import pytest
 from fusionzoo import PairedDataset, create_dataset
 from fusionzoo.config.flags import parse_flags
 from fusionzoo.datasets import split_by_hash
-from fusionzoo.datasets.budgets import BUDGETS
+from fusionzoo.datasets.media.budgets import BUDGETS
 from fusionzoo.datasets.sources.text_tables import ends_outside_of_quotes, find_delimiter
-from fusionzoo.datasets.splits import SHARES, make_splits
 from fusionzoo.datasets.summary import data_summary
-from fusionzoo.datasets.table import objective_hint
+from fusionzoo.datasets.tables.splits import SHARES, make_splits
+from fusionzoo.datasets.tables.table import objective_hint
 from fusionzoo.errors import FusionZooError
 from fusionzoo.inputs.data import data_settings
 

@@ -20,11 +20,11 @@ import fusionzoo
 from fusionzoo import PairedDataset, create_dataset
 from fusionzoo.cli import main as console
 from fusionzoo.datasets.base import from_memory
-from fusionzoo.datasets.provenance import Loaded
 from fusionzoo.datasets.sources.open_table import open_table
 from fusionzoo.datasets.sources.table_settings import TableSettings
 from fusionzoo.datasets.summary import data_summary
-from fusionzoo.datasets.tabular import learn_columns, unseen_categories
+from fusionzoo.datasets.tables.provenance import Loaded
+from fusionzoo.datasets.tables.tabular import learn_columns, unseen_categories
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.robustness import Corrupted
 from fusionzoo.inputs.data import store_table

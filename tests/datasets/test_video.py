@@ -15,8 +15,8 @@ from PIL import Image
 
 import fusionzoo as fz
 from fusionzoo.datasets import Collate
-from fusionzoo.datasets.audio import Segment
-from fusionzoo.datasets.media import decode
+from fusionzoo.datasets.media.audio import Segment
+from fusionzoo.datasets.media.decode import decode
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.encoders.audio import WaveProcessor
 from fusionzoo.encoders.image import ImageProcessor, Preparation
@@ -177,7 +177,7 @@ def test_far_parts_of_a_long_video_are_sought(tmp_path: Path, monkeypatch: Any) 
     ]
     assert len(decoded) < 60
     sound = decode("audio", path)  # 480,000 samples at once
-    monkeypatch.setattr("fusionzoo.datasets.audio.MAX_READ_AT_ONCE", 10_000)
+    monkeypatch.setattr("fusionzoo.datasets.media.audio.MAX_READ_AT_ONCE", 10_000)
     lazy = decode("audio", path)
     assert lazy.frames == len(wave)
     decoded.clear()
@@ -205,7 +205,7 @@ def count_frames(monkeypatch: Any) -> list[Any]:
 
     from contextlib import contextmanager
 
-    from fusionzoo.datasets import video
+    from fusionzoo.datasets.media.decode import video
 
     original = video._open
 
@@ -284,7 +284,7 @@ def test_budgets_hold_for_videos_before_pictures_are_decoded(clip: Any, monkeypa
     decoded = count_frames(monkeypatch)
     with pytest.raises(FusionZooError, match=r"too large: 1,001 items; .*--data.frames"):
         decode("image", Segment(clip[0], frames=1001))
-    from fusionzoo.datasets import budgets
+    from fusionzoo.datasets.media.decode import budgets
 
     for budget in ("pixels", "pixels of all images", "video file", "rate"):
         small = {budget: budgets.Budget(limit=10, unit="units", advice="less")}
@@ -306,7 +306,7 @@ def test_a_rotated_video_stands_upright(tmp_path: Path, clip: Any, monkeypatch: 
         def __getattr__(self, name: str) -> Any:
             return getattr(self.frame, name)
 
-    from fusionzoo.datasets import video
+    from fusionzoo.datasets.media.decode import video
 
     original = video._tensor
     monkeypatch.setattr(video, "_tensor", lambda frame, name: original(Rotated(frame), name))

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 import fusionzoo as fz
-from fusionzoo.datasets.media import decode
+from fusionzoo.datasets.media.decode import decode
 from fusionzoo.encoders import create_encoder
 from fusionzoo.encoders.augment import set_augmentation
 from fusionzoo.encoders.base import Encoder

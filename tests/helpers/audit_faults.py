@@ -22,7 +22,7 @@ from PIL import Image
 
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.base import from_memory
-from fusionzoo.datasets.media import decode
+from fusionzoo.datasets.media.decode import decode
 from fusionzoo.tools.audit.audit import audit
 from fusionzoo.tools.audit.scan import Report
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from fusionzoo import create_dataset
 from fusionzoo.cli import main
-from fusionzoo.datasets.audio import AudioFile
+from fusionzoo.datasets.media.audio import AudioFile
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Audio
 from fusionzoo.tools.audit.audit import audit

@@ -19,7 +19,7 @@ import fusionzoo
 from fusionzoo.config import RunConfig, from_args, write_yaml
 from fusionzoo.datasets import PairedDataset, paired
 from fusionzoo.datasets.base import from_memory
-from fusionzoo.datasets.media import decode
+from fusionzoo.datasets.media.decode import decode
 from fusionzoo.errors import FusionZooError
 from fusionzoo.features.encode import frozen as features_frozen
 from fusionzoo.structures import Features

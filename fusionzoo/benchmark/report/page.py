@@ -18,7 +18,7 @@ import numpy as np
 
 from fusionzoo.cells import without_formulas
 from fusionzoo.console import print_table
-from fusionzoo.datasets.naming import data_title
+from fusionzoo.datasets.opening.naming import data_title
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.calibration import risk_coverage
 from fusionzoo.evaluation.metrics import Metric

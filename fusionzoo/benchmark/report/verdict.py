@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fusionzoo.datasets.naming import data_title
+from fusionzoo.datasets.opening.naming import data_title
 from fusionzoo.evaluation import statistics
 from fusionzoo.evaluation.metrics import Metric
 from fusionzoo.evaluation.shapley import interactions, shapley

@@ -14,7 +14,7 @@ from fusionzoo.config.load import run_command
 from fusionzoo.config.schema import TARGET, Count, option
 from fusionzoo.console import print_table
 from fusionzoo.datasets import DATASETS, PairedDataset
-from fusionzoo.datasets.paths import Refusal, collecting
+from fusionzoo.datasets.tables.paths import Refusal, collecting
 from fusionzoo.files import write_json
 from fusionzoo.plugins import load_plugins
 

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import chdtrc
 
-from fusionzoo.datasets.arrays import file_of
-from fusionzoo.datasets.paths import SUFFIXES, paths_in
+from fusionzoo.datasets.media.arrays import file_of
+from fusionzoo.datasets.media.formats import SUFFIXES
+from fusionzoo.datasets.tables.paths import paths_in
 
 from .scan import Facts, Finding, Scan, Values, by_share, counted, normalised, singles
 

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d
 
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.datasets.media import decode
-from fusionzoo.datasets.paths import Refusal
-from fusionzoo.datasets.provenance import RowNumbers
+from fusionzoo.datasets.media.decode import decode
+from fusionzoo.datasets.tables.paths import Refusal
+from fusionzoo.datasets.tables.provenance import RowNumbers
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.progress import progress_bar
 from fusionzoo.structures import Clip

@@ -304,7 +304,7 @@ def embed_report_command(args: Sequence[str]) -> int:
 
 
 def _report(cfg: EmbedReportConfig) -> int:
-    from fusionzoo.datasets.table import word_list
+    from fusionzoo.datasets.tables.table import word_list
 
     if not cfg.embeddings:
         raise FusionZooError("no file of embeddings: it comes first, or as --embeddings")

@@ -15,7 +15,7 @@ from fusionzoo import loading
 from fusionzoo.confidence import Calibration, TargetCalibration
 from fusionzoo.config import PredictConfig
 from fusionzoo.datasets import Collate, PairedBatchSampler, make_sampler
-from fusionzoo.datasets.media import decode
+from fusionzoo.datasets.media.decode import decode
 from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 from fusionzoo.graphs import open_session, require_onnx, run_session

@@ -13,9 +13,9 @@ from torch import Tensor
 from fusionzoo.benchmark.report.plots import COLOURS, INK, Layout, drawn_twice, finish, panel_grid
 from fusionzoo.config import read_yaml
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.datasets.naming import IN_MEMORY, data_title
-from fusionzoo.datasets.splits import SPLITS
+from fusionzoo.datasets.opening.naming import IN_MEMORY, data_title
 from fusionzoo.datasets.summary import class_counts, data_facts
+from fusionzoo.datasets.tables.splits import SPLITS
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Labels, Prediction
 from fusionzoo.targets import Number

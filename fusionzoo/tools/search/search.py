@@ -19,8 +19,8 @@ from fusionzoo.config.load import run_command
 from fusionzoo.config.schema import Count, option
 from fusionzoo.console import print_table
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.datasets.arrays import ArrayItem
-from fusionzoo.datasets.naming import IN_MEMORY
+from fusionzoo.datasets.media.arrays import ArrayItem
+from fusionzoo.datasets.opening.naming import IN_MEMORY
 from fusionzoo.embeddings.extract import model_digest
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 from fusionzoo.files import write_json, write_text

@@ -19,8 +19,8 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
-from fusionzoo.datasets.budgets import check_image
-from fusionzoo.datasets.media import FORMATS
+from fusionzoo.datasets.media.budgets import check_image
+from fusionzoo.datasets.media.decode import FORMATS
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 
 RATES = (  # Hz; the filter that resamples an odd rate takes much memory

@@ -22,10 +22,10 @@ import numpy as np
 import torch
 
 import fusionzoo
-from fusionzoo.datasets.pickles import convert_pickle
 from fusionzoo.errors import FusionZooError
 from fusionzoo.features.cache import FeatureCache
 from fusionzoo.features.encode import StoredFeatures
+from fusionzoo.tools.pickles import convert_pickle
 
 from .cases import SHEET, XMLNS, workbook
 

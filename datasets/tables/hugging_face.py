@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError, one_line
 
+from ..media.decode import media_value
 from .arrow import plain_column, row_numbers
-from .media import media_value
 from .provenance import MEDIA, SPLIT_RULE, Loaded
 
 LIBRARY = "datasets"

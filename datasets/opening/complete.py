@@ -23,12 +23,8 @@ from fusionzoo.console import print_table
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 from fusionzoo.structures import KINDS
 
-from .arrays import DIMENSIONS
-from .arrow import is_list, list_names
-from .load import load_table
-from .naming import is_name, settings_of
-from .provenance import Loaded
-from .sources.cell_kinds import (
+from ..media.arrays import DIMENSIONS
+from ..sources.cell_kinds import (
     CATEGORY,
     DATE,
     NONE,
@@ -38,8 +34,8 @@ from .sources.cell_kinds import (
     is_cell_kind,
     number_and_unit,
 )
-from .sources.columns import read_declared
-from .sources.infer import (
+from ..sources.columns import read_declared
+from ..sources.infer import (
     ARRAY,
     CONSTANT,
     EMPTY,
@@ -57,9 +53,13 @@ from .sources.infer import (
     target_kind,
     tells_alone,
 )
-from .sources.table_files import WORKBOOKS, sheet_names, table_suffix
-from .sources.table_settings import NA, TableSettings
-from .table import EDGES, MANY, ROLES, name_modality, word_list
+from ..sources.table_files import WORKBOOKS, sheet_names, table_suffix
+from ..sources.table_settings import NA, TableSettings
+from ..tables.arrow import is_list, list_names
+from ..tables.provenance import Loaded
+from ..tables.table import EDGES, MANY, ROLES, name_modality, word_list
+from .load import load_table
+from .naming import is_name, settings_of
 
 TABLE = "manifest"
 COLUMNS = "Columns (--data.kinds.<column> changes what one is read as)"

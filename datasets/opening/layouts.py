@@ -15,12 +15,12 @@ import pyarrow as pa
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 
 from ..base import DATASETS, DEFAULTS, SharedSettings
-from ..manifest import manifest
+from ..media.formats import CLIPS, IMAGES
 from ..paired import PairedDataset
-from ..paths import CLIPS, IMAGES
-from ..provenance import Loaded, Provenance
-from ..splits import SHARES, split_by_hash
-from .table_settings import TableSettings
+from ..sources.table_settings import TableSettings
+from ..tables.provenance import Loaded, Provenance
+from ..tables.splits import SHARES, split_by_hash
+from .manifest import manifest
 
 
 def first_of(top: Path, names: Sequence[str]) -> Path:

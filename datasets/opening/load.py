@@ -6,13 +6,13 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from .arrow import with_text_of_uuids
+from ..shards.storage import is_url
+from ..sources.table_files import read_table, table_suffix
+from ..sources.table_settings import TableSettings
+from ..tables.arrow import with_text_of_uuids
+from ..tables.provenance import Loaded
+from ..tables.table import word_list
 from .naming import STORED, UNNAMED
-from .provenance import Loaded
-from .shards.storage import is_url
-from .sources.table_files import read_table, table_suffix
-from .sources.table_settings import TableSettings
-from .table import word_list
 
 
 def load_table(settings: TableSettings) -> Loaded:
@@ -26,13 +26,13 @@ def _load(settings: TableSettings) -> Loaded:
     if isinstance(root, Loaded):
         return root
     if not isinstance(root, str | os.PathLike):
-        from .sources.in_memory import read_objects
+        from ..sources.in_memory import read_objects
 
         fields = word_list(settings.fields) if settings.fields else []
         return read_objects(root, fields, settings.stream_limit)
     path = Path(root).expanduser()
     if is_url(root) or path.is_dir():
-        from .shards.read import open_shards
+        from ..shards.read import open_shards
 
         loaded = open_shards(root)
         if loaded is not None:

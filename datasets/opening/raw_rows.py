@@ -9,14 +9,14 @@ from typing import Any
 from fusionzoo.cells import fold
 from fusionzoo.errors import FusionZooError
 
+from ..paired import PairedDataset
+from ..sources.in_memory import read_objects
+from ..sources.infer import named_columns
+from ..sources.open_table import open_table
+from ..sources.table_settings import TableSettings
+from ..tables.provenance import Loaded
+from ..tables.table import ROLES
 from .complete import AS_TRAINED, TABLE, complete_for_model
-from .paired import PairedDataset
-from .provenance import Loaded
-from .sources.in_memory import read_objects
-from .sources.infer import named_columns
-from .sources.open_table import open_table
-from .sources.table_settings import TableSettings
-from .table import ROLES
 
 
 def holds_rows(samples: Any, stored: Mapping[str, Any], modalities: Mapping[str, str]) -> bool:

@@ -31,8 +31,9 @@ from fusionzoo.targets import decimal_hint
 
 from .arrays import HDF5, ZIP, ArrayItem, find_item
 from .audio import Segment, decode_audio, is_video
-from .budgets import check_budget, check_image, check_shape, file_size, how_to_convert
-from .collate import decode_items
+from .budgets import check_budget, check_image, check_shape, file_size
+from .formats import how_to_convert
+from .items import decode_items
 from .video import decode_video
 
 SVG_SIDE = 512  # pixels of the rendered drawing's longer side

@@ -21,10 +21,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fusionzoo.cells import read_cell
+from fusionzoo.datasets.tables.provenance import with_kinds
+from fusionzoo.datasets.tables.splits import SPLITS
 from fusionzoo.errors import FusionZooError, one_line
-
-from .provenance import with_kinds
-from .splits import SPLITS
 
 PLAIN = "biufSU"  # kinds of dtypes whose values are bytes of a fixed size
 MAX_DIMS = 64  # of an array, as in NumPy

@@ -395,3 +395,14 @@ def check_modalities(modalities: Mapping[str, str], paths: Sequence[str], source
                 f"{source} has no modality {name!r} for --data.paths."
                 f"{did_you_mean(name, modalities)} It has: {', '.join(modalities)}"
             )
+
+
+def table_columns(dataset: Samples) -> list[str]:
+    """Return the columns besides the modalities; those without any value are left out."""
+    names = [name for name in dataset.table.column_names if name not in dataset.modalities]
+    return [
+        name
+        for name in names
+        if pa.types.is_string(dataset.table[name].type)
+        and (name in ("id", "split") or dataset.table[name].null_count < len(dataset.table))
+    ]

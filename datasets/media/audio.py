@@ -22,8 +22,8 @@ from fusionzoo.errors import FusionZooError, one_line, warn_of_file
 from fusionzoo.structures import Audio
 
 from .arrays import ArrayItem
-from .budgets import BRANDS, BUDGETS, check_budget, file_size, how_to_convert, is_audio
-from .paths import VIDEOS
+from .budgets import BUDGETS, check_budget, file_size
+from .formats import BRANDS, VIDEOS, how_to_convert, is_audio
 
 MOST_KEPT = 64  # files that a thread keeps open: loaders decode a batch, then prepare it
 

@@ -18,17 +18,11 @@ import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError, one_line
 
-from .arrays import file_of
+from ..media.arrays import file_of
 from .arrow import is_list_of_text
 from .provenance import RowNumbers
 
 NUMBER = r"[+-]?([0-9]+([.,][0-9]*)?|[.,][0-9]+)([eE][+-]?[0-9]+)?"
-IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".svg"}
-CLIPS = {".wav", ".flac", ".ogg", ".oga", ".mp3"}
-TEXTS = {".txt"}
-ARRAYS = {".npy"}
-VIDEOS = {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ogv"}
-SUFFIXES = {"image": IMAGES, "audio": CLIPS, "text": TEXTS, "vector": ARRAYS, "sequence": ARRAYS}
 MAX_SHOWN = 120  # characters of a cell in a message
 
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from fusionzoo.errors import FusionZooError, did_you_mean
 
-from .shards.storage import is_url
-from .sources.table_files import READERS, table_suffix
+from ..shards.storage import is_url
+from ..sources.table_files import READERS, table_suffix
 
 if TYPE_CHECKING:
-    from .paired import PairedDataset
+    from ..paired import PairedDataset
 
 IN_MEMORY = "in_memory"  # what config.yaml records of a PairedDataset, which cannot be opened again
 OPEN_SETTINGS = ("modalities", "missing", "targets")  # of a data set that is open
@@ -31,7 +31,7 @@ def settings_of(data: Any) -> dict[str, Any]:
     if isinstance(data, str) and is_name(data):
         return {"name": data}
     if not isinstance(data, str | os.PathLike):
-        from .sources.in_memory import is_table
+        from ..sources.in_memory import is_table
 
         if is_table(data):
             return {"name": "manifest", "root": data}
@@ -47,12 +47,12 @@ def settings_of(data: Any) -> dict[str, Any]:
         return {"name": "manifest", "root": data}
     path = Path(data).expanduser()
     if path.is_dir():
-        from .shards.read import is_sharded
+        from ..shards.read import is_sharded
 
         return {"name": "manifest" if is_sharded(path) else "folders", "root": str(path)}
     if path.exists() or table_suffix(path) in READERS or isinstance(data, os.PathLike):
         return {"name": "manifest", "root": str(path)}
-    from .base import DATASETS
+    from ..base import DATASETS
 
     raise FusionZooError(
         f"data={data!r} is neither a file, nor a folder, nor the name of a data set."
@@ -64,7 +64,7 @@ def is_name(text: str) -> bool:
     """Whether text is the name of a data set: no URL or file of a table, which need no look."""
     if _names_a_table(text):
         return False
-    from .base import DATASETS
+    from ..base import DATASETS
 
     return text in DATASETS
 
@@ -87,7 +87,7 @@ def view_of(dataset: PairedDataset, settings: Mapping[str, Any]) -> PairedDatase
                 f"{dataset.source} is open already, and takes no setting {name!r}."
                 f"{did_you_mean(name, OPEN_SETTINGS)} It takes: {', '.join(OPEN_SETTINGS)}"
             )
-    from .base import SharedSettings
+    from ..base import SharedSettings
 
     targets = settings.get("targets")
     view = dataset if targets is None else dataset.with_targets(targets)

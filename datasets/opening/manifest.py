@@ -12,15 +12,16 @@ import pyarrow as pa
 from fusionzoo.errors import FusionZooError
 from fusionzoo.targets import label_word
 
-from .base import DATASETS, DEFAULTS, SharedSettings
-from .join import join_arguments
+from ..base import DATASETS, DEFAULTS, SharedSettings
+from ..join import join_arguments
+from ..media.formats import SUFFIXES
+from ..paired import PairedDataset
+from ..sources.open_table import open_table
+from ..sources.table_settings import TableSettings
+from ..tables.paths import part_of_join, refuse
+from ..tables.provenance import Loaded, Provenance
+from ..tables.splits import SHARES, SPLITS, make_splits
 from .load import load_table
-from .paired import PairedDataset
-from .paths import SUFFIXES, part_of_join, refuse
-from .provenance import Loaded, Provenance
-from .sources.open_table import open_table
-from .sources.table_settings import TableSettings
-from .splits import SHARES, SPLITS, make_splits
 
 MAIN = "root"  # the name of the manifest itself among the sources
 

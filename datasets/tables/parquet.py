@@ -16,8 +16,8 @@ import pyarrow.ipc as ipc
 
 from fusionzoo.errors import FusionZooError, one_line
 
+from ..media.budgets import BUDGETS, check_expansion
 from .arrow import check_unicode, plain_column
-from .budgets import BUDGETS, check_expansion
 from .paths import PathChecker
 from .provenance import SPLIT_RULE, Loaded
 

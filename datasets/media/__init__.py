@@ -1,0 +1,1 @@
+"""One value, decoded within budgets: images, audio, video, arrays, text."""

@@ -1,0 +1,37 @@
+"""Write an image or a clip as the bytes of a file."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fusionzoo.errors import FusionZooError
+
+from .decode import decode
+
+
+def media_bytes(kind: str, value: Any) -> bytes:
+    """Return an image or clip as bytes; what is no file yet as PNG, or WAV of 32-bit floats."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, Path):
+        try:
+            return value.read_bytes()
+        except OSError as error:
+            raise FusionZooError(f"{value} cannot be opened: {error.strerror}") from error
+    buffer = io.BytesIO()
+    if kind == "image":
+        from PIL import Image
+
+        pixels = np.ascontiguousarray(decode(kind, value).permute(1, 2, 0).numpy())
+        Image.fromarray(pixels).save(buffer, format="png", compress_level=1)
+    else:
+        import soundfile
+
+        clip = decode(kind, value)
+        samples = clip.samples.numpy()
+        soundfile.write(buffer, samples, clip.rate, format="WAV", subtype="FLOAT")
+    return buffer.getvalue()
