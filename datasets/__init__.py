@@ -31,7 +31,7 @@ _HOMES = {  # name -> its module, which imports torch and so waits until the nam
     "PairedBatchSampler": "samplers",
     "PairedSampler": "samplers",
     "make_sampler": "samplers",
-    "split_by_hash": "splits",
+    "split_by_hash": "tables.splits",
 }
 __all__ = [
     "DATASETS",

@@ -25,7 +25,6 @@ from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError
 from fusionzoo.features.cache import FeatureCache, feature_cache, load_features
 from fusionzoo.features.encode import StoredFeatures, describe, encode, key_of
-from fusionzoo.features.encode import encode as features
 from fusionzoo.model import encode_rows
 from fusionzoo.standardise import LENGTH, Standardise
 from fusionzoo.structures import Features
@@ -350,13 +349,13 @@ def test_a_part_that_is_removed_while_it_is_written_stays_in_memory(
 ) -> None:
     monkeypatch.setenv("FUSIONZOO_CACHE", str(tmp_path))
     cache, stored = feature_cache(), numbers()
-    write = features._write
+    write = cache_module._write
 
     def interrupted(path: Path, data: Any) -> None:
         write(path, data)
         shutil.rmtree(path.parent)
 
-    monkeypatch.setattr(features, "_write", interrupted)
+    monkeypatch.setattr(cache_module, "_write", interrupted)
     assert cache.save(ENTRY, stored).tokens.equal(stored.tokens)
     assert "was removed while it was written: it is kept in memory" in capsys.readouterr().out
     assert load_features(ENTRY).tokens.equal(stored.tokens)

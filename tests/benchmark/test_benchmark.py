@@ -41,7 +41,7 @@ from fusionzoo.benchmark.clock import read_laps
 from fusionzoo.benchmark.report import page
 from fusionzoo.config import BenchmarkConfig, from_tree
 from fusionzoo.errors import FusionZooError
-from fusionzoo.features.encode import encode as features
+from fusionzoo.features import cache
 from fusionzoo.fusion import list_fusions
 from fusionzoo.scripts.benchmark import main
 from helpers.setup_benchmark import SMALL, small
@@ -709,7 +709,7 @@ def test_no_strategy_starts_from_the_head_that_an_encoder_was_trained_under(
 def test_several_views_are_cached_and_read_in_turn(tmp_path: Path) -> None:
     cfg = small(tmp_path, views=2, seeds=1, fusions="sum", corruptions=False)
     run(cfg)
-    views = [e.metadata["description"]["view"] for e in features.feature_cache().entries()]
+    views = [e.metadata["description"]["view"] for e in cache.feature_cache().entries()]
     assert sorted(views) == [0, 0, 1, 1]
 
 

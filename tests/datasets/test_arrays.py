@@ -18,9 +18,10 @@ import pytest
 import torch
 
 from fusionzoo import PairedDataset, create_dataset
+from fusionzoo.datasets.media import arrays
 from fusionzoo.datasets.media.arrays import open_array
 from fusionzoo.datasets.media.budgets import BUDGETS, Budget
-from fusionzoo.datasets.media.decode import arrays, decode
+from fusionzoo.datasets.media.decode import decode
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.errors import FusionZooError
 from fusionzoo.features.encode import fingerprint

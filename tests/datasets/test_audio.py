@@ -218,7 +218,7 @@ def long_clips(tmp_path: Path) -> list[Path]:
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Record every file that is opened."""
-    from fusionzoo.datasets.media.decode import audio
+    from fusionzoo.datasets.media import audio
 
     sources, real = [], audio.open_handle
 
@@ -244,7 +244,7 @@ def test_clips_of_a_batch_are_opened_once_each(long_clips: list[Path], opened: l
 def test_no_more_files_stay_open_than_allowed(
     long_clips: list[Path], opened: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fusionzoo.datasets.media.decode import audio
+    from fusionzoo.datasets.media import audio
 
     monkeypatch.setattr(audio, "MOST_KEPT", 2)
     clips = [decode_audio(path) for path in long_clips]

@@ -205,7 +205,7 @@ def count_frames(monkeypatch: Any) -> list[Any]:
 
     from contextlib import contextmanager
 
-    from fusionzoo.datasets.media.decode import video
+    from fusionzoo.datasets.media import video
 
     original = video._open
 
@@ -284,7 +284,7 @@ def test_budgets_hold_for_videos_before_pictures_are_decoded(clip: Any, monkeypa
     decoded = count_frames(monkeypatch)
     with pytest.raises(FusionZooError, match=r"too large: 1,001 items; .*--data.frames"):
         decode("image", Segment(clip[0], frames=1001))
-    from fusionzoo.datasets.media.decode import budgets
+    from fusionzoo.datasets.media import budgets
 
     for budget in ("pixels", "pixels of all images", "video file", "rate"):
         small = {budget: budgets.Budget(limit=10, unit="units", advice="less")}
@@ -306,7 +306,7 @@ def test_a_rotated_video_stands_upright(tmp_path: Path, clip: Any, monkeypatch: 
         def __getattr__(self, name: str) -> Any:
             return getattr(self.frame, name)
 
-    from fusionzoo.datasets.media.decode import video
+    from fusionzoo.datasets.media import video
 
     original = video._tensor
     monkeypatch.setattr(video, "_tensor", lambda frame, name: original(Rotated(frame), name))

@@ -21,7 +21,7 @@ from fusionzoo.datasets import PairedDataset, paired
 from fusionzoo.datasets.base import from_memory
 from fusionzoo.datasets.media.decode import decode
 from fusionzoo.errors import FusionZooError
-from fusionzoo.features.encode import frozen as features_frozen
+from fusionzoo.features import frozen as features_frozen
 from fusionzoo.structures import Features
 from fusionzoo.training.balance.modality_dropout import ModalityDropout
 from fusionzoo.training.report import Run
