@@ -111,7 +111,7 @@ class DatasetEntry(Entry[PairedDataset]):
 
 
 # What registers data sets; a layout is a manifest, too.
-HOMES = ("fusionzoo.datasets.builtin", "fusionzoo.datasets.sources")
+HOMES = ("fusionzoo.datasets.builtin", "fusionzoo.datasets.opening")
 DATASETS: Registry[PairedDataset, DatasetEntry] = Registry(
     "data set", "fusionzoo data list", DatasetEntry, ("built-in", "format"), packages=HOMES
 )
