@@ -33,8 +33,6 @@ class SharedSettings:
         missing: share of each modality's values to remove, at least 0 and below 1
         missing_mechanism: `mcar` removes values at random, `mar` depending on the label, `mnar` on
             the value itself (length, brightness, loudness)
-        reuse_memory: whether loader processes hand batches over in memory that is used again, `on`
-            or `off`
     """
 
     on_error: OnError = "raise"
@@ -42,16 +40,9 @@ class SharedSettings:
     modalities: str | Sequence[str] | None = None
     missing: float = 0.0
     missing_mechanism: Mechanism = "mcar"
-    reuse_memory: bool | str = True
 
     def __post_init__(self) -> None:
         check_policy(self.on_error, self.max_errors)
-        switch = {"on": True, "off": False}.get(str(self.reuse_memory), self.reuse_memory)
-        if not isinstance(switch, bool):
-            raise FusionZooError(
-                f"--data.reuse_memory: reuse_memory={switch!r} is neither on nor off"
-            )
-        object.__setattr__(self, "reuse_memory", switch)
 
     def view(self, dataset: PairedDataset) -> PairedDataset:
         """Keep some modalities of a data set, and remove some values."""
@@ -70,7 +61,7 @@ class SharedSettings:
 
 DEFAULTS = SharedSettings()
 SHARED = dict(inspect.signature(SharedSettings).parameters)
-POLICY = ("on_error", "max_errors", "reuse_memory")  # rules by which a data set is read
+POLICY = ("on_error", "max_errors")  # rules by which a data set is read
 
 
 @dataclass(frozen=True, kw_only=True)

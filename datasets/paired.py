@@ -316,8 +316,6 @@ class PairedDataset(Dataset[Sample | None]):
     default `audio.FRAMES`.
     """
 
-    reuse_memory = True  # whether batches of loader processes go through `worker_memory`
-
     def __init__(
         self,
         table: pa.Table,
@@ -574,14 +572,12 @@ class PairedDataset(Dataset[Sample | None]):
         *,
         on_error: OnError | None = None,
         max_errors: float | None = None,
-        reuse_memory: bool | None = None,
     ) -> Self:
         """Return the same samples, read by other rules; None leaves a rule as it is."""
         view = copy.copy(self)
         view.on_error = self.on_error if on_error is None else on_error
         view.max_errors = self.max_errors if max_errors is None else max_errors
         check_policy(view.on_error, view.max_errors)
-        view.reuse_memory = self.reuse_memory if reuse_memory is None else reuse_memory
         return view
 
     def read_by(self, readers: Mapping[str, Callable[[int], Any]]) -> Self:

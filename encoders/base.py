@@ -17,7 +17,6 @@ from torch.nn.utils.rnn import pad_sequence
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.registry import Entry, Registry
 from fusionzoo.structures import ITEM_COUNTS, KINDS, Features, masked_mean
-from fusionzoo.worker_memory import reserve
 
 
 def unmasked(tokens: Tensor, pooled: Tensor | None = None) -> Features:
@@ -245,7 +244,7 @@ def _batched(tensors: list[Tensor]) -> Tensor:
     first = tensors[0]
     if any(x.shape != first.shape for x in tensors):
         return pad_sequence(tensors, batch_first=True)
-    return torch.stack(tensors, out=reserve((len(tensors), *first.shape), first.dtype))
+    return torch.stack(tensors)
 
 
 def varies(processor: Processor, value: Any) -> bool:

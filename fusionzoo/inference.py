@@ -16,6 +16,7 @@ from fusionzoo.cells import without_formulas
 from fusionzoo.config import EmbedConfig, EvaluateConfig, PredictConfig, merge, read_yaml
 from fusionzoo.config.flags import Tree
 from fusionzoo.datasets import DATASETS, PairedBatchSampler, PairedDataset, make_sampler
+from fusionzoo.datasets.loader import make_loader
 from fusionzoo.datasets.opening.complete import (
     TABLE,
     Completed,
@@ -47,7 +48,6 @@ from fusionzoo.training.loaders import num_workers
 from fusionzoo.training.multitask import Tasks
 from fusionzoo.training.speed import as_float32, choose_for_inference
 from fusionzoo.training.tasks import OBJECTIVES, standard_objective
-from fusionzoo.worker_memory import make_loader
 
 
 def data_settings_of(given: Tree, model: str, trained_on: TrainedOn | None) -> Completed:

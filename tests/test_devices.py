@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from fusionzoo import structures
 from fusionzoo.config import DistConfig
+from fusionzoo.datasets.loader import make_loader
 from fusionzoo.devices import (
     gpu_random_state,
     is_out_of_memory,
@@ -28,7 +29,6 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Batch
 from fusionzoo.training.trainer import Trainer
-from fusionzoo.worker_memory import make_loader
 
 Machine = Callable[..., None]
 

@@ -30,7 +30,6 @@ ROOMS = (  # from the ground up: a module imports from its own room or from belo
         "resampling",
         "structures",
         "targets",
-        "worker_memory",
     ),
     ("config", "devices", "distributed", "fsdp", "memory", "processes"),
     ("encoders", "fusion", "datasets"),  # these three never import one another
@@ -194,7 +193,7 @@ def test_tests_mirror_the_folders_and_share_code_in_helpers() -> None:
 def test_loaders_are_made_in_one_place() -> None:
     """Two more: `model.py` shows the call in a message; the contract of data sets sends samples."""
     calls = {module for module, text in sources().items() if "DataLoader(" in text}
-    makes = {"worker_memory", "model", "testing.data"}
+    makes = {"datasets.loader", "model", "testing.data"}
     assert calls == {f"fusionzoo.{module}" for module in makes}
 
 

@@ -176,11 +176,9 @@ def test_a_data_set_that_declares_no_setting_takes_those_of_all(
             target=["x", "y"] * 10,
         )
 
-    assert {"on_error", "max_errors", "missing", "reuse_memory"} <= DATASETS[
-        "plain"
-    ].parameters.keys()
-    opened = DATASETS.create("plain", missing=0.5, on_error="skip", reuse_memory="off")
-    assert (opened.on_error, opened.reuse_memory) == ("skip", False)
+    assert {"on_error", "max_errors", "missing"} <= DATASETS["plain"].parameters.keys()
+    opened = DATASETS.create("plain", missing=0.5, on_error="skip")
+    assert opened.on_error == "skip"
     assert not opened.present.all()
     assert list(DATASETS.create("plain", modalities="text").modalities) == ["text"]
     with pytest.raises(FusionZooError, match=r"no setting 'mising'.* Did you mean 'missing'"):

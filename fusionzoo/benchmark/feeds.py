@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fusionzoo.config import BenchmarkConfig
 from fusionzoo.datasets import Collate, PairedDataset
+from fusionzoo.datasets.loader import make_loader
 from fusionzoo.devices import pick_device
 from fusionzoo.distributed import World
 from fusionzoo.encoders import Item, Processor, varies
@@ -23,7 +24,6 @@ from fusionzoo.model import FusionModel
 from fusionzoo.standardise import RAW_KINDS, Standardise
 from fusionzoo.structures import Batch, Features, Sample, seed_of
 from fusionzoo.training.loaders import num_workers
-from fusionzoo.worker_memory import make_loader
 
 from .bench import Bench, Fold, Job
 from .candidates import modalities_of, parse, reads_tokens

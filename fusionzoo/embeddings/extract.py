@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fusionzoo.config import EmbedConfig, TrainConfig
 from fusionzoo.datasets import PairedDataset
+from fusionzoo.datasets.loader import make_loader
 from fusionzoo.devices import GPUS, is_out_of_memory
 from fusionzoo.errors import FusionZooError
 from fusionzoo.features.encode import key_of, weights_hash
@@ -28,7 +29,6 @@ from fusionzoo.training.balance.matryoshka import prefix_sizes
 from fusionzoo.training.objective import dummy_batch
 from fusionzoo.training.recompute import save_memory_and_compile
 from fusionzoo.version import __version__
-from fusionzoo.worker_memory import make_loader
 
 from .layers import Layers, check_layers, column_of, read_setting, reading_layers
 from .parts import Parts, WritingThread

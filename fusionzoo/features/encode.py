@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from fusionzoo.datasets import Collate, PairedDataset
+from fusionzoo.datasets.loader import make_loader
 from fusionzoo.datasets.media.arrays import ArrayItem
 from fusionzoo.datasets.media.audio import Segment
 from fusionzoo.datasets.media.decode import decode
@@ -24,7 +25,6 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.plugins import code_digest
 from fusionzoo.progress import progress_bar
 from fusionzoo.structures import Audio, Batch, Features
-from fusionzoo.worker_memory import make_loader
 
 FORMAT = 5  # of an entry; also raised when an encoder or processor computes something else
 LIBRARIES = ("torch", "torchvision", "torchaudio", "timm", "transformers")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fusionzoo.config import RunConfig
 from fusionzoo.datasets import Collate, PairedDataset
+from fusionzoo.datasets.loader import make_loader
 from fusionzoo.distributed import World, gather
 from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError
@@ -20,7 +21,6 @@ from fusionzoo.model import FusionModel, encode_rows
 from fusionzoo.progress import progress_bar
 from fusionzoo.standardise import RAW_KINDS, Moments, Standardise
 from fusionzoo.structures import evaluating, seed_of
-from fusionzoo.worker_memory import make_loader
 
 from .loaders import num_workers
 from .objective import Objective, dummy_batch

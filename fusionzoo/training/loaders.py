@@ -10,11 +10,11 @@ from torch.utils.data import DataLoader
 
 from fusionzoo.config import RunConfig
 from fusionzoo.datasets import PairedBatchSampler, PairedDataset, make_sampler
+from fusionzoo.datasets.loader import make_loader
 from fusionzoo.datasets.samplers import group_values
 from fusionzoo.devices import num_cores
 from fusionzoo.distributed import World
 from fusionzoo.structures import Batch
-from fusionzoo.worker_memory import make_loader
 
 
 def num_workers(setting: int | None, world: World) -> int:

@@ -17,13 +17,13 @@ from torch.utils.data import DataLoader
 from fusionzoo.config import TrainConfig
 from fusionzoo.config.schema import ModelUse
 from fusionzoo.datasets import PairedBatchSampler, PairedDataset
+from fusionzoo.datasets.loader import make_loader
 from fusionzoo.devices import is_out_of_memory, num_cores, same_randomness, wait_for
 from fusionzoo.distributed import World, from_main
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.files import write_json
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Batch, Features
-from fusionzoo.worker_memory import make_loader
 
 from .loaders import build_loader, num_workers
 from .objective import Objective

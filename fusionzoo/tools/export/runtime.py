@@ -15,6 +15,7 @@ from fusionzoo import loading
 from fusionzoo.confidence import Calibration, TargetCalibration
 from fusionzoo.config import PredictConfig
 from fusionzoo.datasets import Collate, PairedBatchSampler, make_sampler
+from fusionzoo.datasets.loader import make_loader
 from fusionzoo.datasets.media.decode import decode
 from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
@@ -24,7 +25,6 @@ from fusionzoo.model_folder import check_listed
 from fusionzoo.progress import progress_bar
 from fusionzoo.structures import ITEM_COUNTS, Batch, Features, Sample, predictions
 from fusionzoo.targets import Target, from_spec
-from fusionzoo.worker_memory import make_loader
 
 from .graph import Inputs, by_name
 from .preprocess import build

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fusionzoo.datasets.loader import make_loader
 from fusionzoo.distributed import from_main, gather
 from fusionzoo.fsdp import reshard, shard_like, sharded
 from fusionzoo.structures import Batch, StepContext, evaluating
-from fusionzoo.worker_memory import make_loader
 
 from ..optim import autocast
 from .base import BALANCE, Balance, RunningTrainer, StrategyInputs, pooled_of

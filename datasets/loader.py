@@ -1,0 +1,38 @@
+"""The loader of a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from fusionzoo.structures import Batch
+
+
+def make_loader(
+    dataset: Any,
+    batches: Iterable[list[Any]],
+    collate: Any,
+    *,
+    num_workers: int = 0,
+    device: torch.device | None = None,
+    persistent: bool = False,
+    generator: torch.Generator | None = None,
+) -> DataLoader[Batch]:
+    """Make the loader of a data set: `batches` are lists of keys, `collate` makes a batch of each.
+
+    `device` is where the batches go to: memory is pinned for CUDA. `persistent` workers stay for
+    the next epoch. `generator` draws the workers' seed; by default it is the loader's own, so that
+    creating an iterator leaves the global one alone.
+    """
+    return DataLoader(
+        dataset,
+        batch_sampler=batches,
+        collate_fn=collate,
+        num_workers=num_workers,
+        persistent_workers=persistent and num_workers > 0,
+        pin_memory=device is not None and device.type == "cuda",
+        generator=generator or torch.Generator(),
+    )
