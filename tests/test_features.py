@@ -23,6 +23,7 @@ from fusionzoo.cli import main
 from fusionzoo.datasets import Collate
 from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError
+from fusionzoo.features import cache as cache_module
 from fusionzoo.features.cache import FeatureCache, feature_cache, load_features
 from fusionzoo.features.encode import StoredFeatures, describe, encode, key_of
 from fusionzoo.model import encode_rows
