@@ -17,7 +17,8 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.registry import Entry, Registry, keyword_only, settings_class, type_hints
 
 from .amputation import Mechanism
-from .paired import MAX_ERRORS, OnError, PairedDataset, check_policy
+from .failures import MAX_ERRORS, OnError, check_policy
+from .paired import PairedDataset
 from .tables.paths import labels_of_join
 from .tables.table import word_list
 

@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 import copy
-import html
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fusionzoo.errors import FusionZooError, did_you_mean, one_line, value_named
+from fusionzoo.errors import FusionZooError, did_you_mean, value_named
 from fusionzoo.structures import Sample
 from fusionzoo.targets import Target
 
 from .amputation import Mechanism, amputated, drop_values
 from .export import write_manifest
+from .failures import MAX_ERRORS, Failures, OnError, check_policy
 from .join import How, join_arguments
-from .media.arrays import ArrayItem, check_rows, refer
-from .media.audio import Segment, cost, cut
+from .media.arrays import check_rows, refer
+from .media.audio import cost, cut
 from .media.decode import decode
 from .shards.order import Blocking, find_blocking, sort_by_window, stored_lengths
+from .shown import as_html, as_text
 from .tables.arrow import cell_lengths, count_values, positions_in, repeated_value, rows_equal_to
 from .tables.paths import check_paths, holds_paths, is_collecting, labels_of_join, repair_rows
 from .tables.provenance import Amputation, Provenance
-from .tables.splits import SPLITS
 from .tables.table import (
     NOT_FILES,
     Samples,
@@ -45,111 +43,7 @@ from .tables.table import (
 )
 from .tables.tabular import learn_columns
 
-OnError = Literal["raise", "missing", "skip"]
-MAX_ERRORS = 0.05  # share of a modality's values that may fail
-MIN_TRIED = 20  # values of a modality, before its share of failures can end a run
-
-
-class Failures:
-    """Flags per modality and row, in memory shared with the data loader's workers."""
-
-    def __init__(self, num_rows: int, num_modalities: int) -> None:
-        size = (num_modalities, num_rows)
-        self._tried = torch.zeros(size, dtype=torch.bool).share_memory_()
-        self._failed = torch.zeros(size, dtype=torch.bool).share_memory_()
-        # Messages of the first failures in this process.
-        self._reasons: dict[tuple[int, int], str] = {}
-
-    def note_tried(self, row: int, column: int) -> None:
-        """Count a value as tried; it counts once, however often it is read."""
-        self._tried.numpy()[column, row] = True
-
-    def note_failed(self, row: int, column: int, reason: str) -> None:
-        """Count a value as tried and unusable."""
-        self._tried.numpy()[column, row] = self._failed.numpy()[column, row] = True
-        if len(self._reasons) < 5:
-            self._reasons.setdefault((row, column), reason)
-
-    def cells(self) -> list[tuple[int, int]]:
-        """Return row and column of every failure so far."""
-        return [(row, column) for row, column in self._failed.T.nonzero().tolist()]
-
-    def counts(self, column: int) -> tuple[int, int]:
-        """Return how many values of a modality failed, and how many were tried."""
-        failed, tried = (x.numpy()[column] for x in (self._failed, self._tried))
-        return int(np.count_nonzero(failed)), int(np.count_nonzero(tried))
-
-    def too_many(self, column: int, most: float, total: int) -> bool:
-        """Return whether more than a share `most` of a modality's `total` values fail.
-
-        While some values are untried, the limit is three standard deviations higher, so that an
-        unlucky order does not end a run whose share is below `most`. With fewer than `MIN_TRIED`
-        values, all have to fail.
-        """
-        failed, tried = self.counts(column)
-        if tried < MIN_TRIED:
-            return failed == tried == total and most < 1
-        allowance = 3 * (most * (1 - most) * tried) ** 0.5 if tried < total else 0.0
-        return failed > most * tried + allowance
-
-    def error(
-        self,
-        column: int,
-        name: str,
-        most: float,
-        *,
-        source: str,
-        sample_id: Callable[[int], str],
-        decode: Callable[[int], object],
-    ) -> FusionZooError:
-        """Return the error of a modality with too many failures, which names the first five."""
-        failed, tried = self.counts(column)
-        rows = [row for row, other in self.cells() if other == column][:5]
-        first = "; ".join(
-            f"{sample_id(row)!r} ({name}): {self._reason(row, column, decode)}" for row in rows
-        )
-        return FusionZooError(
-            f"{source}: {failed} of {tried} values of {name} tried so far cannot be used, more"
-            f" than --data.max_errors {most:g} allows. The first: {first}"
-        )
-
-    def _reason(self, row: int, column: int, decode: Callable[[int], object]) -> str:
-        """Return why a value failed; one that failed in another process is decoded again."""
-        known = self._reasons.get((row, column))
-        if known is not None:
-            return known
-        try:
-            decode(row)
-        except FusionZooError as error:
-            return str(error)
-        return "refused by its encoder"
-
-
-def check_policy(on_error: str, max_errors: float) -> None:
-    """Raise an error for an unknown `on_error` or a `max_errors` that is no share."""
-    if on_error not in ("raise", "missing", "skip"):
-        raise FusionZooError(f"on_error={on_error!r} is none of raise, missing, skip")
-    if not 0 <= max_errors <= 1:
-        raise FusionZooError(f"max_errors={max_errors}; it is a share, from 0 to 1")
-
-
-def _sizes(dataset: Samples, name: str, kind: str) -> Tensor:
-    """Return the size of each value of a modality, float64 (rows of the table,)."""
-    is_plain = name not in dataset.memory and not (name in dataset.paths and kind == "text")
-    is_list = kind == "sequence" and not pa.types.is_string(dataset.table[name].type)
-    is_list |= kind == "image"  # here only if a sample may have several
-    sizes = cell_lengths(dataset.table[name]) if is_plain and (kind == "text" or is_list) else None
-    if sizes is not None:
-        return sizes
-    known = stored_lengths(dataset, name)
-    if known is not None:
-        return known
-    rows = range(len(dataset.table))
-    costs = [cost(dataset.reference(name, row)) for row in rows]
-    return torch.tensor(costs, dtype=torch.float64)
-
-
-ENCODERS: dict[str, dict[str, Any]] = {  # by kind of modality
+DEFAULT_ENCODERS: dict[str, dict[str, Any]] = {  # by kind of modality
     "image": {"name": "timm/resnet18"},
     "text": {"name": "hf/sentence-transformers/all-MiniLM-L6-v2"},
     "audio": {"name": "mel/resnet18"},
@@ -157,140 +51,6 @@ ENCODERS: dict[str, dict[str, Any]] = {  # by kind of modality
     "sequence": {"name": "sequence/transformer"},
     "tabular": {"name": "tabular/ft-transformer"},
 }
-
-
-def fill_encoders(
-    data: Samples, encoders: Mapping[str, Mapping[str, Any]], width: Callable[[str], int]
-) -> dict[str, dict[str, Any]]:
-    """Return the encoder settings of each modality, with those that follow from the data.
-
-    `width` returns the `in_dim` of a modality of vectors or sequences. Tabular modalities get the
-    statistics of their columns.
-    """
-    filled = {
-        name: dict(encoders.get(name, ENCODERS[kind])) for name, kind in data.modalities.items()
-    }
-    for name, kind in data.modalities.items():
-        if kind in ("vector", "sequence"):
-            filled[name].setdefault("in_dim", width(name))
-        if kind == "tabular" and "columns" not in filled[name]:
-            filled[name]["columns"] = learn_columns(data, name)
-    return filled
-
-
-MAX_CLASSES = 8  # shown with their counts
-MAX_TEXT = 60  # characters of a value
-
-
-def _as_text(dataset: Samples) -> str:
-    """Return what `repr` shows of a data set."""
-    present = dataset.present.sum(0).tolist()
-    names = [_modality(name, kind) for name, kind in dataset.modalities.items()]
-    have = ", ".join(f"{name} {count:,}" for name, count in zip(names, present, strict=True))
-    splits = ", ".join(f"{name} {count:,}" for name, count in _splits(dataset).items())
-    lines = [
-        f"{type(dataset).__name__} {dataset.source}: {len(dataset):,} samples ({splits})",
-        f"  have    {have}",
-        f"  {_targets(dataset)}",
-    ]
-    if len(dataset):
-        values = ", ".join(f"{name} {value}" for name, value in _sample(dataset, 0).items())
-        lines.append(f"  first   {values}")
-    return "\n".join(lines)
-
-
-def _as_html(dataset: Samples) -> str:
-    """Return tables of HTML for notebooks."""
-    present = dataset.present.sum(0).tolist()
-    shares = [f"{count:,} ({count / max(len(dataset), 1):.0%})" for count in present]
-    modalities = [
-        (name, kind, share)
-        for (name, kind), share in zip(dataset.modalities.items(), shares, strict=True)
-    ]
-    splits = [(name, f"{count:,}") for name, count in _splits(dataset).items()]
-    parts = [
-        f"<p><b>{_escape(dataset.source)}</b>: {len(dataset):,} samples</p>",
-        _table(("split", "samples"), splits),
-        _table(("modality", "kind", "present"), modalities),
-        f"<p>{_escape(_targets(dataset))}</p>",
-    ]
-    if len(dataset):
-        parts.append(_table(("first sample", ""), list(_sample(dataset, 0).items())))
-    return "\n".join(parts)
-
-
-def _splits(dataset: Samples) -> dict[str, int]:
-    counts = dataset.splits
-    return {name: counts[name] for name in [*(x for x in SPLITS if x in counts), *counts]}
-
-
-def _modality(name: str, kind: str) -> str:
-    return name if name == kind else f"{name} ({kind})"
-
-
-def _targets(dataset: Samples) -> str:
-    """Return the classes with their counts, or the other targets."""
-    if dataset.scheme is not None:
-        names = [f"{target.name} ({target.kind})" for target in dataset.scheme]
-        return f"targets {', '.join(names) or 'none is read'}"
-    counts = Counter(str(label) for label in dataset.labels)
-    shown = [f"{label} {counts[label]:,}" for label in dataset.classes[:MAX_CLASSES]]
-    more = len(dataset.classes) - len(shown)
-    rest = f", and {more} more" if more > 0 else ""
-    return f"classes {len(dataset.classes)}: {', '.join(shown)}{rest}" if shown else "classes none"
-
-
-def _sample(dataset: Samples, position: int) -> dict[str, str]:
-    """Describe a sample's id, target and undecoded values."""
-    row = int(dataset.rows[position])
-    cells = {"id": repr(dataset.table["id"][row].as_py())}
-    if dataset.scheme is None and dataset.classes:
-        cells["target"] = repr(dataset.table["target"][row].as_py())
-    for name in dataset.modalities:
-        try:
-            cells[name] = _described(dataset.reference(name, row))
-        except FusionZooError as error:
-            cells[name] = f"unreadable: {one_line(error)[:MAX_TEXT]}"
-    return cells
-
-
-def _described(value: Any) -> str:
-    """Describe an undecoded value in a few words."""
-    if value is None:
-        return "missing"
-    if isinstance(value, Path | ArrayItem):
-        return str(value)
-    if isinstance(value, str):
-        short = value if len(value) <= MAX_TEXT else value[: MAX_TEXT - 3] + "..."
-        return repr(short)
-    if isinstance(value, bytes):
-        return f"{len(value):,} bytes"
-    if isinstance(value, tuple) and len(value) == 2:
-        return f"{len(value[0]):,} samples at {value[1]} Hz"
-    if isinstance(value, Mapping):  # cells by column
-        shown = ", ".join(f"{column} {cell}" for column, cell in value.items() if cell is not None)
-        return shown if len(shown) <= MAX_TEXT else shown[: MAX_TEXT - 3] + "..."
-    if hasattr(value, "getbands"):  # a PIL image
-        return f"{value.width} x {value.height} {value.mode}"
-    if hasattr(value, "shape"):
-        return f"{' x '.join(map(str, value.shape))} {value.dtype}"
-    if isinstance(value, Segment):
-        return str(value)
-    if isinstance(value, list) and value and not isinstance(value[0], int | float | list):
-        return f"{len(value):,} items, the first {_described(value[0])}"
-    return f"{len(value):,} values" if isinstance(value, list) else type(value).__name__
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{_escape(cell)}</th>" for cell in header)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{_escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _escape(text: str) -> str:
-    return html.escape(text)
 
 
 class PairedDataset(Dataset[Sample | None]):
@@ -390,7 +150,7 @@ class PairedDataset(Dataset[Sample | None]):
     @property
     def default_encoders(self) -> dict[str, dict[str, Any]]:
         """The encoder of each modality, where the user names none."""
-        return fill_encoders(self, self._encoders, self._width)
+        return _fill_encoders(self, self._encoders, self._width)
 
     def failures(self) -> list[tuple[str, str]]:
         """Return (id, modality) of every value that could not be used so far."""
@@ -660,10 +420,10 @@ class PairedDataset(Dataset[Sample | None]):
         return write_manifest(self, Path(path), embed)
 
     def __repr__(self) -> str:
-        return _as_text(self)
+        return as_text(self)
 
     def _repr_html_(self) -> str:
-        return _as_html(self)
+        return as_html(self)
 
     # ---- making views
 
@@ -800,3 +560,39 @@ class PairedDataset(Dataset[Sample | None]):
         empty = (~self.present.any(1)).nonzero()[:, 0].tolist()
         if empty and labels_of_join() is None:
             raise FusionZooError(f"{self.sample_place(empty[0])}: every modality is empty")
+
+
+def _sizes(dataset: Samples, name: str, kind: str) -> Tensor:
+    """Return the size of each value of a modality, float64 (rows of the table,)."""
+    is_plain = name not in dataset.memory and not (name in dataset.paths and kind == "text")
+    is_list = kind == "sequence" and not pa.types.is_string(dataset.table[name].type)
+    is_list |= kind == "image"  # here only if a sample may have several
+    sizes = cell_lengths(dataset.table[name]) if is_plain and (kind == "text" or is_list) else None
+    if sizes is not None:
+        return sizes
+    known = stored_lengths(dataset, name)
+    if known is not None:
+        return known
+    rows = range(len(dataset.table))
+    costs = [cost(dataset.reference(name, row)) for row in rows]
+    return torch.tensor(costs, dtype=torch.float64)
+
+
+def _fill_encoders(
+    data: Samples, encoders: Mapping[str, Mapping[str, Any]], width: Callable[[str], int]
+) -> dict[str, dict[str, Any]]:
+    """Return the encoder settings of each modality, with those that follow from the data.
+
+    `width` returns the `in_dim` of a modality of vectors or sequences. Tabular modalities get the
+    statistics of their columns.
+    """
+    filled = {
+        name: dict(encoders.get(name, DEFAULT_ENCODERS[kind]))
+        for name, kind in data.modalities.items()
+    }
+    for name, kind in data.modalities.items():
+        if kind in ("vector", "sequence"):
+            filled[name].setdefault("in_dim", width(name))
+        if kind == "tabular" and "columns" not in filled[name]:
+            filled[name]["columns"] = learn_columns(data, name)
+    return filled

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 import fusionzoo as fz
 from fusionzoo.datasets import Collate, PairedDataset, create_dataset
-from fusionzoo.datasets.paired import Failures
+from fusionzoo.datasets.failures import Failures
 from fusionzoo.encoders.base import Item, Processor
 from fusionzoo.errors import FusionZooError
 from fusionzoo.scripts import benchmark, embed, train
